@@ -1,0 +1,48 @@
+# Everything that needs a server starts a private one on loopback; nothing
+# here touches a server that is already running.
+
+FUZZTIME ?= 30s
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## run the relay on a private PostgreSQL and an embedded NATS (ARGS=--help)
+	@.ci/deps postgres
+	@[ -x bin/walpost-demo ] || echo "building walpost-demo, which takes a while the first time" >&2
+	@CGO_ENABLED=0 go build -buildvcs=false -o bin/walpost-demo ./cmd/walpost-demo
+	@. .ci/pgenv && exec bin/walpost-demo $(ARGS)
+
+.PHONY: build
+build: ## build the programs into bin/
+	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+.PHONY: test
+test: deps pg-extra ## run every test, race-enabled, on every PostgreSQL version within reach
+	@. .ci/pgenv && go run ./internal/testenv/pgversions && \
+		CGO_ENABLED=1 go test -race -count=1 -timeout 60m ./...
+
+.PHONY: lint
+lint: ## vet, staticcheck, and the formatting
+	go vet ./...
+	go tool staticcheck ./...
+	@out=$$(find . -name '*.go' -not -path './.*' -exec go tool gofumpt -l {} +) && \
+		if [ -n "$$out" ]; then echo "not formatted by gofumpt:"; echo "$$out"; exit 1; fi
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target, each for FUZZTIME (30s)
+	@. .ci/pgenv && .ci/fuzz $(FUZZTIME)
+
+.PHONY: deps
+deps: ## install what is missing: PostgreSQL's server programs, a C compiler, a pooler
+	@.ci/deps postgres cc pgbouncer
+
+.PHONY: pg-extra
+pg-extra: ## fetch further PostgreSQL versions for the tests, where that is possible
+	@.ci/fetch-postgres
+
+.PHONY: clean
+clean: ## remove what was built and fetched
+	@if [ -d .cache ]; then chmod -R u+w .cache; fi
+	rm -rf bin .cache

@@ -1,0 +1,112 @@
+// Package house holds the law of who may import whom.
+package house
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/walpost/walpost/"
+
+// rooms says, for each room of the house, what it may import besides the
+// standard library and itself. A trailing slash means "and everything below".
+// internal/hint is a leaf that everybody may lean on, outbox and decode excepted.
+var rooms = map[string][]string{
+	"outbox":   {},
+	"decode":   {module + "outbox"},
+	"stream":   {module + "outbox", module + "decode", hint, pgx, "github.com/jackc/pglogrepl", zap},
+	"publish":  {module + "outbox", hint, "github.com/nats-io/nats.go", "github.com/nats-io/nkeys", zap, prometheus},
+	"fallback": {module + "outbox", hint, pgx, zap, prometheus},
+	"relay": {
+		module + "outbox", module + "stream", module + "publish", module + "fallback", hint, zap, prometheus,
+		// For the connection that it hands to publish, and the names of its errors.
+		"github.com/nats-io/nats.go",
+	},
+	"migrations": {module + "outbox", hint, pgx, "github.com/pressly/goose/"},
+}
+
+const (
+	hint       = module + "internal/hint"
+	pgx        = "github.com/jackc/pgx/"
+	zap        = "go.uber.org/zap"
+	prometheus = "github.com/prometheus/client_golang/"
+)
+
+type pkg struct {
+	ImportPath string
+	Standard   bool
+	Imports    []string
+}
+
+func TestNobodyImportsWhatTheyMustNot(t *testing.T) {
+	standard := map[string]bool{}
+	for _, p := range list(t, "std") {
+		standard[p.ImportPath] = true
+	}
+	seen := 0
+	for _, p := range list(t, module+"...") {
+		room := strings.TrimPrefix(p.ImportPath, module)
+		allowed, ruled := rooms[room]
+		if !ruled {
+			continue
+		}
+		seen++
+		for _, imported := range p.Imports {
+			if !standard[imported] && !slices.ContainsFunc(allowed, func(rule string) bool { return permits(rule, imported) }) {
+				t.Errorf("%s imports %s, which the house does not allow", room, imported)
+			}
+		}
+	}
+	if seen != len(rooms) {
+		t.Errorf("found %d of %d rooms", seen, len(rooms))
+	}
+}
+
+// TestServersStayOutOfTheRelay: the broker is linked into the demo and the tests
+// only, and no program imports test helpers except the demo.
+func TestServersStayOutOfTheRelay(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", module+"cmd/walpost").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	deps := strings.Fields(string(out))
+	if len(deps) < 100 {
+		t.Fatalf("go list names only %d dependencies", len(deps))
+	}
+	for _, d := range deps {
+		if strings.HasPrefix(d, "github.com/nats-io/nats-server/") || strings.HasPrefix(d, module+"internal/testenv") {
+			t.Errorf("cmd/walpost links %s", d)
+		}
+	}
+}
+
+func permits(rule, path string) bool {
+	if strings.HasSuffix(rule, "/") {
+		return strings.HasPrefix(path, rule)
+	}
+	return path == rule || strings.HasPrefix(path, rule+"/")
+}
+
+func list(t *testing.T, pattern string) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,Standard", pattern)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list %s: %v", pattern, err)
+	}
+	var pkgs []pkg
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+}
