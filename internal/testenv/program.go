@@ -1,0 +1,93 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// Program is a program under test, running as a process of its own: it can be
+// killed like by a crash, and does not outlive this process.
+type Program struct{ proc *process }
+
+// StartProgram starts cmd with its output appended to logFile.
+func StartProgram(cmd *exec.Cmd, logFile string) (*Program, error) {
+	proc, err := startProcess(cmd, logFile, syscall.SIGKILL)
+	if err != nil {
+		return nil, err
+	}
+	return &Program{proc}, nil
+}
+
+// Done is closed when the program has ended.
+func (p *Program) Done() <-chan struct{} { return p.proc.done }
+
+// Err is nil where the program has ended with status 0. It is to be asked after
+// Done.
+func (p *Program) Err() error { return p.proc.err }
+
+// Signal sends a signal, and does nothing where the program has ended.
+func (p *Program) Signal(sig syscall.Signal) error {
+	if err := p.proc.cmd.Process.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// Kill ends the program by SIGKILL and waits for its end.
+func (p *Program) Kill() error { return p.proc.stop(context.Background(), syscall.SIGKILL) }
+
+// Stop asks the program to end by SIGTERM and waits for it. When ctx is done
+// first the program is left to finish what it is doing.
+func (p *Program) Stop(ctx context.Context) error { return p.proc.stop(ctx, syscall.SIGTERM) }
+
+// building lets one build run at a time.
+var building sync.Mutex
+
+// Build builds a main package with the go command, once per process and flags,
+// and returns the program's path. A test runs inside the module, where the go
+// command finds its packages and the versions of go.mod.
+func Build(ctx context.Context, pkg string, flags ...string) (string, error) {
+	building.Lock()
+	defer building.Unlock()
+	key := strings.Join(append(flags, pkg), " ")
+	space.mu.Lock()
+	built := space.binaries[key]
+	space.mu.Unlock()
+	if built != "" {
+		return built, nil
+	}
+	dir, err := space.mkdir("bin")
+	if err != nil {
+		return "", err
+	}
+	built = filepath.Join(dir, programName(pkg))
+	// A checkout that git does not trust, because another user made it, has no
+	// version control stamp.
+	args := append([]string{"build", "-buildvcs=false", "-o", built}, flags...)
+	if out, err := exec.CommandContext(ctx, "go", append(args, pkg)...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	}
+	space.mu.Lock()
+	defer space.mu.Unlock()
+	space.binaries[key] = built
+	return built, nil
+}
+
+var majorVersion = regexp.MustCompile(`^v[0-9]+$`)
+
+// programName is what go install would call the package's program.
+func programName(pkg string) string {
+	if name := path.Base(pkg); !majorVersion.MatchString(name) {
+		return name
+	}
+	return path.Base(path.Dir(pkg))
+}

@@ -1,0 +1,37 @@
+package testenv
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// awaitStopped waits until every thread of a process that was sent SIGSTOP has
+// stopped: one of them may be in the middle of an answer. Where there is no
+// /proc it returns at once.
+func (p *process) awaitStopped() error {
+	for range 1000 {
+		if p.stopped() {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return fmt.Errorf("freeze %s: it still runs a second after SIGSTOP", filepath.Base(p.cmd.Path))
+}
+
+func (p *process) stopped() bool {
+	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+	for _, name := range stats {
+		stat, err := os.ReadFile(name)
+		if err != nil {
+			continue // the thread has ended
+		}
+		// "pid (name) state ...": the name may hold anything but the last ")".
+		if i := bytes.LastIndexByte(stat, ')'); i < 0 || i+2 >= len(stat) || stat[i+2] != 'T' {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,206 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/testenv/pgbin"
+)
+
+// startTimeout bounds every start in a test: generous, because the first
+// NATS process of a machine has to be compiled.
+const startTimeout = 5 * time.Minute
+
+// Main is the body of TestMain: it says which versions of PostgreSQL the tests
+// use, runs them, stops what they left behind, and looks for leaked goroutines.
+func Main(m *testing.M) {
+	announce()
+	goleak.VerifyTestMain(cleaned{m})
+}
+
+// announce leaves a missing PostgreSQL to the tests that need it.
+func announce() {
+	all, err := pgbin.All()
+	for _, b := range all {
+		fmt.Fprintln(os.Stderr, "testenv:", b)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testenv:", describe(err))
+	}
+}
+
+// cleaned ends the servers before goleak looks, and the process after it.
+type cleaned struct{ m *testing.M }
+
+func (c cleaned) Run() int {
+	code := c.m.Run()
+	if err := Cleanup(); err != nil {
+		fmt.Fprintln(os.Stderr, "testenv:", err)
+		return max(code, 1)
+	}
+	return code
+}
+
+// Clusters runs fn on a fresh cluster of the default version, and of every
+// version named in WALPOST_PG_EXTRA_BINS.
+func Clusters(t *testing.T, fn func(t *testing.T, pg *Postgres)) {
+	t.Helper()
+	ClustersWith(t, PGOptions{}, fn)
+}
+
+// ClustersWith is [Clusters] with options; their BinDir is ignored.
+func ClustersWith(t *testing.T, opts PGOptions, fn func(t *testing.T, pg *Postgres)) {
+	t.Helper()
+	all, err := pgbin.All()
+	check(t, err)
+	for _, b := range all {
+		t.Run("pg"+b.Version, func(t *testing.T) {
+			opts := opts
+			opts.BinDir = b.Dir
+			fn(t, NewPostgres(t, opts))
+		})
+	}
+}
+
+// Cluster runs fn on a fresh cluster of the default version: for long tests of what
+// does not depend on the version.
+func Cluster(t *testing.T, fn func(t *testing.T, pg *Postgres)) {
+	t.Helper()
+	all, err := pgbin.All()
+	check(t, err)
+	t.Run("pg"+all[0].Version, func(t *testing.T) { fn(t, NewPostgres(t, PGOptions{BinDir: all[0].Dir})) })
+}
+
+// NewPostgres is [StartPostgres] for one test.
+func NewPostgres(tb testing.TB, opts PGOptions) *Postgres {
+	tb.Helper()
+	ctx, cancel := starting(tb)
+	defer cancel()
+	pg, err := StartPostgres(ctx, opts)
+	check(tb, err)
+	tb.Cleanup(func() { finish(tb, pg.Log, pg.Close) })
+	return pg
+}
+
+// SharedPostgres is the cluster that all tests of this process share, started
+// for the first that asks. A test takes a database of its own with
+// [Postgres.NewDB] and does not stop or reconfigure the cluster.
+func SharedPostgres(tb testing.TB) *Postgres {
+	tb.Helper()
+	ctx, cancel := starting(tb)
+	defer cancel()
+	pg, err := sharedPostgres(ctx)
+	check(tb, err)
+	return pg
+}
+
+// sharedMu makes the tests that run in parallel wait for the first one's start.
+var sharedMu sync.Mutex
+
+func sharedPostgres(ctx context.Context) (*Postgres, error) {
+	sharedMu.Lock()
+	defer sharedMu.Unlock()
+	space.mu.Lock()
+	pg := space.shared
+	space.mu.Unlock()
+	if pg != nil {
+		return pg, nil
+	}
+	pg, err := StartPostgres(ctx, PGOptions{})
+	if err != nil {
+		return nil, err
+	}
+	space.mu.Lock()
+	defer space.mu.Unlock()
+	space.shared = pg
+	return pg, nil
+}
+
+// NewDB creates an empty database and returns its URL.
+func (p *Postgres) NewDB(tb testing.TB) string {
+	tb.Helper()
+	p.mu.Lock()
+	p.serial++
+	name := fmt.Sprintf("test%d", p.serial)
+	p.mu.Unlock()
+	url, err := p.CreateDB(tb.Context(), name)
+	check(tb, err)
+	return url
+}
+
+// NewStandby is [Postgres.Standby] for one test.
+func (p *Postgres) NewStandby(tb testing.TB, name string, settings map[string]string) *Postgres {
+	tb.Helper()
+	ctx, cancel := starting(tb)
+	defer cancel()
+	standby, err := p.Standby(ctx, name, settings)
+	check(tb, err)
+	tb.Cleanup(func() { finish(tb, standby.Log, standby.Close) })
+	return standby
+}
+
+// NewNATS is [StartNATS] for one test.
+func NewNATS(tb testing.TB, opts NATSOptions) *NATS {
+	tb.Helper()
+	ctx, cancel := starting(tb)
+	defer cancel()
+	n, err := StartNATS(ctx, opts)
+	check(tb, err)
+	tb.Cleanup(func() { finish(tb, n.Log, n.Close) })
+	return n
+}
+
+// NewNATSCluster is [StartNATSCluster] for one test.
+func NewNATSCluster(tb testing.TB, nodes int) *NATSCluster {
+	tb.Helper()
+	ctx, cancel := starting(tb)
+	defer cancel()
+	c, err := StartNATSCluster(ctx, nodes)
+	check(tb, err)
+	tb.Cleanup(func() { finish(tb, c.Log, c.Close) })
+	return c
+}
+
+// NewProxy is [StartProxy] for one test.
+func NewProxy(tb testing.TB, target string) *Proxy {
+	tb.Helper()
+	p, err := StartProxy(target)
+	check(tb, err)
+	tb.Cleanup(func() { check(tb, p.Close()) })
+	return p
+}
+
+func starting(tb testing.TB) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(tb.Context(), startTimeout)
+}
+
+func check(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(describe(err))
+	}
+}
+
+// finish closes a server, and shows its log where the test has failed.
+func finish(tb testing.TB, log func() string, closeServer func() error) {
+	tb.Helper()
+	if tb.Failed() {
+		tb.Logf("server log:\n%s", log())
+	}
+	check(tb, closeServer())
+}
+
+func describe(err error) error {
+	if advice := hint.Of(err); advice != "" {
+		return errors.New(err.Error() + "\nhint: " + advice)
+	}
+	return err
+}
