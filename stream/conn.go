@@ -1,0 +1,101 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// Settings fix the text that values are rendered in. Every connection of the
+// relay has them, so that a row reads the same in the WAL and in a SELECT.
+var Settings = map[string]string{
+	"application_name":   "walpost",
+	"client_encoding":    "UTF8",
+	"datestyle":          "ISO",
+	"timezone":           "UTC",
+	"intervalstyle":      "postgres",
+	"extra_float_digits": "3",
+	"bytea_output":       "hex",
+}
+
+// walSenderTimeout is how long the server keeps a walsender whose relay has
+// gone silent: the time until a standby gets the slot of a relay that was
+// stopped or cut off. The standby status goes out ten times as often.
+const walSenderTimeout = 10 * time.Second
+
+// Dialer notices a dead peer in about ten seconds instead of hours.
+func Dialer() *net.Dialer {
+	return &net.Dialer{
+		Timeout: 5 * time.Second,
+		KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3,
+		},
+	}
+}
+
+// connect opens a replication connection to the database of the URL.
+func connect(ctx context.Context, url string) (*pgconn.PgConn, error) {
+	return connectWith(ctx, url, nil)
+}
+
+// connectWith says what becomes of a statement whose context is done; nil closes
+// the connection.
+func connectWith(ctx context.Context, url string, onDone func(*pgconn.PgConn) ctxwatch.Handler) (*pgconn.PgConn, error) {
+	parsed, err := pgx.ParseConfig(url) // it knows more URL parameters than pgconn
+	if err != nil {
+		return nil, fmt.Errorf("parse postgres.url: %w", err)
+	}
+	cfg := &parsed.Config
+	for k, v := range Settings {
+		cfg.RuntimeParams[k] = v
+	}
+	cfg.RuntimeParams["replication"] = "database"
+	cfg.RuntimeParams["client_min_messages"] = "notice" // 18 says in a warning that it leaves rows out
+	cfg.RuntimeParams["wal_sender_timeout"] = fmt.Sprint(walSenderTimeout.Milliseconds())
+	cfg.DialFunc = Dialer().DialContext
+	if cfg.ConnectTimeout == 0 {
+		cfg.ConnectTimeout = 10 * time.Second
+	}
+	if onDone != nil {
+		cfg.BuildContextWatcherHandler = onDone
+	}
+	conn, err := pgconn.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return nil, explainConnect(fmt.Errorf("open replication connection: %w", err))
+	}
+	return conn, nil
+}
+
+const directHint = "this looks like a connection pooler: give postgres.url the host and port of PostgreSQL itself"
+
+func explainConnect(err error) error {
+	switch code(err) {
+	case "42501":
+		return hint.Wrap(fmt.Errorf("%w: %w", ErrCannotStream, err), "give the role the right to stream: ALTER ROLE ... REPLICATION (RDS: GRANT rds_replication TO ...)")
+	case "28000":
+		return hint.Wrap(fmt.Errorf("%w: %w", ErrCannotStream, err), "pg_hba.conf must allow the role into this database for replication: for logical replication the line names "+
+			"the database itself, the keyword \"replication\" does not match")
+	case "53300":
+		return hint.Wrap(err, "raise max_wal_senders or max_connections")
+	case "08P01":
+		return hint.Wrap(err, directHint)
+	}
+	return err
+}
+
+// code is the SQLSTATE in err's tree, or "".
+func code(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}

@@ -1,0 +1,167 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// PublicationSQL creates the publication as walpost needs it: inserts only, so
+// that it never asks a table for a replica identity, and under the root's name
+// where the table is partitioned.
+func PublicationSQL(name string, tables []*outbox.Table) string {
+	names := make([]string, len(tables))
+	for i, t := range tables {
+		names[i] = t.SQL()
+	}
+	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s WITH (publish = 'insert', publish_via_partition_root = true)",
+		outbox.QuoteIdent(name), strings.Join(names, ", "))
+}
+
+// ErrNoPublication means that the publication does not exist.
+var ErrNoPublication = errors.New("publication does not exist")
+
+// CheckPublication reports what is wrong with an existing publication. It
+// returns ErrNoPublication where there is none, and changes nothing.
+func CheckPublication(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) error {
+	missing, err := missingTables(ctx, conn, name, tables)
+	if err != nil {
+		return err
+	}
+	if len(missing) > 0 {
+		return hint.Errorf("run `walpost migrate up` as the tables' owner, or: "+addTablesSQL(name, missing),
+			"publication %q does not publish %s", name, missing[0])
+	}
+	return nil
+}
+
+// EnsurePublication creates the publication, or adds the tables that it lacks.
+// It never drops anything. It returns the statement that it ran, or "".
+func EnsurePublication(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (string, error) {
+	missing, err := missingTables(ctx, conn, name, tables)
+	var sql string
+	switch {
+	case errors.Is(err, ErrNoPublication):
+		sql = PublicationSQL(name, tables)
+	case err != nil:
+		return "", err
+	case len(missing) > 0:
+		sql = addTablesSQL(name, missing)
+	default:
+		return "", nil
+	}
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		if code(err) == "42710" { // somebody else was faster
+			return "", CheckPublication(ctx, conn, name, tables)
+		}
+		return "", hint.Wrap(fmt.Errorf("create publication %q: %w", name, err),
+			"it needs the tables' owner with CREATE on the database: run `walpost migrate up` as such a role, or: "+sql)
+	}
+	return sql, nil
+}
+
+func addTablesSQL(name string, tables []*outbox.Table) string {
+	names := make([]string, len(tables))
+	for i, t := range tables {
+		names[i] = t.SQL()
+	}
+	return fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", outbox.QuoteIdent(name), strings.Join(names, ", "))
+}
+
+func missingTables(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) ([]*outbox.Table, error) {
+	var inserts, viaRoot bool
+	err := conn.QueryRow(ctx, `SELECT pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1`, name).Scan(&inserts, &viaRoot)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("publication %q: %w", name, ErrNoPublication)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read publication %q: %w", name, err)
+	}
+	if !inserts {
+		return nil, hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name)),
+			"publication %q does not publish inserts", name)
+	}
+	var missing []*outbox.Table
+	for _, t := range tables {
+		published, err := checkMember(ctx, conn, name, t, viaRoot)
+		if err != nil {
+			return nil, err
+		}
+		if !published {
+			missing = append(missing, t)
+		}
+	}
+	return missing, nil
+}
+
+// checkMember reports whether the publication has the table, and errors where
+// it has it in a way that would hide rows or columns.
+func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (bool, error) {
+	// Row filters and column lists came with 15; to_jsonb hides their absence.
+	var filter *string
+	var columns []string
+	err := conn.QueryRow(ctx, `SELECT to_jsonb(p) ->> 'rowfilter',
+			coalesce((SELECT array_agg(x) FROM jsonb_array_elements_text(nullif(to_jsonb(p) -> 'attnames', 'null')) x), '{}')
+		FROM pg_publication_tables p WHERE pubname = $1 AND schemaname = $2 AND tablename = $3`,
+		name, t.Schema, t.Name).Scan(&filter, &columns)
+	if errors.Is(err, pgx.ErrNoRows) {
+		// A partitioned table that is published by its leaves' names is listed by them.
+		return false, viaRootError(ctx, conn, name, t, viaRoot)
+	}
+	if err != nil {
+		return false, fmt.Errorf("read publication %q: %w", name, err)
+	}
+	recreate := fmt.Sprintf("BEGIN; ALTER PUBLICATION %[1]s DROP TABLE %[2]s; ALTER PUBLICATION %[1]s ADD TABLE %[2]s; COMMIT",
+		outbox.QuoteIdent(name), t.SQL())
+	if filter != nil {
+		return false, hint.Errorf(recreate, "publication %q filters the rows of %s: %s", name, t, *filter)
+	}
+	for f := outbox.ID; f < outbox.NumFields; f++ {
+		if len(columns) > 0 && t.Layout.Has(f) && !slices.Contains(columns, t.Layout.Columns[f]) {
+			return false, hint.Errorf(recreate, "publication %q leaves out column %q of %s", name, t.Layout.Columns[f], t)
+		}
+	}
+	return true, nil
+}
+
+func viaRootError(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) error {
+	if viaRoot {
+		return nil
+	}
+	var leaf bool
+	err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_publication_tables p JOIN pg_partition_tree(to_regclass($2)) t
+		ON t.relid = to_regclass(format('%I.%I', p.schemaname, p.tablename)) WHERE p.pubname = $1)`, name, t.SQL()).Scan(&leaf)
+	if err != nil {
+		return fmt.Errorf("read publication %q: %w", name, err)
+	}
+	if leaf {
+		return hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
+			"publication %q publishes the partitions of %s under their own names", name, t)
+	}
+	return nil
+}
+
+// MayCreatePublication reports why this role could not create the publication.
+// It changes nothing.
+func MayCreatePublication(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) error {
+	for _, t := range tables {
+		var may bool
+		err := conn.QueryRow(ctx, `SELECT has_database_privilege(current_database(), 'CREATE') AND pg_has_role(relowner, 'USAGE')
+			FROM pg_class WHERE oid = to_regclass($1)`, t.SQL()).Scan(&may)
+		if err != nil {
+			return fmt.Errorf("check privileges on %s: %w", t, err)
+		}
+		if !may {
+			return hint.Errorf("run `walpost migrate up` as the table's owner with CREATE on the database, or: "+PublicationSQL(name, tables),
+				"publication %q does not exist, and this role may not create it", name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,363 @@
+package stream
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/decode"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// statusInterval is the longest silence towards the server.
+const statusInterval = time.Second
+
+// leaveTimeout is how long a session that ends well waits for the server.
+const leaveTimeout = time.Second
+
+// Config says what to stream.
+type Config struct {
+	URL         string
+	Slot        string
+	Publication string
+	Tables      []*outbox.Table
+	Log         *zap.Logger
+}
+
+// Handler receives what the WAL says, in commit order, on one goroutine. An
+// error of its ends the session.
+type Handler interface {
+	// Row is called for every INSERT into an outbox table. The event is valid
+	// until Row returns. A row that is not settled when Row returns is added to
+	// the transaction (Txn.Add) and settled later.
+	Row(ctx context.Context, ev *outbox.Event, txn *Txn) error
+	// Idle is called when the server has nothing more to send for now.
+	Idle(ctx context.Context) error
+}
+
+// ErrPublicationSkipped means that the server left rows out because it could
+// not load the publication (18 says so in a notice and goes on).
+var ErrPublicationSkipped = errors.New("publication was skipped by the server")
+
+// ErrBeforePublication means that the slot stands where the publication did not
+// exist: decoding looks it up as of each change.
+var ErrBeforePublication = errors.New("the slot is older than the publication")
+
+// ErrUndecodable means that the WAL holds a message that makes no event, such as
+// a row of a time before a mapped column was added.
+var ErrUndecodable = errors.New("decode WAL")
+
+// Session is one START_REPLICATION. From Open to Close the standby status goes
+// out every second, read or not.
+type Session struct {
+	cfg     Config
+	conn    *pgconn.PgConn
+	tracker *Tracker
+	system  System
+	wake    chan struct{} // asks the ticker for a status now
+	closed  chan struct{}
+	broken  chan struct{} // closed when a status could not be sent
+	ticking sync.WaitGroup
+	closing sync.Once
+	txn     *Txn // the transaction that is being read; the reader's own
+
+	// mu guards what follows: up to where everything was received, and who waits
+	// for how far.
+	mu       sync.Mutex
+	received outbox.LSN
+	news     chan struct{} // of those who wait, nil without one: closed when received has grown
+}
+
+// System identifies the WAL that a session reads.
+type System struct {
+	ID       string
+	Timeline uint32
+	Database string
+	// History says, for every older timeline, up to where it is part of this WAL.
+	History map[uint32]outbox.LSN
+}
+
+// Open connects and has START_REPLICATION accepted at 0/0, which means: go on
+// where the slot stands. It returns ErrSlotActive where another relay streams,
+// ErrNoSlot where there is no slot.
+func Open(ctx context.Context, cfg Config) (*Session, error) {
+	conn, err := connect(ctx, cfg.URL)
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{cfg: cfg, conn: conn, wake: make(chan struct{}, 1), closed: make(chan struct{}), broken: make(chan struct{})}
+	if err := s.start(ctx); err != nil {
+		closeConn(conn)
+		return nil, err
+	}
+	s.ticking.Go(s.tick)
+	return s, nil
+}
+
+func (s *Session) start(ctx context.Context) error {
+	var err error
+	if s.system, err = identify(ctx, s.conn); err != nil {
+		return err
+	}
+	slot, err := readSlot(ctx, s.conn, s.cfg.Slot)
+	if err != nil {
+		return err
+	}
+	s.tracker = NewTracker(slot.ConfirmedFlush)
+	s.received = slot.ConfirmedFlush // the server may have nothing to say for long
+	err = pglogrepl.StartReplication(ctx, s.conn, outbox.QuoteIdent(s.cfg.Slot), 0, pglogrepl.StartReplicationOptions{
+		Mode: pglogrepl.LogicalReplication,
+		PluginArgs: []string{
+			"proto_version '1'",
+			"publication_names " + quoteLiteral(outbox.QuoteIdent(s.cfg.Publication)),
+		},
+	})
+	switch {
+	case err == nil:
+		return nil
+	case code(err) == "55006":
+		return fmt.Errorf("start replication: %w: %w", ErrSlotActive, err)
+	case code(err) == "55000": // it was invalidated since it was read
+		return fmt.Errorf("start replication: %w: %w", ErrSlotLost, err)
+	}
+	return fmt.Errorf("start replication: %w", err)
+}
+
+// PID is the walsender's process id.
+func (s *Session) PID() uint32 { return s.conn.PID() }
+
+// System identifies the server that the session reads from.
+func (s *Session) System() System { return s.system }
+
+// Tracker knows what the session may confirm.
+func (s *Session) Tracker() *Tracker { return s.tracker }
+
+// Run reads until ctx is done (nil), the handler fails (its error, unwrapped),
+// or the connection does. After it, the session still ticks.
+func (s *Session) Run(ctx context.Context, h Handler) error {
+	stop := context.AfterFunc(ctx, func() {
+		// A deadline in the past wakes the reader; a half-read message is kept.
+		_ = s.conn.Conn().SetReadDeadline(time.Unix(1, 0))
+	})
+	defer stop()
+	decoder := decode.New(s.cfg.Tables)
+	for {
+		msg, err := s.conn.Frontend().Receive()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("read from walsender: %w", err)
+		}
+		if err := s.handle(ctx, decoder, h, msg); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+func (s *Session) handle(ctx context.Context, d *decode.Decoder, h Handler, msg pgproto3.BackendMessage) error {
+	switch msg := msg.(type) {
+	case *pgproto3.CopyData:
+		return s.copyData(ctx, d, h, msg.Data)
+	case *pgproto3.NoticeResponse:
+		return s.notice(msg)
+	case *pgproto3.ErrorResponse:
+		err := fmt.Errorf("walsender: %w", pgconn.ErrorResponseToPgError(msg))
+		if msg.Code == "42704" {
+			return fmt.Errorf("%w: %w", ErrBeforePublication, err)
+		}
+		return err
+	case *pgproto3.ParameterStatus:
+		return nil
+	default:
+		return fmt.Errorf("walsender ended the stream (%T)", msg)
+	}
+}
+
+func (s *Session) notice(n *pgproto3.NoticeResponse) error {
+	// The message may be translated, the routine is not.
+	if n.Routine == "LoadPublications" || strings.Contains(n.Message, "skipped loading publication") {
+		return hint.Errorf("create the publication with `walpost migrate up`, and never drop it while the slot lives; rows between are "+
+			"in the table, not in the stream", "%w: %s", ErrPublicationSkipped, n.Message)
+	}
+	s.cfg.Log.Warn("notice from walsender", zap.String("severity", n.Severity), zap.String("code", n.Code), zap.String("message", n.Message))
+	return nil
+}
+
+const (
+	xlogDataHeader  = 1 + 8 + 8 + 8 // 'w', start, end, time
+	keepaliveLength = 1 + 8 + 8 + 1 // 'k', WAL end, time, reply requested
+)
+
+func (s *Session) copyData(ctx context.Context, d *decode.Decoder, h Handler, data []byte) error {
+	switch {
+	case len(data) >= xlogDataHeader && data[0] == 'w':
+		return s.walData(ctx, d, h, data[xlogDataHeader:])
+	case len(data) == keepaliveLength && data[0] == 'k':
+		return s.keepalive(ctx, h, outbox.LSN(binary.BigEndian.Uint64(data[1:])), data[17] != 0)
+	}
+	return fmt.Errorf("read from walsender: unknown replication message of %d bytes", len(data))
+}
+
+func (s *Session) keepalive(ctx context.Context, h Handler, end outbox.LSN, reply bool) error {
+	if reply {
+		s.Flush()
+	}
+	// In the middle of a transaction its LSN is that transaction's own.
+	if s.txn != nil {
+		return nil
+	}
+	s.tracker.Idle(end)
+	err := h.Idle(ctx)
+	s.advance(end)
+	return err
+}
+
+func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, data []byte) error {
+	m, err := d.Decode(data)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUndecodable, err)
+	}
+	switch m.Kind {
+	case decode.Begin:
+		s.txn = s.tracker.Begin()
+	case decode.Row:
+		return h.Row(ctx, m.Event, s.txn)
+	case decode.Commit:
+		s.txn.Commit(m.End)
+		s.txn = nil
+		s.advance(m.End)
+	}
+	return nil
+}
+
+// advance notes that everything committed up to an LSN was received and handed
+// over.
+func (s *Session) advance(to outbox.LSN) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.received = max(s.received, to)
+	if s.news != nil {
+		close(s.news)
+		s.news = nil
+	}
+}
+
+// AwaitReceived waits until every row committed up to an LSN has been received
+// and given to the handler. The server tells of it at once where it has sent all
+// it has, and has flushed that far.
+func (s *Session) AwaitReceived(ctx context.Context, lsn outbox.LSN) error {
+	for {
+		s.mu.Lock()
+		if s.received >= lsn {
+			s.mu.Unlock()
+			return nil
+		}
+		if s.news == nil {
+			s.news = make(chan struct{})
+		}
+		news := s.news
+		s.mu.Unlock()
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Broken reports whether the connection has failed under the ticker.
+func (s *Session) Broken() bool {
+	select {
+	case <-s.broken:
+		return true
+	default:
+		return false
+	}
+}
+
+// Flush asks for a standby status now.
+func (s *Session) Flush() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// tick sends the standby status until Close. It is the only writer.
+func (s *Session) tick() {
+	t := time.NewTicker(statusInterval)
+	defer t.Stop()
+	for {
+		if err := s.sendStatus(); err != nil {
+			// A reader sees the broken connection by itself.
+			close(s.broken)
+			_ = s.conn.Conn().Close()
+			return
+		}
+		select {
+		case <-s.closed:
+			return
+		case <-s.wake:
+		case <-t.C:
+		}
+	}
+}
+
+func (s *Session) sendStatus() error {
+	lsn := pglogrepl.LSN(s.tracker.Confirmed())
+	_ = s.conn.Conn().SetWriteDeadline(time.Now().Add(walSenderTimeout))
+	// All three are set: pglogrepl replaces a zero Flush or Apply by Write.
+	return pglogrepl.SendStandbyStatusUpdate(context.Background(), s.conn, pglogrepl.StandbyStatusUpdate{
+		WALWritePosition: lsn, WALFlushPosition: lsn, WALApplyPosition: lsn,
+	})
+}
+
+// Close ends the session at once. Where confirm is set it first tells the
+// server what was settled since the last tick. It may be called again.
+func (s *Session) Close(confirm bool) {
+	s.closing.Do(func() {
+		close(s.closed)
+		if !confirm {
+			_ = s.conn.Conn().Close()
+		}
+		s.ticking.Wait()
+		if confirm && s.sendStatus() == nil {
+			s.leave()
+		}
+		closeConn(s.conn)
+	})
+}
+
+// leave waits, for a moment, until the walsender has read the last status and
+// gone. A socket that is closed while there is more to read resets the
+// connection, and a walsender with more to send then ends without reading.
+func (s *Session) leave() {
+	_ = s.conn.Conn().SetDeadline(time.Now().Add(leaveTimeout))
+	s.conn.Frontend().Send(&pgproto3.Terminate{})
+	if s.conn.Frontend().Flush() == nil {
+		_, _ = io.Copy(io.Discard, s.conn.Conn())
+	}
+}
+
+// closeConn does not wait for the server: a walsender that is shutting down
+// would answer only after us.
+func closeConn(conn *pgconn.PgConn) {
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer cancel()
+	_ = conn.Close(ctx)
+}

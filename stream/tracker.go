@@ -1,0 +1,143 @@
+package stream
+
+import (
+	"sync"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// Tracker turns "this row is settled" into "the WAL up to here may be
+// forgotten". It is a FIFO of marks: one per transaction, with the number of
+// rows that are not settled yet, and one per keepalive that came outside a
+// transaction. A mark leaves the queue when it is the oldest, closed, and has
+// nothing pending; the last one out is the confirmed LSN.
+//
+// The confirmed LSN never goes back. The zero Tracker is not usable; see
+// [NewTracker].
+type Tracker struct {
+	// mu guards everything below, and every Txn of the tracker.
+	mu        sync.Mutex
+	queue     []*Txn // queue[head:] are waiting, oldest first
+	head      int
+	free      []*Txn
+	confirmed outbox.LSN
+}
+
+// Txn is a transaction on its way, or a keepalive.
+type Txn struct {
+	tracker *Tracker
+	pending int
+	end     outbox.LSN
+	closed  bool // its commit was received
+}
+
+// NewTracker starts at what the server holds for confirmed already.
+func NewTracker(confirmed outbox.LSN) *Tracker { return &Tracker{confirmed: confirmed} }
+
+// Confirmed is the greatest LSN under which everything received is settled.
+func (t *Tracker) Confirmed() outbox.LSN {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.confirmed
+}
+
+// Waiting is the number of marks that are not confirmed yet.
+func (t *Tracker) Waiting() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.queue) - t.head
+}
+
+// Begin opens a transaction. Nothing that is received after it can be confirmed
+// before it.
+func (t *Tracker) Begin() *Txn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.push()
+}
+
+// Idle notes a keepalive received outside a transaction: everything committed
+// below end has been received.
+func (t *Tracker) Idle(end outbox.LSN) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x := t.push()
+	x.closed, x.end = true, end
+	t.fold()
+	t.pop()
+}
+
+func (t *Tracker) push() *Txn {
+	var x *Txn
+	if n := len(t.free); n > 0 {
+		x, t.free = t.free[n-1], t.free[:n-1]
+		*x = Txn{tracker: t}
+	} else {
+		x = &Txn{tracker: t}
+	}
+	if t.head > 0 && len(t.queue) == cap(t.queue) {
+		n := copy(t.queue, t.queue[t.head:])
+		t.queue, t.head = t.queue[:n], 0
+	}
+	t.queue = append(t.queue, x)
+	return x
+}
+
+// pop lets out every mark that is done. The caller holds mu.
+func (t *Tracker) pop() {
+	for t.head < len(t.queue) {
+		x := t.queue[t.head]
+		if !x.closed || x.pending > 0 {
+			return
+		}
+		t.confirmed = max(t.confirmed, x.end)
+		t.queue[t.head] = nil
+		t.head++
+		t.free = append(t.free, x)
+	}
+	t.queue, t.head = t.queue[:0], 0
+}
+
+// Add says that one more row of the transaction waits to be settled.
+func (x *Txn) Add() {
+	x.tracker.mu.Lock()
+	defer x.tracker.mu.Unlock()
+	x.pending++
+}
+
+// Settled says that one row that was added is settled. After the last one the
+// Txn must not be touched again.
+func (x *Txn) Settled() {
+	t := x.tracker
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x.pending--
+	t.pop()
+}
+
+// Commit closes the transaction with the end LSN of its commit record.
+func (x *Txn) Commit(end outbox.LSN) {
+	t := x.tracker
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x.closed, x.end = true, end
+	t.fold()
+	t.pop()
+}
+
+// fold lets the newest mark, which waits for nothing of its own, become part of
+// the one before: else a row that stays locked would let marks pile up without
+// bound. The caller holds mu.
+func (t *Tracker) fold() {
+	n := len(t.queue)
+	if n-t.head < 2 {
+		return
+	}
+	last, before := t.queue[n-1], t.queue[n-2]
+	if !last.closed || last.pending > 0 || !before.closed {
+		return
+	}
+	before.end = max(before.end, last.end)
+	t.queue = t.queue[:n-1]
+	t.free = append(t.free, last)
+}
