@@ -1,0 +1,139 @@
+package publish
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Ack is a PubAck: the message is stored in Stream at Seq.
+type Ack struct {
+	Stream string
+	Seq    uint64
+	// Duplicate means that nothing was stored now: Seq is where a message with
+	// this id was stored earlier, and may have been deleted since.
+	Duplicate bool
+}
+
+// ParseAck reads the reply to a publish into the stream. It fails with
+// [ErrNoResponders], an [*AckError], or an error that wraps [ErrInvalidAck]
+// where the reply is not a PubAck of that stream.
+func ParseAck(msg *nats.Msg, stream string) (Ack, error) {
+	if len(msg.Header) > 0 {
+		if status := msg.Header.Get("Status"); status == "503" {
+			return Ack{}, ErrNoResponders
+		} else if status != "" {
+			return Ack{}, fmt.Errorf("%w: status %.40q", ErrInvalidAck, status)
+		}
+	}
+	ack, ok := parseUsualAck(msg.Data, stream)
+	if ok {
+		return ack, nil
+	}
+	return parseAnyAck(msg.Data, stream)
+}
+
+// parseUsualAck takes the forms that nats-server writes when all is well; ok is
+// false for every other one, which then costs a real JSON parser.
+func parseUsualAck(b []byte, stream string) (ack Ack, ok bool) {
+	b, ok = cutPrefix(b, `{"stream":"`)
+	if !ok || len(b) <= len(stream) || string(b[:len(stream)]) != stream || !plainJSON(stream) {
+		return ack, false
+	}
+	b, ok = cutPrefix(b[len(stream):], `"`)
+	if !ok {
+		return ack, false
+	}
+	if b, ok = skipDomain(b); !ok {
+		return ack, false
+	}
+	if b, ok = cutPrefix(b, `,"seq":`); !ok {
+		return ack, false
+	}
+	if ack.Seq, b, ok = leadingUint(b); !ok {
+		return ack, false
+	}
+	if b, ok = skipDomain(b); !ok {
+		return ack, false
+	}
+	if rest, dup := cutPrefix(b, `,"duplicate": true`); dup {
+		ack.Duplicate, b = true, rest
+	} else if rest, dup := cutPrefix(b, `,"duplicate":true`); dup {
+		ack.Duplicate, b = true, rest
+	}
+	ack.Stream = stream
+	return ack, string(b) == "}"
+}
+
+func cutPrefix(b []byte, prefix string) ([]byte, bool) {
+	if len(b) < len(prefix) || string(b[:len(prefix)]) != prefix {
+		return b, false
+	}
+	return b[len(prefix):], true
+}
+
+func skipDomain(b []byte) ([]byte, bool) {
+	rest, ok := cutPrefix(b, `,"domain":"`)
+	if !ok {
+		return b, true
+	}
+	end := bytes.IndexByte(rest, '"')
+	if end < 0 || !plainJSON(string(rest[:end])) {
+		return b, false
+	}
+	return rest[end+1:], true
+}
+
+// plainJSON reports whether s stands for itself between JSON's quotes.
+func plainJSON(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] >= 0x7F || s[i] == '"' || s[i] == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
+// leadingUint reads a positive JSON integer.
+func leadingUint(b []byte) (v uint64, rest []byte, ok bool) {
+	i := 0
+	for i < len(b) && b[i] >= '0' && b[i] <= '9' {
+		d := uint64(b[i] - '0')
+		if v > (math.MaxUint64-d)/10 {
+			return 0, b, false
+		}
+		v = v*10 + d
+		i++
+	}
+	return v, b[i:], i > 0 && b[0] != '0'
+}
+
+type ackReply struct {
+	Error *struct {
+		Code        int    `json:"code"`
+		ErrCode     int    `json:"err_code"`
+		Description string `json:"description"`
+	} `json:"error"`
+	Stream    string `json:"stream"`
+	Seq       uint64 `json:"seq"`
+	Duplicate bool   `json:"duplicate"`
+}
+
+func parseAnyAck(b []byte, stream string) (Ack, error) {
+	var r ackReply
+	if err := json.Unmarshal(b, &r); err != nil {
+		return Ack{}, fmt.Errorf("%w: %s", ErrInvalidAck, excerpt(b))
+	}
+	switch {
+	case r.Error != nil:
+		return Ack{}, &AckError{Code: r.Error.Code, ErrCode: r.Error.ErrCode, Description: r.Error.Description}
+	case r.Stream == "" || r.Seq == 0:
+		return Ack{}, fmt.Errorf("%w: %s", ErrInvalidAck, excerpt(b))
+	case r.Stream != stream:
+		return Ack{}, fmt.Errorf("%w: from stream %.80q, want %q", ErrInvalidAck, r.Stream, stream)
+	}
+	return Ack{Stream: stream, Seq: r.Seq, Duplicate: r.Duplicate}, nil
+}

@@ -1,0 +1,132 @@
+package publish
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// auth checks every file once, so that a missing one is named at the start and
+// not as an authorization violation.
+func (cfg *ConnConfig) auth() ([]nats.Option, error) {
+	given := 0
+	for _, s := range []string{cfg.Creds, cfg.NKey, cfg.User} {
+		if s != "" {
+			given++
+		}
+	}
+	if given > 1 {
+		return nil, hint.Errorf("keep the one that the server expects", "nats: more than one of creds, nkey and user is set")
+	}
+	if (cfg.User == "") != (cfg.PasswordFile == "") {
+		return nil, hint.Errorf("set both, or neither", "nats: user and password_file come together")
+	}
+	opts, err := cfg.tls()
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case cfg.Creds != "":
+		if err := readable("nats.creds", cfg.Creds); err != nil {
+			return nil, err
+		}
+		return append(opts, nats.UserCredentials(cfg.Creds)), nil
+	case cfg.NKey != "":
+		return cfg.nkey(opts)
+	case cfg.User != "":
+		return cfg.password(opts)
+	}
+	return opts, nil
+}
+
+func (cfg *ConnConfig) nkey(opts []nats.Option) ([]nats.Option, error) {
+	if err := readable("nats.nkey", cfg.NKey); err != nil {
+		return nil, err
+	}
+	opt, err := nats.NkeyOptionFromSeed(cfg.NKey)
+	if err != nil {
+		// The cause could quote the file.
+		return nil, hint.Errorf("it holds one line, a user seed that begins with SU (nk -gen user)",
+			"nats.nkey: %s holds no user seed", cfg.NKey)
+	}
+	return append(opts, opt), nil
+}
+
+// password reads the file at every connect, so that it can be rotated; while it
+// cannot be read, the last password that could is sent.
+func (cfg *ConnConfig) password(opts []nats.Option) ([]nats.Option, error) {
+	last, err := readPassword(cfg.PasswordFile)
+	if err != nil {
+		return nil, err
+	}
+	user, file := cfg.User, cfg.PasswordFile
+	return append(opts, nats.UserInfoHandler(func() (string, string) {
+		if p, err := readPassword(file); err == nil {
+			last = p
+		}
+		return user, last
+	})), nil
+}
+
+func readPassword(file string) (string, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", fileError("nats.password_file", err)
+	}
+	p := strings.TrimRight(string(b), "\r\n")
+	if p == "" {
+		return "", hint.Errorf("write the password into it, on one line", "nats.password_file: %s is empty", file)
+	}
+	return p, nil
+}
+
+func (cfg *ConnConfig) tls() ([]nats.Option, error) {
+	t := cfg.TLS
+	var opts []nats.Option
+	if (t.Cert == "") != (t.Key == "") {
+		return nil, hint.Errorf("set both, or neither", "nats.tls: cert and key come together")
+	}
+	if t.CA != "" {
+		if err := readable("nats.tls.ca", t.CA); err != nil {
+			return nil, err
+		}
+		if err := checkPEM(t.CA); err != nil {
+			return nil, hint.Errorf("it holds one or more certificates in PEM form", "nats.tls.ca: %s: %w", t.CA, err)
+		}
+		opts = append(opts, nats.RootCAs(t.CA))
+	}
+	if t.Cert != "" {
+		if _, err := tls.LoadX509KeyPair(t.Cert, t.Key); err != nil {
+			return nil, hint.Errorf("both are PEM files, and the key belongs to the certificate", "nats.tls: load cert and key: %w", err)
+		}
+		opts = append(opts, nats.ClientCert(t.Cert, t.Key), nats.Secure())
+	}
+	return opts, nil
+}
+
+func checkPEM(file string) error {
+	b, err := os.ReadFile(file)
+	if err == nil && !x509.NewCertPool().AppendCertsFromPEM(b) {
+		err = errors.New("no certificate in it")
+	}
+	return err
+}
+
+func readable(key, file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return fileError(key, err)
+	}
+	return f.Close()
+}
+
+func fileError(key string, err error) error {
+	return hint.Wrap(fmt.Errorf("%s: %w", key, err), "check the path and that walpost's user may read it")
+}

@@ -1,0 +1,188 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// Finding is something about the stream that an operator should know.
+type Finding struct {
+	Code    string // stable
+	Text    string // what is the case
+	Fix     string // what to do about it
+	Refused bool   // the relay does not write to such a stream
+}
+
+func (f Finding) String() string { return f.Text + " [" + f.Code + "]" }
+
+// Check reads the stream and judges it. Its error is [ErrStreamNotFound], one of
+// the API, or, with every finding at hand, the refusal. It changes nothing.
+func (s *Stream) Check(ctx context.Context) (*StreamInfo, []Finding, error) {
+	info, err := s.Info(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	found := Judge(s.cfg, &info.Config, s.nc.MaxPayload())
+	return info, found, refusal(s.cfg.Name, found)
+}
+
+func refusal(stream string, found []Finding) error {
+	var texts, fixes []string
+	for _, f := range found {
+		if f.Refused {
+			texts = append(texts, f.String())
+			fixes = append(fixes, f.Fix)
+		}
+	}
+	if len(texts) == 0 {
+		return nil
+	}
+	return hint.Wrap(fmt.Errorf("check stream %s: %w", stream, errors.New(strings.Join(texts, "; "))), strings.Join(fixes, "; "))
+}
+
+// Judge is [Stream.Check] of a configuration at hand; maxPayload is the
+// connection's.
+func Judge(cfg StreamConfig, c *jetstream.StreamConfig, maxPayload int64) []Finding {
+	j := &judge{cfg: cfg, c: c}
+	j.refusals()
+	j.writers()
+	j.weaknesses()
+	j.subjects()
+	j.durability()
+	j.limits(maxPayload)
+	return j.found
+}
+
+type judge struct {
+	cfg   StreamConfig
+	c     *jetstream.StreamConfig
+	found []Finding
+}
+
+func (j *judge) refuse(bad bool, code, text, fix string) {
+	if bad {
+		j.found = append(j.found, Finding{Code: code, Text: text, Fix: fix, Refused: true})
+	}
+}
+
+func (j *judge) warn(bad bool, code, text, fix string) {
+	if bad {
+		j.found = append(j.found, Finding{Code: code, Text: text, Fix: fix})
+	}
+}
+
+// weak is refused unless the operator accepted it.
+func (j *judge) weak(bad bool, code, text, fix string) {
+	if bad {
+		fix += ", or set nats.accept_weak_stream: true and live without the proof that nothing was lost"
+		j.found = append(j.found, Finding{Code: code, Text: text, Fix: fix, Refused: !j.cfg.AcceptWeak})
+	}
+}
+
+// refusals are streams whose PubAck is no promise, or that take no message.
+func (j *judge) refusals() {
+	const another = "create another stream and name it in nats.stream"
+	j.refuse(j.c.PersistMode == jetstream.AsyncPersistMode, "stream-persist-async",
+		"persist_mode is async: messages are acknowledged before they are written, and a crash loses them", another)
+	j.refuse(j.c.NoAck, "stream-no-ack", "no_ack is set: nothing is ever acknowledged", "nats stream edit "+j.cfg.Name+" --ack")
+	j.refuse(j.c.Sealed, "stream-sealed", "the stream is sealed", another)
+	j.refuse(j.c.Mirror != nil, "stream-mirror", "the stream is a mirror: only its origin takes messages",
+		"name the origin in nats.stream")
+	j.refuse(j.c.AllowMsgCounter, "stream-counter", "allow_msg_counter is set: the stream takes counters only", another)
+}
+
+// writers are sources of messages that the relay does not know of.
+func (j *judge) writers() {
+	exclusive := !j.cfg.Shared
+	const share = ", or set nats.shared: true"
+	j.refuse(exclusive && len(j.c.Sources) > 0, "stream-sources",
+		"the stream has sources, which write into the relay's own sequence", "remove the sources"+share)
+	j.refuse(exclusive && j.c.AllowMsgSchedules, "stream-schedules",
+		"allow_msg_schedules is set: the server itself writes into the relay's own sequence",
+		"create another stream without schedules and name it in nats.stream"+share)
+	j.refuse(j.cfg.Shared && j.c.Duplicates <= 0, "stream-no-duplicate-window",
+		"the stream has no duplicate window, and a shared one has nothing else against duplicates",
+		"nats stream edit "+j.cfg.Name+" --dupe-window 2m")
+	j.warn(j.cfg.Shared && j.c.Duplicates > 0 && j.c.Duplicates < 2*time.Minute, "stream-short-duplicate-window",
+		fmt.Sprintf("the duplicate window is %s: what a shared stream stored longer ago may be stored twice", j.c.Duplicates),
+		"nats stream edit "+j.cfg.Name+" --dupe-window 2m")
+	j.warn(j.c.AllowRollup, "stream-rollup",
+		"allow_rollup_hdrs is set: whoever may publish can purge the stream with one message",
+		"nats stream edit "+j.cfg.Name+" --no-allow-rollup")
+}
+
+// weaknesses are ways in which the newest messages may vanish before the relay
+// has read them back.
+func (j *judge) weaknesses() {
+	const limits = "create a stream with retention limits"
+	j.weak(j.c.Retention == jetstream.InterestPolicy, "stream-interest",
+		"retention is interest: without a matching consumer a message is acknowledged and not stored", limits)
+	j.weak(j.c.Retention == jetstream.WorkQueuePolicy, "stream-workqueue",
+		"retention is workqueue: a message vanishes when it is consumed", limits)
+	j.weak(j.c.MaxMsgsPerSubject > 0, "stream-per-subject-limit",
+		fmt.Sprintf("max_msgs_per_subject is %d: a message vanishes when newer ones of its subject arrive", j.c.MaxMsgsPerSubject),
+		"nats stream edit "+j.cfg.Name+" --max-msgs-per-subject=-1")
+	j.weak(j.c.AllowMsgTTL || j.c.SubjectDeleteMarkerTTL > 0, "stream-ttl",
+		"allow_msg_ttl is set: a message may vanish on its own", "create a stream without it")
+	j.weak(j.c.MaxMsgs > 0 && j.c.MaxMsgs < U && j.c.Discard == jetstream.DiscardOld, "stream-few-messages",
+		fmt.Sprintf("max_msgs is %d with discard old: the relay reads back %d", j.c.MaxMsgs, U),
+		fmt.Sprintf("nats stream edit %s --max-msgs=%d", j.cfg.Name, U))
+}
+
+func (j *judge) subjects() {
+	all := strings.Join(j.c.Subjects, ", ")
+	some, whole := false, false
+	for _, s := range j.c.Subjects {
+		some = some || overlap(s, j.cfg.Pattern)
+		whole = whole || matches(s, j.cfg.Pattern)
+	}
+	j.refuse(!some && j.c.Mirror == nil, "stream-subjects",
+		fmt.Sprintf("the stream listens on %q, the relay publishes on %q", all, j.cfg.Pattern),
+		"correct nats.stream or nats.subject, or let the stream take the subject: "+j.addSubject())
+	j.warn(some && !whole, "stream-subjects-partial",
+		fmt.Sprintf("the stream listens on %q only, the relay publishes on %q: rows of other subjects are parked", all, j.cfg.Pattern),
+		j.addSubject())
+	if t := j.c.SubjectTransform; t != nil {
+		j.warn(true, "stream-transform", fmt.Sprintf("subjects are transformed from %q to %q before they are stored",
+			t.Source, t.Destination), "make sure that consumers filter by the transformed subject")
+	}
+}
+
+// addSubject is a command that keeps the subjects which the new one does not
+// contain.
+func (j *judge) addSubject() string {
+	cmd := "nats stream edit " + j.cfg.Name
+	for _, s := range j.c.Subjects {
+		if !matches(j.cfg.Pattern, s) {
+			cmd += fmt.Sprintf(" --subjects=%q", s)
+		}
+	}
+	return cmd + fmt.Sprintf(" --subjects=%q", j.cfg.Pattern)
+}
+
+func (j *judge) durability() {
+	j.warn(j.c.Storage == jetstream.MemoryStorage, "stream-memory",
+		"storage is memory: a restart of the server loses what was acknowledged", "create a stream with file storage")
+	j.warn(j.c.Replicas < 2, "stream-one-replica",
+		"the stream has one replica: a power failure may lose what was acknowledged up to two minutes before",
+		"use three replicas (nats stream edit "+j.cfg.Name+" --replicas=3), or sync_interval: always on the server")
+}
+
+func (j *judge) limits(maxPayload int64) {
+	old := j.c.Discard == jetstream.DiscardOld
+	j.warn(old && (j.c.MaxMsgs > 0 || j.c.MaxBytes > 0), "stream-discard-old",
+		"a full stream drops its oldest messages, whether consumed or not", "nats stream edit "+j.cfg.Name+" --discard=new")
+	j.warn(j.c.MaxAge > 0, "stream-max-age",
+		fmt.Sprintf("messages vanish after %s, whether consumed or not", j.c.MaxAge),
+		"keep max_age above the longest outage of a consumer")
+	j.warn(j.c.MaxMsgSize > 0 && int64(j.c.MaxMsgSize) < maxPayload, "stream-max-msg-size",
+		fmt.Sprintf("max_msg_size is %d bytes, below the server's max_payload of %d: larger rows are parked", j.c.MaxMsgSize, maxPayload),
+		"nats stream edit "+j.cfg.Name+" --max-msg-size=-1")
+}

@@ -1,0 +1,192 @@
+package publish
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Format is how an event's attributes travel.
+type Format string
+
+const (
+	// FormatBinary puts the attributes into headers; the body is the payload's
+	// own bytes.
+	FormatBinary Format = "binary"
+	// FormatCloudEvents wraps the payload into a CloudEvents JSON envelope.
+	FormatCloudEvents Format = "cloudevents"
+)
+
+// EnvelopeConfig is what every message of a relay has in common.
+type EnvelopeConfig struct {
+	// Source is the namespace of the message ids and the ce-source: 1 to 256
+	// bytes of printable ASCII without spaces and quotes.
+	Source string
+	// Stream is sent as Nats-Expected-Stream.
+	Stream string
+	// Format is FormatBinary where it is empty.
+	Format Format
+}
+
+// Stamp is what the lane knows about one message.
+type Stamp struct {
+	Ref      outbox.Ref
+	Position outbox.Position
+	// Chained sends ExpectedLast as Nats-Expected-Last-Sequence.
+	Chained      bool
+	ExpectedLast uint64
+	// Via says who publishes the row where it is not the WAL; empty is not sent.
+	Via string
+}
+
+// Envelope turns events into messages. It is one goroutine's.
+//
+// Rows reach a message through its subject, its body, and the values of the
+// headers named here; no row can name a header.
+type Envelope struct {
+	cfg        EnvelopeConfig
+	source     string
+	headers    *headers
+	body       []byte
+	maxPayload int64
+	maxMsgSize int64
+}
+
+// NewEnvelope checks the configuration. Sizes are unlimited until
+// [Envelope.Limit].
+func NewEnvelope(cfg EnvelopeConfig) (*Envelope, error) {
+	if err := checkSource(cfg.Source); err != nil {
+		return nil, hint.Errorf("set source to a name of letters, digits and any of . _ - / : and keep it for ever",
+			"source %+q: %w", cfg.Source, err)
+	}
+	e := &Envelope{cfg: cfg, source: cfg.Source, headers: newHeaders()}
+	e.headers.put(hStream, cfg.Stream)
+	switch cfg.Format {
+	case "", FormatBinary:
+		e.cfg.Format = FormatBinary
+		e.headers.put(hSpecVersion, "1.0")
+		e.headers.put(hSource, string(appendPercent(nil, cfg.Source)))
+	case FormatCloudEvents:
+		e.headers.put(hContentType, "application/cloudevents+json")
+	default:
+		return nil, hint.Errorf("want binary or cloudevents", "nats.format %q: unknown", cfg.Format)
+	}
+	return e, nil
+}
+
+func checkSource(s string) error {
+	if s == "" {
+		return errors.New("empty")
+	}
+	if len(s) > 256 {
+		return fmt.Errorf("%d bytes, the limit is 256", len(s))
+	}
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] >= 0x7F || s[i] == '"' {
+			return fmt.Errorf("%+q is not allowed", s[i])
+		}
+	}
+	return nil
+}
+
+// Source is the source as it stands in headers and message ids.
+func (e *Envelope) Source() string { return e.source }
+
+// Limit sets the largest message, headers and body, in bytes: maxPayload is the
+// connection's, maxMsgSize the stream's. Zero or less is unlimited.
+func (e *Envelope) Limit(maxPayload int64, maxMsgSize int32) {
+	e.maxPayload, e.maxMsgSize = maxPayload, int64(maxMsgSize)
+}
+
+// Build sets the message's Header and Data; subject and reply are the caller's.
+// Both are valid until the next Build or until the event's values are
+// overwritten: send the message before. Its error is a [*RowError].
+func (e *Envelope) Build(msg *nats.Msg, ev *outbox.Event, st Stamp) error {
+	if err := checkAttributes(ev); err != nil {
+		return err
+	}
+	if err := e.checkTotal(len(ev.Values[outbox.Payload])); err != nil {
+		return err
+	}
+	h := e.headers
+	h.begin()
+	e.identify(st)
+	if e.cfg.Format == FormatBinary {
+		e.describe(ev)
+	} else if trace := ev.Values[outbox.TraceID]; isTraceparent(trace) {
+		h.text = append(h.text, trace...)
+		h.end(hTraceparent)
+	}
+	h.finish()
+	msg.Header = h.header
+	msg.Data = e.data(ev, st.Ref)
+	return e.checkSize(len(msg.Data))
+}
+
+// checkAttributes refuses what cannot make a message, before anything of that
+// size is copied.
+func checkAttributes(ev *outbox.Event) error {
+	n := 0
+	for f := outbox.ID; f <= outbox.TraceID; f++ {
+		if f != outbox.Payload {
+			n += len(ev.Values[f])
+		}
+	}
+	switch {
+	case n > maxHeader:
+		return rowErrorf(RowHeaders, "the attributes have %d bytes, headers at most %d", n, maxHeader)
+	case len(ev.Values[outbox.ID]) == 0:
+		return rowErrorf(RowHeaders, "id is NULL or empty")
+	case len(ev.Values[outbox.EventType]) == 0:
+		return rowErrorf(RowHeaders, "event_type is NULL or empty")
+	}
+	return nil
+}
+
+// identify writes the headers that say which row this is and where it stands.
+func (e *Envelope) identify(st Stamp) {
+	h := e.headers
+	h.text = append(h.text, e.source...)
+	h.text = append(h.text, '/')
+	h.text = st.Ref.AppendEventID(h.text)
+	h.end(hMsgID)
+	h.text = st.Position.Append(h.text)
+	h.end(hPosition)
+	if st.Chained {
+		h.text = strconv.AppendUint(h.text, st.ExpectedLast, 10)
+	}
+	h.end(hExpectedLast)
+	h.text = appendPercent(h.text, st.Via)
+	h.end(hVia)
+}
+
+func (e *Envelope) data(ev *outbox.Event, ref outbox.Ref) []byte {
+	if e.cfg.Format == FormatBinary {
+		return ev.Values[outbox.Payload]
+	}
+	e.body = appendCloudEvent(e.body[:0], ev, ref, e.source)
+	return e.body
+}
+
+func (e *Envelope) checkSize(body int) error {
+	header := e.headers.size()
+	if header > maxHeader {
+		return rowErrorf(RowHeaders, "the headers have %d bytes, the limit is %d", header, maxHeader)
+	}
+	return e.checkTotal(header + body)
+}
+
+func (e *Envelope) checkTotal(n int) error {
+	switch {
+	case e.maxPayload > 0 && int64(n) > e.maxPayload:
+		return rowErrorf(RowSize, "the message has %d bytes, the server's max_payload is %d", n, e.maxPayload)
+	case e.maxMsgSize > 0 && int64(n) > e.maxMsgSize:
+		return rowErrorf(RowSize, "the message has %d bytes, the stream's max_msg_size is %d", n, e.maxMsgSize)
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package publish
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// The classes of a [RowError]. They are label values of outbox_failures_total.
+const (
+	RowSubject    = "subject"    // no usable subject can be built from the row
+	RowUncovered  = "uncovered"  // the stream does not listen on the row's subject
+	RowPermission = "permission" // the server does not let the relay publish on it
+	RowHeaders    = "headers"    // an attribute is missing or the headers are too large
+	RowSize       = "size"       // the message is larger than the server or the stream takes
+	RowDuplicate  = "duplicate"  // JetStream took it for another message that it no longer has
+)
+
+// RowError is a row's own fault: it would come back however often the row was
+// sent, so the row is parked and the lane goes on. Nothing else is a RowError,
+// an outage least of all.
+type RowError struct {
+	Class string // one of the Row constants
+	// Reason is one line of printable ASCII, short enough for last_error.
+	Reason string
+}
+
+func (e *RowError) Error() string { return e.Class + ": " + e.Reason }
+
+func rowErrorf(class, format string, args ...any) *RowError {
+	return &RowError{Class: class, Reason: fmt.Sprintf(format, args...)}
+}
+
+// excerpt quotes hostile bytes for a message, cut to a readable length.
+func excerpt(b []byte) string {
+	const most = 64
+	if len(b) > most {
+		return fmt.Sprintf("%+q... (%d bytes)", b[:most], len(b))
+	}
+	return fmt.Sprintf("%+q", b)
+}
+
+// Class says what a failure means for the lane.
+type Class uint8
+
+const (
+	// ClassUnknown: the message may be stored or not; only the stream knows.
+	ClassUnknown Class = iota
+	// ClassRow: this very message was refused for what it is.
+	ClassRow
+	// ClassChain: the stream's last sequence is not what the lane believed.
+	ClassChain
+	// ClassTransient: the server or the stream cannot take messages now.
+	ClassTransient
+	// ClassConfig: nothing will be taken until somebody changes a setting.
+	ClassConfig
+)
+
+func (c Class) String() string {
+	switch c {
+	case ClassRow:
+		return "row"
+	case ClassChain:
+		return "chain"
+	case ClassTransient:
+		return "transient"
+	case ClassConfig:
+		return "config"
+	}
+	return "unknown"
+}
+
+// AckError is JetStream's refusal of a message: it was not stored.
+type AckError struct {
+	Code        int    // like an HTTP status
+	ErrCode     int    // JetStream's own, 10000 and up
+	Description string // the server's words
+}
+
+func (e *AckError) Error() string {
+	return fmt.Sprintf("JetStream refused the message: %s (%d)", e.Description, e.ErrCode)
+}
+
+// Class is [Classify] of the error's codes.
+func (e *AckError) Class() Class { return Classify(e.Code, e.ErrCode, e.Description) }
+
+// Row is the error as the row's own; nil where it is not.
+func (e *AckError) Row() *RowError {
+	if e.Class() != ClassRow {
+		return nil
+	}
+	if e.ErrCode == errHeaderTooLarge {
+		return rowErrorf(RowHeaders, "%s (%d)", e.Description, e.ErrCode)
+	}
+	return rowErrorf(RowSize, "%s (%d)", e.Description, e.ErrCode)
+}
+
+// ErrNoResponders: no stream listens on the subject, or it has no leader now.
+// Which of the two it is STREAM.INFO tells. The message was not stored.
+var ErrNoResponders = errors.New("no stream took the message: no responders")
+
+// ErrInvalidAck: something that is not the relay's stream answered. The message
+// may be stored all the same.
+var ErrInvalidAck = errors.New("invalid PubAck")
+
+// ClassOf is the class of any error that a publish can end in.
+func ClassOf(err error) Class {
+	var row *RowError
+	var ack *AckError
+	switch {
+	case errors.As(err, &row):
+		return ClassRow
+	case errors.As(err, &ack):
+		return ack.Class()
+	case errors.Is(err, ErrNoResponders):
+		return ClassTransient
+	}
+	return ClassUnknown
+}
+
+const (
+	errAccountResources  = 10002
+	errMessageTooLarge   = 10054
+	errStreamMismatch    = 10060
+	errWrongLastSequence = 10071
+	errStoreFailed       = 10077
+	errHeaderTooLarge    = 10097
+	errSealed            = 10109
+	errWrongLastConstant = 10164
+)
+
+// Classify names the class of a JetStream error in the reply to a publish.
+//
+// Only the three size errors are the row's own: subject, headers and body are
+// all that a row can influence, and the envelope leaves nothing else to chance.
+// An unknown code is never the row's, because a parked row loses an attempt: a
+// 4xx is a setting to be changed, anything else passes.
+func Classify(code, errCode int, description string) Class {
+	switch errCode {
+	case errMessageTooLarge, errHeaderTooLarge:
+		return ClassRow
+	case errStoreFailed:
+		if strings.Contains(description, "too large") {
+			return ClassRow
+		}
+		return ClassTransient // full: discard new
+	case errWrongLastSequence, errWrongLastConstant:
+		return ClassChain
+	case errAccountResources:
+		return ClassTransient // a quota, despite its code 400
+	case errStreamMismatch, errSealed, 10039, 10076: // the last two: JetStream is off
+		return ClassConfig
+	}
+	if code >= 400 && code < 500 && code != 408 && code != 409 && code != 429 {
+		return ClassConfig
+	}
+	return ClassTransient
+}

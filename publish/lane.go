@@ -1,0 +1,457 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// DefaultAckTimeout is how long the lane waits for a PubAck before it calls the
+// message's fate unknown and stops.
+const DefaultAckTimeout = 5 * time.Second
+
+// ErrChain means that the stream's last sequence was not what the lane
+// expected: somebody else writes to it, or a message of ours arrived late.
+var ErrChain = errors.New("the stream is not where the lane left it")
+
+// ErrDoubtful means that JetStream answered "duplicate" to a message that the
+// read-back had not seen.
+var ErrDoubtful = errors.New("JetStream calls the message a duplicate")
+
+// ErrDrained means that the session that owns the lane is ending.
+var ErrDrained = errors.New("lane is drained")
+
+// ErrAckTimeout means that a message's fate is unknown.
+var ErrAckTimeout = errors.New("no PubAck in time")
+
+// LaneConfig says what a lane writes to, and from where on.
+type LaneConfig struct {
+	Conn     *nats.Conn
+	Stream   *Stream
+	Subjects *Subjects
+	Envelope *Envelope
+	// Chained is set where the stream belongs to this relay alone: every message
+	// then says after which sequence it is to be stored, Base for the first.
+	Chained bool
+	Base    uint64
+	// Window and WindowBytes bound what is unacknowledged.
+	Window      int
+	WindowBytes int
+	AckTimeout  time.Duration
+	// Position is where the lane goes on from: the server's identity, and the
+	// position of the newest message of the relay's own. Passed is E, the greatest
+	// LSN under which anything can have been sent before.
+	Position outbox.Position
+	// OnStored is called at each PubAck with the row's commit timestamp, which is
+	// zero for a row of the table, on the goroutine that receives
+	// acknowledgements. It must not block.
+	OnStored func(commit time.Time)
+}
+
+// Lane is the one way into the stream for one session. What is sent through it
+// is stored in the order of the calls to Send, or the lane stops: after the
+// first failure it takes nothing more, and what was not acknowledged is
+// forgotten, because only the WAL or the table may bring it again.
+//
+// A message stays in the lane until Settled; the lane never runs more than U
+// messages past the oldest that is not.
+type Lane struct {
+	cfg   LaneConfig
+	sub   *nats.Subscription
+	inbox string
+	// status tells of a lost connection: what was in flight is then unknown.
+	status  chan nats.Status
+	done    chan struct{}
+	closing sync.Once
+	wg      sync.WaitGroup
+
+	// sending makes Send one at a time, from the place in the ring to the write
+	// into the connection's buffer: that is what makes it a lane.
+	sending sync.Mutex
+	msg     *nats.Msg
+	types   map[string]string // event types, see intern
+	last    outbox.Position   // of the newest row of the WAL
+	// passed is the greatest LSN under which rows of the table were sent.
+	passed atomic.Uint64
+
+	// mu guards what follows; it is never held across a write to the network.
+	mu      sync.Mutex
+	ring    *ring
+	reserve uint64   // messages before the lane's first whose rows are unsettled too
+	stored  []uint64 // acknowledged and not taken yet
+	dropped int      // replies that were failures of no row's own
+	highest uint64   // greatest sequence in a PubAck
+	err     error    // the first failure
+	failed  chan struct{}
+	room    chan struct{} // a token: something left the window
+	news    chan struct{} // a token: something was stored
+}
+
+// NewLane subscribes to the acknowledgements. Close it.
+func NewLane(cfg LaneConfig) (*Lane, error) {
+	if cfg.AckTimeout == 0 {
+		cfg.AckTimeout = DefaultAckTimeout
+	}
+	l := &Lane{
+		cfg: cfg, inbox: cfg.Conn.NewInbox() + ".", done: make(chan struct{}),
+		msg: &nats.Msg{Header: nats.Header{}}, types: map[string]string{}, ring: &ring{}, highest: cfg.Base,
+		failed: make(chan struct{}), room: make(chan struct{}, 1), news: make(chan struct{}, 1),
+	}
+	l.last = cfg.Position
+	l.Pass(cfg.Position.Passed)
+	sub, err := cfg.Conn.Subscribe(l.inbox+"*", l.onReply)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to acknowledgements: %w", err)
+	}
+	// The window bounds what can be pending; the client's own limits must not.
+	_ = sub.SetPendingLimits(-1, -1)
+	l.sub = sub
+	l.status = cfg.Conn.StatusChanged(nats.DISCONNECTED, nats.RECONNECTING, nats.CLOSED)
+	if !cfg.Conn.IsConnected() {
+		l.fail(nats.ErrDisconnected)
+	}
+	l.wg.Go(l.watch)
+	return l, nil
+}
+
+// Close ends the lane. Replies that come later are not read. It may be called
+// again.
+func (l *Lane) Close() {
+	l.fail(ErrDrained)
+	l.closing.Do(func() {
+		close(l.done)
+		_ = l.sub.Unsubscribe()
+		l.cfg.Conn.RemoveStatusListener(l.status)
+		l.wg.Wait()
+	})
+}
+
+// Adapt takes over what an operator may change in a stream: the subjects that it
+// listens on, and the largest message that it takes.
+func (l *Lane) Adapt(info *StreamInfo) {
+	l.sending.Lock()
+	defer l.sending.Unlock()
+	l.cfg.Subjects.Cover(info.Config.Subjects)
+	l.cfg.Envelope.Limit(l.cfg.Conn.MaxPayload(), info.Config.MaxMsgSize)
+}
+
+// Send publishes a row of the WAL: n is the ordinal of its INSERT. It waits while
+// the window is full and returns the lane's failure once it has stopped. A
+// *RowError is the row's own: nothing was sent, and the lane goes on.
+func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
+	l.sending.Lock()
+	defer l.sending.Unlock()
+	l.last.Commit, l.last.N = ev.Commit, ev.N
+	return l.send(ctx, ev, tag, "")
+}
+
+// SendPolled publishes a row of the table, as Send does one of the WAL. Its
+// message repeats the last position, so that positions never go back. Pass is to
+// be called before.
+func (l *Lane) SendPolled(ctx context.Context, ev *outbox.Event, tag any) error {
+	l.sending.Lock()
+	defer l.sending.Unlock()
+	return l.send(ctx, ev, tag, ViaPoll)
+}
+
+// Pass notes that rows committed up to an LSN may be sent although the WAL has
+// not brought them: every later message says so until the WAL is past it.
+func (l *Lane) Pass(lsn outbox.LSN) {
+	for {
+		old := l.passed.Load()
+		if uint64(lsn) <= old || l.passed.CompareAndSwap(old, uint64(lsn)) {
+			return
+		}
+	}
+}
+
+// Passed is the greatest LSN that Pass was called with.
+func (l *Lane) Passed() outbox.LSN { return outbox.LSN(l.passed.Load()) }
+
+// send is Send for the holder of sending.
+func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, via string) error {
+	subject, err := l.cfg.Subjects.Of(ev)
+	if err != nil {
+		return err
+	}
+	ref := ev.Ref()
+	stamp := Stamp{Ref: ref, Position: l.last, Chained: l.cfg.Chained, ExpectedLast: l.cfg.Base + l.ring.head, Via: via}
+	if stamp.Position.Passed = l.Passed(); stamp.Position.Passed < l.last.Commit {
+		stamp.Position.Passed = 0 // it says nothing that the position does not
+	}
+	if err := l.cfg.Envelope.Build(l.msg, ev, stamp); err != nil {
+		return err
+	}
+	l.msg.Subject = subject
+	s := slot{delivery: Delivery{Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag}, subject: subject, commit: ev.CommitTime, size: l.msg.Size()}
+	index, err := l.enter(ctx, s)
+	if err != nil {
+		return err
+	}
+	l.msg.Reply = l.inbox + strconv.FormatUint(index, 36)
+	if err := l.cfg.Conn.PublishMsg(l.msg); err != nil {
+		err = fmt.Errorf("publish: %w", err)
+		l.fail(err)
+		return err
+	}
+	return nil
+}
+
+// intern returns the same string for the same event type: the ring's slots then
+// share it.
+func (l *Lane) intern(eventType []byte) string {
+	s, ok := l.types[string(eventType)]
+	if !ok {
+		if len(l.types) >= maxCachedSubjects {
+			clear(l.types)
+		}
+		s = string(eventType)
+		l.types[s] = s
+	}
+	return s
+}
+
+// enter waits for a place in the window and takes it.
+func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
+	for {
+		l.mu.Lock()
+		if l.err != nil {
+			defer l.mu.Unlock()
+			return 0, l.err
+		}
+		if l.hasRoom(s.size) {
+			defer l.mu.Unlock()
+			s.sentAt = time.Now()
+			l.ring.push(s)
+			return l.ring.head - 1, nil
+		}
+		l.mu.Unlock()
+		select {
+		case <-l.room:
+		case <-l.failed:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+}
+
+func (l *Lane) hasRoom(size int) bool {
+	r := l.ring
+	if r.head-r.tail+l.reserve >= U || r.inflight >= l.cfg.Window {
+		return false
+	}
+	return r.inflight == 0 || r.bytes+size <= l.cfg.WindowBytes
+}
+
+// Reserve tells the lane how many messages lie between the oldest message that
+// was stored before it and whose row is still unsettled, and its own first. They
+// count towards U. Zero lifts it.
+func (l *Lane) Reserve(n uint64) {
+	l.mu.Lock()
+	l.reserve = n
+	l.mu.Unlock()
+	signal(l.room)
+}
+
+// onReply runs on the subscription's goroutine, in the order of arrival.
+func (l *Lane) onReply(msg *nats.Msg) {
+	index, err := strconv.ParseUint(strings.TrimPrefix(msg.Subject, l.inbox), 36, 64)
+	if err != nil {
+		return
+	}
+	ack, err := ParseAck(msg, l.cfg.Stream.cfg.Name)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.ring.holds(index) || l.ring.at(index).state != sent {
+		return
+	}
+	s := l.ring.at(index)
+	switch {
+	case err != nil:
+		l.onFailure(s, err)
+	case ack.Duplicate:
+		s.ack = ack.Seq
+		l.ring.replied(s, doubted)
+		l.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
+	case l.cfg.Chained && ack.Seq != l.cfg.Base+index+1:
+		l.ring.replied(s, settled)
+		l.failLocked(fmt.Errorf("%w: stored at sequence %d, expected %d", ErrChain, ack.Seq, l.cfg.Base+index+1))
+	default:
+		l.onStored(s, index, ack.Seq)
+	}
+	signal(l.room)
+}
+
+func (l *Lane) onStored(s *slot, index, seq uint64) {
+	l.highest = max(l.highest, seq)
+	l.ring.replied(s, stored)
+	l.stored = append(l.stored, index)
+	if l.cfg.OnStored != nil {
+		l.cfg.OnStored(s.commit)
+	}
+	signal(l.news)
+}
+
+// onFailure keeps what is the row's own and stops the lane.
+func (l *Lane) onFailure(s *slot, err error) {
+	var ack *AckError
+	if errors.As(err, &ack) && ack.Row() != nil {
+		s.failure = ack.Row()
+		l.ring.replied(s, refused)
+	} else {
+		l.ring.replied(s, settled) // the WAL or the table brings it again
+		l.dropped++
+	}
+	if ClassOf(err) == ClassChain {
+		err = fmt.Errorf("%w: %w", ErrChain, err)
+	}
+	l.failLocked(fmt.Errorf("publish %s: %w", s.delivery.Ref, err))
+}
+
+// Deny notes that the server does not let the relay publish on a subject: rows
+// in flight on it are refused, and later ones are refused before sending.
+func (l *Lane) Deny(subject string) {
+	l.cfg.Subjects.Deny(subject)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := l.ring.low; i < l.ring.head; i++ {
+		if s := l.ring.at(i); s.state == sent && s.subject == subject {
+			s.failure = rowErrorf(RowPermission, "the server does not permit publishing on %s", subject)
+			l.ring.replied(s, refused)
+			l.failLocked(fmt.Errorf("publish on %s: permission denied", subject))
+		}
+	}
+}
+
+// watch stops the lane when a PubAck is overdue or the connection is lost.
+func (l *Lane) watch() {
+	t := time.NewTicker(l.cfg.AckTimeout / 10)
+	defer t.Stop()
+	for {
+		select {
+		case <-l.done:
+			return
+		case <-l.status:
+			l.fail(nats.ErrDisconnected)
+		case <-t.C:
+			l.checkOverdue()
+		}
+	}
+}
+
+func (l *Lane) checkOverdue() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ring.inflight == 0 {
+		return
+	}
+	if s := l.ring.at(l.ring.low); time.Since(s.sentAt) > l.cfg.AckTimeout {
+		l.failLocked(fmt.Errorf("publish %s: %w", s.delivery.Ref, ErrAckTimeout))
+	}
+}
+
+func (l *Lane) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failLocked(err)
+}
+
+func (l *Lane) failLocked(err error) {
+	if l.err == nil {
+		l.err = err
+		close(l.failed)
+	}
+}
+
+// Failed is closed when the lane has stopped.
+func (l *Lane) Failed() <-chan struct{} { return l.failed }
+
+// Err is why the lane has stopped, nil while it goes on.
+func (l *Lane) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// Stored gets a token when something was acknowledged; see Take.
+func (l *Lane) Stored() <-chan struct{} { return l.news }
+
+// Take appends up to limit acknowledged deliveries to dst, in the order of their
+// acknowledgement. Each of them is to be given to Settled once.
+func (l *Lane) Take(dst []Delivery, limit int) []Delivery {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := min(limit, len(l.stored))
+	for _, i := range l.stored[:n] {
+		dst = append(dst, l.ring.at(i).delivery)
+	}
+	rest := copy(l.stored, l.stored[n:])
+	l.stored = l.stored[:rest]
+	return dst
+}
+
+// Unsettled calls each with every row that is in the lane's hands.
+func (l *Lane) Unsettled(each func(outbox.Ref)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := l.ring.tail; i < l.ring.head; i++ {
+		if s := l.ring.at(i); s.state != settled {
+			each(s.delivery.Ref)
+		}
+	}
+}
+
+// Settled takes deliveries out of the lane's hands.
+func (l *Lane) Settled(ds []Delivery) {
+	l.mu.Lock()
+	for _, d := range ds {
+		l.ring.settle(d.index)
+	}
+	l.mu.Unlock()
+	signal(l.room)
+}
+
+// Counts are what the lane holds now.
+type Counts struct {
+	Inflight, InflightBytes int
+	Unsettled               uint64
+	// Forgotten is what was sent and has no PubAck although the lane has stopped.
+	Forgotten int
+}
+
+// Counts reads the lane's gauges.
+func (l *Lane) Counts() Counts {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := Counts{l.ring.inflight, l.ring.bytes, l.ring.head - l.ring.tail, l.dropped}
+	if l.err != nil {
+		c.Forgotten += l.ring.inflight
+	}
+	return c
+}
+
+// LastSeq is the greatest sequence that a PubAck named, Base before the first.
+func (l *Lane) LastSeq() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.highest
+}
+
+// Progress reports whether anything was stored.
+func (l *Lane) Progress() bool { return l.LastSeq() > l.cfg.Base }
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,353 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+type laneRig struct {
+	t      *testing.T
+	nats   *testenv.NATS
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	stream *Stream
+	table  *outbox.Table
+	cfg    LaneConfig
+}
+
+func newLaneRig(t *testing.T, n *testenv.NATS, change func(*jetstream.StreamConfig)) *laneRig {
+	t.Helper()
+	r := &laneRig{t: t, nats: n, table: &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical()}}
+	var err error
+	r.nc, err = Connect(t.Context(), ConnConfig{URL: n.URL()})
+	r.must(err)
+	t.Cleanup(r.nc.Close)
+	r.js, err = jetstream.New(r.nc)
+	r.must(err)
+	cfg := jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}}
+	if change != nil {
+		change(&cfg)
+	}
+	_, err = r.js.CreateStream(t.Context(), cfg)
+	r.must(err)
+	template, err := NewTemplate("events.{event_type}")
+	r.must(err)
+	r.stream, err = NewStream(r.nc, StreamConfig{Name: "EVENTS", Pattern: template.Pattern()})
+	r.must(err)
+	envelope, err := NewEnvelope(EnvelopeConfig{Source: "src", Stream: "EVENTS"})
+	r.must(err)
+	subjects := NewSubjects(template)
+	subjects.Cover([]string{"events.>"})
+	r.cfg = LaneConfig{Conn: r.nc, Stream: r.stream, Subjects: subjects, Envelope: envelope, Chained: true, Window: 1000, WindowBytes: 8 << 20}
+	return r
+}
+
+func (r *laneRig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// lane starts at the stream's end.
+func (r *laneRig) lane() *Lane {
+	r.t.Helper()
+	info, err := r.stream.Info(r.t.Context())
+	r.must(err)
+	r.cfg.Base, r.cfg.Position = info.LastSeq, outbox.Position{SystemID: "1", Timeline: 1}
+	l, err := NewLane(r.cfg)
+	r.must(err)
+	r.t.Cleanup(l.Close)
+	return l
+}
+
+func (r *laneRig) event(id int, payload string) *outbox.Event {
+	ev := &outbox.Event{Table: r.table, XID: 1, Commit: outbox.LSN(id), N: 1, CommitTime: time.Now()}
+	ev.Values[outbox.ID] = fmt.Appendf(nil, "%d", id)
+	ev.Values[outbox.EventType] = []byte("order.created")
+	ev.Values[outbox.Payload] = []byte(payload)
+	return ev
+}
+
+func (r *laneRig) send(l *Lane, id int) error {
+	return l.Send(r.t.Context(), r.event(id, `{}`), id)
+}
+
+// settleAll takes and settles until n were taken or the lane has failed.
+func (r *laneRig) settleAll(l *Lane, n int) (tags []int) {
+	r.t.Helper()
+	for len(tags) < n {
+		ds := l.Take(nil, U)
+		for _, d := range ds {
+			tags = append(tags, d.Tag.(int))
+		}
+		l.Settled(ds)
+		if len(ds) > 0 {
+			continue
+		}
+		select {
+		case <-l.Stored():
+		case <-l.Failed():
+			if len(l.Take(nil, 0)) == 0 && l.Counts().Unsettled == 0 {
+				return tags
+			}
+			r.t.Fatalf("lane failed: %v", l.Err())
+		case <-time.After(30 * time.Second):
+			r.t.Fatalf("%d of %d were stored", len(tags), n)
+		}
+	}
+	return tags
+}
+
+func (r *laneRig) ids() (ids []string) {
+	r.t.Helper()
+	info, err := r.stream.Info(r.t.Context())
+	r.must(err)
+	_, err = r.stream.ReadBack(r.t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{Source: "src", Step: func(ms []Message) (bool, error) {
+		for _, m := range ms {
+			ids = append(ids, m.ID.ID)
+		}
+		return true, nil
+	}})
+	r.must(err)
+	return ids
+}
+
+func TestLaneStoresInOrder(t *testing.T) {
+	const n = 40_000 // more than U: places are used again
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.lane()
+	taken := make(chan []int)
+	go func() { taken <- r.settleAll(l, n) }()
+	for id := range n {
+		r.must(r.send(l, id))
+	}
+	for i, tag := range <-taken {
+		if tag != i {
+			t.Fatalf("acknowledgement %d is of message %d", i, tag)
+		}
+	}
+	ids := r.ids() // newest first
+	if len(ids) != n {
+		t.Fatalf("stored %d, want %d", len(ids), n)
+	}
+	for i, id := range ids {
+		if want := fmt.Sprint(n - 1 - i); id != want {
+			t.Fatalf("message %d from the tail has id %s, want %s", i, id, want)
+		}
+	}
+	if got := l.LastSeq(); got != n {
+		t.Errorf("LastSeq %d, want %d", got, n)
+	}
+}
+
+func TestLaneStopsAtU(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.lane()
+	l.Reserve(384) // stored before, and unmarked
+	for id := range U - 384 {
+		r.must(r.send(l, id))
+	}
+	full, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := l.Send(full, r.event(U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("message %d past an unmarked one: %v, want to wait", U+1, err)
+	}
+	l.Reserve(0)
+	r.must(r.send(l, U))
+	// All but the oldest are settled: it still counts.
+	var ds []Delivery
+	for len(ds) < U-384+1 {
+		<-l.Stored()
+		ds = l.Take(ds, U)
+	}
+	l.Settled(ds[1:])
+	for id := range 383 {
+		r.must(r.send(l, U+1+id))
+	}
+	again, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := l.Send(again, r.event(2*U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("the lane ran past U: %v", err)
+	}
+	l.Settled(ds[:1])
+	r.must(r.send(l, 2*U))
+}
+
+func TestLaneWaitsForTheWindow(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newLaneRig(t, n, nil)
+	r.cfg.Window, r.cfg.WindowBytes = 10, 32<<10
+	l := r.lane()
+	r.must(n.Pause())
+	for id := range 10 {
+		r.must(r.send(l, id))
+	}
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := l.Send(short, r.event(10, `{}`), 10); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("message 11 of a window of 10: %v", err)
+	}
+	r.must(n.Resume())
+	r.must(r.send(l, 10))
+	r.settleAll(l, 11)
+	// One message may be larger than the byte window, alone.
+	r.must(l.Send(t.Context(), r.event(11, `"`+strings.Repeat("x", 64<<10)+`"`), 11))
+	r.settleAll(l, 1)
+}
+
+func TestLaneStopsWhenItsChainIsBroken(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.lane()
+	r.must(r.send(l, 1))
+	r.settleAll(l, 1)
+	_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
+	r.must(err)
+	r.must(r.send(l, 2))
+	<-l.Failed()
+	if err := l.Err(); !errors.Is(err, ErrChain) {
+		t.Fatalf("%v, want ErrChain", err)
+	}
+	if refusals := l.Drain(t.Context()); len(refusals) != 0 {
+		t.Errorf("a broken chain is no row's fault: %v", refusals)
+	}
+	if err := r.send(l, 3); !errors.Is(err, ErrChain) {
+		t.Errorf("a stopped lane took a message: %v", err)
+	}
+	if ids := r.ids(); len(ids) != 1 {
+		t.Errorf("stored %v, want only 1", ids)
+	}
+}
+
+func TestLaneKeepsTheRowsOwnFailures(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *jetstream.StreamConfig) { c.MaxMsgSize = 4096 })
+	l := r.lane()
+	r.must(r.send(l, 1))
+	r.must(l.Send(t.Context(), r.event(2, `"`+strings.Repeat("x", 8192)+`"`), 2))
+	for id := 3; id < 10 && r.send(l, id) == nil; id++ {
+	}
+	refusals := l.Drain(t.Context())
+	if len(refusals) != 1 || refusals[0].Tag != 2 || refusals[0].Failure.Class != RowSize {
+		t.Fatalf("refused %v, want row 2 for its size", refusals)
+	}
+	if got := r.settleAll(l, 1); got[0] != 1 {
+		t.Errorf("stored %v, want 1", got)
+	}
+	if ids := r.ids(); len(ids) != 1 || ids[0] != "1" {
+		t.Errorf("the stream holds %v: something passed the refused row", ids)
+	}
+}
+
+func TestLaneLooksAtDuplicates(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r.cfg.Chained = false // else the chain catches it before
+	l := r.lane()
+	r.must(r.send(l, 1))
+	r.must(r.send(l, 2))
+	r.settleAll(l, 2)
+	l.Close()
+
+	again := r.lane()
+	r.must(r.send(again, 1))
+	<-again.Failed()
+	if err := again.Err(); !errors.Is(err, ErrDoubtful) {
+		t.Fatalf("%v, want ErrDoubtful", err)
+	}
+	if refusals := again.Drain(t.Context()); len(refusals) != 0 {
+		t.Fatalf("refused %v, but it is in the stream", refusals)
+	}
+	if got := again.Take(nil, U); len(got) != 1 || got[0].Tag != 1 {
+		t.Fatalf("took %v, want row 1 as stored", got)
+	}
+
+	s, err := r.js.Stream(t.Context(), "EVENTS")
+	r.must(err)
+	r.must(s.DeleteMsg(t.Context(), 2))
+	third := r.lane()
+	r.must(r.send(third, 2))
+	<-third.Failed()
+	refusals := third.Drain(t.Context())
+	if len(refusals) != 1 || refusals[0].Failure.Class != RowDuplicate {
+		t.Fatalf("refused %v: a duplicate of a deleted message was taken as stored", refusals)
+	}
+}
+
+func TestLaneStopsOnSilence(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newLaneRig(t, n, nil)
+	r.cfg.AckTimeout = 300 * time.Millisecond
+	l := r.lane()
+	r.must(n.Pause())
+	defer n.Resume() //nolint:errcheck
+	r.must(r.send(l, 1))
+	<-l.Failed()
+	if err := l.Err(); !errors.Is(err, ErrAckTimeout) {
+		t.Fatalf("%v, want ErrAckTimeout", err)
+	}
+}
+
+func TestLaneStopsWhenTheConnectionIsLost(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newLaneRig(t, n, nil)
+	l := r.lane()
+	r.must(r.send(l, 1))
+	r.settleAll(l, 1)
+	r.must(n.Kill())
+	<-l.Failed()
+	if err := l.Err(); !errors.Is(err, nats.ErrDisconnected) {
+		t.Fatalf("%v, want ErrDisconnected", err)
+	}
+	if refusals := l.Drain(t.Context()); len(refusals) != 0 {
+		t.Errorf("an outage is no row's fault: %v", refusals)
+	}
+}
+
+func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r.cfg.Chained = false
+	l := r.lane()
+	for id := range 10 {
+		r.must(r.send(l, id))
+		_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
+		r.must(err)
+	}
+	r.settleAll(l, 10)
+	s, err := r.js.Stream(t.Context(), "EVENTS")
+	r.must(err)
+	r.must(s.DeleteMsg(t.Context(), 20))
+	info, err := r.stream.Info(t.Context())
+	r.must(err)
+	var behind []uint64
+	found, err := r.stream.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{
+		Source:  "src",
+		Phantom: func(p outbox.Position) bool { return p.Commit >= 8 },
+		Step: func(ms []Message) (bool, error) {
+			for _, m := range ms {
+				behind = append(behind, m.Behind)
+			}
+			return true, nil
+		},
+	})
+	r.must(err)
+	if found.Own != 8 || found.Phantoms != 2 || found.ForeignTail {
+		t.Errorf("found %+v", found)
+	}
+	if found.Tail.ID.ID != "7" || found.Tail.Position.Commit != 7 {
+		t.Errorf("the tail is %+v, want row 7", found.Tail)
+	}
+	for i, b := range behind {
+		if b != uint64(i) {
+			t.Fatalf("message %d from the tail says %d are behind it", i, b)
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package publish
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// minimal are the permissions that the package's documentation tells operators to give a
+// relay of stream EVENTS with inbox prefix _RELAY.a1.
+const minimal = `{
+	publish { allow: [
+		"events.>"
+		"$JS.API.STREAM.INFO.EVENTS"
+		"$JS.API.STREAM.MSG.GET.EVENTS"
+		"$JS.API.CONSUMER.CREATE.EVENTS.>"
+		"$JS.API.CONSUMER.MSG.NEXT.EVENTS.>"
+		"$JS.API.CONSUMER.DELETE.EVENTS.>"
+	] }
+	subscribe { allow: [ "_RELAY.a1.>" ] }
+}`
+
+// restricted is a server whose user relay has the given permissions, and whose
+// user admin may do anything.
+func restricted(tb testing.TB, permissions string) (*testenv.NATS, ConnConfig) {
+	srv := testenv.NewNATS(tb, testenv.NATSOptions{Config: `authorization { users: [
+		{ user: admin, password: secret }
+		{ user: relay, password: secret, permissions: ` + permissions + ` }
+	] }`})
+	return srv, ConnConfig{URL: srv.URL(), User: "relay", PasswordFile: writeFile(tb, "password", "secret"), InboxPrefix: "_RELAY.a1"}
+}
+
+func createAs(tb testing.TB, user string, cfg ConnConfig) {
+	tb.Helper()
+	cfg.User, cfg.InboxPrefix = user, ""
+	s := must(NewStream(connect(tb, cfg), StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(tb)
+	if err := s.Create(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func TestMinimalPermissionsSuffice(t *testing.T) {
+	_, cfg := restricted(t, minimal)
+	createAs(t, "admin", cfg)
+	var sig signals
+	sig.set(&cfg)
+	nc := connect(t, cfg)
+	s := must(NewStream(nc, StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)
+	if _, _, err := s.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e, msg := newEnvelope(t, FormatBinary), nats.NewMsg("events.x")
+	for i := range 10 {
+		ev := testEvent()
+		ev.Values[0] = fmt.Append(nil, i)
+		st := testStamp(ev)
+		st.ExpectedLast = uint64(i)
+		if err := e.Build(msg, ev, st); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ParseAck(must(nc.RequestMsg(msg, 5*time.Second))(t), "EVENTS"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info := must(s.Info(t.Context()))(t)
+	must(s.Header(t.Context(), info.LastSeq))(t)
+	n := 0
+	must(s.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{
+		Source: e.Source(), Step: func(m []Message) (bool, error) { n += len(m); return true, nil },
+	}))(t)
+	if n != 10 {
+		t.Errorf("%d messages read back, want 10", n)
+	}
+	must(0, nc.Flush())(t)
+	select {
+	case err := <-sig.errs:
+		t.Errorf("permission error: %v", err)
+	default:
+	}
+}
+
+// TestMinimalPermissionsToCreate adds the one that creating the stream takes.
+func TestMinimalPermissionsToCreate(t *testing.T) {
+	_, cfg := restricted(t, strings.Replace(minimal, `"events.>"`, `"events.>", "$JS.API.STREAM.CREATE.EVENTS"`, 1))
+	s := must(NewStream(connect(t, cfg), StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)
+	if err := s.Create(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMinimalPermissionsAreDocumented(t *testing.T) {
+	doc := string(must(os.ReadFile("doc.go"))(t))
+	for _, quoted := range regexp.MustCompile(`"[^"]+"|_RELAY[^ ]+`).FindAllString(minimal, -1) {
+		if subject := strings.Trim(quoted, `"`); !strings.Contains(doc, subject) {
+			t.Errorf("doc.go does not name %s", subject)
+		}
+	}
+}
+
+func TestPermissionErrorsNameTheSubject(t *testing.T) {
+	_, cfg := restricted(t, `{ publish { allow: [ "events.>" ], deny: [ "events.secret.>" ] }, subscribe { allow: [ "_RELAY.a1.>" ] } }`)
+	createAs(t, "admin", cfg)
+	var sig signals
+	sig.set(&cfg)
+	nc := connect(t, cfg)
+	for subject, publish := range map[string]bool{"events.secret.a": true, `events.secret."q"\`: true, "orders.>": false, "$JS.API.INFO": true} {
+		if publish {
+			must(0, nc.PublishRequest(subject, nc.NewInbox(), nil))(t)
+		} else {
+			must(nc.SubscribeSync(subject))(t)
+		}
+		err := receive(t, sig.errs, "permission error")
+		if got, p, ok := PermissionSubject(err); !ok || got != subject || p != publish {
+			t.Errorf("%v reads %q, %v, %v; want %q, %v", err, got, p, ok, subject, publish)
+		}
+	}
+	if nc.Status() != nats.CONNECTED {
+		t.Errorf("the connection is %s", nc.Status())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := must(NewStream(nc, StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t).Info(ctx)
+	if wantError(t, err, "read stream EVENTS", "permissions violation"); !strings.Contains(hint.Of(err), "$JS.API.STREAM.INFO.EVENTS") {
+		t.Errorf("hint %s", hint.Of(err))
+	}
+}
+
+func TestPermissionSubjectOfOtherErrors(t *testing.T) {
+	violation := func(s string) error { return fmt.Errorf("%w: %s", nats.ErrPermissionViolation, s) }
+	for _, err := range []error{
+		nil, nats.ErrTimeout, fmt.Errorf(`Permissions Violation for Publish to "a"`), violation(""), violation("Permissions Violation for Publish to"),
+		violation(`Permissions Violation for Publish to "a`), violation(`Permissions Violation for Publish to a`),
+	} {
+		if s, _, ok := PermissionSubject(err); ok {
+			t.Errorf("%v reads %q", err, s)
+		}
+	}
+	for text, publish := range map[string]bool{
+		`Permissions Violation for Publish to "a.b"`:                        true,
+		`Permissions Violation for Publish with Reply of "a.b"`:             false,
+		`Permissions Violation for Subscription to "a.b" using queue "q"`:   false,
+		`Permissions Violation for Subscription to "a.b", too many tokens`:  false,
+		`Permissions Violation for Subscription to "a.b" (sid "1")`:         false,
+		`Permissions Violation for Publish to "a.b" and what may come next`: true,
+	} {
+		if s, p, ok := PermissionSubject(violation(text)); s != "a.b" || p != publish || !ok {
+			t.Errorf("%s reads %q, %v, %v", text, s, p, ok)
+		}
+	}
+}
+
+// TestConnectCreds runs a server in operator mode, where users bring a JWT.
+func TestConnectCreds(t *testing.T) {
+	operator, account, user := must(nkeys.CreateOperator())(t), must(nkeys.CreateAccount())(t), must(nkeys.CreateUser())(t)
+	system := must(nkeys.CreateAccount())(t) // JetStream wants one in this mode
+	public := func(kp nkeys.KeyPair) string { return must(kp.PublicKey())(t) }
+	operatorJWT := must(jwt.NewOperatorClaims(public(operator)).Encode(operator))(t)
+	accountJWT := func(kp nkeys.KeyPair) string { return must(jwt.NewAccountClaims(public(kp)).Encode(operator))(t) }
+	creds := func(signer nkeys.KeyPair, expires time.Time) string {
+		claims := jwt.NewUserClaims(public(user))
+		claims.Expires = expires.Unix()
+		token := must(claims.Encode(signer))(t)
+		return string(must(jwt.FormatUserConfig(token, must(user.Seed())(t)))(t))
+	}
+	srv := testenv.NewNATS(t, testenv.NATSOptions{Config: fmt.Sprintf(
+		"operator: %q\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: { %s: %q, %s: %q }\n", operatorJWT,
+		public(system), public(system), accountJWT(system), public(account), accountJWT(account))})
+	later := time.Now().Add(time.Hour)
+	connect(t, ConnConfig{URL: srv.URL(), Creds: writeFile(t, "relay.creds", creds(account, later))})
+
+	stranger := must(nkeys.CreateAccount())(t)
+	for name, text := range map[string]string{
+		"of another account": creds(stranger, later), "expired": creds(account, time.Now().Add(-time.Hour)), "junk": "junk",
+	} {
+		_, err := Connect(t.Context(), ConnConfig{URL: srv.URL(), Creds: writeFile(t, "other.creds", text)})
+		wantError(t, err, "connect to NATS")
+		if text := err.Error() + hint.Of(err); strings.Contains(text, string(must(user.Seed())(t))) || !strings.Contains(text, "nats.creds") {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package publish
+
+import (
+	"time"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// U is how far, in messages, the lane may run ahead of its oldest message whose
+// row is not settled in its table. It is fixed, and part of the contract between
+// one run of the relay and the next: a start that reads the last U messages of
+// its own back has seen every row that could have been stored and not marked.
+const U = 16384
+
+// Delivery is a message that the lane has sent.
+type Delivery struct {
+	Ref       outbox.Ref
+	XID       uint32
+	EventType string
+	// Tag is what the sender gave along.
+	Tag any
+
+	index uint64
+}
+
+type state uint8
+
+const (
+	sent    state = iota // no reply yet
+	stored               // its own PubAck came
+	refused              // its own reply names a failure of its own
+	doubted              // JetStream calls it a duplicate: to be looked at
+	settled              // out of the lane's hands
+)
+
+// slot is a place in the ring. It is reused, so it holds no memory of a row but
+// its Ref; subjects and event types are shared.
+type slot struct {
+	delivery Delivery
+	subject  string
+	commit   time.Time
+	sentAt   time.Time
+	size     int
+	state    state
+	ack      uint64 // sequence in the PubAck
+	failure  *RowError
+}
+
+// ring holds the U newest messages that are not settled: from oldest (index
+// tail) to newest (head-1). Its memory is fixed.
+type ring struct {
+	slots      [U]slot
+	tail, head uint64
+	low        uint64 // every message below it has had its reply
+	inflight   int
+	bytes      int
+}
+
+func (r *ring) at(i uint64) *slot { return &r.slots[i%U] }
+
+func (r *ring) holds(i uint64) bool { return i >= r.tail && i < r.head }
+
+func (r *ring) push(s slot) {
+	s.delivery.index = r.head
+	*r.at(r.head) = s
+	r.head++
+	r.inflight++
+	r.bytes += s.size
+}
+
+// replied notes the reply of message i.
+func (r *ring) replied(s *slot, to state) {
+	s.state = to
+	r.inflight--
+	r.bytes -= s.size
+	for r.low < r.head && r.at(r.low).state != sent {
+		r.low++
+	}
+}
+
+// settle takes message i out of the lane's hands.
+func (r *ring) settle(i uint64) {
+	if !r.holds(i) {
+		return
+	}
+	s := r.at(i)
+	s.state, s.delivery = settled, Delivery{}
+	for r.tail < r.head && r.at(r.tail).state == settled {
+		r.tail++
+	}
+}

@@ -1,0 +1,189 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// apiTimeout bounds one request to the JetStream API.
+const apiTimeout = 5 * time.Second
+
+// ErrStreamNotFound: the account has no stream of that name.
+var ErrStreamNotFound = errors.New("stream not found")
+
+// StreamConfig says which stream the relay writes to and what it expects of it.
+type StreamConfig struct {
+	Name string
+	// Domain is the JetStream domain; empty is the connected server's own.
+	Domain string
+	// Pattern is [Template.Pattern]: what the relay publishes on.
+	Pattern string
+	// Shared allows other writers: no chain, duplicate window only.
+	Shared bool
+	// AcceptWeak turns the refusal of a weak stream into a warning.
+	AcceptWeak bool
+	// Replicas is what [Stream.Create] asks for; 0 is 3 in a cluster, else 1.
+	Replicas int
+}
+
+// StreamInfo is the stream as its leader reports it.
+type StreamInfo struct {
+	// FirstSeq is LastSeq + 1 where the stream holds nothing.
+	FirstSeq, LastSeq, Messages uint64
+	// Created tells a stream from another that took its name later.
+	Created time.Time
+	// Leader is empty outside a cluster.
+	Leader string
+	Config jetstream.StreamConfig
+}
+
+// Stream asks the JetStream API about one stream. It changes nothing except by
+// [Stream.Create], and it may be used by several goroutines.
+type Stream struct {
+	nc  *nats.Conn
+	js  jetstream.JetStream
+	cfg StreamConfig
+}
+
+// NewStream does no I/O.
+func NewStream(nc *nats.Conn, cfg StreamConfig) (*Stream, error) {
+	js, err := jetstream.New(nc)
+	if cfg.Domain != "" {
+		js, err = jetstream.NewWithDomain(nc, cfg.Domain)
+	}
+	if err != nil {
+		return nil, hint.Errorf("check nats.domain", "use JetStream domain %q: %w", cfg.Domain, err)
+	}
+	return &Stream{nc: nc, js: js, cfg: cfg}, nil
+}
+
+// APISubject is the subject of a JetStream API request, such as
+// "STREAM.MSG.GET.EVENTS", in the stream's domain.
+func (s *Stream) APISubject(request string) string {
+	if s.cfg.Domain == "" {
+		return "$JS.API." + request
+	}
+	return "$JS." + s.cfg.Domain + ".API." + request
+}
+
+// Info asks the stream's leader: no replica and no mirror answers STREAM.INFO.
+// A leader that has been deposed may do so for some seconds more; the
+// expected-sequence chain makes that harmless.
+func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	stream, err := s.js.Stream(ctx, s.cfg.Name)
+	if err != nil {
+		return nil, s.explain("read", "STREAM.INFO", err)
+	}
+	info := stream.CachedInfo()
+	out := &StreamInfo{
+		FirstSeq: info.State.FirstSeq,
+		LastSeq:  info.State.LastSeq,
+		Messages: info.State.Msgs,
+		Created:  info.Created,
+		Config:   info.Config,
+	}
+	if info.Cluster != nil {
+		out.Leader = info.Cluster.Leader
+	}
+	return out, nil
+}
+
+// Create creates the stream: files, limits retention without a limit, and
+// discard new, so that a limit set later becomes back-pressure and not a loss.
+// It fails where a stream of that name exists with another configuration. Call
+// it at process start only, and only where no row is marked yet.
+func (s *Stream) Create(ctx context.Context) error {
+	if s.cfg.Pattern == ">" {
+		return hint.Errorf("begin nats.subject with a literal token, as in events.{event_type}, or create the stream yourself",
+			"create stream %s: its subject would be >, which JetStream refuses", s.cfg.Name)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*apiTimeout) // a replicated stream elects its leader first
+	defer cancel()
+	_, err := s.js.CreateStream(ctx, s.newConfig())
+	if err != nil {
+		return s.explain("create", "STREAM.CREATE", err)
+	}
+	return nil
+}
+
+func (s *Stream) newConfig() jetstream.StreamConfig {
+	replicas := s.cfg.Replicas
+	if replicas == 0 {
+		replicas = 1
+		if s.nc.ConnectedClusterName() != "" {
+			replicas = 3
+		}
+	}
+	return jetstream.StreamConfig{
+		Name:        s.cfg.Name,
+		Description: "events of walpost",
+		Subjects:    []string{s.cfg.Pattern},
+		Retention:   jetstream.LimitsPolicy,
+		Storage:     jetstream.FileStorage,
+		Discard:     jetstream.DiscardNew,
+		Replicas:    replicas,
+		Duplicates:  2 * time.Minute,
+		AllowDirect: true,
+	}
+}
+
+// explain names the request that failed and what helps.
+func (s *Stream) explain(verb, request string, err error) error {
+	subject := s.APISubject(request + "." + s.cfg.Name)
+	late := errors.Is(err, context.DeadlineExceeded)
+	if denied := s.denial(subject); late && denied != nil {
+		err = denied
+	}
+	wrapped := fmt.Errorf("%s stream %s: %w", verb, s.cfg.Name, err)
+	var api *jetstream.APIError
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return hint.Errorf("check nats.stream and the account, or create it (nats.create_stream: true does so at a first start)",
+			"%s stream %s: %w", verb, s.cfg.Name, ErrStreamNotFound)
+	case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse):
+		return hint.Wrap(wrapped, "the stream exists: walpost uses it as it is, and never changes it")
+	case errors.Is(err, nats.ErrNoResponders):
+		return hint.Wrap(wrapped, "nobody answers "+subject+": enable JetStream on the server and for the account, or correct nats.domain")
+	case late && request == "STREAM.CREATE":
+		return hint.Wrap(wrapped, "no reply: let the user publish on "+subject+", or create the stream yourself")
+	case late:
+		return hint.Wrap(wrapped, "no reply: let the user publish on "+subject+" and subscribe to its inbox prefix"+
+			" (nats.inbox_prefix, else _INBOX.>), and check that the stream has a leader")
+	case errors.As(err, &api):
+		return hint.Wrap(wrapped, apiHint(int(api.ErrorCode)))
+	}
+	return wrapped
+}
+
+// denial is why no reply came: what the server denies it says beside the
+// request. It is nil where the last denial was of something else.
+func (s *Stream) denial(subject string) error {
+	err := s.nc.LastError()
+	if denied, publishing, ok := PermissionSubject(err); ok && (!publishing || denied == subject) {
+		return err
+	}
+	return nil
+}
+
+func apiHint(code int) string {
+	switch code {
+	case 10039, 10076:
+		return "enable JetStream on the server and for the account"
+	case 10065:
+		return "another stream listens on these subjects: name it in nats.stream, or change nats.subject"
+	case 10005, 10074:
+		return "the cluster cannot place three replicas now: wait for its servers, or create the stream yourself"
+	case 10113, errAccountResources, 10023, 10047, 10122, 10027:
+		return "the account's JetStream limits are in the way: raise them, or create the stream yourself with limits"
+	}
+	return ""
+}
