@@ -1,0 +1,96 @@
+// Package migrations creates walpost's tables and its publication.
+//
+// The tables are numbered plain SQL files with goose annotations. They only ever go forward: up creates, it never drops
+// and never takes a lock that a producer would wait for. A [Runner] applies them to a database under an advisory lock;
+// [Print] writes them as plain SQL for those who have a migration tool of their own.
+//
+// The publication is not one of the files, because its name and its tables come from the configuration: package stream
+// creates it.
+package migrations
+
+import (
+	"embed"
+	"fmt"
+	"math"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+//go:embed *.sql
+var files embed.FS
+
+// VersionTable records in the database which migrations were applied.
+const VersionTable = "walpost_migrations"
+
+const (
+	// Latest is every migration there is, as the target of [Runner.Up] and [Print].
+	Latest int64 = math.MaxInt64
+	// OneStep is the migration applied last, as the target of [Runner.Down].
+	OneStep int64 = -1
+)
+
+// The outbox is made by the first migration, and only where the configuration reads the outbox from exactly that table.
+const (
+	outboxVersion int64 = 1
+	outboxName          = "outbox_messages"
+)
+
+// Migration is one step of the schema.
+type Migration struct {
+	Version int64
+	// Name is the name of its file, "00001_outbox_messages.sql".
+	Name string
+}
+
+// All lists the migrations in their order. It panics where a file is misnamed: they are part of the program.
+func All() []Migration {
+	names, err := files.ReadDir(".")
+	if err != nil {
+		panic(err)
+	}
+	all := make([]Migration, len(names))
+	for i, f := range names { // ReadDir sorts by name, and the numbers have leading zeros
+		v, err := versionOf(f.Name())
+		if err != nil || v != int64(i+1) {
+			panic(fmt.Sprintf("migrations: %s should be number %d: %v", f.Name(), i+1, err))
+		}
+		all[i] = Migration{Version: v, Name: f.Name()}
+	}
+	return all
+}
+
+func versionOf(file string) (int64, error) {
+	number, _, _ := strings.Cut(path.Base(file), "_")
+	return strconv.ParseInt(number, 10, 64)
+}
+
+func nameOf(version int64) string {
+	for _, m := range All() {
+		if m.Version == version {
+			return m.Name
+		}
+	}
+	return fmt.Sprintf("migration %d", version)
+}
+
+// checkTarget reports a version that does not exist: a typing error must not pass for "nothing to do".
+func checkTarget(to, least int64) error {
+	last := int64(len(All()))
+	if to >= least && to <= last {
+		return nil
+	}
+	return hint.Errorf(fmt.Sprintf("the versions are %d to %d: see `walpost migrate status`", least, last),
+		"find migration %d: no such version", to)
+}
+
+// ownsOutbox tells whether one of the outboxes is the table of the first migration in that schema.
+func ownsOutbox(outboxes []*outbox.Table, schema string) bool {
+	return slices.ContainsFunc(outboxes, func(t *outbox.Table) bool {
+		return t.Layout.Name == outbox.Canonical().Name && t.Name == outboxName && t.Schema == schema
+	})
+}

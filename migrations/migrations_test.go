@@ -1,0 +1,370 @@
+package migrations_test
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func canonical() []*outbox.Table {
+	return []*outbox.Table{{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}}
+}
+
+func foreign() []*outbox.Table {
+	return []*outbox.Table{{Schema: "shop", Name: "events", Layout: outbox.Debezium(), Mark: outbox.MarkDelete}}
+}
+
+func newRunner(t *testing.T, url string, tables []*outbox.Table) *migrations.Runner {
+	t.Helper()
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := migrations.New(cfg, tables)
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) }) //nolint:errcheck // the test is over
+	return conn
+}
+
+func exec(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// catalog describes everything in the schema public but the version table, one line each, in a fixed order.
+func catalog(t *testing.T, conn *pgx.Conn) string {
+	t.Helper()
+	const describe = `
+		SELECT format('table %s %s %s', c.relname, c.relkind, c.reloptions::text || coalesce(t.reloptions::text, ''))
+		FROM pg_class c LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
+		WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')
+		UNION ALL
+		SELECT format('column %s.%s %s %s %s %s %s', a.attrelid::regclass, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod),
+			a.attnotnull, a.attidentity, pg_get_expr(d.adbin, d.adrelid))
+		FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_attrdef d ON (d.adrelid, d.adnum) = (a.attrelid, a.attnum)
+		WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped
+		UNION ALL SELECT 'index ' || indexdef FROM pg_indexes WHERE schemaname = 'public'
+		UNION ALL SELECT format('constraint %s %s %s', conrelid::regclass, conname, pg_get_constraintdef(oid))
+		FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+		UNION ALL SELECT format('sequence %s', relname) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'S'`
+	rows, err := conn.Query(t.Context(), `SELECT line FROM (`+describe+`) d(line)
+		WHERE line NOT LIKE '%' || $1 || '%' ORDER BY line COLLATE "C"`, migrations.VersionTable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestUpAndDown(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		url := pg.NewDB(t)
+		conn, r := connect(t, url), newRunner(t, url, canonical())
+		empty := catalog(t, conn)
+		all := int64(len(migrations.All()))
+
+		states, err := r.Status(t.Context())
+		if err != nil || len(states) != int(all) || !states[0].AppliedAt.IsZero() || states[0].Skipped {
+			t.Fatalf("status before = %+v, %v", states, err)
+		}
+		var exists bool
+		if err := conn.QueryRow(t.Context(), `SELECT to_regclass($1) IS NOT NULL`, migrations.VersionTable).Scan(&exists); err != nil || exists {
+			t.Fatalf("status wrote to the database: %v, %v", exists, err)
+		}
+
+		// Up and down again step by step: each down is the exact opposite of its up.
+		var steps []string
+		for v := int64(1); v <= all; v++ {
+			steps = append(steps, catalog(t, conn))
+			done, err := r.Up(t.Context(), v)
+			if err != nil || len(done) != 1 || done[0].Version != v {
+				t.Fatalf("up to %d = %+v, %v", v, done, err)
+			}
+		}
+		full := catalog(t, conn)
+		for v := all; v >= 1; v-- {
+			done, err := r.Down(t.Context(), migrations.OneStep)
+			if err != nil || len(done) != 1 || done[0].Version != v {
+				t.Fatalf("down from %d = %+v, %v", v, done, err)
+			}
+			if got := catalog(t, conn); got != steps[v-1] {
+				t.Fatalf("down from %d leaves\n%s\nwant\n%s", v, got, steps[v-1])
+			}
+		}
+		if done, err := r.Down(t.Context(), migrations.OneStep); err != nil || len(done) != 0 {
+			t.Fatalf("down on nothing = %+v, %v", done, err)
+		}
+
+		if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != int(all) {
+			t.Fatalf("up = %+v, %v", done, err)
+		}
+		if got := catalog(t, conn); got != full {
+			t.Fatalf("up after down makes\n%s\nwant\n%s", got, full)
+		}
+		if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != 0 {
+			t.Fatalf("up again = %+v, %v", done, err)
+		}
+		states, err = r.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range states {
+			if age := time.Since(s.AppliedAt); age < -time.Minute || age > 10*time.Minute {
+				t.Errorf("%s applied at %v", s.Name, s.AppliedAt)
+			}
+		}
+		if done, err := r.Down(t.Context(), 0); err != nil || len(done) != int(all) {
+			t.Fatalf("down to 0 = %+v, %v", done, err)
+		}
+		if got := catalog(t, conn); got != empty {
+			t.Fatalf("down to 0 leaves\n%s", got)
+		}
+	})
+}
+
+// The names, order and types of the outbox's columns are a contract with producers in every language.
+func TestOutboxColumns(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	conn, r := connect(t, url), newRunner(t, url, canonical())
+	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
+		t.Fatal(err)
+	}
+	const want = `id bigint, tenant_id bigint, aggregate_type text, aggregate_id bigint, event_type text, event_version smallint, ` +
+		`payload jsonb, occurred_at timestamp with time zone, available_at timestamp with time zone, ` +
+		`processed_at timestamp with time zone, attempts smallint, last_error text, trace_id text`
+	var got string
+	if err := conn.QueryRow(t.Context(), `
+		SELECT string_agg(column_name || ' ' || data_type, ', ' ORDER BY ordinal_position)
+		FROM information_schema.columns WHERE table_name = 'outbox_messages'`).Scan(&got); err != nil || got != want {
+		t.Errorf("columns = %s\nwant %s (%v)", got, want, err)
+	}
+	for _, c := range outbox.Canonical().Columns {
+		if c != "" && !strings.Contains(want, c+" ") {
+			t.Errorf("the canonical layout names %s", c)
+		}
+	}
+
+	// What a producer has to say, a dead letter that comes back under its id, and a row on its way to the archive, where an
+	// id may come again.
+	exec(t, conn, `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 7, 'order.placed', '{}')`)
+	exec(t, conn, `INSERT INTO outbox_messages (id, aggregate_type, aggregate_id, event_type, payload) VALUES (-5, 'order', 7, 'order.placed', '{}')`)
+	exec(t, conn, `UPDATE outbox_messages SET processed_at = now()`)
+	for range 2 {
+		exec(t, conn, `INSERT INTO outbox_messages_archive SELECT 'public.outbox_messages', * FROM outbox_messages`)
+	}
+	exec(t, conn, `INSERT INTO outbox_messages_dlq (outbox, row_id, original) SELECT 'public.outbox_messages', id::text, row_to_json(o) FROM outbox_messages o`)
+}
+
+func TestUpConcurrently(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	total := 0
+	for range 4 {
+		r := newRunner(t, url, canonical())
+		wg.Go(func() {
+			done, err := r.Up(t.Context(), migrations.Latest)
+			mu.Lock()
+			defer mu.Unlock()
+			total += len(done)
+			if err != nil {
+				t.Errorf("up = %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if total != len(migrations.All()) {
+		t.Errorf("%d migrations were applied by all together", total)
+	}
+}
+
+func TestPrintMakesTheSameSchema(t *testing.T) {
+	pg := testenv.SharedPostgres(t)
+	for _, tables := range [][]*outbox.Table{canonical(), foreign()} {
+		var sql bytes.Buffer
+		if err := migrations.Print(&sql, migrations.Latest, tables); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(sql.String(), "+goose") || strings.Contains(sql.String(), "DROP") {
+			t.Errorf("print leaves annotations or a Down:\n%s", &sql)
+		}
+		printed, upped := pg.NewDB(t), pg.NewDB(t)
+		var got [2]string
+		for i, url := range []string{printed, upped} {
+			conn := connect(t, url)
+			if i == 0 {
+				exec(t, conn, sql.String())
+			} else {
+				r := newRunner(t, url, tables)
+				if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got[i] = catalog(t, conn)
+		}
+		if got[0] != got[1] {
+			t.Errorf("print makes\n%s\nup makes\n%s", got[0], got[1])
+		}
+	}
+}
+
+func TestDownRefusesWhatIsUndelivered(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	conn, r := connect(t, url), newRunner(t, url, canonical())
+	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
+		t.Fatal(err)
+	}
+	steps := []struct{ fill, text, clear string }{
+		{
+			`INSERT INTO idempotency_keys (key, request_hash) VALUES ('k', '')`,
+			"keys that have not expired", `UPDATE idempotency_keys SET expires_at = now()`,
+		},
+		{
+			`INSERT INTO consumer_offsets (consumer, stream) VALUES ('mailer', 'EVENTS')`,
+			"positions of consumers", `TRUNCATE consumer_offsets`,
+		},
+		{
+			`INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`,
+			"outbox_messages_dlq holds 1 undelivered row(s)", `DELETE FROM outbox_messages_dlq`,
+		},
+		{
+			`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'e', '{}')`,
+			"outbox_messages holds 1 undelivered row(s)", `UPDATE outbox_messages SET processed_at = now()`,
+		},
+	}
+	for _, s := range steps {
+		exec(t, conn, s.fill)
+	}
+	for _, s := range steps {
+		_, err := r.Down(t.Context(), 0)
+		if err == nil || !strings.Contains(err.Error(), s.text) || hint.Of(err) == "" {
+			t.Fatalf("down = %v, hint %q; want %q and a hint", err, hint.Of(err), s.text)
+		}
+		exec(t, conn, s.clear)
+	}
+	if _, err := r.Down(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestForeignOutboxTable(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	conn, r := connect(t, url), newRunner(t, url, canonical())
+	exec(t, conn, `CREATE TABLE outbox_messages (note TEXT); INSERT INTO outbox_messages VALUES ('mine')`)
+	before := catalog(t, conn)
+	done, err := r.Up(t.Context(), migrations.Latest)
+	if err == nil || len(done) != 0 || !strings.HasPrefix(err.Error(), `apply 00001_outbox_messages.sql: ERROR: relation "outbox_messages" already exists`) {
+		t.Fatalf("up = %+v, %v", done, err)
+	}
+	if !strings.Contains(hint.Of(err), "outboxes[].layout") {
+		t.Errorf("hint = %q", hint.Of(err))
+	}
+	if after := catalog(t, conn); after != before {
+		t.Errorf("up changed the schema to\n%s", after)
+	}
+}
+
+func TestOtherOutbox(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	conn, r := connect(t, url), newRunner(t, url, foreign())
+	done, err := r.Up(t.Context(), migrations.Latest)
+	if err != nil || len(done) != len(migrations.All())-1 {
+		t.Fatalf("up = %+v, %v", done, err)
+	}
+	states, err := r.Status(t.Context())
+	if err != nil || !states[0].Skipped || states[1].Skipped {
+		t.Fatalf("status = %+v, %v", states, err)
+	}
+	if strings.Contains(catalog(t, conn), "table outbox_messages r") {
+		t.Error("outbox_messages was created beside another outbox")
+	}
+
+	// The application moves to the canonical table later.
+	later := newRunner(t, url, canonical())
+	if done, err := later.Up(t.Context(), migrations.Latest); err != nil || len(done) != 1 || done[0].Version != 1 {
+		t.Fatalf("up = %+v, %v", done, err)
+	}
+	if _, err := r.Down(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSearchPath(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	exec(t, connect(t, url), `CREATE SCHEMA relay`)
+	tables := canonical()
+	tables[0].Schema = "relay"
+	r := newRunner(t, withSearchPath(url, "relay"), tables)
+	if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != len(migrations.All()) {
+		t.Fatalf("up = %+v, %v", done, err)
+	}
+	_, err := newRunner(t, withSearchPath(url, "nowhere"), tables).Up(t.Context(), migrations.Latest)
+	if err == nil || hint.Of(err) == "" {
+		t.Errorf("up without a schema = %v, hint %q", err, hint.Of(err))
+	}
+}
+
+func withSearchPath(url, schema string) string {
+	if strings.Contains(url, "?") {
+		return url + "&search_path=" + schema
+	}
+	return url + "?search_path=" + schema
+}
+
+func TestUnknownVersion(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	r := newRunner(t, url, canonical())
+	_, up := r.Up(t.Context(), 99)
+	_, zero := r.Up(t.Context(), 0)
+	_, down := r.Down(t.Context(), 99)
+	printed := migrations.Print(&bytes.Buffer{}, 99, canonical())
+	for _, err := range []error{up, zero, down, printed} {
+		if err == nil || hint.Of(err) == "" {
+			t.Errorf("error = %v, hint %q", err, hint.Of(err))
+		}
+	}
+}
+
+func TestWithoutPrivileges(t *testing.T) {
+	pg := testenv.SharedPostgres(t)
+	url := pg.NewDB(t)
+	exec(t, connect(t, url), `REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE ROLE pauper LOGIN`)
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = newRunner(t, pg.URLFor("pauper", cfg.Database), canonical()).Up(t.Context(), migrations.Latest)
+	if err == nil || !strings.Contains(err.Error(), "permission denied") || !strings.Contains(hint.Of(err), "CREATE on the schema") {
+		t.Errorf("error %v, hint %q", err, hint.Of(err))
+	}
+}

@@ -1,0 +1,173 @@
+package migrations
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// CREATE TRIGGER waits for whoever writes to the table, DROP TRIGGER for whoever
+// uses it, and the producers who come after wait behind it: for notifyLock at
+// most, and then they have as long to themselves, notifyAttempts times.
+const (
+	notifyLock     = 500 * time.Millisecond
+	notifyAttempts = 20
+)
+
+const notifyFunctionSQL = `CREATE OR REPLACE FUNCTION ` + outbox.NotifyTrigger + `() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NOTIFY ` + outbox.NotifyChannel + `;
+    RETURN NULL;
+END
+$$`
+
+func notifyTriggerSQL(table string) string {
+	return fmt.Sprintf("CREATE OR REPLACE TRIGGER %s AFTER INSERT ON %s\n    FOR EACH STATEMENT EXECUTE FUNCTION %[1]s()", outbox.NotifyTrigger, table)
+}
+
+// NotifySQL is what [Runner.InstallNotify] does, as plain SQL that can be applied again and again.
+func NotifySQL(outboxes []*outbox.Table) string {
+	statements := []string{notifyFunctionSQL + ";\n"}
+	for _, t := range outboxes {
+		statements = append(statements, notifyTriggerSQL(t.SQL())+";\n")
+	}
+	return strings.Join(statements, "\n")
+}
+
+// InstallNotify has every insert into the outboxes announced, for relays that poll: see [outbox.NotifyTrigger]. The
+// function is made in the first schema of the search_path. It returns the tables that did not have the trigger, or had
+// it disabled, as far as it came; the others it does not touch. It tries for some twenty seconds to get a table's lock,
+// and holds up its producers for half a second at a time.
+func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
+	err = r.withNotifyLock(ctx, func(conn *sql.Conn) error {
+		const find = `SELECT EXISTS (SELECT FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname = $1)`
+		var exists bool
+		if err := conn.QueryRowContext(ctx, find, outbox.NotifyTrigger).Scan(&exists); err != nil {
+			return err
+		}
+		if !exists {
+			if _, err := conn.ExecContext(ctx, notifyFunctionSQL); err != nil {
+				return fmt.Errorf("create function %s: %w", outbox.NotifyTrigger, err)
+			}
+		}
+		for _, t := range r.outboxes {
+			var there bool
+			const find = `SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass($1) AND tgname = $2 AND tgenabled IN ('O', 'A'))`
+			if err := conn.QueryRowContext(ctx, find, t.SQL(), outbox.NotifyTrigger).Scan(&there); err != nil {
+				return err
+			}
+			if there {
+				continue
+			}
+			if err := patiently(ctx, conn, notifyTriggerSQL(t.SQL())); err != nil {
+				return fmt.Errorf("create trigger on %s: %w", t, err)
+			}
+			done = append(done, t.String())
+		}
+		return nil
+	})
+	return done, err
+}
+
+// RemoveNotify takes back what InstallNotify did, also on tables that are not configured any more. It returns the tables
+// that had the trigger, as far as it came. Its locks are those of InstallNotify, but readers wait too.
+func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
+	tables, exists, err := r.notified(ctx)
+	if err != nil {
+		return nil, explain(err)
+	}
+	if !exists {
+		return nil, nil
+	}
+	err = r.withNotifyLock(ctx, func(conn *sql.Conn) error {
+		for _, t := range tables {
+			if err := patiently(ctx, conn, fmt.Sprintf("DROP TRIGGER IF EXISTS %s ON %s", outbox.NotifyTrigger, t)); err != nil {
+				return fmt.Errorf("drop trigger on %s: %w", t, err)
+			}
+			done = append(done, t)
+		}
+		_, err := conn.ExecContext(ctx, "DROP FUNCTION IF EXISTS "+outbox.NotifyTrigger+"()")
+		return err
+	})
+	return done, err
+}
+
+// notified lists the tables that have the trigger, and reports whether its function exists.
+func (r *Runner) notified(ctx context.Context) (tables []string, exists bool, err error) {
+	rows, err := r.db.QueryContext(ctx, `SELECT coalesce(quote_ident(n.nspname) || '.' || quote_ident(c.relname), '')
+		FROM pg_proc p LEFT JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgname = $1 AND t.tgparentid = 0
+			LEFT JOIN pg_class c ON c.oid = t.tgrelid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = $1 ORDER BY 1`, outbox.NotifyTrigger)
+	if err != nil {
+		return nil, false, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
+	for rows.Next() {
+		var table string
+		if err := rows.Scan(&table); err != nil {
+			return nil, false, err
+		}
+		exists = true
+		if table != "" {
+			tables = append(tables, table)
+		}
+	}
+	return tables, exists, rows.Err()
+}
+
+// withNotifyLock runs f on a connection of its own, while no other runner does the same.
+func (r *Runner) withNotifyLock(ctx context.Context, f func(*sql.Conn) error) error {
+	conn, err := r.db.Conn(ctx)
+	if err != nil {
+		return explain(err)
+	}
+	defer conn.Close() //nolint:errcheck // it only goes back to the pool
+	if _, err := conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('walpost/notify', 0))`); err != nil {
+		return explain(fmt.Errorf("wait for another migrate: %w", err))
+	}
+	defer func() { // at the latest the end of the session does it
+		_, _ = conn.ExecContext(context.WithoutCancel(ctx), `RESET lock_timeout; SELECT pg_advisory_unlock(hashtextextended('walpost/notify', 0))`)
+	}()
+	if _, err := conn.ExecContext(ctx, fmt.Sprintf(`SET lock_timeout = %d`, notifyLock.Milliseconds())); err != nil {
+		return explain(err)
+	}
+	return explainNotify(f(conn))
+}
+
+// patiently tries again while somebody holds a lock that the statement needs.
+func patiently(ctx context.Context, conn *sql.Conn, statement string) error {
+	for i := 1; ; i++ {
+		_, err := conn.ExecContext(ctx, statement)
+		if i == notifyAttempts || !isCode(err, "55P03") {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(notifyLock):
+		}
+	}
+}
+
+func explainNotify(err error) error {
+	if isCode(err, "42501") {
+		return hint.Wrap(err, "run `walpost migrate` as the owner of the outboxes, with CREATE on the schema")
+	}
+	if isCode(err, "42P01") {
+		return hint.Wrap(err, "check outboxes[].table: `walpost migrate up` creates public.outbox_messages in the canonical layout and no other outbox")
+	}
+	return explain(err)
+}
+
+func isCode(err error, code string) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == code
+}

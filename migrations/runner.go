@@ -1,0 +1,213 @@
+package migrations
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"path"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// lockID keeps runners of walpost apart from each other and from an application's own goose. It spells "walpost".
+const lockID int64 = 0x77616c706f7374
+
+// Runner applies the migrations to one database. Several runners, also of several processes, may work at the same time:
+// an advisory lock has them take turns, for at most a minute.
+type Runner struct {
+	cfg      *pgx.ConnConfig
+	db       *sql.DB
+	outboxes []*outbox.Table
+}
+
+// Applied is a migration that a run applied or took back.
+type Applied struct {
+	Migration
+	Duration time.Duration
+}
+
+// State is a migration as the database has it.
+type State struct {
+	Migration
+	// AppliedAt is zero where it was not applied.
+	AppliedAt time.Time
+	// Skipped is set where up leaves it out: the outbox is another table.
+	Skipped bool
+}
+
+// New prepares a runner and does not connect. The tables are made in the first schema of the connection's search_path;
+// outbox_messages only where one of the outboxes is that very table in the canonical layout, the others always.
+func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table) *Runner {
+	cfg = cfg.Copy()
+	// goose records the time in a column without time zone.
+	cfg.RuntimeParams["timezone"] = "UTC"
+	return &Runner{cfg: cfg, db: stdlib.OpenDB(*cfg), outboxes: outboxes}
+}
+
+// Close closes the connections.
+func (r *Runner) Close() error { return r.db.Close() }
+
+// Up applies what is missing up to and including the version, or [Latest], each migration in a transaction of its own.
+// It returns those that it applied, also beside an error.
+func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
+	if to != Latest {
+		if err := checkTarget(to, 1); err != nil {
+			return nil, err
+		}
+	}
+	skip, err := r.skipped(ctx)
+	if err != nil {
+		return nil, explain(err)
+	}
+	p, err := r.provider(skip)
+	if err != nil {
+		return nil, err
+	}
+	done, err := p.UpTo(ctx, to)
+	return applied(done, err), explain(err)
+}
+
+// Down takes back what was applied above the version, or with [OneStep] what was applied last, newest first. It refuses
+// to drop a table that still holds something undelivered or unexpired.
+func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
+	if to != OneStep {
+		if err := checkTarget(to, 0); err != nil {
+			return nil, err
+		}
+	}
+	states, err := r.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if to == OneStep {
+		to = lastApplied(states) - 1
+	}
+	if to < 0 || lastApplied(states) <= to {
+		return nil, nil // and a database that was never migrated gets no version table from taking nothing back
+	}
+	p, err := r.provider(nil)
+	if err != nil {
+		return nil, err
+	}
+	done, err := p.DownTo(ctx, to)
+	return applied(done, err), explain(err)
+}
+
+func lastApplied(states []State) int64 {
+	var last int64
+	for _, s := range states {
+		if !s.AppliedAt.IsZero() {
+			last = s.Version
+		}
+	}
+	return last
+}
+
+// Status lists every migration. It only reads: a database that was never migrated stays untouched.
+func (r *Runner) Status(ctx context.Context) ([]State, error) {
+	skip, err := r.skipped(ctx)
+	if err != nil {
+		return nil, explain(err)
+	}
+	at, err := r.appliedAt(ctx)
+	if err != nil {
+		return nil, explain(err)
+	}
+	all := All()
+	states := make([]State, len(all))
+	for i, m := range all {
+		states[i] = State{Migration: m, AppliedAt: at[m.Version]}
+		states[i].Skipped = at[m.Version].IsZero() && len(skip) > 0 && m.Version == outboxVersion
+	}
+	return states, nil
+}
+
+// appliedAt asks the table itself, because goose would create it in order to ask.
+func (r *Runner) appliedAt(ctx context.Context) (map[int64]time.Time, error) {
+	var exists bool
+	const find = `SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema() AND tablename = $1)`
+	if err := r.db.QueryRowContext(ctx, find, VersionTable).Scan(&exists); err != nil || !exists {
+		return nil, err
+	}
+	rows, err := r.db.QueryContext(ctx, `SELECT version_id, tstamp FROM `+VersionTable+` WHERE is_applied ORDER BY id`)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
+	at := map[int64]time.Time{}
+	for rows.Next() {
+		var version int64
+		var t time.Time
+		if err := rows.Scan(&version, &t); err != nil {
+			return nil, err
+		}
+		at[version] = t.UTC()
+	}
+	return at, rows.Err()
+}
+
+// skipped lists the versions that this database is not to get.
+func (r *Runner) skipped(ctx context.Context) ([]int64, error) {
+	var schema sql.NullString
+	if err := r.db.QueryRowContext(ctx, `SELECT current_schema()`).Scan(&schema); err != nil {
+		return nil, err
+	}
+	if !schema.Valid {
+		return nil, hint.Errorf("create the schema, or name one that exists in the search_path of postgres.url",
+			"choose a schema: no schema of the search_path exists")
+	}
+	if ownsOutbox(r.outboxes, schema.String) {
+		return nil, nil
+	}
+	return []int64{outboxVersion}, nil
+}
+
+func (r *Runner) provider(exclude []int64) (*goose.Provider, error) {
+	// A second between attempts, sixty of them: the migrations themselves take some hundredths.
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 60))
+	if err != nil {
+		return nil, fmt.Errorf("prepare migration lock: %w", err)
+	}
+	p, err := goose.NewProvider(goose.DialectPostgres, r.db, files,
+		goose.WithTableName(VersionTable),
+		goose.WithSessionLocker(patientLocker{locker}),
+		goose.WithDisableGlobalRegistry(true), // this database is not the application's goose
+		goose.WithLogger(goose.NopLogger()),
+		goose.WithExcludeVersions(exclude),
+		// The outbox can become the canonical one later: then number 1 is applied after the others.
+		goose.WithAllowOutofOrder(true))
+	if err != nil {
+		return nil, fmt.Errorf("prepare migrations: %w", err)
+	}
+	return p, nil
+}
+
+// patientLocker says what it has waited for in vain.
+type patientLocker struct{ lock.SessionLocker }
+
+func (l patientLocker) SessionLock(ctx context.Context, conn *sql.Conn) error {
+	err := l.SessionLocker.SessionLock(ctx, conn)
+	return hint.Wrap(err, "another `walpost migrate` holds the advisory lock: see pg_locks (locktype advisory) and pg_stat_activity")
+}
+
+// applied also finds what a failed run did before it failed.
+func applied(done []*goose.MigrationResult, err error) []Applied {
+	var partial *goose.PartialError
+	if errors.As(err, &partial) {
+		done = partial.Applied
+	}
+	out := make([]Applied, len(done))
+	for i, d := range done {
+		out[i].Migration = Migration{Version: d.Source.Version, Name: path.Base(d.Source.Path)}
+		out[i].Duration = d.Duration
+	}
+	return out
+}
