@@ -1,0 +1,158 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Archive is the table that delivered rows of every outbox move to.
+const Archive = "outbox_messages_archive"
+
+// archiveRows moves the processed rows of each outbox that are old enough.
+func (r *retention) archiveRows(ctx context.Context) error {
+	work := false
+	r.report.Tables = make([]TableReport, len(r.opts.Tables))
+	for i, t := range r.opts.Tables {
+		report := &r.report.Tables[i]
+		report.Table, report.Skipped = t.String(), r.unarchived(t)
+		work = work || report.Skipped == ""
+	}
+	if !work {
+		return nil
+	}
+	if err := r.createAhead(ctx, r.archive); err != nil {
+		return err
+	}
+	var all []error
+	for i, t := range r.opts.Tables {
+		if report := &r.report.Tables[i]; report.Skipped == "" && ctx.Err() == nil && r.db.Alive() {
+			all = append(all, r.archiveTable(ctx, r.archive, t, report))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// unarchived says why an outbox has nothing for the archive, which has the
+// canonical columns.
+func (r *retention) unarchived(t *outbox.Table) string {
+	switch {
+	case r.opts.ArchiveAfter == 0:
+		return "archiving is off"
+	case t.Mark != outbox.MarkUpdate:
+		return fmt.Sprintf("mark %q leaves no processed rows", t.Mark)
+	case t.Layout.Columns != outbox.Canonical().Columns:
+		return fmt.Sprintf("only the canonical layout is archived, not %q: processed rows stay", t.Layout.Name)
+	case r.archive == nil:
+		return "there is no archive"
+	}
+	return ""
+}
+
+// archiveTable moves rows, each batch in one statement. It asks first whether
+// that can be done without reading or losing more than it should.
+func (r *retention) archiveTable(ctx context.Context, a *archive, t *outbox.Table, report *TableReport) error {
+	columns, skipped, err := r.checkArchivable(ctx, a, t)
+	if err != nil || skipped != "" {
+		report.Skipped, report.obstacle = skipped, skipped != ""
+		return err
+	}
+	list := strings.Join(columns, ", ")
+	before := r.now.Add(-r.opts.ArchiveAfter)
+	err = r.sweep(ctx, sweep{
+		from: t.SQL(), column: t.Column(outbox.ProcessedAt), before: before, count: &report.Archived,
+		into: fmt.Sprintf(`, kept AS (INSERT INTO %s (outbox, %s) SELECT %s, %[2]s FROM gone)`, a.SQL(), list, quoteLiteral(t.String())),
+		ahead: func(ctx context.Context, from pgtype.Timestamptz, rows int) (bool, error) {
+			return r.monthsAhead(ctx, a, t, before, from, rows)
+		},
+	})
+	if err != nil {
+		return r.settle(hint.Wrap(fmt.Errorf("archive rows of %s: %w", t, err), adviseArchive(err, t)))
+	}
+	return nil
+}
+
+func adviseArchive(err error, t *outbox.Table) string {
+	switch Code(err) {
+	case "42501": // insufficient_privilege
+		return fmt.Sprintf("as the tables' owner: GRANT SELECT, UPDATE (%s), DELETE ON %s TO the role of postgres.url, and GRANT SELECT, INSERT ON %s",
+			t.Column(outbox.ProcessedAt), t.SQL(), Archive)
+	case "23514": // check_violation: no partition for the row
+		return fmt.Sprintf("CREATE TABLE %s_default PARTITION OF %[1]s DEFAULT", Archive)
+	case "42804": // datatype_mismatch
+		return fmt.Sprintf("give the columns of %s the types that they have in %s, or turn archiving off (retention.archive_after: 0s)", Archive, t)
+	}
+	return ""
+}
+
+// checkArchivable returns the outbox's columns, quoted, or why its rows have to
+// stay. A column that the archive lacks would be lost with the row.
+func (r *retention) checkArchivable(ctx context.Context, a *archive, t *outbox.Table) (columns []string, skipped string, err error) {
+	var own, kept map[string]string
+	var indexed bool
+	err = r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		if own, _, err = readColumns(ctx, conn, t); err != nil {
+			return err
+		}
+		if kept, _, err = readColumns(ctx, conn, &a.Table); err != nil {
+			return err
+		}
+		return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+			WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND a.attname = $2)`, t.SQL(), t.Layout.Columns[outbox.ProcessedAt]).Scan(&indexed)
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("read columns of %s: %w", t, err)
+	}
+	if len(own) == 0 {
+		return nil, "the table does not exist: run `walpost migrate up`", nil
+	}
+	if !indexed {
+		return nil, fmt.Sprintf("no index begins with processed_at: CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %[2]s IS NOT NULL",
+			t.SQL(), t.Column(outbox.ProcessedAt)), nil
+	}
+	for _, c := range slices.Sorted(maps.Keys(own)) {
+		if kept[c] == "" {
+			return nil, fmt.Sprintf("the archive has no column for %s: ALTER TABLE %s ADD COLUMN %[1]s %[3]s", outbox.QuoteIdent(c), Archive, own[c]), nil
+		}
+		columns = append(columns, outbox.QuoteIdent(c))
+	}
+	return columns, "", nil
+}
+
+// monthsAhead creates the months of the rows that the next batch will take, and
+// reports whether the batch can go.
+func (r *retention) monthsAhead(ctx context.Context, a *archive, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int) (bool, error) {
+	if !a.owned {
+		return true, nil
+	}
+	oldest, end := r.horizon()
+	sql := strings.NewReplacer("{table}", t.SQL(), "{processed}", t.Column(outbox.ProcessedAt), "{occurred}", t.Column(outbox.OccurredAt)).Replace(`
+SELECT DISTINCT date_trunc('month', o.at, 'UTC') FROM (
+	SELECT t.{occurred} AS at FROM {table} t WHERE t.{processed} < $1::timestamptz AND t.{processed} >= $2::timestamptz ORDER BY t.{processed} LIMIT $3) o
+WHERE o.at >= $4::timestamptz AND o.at < $5::timestamptz`)
+	var months []time.Time
+	err := r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		result, _ := conn.Query(ctx, sql, before, from, rows, oldest, end)
+		months, err = pgx.CollectRows(result, pgx.RowTo[time.Time])
+		return err
+	})
+	if err != nil {
+		return false, err
+	}
+	for _, m := range months {
+		if ready, err := r.ensureMonth(ctx, a, m.UTC()); err != nil || !ready {
+			return false, err
+		}
+	}
+	return true, nil
+}

@@ -1,0 +1,147 @@
+package fallback
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// DeadLetters is the table that dead letters of every outbox are moved to.
+//
+// Its column "original" holds the row, and `original ->> column` is the value's
+// text exactly as the type's output function renders it, so that a retry puts
+// back what was there: digits, the order of keys, infinity, an array's bounds.
+const DeadLetters = "outbox_messages_dlq"
+
+// burySQL moves rows into the dead letters in the statement that deletes them.
+func burySQL(t *outbox.Table) string {
+	return settleSQL(t, "",
+		fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`, t.SQL(), freeSQL(t), t.Column(outbox.ID)),
+		fmt.Sprintf(`, letter AS MATERIALIZED (
+	SELECT concat(c.id) AS row_id, %s AS original, (SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) AS failure FROM changed c
+), buried AS (%s)`, originalSQL(t, "c.original"), letterSQL(t)))
+}
+
+// originalSQL renders a row of the table as JSON, whatever columns it has by now.
+// row_to_json would not do: a null document becomes a NULL, a timestamp gets a T,
+// an array forgets that it begins at 7, and a \u0000 that the json type takes
+// makes every look into the object fail. The record's text has each value as it
+// is, in quotes where it needs them. A number, or a document without any \u, stays
+// one, to be read with ease; any other value becomes a string.
+func originalSQL(t *outbox.Table, row string) string {
+	return strings.NewReplacer("{row}", row, "{table}", quoteLiteral(t.SQL())).Replace(`(
+		SELECT ('{' || string_agg(to_json(f.name)::text || ':' || CASE
+			WHEN f.field[1] = '' THEN 'null'
+			WHEN f.type IN ('smallint', 'integer', 'bigint', 'numeric') AND v.text ~ '^-?[0-9]+([.][0-9]+)?$' THEN v.text
+			WHEN f.type IN ('json', 'jsonb') AND v.text ~ '^[[{]' AND position('\u' IN v.text) = 0 THEN v.text
+			ELSE to_json(v.text)::text END, ',' ORDER BY f.n) || '}')::json
+		FROM ROWS FROM (
+				unnest(ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)),
+				unnest(ARRAY(SELECT a.atttypid::regtype::text FROM pg_attribute a WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)),
+				regexp_matches({row}::text, '[(,]("(?:[^"]|"")*"|[^",)]*)', 'g')
+			) WITH ORDINALITY AS f(name, type, field, n),
+			LATERAL (SELECT CASE WHEN left(f.field[1], 1) <> '"' THEN f.field[1]
+				ELSE replace(replace(substr(f.field[1], 2, length(f.field[1]) - 2), '""', '"'), '\\', '\') END) AS v(text))`)
+}
+
+// letterSQL inserts dead letters of a table from the CTE letter(row_id, original,
+// failure). Their other columns are there to be read and searched: what is not
+// mapped, or does not fit, stays NULL, and nothing in a row can make it fail.
+func letterSQL(t *outbox.Table) string {
+	columns, values := "", ""
+	for _, f := range []outbox.Field{
+		outbox.ID, outbox.TenantID, outbox.AggregateType, outbox.AggregateID, outbox.EventType, outbox.EventVersion,
+		outbox.Payload, outbox.OccurredAt, outbox.AvailableAt, outbox.TraceID,
+	} {
+		if t.Layout.Has(f) {
+			columns, values = columns+", "+f.String(), values+",\n\t\t"+fittingSQL(t, f)
+		}
+	}
+	attempts := "1"
+	if t.Layout.Has(outbox.Attempts) {
+		attempts = fmt.Sprintf("LEAST(coalesce(%s, 0) + 1, 32767)", fittingSQL(t, outbox.Attempts))
+	}
+	return fmt.Sprintf(`
+	INSERT INTO %s (outbox, row_id, original, attempts, last_error%s)
+	SELECT %s, l.row_id, l.original, %s, l.failure%s FROM letter l
+`, DeadLetters, columns, quoteLiteral(t.String()), attempts, values)
+}
+
+// fittingSQL is a field's value in the type that its column has in the dead
+// letters, or NULL. Of times and documents it is the table's type that decides,
+// because no test of the text can promise that its cast succeeds.
+func fittingSQL(t *outbox.Table, f outbox.Field) string {
+	text := "(l.original ->> " + quoteLiteral(t.Layout.Columns[f]) + ")"
+	typed := func(types, cast string) string {
+		return fmt.Sprintf(`CASE WHEN (SELECT a.atttypid::regtype::text IN (%s) FROM pg_attribute a
+			WHERE a.attrelid = to_regclass(%s) AND a.attname = %s) THEN %s::%s END`,
+			types, quoteLiteral(t.SQL()), quoteLiteral(t.Layout.Columns[f]), text, cast)
+	}
+	whole := func(cast, least, most string) string {
+		return fmt.Sprintf(`CASE WHEN %[1]s !~ '^-?[0-9]{1,19}$' THEN NULL WHEN %[1]s::numeric BETWEEN %[3]s AND %[4]s THEN %[1]s::%[2]s END`,
+			text, cast, least, most)
+	}
+	switch f {
+	case outbox.ID, outbox.TenantID, outbox.AggregateID:
+		return whole("bigint", "-9223372036854775808", "9223372036854775807")
+	case outbox.EventVersion, outbox.Attempts:
+		return whole("smallint", "-32768", "32767")
+	case outbox.Payload:
+		return typed("'jsonb'", "jsonb")
+	case outbox.OccurredAt, outbox.AvailableAt:
+		return typed("'timestamp with time zone', 'timestamp without time zone'", "timestamptz")
+	}
+	return text
+}
+
+// Bury writes a dead letter for an event that no table holds (mark none). It is
+// committed when Bury returns. The same event is written once, however often the
+// WAL brings it.
+func (db *DB) Bury(ctx context.Context, ev *outbox.Event, failure string) error {
+	original := map[string]*string{}
+	for f := outbox.ID; f < outbox.NumFields; f++ {
+		if !ev.Table.Layout.Has(f) {
+			continue
+		}
+		original[ev.Table.Layout.Columns[f]] = text(ev.Values[f])
+	}
+	row, err := json.Marshal(original)
+	if err != nil {
+		return fmt.Errorf("bury row: %w", err)
+	}
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		// MATERIALIZED keeps the planner from casting what does not fit.
+		_, err := conn.Exec(ctx, fmt.Sprintf(`WITH letter AS MATERIALIZED (
+	SELECT $2::text AS row_id, $3::text::json AS original, $4::text AS failure
+	WHERE NOT EXISTS (SELECT FROM %s WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)
+)%s`, DeadLetters, letterSQL(ev.Table)),
+			ev.Table.String(), string(ev.Values[outbox.ID]), string(row), failure)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("bury row: %w", err)
+	}
+	return nil
+}
+
+func text(v []byte) *string {
+	if v == nil {
+		return nil
+	}
+	s := string(v)
+	return &s
+}
+
+// DeadLetterCount counts the dead letters, up to a limit.
+func (db *DB) DeadLetterCount(ctx context.Context, limit int) (n int, err error) {
+	err = db.row(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s LIMIT %d) d`, DeadLetters, limit))
+	if err != nil {
+		return 0, fmt.Errorf("count dead letters: %w", err)
+	}
+	return n, nil
+}

@@ -1,0 +1,256 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// CheckDirect reports an error where connections go through a pooler that hands
+// one server session to several clients: the advisory lock would be nobody's.
+// It is proven, not guessed: two open connections are two server processes, and
+// each stays with its own. It comes before [Open] and sets nothing, because the
+// session that it would change may be another client's next.
+func CheckDirect(ctx context.Context, cfg Config) error {
+	var pids []string
+	var conns [2]*pgx.Conn
+	for i := range conns {
+		conn, err := connect(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close(ctx) }()
+		conns[i] = conn
+	}
+	for _, conn := range []*pgx.Conn{conns[0], conns[1], conns[0]} {
+		pid, err := backend(ctx, conn)
+		if err != nil {
+			return fmt.Errorf("check for a pooler: %w", err)
+		}
+		pids = append(pids, pid)
+	}
+	if pids[0] == pids[1] || pids[0] != pids[2] {
+		return hint.Errorf(directHint, "postgres.url leads to a pooler in transaction mode: a connection has no server session of its own")
+	}
+	return nil
+}
+
+const directHint = "give postgres.url the host and port of PostgreSQL itself, not a pooler's: what a relay locks and sets must stay with its connection"
+
+// backend asks which server process answers, without a prepared statement.
+func backend(ctx context.Context, conn *pgx.Conn) (pid string, err error) {
+	err = conn.QueryRow(ctx, `SELECT pg_backend_pid()::text`, pgx.QueryExecModeSimpleProtocol).Scan(&pid)
+	return pid, err
+}
+
+// CheckTable reads the outbox table's shape and reports what does not fit the
+// layout and the mark, and sets IDType. It changes nothing in the database.
+func (db *DB) CheckTable(ctx context.Context, t *outbox.Table) error {
+	var f tableFacts
+	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		f, err = readTable(ctx, conn, t)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, check := range []func(*outbox.Table) error{f.checkKind, f.checkColumns, f.checkPrivileges} {
+		if err := check(t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type tableFacts struct {
+	kind, persistence string
+	rowSecurity       bool
+	types             map[string]string
+	nullable          map[string]bool
+	role              string
+	idIndexed         bool
+	dlqExists         bool
+	// lacking are privileges on the table, and lackingDLQ on the dead letters.
+	lacking, lackingDLQ []string
+}
+
+func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (f tableFacts, err error) {
+	err = conn.QueryRow(ctx, `SELECT c.relkind::text, c.relpersistence::text, row_security_active(c.oid), current_user::text
+		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL()).Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return f, hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table", "table %s does not exist", t)
+	}
+	if Code(err) == "42501" {
+		return f, hint.Wrap(fmt.Errorf("read table %s: %w", t, err),
+			fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url", outbox.QuoteIdent(t.Schema)))
+	}
+	if err != nil {
+		return f, fmt.Errorf("read table %s: %w", t, err)
+	}
+	if f.types, f.nullable, err = readColumns(ctx, conn, t); err != nil {
+		return f, err
+	}
+	err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+		WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = $2)`,
+		t.SQL(), t.Layout.Columns[outbox.ID]).Scan(&f.idIndexed)
+	if err != nil {
+		return f, fmt.Errorf("read indexes of %s: %w", t, err)
+	}
+	return f, f.readPrivileges(ctx, conn, t)
+}
+
+// readPrivileges asks for what marking, recording and burying do to the table,
+// column by column, and to the dead letters: every row may become one.
+func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
+	var canSelect, canLock, canDelete, canWrite, canRead, canBury bool
+	columns := written(t)
+	err := conn.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'SELECT'), has_table_privilege(to_regclass($1), 'DELETE'),
+			has_any_column_privilege(to_regclass($1), 'UPDATE'),
+			coalesce((SELECT bool_and(has_column_privilege(attrelid, attname, 'UPDATE')) FROM pg_attribute
+				WHERE attrelid = to_regclass($1) AND attname = ANY($3) AND NOT attisdropped), true),
+			to_regclass($2) IS NOT NULL, coalesce(has_table_privilege(to_regclass($2), 'SELECT'), false),
+			coalesce(has_table_privilege(to_regclass($2), 'INSERT'), false)`, t.SQL(), DeadLetters, columns).
+		Scan(&canSelect, &canDelete, &canLock, &canWrite, &f.dlqExists, &canRead, &canBury)
+	if err != nil {
+		return fmt.Errorf("read privileges on %s: %w", t, err)
+	}
+	if t.Mark != outbox.MarkNone { // else nothing is done to the table
+		f.lacking = without("SELECT", canSelect, f.lacking)
+		f.lacking = without(updatePrivilege(columns), canWrite && canLock, f.lacking) // FOR UPDATE is satisfied by any column
+		f.lacking = without("DELETE", canDelete, f.lacking)
+	}
+	f.lackingDLQ = without("SELECT", canRead, f.lackingDLQ)
+	f.lackingDLQ = without("INSERT", canBury, f.lackingDLQ)
+	return nil
+}
+
+func without(privilege string, has bool, lacking []string) []string {
+	if has {
+		return lacking
+	}
+	return append(lacking, privilege)
+}
+
+func updatePrivilege(columns []string) string {
+	if len(columns) == 0 {
+		return "UPDATE"
+	}
+	quoted := make([]string, len(columns))
+	for i, c := range columns {
+		quoted[i] = outbox.QuoteIdent(c)
+	}
+	return "UPDATE (" + strings.Join(quoted, ", ") + ")"
+}
+
+// written names the columns that the relay updates.
+func written(t *outbox.Table) (columns []string) {
+	if t.Mark == outbox.MarkUpdate {
+		columns = append(columns, t.Layout.Columns[outbox.ProcessedAt])
+	}
+	if t.Layout.Records() {
+		for _, f := range []outbox.Field{outbox.Attempts, outbox.LastError, outbox.AvailableAt} {
+			columns = append(columns, t.Layout.Columns[f])
+		}
+	}
+	return columns
+}
+
+func readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (types map[string]string, nullable map[string]bool, err error) {
+	types, nullable = map[string]string{}, map[string]bool{}
+	rows, _ := conn.Query(ctx, `SELECT attname::text, format_type(atttypid, atttypmod), NOT attnotnull FROM pg_attribute
+		WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.SQL())
+	var name, typ string
+	var null bool
+	_, err = pgx.ForEachRow(rows, []any{&name, &typ, &null}, func() error {
+		types[name], nullable[name] = typ, null
+		return nil
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("read columns of %s: %w", t, err)
+	}
+	return types, nullable, nil
+}
+
+func (f *tableFacts) checkKind(t *outbox.Table) error {
+	switch {
+	case f.kind != "r" && f.kind != "p":
+		return hint.Errorf("name an ordinary or a partitioned table in outboxes[].table", "%s is not a table", t)
+	case f.persistence != "p":
+		return hint.Errorf(fmt.Sprintf("ALTER TABLE %s SET LOGGED", t.SQL()), "table %s is unlogged: its rows never reach the WAL", t)
+	case f.rowSecurity:
+		return hint.Errorf(fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", outbox.QuoteIdent(f.role)),
+			"row-level security on %s would hide rows from the relay", t)
+	}
+	return nil
+}
+
+func (f *tableFacts) checkColumns(t *outbox.Table) error {
+	var missing []string
+	for field := outbox.ID; field < outbox.NumFields; field++ {
+		if column := t.Layout.Columns[field]; column != "" && f.types[column] == "" {
+			missing = append(missing, called(column, field))
+		}
+	}
+	if len(missing) > 0 {
+		return hint.Errorf("add the columns (`walpost migrate print` shows the canonical ones), or say in outboxes[].layout what the table calls them",
+			"table %s lacks what layout %q needs: %s", t, t.Layout.Name, strings.Join(missing, ", "))
+	}
+	for _, field := range []outbox.Field{outbox.AvailableAt, outbox.ProcessedAt} {
+		column := t.Layout.Columns[field]
+		if typ := f.types[column]; column != "" && !strings.HasPrefix(typ, "timestamp") {
+			return hint.Errorf("give the table a column of type timestamptz for it, or leave the field out of outboxes[].layout",
+				"column %s of %s has type %s, want timestamptz", called(column, field), t, typ)
+		}
+	}
+	t.IDType = f.types[t.Layout.Columns[outbox.ID]]
+	t.DueNullable = f.nullable[t.Layout.Columns[outbox.AvailableAt]]
+	if t.Mark == outbox.MarkUpdate && !t.Layout.Has(outbox.ProcessedAt) {
+		return hint.Errorf("use outboxes[].mark: delete, or map processed_at to a timestamptz column",
+			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name)
+	}
+	if t.Mark != outbox.MarkNone && !f.idIndexed {
+		return hint.Errorf(fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s)", t.SQL(), t.Column(outbox.ID)),
+			"table %s has no index that begins with %q: every mark would scan it", t, t.Layout.Columns[outbox.ID])
+	}
+	return nil
+}
+
+// called is a column's name, with the field's where they differ.
+func called(column string, field outbox.Field) string {
+	if column == field.String() {
+		return strconv.Quote(column)
+	}
+	return fmt.Sprintf("%q (%s)", column, field)
+}
+
+func (f *tableFacts) checkPrivileges(t *outbox.Table) error {
+	role := outbox.QuoteIdent(f.role)
+	if !f.dlqExists {
+		return hint.Errorf(fmt.Sprintf("run `walpost migrate up` as the tables' owner; if it is there already, GRANT USAGE ON its schema TO %s and let search_path lead to it", role),
+			"table %s does not exist: rows of %s that cannot be delivered go there", DeadLetters, t)
+	}
+	var lacks, grants []string
+	for _, on := range []struct {
+		name, sql string
+		lacking   []string
+	}{{t.String(), t.SQL(), f.lacking}, {DeadLetters, DeadLetters, f.lackingDLQ}} {
+		if privileges := strings.Join(on.lacking, ", "); privileges != "" {
+			lacks = append(lacks, privileges+" on "+on.name)
+			grants = append(grants, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, on.sql, role))
+		}
+	}
+	if len(lacks) == 0 {
+		return nil
+	}
+	return hint.Errorf("as the tables' owner: "+strings.Join(grants, "; "),
+		"role %q may not relay %s: it lacks %s", f.role, t, strings.Join(lacks, ", and "))
+}
+
+func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

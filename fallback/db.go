@@ -1,0 +1,278 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Config says how to reach the database.
+type Config struct {
+	URL string
+	// Settings are sent as run-time parameters; they fix how values render.
+	Settings map[string]string
+	// Dial opens TCP connections with keepalives set.
+	Dial pgconn.DialFunc
+	// Slot names the advisory lock.
+	Slot string
+}
+
+// The lock must not outlive its holder's ability to work: a relay that is
+// stopped (SIGSTOP) or cut off loses its session, and the lock, after
+// sessionTimeout of silence, and a live one pings pingInterval apart.
+const (
+	sessionTimeout = 10 * time.Second
+	pingInterval   = 500 * time.Millisecond
+	lockTimeout    = 500 * time.Millisecond
+)
+
+// DB is the relay's connection to its database. It is safe for concurrent use:
+// statements take turns.
+type DB struct {
+	slot string
+
+	// mu guards what follows: one statement at a time.
+	mu   sync.Mutex
+	conn *pgx.Conn
+	xid  uint64 // a recent transaction id with its epoch
+	lost error  // what the connection died of
+
+	unbound bool // see Unbind
+}
+
+// Open connects without taking the lock.
+func Open(ctx context.Context, cfg Config) (*DB, error) {
+	conn, err := connect(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	db := &DB{slot: cfg.Slot, conn: conn}
+	if err := db.prepare(ctx); err != nil {
+		_ = conn.Close(ctx)
+		return nil, err
+	}
+	return db, nil
+}
+
+// connectTimeout bounds the attempt for each host, unless the URL has a
+// connect_timeout.
+const connectTimeout = 10 * time.Second
+
+func connect(ctx context.Context, cfg Config) (*pgx.Conn, error) {
+	c, err := pgx.ParseConfig(cfg.URL)
+	if err != nil {
+		return nil, hint.Wrap(fmt.Errorf("parse postgres.url: %w", err), "want postgres://user:password@host:5432/database")
+	}
+	for k, v := range cfg.Settings {
+		c.RuntimeParams[k] = v
+	}
+	if cfg.Dial != nil {
+		c.DialFunc = cfg.Dial
+	}
+	if c.ConnectTimeout == 0 {
+		c.ConnectTimeout = connectTimeout // a host that accepts and says nothing would be waited for without end
+	}
+	conn, err := pgx.ConnectConfig(ctx, c)
+	if err != nil {
+		return nil, explainConnect(fmt.Errorf("connect to PostgreSQL: %w", err))
+	}
+	return conn, nil
+}
+
+func explainConnect(err error) error {
+	switch Code(err) {
+	case "28P01", "28000":
+		return hint.Wrap(err, "check user and password of postgres.url, and pg_hba.conf")
+	case "3D000":
+		return hint.Wrap(err, "check the database name at the end of postgres.url")
+	case "42501":
+		return hint.Wrap(err, "GRANT CONNECT ON DATABASE ... TO the role of postgres.url")
+	case "53300":
+		return hint.Wrap(err, "raise max_connections: a relay takes up to five")
+	case "08P01":
+		return hint.Wrap(err, directHint)
+	case "":
+		if strings.Contains(err.Error(), "tls error: ") {
+			return hint.Wrap(err, "enable TLS on the server and name its authority (sslrootcert=...), or change sslmode in postgres.url")
+		}
+		return hint.Wrap(err, "check host and port of postgres.url, and that a PostgreSQL server answers there")
+	}
+	return err
+}
+
+// prepare sets what a pooler would refuse or lose as a start-up parameter.
+func (db *DB) prepare(ctx context.Context) error {
+	// Look-ups are by key, in batches: a plan that scans a queue table because
+	// its statistics say it is empty would be a disaster an hour later.
+	sql := fmt.Sprintf(`SET idle_session_timeout = %d; SET idle_in_transaction_session_timeout = %[1]d; SET lock_timeout = %d;
+		SET synchronous_commit = local; SET row_security = off;
+		SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
+		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off`,
+		sessionTimeout.Milliseconds(), lockTimeout.Milliseconds())
+	if _, err := db.conn.Exec(ctx, sql); err != nil {
+		return fmt.Errorf("prepare session: %w", err)
+	}
+	return db.ping(ctx)
+}
+
+// Unbind is for a connection that holds no lock and writes nothing that must last:
+// it may be silent for as long as it likes, no commit waits for the disk, and a
+// statement whose context is done ends, and the connection with it.
+func (db *DB) Unbind(ctx context.Context) error {
+	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SET idle_session_timeout = 0; SET synchronous_commit = off`)
+		return err
+	})
+	db.unbound = true
+	return err
+}
+
+// Conn lends the connection to checks that run before any goroutine uses DB.
+func (db *DB) Conn() *pgx.Conn { return db.conn }
+
+// statementTimeout ends a statement that hangs, and the connection with it.
+const statementTimeout = 30 * time.Second
+
+// do runs statements as the connection's only user. They are not cancelled with
+// ctx: pgx closes a connection whose statement is cancelled, and with it would go
+// the lock. They are short, and statementTimeout bounds them.
+//
+// What the connection died of is the error of every later statement too: pgx would
+// only say that it is closed, and which statement comes first is chance.
+func (db *DB) do(ctx context.Context, f func(ctx context.Context, conn *pgx.Conn) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !db.unbound {
+		ctx = context.WithoutCancel(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if db.lost != nil {
+		return fmt.Errorf("the connection is lost: %w", db.lost)
+	}
+	err := f(ctx, db.conn)
+	if err != nil && db.conn.IsClosed() {
+		db.lost = err
+	}
+	return err
+}
+
+// Alive reports whether the connection, and so the lock, is still there as far
+// as this side knows.
+func (db *DB) Alive() bool {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return !db.conn.IsClosed()
+}
+
+// TryLock takes the lock that makes this relay the active one. It reports false
+// where another relay holds it.
+func (db *DB) TryLock(ctx context.Context) (bool, error) {
+	var ok bool
+	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, `SELECT pg_try_advisory_lock(hashtextextended('walpost/' || $1, 0))`, db.slot).Scan(&ok)
+	})
+	if err != nil {
+		return false, fmt.Errorf("take advisory lock: %w", err)
+	}
+	return ok, nil
+}
+
+// Watch pings until ctx is done (nil) or the connection has failed. A server
+// that shuts down is noticed within pingInterval.
+func (db *DB) Watch(ctx context.Context) error {
+	t := time.NewTicker(pingInterval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		if err := db.Ping(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// Ping asks the server for a sign of life.
+func (db *DB) Ping(ctx context.Context) error {
+	return db.do(ctx, func(ctx context.Context, _ *pgx.Conn) error {
+		ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
+		defer cancel()
+		return db.ping(ctx)
+	})
+}
+
+func (db *DB) ping(ctx context.Context) error {
+	var xmax string
+	err := db.conn.QueryRow(ctx, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text`).Scan(&xmax)
+	if err != nil {
+		return fmt.Errorf("ping PostgreSQL: %w", err)
+	}
+	db.xid, err = strconv.ParseUint(xmax, 10, 64)
+	return err
+}
+
+// fullXID adds the epoch to a transaction id from the WAL: the nearest to a
+// recent one.
+func (db *DB) fullXID(xid uint32) uint64 {
+	return db.xid + uint64(int64(int32(xid-uint32(db.xid))))
+}
+
+// InsertLSN is pg_current_wal_insert_lsn().
+func (db *DB) InsertLSN(ctx context.Context) (outbox.LSN, error) {
+	var s string
+	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, `SELECT pg_current_wal_insert_lsn()::text`).Scan(&s)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read insert LSN: %w", err)
+	}
+	return outbox.ParseLSN(s)
+}
+
+// Close gives up the connection and with it the lock.
+func (db *DB) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	_ = db.conn.Close(ctx)
+}
+
+// Code is the SQLSTATE in err's tree, or "".
+func Code(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// Passing reports whether a statement failed for a reason that goes away by
+// itself: a lock that another session holds (ALTER TABLE), a deadlock, a full
+// disk.
+func Passing(err error) bool {
+	switch code := Code(err); code {
+	case "55P03", "40P01", "40001", "57014", "53100", "53200":
+		return true
+	}
+	return false
+}

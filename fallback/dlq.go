@@ -1,0 +1,166 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// DLQConfig says where the dead letters are, and which outboxes they may go back
+// to.
+type DLQConfig struct {
+	Config
+	// Publication and Slot are asked for where a row can only go through the WAL
+	// (mark none).
+	Publication string
+	Outboxes    []*outbox.Table
+}
+
+// DLQ looks at dead letters, puts them back and discards them, beside a relay
+// that may be running: it takes no lock of the relay's and publishes nothing. It
+// is not safe for concurrent use, but any number may work at the same time.
+type DLQ struct {
+	conn    *pgx.Conn
+	cfg     DLQConfig
+	targets map[string]*target
+}
+
+// OpenDLQ connects. A statement waits half a minute for a lock, and otherwise as
+// long as it takes.
+func OpenDLQ(ctx context.Context, cfg DLQConfig) (*DLQ, error) {
+	conn, err := connect(ctx, cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	// As on the relay's own connection: rows are looked up by key, and a policy
+	// that hides some is an error.
+	_, err = conn.Exec(ctx, `SET lock_timeout = '30s'; SET row_security = off;
+		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off`)
+	if err != nil {
+		_ = conn.Close(ctx)
+		return nil, fmt.Errorf("prepare session: %w", err)
+	}
+	return &DLQ{conn: conn, cfg: cfg, targets: map[string]*target{}}, nil
+}
+
+// Close gives up the connection.
+func (q *DLQ) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = q.conn.Close(ctx)
+}
+
+// DeadLetter is one row of the dead letters. nil is NULL, or not known.
+type DeadLetter struct {
+	ID            int64     `json:"dead_letter_id"`
+	Outbox        string    `json:"outbox"` // "schema.table"
+	RowID         string    `json:"row_id"`
+	EventType     *string   `json:"event_type"`
+	TenantID      *string   `json:"tenant_id"`
+	AggregateType *string   `json:"aggregate_type"`
+	AggregateID   *string   `json:"aggregate_id"`
+	Attempts      *int16    `json:"attempts"`
+	FailedAt      time.Time `json:"failed_at"`
+	LastError     *string   `json:"last_error"`
+	// Age is the time since FailedAt by the server's clock.
+	Age time.Duration `json:"-"`
+}
+
+func (l DeadLetter) key() int64 { return l.ID }
+
+func (q *DLQ) columns() string {
+	return fmt.Sprintf("d.dead_letter_id, d.outbox, d.row_id, %s, %s, %s, %s, d.attempts, d.failed_at, d.last_error, now() - d.failed_at",
+		q.field(outbox.EventType), q.field(outbox.TenantID), q.field(outbox.AggregateType), q.field(outbox.AggregateID))
+}
+
+// List hands the dead letters that pass the filter to each, oldest first, until
+// each returns an error.
+func (q *DLQ) List(ctx context.Context, f Filter, each func(DeadLetter) error) error {
+	err := walk(ctx, q, f, q.columns(), func(page []DeadLetter) error {
+		for _, l := range page {
+			if err := each(l); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return q.explain(err, "list dead letters")
+}
+
+// Count counts the dead letters that pass the filter, whatever its limit, and
+// stops at most.
+func (q *DLQ) Count(ctx context.Context, f Filter, most int) (n int, err error) {
+	now, upto, err := q.bounds(ctx)
+	if err == nil {
+		where, args := q.where(f, now, upto)
+		sql := fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s d WHERE %s LIMIT %d) x`, DeadLetters, where, most)
+		err = q.conn.QueryRow(ctx, sql, args...).Scan(&n)
+	}
+	return n, q.explain(err, "count dead letters")
+}
+
+// Whole is a dead letter with the row that it was.
+type Whole struct {
+	DeadLetter
+	// Payload is the row's, as its type renders it; nil where it is NULL, or where
+	// the outbox is not configured and the payload not jsonb.
+	Payload *string
+	// Original is the row as it is stored, one JSON object; nil is none. Columns is
+	// the same taken apart.
+	Original []byte
+	Columns  []Column
+}
+
+// Column is one value of a row, as its type renders it; nil is NULL.
+type Column struct {
+	Name  string
+	Value *string
+}
+
+// Show reads one dead letter.
+func (q *DLQ) Show(ctx context.Context, id int64) (*Whole, error) {
+	w := new(Whole)
+	l := &w.DeadLetter
+	err := q.conn.QueryRow(ctx, fmt.Sprintf(`SELECT %s, %s, d.original::text FROM %s d WHERE d.dead_letter_id = $1`,
+		q.columns(), q.field(outbox.Payload), DeadLetters), id).
+		Scan(&l.ID, &l.Outbox, &l.RowID, &l.EventType, &l.TenantID, &l.AggregateType, &l.AggregateID, &l.Attempts, &l.FailedAt,
+			&l.LastError, &l.Age, &w.Payload, &w.Original)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, hint.Errorf("`walpost dlq list` shows those that are there", "there is no dead letter %d", id)
+	}
+	if err == nil {
+		rows, _ := q.conn.Query(ctx, fmt.Sprintf(`SELECT e.key, e.value FROM %s d, json_each_text(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END) e
+			WHERE d.dead_letter_id = $1`, DeadLetters), id)
+		w.Columns, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
+	}
+	return w, q.explain(err, "show dead letter")
+}
+
+// explain adds what was being done, and what helps.
+func (q *DLQ) explain(err error, doing string, privileges ...string) error {
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("%s: %w", doing, err)
+	switch Code(err) {
+	case "42P01":
+		return hint.Wrap(err, "run `walpost migrate up`")
+	case "42501":
+		role, more := outbox.QuoteIdent(q.conn.Config().User), ""
+		for _, p := range privileges {
+			more += "; GRANT " + p + " TO " + role
+		}
+		return hint.Wrap(err, fmt.Sprintf("as the tables' owner: GRANT SELECT ON %s TO %s%s", DeadLetters, role, more))
+	case "55P03":
+		return hint.Wrap(err, "another session holds a lock for long: end its transaction; then run this again, it goes on where it was")
+	case "25006":
+		return hint.Wrap(err, "postgres.url leads to a standby, or to a role that only reads: give it the primary")
+	}
+	return err
+}

@@ -1,0 +1,502 @@
+package fallback_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// dlq opens the dead letters as the commands do.
+func (b *bench) dlq(tables ...*outbox.Table) *fallback.DLQ {
+	b.t.Helper()
+	q, err := fallback.OpenDLQ(b.t.Context(), fallback.DLQConfig{Config: b.config(), Publication: "walpost", Outboxes: tables})
+	b.must(err)
+	b.t.Cleanup(q.Close)
+	return q
+}
+
+// retry returns the ids of what was retried, and the errors of what was not.
+func (b *bench) retry(q *fallback.DLQ, f fallback.Filter) (done []int64, left map[int64]error) {
+	b.t.Helper()
+	left = map[int64]error{}
+	b.must(q.Retry(b.t.Context(), f, false, func(o fallback.Outcome) {
+		if o.Err != nil {
+			left[o.ID] = o.Err
+			return
+		}
+		done = append(done, o.ID)
+	}))
+	return done, left
+}
+
+func (b *bench) list(q *fallback.DLQ, f fallback.Filter) (letters []fallback.DeadLetter) {
+	b.t.Helper()
+	b.must(q.List(b.t.Context(), f, func(l fallback.DeadLetter) error {
+		letters = append(letters, l)
+		return nil
+	}))
+	return letters
+}
+
+// shape is an outbox table with one row of values that are easily bent.
+type shape struct {
+	create, insert string
+	table          outbox.Table
+	// letter is what the columns for reading say of the dead letter.
+	letter string
+}
+
+func shapes(t *testing.T) map[string]shape {
+	odd, err := outbox.CustomLayout(map[string]string{
+		"id": "Id", "event_type": `kind, "of"`, "payload": `it's`, "aggregate_type": "agg(type)", "aggregate_id": "agg\\id",
+		"occurred_at": "when", "tenant_id": "num", "event_version": "version", "trace_id": "blob",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]shape{
+		"canonical": {
+			create: `SELECT`,
+			insert: `INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, last_error, trace_id)
+				VALUES (9223372036854775807, -9223372036854775808, 'ord"er', 42, E'a b\t(c),\\', 32767, '{"n": 0.10, "big": 1e400, "z": "\u00e9\\\"", "a": [1, null]}',
+					'-infinity', '2020-01-01', 10, 'size: too large', '')`,
+			table:  outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate},
+			letter: `(9223372036854775807,-9223372036854775808,"ord""er",42,32767,t,-infinity,"2020-01-01 00:00:00+00",11,"")`,
+		},
+		"debezium": {
+			create: `CREATE TABLE debezium (id uuid PRIMARY KEY, aggregatetype varchar(255), aggregateid varchar(255), type varchar(255), payload json,
+				extra char(5), more jsonb, flags boolean[], raw json)`,
+			insert: `INSERT INTO debezium VALUES ('00000000-0000-0000-0000-00000000002a', 'order', 'o-1', 'x', ' {"b" : 1e400, "a":0.10,  "b": "\u0000"}', 'ab', 'null',
+				'{{t,f},{NULL,t}}', '{"zero": "\u0000", "half": "\ud800"}')`,
+			table:  outbox.Table{Schema: "public", Name: "debezium", Layout: outbox.Debezium(), Mark: outbox.MarkDelete},
+			letter: `(,,order,,,,,,1,)`,
+		},
+		"odd": {
+			create: `CREATE TYPE mood AS ENUM ('so, so', 'good'); CREATE TYPE pair AS (a text, b jsonb); CREATE DOMAIN doc AS jsonb CHECK (VALUE IS DISTINCT FROM '1');
+				CREATE TABLE "Odd ""one""" ("Id" bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "gone" int, "kind, ""of""" text, "it's" jsonb, "agg(type)" mood,
+				"agg\id" numeric, "when" timestamp, "num" numeric(30, 3), "version" integer, "blob" bytea, twice bigint GENERATED ALWAYS AS ("Id" * 2) STORED,
+				t1 text, t2 text, t3 text, i int[], p pair, r tstzrange, f float8, n numeric, iv interval, d doc, m money, ts timestamptz[], x "char", bits bit(3), nm name, js json, em jsonb);
+				ALTER TABLE "Odd ""one""" DROP COLUMN gone`,
+			insert: `INSERT INTO "Odd ""one""" VALUES (DEFAULT, E'\x01"quoted", \\ and\nlines', '"a string"', 'so, so', 1.50, '0044-03-15 12:00 BC', 7.000, 99999, '\xdeadbeef00', DEFAULT,
+				'', NULL, 'NULL', '[7:8]={1,2}', ROW('a"b', '{"k": "v"}'), '[-infinity, 2024-01-01)', '-0', 'NaN', '-1 year 2 days 03:04:05.6', '{"z": 1, "y": 1.0}', 12.5,
+				'{infinity,NULL,10000-01-01}', '"', B'101', 'né', '"\u0000"', '{}')`,
+			table:  outbox.Table{Schema: "public", Name: `Odd "one"`, Layout: odd, Mark: outbox.MarkDelete},
+			letter: `(1,,"so, so",,,t,"0044-03-15 12:00:00+00 BC",,1,"\\xdeadbeef00")`,
+		},
+	}
+}
+
+// TestRetryPutsBackWhatWas: every value as it was, whether the table or the WAL
+// had it, and so the same message.
+func TestRetryPutsBackWhatWas(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		for name, s := range shapes(t) {
+			for _, way := range []string{"table", "wal"} {
+				t.Run(name+"/"+way, func(t *testing.T) { retryOne(t, newBench(t, pg, outbox.MarkUpdate), s, way == "wal") })
+			}
+		}
+	})
+}
+
+func retryOne(t *testing.T, b *bench, s shape, wal bool) {
+	table := &s.table
+	b.exec(`SET timezone = 'UTC'`)
+	b.exec(s.create)
+	b.exec(s.insert)
+	b.must(b.db.CheckTable(t.Context(), table))
+	hash := func() string { return b.text(`SELECT ` + table.HashSQL("t") + ` FROM ` + table.SQL() + ` t`) }
+	whole := func() string { return b.text(`SELECT t FROM ` + table.SQL() + ` t`) }
+	hashed, before := hash(), whole()
+	ev := b.event(table)
+	if got := fmt.Sprint(int64(ev.Hash())); got != hashed {
+		t.Fatalf("the event's hash is %s, the row's %s", got, hashed)
+	}
+	if wal {
+		b.exec(`DELETE FROM ` + table.SQL())
+		b.must(b.db.Bury(t.Context(), ev, "subject: bad"))
+	} else {
+		b.park(table, ev)
+	}
+	q := b.dlq(table)
+	letters := b.list(q, fallback.Filter{})
+	if len(letters) != 1 || letters[0].RowID != string(ev.Values[outbox.ID]) || *letters[0].LastError != "subject: bad" {
+		t.Fatalf("dead letters: %+v", letters)
+	}
+	read := b.text(`SELECT ROW(id, tenant_id, aggregate_type, aggregate_id, event_version,
+		payload::text = original ->> ` + literal(table.Layout.Columns[outbox.Payload]) + `, occurred_at, available_at, attempts, trace_id) FROM outbox_messages_dlq`)
+	if read != s.letter {
+		t.Errorf("the dead letter reads %s, want %s", read, s.letter)
+	}
+	done, left := b.retry(q, fallback.Filter{})
+	if len(done) != 1 || len(left) != 0 {
+		t.Fatalf("retried %v, left %v", done, left)
+	}
+	if got := hash(); got != hashed {
+		t.Errorf("the row's hash is %s, it was %s", got, hashed)
+	}
+	// The event lacks columns that are not mapped, a record has the relay's in it.
+	if got := whole(); !wal && !table.Layout.Records() && got != before {
+		t.Errorf("the row is\n%s, it was\n%s", got, before)
+	}
+	if n := b.text(`SELECT count(*) FROM outbox_messages_dlq`); n != "0" {
+		t.Errorf("%s dead letters stay", n)
+	}
+	if table.Layout.Records() {
+		fresh := b.text(`SELECT concat_ws('|', attempts, last_error, processed_at, now() - available_at < interval '1 minute') FROM ` + table.SQL())
+		if fresh != "0|t" {
+			t.Errorf("the relay's columns say %q", fresh)
+		}
+	}
+}
+
+func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+
+// event reads the table's only row as the WAL renders it.
+func (b *bench) event(table *outbox.Table) *outbox.Event {
+	b.t.Helper()
+	ev := &outbox.Event{Table: table}
+	for f := outbox.ID; f < outbox.NumFields; f++ {
+		if !table.Layout.Has(f) {
+			continue
+		}
+		var v *string
+		b.must(b.db.Conn().QueryRow(b.t.Context(), fmt.Sprintf(`SELECT CASE WHEN %[1]s IS NOT NULL THEN concat(%[1]s) END FROM %s`, table.Column(f), table.SQL())).Scan(&v))
+		if v != nil {
+			ev.Values[f] = []byte(*v)
+		}
+	}
+	return ev
+}
+
+// park has a row buried. A layout that records failures is read as one that
+// cannot.
+func (b *bench) park(table *outbox.Table, ev *outbox.Event) {
+	b.t.Helper()
+	blunt := *table
+	blunt.Layout.Columns[outbox.LastError] = ""
+	v, err := b.db.Park(b.t.Context(), &blunt, []fallback.Row{{Ref: ev.Ref(), Failure: "subject: bad"}}, retry)
+	b.must(err)
+	b.want(v, fallback.Done)
+}
+
+// dead inserts n rows and buries them, as dead letters 1 to n.
+func (b *bench) dead(n int) {
+	b.t.Helper()
+	rows := b.insert(n)
+	for i := range rows {
+		rows[i].Failure = "subject: holds a space"
+	}
+	blunt := *b.table
+	blunt.Layout.Columns[outbox.LastError] = ""
+	for some := range slices.Chunk(rows, 1000) {
+		_, err := b.db.Park(b.t.Context(), &blunt, some, retry)
+		b.must(err)
+	}
+	if got := b.text(`SELECT count(*) FROM outbox_messages_dlq`); got != fmt.Sprint(n) {
+		b.t.Fatalf("%s dead letters, want %d", got, n)
+	}
+}
+
+func TestFilters(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`CREATE TABLE debezium (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload json)`)
+	b.exec(`INSERT INTO outbox_messages_dlq (outbox, row_id, original, tenant_id, aggregate_type, aggregate_id, event_type, last_error, failed_at) VALUES
+		('public.outbox_messages', '1', '{"id": 1, "tenant_id": 5, "aggregate_id": 42}', 5, 'order', 42, 'order.placed', 'subject: bad', now() - interval '3 days'),
+		('public.outbox_messages', '2', NULL, 5, 'order', 43, 'order.paid', 'size: 9 bytes', now() - interval '1 hour'),
+		('public.debezium', 'x', '{"aggregateid": "o/1"}', NULL, 'order', NULL, 'order.placed', 'sized: no class', now()),
+		('public.other', 'y', '"no object"', 6, 'user', 42, NULL, NULL, now())`)
+	q := b.dlq(b.table, &outbox.Table{Schema: "public", Name: "debezium", Layout: outbox.Debezium(), Mark: outbox.MarkDelete})
+	for _, c := range []struct {
+		f    fallback.Filter
+		want string
+	}{
+		{fallback.Filter{}, "[1 2 3 4]"},
+		{fallback.Filter{Limit: 2}, "[1 2]"},
+		{fallback.Filter{IDs: []int64{4, 9, 2}}, "[2 4]"},
+		{fallback.Filter{IDs: []int64{}}, "[]"},
+		{fallback.Filter{EventType: "order.placed"}, "[1 3]"},
+		{fallback.Filter{EventType: "order.placed", Outbox: "public.debezium"}, "[3]"},
+		{fallback.Filter{AggregateType: "order"}, "[1 2 3]"},
+		{fallback.Filter{AggregateType: "order", AggregateID: "42"}, "[1]"},
+		{fallback.Filter{AggregateType: "order", AggregateID: "o/1"}, "[3]"},
+		{fallback.Filter{AggregateID: "42"}, "[1 4]"},
+		{fallback.Filter{TenantID: "5"}, "[1 2]"},
+		{fallback.Filter{TenantID: "6"}, "[4]"},
+		{fallback.Filter{Class: "size"}, "[2]"},
+		{fallback.Filter{Class: "%"}, "[]"},
+		{fallback.Filter{OlderThan: time.Minute}, "[1 2]"},
+		{fallback.Filter{NewerThan: 2 * time.Hour}, "[2 3 4]"},
+		{fallback.Filter{OlderThan: time.Minute, NewerThan: 2 * time.Hour}, "[2]"},
+		{fallback.Filter{EventType: "' OR true --"}, "[]"},
+	} {
+		ids := []int64{}
+		for _, l := range b.list(q, c.f) {
+			ids = append(ids, l.ID)
+		}
+		if got := fmt.Sprint(ids); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.f, got, c.want)
+		}
+		c.f.Limit = 0
+		if n, err := q.Count(t.Context(), c.f, 3); err != nil || c.want != "[1 2]" && n != min(3, len(ids)) {
+			t.Errorf("%+v: counted %d, %v", c.f, n, err)
+		}
+	}
+}
+
+// TestRetryLeavesWhatCannotGoBack, says why, and takes the others.
+func TestRetryLeavesWhatCannotGoBack(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.dead(10)
+	b.exec(`INSERT INTO outbox_messages (id, aggregate_type, aggregate_id, event_type, payload) VALUES (2, 'order', 7, 'came.again', '{}')`)
+	b.exec(`UPDATE outbox_messages_dlq SET outbox = 'public.forgotten' WHERE row_id = '3'`)
+	b.exec(`UPDATE outbox_messages_dlq SET outbox = 'public.gone' WHERE row_id = '4'`)
+	b.exec(`ALTER TABLE outbox_messages ADD CHECK (aggregate_id <> 5), ADD fresh text DEFAULT 'default'`)
+	b.exec(`UPDATE outbox_messages_dlq SET original = replace(original::text, '"trace_id"', '"trail"')::json WHERE row_id = '6'`)
+	b.exec(`UPDATE outbox_messages_dlq SET original = NULL WHERE row_id = '7'`)
+	b.exec(`UPDATE outbox_messages_dlq SET original = replace(original::text, '"event_version":1', '"event_version":70000')::json WHERE row_id = '8'`)
+	b.exec(`CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN CASE WHEN NEW.aggregate_id <> 9 THEN NEW END; END'`)
+	b.exec(`CREATE TRIGGER swallow BEFORE INSERT ON outbox_messages FOR EACH ROW EXECUTE FUNCTION swallow()`)
+	gone := *b.table
+	gone.Name = "gone"
+	q := b.dlq(b.table, &gone)
+	for range 2 { // and none is worse for a second try
+		done, left := b.retry(q, fallback.Filter{})
+		if n := len(done) + len(left); n != 10 && n != 8 {
+			t.Errorf("%d dead letters are spoken of: %v, %v", n, done, left)
+		}
+		for id, want := range map[int64]string{
+			2: "a row with this id is in the outbox", 3: "is not configured", 4: "public.gone does not exist", 5: "violates check constraint",
+			6: `has no column "trail" any more`, 7: "no column", 8: "out of range", 9: "did not take the row",
+		} {
+			if left[id] == nil || !strings.Contains(left[id].Error(), want) || hint.Of(left[id]) == "" {
+				t.Errorf("dead letter %d: %v (%s), want %q", id, left[id], hint.Of(left[id]), want)
+			}
+		}
+	}
+	if s := b.text(`SELECT string_agg(row_id, ' ' ORDER BY dead_letter_id) FROM outbox_messages_dlq`); s != "2 3 4 5 6 7 8 9" {
+		t.Errorf("the dead letters are now %s", s)
+	}
+	if s := b.text(`SELECT string_agg(concat_ws(' ', id, event_type, fresh), ', ' ORDER BY id) FROM outbox_messages`); s != "1 order.created default, 2 came.again default, 10 order.created default" {
+		t.Errorf("the outbox is now %s", s)
+	}
+}
+
+// TestRetryEnds although what it retries dies again at once.
+func TestRetryEnds(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.dead(600)
+	b.exec(`CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN
+		INSERT INTO outbox_messages_dlq (outbox, row_id, original) VALUES (''public.outbox_messages'', NEW.id, row_to_json(NEW));
+		DELETE FROM outbox_messages WHERE id = NEW.id; RETURN NULL; END'`)
+	b.exec(`CREATE CONSTRAINT TRIGGER die AFTER INSERT ON outbox_messages DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()`)
+	done, left := b.retry(b.dlq(b.table), fallback.Filter{})
+	if len(done) != 600 || len(left) != 0 {
+		t.Errorf("retried %d, left %v; want each of 600 once", len(done), left)
+	}
+}
+
+func TestDryRunChangesNothing(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.dead(3)
+	b.exec(`INSERT INTO outbox_messages (id, aggregate_type, aggregate_id, event_type, payload) VALUES (2, 'order', 7, 'came.again', '{}')`)
+	q := b.dlq(b.table)
+	said := ""
+	report := func(o fallback.Outcome) { said += fmt.Sprint(o.ID, " ", o.Err == nil, ", ") }
+	b.must(q.Retry(t.Context(), fallback.Filter{}, true, report))
+	b.must(q.Discard(t.Context(), fallback.Filter{}, true, report))
+	if want := "1 true, 3 true, 2 false, 1 true, 2 true, 3 true, "; said != want {
+		t.Errorf("a dry run said %q, want %q", said, want)
+	}
+	if s := b.text(`SELECT (SELECT count(*) FROM outbox_messages_dlq) || ' ' || (SELECT count(*) FROM outbox_messages)`); s != "3 1" {
+		t.Errorf("after a dry run there are %s dead letters and rows, want 3 1", s)
+	}
+}
+
+func TestDiscard(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.dead(600)
+	n := 0
+	b.must(b.dlq().Discard(t.Context(), fallback.Filter{AggregateType: "order", Limit: 599}, false, func(o fallback.Outcome) {
+		n++
+		b.must(o.Err)
+	}))
+	if left := b.text(`SELECT string_agg(row_id, ' ') FROM outbox_messages_dlq`); left != "600" || n != 599 {
+		t.Errorf("discarded %d, left %s", n, left)
+	}
+}
+
+func TestShow(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 7, 'x', '{"a": 1e400}')`)
+	b.park(b.table, b.event(b.table))
+	w, err := b.dlq(b.table).Show(t.Context(), 1)
+	b.must(err)
+	if !strings.HasPrefix(*w.Payload, `{"a": 1000`) || len(w.Columns) != 13 || w.Columns[2].Name != "aggregate_type" || *w.Columns[2].Value != "order" || w.Columns[12].Value != nil {
+		t.Errorf("%+v", w)
+	}
+	_, err = b.dlq().Show(t.Context(), 2)
+	if err == nil || err.Error() != "there is no dead letter 2" || hint.Of(err) == "" {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestTwoRetriesAtOnce, and a third that stops in the middle: each row comes back
+// once.
+func TestTwoRetriesAtOnce(t *testing.T) {
+	const n = 10_000
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.dead(n)
+	b.exec(`CREATE TABLE came (id bigint, n bigserial)`)
+	b.exec(`CREATE FUNCTION came() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO came (id) VALUES (NEW.id); RETURN NULL; END'`)
+	b.exec(`CREATE TRIGGER came AFTER INSERT ON outbox_messages FOR EACH ROW EXECUTE FUNCTION came()`)
+
+	// The one that stops waits for a row whose transaction it never sees end.
+	tx, err := b.connect().Begin(t.Context())
+	b.must(err)
+	_, err = tx.Exec(t.Context(), `INSERT INTO outbox_messages (id, aggregate_type, aggregate_id, event_type, payload) VALUES (1234, 'order', 7, 'x', '{}')`)
+	b.must(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stopped, done := make(chan error, 1), 0
+	first := b.dlq(b.table)
+	go func() { stopped <- first.Retry(ctx, fallback.Filter{}, false, func(fallback.Outcome) { done++ }) }()
+	b.eventually(`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`)
+	cancel()
+	if err := <-stopped; !errors.Is(err, context.Canceled) || done != 1000 {
+		t.Errorf("the first one ended with %v after %d, want 1000", err, done)
+	}
+	b.must(tx.Rollback(t.Context()))
+	if s := b.text(`SELECT count(*) || ' ' || (SELECT count(*) FROM outbox_messages_dlq) FROM outbox_messages`); s != "1000 9000" {
+		t.Errorf("%s rows and dead letters after the first one, want 1000 9000", s)
+	}
+
+	if n := b.text(`SELECT count(*) FROM (SELECT id < lag(id) OVER (ORDER BY n) AS back FROM came) c WHERE back`); n != "0" {
+		t.Errorf("%s rows came back before older ones", n)
+	}
+
+	counts := make(chan int, 2)
+	for range 2 {
+		q := b.dlq(b.table)
+		go func() {
+			n := 0
+			err := q.Retry(t.Context(), fallback.Filter{}, false, func(o fallback.Outcome) {
+				if n++; o.Err != nil {
+					t.Error(o)
+				}
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			counts <- n
+		}()
+	}
+	if sum := <-counts + <-counts; sum != n-1000 {
+		t.Errorf("the two took %d, want %d", sum, n-1000)
+	}
+	if s := b.text(`SELECT concat_ws(' ', count(*), count(DISTINCT id), min(id), max(id), (SELECT count(*) FROM outbox_messages_dlq)) FROM came`); s != "10000 10000 1 10000 0" {
+		t.Errorf("came back: %s, want each of 10000 once", s)
+	}
+}
+
+func (b *bench) eventually(sql string) {
+	b.t.Helper()
+	for deadline := time.Now().Add(time.Minute); b.text(sql) != "true"; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.t.Fatalf("waited in vain for %s", sql)
+		}
+	}
+}
+
+// TestRetryOfWhatOnlyTheWALHolds: the row is inserted and deleted in the
+// transaction that deletes the dead letter, and never without a slot to carry it.
+func TestRetryOfWhatOnlyTheWALHolds(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newBench(t, pg, outbox.MarkNone)
+		ev := &outbox.Event{Table: b.table}
+		for f, v := range map[outbox.Field]string{
+			outbox.ID: "7", outbox.EventType: "x", outbox.Payload: `{"n": 0.10}`, outbox.AggregateType: "order", outbox.AggregateID: "1",
+			outbox.TenantID: "0", outbox.EventVersion: "1", outbox.OccurredAt: "2024-01-01 00:00:00+00",
+		} {
+			ev.Values[f] = []byte(v)
+		}
+		b.must(b.db.Bury(t.Context(), ev, "subject: bad"))
+		refused := func(want string) {
+			t.Helper()
+			done, left := b.retry(b.dlq(b.table), fallback.Filter{})
+			if len(done) != 0 || left[1] == nil || !strings.Contains(left[1].Error(), want) || hint.Of(left[1]) == "" {
+				t.Errorf("retried %v, left %v, want %q", done, left, want)
+			}
+		}
+		refused("publication")
+		b.exec(`CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'insert')`)
+		refused("slot")
+		b.exec(`SELECT pg_create_logical_replication_slot('walpost', 'test_decoding')`)
+		defer b.exec(`SELECT pg_drop_replication_slot('walpost')`)
+		if done, left := b.retry(b.dlq(b.table), fallback.Filter{}); len(done) != 1 {
+			t.Fatalf("retried %v, left %v", done, left)
+		}
+		if n := b.text(`SELECT count(*) FROM outbox_messages`); n != "0" {
+			t.Errorf("%s rows stay in the outbox", n)
+		}
+		wal := b.text(`SELECT string_agg(data, E'\n') FROM pg_logical_slot_get_changes('walpost', NULL, NULL)`)
+		var done []string
+		for line := range strings.Lines(wal) {
+			done = append(done, strings.Join(strings.Fields(line)[:min(3, len(strings.Fields(line)))], " "))
+		}
+		slices.Sort(done[1 : len(done)-1])
+		if len(done) != 5 || !strings.HasPrefix(done[0], "BEGIN") || done[1] != "table public.outbox_messages: DELETE:" ||
+			done[2] != "table public.outbox_messages: INSERT:" || done[3] != "table public.outbox_messages_dlq: DELETE:" {
+			t.Errorf("the WAL holds\n%s\nwant one transaction with all of it", wal)
+		}
+	})
+}
+
+func TestDLQNamesMissingPrivileges(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.dead(1)
+	role := "dlq_" + b.text(`SELECT current_database()`)
+	b.exec(`CREATE ROLE ` + role + ` LOGIN`)
+	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
+	cfg := b.config()
+	cfg.URL = strings.Replace(cfg.URL, "postgres@", role+"@", 1)
+	q, err := fallback.OpenDLQ(t.Context(), fallback.DLQConfig{Config: cfg, Outboxes: []*outbox.Table{b.table}})
+	b.must(err)
+	defer q.Close()
+	list := func() error {
+		return q.List(t.Context(), fallback.Filter{}, func(fallback.DeadLetter) error { return nil })
+	}
+	retry := func() error {
+		return q.Retry(t.Context(), fallback.Filter{}, false, func(o fallback.Outcome) { b.must(o.Err) })
+	}
+	discard := func() error {
+		return q.Discard(t.Context(), fallback.Filter{}, true, func(o fallback.Outcome) { b.must(o.Err) })
+	}
+	for _, c := range []struct {
+		do            func() error
+		grant, before string
+	}{
+		{list, `GRANT SELECT ON outbox_messages_dlq TO `, "list dead letters"},
+		{discard, `GRANT DELETE ON outbox_messages_dlq TO `, "discard dead letters"},
+		{retry, `GRANT SELECT, INSERT ON "public"."outbox_messages" TO `, "retry dead letters"},
+	} {
+		grant := c.grant + `"` + role + `"`
+		if err := c.do(); err == nil || !strings.HasPrefix(err.Error(), c.before+": ") || !strings.Contains(hint.Of(err), grant) {
+			t.Errorf("%v (%s), want %s", err, hint.Of(err), grant)
+		}
+		b.exec(grant)
+		b.must(c.do())
+	}
+	b.exec(`DROP TABLE outbox_messages_dlq`)
+	if err := list(); !strings.Contains(hint.Of(err), "walpost migrate up") {
+		t.Errorf("%v (%s)", err, hint.Of(err))
+	}
+}

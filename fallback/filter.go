@@ -1,0 +1,121 @@
+package fallback
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// Filter chooses dead letters: those that everything in it applies to. The zero
+// value lets all pass.
+type Filter struct {
+	IDs       []int64 // dead letter ids; nil is any
+	EventType string
+	// The aggregate, as text; AggregateID and TenantID "" is any.
+	AggregateType, AggregateID, TenantID string
+	Outbox                               string // "schema.table"
+	Class                                string // last_error begins with "<class>: "
+	// OlderThan and NewerThan compare the time since the row became a dead letter;
+	// zero is no limit.
+	OlderThan, NewerThan time.Duration
+	// Limit is the greatest number of dead letters; zero is no limit.
+	Limit int
+}
+
+// where is the filter as a condition over the alias d. Dead letters that came
+// after upto are left out: a retry whose cause is still there makes new ones, and
+// would never end.
+func (q *DLQ) where(f Filter, now time.Time, upto int64) (string, []any) {
+	conditions, args := []string{"d.dead_letter_id <= $1"}, []any{upto}
+	add := func(format string, arg any) {
+		args = append(args, arg)
+		conditions = append(conditions, fmt.Sprintf(format, len(args)))
+	}
+	if f.IDs != nil {
+		add("d.dead_letter_id = ANY($%d::bigint[])", f.IDs)
+	}
+	if f.Outbox != "" {
+		add("d.outbox = $%d", f.Outbox)
+	}
+	for field, want := range map[outbox.Field]string{
+		outbox.EventType: f.EventType, outbox.TenantID: f.TenantID, outbox.AggregateType: f.AggregateType, outbox.AggregateID: f.AggregateID,
+	} {
+		if want != "" {
+			add(q.field(field)+" = $%d", want)
+		}
+	}
+	if f.Class != "" {
+		add("starts_with(d.last_error, $%d)", f.Class+": ")
+	}
+	if f.OlderThan != 0 {
+		add("d.failed_at <= $%d", now.Add(-f.OlderThan))
+	}
+	if f.NewerThan != 0 {
+		add("d.failed_at > $%d", now.Add(-f.NewerThan))
+	}
+	return strings.Join(conditions, " AND "), args
+}
+
+// field is the SQL for a field's text. Where the configuration knows the outbox, the
+// original has what the dead letter's own column cannot hold.
+func (q *DLQ) field(f outbox.Field) string {
+	if f == outbox.EventType || f == outbox.AggregateType {
+		return fmt.Sprintf("d.%s", f) // text holds any
+	}
+	cases := ""
+	for _, t := range q.cfg.Outboxes {
+		if t.Layout.Has(f) {
+			cases += fmt.Sprintf(" WHEN %s THEN d.original ->> %s", quoteLiteral(t.String()), quoteLiteral(t.Layout.Columns[f]))
+		}
+	}
+	if cases == "" {
+		return fmt.Sprintf("d.%s::text", f)
+	}
+	return fmt.Sprintf("coalesce(CASE d.outbox%s END, d.%s::text)", cases, f)
+}
+
+// bounds are the server's time, and the newest dead letter's id.
+func (q *DLQ) bounds(ctx context.Context) (now time.Time, upto int64, err error) {
+	err = q.conn.QueryRow(ctx, `SELECT now(), coalesce(max(dead_letter_id), 0) FROM `+DeadLetters).Scan(&now, &upto)
+	return now, upto, err
+}
+
+// deadLetterBatch is the number of dead letters that are read, or changed in one
+// transaction, at a time.
+const deadLetterBatch = 250
+
+// walk reads the dead letters that pass the filter, in the order of their ids,
+// and hands them over page by page. Between two pages nothing is held.
+func walk[T interface{ key() int64 }](ctx context.Context, q *DLQ, f Filter, columns string, do func([]T) error) error {
+	now, upto, err := q.bounds(ctx)
+	if err != nil {
+		return err
+	}
+	where, args := q.where(f, now, upto)
+	sql := fmt.Sprintf(`SELECT %s FROM %s d WHERE %s AND d.dead_letter_id > $%d ORDER BY d.dead_letter_id LIMIT $%d`,
+		columns, DeadLetters, where, len(args)+1, len(args)+2)
+	last := int64(0)
+	for left := f.Limit; ; {
+		size := deadLetterBatch
+		if f.Limit > 0 {
+			size = min(size, left)
+		}
+		rows, _ := q.conn.Query(ctx, sql, append(args, last, size)...)
+		page, err := pgx.CollectRows(rows, pgx.RowToStructByPos[T])
+		if err != nil {
+			return err
+		}
+		if err := do(page); err != nil {
+			return err
+		}
+		if left -= size; len(page) < size || left == 0 {
+			return nil
+		}
+		last = page[len(page)-1].key()
+	}
+}

@@ -1,0 +1,102 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// SlotGauges are sizes in bytes.
+type SlotGauges struct {
+	Retained     float64 // WAL kept because of the slot
+	Safe         float64 // WAL until the slot is lost; -1 is no limit
+	ConfirmedLag float64 // WAL behind the confirmed LSN
+}
+
+// Slot reads the gauges of the relay's slot; all zero where there is none.
+func (db *DB) Slot(ctx context.Context) (g SlotGauges, err error) {
+	err = db.row(ctx, []any{&g.Retained, &g.Safe, &g.ConfirmedLag}, `SELECT
+		coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::float8,
+		coalesce(safe_wal_size, -1)::float8,
+		coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)::float8
+		FROM pg_replication_slots WHERE slot_name = $1`, db.slot)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return g, fmt.Errorf("read slot gauges: %w", err)
+	}
+	return g, nil
+}
+
+// Limit bounds every later statement of the connection.
+func (db *DB) Limit(ctx context.Context, d time.Duration) error {
+	return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, fmt.Sprintf(`SET statement_timeout = %d`, d.Milliseconds()))
+		return err
+	})
+}
+
+// HasSlot reports whether the relay's slot exists.
+func (db *DB) HasSlot(ctx context.Context) (has bool, err error) {
+	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)`, db.slot)
+	if err != nil {
+		return false, fmt.Errorf("look for the slot: %w", err)
+	}
+	return has, nil
+}
+
+// SyncState is how the server counts the walsender of a process id: "async" is
+// the only one that a relay can be. "" where it is not to be seen.
+func (db *DB) SyncState(ctx context.Context, pid uint32) (state string, err error) {
+	err = db.row(ctx, []any{&state}, `SELECT coalesce(sync_state, '') FROM pg_stat_replication WHERE pid = $1`, pid)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("read sync state: %w", err)
+	}
+	return state, nil
+}
+
+// Identify says which server this is: the system identifier, which is empty where
+// the role may not know it, the timeline and the database. It is for where no
+// replication connection is to be had.
+func (db *DB) Identify(ctx context.Context) (system string, timeline uint32, database string, err error) {
+	var file string
+	err = db.row(ctx, []any{&file, &database}, `SELECT pg_walfile_name(pg_current_wal_lsn()), current_database()::text`)
+	if err == nil {
+		err = db.row(ctx, []any{&system}, `SELECT system_identifier::text FROM pg_control_system()`)
+	}
+	if err != nil && Code(err) != "42501" {
+		return "", 0, "", fmt.Errorf("identify the server: %w", err)
+	}
+	n, err := strconv.ParseUint(file[:8], 16, 32)
+	return system, uint32(n), database, err
+}
+
+// DropSlot drops a slot of this database, where there is one.
+func (db *DB) DropSlot(ctx context.Context, name string) error {
+	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+			WHERE slot_name = $1 AND database = current_database()`, name)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("drop slot %q: %w", name, err)
+	}
+	return nil
+}
+
+// BlockerOf describes who a server process waits for, or "" where it cannot be
+// told. A prepared transaction belongs to nobody's session.
+func (db *DB) BlockerOf(ctx context.Context, pid uint32) (who string, err error) {
+	err = db.row(ctx, []any{&who}, `SELECT coalesce(
+		(SELECT format('pid %s, application %L, user %L, database %L, in its transaction since %s, last query: %s',
+			a.pid, a.application_name, a.usename, a.datname, a.xact_start, left(a.query, 200))
+			FROM pg_stat_activity a WHERE a.pid = ANY (pg_blocking_pids($1)) ORDER BY a.xact_start LIMIT 1),
+		(SELECT format('prepared transaction %L of user %L in database %L, since %s', p.gid, p.owner, p.database, p.prepared)
+			FROM pg_locks l JOIN pg_prepared_xacts p ON p.transaction = l.transactionid WHERE l.pid = $1 AND NOT l.granted LIMIT 1), '')`, int32(pid))
+	if err != nil {
+		return "", fmt.Errorf("look for who is waited for: %w", err)
+	}
+	return who, nil
+}

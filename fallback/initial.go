@@ -1,0 +1,51 @@
+package fallback
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// Skipped begins the last_error of rows that a first start was told not to send.
+const Skipped = "skipped: "
+
+// PendingCount counts the pending rows, up to a limit.
+func (db *DB) PendingCount(ctx context.Context, t *outbox.Table, limit int) (n int, err error) {
+	err = db.row(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s t WHERE %s LIMIT %d) p`, t.SQL(), pendingSQL(t, "t"), limit))
+	if err != nil {
+		return 0, fmt.Errorf("count pending rows of %s: %w", t, err)
+	}
+	return n, nil
+}
+
+// SkipPending marks every row that is pending now, and says so in each, unless it
+// has done so before: one statement, so it is done whole or not at all. It needs
+// mark update and a layout that records. It waits for rows that are locked.
+func SkipPending(ctx context.Context, cfg Config, t *outbox.Table) (rows int64, err error) {
+	db, err := Open(ctx, cfg)
+	if err != nil {
+		return 0, err
+	}
+	defer db.Close()
+	lastError := t.Column(outbox.LastError)
+	sql := fmt.Sprintf(`UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL)`,
+		t.SQL(), t.Column(outbox.ProcessedAt), lastError, quoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped)
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Hour)
+		defer cancel()
+		if _, err := conn.Exec(ctx, `SET lock_timeout = '1min'; SET enable_seqscan = on`); err != nil {
+			return err
+		}
+		tag, err := conn.Exec(ctx, sql)
+		rows = tag.RowsAffected()
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("mark the rows that are pending in %s: %w", t, err)
+	}
+	return rows, nil
+}

@@ -1,0 +1,248 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// State is what the table says of a row that the WAL brings, or that was read
+// back from the stream.
+type State struct {
+	// Exists: the table has a row with this id. Same: its content is the row's
+	// own. The rest is said of the same row only.
+	Exists, Same bool
+	// Pending: not marked. Recorded: a failure or a hold is recorded in it.
+	Pending, Recorded bool
+	// Visible: the inserting transaction is visible; what is not there now was
+	// there before.
+	Visible bool
+	// ProcessedAt is when it was marked; zero where it was not, or where the
+	// layout does not say.
+	ProcessedAt time.Time
+}
+
+// Publish reports whether a row from the WAL is to be published: the table holds
+// that very row pending and unrecorded, or does not show it yet. Otherwise it is
+// marked or gone, and settled, or recorded or changed, and the poller's.
+func (s State) Publish() bool {
+	if s.Exists && s.Same {
+		return s.Pending && !s.Recorded
+	}
+	return !s.Visible
+}
+
+// LookUp reads the state of rows of one table. An id that the table's id type
+// cannot hold is no row of it.
+func (db *DB) LookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
+	states, err := db.lookUp(ctx, t, rows)
+	if !strings.HasPrefix(Code(err), "22") {
+		return states, err
+	}
+	if len(rows) == 1 {
+		return []State{{Visible: true}}, nil
+	}
+	half := len(rows) / 2
+	first, err := db.LookUp(ctx, t, rows[:half])
+	if err != nil {
+		return nil, err
+	}
+	second, err := db.LookUp(ctx, t, rows[half:])
+	return append(first, second...), err
+}
+
+// lookUp reads the states in one snapshot.
+func (db *DB) lookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
+	states := make([]State, len(rows))
+	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		a := db.args(rows)
+		result, _ := conn.Query(ctx, lookUpSQL(t), a.ids, a.hashes, a.xids)
+		var ord int
+		var s State
+		var marked *time.Time
+		_, err := pgx.ForEachRow(result, []any{&ord, &s.Exists, &s.Same, &s.Pending, &s.Recorded, &s.Visible, &marked}, func() error {
+			if states[ord-1].Same {
+				return nil // the id is not unique, and the very row was seen
+			}
+			s.ProcessedAt = time.Time{}
+			if marked != nil {
+				s.ProcessedAt = *marked
+			}
+			states[ord-1] = s
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look up rows of %s: %w", t, err)
+	}
+	return states, nil
+}
+
+func lookUpSQL(t *outbox.Table) string {
+	recorded, processed := "false", "NULL::timestamptz"
+	if t.Layout.Has(outbox.LastError) {
+		recorded = "t." + t.Column(outbox.LastError) + " IS NOT NULL"
+	}
+	if t.Layout.Has(outbox.ProcessedAt) {
+		processed = "t." + t.Column(outbox.ProcessedAt)
+	}
+	id := t.Column(outbox.ID)
+	return strings.NewReplacer("{table}", t.SQL(), "{id}", id, "{idtype}", t.IDType, "{hash}", t.HashSQL("t"),
+		"{pending}", pendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed).Replace(`
+SELECT w.ord::int, t.{id} IS NOT NULL, coalesce({hash} = w.hash AND t.{id} IS NOT NULL, false), t.{id} IS NOT NULL AND {pending},
+	t.{id} IS NOT NULL AND {recorded}, w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}
+FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS w(id, hash, xid, ord)
+LEFT JOIN {table} t ON t.{id} = w.id::{idtype}`)
+}
+
+// MarkCursor is where a walk over the marked rows stands; the zero one is its
+// start.
+type MarkCursor struct {
+	at time.Time
+	id string
+}
+
+// MarkedSince lists rows that were marked at or after a time, the oldest mark
+// first, at most limit of them from next on. It returns nothing where the layout
+// does not say when a row was marked.
+func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) (refs []outbox.Ref, err error) {
+	if t.Mark != outbox.MarkUpdate {
+		return nil, nil
+	}
+	from := *next
+	if from.at.IsZero() {
+		from = MarkCursor{at: since}
+	}
+	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
+	sql := fmt.Sprintf(`SELECT concat(%[1]s), %[2]s, %[3]s FROM %[4]s t WHERE %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[5]s)
+		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, t.HashSQL("t"), t.SQL(), t.IDType)
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		result, _ := conn.Query(ctx, sql, from.at, from.id, limit)
+		ref := outbox.Ref{Table: t}
+		var hash int64
+		_, err := pgx.ForEachRow(result, []any{&ref.ID, &next.at, &hash}, func() error {
+			next.id, ref.Hash = ref.ID, uint64(hash)
+			refs = append(refs, ref)
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read marked rows of %s: %w", t, err)
+	}
+	return refs, nil
+}
+
+// Unmark makes rows pending again that are marked and were lost, as held ones
+// where the layout allows it: until they are delivered, the later rows of their
+// aggregates wait.
+func (db *DB) Unmark(ctx context.Context, t *outbox.Table, refs []outbox.Ref) error {
+	ids, hashes := make([]string, len(refs)), make([]int64, len(refs))
+	for i, r := range refs {
+		ids[i], hashes[i] = r.ID, int64(r.Hash)
+	}
+	set := t.Column(outbox.ProcessedAt) + " = NULL"
+	if t.Layout.Records() {
+		set += ", " + t.Column(outbox.LastError) + " = " + quoteLiteral(Held+"the stream had lost it")
+	}
+	sql := fmt.Sprintf(`UPDATE %s t SET %s FROM unnest($1::text[], $2::bigint[]) AS w(id, hash)
+		WHERE t.%s = w.id::%s AND t.%s IS NOT NULL AND %s = w.hash`,
+		t.SQL(), set, t.Column(outbox.ID), t.IDType, t.Column(outbox.ProcessedAt), t.HashSQL("t"))
+	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, sql, ids, hashes)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("make rows of %s pending again: %w", t, err)
+	}
+	return nil
+}
+
+// HasMarks reports whether any row of the table is marked, or was and is in the
+// archive now. An archive that holds something and may not be read counts as rows
+// of every table.
+func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
+	has, err := db.HasMarkedRows(ctx, t)
+	if err != nil || has || t.Mark != outbox.MarkUpdate {
+		return has, err
+	}
+	if has, err = db.hasArchived(ctx, t); err != nil {
+		return false, fmt.Errorf("look for archived rows of %s: %w", t, err)
+	}
+	return has, nil
+}
+
+// HasMarkedRows reports whether any row that is in the table is marked.
+func (db *DB) HasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err error) {
+	if t.Mark != outbox.MarkUpdate {
+		return false, nil
+	}
+	err = db.row(ctx, []any{&has}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s WHERE %s IS NOT NULL)`, t.SQL(), t.Column(outbox.ProcessedAt)))
+	if err != nil {
+		return false, fmt.Errorf("look for marked rows of %s: %w", t, err)
+	}
+	return has, nil
+}
+
+// hasArchived needs no privilege to learn whether there is an archive, and whether
+// a partition of it has any page.
+func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err error) {
+	var readable bool
+	err = db.row(ctx, []any{&readable, &has}, `SELECT coalesce(has_table_privilege(to_regclass($1), 'SELECT'), false),
+		coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(to_regclass($1))) > 0, false)`, Archive)
+	if err != nil || !readable || !has {
+		return has, err
+	}
+	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+Archive+` WHERE outbox = $1)`, t.String())
+	return has, err
+}
+
+// Blocker describes the session that holds a lock on a row, or "" where it
+// cannot be told.
+func (db *DB) Blocker(ctx context.Context, t *outbox.Table, id string) (string, error) {
+	sql := fmt.Sprintf(`SELECT format('pid %%s, application %%L, user %%L, in its transaction since %%s, last query: %%s',
+			a.pid, a.application_name, a.usename, a.xact_start, left(a.query, 200))
+		FROM %s t JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = t.xmax
+		JOIN pg_stat_activity a USING (pid) WHERE t.%s = $1::text::%s LIMIT 1`, t.SQL(), t.Column(outbox.ID), t.IDType)
+	var who string
+	err := db.row(ctx, []any{&who}, sql, id)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("look for the lock's holder: %w", err)
+	}
+	return who, nil
+}
+
+// OldestPending is how long the oldest row that is due and not processed has
+// been due; zero where there is none or the layout does not say.
+func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration, error) {
+	field := outbox.AvailableAt
+	if !t.Layout.Has(field) {
+		field = outbox.OccurredAt
+	}
+	if t.Mark == outbox.MarkNone || !t.Layout.Has(field) {
+		return 0, nil
+	}
+	// The canonical table has an index for just this.
+	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8 FROM %s t WHERE %s AND t.%[1]s <= now() ORDER BY t.%[1]s LIMIT 1`,
+		t.Column(field), t.SQL(), pendingSQL(t, "t"))
+	var seconds float64
+	err := db.row(ctx, []any{&seconds}, sql)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return 0, fmt.Errorf("read lag of %s: %w", t, err)
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
+}
+
+// row runs a query of one row.
+func (db *DB) row(ctx context.Context, into []any, sql string, args ...any) error {
+	return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, sql, args...).Scan(into...)
+	})
+}

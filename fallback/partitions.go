@@ -1,0 +1,184 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+const (
+	// monthsCreatedAhead is how many months get a partition beside the present one.
+	monthsCreatedAhead = 2
+	// oldestMonth bounds the months that get a partition where nothing is dropped.
+	oldestMonth = 10 * 365 * 24 * time.Hour
+	// defaultRows is how many rows are moved out of the default partition to make
+	// way for a month.
+	defaultRows = 10_000
+	// partitionStatement bounds the statements that create a month: while it is
+	// attached, readers of the archive wait.
+	partitionStatement = 5 * time.Second
+)
+
+// archive is the archive table as it was found.
+type archive struct {
+	outbox.Table
+	unsorted string // the default partition, quoted, or nothing
+	role     string // our own
+	owned    bool   // by that role: months can be created and dropped
+}
+
+// findArchive leaves nil, and says so, where there is none.
+func (r *retention) findArchive(ctx context.Context) error {
+	if r.opts.ArchiveAfter == 0 && r.opts.DropAfter == 0 {
+		return nil
+	}
+	has, err := r.exists(ctx, Archive, "so nothing is archived or dropped")
+	if err != nil || !has {
+		return err
+	}
+	var a archive
+	var monthly bool
+	err = r.db.row(ctx, []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted, &a.role}, `
+		SELECT n.nspname::text, c.relname::text, coalesce(pg_get_partkeydef(c.oid) = 'RANGE (occurred_at)', false),
+			pg_has_role(c.relowner, 'USAGE'), coalesce(format('%I.%I', dn.nspname, d.relname), ''), current_user::text
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_partitioned_table pt ON pt.partrelid = c.oid
+			LEFT JOIN pg_class d ON d.oid = pt.partdefid LEFT JOIN pg_namespace dn ON dn.oid = d.relnamespace
+		WHERE c.oid = to_regclass($1)`, Archive)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", Archive, err)
+	}
+	if !monthly {
+		r.note("table %s is not partitioned by occurred_at, as `walpost migrate up` makes it, so nothing is archived or dropped", Archive)
+		return nil
+	}
+	r.archive = &a
+	return nil
+}
+
+func (r *retention) mayAlter(a *archive) bool {
+	if !a.owned {
+		r.note("role %q does not own %s, so no month is created or dropped: make it the owner, or let the owner run `walpost retention`", a.role, Archive)
+	}
+	return a.owned
+}
+
+// partitionsSQL lists the partitions of $1 with their bounds.
+const partitionsSQL = `SELECT format('%I.%I', n.nspname, c.relname) AS name, c.relname::text AS relname,
+		coalesce((regexp_match(bound, 'FROM \(''(.*?)''\)'))[1]::timestamptz, '-infinity') AS lower,
+		coalesce((regexp_match(bound, 'TO \(''(.*?)''\)'))[1]::timestamptz, 'infinity') AS upper
+	FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace,
+		LATERAL pg_get_expr(c.relpartbound, c.oid) AS bound
+	WHERE i.inhparent = to_regclass($1) AND bound <> 'DEFAULT'`
+
+func monthOf(t time.Time) time.Time {
+	t = t.UTC()
+	return time.Date(t.Year(), t.Month(), 1, 0, 0, 0, 0, time.UTC)
+}
+
+// horizon is the time of the rows that get a month: from the oldest that is kept
+// to the end of the newest that is created ahead. All others are odd, and go to
+// the default partition.
+func (r *retention) horizon() (from, to time.Time) {
+	age := oldestMonth
+	if r.opts.DropAfter > 0 {
+		age = r.opts.DropAfter
+	}
+	return monthOf(r.now.Add(-age)), monthOf(r.now).AddDate(0, monthsCreatedAhead+1, 0)
+}
+
+// createAhead creates the present month and the next ones, so that they are there
+// before any row is: a month without rows costs nobody a wait.
+func (r *retention) createAhead(ctx context.Context, a *archive) error {
+	for i := 0; r.mayAlter(a) && i <= monthsCreatedAhead; i++ {
+		if _, err := r.ensureMonth(ctx, a, monthOf(r.now).AddDate(0, i, 0)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ensureMonth creates the partition of a month unless it is there. It reports
+// false where the month's rows had better wait for the next pass. Where the month
+// cannot be created at all it says so and reports true: the default partition
+// takes the rows.
+func (r *retention) ensureMonth(ctx context.Context, a *archive, month time.Time) (ready bool, err error) {
+	if ready, known := r.months[month]; known {
+		return ready, nil
+	}
+	defer func() { r.months[month] = ready }()
+	name := fmt.Sprintf("%s_%s", a.Name, month.Format("2006_01"))
+	var there bool
+	err = r.db.row(ctx, []any{&there}, `SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
+		Archive, month, month.AddDate(0, 1, 0))
+	if err != nil {
+		return false, fmt.Errorf("look for %s: %w", name, err)
+	}
+	if there {
+		return true, nil
+	}
+	err = r.createMonth(ctx, a, outbox.QuoteIdent(a.Schema)+"."+outbox.QuoteIdent(name), month)
+	switch code := Code(err); {
+	case err == nil:
+		r.report.Created = append(r.report.Created, name)
+		return true, nil
+	case blocked(err):
+		r.note("%s is left to the next pass, with the rows that belong there: somebody reads or alters the archive (%v)", name, err)
+		return false, nil
+	case errors.Is(err, errCrowded), code == "57014", code == "42P07", code == "42501":
+		// query_canceled, duplicate_table, insufficient_privilege
+		r.note("%s cannot be created, so its rows go to the default partition: %v", name, err)
+		return true, nil
+	}
+	return false, fmt.Errorf("create %s: %w", name, err)
+}
+
+var errCrowded = fmt.Errorf("the default partition holds more than %d rows of that month", defaultRows)
+
+// createMonth fills the month with the rows of its range that the default
+// partition holds, and attaches it, in one transaction. Attached, and not created
+// as a partition: so it waits for those only who use the default partition.
+func (r *retention) createMonth(ctx context.Context, a *archive, name string, month time.Time) error {
+	from, to := bound(month), bound(month.AddDate(0, 1, 0))
+	return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL statement_timeout = %d; CREATE TABLE %s (LIKE %s INCLUDING ALL)`,
+			partitionStatement.Milliseconds(), name, a.SQL()))
+		if err != nil {
+			return err
+		}
+		if a.unsorted != "" {
+			if err := makeWay(ctx, tx, a.unsorted, name, fmt.Sprintf(`occurred_at >= %s AND occurred_at < %s`, from, to)); err != nil {
+				return err
+			}
+		}
+		_, err = tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)`, a.SQL(), name, from, to))
+		return err
+	})
+}
+
+// makeWay moves the rows of a span, if they are not too many for one statement.
+func makeWay(ctx context.Context, tx pgx.Tx, from, to, span string) error {
+	var n int
+	err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s WHERE %s LIMIT %d) x`, from, span, defaultRows+1)).Scan(&n)
+	if err != nil || n == 0 {
+		return err
+	}
+	if n > defaultRows {
+		return errCrowded
+	}
+	_, err = tx.Exec(ctx, fmt.Sprintf(`WITH moved AS (DELETE FROM %s WHERE %s RETURNING *) INSERT INTO %s SELECT * FROM moved`, from, span, to))
+	return err
+}
+
+// bound is a time as a literal.
+func bound(t time.Time) string { return t.Format("'2006-01-02 15:04:05+00'") }
+
+func (r *retention) inTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
+	return r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return f(ctx, tx) })
+	})
+}

@@ -1,0 +1,82 @@
+package fallback
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Statistics of a queue are made when nothing is pending, and hold when a million
+// rows are. Whatever they say, a statement looks up each of its rows by id: any
+// other plan takes minutes for a thousand rows of a long queue.
+func TestPlansGoByID(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+		url := pg.NewDB(t)
+		cfg, err := pgx.ParseConfig(url)
+		must(t, err)
+		m := migrations.New(cfg, []*outbox.Table{table})
+		defer m.Close()
+		_, err = m.Up(t.Context(), migrations.Latest)
+		must(t, err)
+		db, err := Open(t.Context(), Config{URL: url, Slot: "walpost"})
+		must(t, err)
+		defer db.Close()
+		must(t, db.CheckTable(t.Context(), table))
+
+		deleted := *table
+		deleted.Mark = outbox.MarkDelete
+		statements := map[string]string{
+			"update": markSQL(table), "delete": markSQL(&deleted), "park": parkSQL(table, time.Second), "hold": holdSQL(table), "bury": burySQL(table),
+		}
+		const insert = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+			SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 20000) g`
+		for _, empty := range []string{
+			`UPDATE outbox_messages SET processed_at = now()`, `DELETE FROM outbox_messages`,
+		} {
+			for _, sql := range []string{insert, empty, `VACUUM ANALYZE outbox_messages`, insert} {
+				_, err := db.conn.Exec(t.Context(), sql)
+				must(t, err)
+			}
+			for name, sql := range statements {
+				checkPlan(t, db, name, sql)
+			}
+		}
+		rows, err := db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+lookUpSQL(table), []string{}, []int64{}, []*string{})
+		must(t, err)
+		readPlan(t, "look up", rows)
+	})
+}
+
+func checkPlan(t *testing.T, db *DB, name, sql string) {
+	t.Helper()
+	rows, err := db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, []string{}, []int64{}, []*string{}, []string{}, []*int{})
+	must(t, err)
+	readPlan(t, name, rows)
+}
+
+func readPlan(t *testing.T, name string, rows pgx.Rows) {
+	t.Helper()
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(t, err)
+	plan := strings.Join(lines, "\n")
+	for _, bad := range []string{"Join Filter", "Seq Scan on outbox_messages", "_pending_idx", "_due_idx", "_processed_idx"} {
+		if strings.Contains(plan, bad) {
+			t.Errorf("%s: the plan has %q:\n%s", name, bad, plan)
+			return
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

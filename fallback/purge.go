@@ -1,0 +1,86 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// purgeArchive drops the months of which every row was processed long enough ago,
+// and deletes such rows from the default partition. The archive takes processed
+// rows only (NOT NULL), so no other can go with it.
+func (r *retention) purgeArchive(ctx context.Context) error {
+	a := r.archive
+	if r.opts.DropAfter == 0 || a == nil {
+		return nil
+	}
+	before := r.now.Add(-r.opts.DropAfter)
+	err := r.dropMonths(ctx, a, before)
+	if a.unsorted == "" || ctx.Err() != nil || !r.db.Alive() {
+		return err
+	}
+	return errors.Join(err, r.purgeDefault(ctx, a, before))
+}
+
+func (r *retention) purgeDefault(ctx context.Context, a *archive, before time.Time) error {
+	err := r.sweep(ctx, sweep{from: a.unsorted, column: "processed_at", before: before, count: &r.report.Purged})
+	if Code(err) == "42501" {
+		err = hint.Wrap(err, fmt.Sprintf("as the owner: GRANT SELECT, UPDATE, DELETE ON %s TO the role of postgres.url", a.unsorted))
+	}
+	if err != nil {
+		return r.settle(fmt.Errorf("delete old rows of %s: %w", a.unsorted, err))
+	}
+	return nil
+}
+
+func (r *retention) dropMonths(ctx context.Context, a *archive, before time.Time) error {
+	type month struct{ SQL, Name string }
+	var months []month
+	err := r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		result, _ := conn.Query(ctx, `SELECT m.name, m.relname FROM (`+partitionsSQL+`) m WHERE m.upper <= $2 ORDER BY m.upper`, Archive, before)
+		months, err = pgx.CollectRows(result, pgx.RowToStructByPos[month])
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read partitions of %s: %w", Archive, err)
+	}
+	if len(months) == 0 || !r.mayAlter(a) {
+		return nil
+	}
+	var all []error
+	for _, m := range months {
+		dropped, err := r.dropMonth(ctx, m.SQL, before)
+		if dropped {
+			r.report.Dropped = append(r.report.Dropped, m.Name)
+		}
+		if Code(err) == "42501" { // insufficient_privilege
+			err = hint.Wrap(err, fmt.Sprintf("ALTER TABLE %s OWNER TO %s", m.SQL, outbox.QuoteIdent(a.role)))
+		}
+		if err != nil {
+			all = append(all, r.settle(fmt.Errorf("drop %s: %w", m.Name, err)))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// dropMonth looks at the rows while nobody can add one. The lock that all readers
+// would wait for is the last thing it takes.
+func (r *retention) dropMonth(ctx context.Context, name string, before time.Time) (old bool, err error) {
+	err = r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `LOCK TABLE `+name+` IN SHARE MODE`); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM `+name+` WHERE processed_at >= $1)`, before).Scan(&old); err != nil || !old {
+			return err
+		}
+		_, err := tx.Exec(ctx, `DROP TABLE `+name)
+		return err
+	})
+	return old && err == nil, err
+}

@@ -1,0 +1,215 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// IdempotencyKeys is the table of the HTTP requests that were answered.
+const IdempotencyKeys = "idempotency_keys"
+
+// RetainOptions say what a pass of retention keeps, and for how long.
+type RetainOptions struct {
+	Tables []*outbox.Table
+	// ArchiveAfter is how long after it was processed a row moves to the archive.
+	// 0: no row moves.
+	ArchiveAfter time.Duration
+	// DropAfter is how long after it was processed a row may leave the archive; at
+	// least ArchiveAfter. 0: the archive keeps everything.
+	DropAfter time.Duration
+	// Progress, where it is set, is called after each batch and may not keep the
+	// report.
+	Progress func(*RetainReport)
+}
+
+// RetainReport is what a pass has done.
+type RetainReport struct {
+	// Busy: another pass was running, so this one did nothing.
+	Busy        bool          `json:"busy"`
+	Tables      []TableReport `json:"tables"`
+	Created     []string      `json:"created"`      // months of the archive
+	Dropped     []string      `json:"dropped"`      // months of the archive
+	Purged      int64         `json:"purged"`       // rows of the archive's default partition
+	ExpiredKeys int64         `json:"expired_keys"` // idempotency keys
+	// Notes say what was left undone, and why.
+	Notes []string `json:"notes"`
+
+	missing []string // those notes that only say that a table does not exist
+}
+
+// Complaints are what somebody has to put right before a pass can do all its
+// work. That a table does not exist, or that an outbox is none to archive, is as
+// somebody wanted it.
+func (r *RetainReport) Complaints() []string {
+	var all []string
+	for _, t := range r.Tables {
+		if t.obstacle {
+			all = append(all, fmt.Sprintf("%s is not archived: %s", t.Table, t.Skipped))
+		}
+	}
+	for _, n := range r.Notes {
+		if !slices.Contains(r.missing, n) {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// TableReport is what a pass has done with one outbox.
+type TableReport struct {
+	Table    string `json:"table"`
+	Archived int64  `json:"archived"`
+	// Skipped is why nothing was looked for, or empty.
+	Skipped string `json:"skipped,omitempty"`
+
+	obstacle bool // the configuration wants it archived, and the schema does not let it
+}
+
+// Retain makes one pass: processed rows move from their outboxes to the archive,
+// months of the archive are created ahead and dropped when they are old, and
+// expired idempotency keys are deleted.
+//
+// A row that is not processed is never touched. Every batch is a transaction of
+// its own: a pass may end anywhere, and the next one goes on from there. It waits
+// half a second at most for any lock; what it cannot get is left to the next
+// pass, with a note, and is no error. Only one pass runs at a time in a database.
+//
+// It returns what it has done beside any error, and goes on after an error that
+// concerns one table only. When ctx is done it ends at once: the present batch is
+// taken back.
+func Retain(ctx context.Context, cfg Config, opts RetainOptions) (*RetainReport, error) {
+	r := &retention{opts: opts, months: map[time.Time]bool{}}
+	r.report = &RetainReport{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Notes: []string{}}
+	if opts.DropAfter > 0 && opts.DropAfter < opts.ArchiveAfter {
+		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s", opts.DropAfter, opts.ArchiveAfter)
+	}
+	db, err := Open(ctx, cfg)
+	if err != nil {
+		return r.report, err
+	}
+	defer db.Close()
+	db.unbound = true // it holds no lock that a statement's end may not cost
+	r.db = db
+	if err := r.begin(ctx); err != nil || r.report.Busy {
+		return r.report, err
+	}
+	defer r.end(ctx)
+	var all []error
+	for _, part := range []func(context.Context) error{r.findArchive, r.archiveRows, r.purgeArchive, r.expireKeys} {
+		all = append(all, part(ctx))
+		if ctx.Err() != nil || !db.Alive() {
+			break
+		}
+	}
+	err = errors.Join(all...)
+	if err == nil && ctx.Err() != nil { // it ended between two statements
+		err = fmt.Errorf("finish pass: %w", ctx.Err())
+	}
+	return r.report, err
+}
+
+// retention is one pass. It has a connection of its own, and nothing else uses it.
+type retention struct {
+	db      *DB
+	opts    RetainOptions
+	report  *RetainReport
+	now     time.Time          // the database's clock when the pass began
+	archive *archive           // nil where there is none
+	months  map[time.Time]bool // whether rows can go there; those that were looked for
+}
+
+// retainStatement bounds a statement. A batch takes hundredths of a second.
+const retainStatement = 20 * time.Second
+
+func (r *retention) begin(ctx context.Context) error {
+	if err := r.db.Limit(ctx, retainStatement); err != nil {
+		return fmt.Errorf("prepare session: %w", err)
+	}
+	// A batch is one transaction: what a crash of the server takes back is moved
+	// again. Batches are read off an index in its order, whatever the statistics say;
+	// any other plan reads the whole backlog for each.
+	err := r.exec(ctx, `SET synchronous_commit = off; SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC';
+		SET enable_bitmapscan = off; SET enable_sort = off; SET plan_cache_mode = force_custom_plan`)
+	if err != nil {
+		return fmt.Errorf("prepare session: %w", err)
+	}
+	var locked, readOnly bool
+	err = r.db.row(ctx, []any{&locked, &r.now, &readOnly}, `SELECT pg_try_advisory_lock(hashtextextended('walpost/retention', 0)), now(),
+		current_setting('transaction_read_only')::bool`)
+	if err != nil {
+		return fmt.Errorf("take advisory lock: %w", err)
+	}
+	if readOnly {
+		return hint.Errorf("point postgres.url at the primary", "archive rows: this server is a standby or read-only")
+	}
+	r.now = r.now.UTC()
+	r.report.Busy = !locked
+	return nil
+}
+
+// end gives the lock back. The end of the connection would do that too, but a
+// moment later, and the next pass may come at once.
+func (r *retention) end(ctx context.Context) {
+	_ = r.exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock_all()`)
+}
+
+func (r *retention) exec(ctx context.Context, sql string) error {
+	return r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, sql)
+		return err
+	})
+}
+
+func (r *retention) note(format string, args ...any) {
+	if s := fmt.Sprintf(format, args...); !slices.Contains(r.report.Notes, s) {
+		r.report.Notes = append(r.report.Notes, s)
+	}
+}
+
+// settle turns a failure that passes by itself into a note.
+func (r *retention) settle(err error) error {
+	if !blocked(err) && Code(err) != "57014" { // query_canceled: the statement took too long
+		return err
+	}
+	r.note("left to the next pass: %v", err)
+	return nil
+}
+
+// blocked: lock_not_available, deadlock_detected.
+func blocked(err error) bool { return Code(err) == "55P03" || Code(err) == "40P01" }
+
+// exists reports whether a table of walpost's own is there, and says so where
+// it is not.
+func (r *retention) exists(ctx context.Context, table, without string) (has bool, err error) {
+	if err := r.db.row(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, table); err != nil {
+		return false, fmt.Errorf("look for %s: %w", table, err)
+	}
+	if !has {
+		r.note("table %s does not exist, %s: `walpost migrate up` creates it", table, without)
+		r.report.missing = append(r.report.missing, r.report.Notes[len(r.report.Notes)-1])
+	}
+	return has, nil
+}
+
+func (r *retention) expireKeys(ctx context.Context) error {
+	has, err := r.exists(ctx, IdempotencyKeys, "so no key is deleted")
+	if err != nil || !has {
+		return err
+	}
+	err = r.sweep(ctx, sweep{from: IdempotencyKeys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys})
+	if Code(err) == "42501" {
+		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+IdempotencyKeys+" TO the role of postgres.url")
+	}
+	if err != nil {
+		return r.settle(fmt.Errorf("delete expired idempotency keys: %w", err))
+	}
+	return nil
+}

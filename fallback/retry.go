@@ -1,0 +1,208 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Outcome is what became of one dead letter. Err is nil where it was retried or
+// discarded; else it says why it is still there, unchanged.
+type Outcome struct {
+	ID     int64
+	Outbox string
+	RowID  string
+	Err    error
+}
+
+// letter is a dead letter that is to be changed.
+type letter struct {
+	ID      int64
+	Outbox  string
+	RowID   string
+	Columns []string // of the original; nil where it is none
+}
+
+func (l letter) key() int64 { return l.ID }
+
+const letterColumns = `d.dead_letter_id, d.outbox, d.row_id,
+	ARRAY(SELECT json_object_keys(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END))`
+
+// Retry puts rows back into their outboxes under their own ids, with every value
+// as it was, no attempts, no error and due at once, and deletes their dead
+// letters in the same transaction, a few hundred at a time, oldest first. The
+// running relay gets them through the WAL as any other row: behind what was
+// inserted meanwhile.
+//
+// A row that cannot be put back (its id is there again, its outbox is not
+// configured, the table refuses it) stays a dead letter, and the others go on.
+// Each dead letter that was there when Retry began is reported after its
+// transaction; one that somebody else took meanwhile is not. An error ends it,
+// and what was reported stays done: call it again. A dry run does the same and
+// takes it all back.
+func (q *DLQ) Retry(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
+	privileges := []string{"DELETE ON " + DeadLetters}
+	for _, t := range q.cfg.Outboxes {
+		privileges = append(privileges, fmt.Sprintf("SELECT, INSERT%s ON %s", map[outbox.Mark]string{outbox.MarkNone: ", DELETE"}[t.Mark], t.SQL()))
+	}
+	err := walk(ctx, q, f, letterColumns, func(page []letter) error {
+		return q.change(ctx, page, dryRun, report, q.retry)
+	})
+	return q.explain(err, "retry dead letters", privileges...)
+}
+
+// Discard deletes dead letters for good, a few hundred in a transaction. It
+// reports as [DLQ.Retry] does.
+func (q *DLQ) Discard(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
+	err := walk(ctx, q, f, letterColumns, func(page []letter) error {
+		return q.change(ctx, page, dryRun, report, discard)
+	})
+	return q.explain(err, "discard dead letters", "DELETE ON "+DeadLetters)
+}
+
+var errDryRun = errors.New("dry run")
+
+// change runs one transaction and reports what it did.
+func (q *DLQ) change(ctx context.Context, page []letter, dryRun bool, report func(Outcome),
+	do func(context.Context, pgx.Tx, []letter) ([]Outcome, error),
+) error {
+	var outcomes []Outcome
+	err := pgx.BeginTxFunc(ctx, q.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+		if outcomes, err = do(ctx, tx, page); err == nil && dryRun {
+			return errDryRun
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, errDryRun) {
+		return err
+	}
+	for _, o := range outcomes {
+		report(o)
+	}
+	return nil
+}
+
+func discard(ctx context.Context, tx pgx.Tx, page []letter) ([]Outcome, error) {
+	rows, _ := tx.Query(ctx, fmt.Sprintf(`DELETE FROM %s WHERE dead_letter_id = ANY($1::bigint[]) RETURNING dead_letter_id`, DeadLetters), ids(page))
+	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	return outcomes(page, gone, nil), err
+}
+
+// retry keeps the order: rows of one shape go together only where they follow
+// each other.
+func (q *DLQ) retry(ctx context.Context, tx pgx.Tx, page []letter) (all []Outcome, err error) {
+	for rest := page; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n].Outbox == rest[0].Outbox && slices.Equal(rest[n].Columns, rest[0].Columns) {
+			n++
+		}
+		t, err := q.target(ctx, tx, rest[0].Outbox)
+		if err != nil {
+			return nil, err
+		}
+		some, err := t.take(ctx, tx, rest[:n])
+		if err != nil {
+			return nil, err
+		}
+		all, rest = append(all, some...), rest[n:]
+	}
+	return all, nil
+}
+
+func ids(letters []letter) []int64 {
+	all := make([]int64, len(letters))
+	for i, l := range letters {
+		all[i] = l.ID
+	}
+	return all
+}
+
+// outcomes is err for those among the letters.
+func outcomes(letters []letter, among []int64, err error) (all []Outcome) {
+	for _, l := range letters {
+		if slices.Contains(among, l.ID) {
+			all = append(all, Outcome{l.ID, l.Outbox, l.RowID, err})
+		}
+	}
+	return all
+}
+
+// take puts rows of one shape back, all of them at once where the table takes
+// all, or else half by half until it is known which ones it refuses.
+func (t *target) take(ctx context.Context, tx pgx.Tx, run []letter) ([]Outcome, error) {
+	sql, refusal := t.insertSQL(run[0].Columns)
+	if refusal != nil {
+		return outcomes(run, ids(run), refusal), nil
+	}
+	var done []int64
+	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
+		done, err = t.put(ctx, tx, sql, ids(run))
+		return err
+	})
+	switch {
+	case err == nil:
+		return t.others(ctx, tx, run, done)
+	case !rowsFault(err):
+		return nil, err
+	case len(run) == 1:
+		err = hint.Wrap(err, fmt.Sprintf("compare the table's columns and constraints with `walpost dlq show %d`", run[0].ID))
+		return outcomes(run, ids(run), err), nil
+	}
+	first, err := t.take(ctx, tx, run[:len(run)/2])
+	if err != nil {
+		return nil, err
+	}
+	second, err := t.take(ctx, tx, run[len(run)/2:])
+	return append(first, second...), err
+}
+
+var errNotTaken = errors.New("the table did not take the row: a trigger or a rule is in the way")
+
+// rowsFault: another row may well succeed.
+func rowsFault(err error) bool {
+	code := Code(err)
+	return errors.Is(err, errNotTaken) || slices.ContainsFunc([]string{"22", "23", "44", "P0"}, func(class string) bool {
+		return strings.HasPrefix(code, class)
+	})
+}
+
+// put moves rows, and tells whose dead letters are gone. Deleting first settles
+// who moves a row where two try.
+func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64) (gone []int64, err error) {
+	var rows []string
+	if err := tx.QueryRow(ctx, sql, letters).Scan(&gone, &rows); err != nil {
+		return nil, err
+	}
+	if len(rows) != len(gone) {
+		return nil, errNotTaken
+	}
+	if t.table.Mark != outbox.MarkNone {
+		return gone, nil
+	}
+	tag, err := tx.Exec(ctx, fmt.Sprintf(`DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)`,
+		t.table.SQL(), t.table.Column(outbox.ID), t.idType()), rows)
+	if err == nil && tag.RowsAffected() != int64(len(rows)) {
+		err = errNotTaken
+	}
+	return gone, err
+}
+
+// others tells of those that were not moved: their rows are there again. Those
+// that somebody else has taken by now are not spoken of.
+func (t *target) others(ctx context.Context, tx pgx.Tx, run []letter, done []int64) ([]Outcome, error) {
+	all := outcomes(run, done, nil)
+	if len(all) == len(run) {
+		return all, nil
+	}
+	rows, _ := tx.Query(ctx, fmt.Sprintf(`SELECT dead_letter_id FROM %s WHERE dead_letter_id = ANY($1::bigint[])`, DeadLetters), ids(run))
+	left, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	return append(all, outcomes(run, left, hint.Errorf("the outbox has taken this id anew: compare the two, and discard the dead letter or take the row away",
+		"a row with this id is in the outbox"))...), err
+}

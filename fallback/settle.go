@@ -1,0 +1,292 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// Row is a row to be settled in its table.
+type Row struct {
+	Ref outbox.Ref
+	// XID is the inserting transaction where the WAL told it; zero where the row
+	// was seen in the table.
+	XID uint32
+	// Failure is what is recorded of a row that cannot be sent.
+	Failure string
+	// Polled: the row was read from the table with so many attempts behind it.
+	// Where it is not set, a failure is recorded only in a row that has no record.
+	Polled   bool
+	Attempts int
+	// Line: of the rows that Park or Hold is given with the same number, none is
+	// recorded before one that stands earlier.
+	Line int
+}
+
+// Retry says how often a row that fails is tried.
+type Retry struct {
+	// Backoff is the wait after the first failure; the n-th waits n times as long,
+	// up to eight times.
+	Backoff time.Duration
+	// MaxAttempts: a row that fails once more becomes a dead letter.
+	MaxAttempts int
+}
+
+// Verdict is what a settling statement did with a row.
+type Verdict uint8
+
+const (
+	// Done: the row carries the mark, or it is gone, or it is another row by now.
+	// Nothing is left to do for it.
+	Done Verdict = iota
+	// Locked: somebody holds a lock on the row. Try again.
+	Locked
+	// Invisible: the row's transaction is flushed but not visible yet. Try again.
+	Invisible
+)
+
+// Mark takes stored rows out of the pending ones. A row is marked only while
+// its content is still what was stored: an id that came again, or a row that was
+// changed meanwhile, is another message.
+func (db *DB) Mark(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
+	return db.settle(ctx, t, rows, markSQL(t))
+}
+
+// Park records a failure of the row's own in the row: attempts + 1, last_error,
+// and a later available_at. A row that has failed too often is moved to the dead
+// letters instead, in the statement that deletes it; so is every row whose layout
+// has no columns for a failure.
+//
+// A row that is recorded already is left alone when the WAL brings it again: that
+// is no attempt.
+func (db *DB) Park(ctx context.Context, t *outbox.Table, rows []Row, retry Retry) ([]Verdict, error) {
+	var parked, dead []Row
+	for _, r := range rows {
+		if !t.Layout.Records() || r.Attempts >= retry.MaxAttempts {
+			dead = append(dead, r)
+		} else {
+			parked = append(parked, r)
+		}
+	}
+	if len(parked) == 0 {
+		return db.record(ctx, t, dead, burySQL(t))
+	}
+	if len(dead) == 0 {
+		return db.record(ctx, t, parked, parkSQL(t, retry.Backoff))
+	}
+	a, err := db.record(ctx, t, parked, parkSQL(t, retry.Backoff))
+	if err != nil {
+		return nil, err
+	}
+	b, err := db.record(ctx, t, dead, burySQL(t))
+	if err != nil {
+		return nil, err
+	}
+	verdicts := make([]Verdict, len(rows))
+	for i, r := range rows {
+		from := &a
+		if r.Attempts >= retry.MaxAttempts {
+			from = &b
+		}
+		verdicts[i], *from = (*from)[0], (*from)[1:]
+	}
+	return verdicts, nil
+}
+
+// Hold records in rows without a record that they wait behind a failed row.
+func (db *DB) Hold(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
+	return db.record(ctx, t, rows, holdSQL(t))
+}
+
+// record is settle, and keeps the rows' lines: where a row is locked or not visible
+// yet, what was done to later ones of its line is taken back, and left for later.
+func (db *DB) record(ctx context.Context, t *outbox.Table, rows []Row, sql string) (verdicts []Verdict, err error) {
+	verdicts = make([]Verdict, len(rows))
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		at := make([]int, len(rows)) // where the rows stand that are tried
+		for i := range at {
+			at[i] = i
+		}
+		for len(at) > 0 {
+			some := make([]Row, len(at))
+			for i, n := range at {
+				some[i] = rows[n]
+			}
+			tx, err := conn.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			got, err := db.settleIn(ctx, tx, some, sql)
+			if err != nil {
+				return errors.Join(err, tx.Rollback(ctx))
+			}
+			var keep []int
+			stuck := map[int]bool{}
+			undo := false
+			for i, n := range at {
+				verdicts[n] = got[i]
+				switch {
+				case stuck[rows[n].Line]:
+					undo = undo || got[i] == Done
+					verdicts[n] = Locked
+				case got[i] != Done:
+					stuck[rows[n].Line] = true
+				default:
+					keep = append(keep, n)
+				}
+			}
+			if !undo {
+				return tx.Commit(ctx)
+			}
+			if err := tx.Rollback(ctx); err != nil {
+				return err
+			}
+			at = keep
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("record rows of %s: %w", t, err)
+	}
+	return verdicts, nil
+}
+
+// settle runs one statement over rows of one table and says what became of
+// each. Everything that it reports stems from one snapshot.
+func (db *DB) settle(ctx context.Context, t *outbox.Table, rows []Row, sql string) (verdicts []Verdict, err error) {
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		verdicts, err = db.settleIn(ctx, conn, rows, sql)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("settle rows of %s: %w", t, err)
+	}
+	return verdicts, nil
+}
+
+type queryer interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) ([]Verdict, error) {
+	verdicts := make([]Verdict, len(rows))
+	a := db.args(rows)
+	// An error of Query comes again from its rows.
+	result, _ := q.Query(ctx, sql, a.ids, a.hashes, a.xids, a.failures, a.attempts)
+	var ord int
+	var locked bool
+	_, err := pgx.ForEachRow(result, []any{&ord, &locked}, func() error {
+		verdicts[ord-1] = Invisible
+		if locked {
+			verdicts[ord-1] = Locked
+		}
+		return nil
+	})
+	return verdicts, err
+}
+
+type args struct {
+	ids      []string
+	hashes   []int64
+	xids     []*string
+	failures []string
+	attempts []*int // nil where the WAL brought the row
+}
+
+func (db *DB) args(rows []Row) args {
+	a := args{make([]string, len(rows)), make([]int64, len(rows)), make([]*string, len(rows)), make([]string, len(rows)), make([]*int, len(rows))}
+	for i, r := range rows {
+		a.ids[i], a.hashes[i], a.failures[i] = r.Ref.ID, int64(r.Ref.Hash), r.Failure
+		if r.XID != 0 {
+			xid := fmt.Sprint(db.fullXID(r.XID))
+			a.xids[i] = &xid
+		}
+		if r.Polled {
+			a.attempts[i] = &r.Attempts
+		}
+	}
+	return a
+}
+
+// pendingSQL is the condition under which a row still waits to be delivered.
+func pendingSQL(t *outbox.Table, alias string) string {
+	if t.Layout.Has(outbox.ProcessedAt) {
+		return alias + "." + t.Column(outbox.ProcessedAt) + " IS NULL"
+	}
+	return "true"
+}
+
+// unmarkedSQL is pendingSQL in words that no partial index answers to: a row is
+// to be found by its id.
+func unmarkedSQL(t *outbox.Table, alias string) string {
+	if t.Layout.Has(outbox.ProcessedAt) {
+		return "num_nulls(" + alias + "." + t.Column(outbox.ProcessedAt) + ") = 1"
+	}
+	return "true"
+}
+
+// freeSQL is the condition under which a row is to be changed: its id is one of
+// those that "free" has locked.
+func freeSQL(t *outbox.Table) string {
+	return fmt.Sprintf("t.%s = ANY (ARRAY(SELECT f.id FROM free f))", t.Column(outbox.ID))
+}
+
+// settleSQL builds a settling statement: lock what is free, in id order, and
+// change it; then tell the rows that are left (still to be changed, so somebody
+// holds them) from those that are not visible yet. eligible narrows the rows
+// that are to be changed; change is the data-modifying command, over the CTE
+// "free"(ord, id, failure), returning id; more is nothing, or further CTEs, each
+// after a comma.
+//
+// The planner believes that few rows are pending, which is so whenever the
+// statistics are made, and would compare each of them with each that is wanted.
+// LATERAL with FOR UPDATE or LIMIT, ANY and NOT IN leave it no choice but to look
+// up each id, once.
+func settleSQL(t *outbox.Table, eligible, change, more string) string {
+	same := fmt.Sprintf("t.%s = w.id AND %s AND %s = w.hash%s", t.Column(outbox.ID), unmarkedSQL(t, "t"), t.HashSQL("t"), eligible)
+	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType).Replace(`
+WITH want AS MATERIALIZED (
+	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts
+	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, ord)
+), free AS MATERIALIZED (
+	SELECT w.ord, w.id, w.failure FROM (SELECT * FROM want ORDER BY id) w,
+		LATERAL (SELECT FROM {table} t WHERE {same} FOR UPDATE SKIP LOCKED) t
+), changed AS ({change}){more}, rest AS MATERIALIZED (
+	SELECT * FROM want w WHERE w.id NOT IN (SELECT c.id FROM changed c)
+)
+SELECT ord, true FROM rest w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t
+UNION ALL
+SELECT ord, false FROM rest w WHERE xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
+}
+
+func markSQL(t *outbox.Table) string {
+	if t.Mark == outbox.MarkDelete {
+		return settleSQL(t, "", fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id`, t.SQL(), freeSQL(t), t.Column(outbox.ID)), "")
+	}
+	set := t.Column(outbox.ProcessedAt) + " = now()"
+	if t.Layout.Records() { // a delivered row is not held
+		set += fmt.Sprintf(", %[1]s = CASE WHEN t.%[1]s LIKE '%[2]s%%' THEN NULL ELSE t.%[1]s END", t.Column(outbox.LastError), Held)
+	}
+	return settleSQL(t, "", fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s RETURNING t.%s AS id`,
+		t.SQL(), set, freeSQL(t), unmarkedSQL(t, "t"), t.Column(outbox.ID)), "")
+}
+
+func parkSQL(t *outbox.Table, backoff time.Duration) string {
+	attempts, lastError, available := t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt)
+	eligible := fmt.Sprintf(" AND (w.attempts IS NULL AND t.%s IS NULL OR coalesce(t.%s, 0)::int = w.attempts)", lastError, attempts)
+	return settleSQL(t, eligible, fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767), %[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
+		%[4]s = now() + LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond' WHERE %[6]s RETURNING t.%[5]s AS id`,
+		t.SQL(), attempts, lastError, available, t.Column(outbox.ID), freeSQL(t), backoff.Microseconds()), "")
+}
+
+func holdSQL(t *outbox.Table) string {
+	lastError := t.Column(outbox.LastError)
+	return settleSQL(t, " AND t."+lastError+" IS NULL", fmt.Sprintf(`UPDATE %s t SET %s = %s WHERE %s RETURNING t.%s AS id`,
+		t.SQL(), lastError, quoteLiteral(heldNote), freeSQL(t), t.Column(outbox.ID)), "")
+}

@@ -1,0 +1,130 @@
+package fallback
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// target is an outbox that dead letters go back to.
+type target struct {
+	table   *outbox.Table
+	columns map[string]targetColumn
+	check   error // why none may; nil where they may
+}
+
+type targetColumn struct {
+	Name      string
+	Type      string // without a length: a value that is too long is an error and not cut
+	Generated bool
+}
+
+// target finds the outbox and reads its columns, once.
+func (q *DLQ) target(ctx context.Context, tx pgx.Tx, name string) (*target, error) {
+	if t := q.targets[name]; t != nil && (t.table == nil || t.table.Mark != outbox.MarkNone) {
+		return t, nil
+	}
+	t := &target{columns: map[string]targetColumn{}}
+	for _, o := range q.cfg.Outboxes {
+		if o.String() == name {
+			t.table = o
+		}
+	}
+	q.targets[name] = t
+	if t.table == nil {
+		t.check = hint.Errorf("add it to outboxes in the configuration that this command reads", "outbox %q is not configured", name)
+		return t, nil
+	}
+	rows, _ := tx.Query(ctx, `SELECT attname::text, format_type(atttypid, -1), attgenerated <> '' FROM pg_attribute
+		WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.table.SQL())
+	columns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[targetColumn])
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range columns {
+		t.columns[c.Name] = c
+	}
+	if len(columns) == 0 {
+		t.check = hint.Errorf("create it again, or discard its dead letters", "table %s does not exist", name)
+		return t, nil
+	}
+	t.check, err = q.carried(ctx, tx, t.table)
+	return t, err
+}
+
+// carried tells why the WAL would not carry a row of a table whose rows nothing
+// else holds. It is asked for every batch: without a slot the row would be gone.
+func (q *DLQ) carried(ctx context.Context, tx pgx.Tx, t *outbox.Table) (refusal, err error) {
+	if t.Mark != outbox.MarkNone {
+		return nil, nil
+	}
+	var slot, published bool
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_replication_slots
+			WHERE slot_name = $1 AND database = current_database() AND wal_status IS DISTINCT FROM 'lost'),
+		EXISTS (SELECT FROM pg_publication_tables JOIN pg_publication USING (pubname)
+			WHERE pubname = $2 AND pubinsert AND schemaname = $3 AND tablename = $4)`, q.cfg.Slot, q.cfg.Publication, t.Schema, t.Name).Scan(&slot, &published)
+	switch {
+	case err != nil:
+		return nil, err
+	case !published:
+		refusal = hint.Errorf("run `walpost migrate up`", "publication %q does not carry %s, and with mark none only the WAL holds its rows", q.cfg.Publication, t)
+	case !slot:
+		refusal = hint.Errorf("start `walpost run` first, which creates it", "slot %q does not exist or is lost, and with mark none only the WAL holds the rows of %s", q.cfg.Slot, t)
+	}
+	return refusal, nil
+}
+
+func (t *target) idType() string { return t.columns[t.table.Layout.Columns[outbox.ID]].Type }
+
+// insertSQL moves rows whose originals have these columns; columns that the
+// table got later take their defaults. It is built to fail where a value has
+// nowhere to go.
+func (t *target) insertSQL(originals []string) (sql string, refusal error) {
+	if t.check != nil {
+		return "", t.check
+	}
+	layout := &t.table.Layout
+	if !slices.Contains(originals, layout.Columns[outbox.ID]) {
+		return "", hint.Errorf("correct outboxes[].layout, or discard it", "the dead letter has no column %q for the id", layout.Columns[outbox.ID])
+	}
+	fresh := map[string]string{}
+	for f, value := range map[outbox.Field]string{outbox.Attempts: "0", outbox.LastError: "NULL", outbox.ProcessedAt: "NULL", outbox.AvailableAt: "now()"} {
+		if layout.Has(f) {
+			fresh[layout.Columns[f]] = value
+		}
+	}
+	var columns, values []string
+	for _, name := range originals {
+		c, ok := t.columns[name]
+		if !ok {
+			return "", hint.Errorf("add the column to the table again for as long as the retry takes, or discard the dead letter",
+				"table %s has no column %q any more", t.table, name)
+		}
+		if c.Generated {
+			continue
+		}
+		value := fmt.Sprintf("(g.original ->> %s)::%s", quoteLiteral(name), c.Type)
+		if v, ok := fresh[name]; ok {
+			value = v
+		}
+		columns, values = append(columns, outbox.QuoteIdent(name)), append(values, value)
+	}
+	return strings.NewReplacer("{dead}", DeadLetters, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
+		"{key}", quoteLiteral(layout.Columns[outbox.ID]), "{idtype}", t.idType(),
+		"{columns}", strings.Join(columns, ", "), "{values}", strings.Join(values, ", ")).Replace(`
+WITH gone AS (
+	DELETE FROM {dead} d WHERE d.dead_letter_id = ANY($1::bigint[])
+		AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = (d.original ->> {key})::{idtype})
+	RETURNING d.dead_letter_id, d.original
+), put AS (
+	INSERT INTO {table} AS t ({columns}) OVERRIDING SYSTEM VALUE
+	SELECT {values} FROM gone g ORDER BY g.dead_letter_id RETURNING concat(t.{id}) AS id
+)
+SELECT ARRAY(SELECT dead_letter_id FROM gone), ARRAY(SELECT id FROM put)`), nil
+}
