@@ -1,0 +1,247 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// feed takes what the WAL brings to the lane. It runs on the reader's goroutine.
+type feed struct {
+	r       *Relay
+	db      *fallback.DB
+	lane    *publish.Lane
+	settler *settler
+	holds   *holds
+	loop    *loop
+	seen    *seen
+
+	// gate holds rows that the table decides about: those under E, the greatest
+	// LSN under which anything can have been sent before. A row leaves it when its
+	// next place has it. mu guards it; only the reader changes it.
+	mu   sync.Mutex
+	gate []held
+	size int
+}
+
+type held struct {
+	ev  *outbox.Event
+	txn *stream.Txn
+}
+
+// The gate looks up so many rows at once.
+const (
+	gateRows  = 512
+	gateBytes = 1 << 20
+)
+
+// gated calls each with every row in the gate.
+func (f *feed) gated(each func(outbox.Ref)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, h := range f.gate {
+		each(h.ev.Ref())
+	}
+}
+
+// Row implements stream.Handler.
+func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	wait, err := f.delayed(ev)
+	if err != nil {
+		txn.Add()
+		return f.refuse(ctx, ev, txn, &publish.RowError{Class: publish.RowHeaders, Reason: err.Error()})
+	}
+	if wait > 0 {
+		f.loop.dueIn(wait)
+		return nil // left to the table
+	}
+	if ev.Table.Mark == outbox.MarkNone && f.seen.tail.Covers(ev.Commit, ev.N) {
+		return nil
+	}
+	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {
+		return f.hold(ctx, ev, txn)
+	}
+	// Nothing overtakes the gate: the positions in the stream never go back.
+	if err := f.flush(ctx); err != nil {
+		return err
+	}
+	if ev.Commit > f.seen.until {
+		f.seen.forget()
+	}
+	return f.send(ctx, ev, txn)
+}
+
+// mayBeRecorded: where rows pass a failed one, that one itself may come again.
+func (f *feed) mayBeRecorded(ev *outbox.Event) bool {
+	if !f.holds.any() {
+		return false
+	}
+	of := aggregateOf(ev)
+	return (f.r.cfg.OnPoison == Skip || !of.ordered()) && f.holds.has(of)
+}
+
+// Idle implements stream.Handler: the server has sent all it has, so what the
+// gate holds need not wait for company.
+func (f *feed) Idle(ctx context.Context) error { return f.flush(ctx) }
+
+// delayed is how long after its commit the row falls due, where that is later
+// than the threshold.
+func (f *feed) delayed(ev *outbox.Event) (time.Duration, error) {
+	v := ev.Values[outbox.AvailableAt]
+	if v == nil || ev.Table.Mark == outbox.MarkNone {
+		return 0, nil
+	}
+	due, err := outbox.ParseTimestamp(v)
+	if err != nil {
+		return 0, fmt.Errorf("available_at: %w", err)
+	}
+	if wait := due.Sub(ev.CommitTime); wait > f.r.cfg.DelayThreshold {
+		return wait, nil
+	}
+	return 0, nil
+}
+
+func (f *feed) hold(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	txn.Add()
+	f.mu.Lock()
+	f.gate = append(f.gate, held{ev.Clone(), txn})
+	f.mu.Unlock()
+	f.size += ev.Size()
+	if len(f.gate) < gateRows && f.size < gateBytes {
+		return nil
+	}
+	return f.flush(ctx)
+}
+
+// flush asks the table about the rows in the gate and sends those that it wants
+// sent, in their order.
+func (f *feed) flush(ctx context.Context) error {
+	if len(f.gate) == 0 {
+		return nil
+	}
+	for batch := f.gate; len(batch) > 0; {
+		n := sameTable(batch)
+		if err := f.decide(ctx, batch[:n]); err != nil {
+			return err
+		}
+		batch = batch[n:]
+	}
+	f.mu.Lock()
+	f.gate, f.size = f.gate[:0], 0
+	f.mu.Unlock()
+	return nil
+}
+
+// sameTable is the length of the run of rows of the first one's table.
+func sameTable(batch []held) int {
+	n := 1
+	for n < len(batch) && batch[n].ev.Table == batch[0].ev.Table {
+		n++
+	}
+	return n
+}
+
+func (f *feed) decide(ctx context.Context, batch []held) error {
+	var ask []held
+	var rows []fallback.Row
+	for _, h := range batch {
+		row := fallback.Row{Ref: h.ev.Ref(), XID: h.ev.XID}
+		if behind, ok := f.seen.behind(row.Ref); ok {
+			// It was read in the stream. Whatever the table shows, it is not sent.
+			if err := f.settler.stored(ctx, row, behind, h.txn); err != nil {
+				return err
+			}
+			continue
+		}
+		ask, rows = append(ask, h), append(rows, row)
+	}
+	if len(ask) == 0 {
+		return nil
+	}
+	states, err := f.lookUp(ctx, ask[0].ev.Table, rows)
+	if err != nil {
+		return err
+	}
+	for i, h := range ask {
+		if !states[i].Publish() {
+			h.txn.Settled()
+			continue
+		}
+		if err := f.sendAdded(ctx, h.ev, h.txn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lookUp waits out a table that somebody has locked.
+func (f *feed) lookUp(ctx context.Context, t *outbox.Table, rows []fallback.Row) ([]fallback.State, error) {
+	for {
+		states, err := f.db.LookUp(ctx, t, rows)
+		if err == nil || !fallback.Passing(err) {
+			return states, err
+		}
+		f.r.trouble("the table is locked: waiting", err, zapTable(t))
+		if !sleep(ctx, 200*time.Millisecond) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (f *feed) send(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	txn.Add()
+	return f.sendAdded(ctx, ev, txn)
+}
+
+func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	if len(f.r.poison) > 0 && ev.Table.Mark == outbox.MarkNone {
+		if failure := f.r.poison[ev.Ref()]; failure != nil {
+			return f.refuse(ctx, ev, txn, failure)
+		}
+	}
+	if f.r.cfg.OnPoison != Skip && f.holds.any() {
+		if isHeld, record := f.holds.join(ev, txn); isHeld {
+			return f.record(ctx, record)
+		}
+	}
+	err := f.lane.Send(ctx, ev, txn)
+	var row *publish.RowError
+	if errors.As(err, &row) {
+		return f.refuse(ctx, ev, txn, row)
+	}
+	return err
+}
+
+// record has rows recorded that wait behind a failed one.
+func (f *feed) record(ctx context.Context, rows []held) error {
+	for _, h := range rows {
+		if err := f.settler.hold(ctx, fallback.Row{Ref: h.ev.Ref(), XID: h.ev.XID}, aggregateOf(h.ev), h.txn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuse records a row that cannot be sent. Nothing waits for it but its
+// transaction, except where only the dead letters will ever know of it.
+func (f *feed) refuse(ctx context.Context, ev *outbox.Event, txn *stream.Txn, failure *publish.RowError) error {
+	if ev.Table.Mark == outbox.MarkNone {
+		if err := f.db.Bury(ctx, ev, failure.Error()); err != nil {
+			return err
+		}
+		delete(f.r.poison, ev.Ref())
+		txn.Settled()
+	} else if err := f.settler.park(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID, Failure: failure.Error()}, aggregateOf(ev), txn); err != nil {
+		return err
+	}
+	// Only now: what was not recorded comes again.
+	f.r.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
+	return nil
+}

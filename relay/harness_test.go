@@ -1,0 +1,247 @@
+package relay_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/relay"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// rig is a database with the canonical tables, a NATS server, and the
+// configuration of a relay between them.
+type rig struct {
+	t    *testing.T
+	pg   *testenv.Postgres
+	nats *testenv.NATS
+	url  string
+	cfg  relay.Config
+}
+
+func newRig(t *testing.T, pg *testenv.Postgres) *rig {
+	t.Helper()
+	return newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{}))
+}
+
+func newRigWith(t *testing.T, pg *testenv.Postgres, n *testenv.NATS) *rig {
+	t.Helper()
+	r := &rig{t: t, pg: pg, nats: n, url: pg.NewDB(t)}
+	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+	r.migrate(table)
+	slot := "walpost_" + r.query1("SELECT current_database()::text")
+	r.cfg = relay.Config{
+		PostgresURL: r.url, Slot: slot, Publication: "walpost", Outboxes: []*outbox.Table{table},
+		NATS:         publish.ConnConfig{URL: n.URL()},
+		Stream:       publish.StreamConfig{Name: "EVENTS"},
+		CreateStream: true, Subject: "events.{event_type}",
+		Window: 4096, WindowBytes: 32 << 20, DelayThreshold: time.Second,
+	}
+	t.Cleanup(func() { r.dropSlot(slot) })
+	return r
+}
+
+func (r *rig) migrate(tables ...*outbox.Table) {
+	r.t.Helper()
+	cfg, err := pgx.ParseConfig(r.url)
+	r.must(err)
+	m := migrations.New(cfg, tables)
+	defer m.Close()
+	_, err = m.Up(r.t.Context(), migrations.Latest)
+	r.must(err)
+}
+
+func (r *rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// conn is a connection of the test's own, closed with it.
+func (r *rig) conn() *pgx.Conn {
+	r.t.Helper()
+	c, err := pgx.Connect(r.t.Context(), r.url)
+	r.must(err)
+	r.t.Cleanup(func() { _ = c.Close(context.Background()) })
+	return c
+}
+
+func (r *rig) exec(sql string, args ...any) {
+	r.t.Helper()
+	c, err := pgx.Connect(r.t.Context(), r.url)
+	r.must(err)
+	defer c.Close(context.Background())
+	_, err = c.Exec(r.t.Context(), sql, args...)
+	r.must(err)
+}
+
+// query1 is the text of a query's only value.
+func (r *rig) query1(sql string, args ...any) string {
+	r.t.Helper()
+	c, err := pgx.Connect(r.t.Context(), r.url)
+	r.must(err)
+	defer c.Close(context.Background())
+	var v any
+	r.must(c.QueryRow(r.t.Context(), sql, args...).Scan(&v))
+	return fmt.Sprint(v)
+}
+
+func (r *rig) dropSlot(name string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for ctx.Err() == nil && r.pg.Pid() != 0 {
+		if r.pg.Exec(ctx, "postgres", fmt.Sprintf(`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '%s'`, name)) == nil {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// running is a relay at work.
+type running struct {
+	*relay.Relay
+	rig      *rig
+	logs     *observer.ObservedLogs
+	registry *prometheus.Registry
+	stop     context.CancelFunc
+	done     chan struct{}
+	err      error
+	once     sync.Once
+}
+
+// start runs a relay until stop or the test's end.
+func (r *rig) start() *running {
+	r.t.Helper()
+	core, logs := observer.New(zap.DebugLevel)
+	log := zap.New(core)
+	registry := prometheus.NewRegistry()
+	rel, err := relay.New(r.cfg, log, registry)
+	r.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	x := &running{Relay: rel, rig: r, logs: logs, registry: registry, stop: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(x.done)
+		x.err = rel.Run(ctx)
+	}()
+	r.t.Cleanup(func() {
+		x.halt()
+		if r.t.Failed() {
+			for _, e := range logs.All() {
+				r.t.Logf("relay: %s %s %v", e.Level, e.Message, e.ContextMap())
+			}
+		}
+	})
+	return x
+}
+
+// halt stops the relay as SIGTERM would and waits for it.
+func (x *running) halt() {
+	x.rig.t.Helper()
+	x.once.Do(func() {
+		x.stop()
+		select {
+		case <-x.done:
+		case <-time.After(60 * time.Second):
+			x.rig.t.Error("the relay did not stop within a minute")
+		}
+	})
+}
+
+func (x *running) streaming() *running {
+	x.rig.t.Helper()
+	eventually(x.rig.t, "the relay streams", func() bool { return x.Status().State == "streaming" })
+	return x
+}
+
+// eventually waits for an effect, long enough for a machine that is busy with
+// something else.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); {
+		if ok() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("waited in vain: %s", what)
+}
+
+// stored reads the whole stream with its headers.
+func (r *rig) stored() []*jetstream.RawStreamMsg {
+	r.t.Helper()
+	return readStream(r.t, r.nats.URL(), "EVENTS")
+}
+
+func readStream(t *testing.T, url, name string) []*jetstream.RawStreamMsg {
+	t.Helper()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := js.Stream(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []*jetstream.RawStreamMsg
+	state := s.CachedInfo().State
+	if state.Msgs == 0 {
+		return nil
+	}
+	c, err := js.OrderedConsumer(t.Context(), name, jetstream.OrderedConsumerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	it, err := c.Messages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer it.Stop()
+	for {
+		m, err := it.Next(jetstream.NextContext(t.Context()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		meta, _ := m.Metadata()
+		out = append(out, &jetstream.RawStreamMsg{
+			Subject: m.Subject(), Sequence: meta.Sequence.Stream, Header: m.Headers(), Data: m.Data(), Time: meta.Timestamp,
+		})
+		if meta.NumPending == 0 {
+			return out
+		}
+	}
+}
+
+func (r *rig) storedCount() uint64 {
+	r.t.Helper()
+	nc, err := nats.Connect(r.nats.URL())
+	if err != nil {
+		return 0
+	}
+	defer nc.Close()
+	js, _ := jetstream.New(nc)
+	s, err := js.Stream(r.t.Context(), "EVENTS")
+	if err != nil {
+		return 0
+	}
+	return s.CachedInfo().State.Msgs
+}

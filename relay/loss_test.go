@@ -1,0 +1,292 @@
+package relay_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// lossAlarms are all that a relay may say of a stream that lost something.
+var lossAlarms = []string{"stream_rolled_back", "stream_replaced", "stream_gone", "events_lost", "nothing_to_compare"}
+
+// quietBut fails the test where a loss was reported that there was not.
+func (x *running) quietBut(expected ...string) {
+	x.rig.t.Helper()
+	all := strings.Join(expected, " ")
+	for _, name := range lossAlarms {
+		if !strings.Contains(all, name) {
+			x.quiet(name)
+		}
+	}
+}
+
+// backup stops NATS and copies its store. restore puts the copy in the place of
+// what came after. Both start NATS again.
+func (r *rig) backup() (restore func()) {
+	r.t.Helper()
+	copied := filepath.Join(r.t.TempDir(), "store")
+	r.must(r.nats.Stop(r.t.Context()))
+	r.must(r.nats.SnapshotStore(copied))
+	r.must(r.nats.Start(r.t.Context()))
+	return func() {
+		r.t.Helper()
+		r.must(r.nats.Stop(r.t.Context()))
+		r.must(r.nats.RestoreStore(copied))
+		r.must(r.nats.Start(r.t.Context()))
+	}
+}
+
+// saysLost wants the loss of rows with the given numbers counted to the row.
+func (r *rig) saysLost(x *running, from, to int) {
+	r.t.Helper()
+	a := x.alarmed("events_lost")
+	ids := func(n int) string {
+		return r.query1(`SELECT id::text FROM outbox_messages WHERE (payload ->> 'n')::int = $1`, n)
+	}
+	if a["rows"] != int64(to-from+1) || a["first_id"] != ids(from) || a["last_id"] != ids(to) {
+		r.t.Errorf("alarm %v, want rows %d, first_id %s, last_id %s", a, to-from+1, ids(from), ids(to))
+	}
+	if n := x.metric("walpost_lost_events_total"); n != float64(to-from+1) {
+		r.t.Errorf("walpost_lost_events_total is %v, want %d", n, to-from+1)
+	}
+}
+
+func TestStreamIsRestoredUnderARunningRelay(t *testing.T) {
+	t.Parallel()
+	r := newRigWith(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
+	x := r.start().streaming()
+	r.put(1, 40)
+	r.pending(0)
+	restore := r.backup()
+	r.put(41, 70)
+	r.pending(0)
+	x.quietBut()
+	restore()
+
+	a := x.alarmed("stream_rolled_back")
+	if a["last_seq"] != uint64(40) || a["acknowledged"] != uint64(70) {
+		t.Errorf("alarm %v, want last_seq 40, acknowledged 70", a)
+	}
+	r.saysLost(x, 41, 70)
+	r.put(71, 80)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 80)
+	x.quietBut("stream_rolled_back", "events_lost")
+}
+
+func TestStreamIsRestoredUnderAStoppedRelay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 40)
+	r.pending(0)
+	restore := r.backup()
+	r.put(41, 70)
+	r.pending(0)
+	x.halt()
+	restore()
+	r.put(71, 75) // what the WAL brings comes after what was lost
+	x = r.start().streaming()
+	r.saysLost(x, 41, 70)
+	r.put(76, 80)
+	r.pending(0)
+	r.storedIs(1, 80)
+	x.quietBut("events_lost")
+}
+
+// TestStreamLostUnmarkedRows: the WAL brings again what the stream has lost,
+// marked or not. It has to be said all the same: consumers may know of it.
+func TestStreamLostUnmarkedRows(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.keep()
+	r.put(1, 40)
+	r.pending(0)
+	restore := r.backup()
+	r.put(41, 50)
+	r.pending(0)
+	taker := r.seize(putSQL, "order.placed", 51, 60)
+	eventually(t, "the rows are stored and not marked", func() bool { return r.storedCount() == 60 })
+	x.halt()
+	restore()
+	r.must(run(t.Context(), taker, "COMMIT"))
+	r.rewind()
+	x = r.start().streaming()
+	r.saysLost(x, 41, 50)
+	r.put(61, 65)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 65)
+	x.quietBut("events_lost")
+}
+
+// TestStreamIsDeletedUnderARunningRelay deletes it, in one case with all of the
+// server's files while the server is away, and then has an operator make it anew.
+func TestStreamIsDeletedUnderARunningRelay(t *testing.T) {
+	for name, remove := range map[string]func(r *rig){
+		"by its API": func(r *rig) { r.must(r.js().DeleteStream(r.t.Context(), "EVENTS")) },
+		"with the disk": func(r *rig) {
+			empty := testenv.NewNATS(r.t, testenv.NATSOptions{})
+			copied := filepath.Join(r.t.TempDir(), "store")
+			r.must(empty.Stop(r.t.Context()))
+			r.must(empty.SnapshotStore(copied))
+			r.must(r.nats.Stop(r.t.Context()))
+			r.must(r.nats.RestoreStore(copied))
+			r.must(r.nats.Start(r.t.Context()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			x := r.start().streaming()
+			r.put(1, 20)
+			r.pending(0)
+			r.passes(r.here())
+			remove(r)
+			r.put(21, 30)
+			after := r.here()
+			x.alarmed("stream_gone")
+			r.pinned(after)
+			if r.streamExists() {
+				t.Fatal("the relay made the stream anew")
+			}
+			if x.Ready() == nil {
+				t.Error("the relay is ready without a stream")
+			}
+			r.createStream(nil)
+			x.alarmed("stream_replaced")
+			x.alarmed("nothing_to_compare")
+			r.pending(0)
+			r.passes(after)
+			r.storedIs(21, 30)
+			x.quietBut("stream_gone", "stream_replaced", "nothing_to_compare")
+		})
+	}
+}
+
+func (r *rig) streamExists() bool {
+	r.t.Helper()
+	names := r.js().StreamNames(r.t.Context())
+	n := 0
+	for range names.Name() {
+		n++
+	}
+	r.must(names.Err())
+	return n > 0
+}
+
+// TestStreamIsReplacedUnderAnIdleRelay: the next event meets another stream.
+func TestStreamIsReplacedUnderAnIdleRelay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 20)
+	r.pending(0)
+	r.must(r.js().DeleteStream(t.Context(), "EVENTS"))
+	r.createStream(nil)
+	r.put(21, 30)
+	x.alarmed("stream_replaced")
+	x.alarmed("nothing_to_compare")
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(21, 30)
+	x.quiet("rival", "foreign_message", "events_lost")
+}
+
+// TestStreamIsDeletedUnderAStoppedRelay: with marked rows it will not begin, nor
+// make the stream; one that the operator makes, it takes, and says what that means.
+func TestStreamIsDeletedUnderAStoppedRelay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 20)
+	r.pending(0)
+	r.passes(r.here())
+	x.halt()
+	r.must(r.js().DeleteStream(t.Context(), "EVENTS"))
+	r.put(21, 30)
+	before := r.query1(`SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot)
+
+	x = r.start()
+	eventually(t, "the relay gives up", func() bool {
+		select {
+		case <-x.done:
+			return true
+		default:
+			return false
+		}
+	})
+	if x.err == nil || !strings.Contains(x.err.Error(), "public.outbox_messages has rows that are marked as stored in it") {
+		t.Errorf("the relay ended with %v, want an error that names the marked rows", x.err)
+	}
+	if r.streamExists() {
+		t.Fatal("the relay made the stream anew")
+	}
+	if now := r.query1(`SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot); now != before {
+		t.Errorf("the LSN went from %s to %s", before, now)
+	}
+
+	r.createStream(nil)
+	x = r.start().streaming()
+	x.alarmed("nothing_to_compare")
+	r.pending(0)
+	r.storedIs(21, 30)
+	x.quietBut("nothing_to_compare")
+}
+
+// TestStreamIsEmptied: where no message can be read, the table decides alone,
+// sequences go on where they were, and it is said that nothing can be compared.
+func TestStreamIsEmptied(t *testing.T) {
+	for name, empty := range map[string]func(r *rig){
+		"by a purge": func(r *rig) {
+			s, err := r.js().Stream(r.t.Context(), "EVENTS")
+			r.must(err)
+			r.must(s.Purge(r.t.Context()))
+		},
+		"by max_age": func(r *rig) {
+			s, err := r.js().Stream(r.t.Context(), "EVENTS")
+			r.must(err)
+			cfg := s.CachedInfo().Config
+			cfg.MaxAge, cfg.Duplicates = 200*time.Millisecond, 100*time.Millisecond
+			_, err = r.js().UpdateStream(r.t.Context(), cfg)
+			r.must(err)
+			eventually(r.t, "the messages have expired", func() bool { return r.storedCount() == 0 })
+			cfg.MaxAge = 0
+			_, err = r.js().UpdateStream(r.t.Context(), cfg)
+			r.must(err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			x := r.start().streaming()
+			r.keep()
+			r.put(1, 20)
+			r.pending(0)
+			empty(r)
+			r.put(21, 21) // under the running relay nothing has happened
+			r.pending(0)
+			x.quietBut()
+			x.halt()
+			r.storedIs(21, 21)
+			empty(r)
+
+			r.rewind()
+			x = r.start().streaming()
+			x.alarmed("nothing_to_compare")
+			r.put(22, 30)
+			r.pending(0)
+			r.passes(r.here())
+			r.storedIs(22, 30)
+			if first := r.stored()[0].Sequence; first != 22 {
+				t.Errorf("the sequence went on at %d, want 22", first)
+			}
+			x.quietBut("nothing_to_compare")
+		})
+	}
+}

@@ -1,0 +1,177 @@
+package relay_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/relay"
+)
+
+type observedEntry = observer.LoggedEntry
+
+func contains(v any, part string) bool {
+	s, ok := v.(string)
+	return ok && strings.Contains(s, part)
+}
+
+// TestPollMode: a server that cannot decode its WAL has its tables polled.
+func TestPollMode(t *testing.T) {
+	t.Parallel()
+	testenv.ClustersWith(t, testenv.PGOptions{Settings: map[string]string{"wal_level": "replica"}}, func(t *testing.T, pg *testenv.Postgres) {
+		t.Parallel()
+		r := newRig(t, pg)
+		l := newLedger(r)
+		x := r.start()
+		eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
+		if x.metric("walpost_mode", "mode", "poll") != 1 || x.metric("walpost_mode", "mode", "stream") != 0 {
+			t.Error("walpost_mode does not say poll")
+		}
+		begun := time.Now()
+		stop := l.start(load{writers: 4, rows: 50})
+		eventually(t, "20,000 events are stored", func() bool { return r.storedCount() > 20_000 })
+		stop()
+		l.delivered()
+		t.Logf("polled %.0f rows/s under load", float64(l.committed())/time.Since(begun).Seconds())
+		if n := x.metric("walpost_missed_rows_total"); n != 0 {
+			t.Errorf("%v rows were missed", n)
+		}
+		x.halt()
+
+		// A backlog.
+		r.exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, trace_id)
+			SELECT 1, 'account', 100 + g % 16, 'account.moved', '{}', g / 16 + 1 FROM generate_series(0, 49999) g ORDER BY g`)
+		r.exec(`INSERT INTO ledger SELECT 100 + g, 3125 FROM generate_series(0, 15) g`)
+		x = r.start()
+		begun = time.Now()
+		l.delivered()
+		t.Logf("polled a backlog of 50,000 rows at %.0f rows/s", 50_000/time.Since(begun).Seconds())
+	})
+}
+
+// TestModeSwitches: the relay streams as soon as it may, and polls as soon as it
+// may not, under load.
+func TestModeSwitches(t *testing.T) {
+	t.Parallel()
+	testenv.ClustersWith(t, testenv.PGOptions{}, func(t *testing.T, pg *testenv.Postgres) {
+		t.Parallel()
+		r := newRig(t, pg)
+		l := newLedger(r)
+		r.exec(`CREATE ROLE relay LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO relay; GRANT SELECT, INSERT ON outbox_messages_dlq TO relay;
+			CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'insert', publish_via_partition_root = true)`)
+		r.cfg.PostgresURL = strings.Replace(r.url, "postgres@", "relay@", 1)
+		x := r.start()
+		eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
+		stop := l.start(load{writers: 4, rows: 50, pause: 10 * time.Millisecond})
+		for range 2 {
+			before := r.storedCount()
+			eventually(t, "events are stored", func() bool { return r.storedCount() > before+500 })
+			r.exec(`ALTER ROLE relay REPLICATION`)
+			x.streaming()
+			before = r.storedCount()
+			eventually(t, "events are stored", func() bool { return r.storedCount() > before+500 })
+			r.exec(`ALTER ROLE relay NOREPLICATION`)
+			r.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE usename = 'relay'`)
+			eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
+			x.alarmed("slot_left") // the role may not drop it
+		}
+		r.exec(`ALTER ROLE relay REPLICATION`)
+		x.streaming()
+		stop()
+		l.delivered()
+		if n := x.metric("walpost_missed_rows_total"); n != 0 {
+			t.Errorf("%v rows were missed", n)
+		}
+		x.halt()
+		r.exec(`ALTER ROLE relay NOREPLICATION`)
+		r.cfg.Mode = relay.ModePoll
+		x = r.start()
+		stop = l.start(load{writers: 4, rows: 50, pause: 10 * time.Millisecond})
+		before := r.storedCount()
+		eventually(t, "events are stored", func() bool { return r.storedCount() > before+500 })
+		stop()
+		l.delivered()
+		x.halt()
+		r.exec(`REASSIGN OWNED BY relay TO postgres; DROP OWNED BY relay; DROP ROLE relay`)
+	})
+}
+
+// TestInitial: what a first start does with rows that are pending already.
+func TestInitial(t *testing.T) {
+	t.Parallel()
+	pg := testenv.SharedPostgres(t)
+	t.Run("none", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, pg)
+		r.cfg.Initial = "none"
+		r.put(1, 1000)
+		x := r.start().streaming()
+		r.put(1001, 1010)
+		r.pending(0)
+		r.storedIs(1001, 1010)
+		x.halt()
+		// Once: not what is pending at the next start.
+		r.put(1011, 1020)
+		x = r.start().streaming()
+		r.pending(0)
+		r.storedIs(1001, 1020)
+		x.quiet("events_lost")
+	})
+	t.Run("none, and nothing is pending", func(t *testing.T) {
+		t.Parallel()
+		n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+		r := newRigWith(t, pg, n)
+		r.cfg.Initial = "none"
+		x := r.start().streaming()
+		r.must(n.Kill()) // what ends a session does not make another first start
+		r.put(1, 10)
+		r.loseByDrop()
+		r.must(n.Start(t.Context()))
+		r.pending(0)
+		r.storedIs(1, 10)
+		x.halt()
+		// Neither do an empty stream and a lost slot.
+		s, err := r.js().Stream(t.Context(), "EVENTS")
+		r.must(err)
+		r.must(s.Purge(t.Context()))
+		r.put(11, 20)
+		r.dropSlot(r.cfg.Slot)
+		r.start().streaming()
+		r.pending(0)
+		r.storedIs(11, 20)
+	})
+	t.Run("none, and no WAL", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, pg)
+		r.cfg.Initial, r.cfg.Mode = "none", relay.ModePoll
+		x := r.start()
+		<-x.done
+		if x.err == nil || !strings.Contains(x.err.Error(), "needs the WAL") {
+			t.Errorf("the relay ended with %v", x.err)
+		}
+	})
+	t.Run("too many", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, pg)
+		r.exec(`CREATE TABLE quiet (LIKE outbox_messages INCLUDING ALL)`)
+		quiet := *r.cfg.Outboxes[0]
+		quiet.Name = "quiet" // and stands first
+		r.cfg.Outboxes = []*outbox.Table{&quiet, r.cfg.Outboxes[0]}
+		r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) SELECT 'a', 1, 'b.c', '{}' FROM generate_series(1, 100001)`)
+		x := r.start()
+		<-x.done
+		if x.err == nil || !strings.Contains(x.err.Error(), "postgres.initial must say") {
+			t.Errorf("the relay ended with %v", x.err)
+		}
+		if n := r.query1(`SELECT (SELECT count(*) FROM pg_replication_slots WHERE database = current_database()) + (SELECT count(*) FROM pg_publication)`); n != "0" {
+			t.Errorf("%s things were made", n)
+		}
+		r.cfg.Initial = "pending"
+		r.start().streaming()
+		eventually(t, "all is stored", func() bool { return r.storedCount() == 100_001 })
+	})
+}

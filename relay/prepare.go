@@ -1,0 +1,251 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// prepare checks both servers and only then changes anything in either: what is
+// wrong at the start is said at once, and leaves no trace.
+func (r *Relay) prepare(ctx context.Context) error {
+	r.status.set(stateStarting, nil)
+	db, err := r.openWhenUp(ctx)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	streams, publication, err := r.checkDatabase(ctx, db)
+	if err != nil {
+		return err
+	}
+	if err := r.identify(ctx, db, streams); err != nil {
+		return err
+	}
+	create, err := r.checkStream(ctx, db)
+	if err == nil {
+		err = r.checkInitial(ctx, db, streams, create)
+	}
+	// The stream first: only its server knows whether it can be created, while the
+	// privileges for the publication have been checked.
+	if err == nil && create {
+		err = r.createStream(ctx)
+	}
+	if err == nil && publication {
+		err = r.createPublication(ctx, db)
+	}
+	if err != nil && r.nc != nil {
+		r.nc.Close()
+	}
+	return err
+}
+
+// openWhenUp waits for a server that is just starting up or shutting down; any
+// other failure to connect is the configuration's until proven otherwise.
+func (r *Relay) openWhenUp(ctx context.Context) (*fallback.DB, error) {
+	for deadline := time.Now().Add(time.Minute); ; {
+		db, err := r.openDirect(ctx)
+		if err == nil || fallback.Code(err) != "57P03" || time.Now().After(deadline) {
+			return db, err
+		}
+		r.log.Info("waiting for PostgreSQL", zap.Error(err))
+		if !sleep(ctx, time.Second) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (r *Relay) openDirect(ctx context.Context) (*fallback.DB, error) {
+	if err := fallback.CheckDirect(ctx, r.database()); err != nil {
+		return nil, err
+	}
+	return fallback.Open(ctx, r.database())
+}
+
+// checkDatabase reports whether the WAL can be read, and whether the publication is
+// still to be created.
+func (r *Relay) checkDatabase(ctx context.Context, db *fallback.DB) (streams, create bool, err error) {
+	streams = r.cfg.Mode != ModePoll
+	err = stream.CheckServer(ctx, db.Conn(), r.cfg.Slot)
+	if r.cfg.Mode == ModePoll && (err == nil || errors.Is(err, stream.ErrCannotStream)) {
+		err = r.mayPoll(errModePoll)
+	} else if errors.Is(err, stream.ErrCannotStream) && r.cfg.Mode == ModeAuto {
+		streams, err = false, r.mayPoll(err)
+	}
+	if err != nil {
+		return false, false, err
+	}
+	for _, t := range r.cfg.Outboxes {
+		if err := db.CheckTable(ctx, t); err != nil {
+			return false, false, err
+		}
+		r.sayLimits(t)
+	}
+	if !streams {
+		return false, false, nil
+	}
+	err = stream.CheckPublication(ctx, db.Conn(), r.cfg.Publication, r.cfg.Outboxes)
+	if errors.Is(err, stream.ErrNoPublication) {
+		return true, true, stream.MayCreatePublication(ctx, db.Conn(), r.cfg.Publication, r.cfg.Outboxes)
+	}
+	return true, false, err
+}
+
+// sayLimits tells at the start what a table's layout and mark cannot give.
+func (r *Relay) sayLimits(t *outbox.Table) {
+	log := r.log.With(zap.Stringer("table", t))
+	switch {
+	case t.Mark == outbox.MarkNone:
+		log.Warn("mark none: no delayed rows, no parking, nothing to deliver from the table; a poison row goes straight into the dead letters")
+	case !t.Layout.Records():
+		log.Warn("the layout has no columns for failures: a poison row goes straight into the dead letters")
+	}
+	if t.Mark != outbox.MarkNone && !counts(t.IDType) {
+		log.Warn("the ids are no numbers: rows that are delivered from the table come in no order", zap.String("id_type", t.IDType))
+	}
+	if t.Mark == outbox.MarkDelete {
+		log.Warn("mark delete: what JetStream loses later cannot be found again in the table; have the stream on three replicas or sync always")
+	}
+}
+
+// counts reports whether ids of the type tell which row came first.
+func counts(idType string) bool {
+	return strings.HasPrefix(idType, "numeric") || slices.Contains([]string{"smallint", "integer", "bigint"}, idType)
+}
+
+// identify learns the default source. Where the WAL can be read it takes the road
+// of every session, because the functions that know the system identifier may be
+// closed to the role.
+func (r *Relay) identify(ctx context.Context, db *fallback.DB, streams bool) error {
+	var sys stream.System
+	var err error
+	if streams {
+		sys, err = stream.Probe(ctx, r.cfg.PostgresURL, r.cfg.Slot)
+	}
+	if errors.Is(err, stream.ErrCannotStream) && r.cfg.Mode == ModeAuto {
+		streams, err = false, r.mayPoll(err)
+	}
+	if err == nil && !streams {
+		sys, err = identify(ctx, db)
+	}
+	if err != nil {
+		return err
+	}
+	source := r.cfg.Source
+	if source == "" {
+		if sys.ID == "" {
+			return hint.Errorf("set source to a name of this database's own, or GRANT EXECUTE ON FUNCTION pg_control_system() TO the role",
+				"the role may not read the system identifier, which the default of source begins with")
+		}
+		source = defaultSource(sys.ID, sys.Database)
+	}
+	r.envelope, err = publish.NewEnvelope(publish.EnvelopeConfig{Source: source, Stream: r.cfg.Stream.Name, Format: r.cfg.Format})
+	return err
+}
+
+// identify asks the server who it is without a replication connection. The
+// system's id is empty where the role may not know it: no position is compared
+// then.
+func identify(ctx context.Context, db *fallback.DB) (sys stream.System, err error) {
+	sys.ID, sys.Timeline, sys.Database, err = db.Identify(ctx)
+	return sys, err
+}
+
+// checkStream connects to NATS and reports whether the stream is to be created.
+func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, err error) {
+	conn := r.cfg.NATS
+	conn.OnError = r.onNATSError
+	conn.OnDisconnect = func(err error) {
+		if err != nil { // there is none where we close it ourselves
+			r.log.Warn("NATS connection lost", zap.Error(err))
+		}
+	}
+	conn.OnReconnect = func() { r.log.Info("NATS connection is back") }
+	if r.nc, err = publish.Connect(ctx, conn); err != nil {
+		return false, err
+	}
+	if r.stream, err = publish.NewStream(r.nc, r.cfg.Stream); err != nil {
+		return false, err
+	}
+	r.subjects = publish.NewSubjects(r.template)
+	info, findings, err := r.stream.Check(ctx)
+	for _, f := range findings {
+		if !f.Refused {
+			r.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
+		}
+	}
+	if errors.Is(err, publish.ErrStreamNotFound) {
+		return true, r.mayCreateStream(ctx, db, err)
+	}
+	if err == nil {
+		r.known.created = info.Created
+	}
+	return false, err
+}
+
+// mayCreateStream: only where no row is marked yet. A stream that is missing
+// although rows were stored is a loss that must not be papered over.
+func (r *Relay) mayCreateStream(ctx context.Context, db *fallback.DB, missing error) error {
+	if !r.cfg.CreateStream {
+		return hint.Wrap(missing, "create the stream, or allow it with nats.create_stream: true")
+	}
+	const advice = "restore the stream, or check nats.url, nats.stream and the account; to begin with an empty stream on purpose, create it yourself"
+	slot, err := db.HasSlot(ctx)
+	if err != nil {
+		return err
+	}
+	for _, t := range r.cfg.Outboxes {
+		marked, err := db.HasMarks(ctx, t)
+		if err != nil {
+			return err
+		}
+		if marked {
+			return hint.Wrap(fmt.Errorf("%w, but %s has rows that are marked as stored in it", missing, t), advice)
+		}
+		if slot && t.Mark != outbox.MarkUpdate {
+			// Such rows leave no mark; a slot says that a relay was here before.
+			return hint.Wrap(fmt.Errorf("%w, but slot %q exists: rows of %s may be stored in it", missing, r.cfg.Slot, t), advice)
+		}
+	}
+	return nil
+}
+
+func (r *Relay) createPublication(ctx context.Context, db *fallback.DB) error {
+	sql, err := stream.EnsurePublication(ctx, db.Conn(), r.cfg.Publication, r.cfg.Outboxes)
+	if err == nil && sql != "" {
+		r.log.Info("created the publication", zap.String("sql", sql))
+	}
+	return err
+}
+
+func (r *Relay) createStream(ctx context.Context) error {
+	if err := r.stream.Create(ctx); err != nil {
+		return err
+	}
+	r.log.Info("created the stream", zap.String("stream", r.cfg.Stream.Name), zap.String("subject", r.cfg.Stream.Pattern))
+	_, findings, err := r.stream.Check(ctx)
+	for _, f := range findings {
+		r.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
+	}
+	return err
+}
+
+// onNATSError gets what belongs to no call, on the connection's goroutine.
+func (r *Relay) onNATSError(err error) {
+	subject, publishing, ok := publish.PermissionSubject(err)
+	if lane := r.lane.Load(); ok && publishing && lane != nil {
+		lane.Deny(subject)
+	}
+	r.log.Error("NATS reports an error", zap.Error(err))
+}

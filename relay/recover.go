@@ -1,0 +1,335 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// seen is what a session knows from reading the stream back.
+type seen struct {
+	found publish.Found
+	// until is E: the greatest LSN under which anything can have been sent. Up to
+	// there the table decides about every row that the WAL brings.
+	until outbox.LSN
+	// tail is the newest own message's position where it is of this WAL.
+	tail outbox.Position
+	// stored are rows of the newest steps that the table does not show, perhaps
+	// not yet, with the number of own messages behind each, until the WAL has
+	// passed E. About every other row that was read back the table decides.
+	stored map[outbox.Ref]uint64
+	// unmarked are rows that are in the stream and could not be marked yet, with
+	// the number of own messages behind each.
+	unmarked map[outbox.Ref]uint64
+	// mu guards stored and unmarked: the loop looks, too.
+	mu sync.Mutex
+	// healed counts rows that JetStream had lost and that are pending again.
+	healed int
+	past   bool // the WAL is past E; the reader's own
+}
+
+// bygone reports whether the row may have been sent before.
+func (s *seen) bygone(ev *outbox.Event) bool { return ev.Commit <= s.until }
+
+// behind reports whether the row's message was read in the stream although the
+// table does not show the row as stored, and how many own messages follow it.
+func (s *seen) behind(ref outbox.Ref) (n uint64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n, ok = s.stored[ref]; !ok {
+		n, ok = s.unmarked[ref]
+	}
+	return n, ok
+}
+
+// forget drops what the WAL will not bring any more: it is past E.
+func (s *seen) forget() {
+	if s.past {
+		return
+	}
+	s.past = true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stored, s.unmarked = nil, nil
+}
+
+// readBack looks at the relay's newest messages and marks those whose rows are
+// still pending: what was stored by a session that could not mark it. It goes
+// back, in steps of U, until a step shows nothing pending and nothing marked
+// later than the oldest mark of the newest step. Then it marks, the oldest row
+// first: broken off at any point, it leaves the pending rows at the tail, where
+// the next one finds them.
+func (r *Relay) readBack(ctx context.Context, db *fallback.DB, sys stream.System, info *publish.StreamInfo) (*seen, error) {
+	r.noticeLoss(info)
+	b := &reader{r: r, db: db, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}}
+	b.seen = &seen{unmarked: map[outbox.Ref]uint64{}, stored: map[outbox.Ref]uint64{}}
+	for _, t := range r.cfg.Outboxes {
+		b.tables[t.String()] = t
+	}
+	options := publish.ReadBackOptions{Source: r.envelope.Source(), Phantom: sys.Phantom, Step: b.look}
+	var err error
+	if b.seen.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, options); err != nil {
+		return nil, err
+	}
+	if err := b.compare(); err != nil {
+		return nil, err
+	}
+	if b.oldest.Seq > 0 {
+		options.Step = b.mark
+		if err := r.stream.ReadOn(ctx, b.oldest.Seq, info.LastSeq, options); err != nil {
+			return nil, err
+		}
+	}
+	if n := b.seen.found.Phantoms; n > 0 {
+		r.alarm("phantoms", "the stream holds events of transactions that this server never had (lost in a failover)", zap.Int("messages", n))
+	}
+	return b.seen, r.resolveUntil(ctx, db, sys, b.seen)
+}
+
+// noticeLoss compares the stream with what this process has seen of it.
+func (r *Relay) noticeLoss(info *publish.StreamInfo) {
+	if !r.known.created.IsZero() && !info.Created.Equal(r.known.created) {
+		r.alarm("stream_replaced", "the stream is another one than before", zap.Time("created", info.Created), zap.Time("before", r.known.created))
+		r.known.lastSeq = 0
+	}
+	if info.LastSeq < r.known.lastSeq {
+		r.alarm("stream_rolled_back", "the stream ends before a message that JetStream had acknowledged",
+			zap.Uint64("last_seq", info.LastSeq), zap.Uint64("acknowledged", r.known.lastSeq))
+	}
+	r.known.created, r.known.lastSeq = info.Created, info.LastSeq
+}
+
+func (r *Relay) resolveUntil(ctx context.Context, db *fallback.DB, sys stream.System, s *seen) error {
+	if p := s.found.Tail.Position; s.found.HasTail && sys.Comparable(p) {
+		s.tail, s.until = p, max(p.Commit, p.Passed)
+		return nil
+	}
+	var err error
+	s.until, err = db.InsertLSN(ctx)
+	return err
+}
+
+// reader is one read-back at work.
+type reader struct {
+	r      *Relay
+	db     *fallback.DB
+	ctx    context.Context
+	tables map[string]*outbox.Table
+	seen   *seen
+	// refs are the rows that were read back and are marked no earlier than since
+	// (T), the earliest mark among the rows of the first step, whatever their
+	// table: one clock made them all. compared is set where the table still has
+	// one of the rows.
+	refs     map[outbox.Ref]struct{}
+	compared bool
+	since    time.Time
+	stepNo   int
+	// oldest is the oldest message whose row is pending; Seq is 0 without one.
+	// passed counts the messages on the way on from it.
+	oldest publish.Message
+	passed uint64
+}
+
+// look is the way back: it finds out how far the read-back has to go.
+func (b *reader) look(messages []publish.Message) (more bool, err error) {
+	b.stepNo++
+	err = b.each(messages, func(t *outbox.Table, ms []publish.Message, rows []fallback.Row, states []fallback.State) error {
+		for i, s := range states {
+			more = b.note(t, ms[i], rows[i].Ref, s) || more
+		}
+		return nil
+	})
+	return more, err
+}
+
+// note reports whether a row asks for another step: it is pending, or marked no
+// earlier than the oldest of the first step.
+func (b *reader) note(t *outbox.Table, m publish.Message, ref outbox.Ref, s fallback.State) bool {
+	b.compared = b.compared || s.Exists
+	switch {
+	case !s.Exists || !s.Same:
+		// Gone, or not visible yet: then its message lies within U of the tail.
+		if b.stepNo <= 2 {
+			b.seen.stored[ref] = m.Behind
+		}
+		return false
+	case s.Pending:
+		if b.oldest.Seq == 0 || m.Seq < b.oldest.Seq {
+			b.oldest = m
+		}
+		return true
+	case s.ProcessedAt.IsZero():
+		return false
+	}
+	if b.stepNo == 1 && (b.since.IsZero() || s.ProcessedAt.Before(b.since)) {
+		b.since = s.ProcessedAt
+	}
+	if b.since.IsZero() || s.ProcessedAt.Before(b.since) {
+		return false
+	}
+	b.refs[ref] = struct{}{}
+	return true
+}
+
+// mark is the way on: it marks what is pending, the oldest first.
+func (b *reader) mark(messages []publish.Message) (more bool, err error) {
+	for i := range messages {
+		if messages[i].Behind = 0; b.oldest.Behind > b.passed {
+			messages[i].Behind = b.oldest.Behind - b.passed
+		}
+		b.passed++
+	}
+	return true, b.each(messages, func(t *outbox.Table, ms []publish.Message, rows []fallback.Row, states []fallback.State) error {
+		var pending []fallback.Row
+		var behind []uint64
+		for i, s := range states {
+			if s.Exists && s.Same && s.Pending {
+				pending, behind = append(pending, rows[i]), append(behind, ms[i].Behind)
+			}
+		}
+		if len(pending) == 0 {
+			return nil
+		}
+		return b.settle(t, pending, behind)
+	})
+}
+
+// each asks the tables about the rows of messages, in batches and in the
+// messages' order.
+func (b *reader) each(messages []publish.Message, do func(*outbox.Table, []publish.Message, []fallback.Row, []fallback.State) error) error {
+	for part := range slices.Chunk(messages, settleBatch) {
+		for t, ms := range b.byTable(part) {
+			rows := make([]fallback.Row, len(ms))
+			for i, m := range ms {
+				rows[i] = fallback.Row{Ref: outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}}
+			}
+			states, err := b.lookUp(t, rows)
+			if err != nil {
+				return err
+			}
+			if err := do(t, ms, rows, states); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// byTable sorts out the messages whose rows can be asked for.
+func (b *reader) byTable(messages []publish.Message) map[*outbox.Table][]publish.Message {
+	sorted := map[*outbox.Table][]publish.Message{}
+	for _, m := range messages {
+		if t := b.tables[m.ID.Table]; t != nil && t.Mark != outbox.MarkNone && !m.ID.Replay {
+			sorted[t] = append(sorted[t], m)
+		}
+	}
+	return sorted
+}
+
+func (b *reader) lookUp(t *outbox.Table, rows []fallback.Row) ([]fallback.State, error) {
+	for {
+		states, err := b.db.LookUp(b.ctx, t, rows)
+		if err == nil || !fallback.Passing(err) || !b.db.Alive() {
+			return states, err
+		}
+		b.r.trouble("rows that were read back cannot be looked up: trying again", err, zapTable(t))
+		if !sleep(b.ctx, 200*time.Millisecond) {
+			return nil, b.ctx.Err()
+		}
+	}
+}
+
+func (b *reader) settle(t *outbox.Table, rows []fallback.Row, behind []uint64) error {
+	verdicts, err := b.db.Mark(b.ctx, t, rows)
+	if err != nil && (!fallback.Passing(err) || !b.db.Alive()) {
+		return err
+	}
+	marked := 0
+	for i, row := range rows {
+		if err == nil && verdicts[i] == fallback.Done {
+			marked++
+			continue
+		}
+		b.seen.unmarked[row.Ref] = behind[i]
+	}
+	b.r.log.Info("marked rows that were found in the stream", zapTable(t), zap.Int("rows", marked), zap.Int("waiting", len(rows)-marked))
+	return nil
+}
+
+// compare looks for rows that carry a mark from the time that was read back and
+// are not in the stream: JetStream has lost them.
+func (b *reader) compare() error {
+	for _, t := range b.r.cfg.Outboxes {
+		if !b.compared {
+			if err := b.alarmUnreadable(t); err != nil {
+				return err
+			}
+			continue
+		}
+		if b.since.IsZero() {
+			continue // every row that was read back was pending until now
+		}
+		if err := b.heal(t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// heal makes rows pending again that are marked and not in the stream. They are
+// delivered from the table, before any WAL is read.
+func (b *reader) heal(t *outbox.Table) error {
+	var next fallback.MarkCursor
+	var first, last string
+	lost := 0
+	for {
+		marked, err := b.db.MarkedSince(b.ctx, t, b.since, &next, settleBatch)
+		if err != nil {
+			return err
+		}
+		gone := slices.DeleteFunc(slices.Clone(marked), func(ref outbox.Ref) bool {
+			_, ok := b.refs[ref]
+			return ok
+		})
+		if len(gone) > 0 {
+			if lost == 0 {
+				first = gone[0].ID
+			}
+			lost, last = lost+len(gone), gone[len(gone)-1].ID
+			if err := b.db.Unmark(b.ctx, t, gone); err != nil {
+				return err
+			}
+			crash("unmarked")
+		}
+		if len(marked) < settleBatch {
+			break
+		}
+	}
+	if lost == 0 {
+		return nil
+	}
+	b.seen.healed += lost
+	b.r.metrics.lost.Add(float64(lost))
+	b.r.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: JetStream has lost them, and they are delivered again",
+		zapTable(t), zap.Int("rows", lost), zap.String("first_id", first), zap.String("last_id", last))
+	return nil
+}
+
+// alarmUnreadable: the table has marks, but no message says since when.
+func (b *reader) alarmUnreadable(t *outbox.Table) error {
+	marked, err := b.db.HasMarkedRows(b.ctx, t) // archived ones are not compared
+	if err != nil || !marked {
+		return err
+	}
+	b.r.alarm("nothing_to_compare", "rows are marked as stored, but none of the stream's messages can be compared with them: "+
+		"the stream was emptied, has expired, or is not the one they were stored in", zapTable(t))
+	return nil
+}

@@ -1,0 +1,377 @@
+// Package relay puts the parts together: the WAL (stream, decode) flows into
+// JetStream (publish), and what was stored is settled in the table (fallback)
+// before PostgreSQL may forget it.
+//
+// Three loops lie inside each other. Run connects, checks and then repeats
+// tenures for ever. A tenure holds the advisory lock, which makes this relay the
+// active one, and repeats sessions. A session is one START_REPLICATION and one
+// lane; whatever fails in it ends it, and the next one begins by reading back
+// what the stream holds. There is no other recovery.
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// Config is everything that a relay needs to know.
+type Config struct {
+	// PostgresURL, Slot and Publication: what is read. One relay is active per
+	// slot name and database server.
+	PostgresURL string
+	Slot        string
+	Publication string
+	// Outboxes are the tables. IDType is filled in by the relay.
+	Outboxes []*outbox.Table
+	// Source is the namespace of message ids; empty means
+	// "<system id>/<database>".
+	Source string
+
+	// NATS, Stream, CreateStream, Subject and Format: what is written.
+	NATS         publish.ConnConfig
+	Stream       publish.StreamConfig
+	CreateStream bool
+	Subject      string
+	Format       publish.Format
+
+	// Window (messages) and WindowBytes bound what is unacknowledged.
+	Window      int
+	WindowBytes int
+	// Mode is ModeAuto where it is empty.
+	Mode Mode
+	// Initial says what a first start does with rows that are pending already:
+	// "pending" publishes them, "none" marks them; "" publishes 100,000 and asks
+	// where there are more.
+	Initial string
+	// MaxRetainedWAL is how many bytes of WAL the slot may keep; 0 is no limit.
+	MaxRetainedWAL int64
+
+	// DelayThreshold: a row whose available_at lies further than this after its
+	// commit waits in the table.
+	DelayThreshold time.Duration
+	// FallbackInterval is the longest pause between two searches of the tables,
+	// 30 s where it is zero; FallbackBatch how many rows one statement reads, 100.
+	FallbackInterval time.Duration
+	FallbackBatch    int
+	// Retry and OnPoison: what becomes of rows that fail. 30 s and 10 attempts, and
+	// Hold, where they are zero.
+	Retry    fallback.Retry
+	OnPoison OnPoison
+	// Retention is off where it is zero.
+	Retention Retention
+
+	// OnStored, if set, is called with the time from each commit to its PubAck.
+	// It must not block.
+	OnStored func(time.Duration)
+}
+
+// Relay delivers the outboxes of one database. Use New, then Run once.
+type Relay struct {
+	cfg      Config
+	log      *zap.Logger
+	metrics  *metrics
+	status   status
+	template *publish.Template
+
+	// set by prepare, read-only afterwards
+	nc       *nats.Conn
+	stream   *publish.Stream
+	subjects *publish.Subjects
+	envelope *publish.Envelope
+
+	// lane and holds are the current session's, for errors that come from the
+	// connection, and for gauges. until is its E.
+	lane   atomic.Pointer[publish.Lane]
+	holds  atomic.Pointer[holds]
+	until  atomic.Uint64
+	away   atomic.Bool  // JetStream
+	stored atomic.Int64 // PubAcks of this process
+
+	said       map[string]time.Time // when something was last logged; guarded by status.mu
+	eventTypes map[string]struct{}  // label values in use; guarded by status.mu
+
+	// poison are rows that JetStream refused and that only the WAL holds (mark
+	// none). It brings them again, and they become dead letters then, before
+	// anything behind them is sent. Each session's goroutines have it in turn.
+	poison map[outbox.Ref]*publish.RowError
+
+	// complained is the retention's; each tenure's has it in turn.
+	complained complaint
+
+	// known is what earlier sessions of this process learnt about the stream.
+	known known
+}
+
+// known survives sessions; only the tenure's goroutine touches it.
+type known struct {
+	lastSeq uint64    // greatest sequence of a PubAck
+	created time.Time // of the stream
+	advance bool      // the last session stored or recorded something
+	laneSeq uint64    // the last lane's greatest sequence
+	chained bool      // the last session ended in a chain error
+	rivals  int       // consecutive sessions that another relay seems to have broken
+	// unusable is why the last session's slot is to be made anew.
+	unusable error
+	begun    bool // it was asked whether this is a first start
+}
+
+// New checks the configuration. It does no I/O.
+func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, error) {
+	r := &Relay{
+		cfg: cfg, log: log, said: map[string]time.Time{}, eventTypes: map[string]struct{}{},
+		poison: map[outbox.Ref]*publish.RowError{},
+	}
+	r.cfg.setDefaults()
+	var err error
+	if r.template, err = publish.NewTemplate(cfg.Subject); err != nil {
+		return nil, err
+	}
+	for _, t := range cfg.Outboxes {
+		if err := r.template.CheckLayout(t); err != nil {
+			return nil, err
+		}
+		if t.Mark == outbox.MarkNone && cfg.Stream.Shared {
+			return nil, hint.Errorf("give the relay a stream of its own and nats.shared: false, or choose another mark",
+				"outbox %s: mark none cannot share a stream: only the position in it says what was stored", t)
+		}
+	}
+	if marks := marksOf(cfg.Outboxes); marks[outbox.MarkNone] && len(marks) > 1 {
+		return nil, hint.Errorf("run a relay of its own, with a slot and a stream of its own, for the outboxes with mark none",
+			"mark none beside another mark: the position in the stream decides about the one, the table about the other")
+	}
+	r.cfg.Stream.Pattern = r.template.Pattern()
+	r.metrics = newMetrics(registry, r)
+	return r, nil
+}
+
+func (c *Config) setDefaults() {
+	if c.Mode == "" {
+		c.Mode = ModeAuto
+	}
+	if c.FallbackInterval == 0 {
+		c.FallbackInterval = 30 * time.Second
+	}
+	if c.FallbackBatch == 0 {
+		c.FallbackBatch = 100
+	}
+	if c.Retry == (fallback.Retry{}) {
+		c.Retry = fallback.Retry{Backoff: 30 * time.Second, MaxAttempts: 10}
+	}
+	if c.OnPoison == "" {
+		c.OnPoison = Hold
+	}
+}
+
+func marksOf(tables []*outbox.Table) map[outbox.Mark]bool {
+	marks := map[outbox.Mark]bool{}
+	for _, t := range tables {
+		marks[t.Mark] = true
+	}
+	return marks
+}
+
+// Run delivers until ctx is done, and then drains, confirms and returns nil. An
+// error means that it could not begin: afterwards every failure is retried, with
+// backoff, for ever.
+func (r *Relay) Run(ctx context.Context) error {
+	if err := r.prepare(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	defer r.nc.Close()
+	b := backoff{least: 100 * time.Millisecond, most: 5 * time.Second}
+	for ctx.Err() == nil {
+		r.known.advance = false
+		err := r.tenure(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		r.status.set(stateWaiting, err)
+		r.logFailure("the relay lost its place and begins again", err)
+		if r.known.advance {
+			b.reset()
+		}
+		b.wait(ctx)
+	}
+	r.status.set(stateStopped, nil)
+	r.log.Info("stopped")
+	return nil
+}
+
+// ErrRival means that another relay of the same source writes to the stream.
+var ErrRival = errors.New("another relay writes to the stream")
+
+// tenure holds the advisory lock and runs sessions until its connection is lost.
+func (r *Relay) tenure(ctx context.Context) error {
+	db, err := fallback.Open(ctx, r.database())
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	if err := r.standBy(ctx, db); err != nil || ctx.Err() != nil {
+		return err
+	}
+	r.log.Info("active: this relay holds the lock", zap.String("slot", r.cfg.Slot))
+	// Losing the connection that marks ends everything at once, even a session
+	// that is draining because ctx is done.
+	held, lose := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer lose(nil)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		lose(db.Watch(held))
+	}()
+	defer func() { lose(nil); <-watched }()
+	observed := r.observe(held)
+	defer func() { lose(nil); <-observed }()
+	retained := r.retain(ctx, held)
+	defer func() { lose(nil); <-retained }()
+	return r.sessions(ctx, held, db)
+}
+
+// standBy waits for the lock. A relay that waits is ready.
+func (r *Relay) standBy(ctx context.Context, db *fallback.DB) error {
+	for first := true; ; first = false {
+		ok, err := db.TryLock(ctx)
+		if err != nil || ok {
+			return err
+		}
+		if first {
+			r.status.set(stateStandby, nil)
+			r.log.Info("standing by: another relay holds the lock", zap.String("slot", r.cfg.Slot))
+		}
+		if !sleep(ctx, 250*time.Millisecond) {
+			return nil
+		}
+	}
+}
+
+// sessions runs one session after the other while the lock is held: ctx is the
+// process's, held ends with the lock's connection.
+func (r *Relay) sessions(ctx, held context.Context, db *fallback.DB) error {
+	work, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(held, func() { stop(context.Cause(held)) })()
+	b := backoff{least: 50 * time.Millisecond, most: 5 * time.Second}
+	for {
+		r.known.advance = false
+		err := r.session(work, held, db)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, errModeChanged) {
+			continue
+		}
+		if !errors.Is(err, stream.ErrSlotActive) {
+			r.metrics.sessions.WithLabelValues(reason(err)).Inc()
+		}
+		if unusable(err) {
+			r.known.unusable = err
+		}
+		if held.Err() != nil {
+			return context.Cause(held)
+		}
+		if !db.Alive() || errors.Is(err, ErrRival) {
+			return err
+		}
+		if errors.Is(err, stream.ErrSlotActive) {
+			// Its walsender may outlive a relay that was cut off, for some seconds.
+			r.standByFor(err)
+			sleep(work, 250*time.Millisecond)
+			continue
+		}
+		r.status.set(stateWaiting, err)
+		r.sayWhy(err)
+		if r.known.advance {
+			b.reset()
+		}
+		b.wait(work)
+	}
+}
+
+// standByFor says once that the slot is somebody else's.
+func (r *Relay) standByFor(err error) {
+	if r.Status().State != string(stateStandby) {
+		r.log.Info("standing by: another walsender streams the slot", zap.Error(err))
+	}
+	r.status.set(stateStandby, nil)
+}
+
+// sayWhy logs what ended a session, as an alarm where it does not mend itself.
+func (r *Relay) sayWhy(err error) {
+	r.logFailure("session ended, the next one begins with the read-back", err)
+	switch {
+	case errors.Is(err, stream.ErrPublicationSkipped):
+		r.alarm("publication_skipped", "the server left out rows because it could not load the publication: the tables deliver them", zap.Error(err))
+	case errors.Is(err, stream.ErrUndecodable):
+		r.alarm("undecodable", "the WAL holds a row that the layout does not fit: the slot is made anew behind it", zap.Error(err))
+	}
+}
+
+// logFailure says once what ended something, with the advice where there is one.
+func (r *Relay) logFailure(message string, err error) {
+	r.log.Warn(message, append(why(err), zap.String("reason", reason(err)))...)
+}
+
+// why is an error as a log has it, with the advice where there is one.
+func why(err error) []zap.Field {
+	fields := []zap.Field{zap.Error(err)}
+	if h := hint.Of(err); h != "" {
+		fields = append(fields, zap.String("hint", h))
+	}
+	return fields
+}
+
+// reason is the label of a session's end.
+func reason(err error) string {
+	switch {
+	case errors.Is(err, stream.ErrSlotActive):
+		return "slot_active"
+	case errors.Is(err, ErrRival):
+		return "rival"
+	case errors.Is(err, publish.ErrChain):
+		return "chain"
+	case errors.Is(err, publish.ErrDoubtful):
+		return "duplicate"
+	case errors.Is(err, publish.ErrAckTimeout):
+		return "ack_timeout"
+	case errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, publish.ErrNoResponders):
+		return "nats_away"
+	case errors.Is(err, stream.ErrPublicationSkipped):
+		return "publication_skipped"
+	case errors.Is(err, stream.ErrSlotLost), errors.Is(err, stream.ErrNoSlot):
+		return "slot_lost"
+	case errors.Is(err, errOverBudget):
+		return "over_budget"
+	case fallback.Code(err) != "":
+		return "postgres_" + fallback.Code(err)
+	case publish.ClassOf(err) != publish.ClassUnknown:
+		return "jetstream_" + publish.ClassOf(err).String()
+	}
+	return "other"
+}
+
+func (r *Relay) database() fallback.Config {
+	return fallback.Config{URL: r.cfg.PostgresURL, Settings: stream.Settings, Dial: stream.Dialer().DialContext, Slot: r.cfg.Slot}
+}
+
+// defaultSource is unique for ever, and usable in a header.
+func defaultSource(systemID, database string) string {
+	return fmt.Sprintf("%s/%s", systemID, url.PathEscape(database))
+}

@@ -1,0 +1,116 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// Retention says what becomes of delivered rows; see [fallback.RetainOptions].
+type Retention struct {
+	// ArchiveAfter and DropAfter count from when a row was processed; 0 is never.
+	ArchiveAfter time.Duration
+	DropAfter    time.Duration
+	// Interval is from the beginning of one pass to the next. 0: none is made.
+	Interval time.Duration
+}
+
+const (
+	// retainFirst is how long after its tenure began a relay makes the first pass:
+	// there is more urgent work at a start.
+	retainFirst = time.Minute
+	// A complaint is made once in complainEvery, and the same one as before once in
+	// complainAgain.
+	complainEvery = time.Hour
+	complainAgain = 24 * time.Hour
+)
+
+// complaint is what was last said about passes of retention.
+type complaint struct {
+	text string
+	at   time.Time
+}
+
+// retain makes passes of retention, each on a connection of its own, until ctx is
+// done or the tenure ends. A pass is broken off then: the next one, whoever makes
+// it, goes on from there.
+func (r *Relay) retain(ctx, held context.Context) (done chan struct{}) {
+	done = make(chan struct{})
+	interval := r.cfg.Retention.Interval
+	if interval <= 0 {
+		close(done)
+		return done
+	}
+	ctx, stop := context.WithCancel(ctx)
+	unlink := context.AfterFunc(held, stop)
+	go func() {
+		defer close(done)
+		defer stop()
+		defer unlink()
+		for wait := min(interval, retainFirst); sleep(ctx, wait); {
+			began := time.Now()
+			if r.retainOnce(ctx) {
+				wait = min(interval, retainFirst) // somebody else makes a pass
+				continue
+			}
+			wait = interval - time.Since(began)
+		}
+	}()
+	return done
+}
+
+// retainOnce makes a pass and logs what it has done, if anything, and what kept it
+// from doing more.
+func (r *Relay) retainOnce(ctx context.Context) (busy bool) {
+	began := time.Now()
+	report, err := fallback.Retain(ctx, r.database(), fallback.RetainOptions{
+		Tables: r.cfg.Outboxes, ArchiveAfter: r.cfg.Retention.ArchiveAfter, DropAfter: r.cfg.Retention.DropAfter,
+	})
+	var archived int64
+	for _, t := range report.Tables {
+		archived += t.Archived
+	}
+	if archived+report.Purged+report.ExpiredKeys > 0 || len(report.Created)+len(report.Dropped) > 0 {
+		r.log.Info("retention", zap.Int64("rows_archived", archived), zap.Strings("months_created", report.Created),
+			zap.Strings("months_dropped", report.Dropped), zap.Int64("old_rows_deleted", report.Purged),
+			zap.Int64("expired_keys_deleted", report.ExpiredKeys), zap.Duration("took", time.Since(began).Round(time.Millisecond)))
+	}
+	if ctx.Err() == nil {
+		r.complain(report.Complaints(), err)
+	}
+	return report.Busy
+}
+
+// complain says what a pass could not do.
+func (r *Relay) complain(notes []string, err error) {
+	for _, e := range apart(err) {
+		text := e.Error()
+		if h := hint.Of(e); h != "" {
+			text = fmt.Sprintf("%s (%s)", text, h)
+		}
+		notes = append(notes, text)
+	}
+	text, since := strings.Join(notes, "; "), time.Since(r.complained.at)
+	if text == "" || !r.complained.at.IsZero() && (since < complainEvery || text == r.complained.text && since < complainAgain) {
+		return
+	}
+	r.complained = complaint{text, time.Now()}
+	r.log.Warn("retention could not do all its work", zap.Strings("because", notes))
+}
+
+// apart are the errors that were joined.
+func apart(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	if err == nil {
+		return nil
+	}
+	return []error{err}
+}

@@ -1,0 +1,372 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// drainTimeout is how long an ending session waits for the PubAcks and marks of
+// what it has sent. What is not there by then is found by the next read-back.
+const drainTimeout = 10 * time.Second
+
+// errSynchronous: the server counts the relay among its synchronous standbys.
+var errSynchronous = errors.New("the server waits for the relay as for a synchronous standby")
+
+// streamed is a session that reads the WAL. It lasts until something fails or ctx is
+// done, which it is at the latest when held is: then the lock's connection is lost.
+func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) error {
+	wal, err := r.open(ctx, db)
+	if err != nil {
+		return err
+	}
+	defer wal.Close(false) // nothing to confirm where it was not closed before
+	// At once, whatever the session is doing, so that a server that shuts down is
+	// not held up.
+	defer context.AfterFunc(held, func() { wal.Close(false) })()
+	ctx, stop := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() { stop(r.watchServer(ctx, db, wal)) })
+	defer func() { stop(nil); watching.Wait() }()
+	info, err := r.awaitStream(ctx, wal)
+	if err != nil {
+		return err
+	}
+	r.setMode(modeStream)
+	s, err := r.newSession(ctx, db, wal.System(), info)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	s.wal = wal
+	r.until.Store(uint64(s.seen.until))
+	return s.run(ctx, held, func(ctx context.Context) error {
+		if err := s.heal(ctx); err != nil {
+			return err
+		}
+		s.feed = &feed{r: r, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop, seen: s.seen}
+		s.loop.wal, s.loop.feed = wal, s.feed
+		r.until.Store(uint64(s.seen.until))
+		r.status.set(stateStreaming, nil)
+		r.log.Info("streaming", zap.String("slot", r.cfg.Slot), zap.Stringer("from", wal.Tracker().Confirmed()),
+			zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.seen.until))
+		looping, stop := context.WithCancelCause(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := s.loop.run(looping); err != nil {
+				stop(err)
+			}
+		})
+		defer wg.Wait()
+		defer stop(nil)
+		if err := wal.Run(looping, s.feed); err != nil {
+			return err
+		}
+		return context.Cause(looping)
+	})
+}
+
+// polled is a session that reads no WAL: the loop delivers everything. beside runs
+// next to it; when it returns, the session ends.
+func (r *Relay) polled(ctx, held context.Context, db *fallback.DB, sys stream.System, beside func(context.Context, *session) error) error {
+	info, err := r.awaitStream(ctx, nil)
+	if err != nil {
+		return err
+	}
+	r.setMode(modePoll)
+	s, err := r.newSession(ctx, db, sys, info)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return s.run(ctx, held, func(ctx context.Context) error {
+		if err := s.heal(ctx); err != nil {
+			return err
+		}
+		r.status.set(statePolling, nil)
+		looping, stop := context.WithCancelCause(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() { stop(beside(looping, s)) })
+		wg.Go(func() { r.listen(looping, db, s.loop) })
+		defer wg.Wait()
+		defer stop(nil)
+		if err := s.loop.run(looping); err != nil {
+			return err
+		}
+		return context.Cause(looping)
+	})
+}
+
+// session is one lane and what flows into it.
+type session struct {
+	r       *Relay
+	db      *fallback.DB
+	wal     *stream.Session // nil where none is read
+	lane    *publish.Lane
+	settler *settler
+	holds   *holds
+	loop    *loop
+	feed    *feed
+	seen    *seen
+}
+
+// newSession reads the stream back and opens a lane behind what it found.
+func (r *Relay) newSession(ctx context.Context, db *fallback.DB, sys stream.System, info *publish.StreamInfo) (*session, error) {
+	seen, err := r.readBack(ctx, db, sys, info)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.judgeRivals(seen); err != nil {
+		return nil, err
+	}
+	s := &session{r: r, db: db, seen: seen, holds: newHolds()}
+	err = s.holds.load(func(t *outbox.Table) ([]string, error) { return db.Aggregates(ctx, t) }, r.cfg.Outboxes)
+	if err != nil {
+		return nil, err
+	}
+	if s.lane, err = r.newLane(info, sys, seen); err != nil {
+		return nil, err
+	}
+	s.settler = newSettler(r, db, s.lane, s.holds, seen)
+	if s.loop, err = r.newLoop(ctx, s.lane, s.settler, s.holds, seen); err != nil {
+		s.lane.Close()
+		return nil, err
+	}
+	r.lane.Store(s.lane)
+	r.holds.Store(s.holds)
+	return s, nil
+}
+
+// heal delivers what the stream had lost, and what else was recorded and may be
+// sent, before anything else.
+func (s *session) heal(ctx context.Context) error {
+	if s.seen.healed == 0 && !s.holds.any() {
+		return nil
+	}
+	err := s.loop.heal(ctx)
+	// The WAL is yet to bring what was sent just now, if it does.
+	s.seen.until = max(s.seen.until, s.lane.Passed())
+	return err
+}
+
+func (s *session) close() {
+	s.r.lane.Store(nil)
+	s.r.holds.Store(nil)
+	s.lane.Close()
+	s.loop.db.Close()
+}
+
+// open starts replication.
+func (r *Relay) open(ctx context.Context, db *fallback.DB) (*stream.Session, error) {
+	wal, err := stream.Open(ctx, stream.Config{
+		URL: r.cfg.PostgresURL, Slot: r.cfg.Slot, Publication: r.cfg.Publication, Tables: r.cfg.Outboxes, Log: r.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := r.refuseSynchronous(ctx, db, wal); err != nil {
+		wal.Close(false)
+		return nil, err
+	}
+	return wal, nil
+}
+
+// refuseSynchronous ends replication where commits wait for the relay: its
+// confirmation waits for marks, which wait for the visibility of those commits.
+func (r *Relay) refuseSynchronous(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
+	sync, err := db.SyncState(ctx, wal.PID())
+	if err != nil {
+		return err
+	}
+	if sync == "" || sync == "async" {
+		return nil
+	}
+	r.alarm("synchronous", "synchronous_standby_names includes the relay: replication ends", zap.String("sync_state", sync))
+	return hint.Errorf("name the real standbys in synchronous_standby_names instead of '*'", "%w (sync_state %s)", errSynchronous, sync)
+}
+
+// watchServer fails when commits come to wait for the relay (a walsender counts as
+// a standby from its first status on), and when the slot keeps more WAL than it may.
+func (r *Relay) watchServer(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
+	for sleep(ctx, time.Second) {
+		if err := r.refuseSynchronous(ctx, db, wal); err != nil {
+			return err
+		}
+		if err := r.checkBudget(ctx, db, wal); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitStream waits until JetStream says where the stream ends. Meanwhile the
+// replication connection is kept, ticked and not read.
+func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session) (*publish.StreamInfo, error) {
+	gone := false
+	defer r.away.Store(false)
+	for first := true; ; first = false {
+		info, err := r.stream.Info(ctx)
+		r.away.Store(err != nil)
+		if err == nil {
+			if !first {
+				r.log.Info("the stream is back", zap.Uint64("last_seq", info.LastSeq))
+			}
+			return info, nil
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if wal != nil && wal.Broken() {
+			return nil, fmt.Errorf("wait for the stream: the replication connection is lost: %w", err)
+		}
+		if first {
+			r.status.set(stateWaiting, err)
+			r.logFailure("JetStream is away: PostgreSQL keeps the WAL meanwhile", err)
+		}
+		if errors.Is(err, publish.ErrStreamNotFound) && !gone {
+			gone = true // maybe only now: a server that comes back may have lost its disk
+			r.status.set(stateWaiting, err)
+			r.alarm("stream_gone", "the stream does not exist any more; it is not created anew under a running relay", zap.Error(err))
+		}
+		sleep(ctx, 250*time.Millisecond)
+	}
+}
+
+// run works until work returns or the lane or the settler fails, and then settles
+// what was sent.
+func (s *session) run(ctx, held context.Context, work func(context.Context) error) error {
+	r := s.r
+	working, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	ended := make(chan struct{}, 3)
+	go func() { stop(work(working)); ended <- struct{}{} }()
+	go func() { stop(s.settler.run(ctx)); ended <- struct{}{} }()
+	go func() {
+		select {
+		case <-s.lane.Failed():
+			stop(s.lane.Err())
+		case <-working.Done():
+		}
+		ended <- struct{}{}
+	}()
+	<-working.Done()
+	cause := context.Cause(working)
+	if s.wal != nil && !s.db.Alive() {
+		s.wal.Close(false) // it may be known here before held is done
+	}
+	refusals := s.drain(held)
+	r.known.advance = len(refusals) > 0 || s.lane.Progress()
+	for range cap(ended) {
+		<-ended
+	}
+	for _, x := range refusals {
+		if x.Failure.Class == publish.RowDuplicate {
+			r.alarm("false_duplicate", "JetStream calls a message a duplicate that is not in the stream: its row is parked",
+				zap.Stringer("row", x.Ref), zap.String("failure", x.Failure.Reason))
+		}
+		if x.Ref.Table.Mark == outbox.MarkNone {
+			r.poison[x.Ref] = x.Failure
+		}
+	}
+	return s.finish(ctx, cause)
+}
+
+// drain lets what was sent be acknowledged and settled, while the lock is held. It
+// returns the rows that JetStream refused.
+func (s *session) drain(held context.Context) []publish.Refusal {
+	ctx, cancel := context.WithTimeout(held, drainTimeout)
+	defer cancel()
+	refused := s.lane.Drain(ctx)
+	s.settler.finish(ctx, refused)
+	return refused
+}
+
+// finish confirms what was settled and, while JetStream is away, keeps the
+// connection.
+func (s *session) finish(ctx context.Context, cause error) error {
+	r := s.r
+	if n := s.lane.Counts().Forgotten; n > 0 {
+		r.metrics.retries.WithLabelValues(reason(cause)).Add(float64(n))
+	}
+	r.known.lastSeq = max(r.known.lastSeq, s.lane.LastSeq())
+	r.known.laneSeq, r.known.chained = s.lane.LastSeq(), errors.Is(cause, publish.ErrChain)
+	if s.lane.Progress() {
+		r.known.rivals = 0
+	}
+	if s.wal == nil {
+		return cause
+	}
+	if ctx.Err() == nil && s.db.Alive() && !s.wal.Broken() {
+		if _, err := r.stream.Info(ctx); err != nil {
+			r.logFailure("session ended", cause)
+			_, _ = r.awaitStream(ctx, s.wal)
+			if err := context.Cause(ctx); err != nil {
+				cause = err // what ended the waiting
+			}
+		}
+	}
+	s.wal.Close(s.db.Alive())
+	return cause
+}
+
+func (r *Relay) newLane(info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
+	lane, err := publish.NewLane(publish.LaneConfig{
+		Conn: r.nc, Stream: r.stream, Subjects: r.subjects, Envelope: r.envelope,
+		Chained: !r.cfg.Stream.Shared, Base: info.LastSeq,
+		Window: r.cfg.Window, WindowBytes: r.cfg.WindowBytes,
+		Position: outbox.Position{
+			SystemID: sys.ID, Timeline: sys.Timeline, Commit: seen.tail.Commit, N: seen.tail.N, Passed: seen.until,
+		},
+		OnStored: r.onStored,
+	})
+	if err == nil {
+		lane.Adapt(info)
+	}
+	return lane, err
+}
+
+func (r *Relay) onStored(commit time.Time) {
+	r.metrics.throughput.Inc()
+	r.stored.Add(1)
+	if commit.IsZero() { // of a row of the table nobody knows when it was committed
+		return
+	}
+	d := time.Since(commit)
+	r.metrics.latency.Observe(d.Seconds())
+	if r.cfg.OnStored != nil {
+		r.cfg.OnStored(d)
+	}
+}
+
+// judgeRivals gives the place up after two chain errors in a row that messages
+// of our own source caused: another relay is alive.
+func (r *Relay) judgeRivals(s *seen) error {
+	if r.cfg.Stream.Shared {
+		return nil
+	}
+	if s.found.ForeignTail {
+		r.alarm("foreign_message", "somebody else writes to the stream that belongs to this relay alone")
+	}
+	if r.known.chained && !s.found.ForeignTail && s.found.Tail.Seq > r.known.laneSeq {
+		r.known.rivals++
+	} else {
+		r.known.rivals = 0
+	}
+	r.known.chained = false
+	if r.known.rivals < 2 {
+		return nil
+	}
+	r.known.rivals = 0
+	r.alarm("rival", "another relay of this source writes to the stream: standing by")
+	return hint.Errorf("give every database a source of its own, and every relay of one database the same slot name", "%w", ErrRival)
+}

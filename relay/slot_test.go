@@ -1,0 +1,219 @@
+package relay_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// TestSlotIsDisposable takes the slot away under a running relay and a load, in
+// every way there is. The relay makes another one, without a gap, a duplicate or
+// a row out of its order.
+func TestSlotIsDisposable(t *testing.T) {
+	t.Parallel()
+	testenv.ClustersWith(t, testenv.PGOptions{Settings: map[string]string{"max_slot_wal_keep_size": "64MB", "min_wal_size": "32MB", "max_wal_size": "64MB"}},
+		func(t *testing.T, pg *testenv.Postgres) {
+			t.Parallel()
+			causes := []struct {
+				name string
+				lose func(r *rig)
+				from int // the oldest version that can do it
+			}{
+				{"dropped", (*rig).loseByDrop, 0},
+				{"of another plugin", (*rig).loseToPlugin, 0},
+				{"not finished", (*rig).leaveUnfinished, 0},
+				{"too much WAL for the server", (*rig).loseByWAL, 0},
+				{"idle for too long", (*rig).loseByIdling, 18},
+			}
+			for _, c := range causes {
+				t.Run(c.name, func(t *testing.T) {
+					if pg.Version() < c.from {
+						t.Skipf("came with %d", c.from)
+					}
+					r := newRig(t, pg)
+					l := newLedger(r)
+					x := r.start().streaming()
+					stop := l.start(load{writers: 4, rows: 50, pause: 10 * time.Millisecond})
+					for range 2 {
+						before := r.storedCount()
+						eventually(t, "events are stored", func() bool { return r.storedCount() > before+1000 })
+						made := x.metric("walpost_slots_created_total")
+						c.lose(r)
+						eventually(t, "there is another slot", func() bool { return x.metric("walpost_slots_created_total") > made })
+						x.streaming()
+					}
+					stop()
+					l.delivered()
+					if n := x.metric("walpost_missed_rows_total"); n > 0 {
+						t.Errorf("%v rows were missed", n)
+					}
+					if n := r.query1(`SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE '%_new'`); n != "0" {
+						t.Errorf("%s unfinished slots are left", n)
+					}
+					x.halt()
+				})
+			}
+		})
+}
+
+// withoutRelay runs SQL about the slot while no walsender has it: it ends the
+// relay's, again and again.
+func (r *rig) withoutRelay(what, sql string, args ...any) {
+	r.t.Helper()
+	c := r.conn()
+	eventually(r.t, what, func() bool {
+		_, _ = c.Exec(r.t.Context(), `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot)
+		_, err := c.Exec(r.t.Context(), sql, args...)
+		return err == nil
+	})
+}
+
+func (r *rig) loseByDrop() {
+	r.withoutRelay("the slot is dropped", `SELECT pg_drop_replication_slot($1)`, r.cfg.Slot)
+}
+
+func (r *rig) loseToPlugin() {
+	r.withoutRelay("the slot is another one", fmt.Sprintf(`DO $$ BEGIN
+		PERFORM pg_drop_replication_slot('%[1]s'); PERFORM pg_create_logical_replication_slot('%[1]s', 'test_decoding'); END $$`, r.cfg.Slot))
+}
+
+func (r *rig) leaveUnfinished() {
+	r.withoutRelay("there is an unfinished slot", `SELECT pg_copy_logical_replication_slot($1, $2)`, r.cfg.Slot, r.cfg.Slot+"_new")
+	r.exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, r.cfg.Slot)
+}
+
+// loseByWAL writes more WAL than the server keeps for a slot, while the relay
+// cannot connect.
+func (r *rig) loseByWAL() {
+	r.t.Helper()
+	r.locked(func() {
+		c := r.conn()
+		eventually(r.t, "the slot is lost", func() bool {
+			r.must(run(r.t.Context(), c, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'walpost' AND datname = current_database()`))
+			r.must(run(r.t.Context(), c, `SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)) FROM generate_series(1, 40)`))
+			r.must(run(r.t.Context(), c, `SELECT pg_switch_wal(); CHECKPOINT`))
+			return r.query1(`SELECT coalesce((SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1), 'none')`, r.cfg.Slot) == "lost"
+		})
+	})
+}
+
+func (r *rig) loseByIdling() {
+	r.t.Helper()
+	r.must(r.pg.Reload(r.t.Context(), map[string]string{"idle_replication_slot_timeout": "1s"}))
+	defer func() { r.must(r.pg.Reload(r.t.Context(), map[string]string{"idle_replication_slot_timeout": "0"})) }()
+	r.locked(func() {
+		c := r.conn()
+		eventually(r.t, "the slot is lost", func() bool {
+			r.must(run(r.t.Context(), c, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'walpost' AND datname = current_database()`))
+			time.Sleep(1200 * time.Millisecond)
+			r.must(run(r.t.Context(), c, `CHECKPOINT`))
+			return r.query1(`SELECT coalesce((SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1), 'none')`, r.cfg.Slot) == "lost"
+		})
+	})
+}
+
+// locked keeps the relay from its place: the test has the lock.
+func (r *rig) locked(f func()) {
+	r.t.Helper()
+	c := r.conn()
+	eventually(r.t, "the lock is the test's", func() bool {
+		r.must(run(r.t.Context(), c, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()
+			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`))
+		var ok bool
+		r.must(c.QueryRow(r.t.Context(), `SELECT pg_try_advisory_lock(hashtextextended('walpost/' || $1, 0))`, r.cfg.Slot).Scan(&ok))
+		return ok
+	})
+	f()
+	r.must(run(r.t.Context(), c, `SELECT pg_advisory_unlock_all()`))
+}
+
+// TestSlotOverBudget: while JetStream is away the slot keeps WAL, and past its
+// budget it is given up. The tables have the rows.
+func TestSlotOverBudget(t *testing.T) {
+	t.Parallel()
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newRigWith(t, testenv.SharedPostgres(t), n)
+	r.cfg.MaxRetainedWAL = 40 << 20
+	l := newLedger(r)
+	x := r.start().streaming()
+	stop := l.start(load{writers: 4, rows: 50, padding: 500, pause: 20 * time.Millisecond})
+	before := r.storedCount()
+	eventually(t, "events are stored", func() bool { return r.storedCount() > before+500 })
+	r.must(n.Kill())
+	c := r.conn()
+	eventually(t, "the slot is given up", func() bool {
+		r.must(run(t.Context(), c, `SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)) FROM generate_series(1, 10)`))
+		return r.query1(`SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE $1 || '%'`, r.cfg.Slot) == "0"
+	})
+	x.alarmed("slot_given_up")
+	r.must(n.Start(t.Context()))
+	x.streaming()
+	stop()
+	l.delivered()
+	if n := x.metric("walpost_missed_rows_total"); n > 0 {
+		t.Errorf("%v rows were missed", n)
+	}
+}
+
+// TestSlotAdvancedByHand: rows that the slot was moved past come from the table,
+// late, counted and reported.
+func TestSlotAdvancedByHand(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.cfg.FallbackInterval = 500 * time.Millisecond
+	x := r.start().streaming()
+	r.put(1, 10)
+	r.pending(0)
+	x.halt()
+	r.put(11, 30)
+	r.exec(`SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())`, r.cfg.Slot)
+	x = r.start().streaming()
+	r.pending(0)
+	r.put(31, 40)
+	r.pending(0)
+	r.storedIs(1, 40)
+	a := x.alarmed("missed_rows")
+	if n := x.metric("walpost_missed_rows_total"); n != 20 || a["rows"] != int64(20) {
+		t.Errorf("%v rows were missed, the alarm is %v, want 20", n, a)
+	}
+}
+
+// TestSlotCreationWaits: while an old transaction holds up the slot, the tables
+// are polled, and the relay says whom it waits for.
+func TestSlotCreationWaits(t *testing.T) {
+	t.Parallel()
+	testenv.ClustersWith(t, testenv.PGOptions{Settings: map[string]string{"max_prepared_transactions": "2"}}, func(t *testing.T, pg *testenv.Postgres) {
+		t.Parallel()
+		for _, c := range []struct{ name, begin, end, names string }{
+			{"a session", `BEGIN; INSERT INTO ledger VALUES (0)`, `COMMIT`, "application 'forgotten'"},
+			{"a prepared transaction", `BEGIN; INSERT INTO ledger VALUES (0); PREPARE TRANSACTION 'stuck'`, `COMMIT PREPARED 'stuck'`, "prepared transaction 'stuck'"},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				r := newRig(t, pg)
+				newLedger(r)
+				old := r.conn()
+				r.must(run(t.Context(), old, `SET application_name = 'forgotten'`))
+				r.must(run(t.Context(), old, c.begin))
+				r.put(1, 5)
+				x := r.start()
+				eventually(t, "the rows are delivered meanwhile", func() bool { return r.storedCount() == 5 })
+				eventually(t, "the relay says whom it waits for", func() bool {
+					return x.logs.Filter(func(e observedEntry) bool { return contains(e.ContextMap()["for"], c.names) }).Len() > 0
+				})
+				if x.metric("walpost_slot_creation_wait_seconds") == 0 || x.metric("walpost_mode", "mode", "poll") != 1 || x.Ready() != nil {
+					t.Errorf("while the slot is waited for: %+v", x.Status())
+				}
+				r.put(6, 9)
+				eventually(t, "rows are delivered", func() bool { return r.storedCount() == 9 })
+				r.must(run(t.Context(), old, c.end))
+				x.streaming()
+				r.put(10, 12)
+				r.pending(0)
+				r.storedIs(1, 12)
+				x.halt()
+			})
+		}
+	})
+}
