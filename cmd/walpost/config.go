@@ -1,0 +1,207 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Config is the whole configuration of the relay. What each field means, its key, environment variable, unit, default
+// and limits stand in one place, the table of [Config.keys]; `walpost config example` prints it.
+type Config struct {
+	Postgres  PostgresConfig
+	Source    string
+	Outboxes  []OutboxConfig
+	NATS      NATSConfig
+	Publish   PublishConfig
+	Mode      string
+	Fallback  FallbackConfig
+	Retention RetentionConfig
+	HTTP      HTTPConfig
+	Log       LogConfig
+}
+
+// PostgresConfig says where the outbox is and what the relay keeps there.
+type PostgresConfig struct {
+	// URL is empty where the PG* variables of libpq take its place, which pgx.ParseConfig("") understands.
+	URL            string
+	Slot           string
+	Publication    string
+	MaxRetainedWAL int64
+	Initial        string
+}
+
+// OutboxConfig is one outbox table.
+type OutboxConfig struct {
+	Table  string
+	Layout LayoutConfig
+	Mark   string
+}
+
+// LayoutConfig is either the name of a layout or the columns one by one, field to column.
+type LayoutConfig struct {
+	Name    string
+	Columns map[string]string
+}
+
+// NATSConfig says where the events go, and as whom.
+type NATSConfig struct {
+	URL              string
+	Creds            string
+	NKey             string
+	User             string
+	PasswordFile     string
+	TLS              TLSConfig
+	Domain           string
+	InboxPrefix      string
+	Shared           bool
+	AcceptWeakStream bool
+	Stream           string
+	CreateStream     bool
+	Subject          string
+	Format           string
+}
+
+// TLSConfig names files in PEM.
+type TLSConfig struct {
+	CA   string
+	Cert string
+	Key  string
+}
+
+// PublishConfig bounds what is on its way to JetStream.
+type PublishConfig struct {
+	Window      int
+	WindowBytes int64
+	Batch       string
+}
+
+// FallbackConfig is about the rows that the WAL does not deliver.
+type FallbackConfig struct {
+	Interval       time.Duration
+	Batch          int
+	DelayThreshold time.Duration
+	MaxAttempts    int
+	Backoff        time.Duration
+	OnPoison       string
+}
+
+// RetentionConfig is about delivered rows.
+type RetentionConfig struct {
+	ArchiveAfter time.Duration
+	DropAfter    time.Duration
+	Interval     time.Duration
+}
+
+// HTTPConfig is the relay's own server.
+type HTTPConfig struct {
+	Listen string
+}
+
+// LogConfig is about standard error.
+type LogConfig struct {
+	Level  string
+	Format string
+}
+
+func defaultConfig() *Config {
+	return &Config{
+		Postgres: PostgresConfig{
+			URL:            "postgres://localhost:5432/postgres",
+			Slot:           "walpost",
+			Publication:    "walpost",
+			MaxRetainedWAL: 10_000_000_000,
+		},
+		Outboxes: []OutboxConfig{defaultOutbox()},
+		NATS: NATSConfig{
+			URL:          "nats://localhost:4222",
+			Stream:       "EVENTS",
+			CreateStream: true,
+			Subject:      "events.{event_type}",
+			Format:       "binary",
+		},
+		Publish: PublishConfig{Window: 4096, WindowBytes: 32 << 20, Batch: "auto"},
+		Mode:    "auto",
+		Fallback: FallbackConfig{
+			Interval:       30 * time.Second,
+			Batch:          100,
+			DelayThreshold: time.Second,
+			MaxAttempts:    10,
+			Backoff:        30 * time.Second,
+			OnPoison:       "hold",
+		},
+		Retention: RetentionConfig{
+			ArchiveAfter: 7 * 24 * time.Hour,
+			DropAfter:    90 * 24 * time.Hour,
+			Interval:     time.Hour,
+		},
+		HTTP: HTTPConfig{Listen: "127.0.0.1:9464"},
+		Log:  LogConfig{Level: "info", Format: "auto"},
+	}
+}
+
+func defaultOutbox() OutboxConfig {
+	return OutboxConfig{Table: "public.outbox_messages", Layout: LayoutConfig{Name: "canonical"}, Mark: string(outbox.MarkUpdate)}
+}
+
+// Tables are the outboxes as the other packages take them. A configuration that was validated has no error here.
+func (c *Config) Tables() ([]*outbox.Table, error) {
+	tables := make([]*outbox.Table, len(c.Outboxes))
+	for i, o := range c.Outboxes {
+		schema, name, err := outbox.ParseTable(o.Table)
+		if err != nil {
+			return nil, err
+		}
+		layout, err := o.Layout.resolve()
+		if err != nil {
+			return nil, err
+		}
+		tables[i] = &outbox.Table{Schema: schema, Name: name, Layout: layout, Mark: outbox.Mark(o.Mark)}
+	}
+	return tables, nil
+}
+
+func (l LayoutConfig) resolve() (outbox.Layout, error) {
+	if l.Columns != nil {
+		return outbox.CustomLayout(l.Columns)
+	}
+	layout, ok := outbox.LayoutNamed(l.Name)
+	if !ok {
+		return layout, hint.Errorf(didYouMean(l.Name, layoutNames()),
+			"unknown layout %q, want %s, or a map of columns", l.Name, strings.Join(layoutNames(), ", "))
+	}
+	return layout, nil
+}
+
+// layoutNames are those of the documented layouts that package outbox has.
+func layoutNames() []string {
+	var names []string
+	for _, n := range []string{"canonical", "debezium", "eventferry", "prisma"} {
+		if _, ok := outbox.LayoutNamed(n); ok {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
+// Password reads nats.password_file anew at every call, so that a rotated secret is taken up by the next connection. It
+// is empty where no file is named. One line break at the end is not part of the password.
+func (n *NATSConfig) Password() (string, error) {
+	if n.PasswordFile == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(n.PasswordFile)
+	if err != nil {
+		return "", fmt.Errorf("read nats.password_file: %w", err)
+	}
+	password := strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r")
+	if password == "" {
+		return "", fmt.Errorf("read nats.password_file: %w", errors.New(n.PasswordFile+" is empty"))
+	}
+	return password, nil
+}

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/walpost/walpost/publish"
+)
+
+// key is one line of the configuration's table. Flags, environment variables, the file's keys, the checks, the example
+// and the output of `config check` are all made from it.
+type key struct {
+	name string // "nats.tls.ca"; of an outbox "outboxes[0].table"
+	env  string
+	value
+	help string
+}
+
+// flag is the command line's name: WALPOST_POSTGRES_URL is --postgres-url.
+func (k key) flag() string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(k.env, "WALPOST_")), "_", "-")
+}
+
+// keys is the table, bound to the fields of c, in the order of the example.
+func (c *Config) keys() []key {
+	table := c.postgresKeys()
+	table = append(table, key{
+		"source", "WALPOST_SOURCE",
+		stringValue{p: &c.Source, check: checkSource},
+		"The namespace of the message ids (Nats-Msg-Id) and the ce-source: at most 256 printable ASCII characters without spaces and " +
+			"quotes. Empty is <system id>/<database>. Never change it while rows are pending: they would be new events.",
+	})
+	for i := range c.Outboxes {
+		table = append(table, c.outboxKeys(i)...)
+	}
+	table = append(table, c.natsKeys()...)
+	table = append(table, c.publishKeys()...)
+	table = append(table, c.fallbackKeys()...)
+	return append(table, c.surroundingKeys()...)
+}
+
+func (c *Config) postgresKeys() []key {
+	p := &c.Postgres
+	return []key{
+		{
+			"postgres.url", "WALPOST_POSTGRES_URL",
+			stringValue{p: &p.URL, check: checkPostgresURL, redact: redactPostgres},
+			"The database with the outbox, as a URL or as libpq's keyword/value string. It must lead to the server itself, not to a " +
+				"pooler. Where it is not set, the PG* variables of libpq are used if one of PGHOST, PGPORT, PGDATABASE or PGSERVICE is.",
+		},
+		{
+			"postgres.slot", "WALPOST_SLOT",
+			stringValue{p: &p.Slot, check: checkSlot},
+			"The logical replication slot: 1 to 59 of a-z, 0-9 and _, not ending in _new (that one belongs to the slot's recreation). " +
+				"Relays with the same slot stand by for each other.",
+		},
+		{
+			"postgres.publication", "WALPOST_PUBLICATION",
+			stringValue{p: &p.Publication, check: checkPublication},
+			"The publication that the slot reads: 1 to 63 bytes. `walpost migrate up` creates it.",
+		},
+		{
+			"postgres.max_retained_wal", "WALPOST_MAX_RETAINED_WAL",
+			sizeValue{&p.MaxRetainedWAL, 0, 100e12},
+			"How much WAL the slot may hold back on the server, in bytes or with a unit (GB, GiB, ...). Past it the slot is given up and " +
+				"recreated, and the table delivers what was missed. 0 is no budget.",
+		},
+		{
+			"postgres.initial", "WALPOST_INITIAL",
+			choiceValue{&p.Initial, []string{"", "pending", "none"}},
+			"What a first start does with the rows that are already pending: publish them (pending) or mark them as processed (none). " +
+				"Empty publishes up to 100,000 rows and asks when there are more.",
+		},
+	}
+}
+
+func (c *Config) outboxKeys(i int) []key {
+	o := &c.Outboxes[i]
+	env := func(name string) string {
+		if i > 0 {
+			return "" // only the first outbox can be reached from outside of the file
+		}
+		return name
+	}
+	at := fmt.Sprintf("outboxes[%d].", i)
+	return []key{
+		{
+			at + "table", env("WALPOST_TABLE"),
+			stringValue{p: &o.Table, check: checkTable},
+			"An outbox table, with its schema. Several entries may follow; the environment and the flags speak of the first.",
+		},
+		{
+			at + "layout", env("WALPOST_LAYOUT"),
+			layoutValue{&o.Layout},
+			"What its columns are called: a known layout, or a map from field to column, as in {id: id, event_type: kind, payload: body}. " +
+				"The fields: id, tenant_id, aggregate_type, aggregate_id, aggregate_version, event_type, event_version, payload, occurred_at, " +
+				"trace_id, available_at, processed_at, attempts, last_error; id, event_type and payload are required.",
+		},
+		{
+			at + "mark", env("WALPOST_MARK"),
+			choiceValue{&o.Mark, []string{"update", "delete", "none"}},
+			"How a stored row is taken out: update sets processed_at, delete deletes it, none leaves it alone (the producer inserts and " +
+				"deletes in one transaction: no delayed rows, no retries, no healing).",
+		},
+	}
+}
+
+func (c *Config) natsKeys() []key {
+	n := &c.NATS
+	return append(c.credentialKeys(), []key{
+		{
+			"nats.domain", "WALPOST_NATS_DOMAIN",
+			stringValue{p: &n.Domain, check: checkDomain},
+			"The JetStream domain, where the stream is not in the connected server's own.",
+		},
+		{
+			"nats.inbox_prefix", "WALPOST_NATS_INBOX_PREFIX",
+			stringValue{p: &n.InboxPrefix, check: checkInboxPrefix},
+			"The subject prefix under which acknowledgements come back, for accounts that restrict subscriptions. Empty is _INBOX.",
+		},
+		{
+			"nats.shared", "WALPOST_SHARED",
+			boolValue{&n.Shared},
+			"Whether others write to the stream too. Then only message ids and the stream's duplicate window stand against duplicates.",
+		},
+		{
+			"nats.accept_weak_stream", "WALPOST_ACCEPT_WEAK_STREAM",
+			boolValue{&n.AcceptWeakStream},
+			"Whether a stream is accepted whose newest messages may vanish (workqueue or interest retention, limits per subject, TTL).",
+		},
+		{
+			"nats.stream", "WALPOST_STREAM",
+			stringValue{p: &n.Stream, check: checkStream},
+			"The JetStream stream: 1 to 255 characters without spaces and any of . * > / \\.",
+		},
+		{
+			"nats.create_stream", "WALPOST_CREATE_STREAM",
+			boolValue{&n.CreateStream},
+			"Whether to create the stream at process start where it does not exist and no row is marked yet. An existing one is checked, " +
+				"never changed.",
+		},
+		{
+			"nats.subject", "WALPOST_SUBJECT",
+			stringValue{p: &n.Subject, check: checkSubject},
+			"The subject of each event: literal tokens and {event_type} {tenant_id} {aggregate_type} {aggregate_id} {event_version}, " +
+				"joined by dots.",
+		},
+		{
+			"nats.format", "WALPOST_FORMAT",
+			choiceValue{&n.Format, []string{"binary", "cloudevents"}},
+			"binary: the payload is the body, the attributes are CloudEvents headers. cloudevents: a JSON envelope around both.",
+		},
+	}...)
+}
+
+func (c *Config) credentialKeys() []key {
+	n := &c.NATS
+	file := func(name, env string, p *string, help string) key { return key{name, env, stringValue{p: p}, help} }
+	return []key{
+		{
+			"nats.url", "WALPOST_NATS_URL",
+			stringValue{p: &n.URL, check: checkNATSURL, redact: redactNATS},
+			"The NATS server, or several of one cluster, comma-separated.",
+		},
+		file("nats.creds", "WALPOST_NATS_CREDS", &n.Creds, "A credentials file (JWT and seed). At most one of creds, nkey and user."),
+		file("nats.nkey", "WALPOST_NATS_NKEY", &n.NKey, "A file with an nkey seed."),
+		file("nats.user", "WALPOST_NATS_USER", &n.User, "A user name; its password stands in password_file."),
+		file("nats.password_file", "WALPOST_NATS_PASSWORD_FILE", &n.PasswordFile, "A file with the user's password, read at every connection."),
+		file("nats.tls.ca", "WALPOST_NATS_TLS_CA", &n.TLS.CA, "A PEM file of authorities to trust instead of the system's."),
+		file("nats.tls.cert", "WALPOST_NATS_TLS_CERT", &n.TLS.Cert, "A PEM file with the client's certificate; it needs tls.key."),
+		file("nats.tls.key", "WALPOST_NATS_TLS_KEY", &n.TLS.Key, "A PEM file with the client certificate's key."),
+	}
+}
+
+func (c *Config) publishKeys() []key {
+	p := &c.Publish
+	return []key{
+		{
+			"publish.window", "WALPOST_WINDOW",
+			intValue{&p.Window, 1, publish.U},
+			"How many messages may be on their way to JetStream without an acknowledgement. It bounds memory, together with window_bytes.",
+		},
+		{
+			"publish.window_bytes", "WALPOST_WINDOW_BYTES",
+			sizeValue{&p.WindowBytes, 64 << 10, 1 << 30},
+			"The same in bytes. One message that is larger than all of it goes out alone.",
+		},
+		{
+			"publish.batch", "WALPOST_BATCH",
+			choiceValue{&p.Batch, []string{"auto", "single", "atomic", "fast"}},
+			"How messages are handed to JetStream: one by one, in atomic batches, by fast ingest, or whichever the stream allows.",
+		},
+		{
+			"mode", "WALPOST_MODE",
+			choiceValue{&c.Mode, []string{"auto", "stream", "poll"}},
+			"stream reads the WAL and fails where it cannot; poll reads the table only; auto streams where wal_level is logical and the " +
+				"role may replicate, and polls elsewhere.",
+		},
+	}
+}
+
+func (c *Config) fallbackKeys() []key {
+	f := &c.Fallback
+	return []key{
+		{
+			"fallback.interval", "WALPOST_FALLBACK_INTERVAL",
+			durationValue{&f.Interval, 100 * time.Millisecond, time.Hour},
+			"How often the table is searched for rows that the WAL did not deliver, beside the WAL.",
+		},
+		{
+			"fallback.batch", "WALPOST_FALLBACK_BATCH",
+			intValue{&f.Batch, 1, publish.U},
+			"How many rows one statement of the poller reads from the table.",
+		},
+		{
+			"fallback.delay_threshold", "WALPOST_FALLBACK_DELAY_THRESHOLD",
+			durationValue{&f.DelayThreshold, 0, time.Hour},
+			"A row is delayed when available_at lies further than this after its commit. It forgives the producers' clocks.",
+		},
+		{
+			"fallback.max_attempts", "WALPOST_FALLBACK_MAX_ATTEMPTS",
+			intValue{&f.MaxAttempts, 0, 1000},
+			"After how many failed attempts of its own a row becomes a dead letter with the next. Outages are never attempts.",
+		},
+		{
+			"fallback.backoff", "WALPOST_FALLBACK_BACKOFF",
+			durationValue{&f.Backoff, time.Millisecond, 24 * time.Hour},
+			"How long a row waits after its first failure; after the n-th it waits n times as long, from the eighth on eight times. " +
+				"Shorter than the default is for tests.",
+		},
+		{
+			"fallback.on_poison", "WALPOST_FALLBACK_ON_POISON",
+			choiceValue{&f.OnPoison, []string{"hold", "skip"}},
+			"What a failing row does to the later rows of its aggregate: hold them back, which keeps the order, or let them pass (skip).",
+		},
+	}
+}
+
+func (c *Config) surroundingKeys() []key {
+	const decade = 10 * 365 * 24 * time.Hour
+	r := &c.Retention
+	return []key{
+		{
+			"retention.archive_after", "WALPOST_RETENTION_ARCHIVE_AFTER",
+			optionalDuration{durationValue{&r.ArchiveAfter, time.Minute, decade}},
+			"How long after it was processed a row moves to the archive; 0s is never. Undelivered rows never do. What JetStream " +
+				"has lost is noticed among the rows that are still in the outbox.",
+		},
+		{
+			"retention.drop_after", "WALPOST_RETENTION_DROP_AFTER",
+			optionalDuration{durationValue{&r.DropAfter, time.Minute, decade}},
+			"How long after its end, and after its last row was processed, a month of the archive is dropped; at least archive_after; 0s " +
+				"is never.",
+		},
+		{
+			"retention.interval", "WALPOST_RETENTION_INTERVAL",
+			durationValue{&r.Interval, time.Second, 24 * time.Hour},
+			"How often that is done.",
+		},
+		{
+			"http.listen", "WALPOST_HTTP_LISTEN",
+			stringValue{p: &c.HTTP.Listen, check: checkListen},
+			"The address of /metrics, /healthz, /readyz and /status, without authentication: keep it inside. Empty is off.",
+		},
+		{
+			"log.level", "WALPOST_LOG_LEVEL",
+			choiceValue{&c.Log.Level, []string{"debug", "info", "warn", "error"}},
+			"The least severe lines that are written, to standard error.",
+		},
+		{
+			"log.format", "WALPOST_LOG_FORMAT",
+			choiceValue{&c.Log.Format, []string{"auto", "console", "json"}},
+			"auto is console on a terminal and json elsewhere.",
+		},
+	}
+}
+
+// emptyMeans lists the keys for which an empty environment variable says something. For all others it counts as not
+// set, as it comes from `WALPOST_X=${X}` in a compose file.
+var emptyMeans = map[string]bool{"http.listen": true}
+
+var slotForm = regexp.MustCompile(`^[a-z0-9_]{1,59}$`)

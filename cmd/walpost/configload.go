@@ -1,0 +1,306 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+const defaultConfigFile = "walpost.yaml"
+
+// loader lays file, environment and flags over the defaults, in that order, and collects what is wrong on the way.
+type loader struct {
+	cfg *Config
+	// origin says where a value that is not the default came from: "walpost.yaml:7", "WALPOST_SLOT" or "--slot".
+	origin   map[string]string
+	problems problems
+}
+
+// addConfigFlags gives the command --config and a flag for every key that has an environment variable.
+func addConfigFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.String("config", "", "the configuration file (default "+defaultConfigFile+" where there is one)")
+	for _, k := range defaultConfig().keys() {
+		f := flags.VarPF(&flagText{kind: flagKind(k.value)}, k.flag(), "", k.name+" ["+k.env+"]")
+		f.DefValue = k.String()
+		if _, ok := k.value.(boolValue); ok {
+			f.NoOptDefVal = "true"
+		}
+	}
+}
+
+func flagKind(v value) string {
+	switch v.(type) {
+	case boolValue:
+		return "bool"
+	case intValue:
+		return "int"
+	case durationValue:
+		return "duration"
+	case sizeValue:
+		return "size"
+	}
+	return "string"
+}
+
+// flagText keeps a flag's text until the file and the environment were read: it is laid over them.
+type flagText struct{ text, kind string }
+
+func (f *flagText) Set(s string) error { f.text = s; return nil }
+func (f *flagText) String() string     { return f.text }
+func (f *flagText) Type() string       { return f.kind }
+
+// loadConfig reads the configuration of a command and validates it.
+func loadConfig(cmd *cobra.Command) (*Config, error) {
+	l, err := load(cmd.Flags())
+	if err != nil {
+		return nil, err
+	}
+	return l.cfg, nil
+}
+
+func load(flags *pflag.FlagSet) (*loader, error) {
+	l := &loader{cfg: defaultConfig(), origin: map[string]string{}}
+	if err := l.file(flags); err != nil {
+		return nil, &usageError{err}
+	}
+	l.environment(os.LookupEnv)
+	l.flags(flags)
+	if l.origin["postgres.url"] == "" && libpqSpeaks() {
+		l.cfg.Postgres.URL = ""
+		l.origin["postgres.url"] = "PG* variables"
+	}
+	var invalid problems
+	if errors.As(l.cfg.validate(l.origin), &invalid) {
+		l.problems = append(l.problems, invalid...)
+	}
+	if len(l.problems) > 0 {
+		return nil, &usageError{l.problems}
+	}
+	return l, nil
+}
+
+// libpqSpeaks tells whether libpq's variables say where the database is. PGUSER, PGPASSWORD and the like only complete a
+// URL, which pgx does by itself.
+func libpqSpeaks() bool {
+	return slices.ContainsFunc([]string{"PGHOST", "PGPORT", "PGDATABASE", "PGSERVICE"}, func(name string) bool {
+		return os.Getenv(name) != ""
+	})
+}
+
+func (l *loader) set(k key, text, origin string) {
+	if err := k.Set(text); err != nil {
+		l.problems = append(l.problems, problem(k.name, origin, err))
+		return
+	}
+	l.origin[k.name] = origin
+}
+
+func (l *loader) environment(lookup func(string) (string, bool)) {
+	for _, k := range l.cfg.keys() {
+		if k.env == "" {
+			continue
+		}
+		if text, ok := lookup(k.env); ok && (text != "" || emptyMeans[k.name]) {
+			l.set(k, text, k.env)
+		}
+	}
+}
+
+func (l *loader) flags(flags *pflag.FlagSet) {
+	for _, k := range l.cfg.keys() {
+		if k.env == "" {
+			continue
+		}
+		if f := flags.Lookup(k.flag()); f != nil && f.Changed {
+			l.set(k, f.Value.String(), "--"+k.flag())
+		}
+	}
+}
+
+func (l *loader) file(flags *pflag.FlagSet) error {
+	path, err := flags.GetString("config")
+	if err != nil {
+		return err
+	}
+	named := path != ""
+	if !named {
+		path = defaultConfigFile
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) && !named {
+		return nil
+	}
+	if err != nil {
+		return hint.Wrap(fmt.Errorf("read configuration: %w", err), "`walpost config example` prints a file to start from")
+	}
+	return l.yaml(path, data)
+}
+
+func (l *loader) yaml(path string, data []byte) error {
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	var document yaml.Node
+	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
+		return nil // an empty file
+	} else if err != nil {
+		return hint.Wrap(fmt.Errorf("read %s: %w", path, err), "indent with spaces, never with tabs; `walpost config example` prints a file to start from")
+	}
+	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read %s: more than one YAML document", path)
+	}
+	f := yamlFile{l, path}
+	f.section("", document.Content[0])
+	return nil
+}
+
+// yamlFile walks the nodes instead of decoding into the struct: only so do its errors name the key and the line, all of
+// them at once.
+type yamlFile struct {
+	*loader
+	path string
+}
+
+func (f yamlFile) at(n *yaml.Node) string { return fmt.Sprintf("%s:%d", f.path, n.Line) }
+
+func (f yamlFile) fail(n *yaml.Node, advice, format string, args ...any) {
+	f.problems = append(f.problems, hint.Errorf(advice, "%s: %s", f.at(n), fmt.Sprintf(format, args...)))
+}
+
+// section reads a mapping whose keys begin with prefix ("nats.").
+func (f yamlFile) section(prefix string, n *yaml.Node) {
+	n = resolve(n)
+	if isNull(n) {
+		return // "nats:" with everything under it commented out
+	}
+	if n.Kind != yaml.MappingNode {
+		f.fail(n, "", "%s is not a mapping of keys", cmp.Or(strings.TrimSuffix(prefix, "."), "the configuration"))
+		return
+	}
+	seen := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], resolve(n.Content[i+1])
+		name := prefix + k.Value
+		if line, twice := seen[name]; twice {
+			f.fail(k, "", "key %s is given twice, first in line %d", name, line)
+			continue
+		}
+		seen[name] = k.Line
+		f.entry(name, k, v)
+	}
+}
+
+func (f yamlFile) entry(name string, k, v *yaml.Node) {
+	if name == "outboxes" {
+		f.outboxes(v)
+		return
+	}
+	for _, known := range f.cfg.keys() {
+		if known.name == name {
+			f.leaf(known, v)
+			return
+		}
+		if strings.HasPrefix(known.name, name+".") {
+			f.section(name+".", v)
+			return
+		}
+	}
+	f.fail(k, f.suggest(name), "unknown key %s", name)
+}
+
+// suggest looks for the key that was meant: misspelt, or written in the wrong section.
+func (f yamlFile) suggest(name string) string {
+	var names []string
+	for _, k := range f.cfg.keys() {
+		names = append(names, k.name)
+	}
+	prefix, last := "", name
+	if i := strings.LastIndexByte(name, '.'); i >= 0 {
+		prefix, last = name[:i+1], name[i+1:]
+	}
+	var siblings []string
+	for _, n := range names {
+		if rest, ok := strings.CutPrefix(n, prefix); ok {
+			sibling, _, _ := strings.Cut(rest, ".")
+			sibling, _, _ = strings.Cut(sibling, "[")
+			siblings = append(siblings, prefix+sibling)
+		}
+	}
+	if h := didYouMean(name, siblings); h != "" {
+		return h
+	}
+	for _, n := range names {
+		if strings.HasSuffix(n, "."+last) {
+			return fmt.Sprintf("did you mean %s?", n)
+		}
+	}
+	return "`walpost config example` shows every key"
+}
+
+func (f yamlFile) outboxes(n *yaml.Node) {
+	if isNull(n) {
+		return
+	}
+	if n.Kind != yaml.SequenceNode {
+		f.fail(n, "write each outbox as an item, beginning with a dash: `- table: public.outbox_messages`", "outboxes is not a list")
+		return
+	}
+	f.cfg.Outboxes = make([]OutboxConfig, len(n.Content))
+	for i := range n.Content {
+		f.cfg.Outboxes[i] = defaultOutbox()
+	}
+	for i, item := range n.Content {
+		f.section(fmt.Sprintf("outboxes[%d].", i), item)
+	}
+}
+
+func (f yamlFile) leaf(k key, n *yaml.Node) {
+	if layout, ok := k.value.(layoutValue); ok && n.Kind == yaml.MappingNode {
+		f.columns(k.name, layout.p, n)
+		return
+	}
+	if n.Kind != yaml.ScalarNode {
+		f.fail(n, "", "%s is not a single value", k.name)
+		return
+	}
+	if isNull(n) {
+		f.fail(n, `write "" where it is to be empty, or leave the key out`, "%s has no value", k.name)
+		return
+	}
+	f.set(k, n.Value, f.at(n))
+}
+
+func (f yamlFile) columns(name string, layout *LayoutConfig, n *yaml.Node) {
+	columns := map[string]string{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		field, column := n.Content[i], resolve(n.Content[i+1])
+		if column.Kind != yaml.ScalarNode || isNull(column) || column.Value == "" {
+			f.fail(column, "leave out a field that the table has no column for", "%s.%s is not a column's name", name, field.Value)
+			continue
+		}
+		columns[field.Value] = column.Value
+	}
+	*layout = LayoutConfig{Columns: columns}
+	f.origin[name] = f.at(n)
+}
+
+func resolve(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }

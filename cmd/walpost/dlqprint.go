@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/walpost/walpost/fallback"
+)
+
+// countMost is where counting stops: a number that large is not read to its last digit.
+const countMost = 100_000
+
+// listLetters writes a table, each line as wide as the terminal at most, and how many there are beside it.
+func listLetters(ctx context.Context, w io.Writer, q *fallback.DLQ, f fallback.Filter) error {
+	var text bytes.Buffer
+	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "ID\tOUTBOX\tROW\tEVENT TYPE\tAGGREGATE\tATTEMPTS\tAGE\tERROR")
+	shown := 0
+	err := q.List(ctx, f, func(l fallback.DeadLetter) error {
+		shown++
+		attempts := "-"
+		if l.Attempts != nil {
+			attempts = fmt.Sprint(*l.Attempts)
+		}
+		_, err := fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", l.ID, cell(l.Outbox), cell(l.RowID), cell(known(l.EventType)),
+			cell(aggregate(l)), attempts, since(l.Age), escape(known(l.LastError)))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	more := 0
+	if shown > 0 && shown == f.Limit {
+		n, err := q.Count(ctx, f, shown+countMost)
+		if err != nil {
+			return err
+		}
+		more = max(0, n-shown)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if shown > 0 {
+		width, _ := terminalWidth(w)
+		for line := range strings.Lines(text.String()) {
+			fmt.Fprintln(w, cut(strings.TrimRight(line, " \n"), width))
+		}
+	}
+	_, err = fmt.Fprintln(w, total(shown, more))
+	return err
+}
+
+func total(shown, more int) string {
+	switch {
+	case more >= countMost:
+		return fmt.Sprintf("%s, and more than %d more", count(shown, "dead letter"), countMost)
+	case more > 0:
+		return fmt.Sprintf("%s, and %d more", count(shown, "dead letter"), more)
+	}
+	return count(shown, "dead letter")
+}
+
+func known(s *string) string {
+	if s == nil {
+		return "-"
+	}
+	return *s
+}
+
+func aggregate(l fallback.DeadLetter) string {
+	if l.AggregateType == nil && l.AggregateID == nil {
+		return "-"
+	}
+	return known(l.AggregateType) + "/" + known(l.AggregateID)
+}
+
+// cell keeps a column of the table narrow enough for the others.
+func cell(s string) string { return cut(escape(cut(s, 40)), 40) }
+
+func since(d time.Duration) string {
+	switch {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
+}
+
+func showLetter(w io.Writer, l *fallback.Whole, asJSON bool) error {
+	l.FailedAt = l.FailedAt.UTC()
+	if asJSON {
+		return printJSON(w, struct {
+			fallback.DeadLetter
+			Payload  any             `json:"payload"`
+			Original json.RawMessage `json:"original"`
+		}{l.DeadLetter, asDocument(l.Payload), l.Original})
+	}
+	attempts := "-"
+	if l.Attempts != nil {
+		attempts = fmt.Sprint(*l.Attempts)
+	}
+	for _, line := range [][2]string{
+		{"dead letter", fmt.Sprint(l.ID)},
+		{"outbox", l.Outbox},
+		{"row", l.RowID},
+		{"event type", known(l.EventType)},
+		{"tenant", known(l.TenantID)},
+		{"aggregate", aggregate(l.DeadLetter)},
+		{"attempts", attempts},
+		{"failed at", l.FailedAt.Format(time.RFC3339) + " (" + since(l.Age) + " ago)"},
+		{"last error", known(l.LastError)},
+	} {
+		fmt.Fprintf(w, "%-12s %s\n", line[0], escape(line[1]))
+	}
+	fmt.Fprintln(w, "\nThe row as it was:")
+	for _, c := range l.Columns {
+		if _, err := fmt.Fprintf(w, "    %s: %s\n", escape(c.Name), pretty(c.Value)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pretty renders a value; a JSON object or array over several lines.
+func pretty(value *string) string {
+	if value == nil {
+		return "NULL"
+	}
+	var out bytes.Buffer
+	if !strings.ContainsAny((*value)[:min(1, len(*value))], "{[") || depth(*value) > 100 || json.Indent(&out, []byte(*value), "    ", "  ") != nil {
+		return escape(*value)
+	}
+	lines := strings.Split(out.String(), "\n")
+	for i := range lines {
+		lines[i] = escape(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}
+
+// depth is how deep brackets are nested: a hostile document of 10,000 levels would be indented to a hundred megabytes.
+func depth(s string) (deepest int) {
+	now := 0
+	for i := range len(s) {
+		switch s[i] {
+		case '{', '[':
+			now++
+		case '}', ']':
+			now--
+		}
+		deepest = max(deepest, now)
+	}
+	return deepest
+}
+
+func asDocument(s *string) any {
+	if s != nil && json.Valid([]byte(*s)) {
+		return json.RawMessage(*s)
+	}
+	return s
+}
+
+// printJSON writes one line.
+func printJSON(w io.Writer, v any) error {
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, escape(strings.TrimSuffix(out.String(), "\n")))
+	return err
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+type fakeHealth struct{ live, ready error }
+
+func (f fakeHealth) Live() error  { return f.live }
+func (f fakeHealth) Ready() error { return f.ready }
+func (f fakeHealth) Status() any  { return map[string]string{"mode": "stream"} }
+
+// fakeRelay runs until it is stopped, or fails at once.
+type fakeRelay struct {
+	fail    error
+	stopped chan struct{}
+}
+
+func (f fakeRelay) Run(ctx context.Context) error {
+	if f.fail != nil {
+		return f.fail
+	}
+	<-ctx.Done()
+	close(f.stopped)
+	return nil
+}
+
+func listen(t *testing.T, address string, health Health) *httpServer {
+	t.Helper()
+	s := newHTTPServer(address, newRegistry(), health, zap.NewNop())
+	if err := s.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func get(t *testing.T, s *httpServer, path string) (int, string) {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	resp, err := client.Get("http://" + s.Addr() + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func TestHTTP(t *testing.T) {
+	s := listen(t, "127.0.0.1:0", fakeHealth{ready: errors.New("no stream yet")})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	tests := []struct {
+		path string
+		code int
+		text string
+	}{
+		{"/healthz", 200, "ok\n"},
+		{"/readyz", 503, "no stream yet\n"},
+		{"/status", 200, `"mode": "stream"`},
+		{"/metrics", 200, "walpost_build_info{"},
+		{"/nothing", 404, ""},
+	}
+	for _, tt := range tests {
+		if code, body := get(t, s, tt.path); code != tt.code || !strings.Contains(body, tt.text) {
+			t.Errorf("%s = %d %q", tt.path, code, body)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHTTPAddressTaken(t *testing.T) {
+	first := listen(t, "127.0.0.1:0", fakeHealth{})
+	defer first.ln.Close() //nolint:errcheck // never served
+	second := newHTTPServer(first.Addr(), newRegistry(), fakeHealth{}, zap.NewNop())
+	err := second.Listen(t.Context())
+	if err == nil || !strings.HasPrefix(err.Error(), "listen for HTTP: ") || !strings.Contains(hint.Of(err), "http.listen") {
+		t.Errorf("error %v, hint %q", err, hint.Of(err))
+	}
+}
+
+func TestRunBoth(t *testing.T) {
+	boom := errors.New("boom")
+	t.Run("stops when asked", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		relay := fakeRelay{stopped: make(chan struct{})}
+		done := make(chan error, 1)
+		s := listen(t, "127.0.0.1:0", fakeHealth{})
+		go func() { done <- runBoth(ctx, relay, s) }()
+		get(t, s, "/healthz")
+		cancel()
+		<-relay.stopped
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("relay fails", func(t *testing.T) {
+		err := runBoth(t.Context(), fakeRelay{fail: boom}, listen(t, "127.0.0.1:0", fakeHealth{}))
+		if !errors.Is(err, boom) {
+			t.Errorf("error = %v", err)
+		}
+	})
+	t.Run("server fails", func(t *testing.T) {
+		s := listen(t, "127.0.0.1:0", fakeHealth{})
+		relay := fakeRelay{stopped: make(chan struct{})}
+		_ = s.ln.Close()
+		if err := runBoth(t.Context(), relay, s); err == nil {
+			t.Error("a dead server goes unnoticed")
+		}
+		<-relay.stopped
+	})
+	t.Run("without a server", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		s := listen(t, "", fakeHealth{})
+		if err := runBoth(ctx, fakeRelay{stopped: make(chan struct{})}, s); err != nil || s.Addr() != "" {
+			t.Errorf("error = %v, address %q", err, s.Addr())
+		}
+	})
+}

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
+)
+
+const migrateHelp = `The tables of walpost, and the publication that it reads.
+
+The tables are made in the first schema of the connection's search_path (public, normally): outbox_messages where the
+configuration reads the outbox from public.outbox_messages in the canonical layout, and in any case outbox_messages_dlq,
+outbox_messages_archive, consumer_offsets and idempotency_keys. The table ` + migrations.VersionTable + ` remembers what was applied.
+
+Run it as the owner of the tables, with CREATE on the schema and the database. The relay itself needs neither.`
+
+const upHelp = `Applies what is missing, each migration in a transaction of its own, and creates the publication or adds to it the outboxes
+that it lacks (not in mode poll). Up never drops anything and never takes a lock that a producer would wait for. Several may
+run at the same time: an advisory lock has them take turns.
+
+--notify-trigger is for a relay that polls (mode poll, or a server without logical decoding): every outbox gets a trigger named
+` + outbox.NotifyTrigger + `, with a function of the same name, and each INSERT statement then does NOTIFY ` + outbox.NotifyChannel + `. Where all of
+its outboxes have it, a relay that polls sends rows a few milliseconds after their commit, not up to 200, and searches the tables
+only when there is something, and every fallback.interval. What it costs: transactions that insert commit one after the other,
+in the whole server, and none of them can be prepared (PREPARE TRANSACTION). A relay that streams makes no use of it. Where
+producers write to partitions of an outbox by name, it does not see them. To create the trigger takes a lock for which
+producers wait, for half a second at most; where it is not to be had, up tries again for some twenty seconds.`
+
+const downHelp = `Takes back the migration that was applied last, or with --to N everything above N; --to 0 is everything. It refuses to drop
+a table that still holds undelivered rows, dead letters, positions of consumers or unexpired idempotency keys. Delivered rows and
+the archive go with their tables. The publication and the replication slot stay.
+
+The trigger ` + outbox.NotifyTrigger + ` and its function go too, from every table that has it. --notify-trigger without --to takes
+back nothing else.`
+
+const printHelp = `Writes what up would do as plain SQL, for a migration tool of your own or for psql --file. It connects to nothing.
+--notify-trigger adds the trigger that ` + "`walpost migrate up --help`" + ` describes.`
+
+func newMigrateCommand() *cobra.Command {
+	return newGroup("migrate", "Create walpost's tables and publication", migrateHelp,
+		migration("up", "Apply the migrations and create the publication", upHelp, migrations.Latest, migrateUp),
+		migration("down", "Take back the last migration, or those above --to N", downHelp, migrations.OneStep, migrateDown),
+		migration("status", "List the migrations and when they were applied", "Lists the migrations. It only reads.", 0, migrateStatus),
+		migration("print", "Write the migrations as plain SQL", printHelp, migrations.Latest, migratePrint))
+}
+
+// migrateOptions are the flags of the subcommands.
+type migrateOptions struct {
+	to     int64
+	given  bool // --to
+	notify bool
+}
+
+// migration is one of the subcommands; they share the configuration and the flags. without is what the absence of --to means.
+func migration(name, short, long string, without int64, do func(context.Context, io.Writer, *Config, migrateOptions) error) *cobra.Command {
+	o := migrateOptions{to: without}
+	cmd := &cobra.Command{
+		Use: name, Short: short, Long: long, Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			o.given = cmd.Flags().Changed("to")
+			return do(cmd.Context(), cmd.OutOrStdout(), cfg, o)
+		},
+	}
+	if name != "status" {
+		cmd.Flags().Int64Var(&o.to, "to", without, "up to, or down to, this version")
+		cmd.Flags().Lookup("to").DefValue = "" // the number that stands for its absence says nothing
+		cmd.Flags().BoolVar(&o.notify, "notify-trigger", false, "the trigger that wakes a relay that polls")
+	}
+	addConfigFlags(cmd)
+	return cmd
+}
+
+func newRunner(cfg *Config) (*migrations.Runner, error) {
+	tables, err := cfg.Tables()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := migrationConn(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return migrations.New(conn, tables), nil
+}
+
+func migrationConn(cfg *Config) (*pgx.ConnConfig, error) {
+	conn, err := pgx.ParseConfig(cfg.Postgres.URL)
+	if err != nil {
+		return nil, fmt.Errorf("parse postgres.url: %s", redactPostgres(err.Error()))
+	}
+	if conn.RuntimeParams["application_name"] == "" {
+		conn.RuntimeParams["application_name"] = "walpost migrate"
+	}
+	return conn, nil
+}
+
+func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) (err error) {
+	r, err := newRunner(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	done, err := r.Up(ctx, o.to)
+	for _, d := range done {
+		fmt.Fprintf(w, "applied %s (%s)\n", d.Name, d.Duration.Round(time.Millisecond))
+	}
+	if err != nil {
+		return err
+	}
+	if len(done) == 0 {
+		fmt.Fprintln(w, "no migration to apply")
+	}
+	if cfg.Mode != "poll" {
+		if err := ensurePublication(ctx, w, cfg); err != nil {
+			return err
+		}
+	}
+	if !o.notify {
+		return nil
+	}
+	tables, err := r.InstallNotify(ctx)
+	for _, t := range tables {
+		fmt.Fprintf(w, "created trigger %s on %s\n", outbox.NotifyTrigger, t)
+	}
+	if err == nil && len(tables) == 0 {
+		fmt.Fprintf(w, "every outbox has the trigger %s\n", outbox.NotifyTrigger)
+	}
+	return err
+}
+
+// ensurePublication holds an advisory lock meanwhile: two CREATE PUBLICATION at the same time end in a unique violation.
+func ensurePublication(ctx context.Context, w io.Writer, cfg *Config) error {
+	tables, err := cfg.Tables()
+	if err != nil {
+		return err
+	}
+	connCfg, err := migrationConn(cfg)
+	if err != nil {
+		return err
+	}
+	// Adding a table waits for whoever vacuums, indexes or alters it. Inserts go on.
+	connCfg.RuntimeParams["lock_timeout"] = "10s"
+	conn, err := pgx.ConnectConfig(ctx, connCfg)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it also gives the lock back
+	const lock = `SELECT pg_advisory_lock(hashtextextended('walpost/publication/' || $1, 0))`
+	if _, err := conn.Exec(ctx, lock, cfg.Postgres.Publication); err != nil {
+		return fmt.Errorf("wait for another migrate: %w", err)
+	}
+	statement, err := stream.EnsurePublication(ctx, conn, cfg.Postgres.Publication, tables)
+	if err != nil {
+		return hint.Wrap(err, advisePublication(err))
+	}
+	if statement == "" {
+		statement = fmt.Sprintf("publication %s is complete", cfg.Postgres.Publication)
+	}
+	fmt.Fprintln(w, statement)
+	return nil
+}
+
+func advisePublication(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == "42P01" { // undefined_table
+		return "check outboxes[].table: `walpost migrate up` creates public.outbox_messages in the canonical layout and no other outbox"
+	}
+	return ""
+}
+
+func migrateDown(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) (err error) {
+	r, err := newRunner(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	if !o.notify || o.given {
+		done, err := r.Down(ctx, o.to)
+		for _, d := range done {
+			fmt.Fprintf(w, "took back %s (%s)\n", d.Name, d.Duration.Round(time.Millisecond))
+		}
+		if err != nil {
+			return err
+		}
+		if len(done) == 0 {
+			fmt.Fprintln(w, "no migration to take back")
+		}
+	}
+	tables, err := r.RemoveNotify(ctx)
+	for _, t := range tables {
+		fmt.Fprintf(w, "dropped trigger %s on %s\n", outbox.NotifyTrigger, t)
+	}
+	if err == nil && o.notify && len(tables) == 0 {
+		fmt.Fprintf(w, "no table has the trigger %s\n", outbox.NotifyTrigger)
+	}
+	return err
+}
+
+func migrateStatus(ctx context.Context, w io.Writer, cfg *Config, _ migrateOptions) (err error) {
+	r, err := newRunner(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	states, err := r.Status(ctx)
+	if err != nil {
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "VERSION\tNAME\tAPPLIED AT")
+	for _, s := range states {
+		fmt.Fprintf(table, "%d\t%s\t%s\n", s.Version, s.Name, appliedAt(s))
+	}
+	return table.Flush()
+}
+
+func appliedAt(s migrations.State) string {
+	switch {
+	case !s.AppliedAt.IsZero():
+		return s.AppliedAt.Format(time.RFC3339)
+	case s.Skipped:
+		return "left out: the outbox is another table"
+	}
+	return "pending"
+}
+
+func migratePrint(_ context.Context, w io.Writer, cfg *Config, o migrateOptions) error {
+	tables, err := cfg.Tables()
+	if err != nil {
+		return err
+	}
+	if err := migrations.Print(w, o.to, tables); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "\n-- The publication that walpost reads. It must exist before the replication slot.\n\n%s;\n",
+		stream.PublicationSQL(cfg.Postgres.Publication, tables))
+	if err == nil && o.notify {
+		_, err = fmt.Fprintf(w, "\n-- The trigger that wakes a relay that polls.\n\n%s", migrations.NotifySQL(tables))
+	}
+	return err
+}

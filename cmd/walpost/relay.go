@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/relay"
+)
+
+// relayService is the relay as run sees it.
+type relayService interface {
+	// Run relays until ctx is done, drains and returns nil; an error is one that no restart of a session mends.
+	Run(ctx context.Context) error
+	Health
+}
+
+// service shows a relay's status as JSON. A relay that runs is alive: whatever fails it retries, and a restart of the
+// process would not do better.
+type service struct{ *relay.Relay }
+
+func (service) Live() error   { return nil }
+func (s service) Status() any { return s.Relay.Status() }
+
+// newRelay translates the configuration for the relay package. It does no I/O.
+func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer) (relayService, error) {
+	tables, err := cfg.Tables()
+	if err != nil {
+		return nil, err
+	}
+	r, err := relay.New(relay.Config{
+		PostgresURL: cfg.Postgres.URL,
+		Slot:        cfg.Postgres.Slot,
+		Publication: cfg.Postgres.Publication,
+		Outboxes:    tables,
+		Source:      cfg.Source,
+		NATS:        natsConn(&cfg.NATS),
+		Stream: publish.StreamConfig{
+			Name:       cfg.NATS.Stream,
+			Domain:     cfg.NATS.Domain,
+			Shared:     cfg.NATS.Shared,
+			AcceptWeak: cfg.NATS.AcceptWeakStream,
+		},
+		CreateStream:   cfg.NATS.CreateStream,
+		Subject:        cfg.NATS.Subject,
+		Format:         publish.Format(cfg.NATS.Format),
+		Window:         cfg.Publish.Window,
+		WindowBytes:    int(cfg.Publish.WindowBytes),
+		Mode:           relay.Mode(cfg.Mode),
+		Initial:        cfg.Postgres.Initial,
+		MaxRetainedWAL: cfg.Postgres.MaxRetainedWAL,
+
+		DelayThreshold:   cfg.Fallback.DelayThreshold,
+		FallbackInterval: cfg.Fallback.Interval,
+		FallbackBatch:    cfg.Fallback.Batch,
+		Retry:            fallback.Retry{Backoff: cfg.Fallback.Backoff, MaxAttempts: cfg.Fallback.MaxAttempts},
+		OnPoison:         relay.OnPoison(cfg.Fallback.OnPoison),
+		Retention:        relay.Retention(cfg.Retention),
+	}, log, registry)
+	if err != nil {
+		return nil, &usageError{err} // New does no I/O: what it refuses is the configuration
+	}
+	return service{r}, nil
+}
+
+func natsConn(n *NATSConfig) publish.ConnConfig {
+	return publish.ConnConfig{
+		URL: n.URL, Creds: n.Creds, NKey: n.NKey, User: n.User, PasswordFile: n.PasswordFile,
+		TLS:         publish.TLSConfig{CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key},
+		InboxPrefix: n.InboxPrefix,
+	}
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/stream"
+)
+
+const retentionHelp = `One pass of archive and purge, and what it did:
+
+  - rows that were processed more than retention.archive_after ago move from each outbox to outbox_messages_archive, if the
+    outbox has the canonical layout and mark: update;
+  - the months of the archive are created ahead, and dropped when they ended, and their last row was processed, more than
+    retention.drop_after ago; such rows in the default partition are deleted;
+  - expired idempotency keys are deleted.
+
+A row that was not delivered is never touched. It works in small batches with pauses between them, waits for no lock longer than
+half a second, and can be interrupted at any time: the next pass goes on. What it had to leave is said in a line "note: ..." and is
+no failure. While another pass is running it does nothing.
+
+It needs SELECT, UPDATE (processed_at) and DELETE on the outbox, SELECT, UPDATE and DELETE on idempotency_keys, and the ownership
+of outbox_messages_archive, with its partitions and CREATE on its schema, for the months.`
+
+func newRetentionCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "retention",
+		Short: "Archive delivered rows and drop old ones, once",
+		Long:  retentionHelp,
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			report, err := retain(cmd.Context(), cfg, cmd.ErrOrStderr())
+			if report != nil {
+				err = apart(err, printRetention(cmd.OutOrStdout(), report, asJSON))
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	addConfigFlags(cmd)
+	return cmd
+}
+
+// retain makes the pass. The report is nil where it did not begin.
+func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*fallback.RetainReport, error) {
+	tables, err := cfg.Tables()
+	if err != nil {
+		return nil, err
+	}
+	db := fallback.Config{URL: cfg.Postgres.URL, Settings: stream.Settings, Dial: stream.Dialer().DialContext}
+	if err := fallback.CheckDirect(ctx, db); err != nil {
+		return nil, err
+	}
+	return fallback.Retain(ctx, db, fallback.RetainOptions{
+		Tables:       tables,
+		ArchiveAfter: cfg.Retention.ArchiveAfter,
+		DropAfter:    cfg.Retention.DropAfter,
+		Progress:     every(10*time.Second, func(r *fallback.RetainReport) { fmt.Fprintln(stderr, "so far:", summary(r)) }),
+	})
+}
+
+// every lets a call through when the last one, or the beginning, is d ago.
+func every(d time.Duration, f func(*fallback.RetainReport)) func(*fallback.RetainReport) {
+	last := time.Now()
+	return func(r *fallback.RetainReport) {
+		if time.Since(last) >= d {
+			last = time.Now()
+			f(r)
+		}
+	}
+}
+
+func summary(r *fallback.RetainReport) string {
+	var archived int64
+	for _, t := range r.Tables {
+		archived += t.Archived
+	}
+	return fmt.Sprintf("%d rows archived, %d old rows deleted, %d expired keys deleted", archived, r.Purged, r.ExpiredKeys)
+}
+
+func printRetention(w io.Writer, r *fallback.RetainReport, asJSON bool) error {
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
+	}
+	if r.Busy {
+		_, err := fmt.Fprintln(w, "another pass is running: nothing done")
+		return err
+	}
+	for _, t := range r.Tables {
+		if t.Skipped != "" {
+			fmt.Fprintf(w, "%s: not archived: %s\n", t.Table, t.Skipped)
+			continue
+		}
+		fmt.Fprintf(w, "%s: %d rows archived\n", t.Table, t.Archived)
+	}
+	if len(r.Created) > 0 {
+		fmt.Fprintf(w, "created %s\n", strings.Join(r.Created, ", "))
+	}
+	if len(r.Dropped) > 0 {
+		fmt.Fprintf(w, "dropped %s\n", strings.Join(r.Dropped, ", "))
+	}
+	fmt.Fprintf(w, "%d old rows deleted from the archive's default partition\n%d expired idempotency keys deleted\n", r.Purged, r.ExpiredKeys)
+	for _, n := range r.Notes {
+		fmt.Fprintf(w, "note: %s\n", n)
+	}
+	return nil
+}
+
+// apart has errors that were joined printed each with its own hint.
+func apart(all ...error) error {
+	var out problems
+	for _, err := range all {
+		if joined, ok := err.(interface{ Unwrap() []error }); ok {
+			out = append(out, joined.Unwrap()...)
+		} else if err != nil {
+			out = append(out, err)
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+const rootHelp = `walpost reads the transactional outbox of a PostgreSQL database from a logical replication slot and stores every
+event in NATS JetStream: usually within a few milliseconds of its commit, once, and in commit order. PostgreSQL forgets the
+WAL only when that is done. What the WAL does not bring (delayed rows, retries, everything where there is no logical
+decoding) is delivered from the table.
+
+A first start:
+
+    walpost config example > walpost.yaml     then change what differs from the defaults
+    walpost config check                      shows what is in force, and where each value came from
+    walpost migrate up                        as the owner of the tables
+    walpost run
+
+The configuration is read from --config FILE (walpost.yaml where there is one), environment variables and flags; a flag goes
+before a variable, a variable before the file. Errors go to standard error as "error: ..." and, where there is advice,
+"hint: ...". Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.`
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "walpost",
+		Short:         "Relay a PostgreSQL outbox into NATS JetStream",
+		Long:          rootHelp,
+		SilenceErrors: true, // execute prints them
+		SilenceUsage:  true,
+		Args:          noSuchCommand,
+		RunE:          showHelp,
+		Version:       buildVersion().String(),
+	}
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(newRunCommand(), newMigrateCommand(), newRetentionCommand(), newDLQCommand(), newConfigCommand(), newVersionCommand())
+	return root
+}
+
+func flagError(cmd *cobra.Command, err error) error {
+	advice := fmt.Sprintf("`%s --help` lists the flags", cmd.CommandPath())
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		if h := didYouMean(unknown.GetSpecifiedName(), names); h != "" {
+			advice = strings.Replace(h, "mean ", "mean --", 1)
+		}
+	}
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		err = fmt.Errorf("--%s: %q is %s", invalid.GetFlag().Name, invalid.GetValue(), whatItIsNot(invalid))
+	}
+	return &usageError{hint.Wrap(err, advice)}
+}
+
+// whatItIsNot knows the types of the commands' own flags; those of the
+// configuration take any text at first.
+func whatItIsNot(invalid *pflag.InvalidValueError) string {
+	switch {
+	case invalid.GetFlag().Value.Type() == "bool":
+		return "neither true nor false"
+	case errors.Is(invalid, strconv.ErrRange):
+		return "out of range"
+	}
+	return "not a whole number"
+}
+
+// newGroup is a command that only has subcommands.
+func newGroup(use, short, long string, commands ...*cobra.Command) *cobra.Command {
+	group := &cobra.Command{Use: use, Short: short, Long: long, Args: noSuchCommand, RunE: showHelp}
+	group.AddCommand(commands...)
+	return group
+}
+
+func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+
+// noSuchCommand is called with what is left of the command line when no subcommand has taken it.
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	advice := didYouMean(args[0], names)
+	if advice == "" {
+		advice = fmt.Sprintf("`%s --help` lists the commands", cmd.CommandPath())
+	}
+	return &usageError{hint.Errorf(advice, "unknown command %q", cmd.CommandPath()+" "+args[0])}
+}
+
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return &usageError{hint.Errorf(fmt.Sprintf("`%s --help` shows its usage", cmd.CommandPath()), "%s takes no argument, got %q",
+		cmd.CommandPath(), args[0])}
+}

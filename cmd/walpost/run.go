@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+)
+
+const runHelp = `Relays until SIGTERM or SIGINT: then it takes nothing more from the slot, waits for what is on its way to JetStream, marks and
+confirms it, and ends with exit code 0. A second signal ends it at once with exit code 1; nothing is lost by that, the next
+start finds out what was stored.
+
+Several may run for one slot: one relays, the others stand by, are ready, and one of them takes over in about a second.
+
+Lost connections are not the end: it tries again, for ever. It ends by itself only where a start finds something that has to be
+put right first (privileges, a missing table, a stream that cannot keep the promise).
+
+While it runs, http.listen serves /metrics (Prometheus), /healthz (restart me when this fails), /readyz and /status (JSON).
+
+Each flag below names its configuration key and environment variable; ` + "`walpost config example`" + ` explains them. A password in a flag
+can be read by every user of the machine: keep it in the environment, in the file or in ~/.pgpass.`
+
+func newRunCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Relay the outbox until SIGTERM or SIGINT",
+		Long:  runHelp,
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			return runCommand(cmd.Context(), cfg, cmd.ErrOrStderr())
+		},
+	}
+	addConfigFlags(cmd)
+	return cmd
+}
+
+func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
+	log, err := newLogger(cfg.Log, stderr)
+	if err != nil {
+		return err
+	}
+	defer log.Sync() //nolint:errcheck // standard error is not buffered, and a terminal refuses to be synced
+	registry := newRegistry()
+	relay, err := newRelay(cfg, log, registry)
+	if err != nil {
+		return err
+	}
+	server := newHTTPServer(cfg.HTTP.Listen, registry, relay, log)
+	if err := server.Listen(ctx); err != nil {
+		return err
+	}
+	log.Info("walpost starts", zap.String("version", buildVersion().Version), zap.String("slot", cfg.Postgres.Slot),
+		zap.String("stream", cfg.NATS.Stream), zap.String("http", server.Addr()))
+	err = runBoth(ctx, relay, server)
+	if err == nil {
+		log.Info("walpost ends")
+	}
+	return err
+}
+
+// runBoth runs the relay beside the server. The server outlives the relay, so that draining can be watched; a server that
+// fails takes the relay with it, because a relay that nobody can watch is not to go on unnoticed.
+func runBoth(ctx context.Context, relay interface{ Run(context.Context) error }, server *httpServer) error {
+	relayCtx, stopRelay := context.WithCancel(ctx)
+	defer stopRelay()
+	serverCtx, stopServer := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServer()
+	served := make(chan error, 1)
+	go func() {
+		defer stopRelay()
+		served <- server.Run(serverCtx)
+	}()
+	err := relay.Run(relayCtx)
+	stopServer()
+	return errors.Join(err, <-served)
+}
+
+// newRegistry has what every Go process reports, and walpost_build_info.
+func newRegistry() *prometheus.Registry {
+	b := buildVersion()
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "walpost_build_info",
+		Help:        "The build that is running, in its labels; always 1.",
+		ConstLabels: prometheus.Labels{"version": b.Version, "revision": b.Revision, "goversion": b.Go},
+	})
+	info.Set(1)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return registry
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// Validate reports everything that is wrong, each as "key: what", and nil where all is well. It opens no file and no
+// connection: a configuration can be checked where its secrets are not.
+func (c *Config) Validate() error { return c.validate(nil) }
+
+// validate also says where a wrong value came from, for the keys in origin.
+func (c *Config) validate(origin map[string]string) error {
+	var all problems
+	report := func(name string, err error) {
+		if err != nil {
+			all = append(all, problem(name, origin[name], err))
+		}
+	}
+	for _, k := range c.keys() {
+		report(k.name, k.Check())
+	}
+	c.checkOutboxes(report)
+	c.checkCredentials(report)
+	if r := c.Retention; r.DropAfter > 0 && r.DropAfter < r.ArchiveAfter {
+		report("retention.drop_after", fmt.Errorf("%s is less than retention.archive_after (%s)",
+			formatDuration(c.Retention.DropAfter), formatDuration(c.Retention.ArchiveAfter)))
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return &usageError{all}
+}
+
+func problem(name, origin string, err error) error {
+	if origin == "" {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return fmt.Errorf("%s (%s): %w", name, origin, err)
+}
+
+func (c *Config) checkOutboxes(report func(string, error)) {
+	if len(c.Outboxes) == 0 {
+		report("outboxes", hint.Errorf("leave the key out for public.outbox_messages", "the list is empty"))
+	}
+	seen := map[string]bool{}
+	for i, o := range c.Outboxes {
+		schema, name, err := outbox.ParseTable(o.Table)
+		if err != nil {
+			continue // reported with its key
+		}
+		if full := schema + "." + name; seen[full] {
+			report(fmt.Sprintf("outboxes[%d].table", i), hint.Errorf("leave one of them out: a row has one layout and one mark", "%q is listed twice", full))
+		} else {
+			seen[full] = true
+		}
+		layout, err := o.Layout.resolve()
+		if err == nil && o.Mark == string(outbox.MarkUpdate) && !layout.Has(outbox.ProcessedAt) {
+			report(fmt.Sprintf("outboxes[%d].mark", i), hint.Errorf("set mark: delete, or mark: none where the producer itself deletes its rows",
+				"update needs a processed_at column, and layout %s has none", layout.Name))
+		}
+	}
+}
+
+func (c *Config) checkCredentials(report func(string, error)) {
+	n := &c.NATS
+	var used []string
+	for _, way := range []struct{ key, value string }{{"creds", n.Creds}, {"nkey", n.NKey}, {"user", n.User}} {
+		if way.value != "" {
+			used = append(used, way.key)
+		}
+	}
+	if len(used) > 1 {
+		report("nats."+used[1], hint.Errorf("keep one of them", "%s are alternatives", strings.Join(used, " and ")))
+	}
+	if n.PasswordFile != "" && n.User == "" {
+		report("nats.password_file", errors.New("it needs nats.user"))
+	}
+	if (n.TLS.Cert == "") != (n.TLS.Key == "") {
+		report("nats.tls", errors.New("cert and key need each other"))
+	}
+}
+
+func checkPostgresURL(s string) error {
+	if _, err := pgx.ParseConfig(s); err != nil {
+		return hint.Errorf("want postgres://user@host:5432/database?sslmode=verify-full, with special characters percent-encoded",
+			"%s", redactPostgres(err.Error()))
+	}
+	return nil
+}
+
+func checkSlot(s string) error {
+	if !slotForm.MatchString(s) {
+		return fmt.Errorf("%q is not a slot name, want 1 to 59 of a-z, 0-9 and _", s)
+	}
+	if strings.HasSuffix(s, "_new") {
+		return hint.Errorf("choose another name", "%q would be taken for the recreation of slot %q", s, strings.TrimSuffix(s, "_new"))
+	}
+	return nil
+}
+
+func checkPublication(s string) error {
+	if s == "" || len(s) > 63 || strings.ContainsRune(s, 0) {
+		return fmt.Errorf("%q is not a publication name, want 1 to 63 bytes", s)
+	}
+	return nil
+}
+
+// checkSource leaves the judgement to the package that sends it.
+func checkSource(s string) error {
+	if s == "" {
+		return nil
+	}
+	_, err := publish.NewEnvelope(publish.EnvelopeConfig{Source: s})
+	return err
+}
+
+func checkTable(s string) error {
+	_, _, err := outbox.ParseTable(s)
+	return err
+}
+
+func checkNATSURL(s string) error {
+	for server := range strings.SplitSeq(s, ",") {
+		if err := checkNATSServer(strings.TrimSpace(server)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkNATSServer(server string) error {
+	const want = "want nats://host:4222, or tls, ws, wss instead of nats"
+	full := server
+	if !strings.Contains(full, "://") {
+		full = "nats://" + full // as nats.go does
+	}
+	u, err := url.Parse(full)
+	if err != nil {
+		// The error quotes the URL, and with it a password.
+		return hint.Errorf(want, "%q is not a URL", redactNATS(server))
+	}
+	if !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
+		return hint.Errorf(want, "%q has scheme %q", redactNATS(server), u.Scheme)
+	}
+	if u.Hostname() == "" {
+		return hint.Errorf(want, "%q names no host", redactNATS(server))
+	}
+	return checkPort(u.Port())
+}
+
+func checkPort(port string) error {
+	if port == "" {
+		return nil
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		return fmt.Errorf("port %q is not 0 to 65535", port)
+	}
+	return nil
+}
+
+func checkDomain(s string) error {
+	if strings.ContainsAny(s, ". *>/\\\t\r\n") {
+		return fmt.Errorf("%q is not a JetStream domain, want one token without . * > / \\ and spaces", s)
+	}
+	return nil
+}
+
+func checkInboxPrefix(s string) error {
+	bad := strings.ContainsAny(s, " *>\t\r\n") || slices.Contains(strings.Split(s, "."), "")
+	if s != "" && bad {
+		return fmt.Errorf("%q is not a subject prefix, want tokens joined by dots, without * and >", s)
+	}
+	return nil
+}
+
+func checkStream(s string) error {
+	if s == "" || len(s) > 255 || strings.ContainsAny(s, " .*>/\\\t\r\n\x00") {
+		return fmt.Errorf("%q is not a stream name, want 1 to 255 characters without spaces and any of . * > / \\", s)
+	}
+	return nil
+}
+
+func checkSubject(s string) error {
+	_, err := publish.NewTemplate(s)
+	return err
+}
+
+func checkListen(s string) error {
+	if s == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(s)
+	if err == nil && port == "" {
+		err = errors.New("missing port")
+	}
+	if err == nil {
+		err = checkPort(port)
+	}
+	if err != nil {
+		return hint.Errorf("want host:port, as in 127.0.0.1:9464 or :9464 for every interface, or nothing for off", "%q: %w", s, err)
+	}
+	return nil
+}
