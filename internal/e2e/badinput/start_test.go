@@ -1,0 +1,200 @@
+package badinput
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"maps"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// badStart is one thing that is wrong. Its name is also its database's, its
+// slot's and its stream's.
+type badStart struct {
+	name string
+	// sql makes it wrong in a database of its own, as the superuser. Without it
+	// the case shares a database.
+	sql string
+	// stream exists, under the case's name where it has none.
+	stream *jetstream.StreamConfig
+	// user is the role that the relay connects as, the superuser where it is "".
+	user string
+	// env is laid over the configuration, which is right; "" takes a variable out.
+	env map[string]string
+	// pooler is the URL of the pooler that it goes through.
+	pooler string
+	// file is its walpost.yaml.
+	file string
+	// code is the exit code, 1 where it is 0.
+	code int
+}
+
+// ready is the database of the cases that have none of their own.
+const ready = "ready"
+
+func (c *badStart) database() string {
+	if c.sql == "" {
+		return ready
+	}
+	return c.name
+}
+
+// arrange makes in both servers what the case needs.
+func (c *badStart) arrange(s *site) {
+	s.t.Helper()
+	if c.sql != "" {
+		s.newDB(c.name, c.sql)
+	}
+	if c.stream == nil {
+		return
+	}
+	if c.stream.Name == "" {
+		c.stream.Name = c.name
+	}
+	config := *c.stream
+	config.Sealed = false // no stream is born so
+	_, err := s.js.CreateStream(s.t.Context(), config)
+	s.must(err)
+	if c.stream.Sealed {
+		_, err = s.js.UpdateStream(s.t.Context(), *c.stream)
+		s.must(err)
+	}
+}
+
+// environment is a right configuration with what is wrong in this case. The
+// stream may be created.
+func (c *badStart) environment(s *site) []string {
+	user := c.user
+	if user == "" {
+		user = "postgres"
+	}
+	env := map[string]string{
+		"WALPOST_POSTGRES_URL": s.pg.URLFor(user, c.database()),
+		"WALPOST_SLOT":         c.name,
+		"WALPOST_NATS_URL":     s.natsURL("app"),
+		"WALPOST_STREAM":       c.name,
+		"WALPOST_SUBJECT":      c.name + ".{event_type}",
+		"WALPOST_HTTP_LISTEN":  "",
+	}
+	maps.Copy(env, c.env)
+	var list []string
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, k+"="+env[k])
+	}
+	return list
+}
+
+// promptly is more than any timeout at the start: the machine may be busy.
+const promptly = time.Minute
+
+// outcome is how a start ended.
+type outcome struct {
+	err            error
+	after          time.Duration
+	stdout, stderr bytes.Buffer
+	// left is what is set in a pooler's session afterwards. It is asked for at
+	// once: what the relay sets ends the session when nobody uses it.
+	left    []string
+	leftErr error
+}
+
+// start runs the program in dir until it ends.
+func (c *badStart) start(ctx context.Context, s *site, dir string) (o outcome) {
+	ctx, cancel := context.WithTimeout(ctx, promptly)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, s.program, "run")
+	cmd.Dir, cmd.Env = dir, c.environment(s)
+	cmd.Stdout, cmd.Stderr = &o.stdout, &o.stderr
+	began := time.Now()
+	o.err = cmd.Run()
+	o.after = time.Since(began)
+	if c.pooler != "" {
+		o.left, o.leftErr = pooled(ctx, c.pooler)
+	}
+	return o
+}
+
+// judge holds a start to its exit code and its text.
+func (c *badStart) judge(t *testing.T, s *site, o outcome) {
+	t.Logf("ended after %s", o.after.Round(10*time.Millisecond))
+	if o.after >= promptly {
+		t.Fatalf("has not ended by itself:\n%s", &o.stderr)
+	}
+	var exit *exec.ExitError
+	if want := max(c.code, 1); !errors.As(o.err, &exit) || exit.ExitCode() != want {
+		t.Errorf("ended with %v, want exit code %d", o.err, want)
+	}
+	if o.stdout.Len() > 0 {
+		t.Errorf("standard output: %s", &o.stdout)
+	}
+	if o.left != nil || o.leftErr != nil {
+		t.Errorf("the pooler's session has been changed: %q, %v", o.left, o.leftErr)
+	}
+	got := strings.NewReplacer(s.names...).Replace(spoken(o.stderr.String()))
+	for _, v := range varying {
+		got = v.of.ReplaceAllString(got, v.is)
+	}
+	if want := wanted(t, c.name); got != want {
+		t.Errorf("standard error says\n%s\nwant\n%s\nand the log\n%s", got, want, &o.stderr)
+	}
+}
+
+// varying is what no start knows before.
+var varying = []struct {
+	of *regexp.Regexp
+	is string
+}{
+	{regexp.MustCompile(`127\.0\.0\.1:\d+->`), "HERE->"}, // this side's address
+	{regexp.MustCompile(`_INBOX\.\w+`), "_INBOX.x"},
+	{regexp.MustCompile(`(startup parameter:) \w+`), "$1 x"}, // they are sent in any order
+}
+
+// spoken is standard error without the log, which is JSON here.
+func spoken(stderr string) string {
+	var lines strings.Builder
+	for line := range strings.Lines(stderr) {
+		if !strings.HasPrefix(line, "{") {
+			lines.WriteString(line)
+		}
+	}
+	return lines.String()
+}
+
+// atATime is more than there are cores: some starts only wait for a timeout.
+const atATime = 6
+
+// run arranges all cases, starts them, and compares both servers with what they
+// were before the first start.
+func run(t *testing.T, s *site, cases []badStart) {
+	t.Helper()
+	for i := range cases {
+		cases[i].arrange(s)
+	}
+	before := s.snapshot()
+	outcomes := make([]chan outcome, len(cases))
+	slots := make(chan struct{}, atATime)
+	for i := range cases {
+		dir := t.TempDir()
+		if cases[i].file != "" {
+			writeFile(t, dir, "walpost.yaml", cases[i].file)
+		}
+		outcomes[i] = make(chan outcome, 1)
+		go func() {
+			slots <- struct{}{}
+			outcomes[i] <- cases[i].start(t.Context(), s, dir)
+			<-slots
+		}()
+	}
+	for i := range cases {
+		o := <-outcomes[i]
+		t.Run(cases[i].name, func(t *testing.T) { cases[i].judge(t, s, o) })
+	}
+	compare(t, before, s.snapshot())
+}

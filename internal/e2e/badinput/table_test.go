@@ -1,0 +1,62 @@
+package badinput
+
+// tableCases have an outbox that does not fit.
+func tableCases() []badStart {
+	return []badStart{
+		{name: "table_missing", env: map[string]string{"WALPOST_TABLE": "shop.outbox"}},
+		{name: "not_migrated", sql: `DROP TABLE outbox_messages`},
+		{
+			name: "table_is_view",
+			sql:  `CREATE VIEW outbox AS SELECT * FROM outbox_messages`,
+			env:  map[string]string{"WALPOST_TABLE": "outbox"},
+		},
+		{name: "table_unlogged", sql: `ALTER TABLE outbox_messages SET UNLOGGED`},
+		{name: "columns_missing", sql: `ALTER TABLE outbox_messages DROP attempts, DROP trace_id`},
+		{name: "available_at_text", sql: `ALTER TABLE outbox_messages ALTER available_at DROP DEFAULT, ALTER available_at TYPE text`},
+		{name: "processed_at_boolean", sql: `DROP INDEX outbox_messages_processed_idx; ALTER TABLE outbox_messages DROP processed_at; ALTER TABLE outbox_messages ADD processed_at boolean`},
+		{
+			name: "initial_none_delete",
+			env:  map[string]string{"WALPOST_INITIAL": "none", "WALPOST_MARK": "delete"},
+		},
+		{
+			name: "initial_unsaid",
+			sql: `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+				SELECT 'order', 1, 'placed', '{}' FROM generate_series(1, 100001)`,
+		},
+		{name: "id_without_index", sql: `ALTER TABLE outbox_messages DROP CONSTRAINT outbox_messages_pkey; DROP INDEX outbox_messages_pending_idx`},
+	}
+}
+
+// publicationCases have a publication that would hide something.
+func publicationCases() []badStart {
+	return []badStart{
+		{name: "no_inserts", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'update, delete')`},
+		{name: "another_table", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages_dlq`},
+		{name: "row_filter", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages WHERE (tenant_id = 7) WITH (publish = 'insert')`},
+		{name: "column_list", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages (id, event_type) WITH (publish = 'insert')`},
+		{
+			name: "leaves",
+			sql: `CREATE TABLE parts (LIKE outbox_messages INCLUDING DEFAULTS) PARTITION BY RANGE (id);
+				CREATE TABLE parts1 PARTITION OF parts DEFAULT; CREATE UNIQUE INDEX ON parts (id);
+				CREATE PUBLICATION walpost FOR TABLE parts WITH (publish = 'insert', publish_via_partition_root = false)`,
+			env: map[string]string{"WALPOST_TABLE": "parts"},
+		},
+		{
+			name: "all_tables_leaves",
+			sql: `CREATE TABLE parts (LIKE outbox_messages INCLUDING DEFAULTS) PARTITION BY RANGE (id);
+				CREATE TABLE parts1 PARTITION OF parts DEFAULT; CREATE UNIQUE INDEX ON parts (id);
+				CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')`,
+			env: map[string]string{"WALPOST_TABLE": "parts"},
+		},
+	}
+}
+
+// slotCases find a slot that is somebody else's.
+func slotCases(s *site) []badStart {
+	s.newDB("elsewhere", `SELECT pg_create_logical_replication_slot('slot_elsewhere', 'pgoutput')`)
+	s.must(s.pg.Exec(s.t.Context(), "postgres", `SELECT pg_create_physical_replication_slot('slot_physical')`))
+	return []badStart{
+		{name: "slot_elsewhere"},
+		{name: "slot_physical"},
+	}
+}

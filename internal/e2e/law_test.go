@@ -1,0 +1,40 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/internal/testenv/pgbin"
+)
+
+// TestEveryCommittedRowOnceInOrder: many writers, small and large transactions,
+// rollbacks of the whole and of savepoints, asynchronous commits.
+func TestEveryCommittedRowOnceInOrder(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		r := newRig(t, pg)
+		k := r.keep("")
+		r.awaitStreaming()
+		l := r.newLoad()
+		l.complete(sized(t, pg, 100_000, 20_000))
+		l.run(t.Context())
+		r.awaitSettled()
+		k.stop()
+		r.audit()
+		if k.lives > 1 {
+			t.Errorf("the relay had %d lives", k.lives)
+		}
+	})
+}
+
+// sized is the full size on the default version, and the small one on others.
+func sized[T any](t *testing.T, pg *testenv.Postgres, full, small T) T {
+	t.Helper()
+	standard, err := pgbin.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if testing.Short() || pg.Binaries().Version != standard.Version {
+		return small
+	}
+	return full
+}
