@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -64,7 +65,7 @@ func (r *retention) unarchived(t *outbox.Table) string {
 func (r *retention) archiveTable(ctx context.Context, a *archive, t *outbox.Table, report *TableReport) error {
 	columns, skipped, err := r.checkArchivable(ctx, a, t)
 	if err != nil || skipped != "" {
-		report.Skipped, report.obstacle = skipped, skipped != ""
+		report.Skipped, report.Obstacle = skipped, skipped != ""
 		return err
 	}
 	list := strings.Join(columns, ", ")
@@ -72,23 +73,29 @@ func (r *retention) archiveTable(ctx context.Context, a *archive, t *outbox.Tabl
 	err = r.sweep(ctx, sweep{
 		from: t.SQL(), column: t.Column(outbox.ProcessedAt), before: before, count: &report.Archived,
 		into: fmt.Sprintf(`, kept AS (INSERT INTO %s (outbox, %s) SELECT %s, %[2]s FROM gone)`, a.SQL(), list, quoteLiteral(t.String())),
-		ahead: func(ctx context.Context, from pgtype.Timestamptz, rows int) (bool, error) {
+		ahead: func(ctx context.Context, from pgtype.Timestamptz, rows int) (string, error) {
 			return r.monthsAhead(ctx, a, t, before, from, rows)
 		},
 	})
 	if err != nil {
-		return r.settle(hint.Wrap(fmt.Errorf("archive rows of %s: %w", t, err), adviseArchive(err, t)))
+		return r.settle(hint.Wrap(fmt.Errorf("archive rows of %s: %w", t, err), r.adviseArchive(err, t)))
 	}
 	return nil
 }
 
-func adviseArchive(err error, t *outbox.Table) string {
-	switch Code(err) {
+func (r *retention) adviseArchive(err error, t *outbox.Table) string {
+	var pg *pgconn.PgError
+	switch errors.As(err, &pg); Code(err) {
 	case "42501": // insufficient_privilege
-		return fmt.Sprintf("as the tables' owner: GRANT SELECT, UPDATE (%s), DELETE ON %s TO the role of postgres.url, and GRANT SELECT, INSERT ON %s",
-			t.Column(outbox.ProcessedAt), t.SQL(), Archive)
-	case "23514": // check_violation: no partition for the row
-		return fmt.Sprintf("CREATE TABLE %s_default PARTITION OF %[1]s DEFAULT", Archive)
+		return fmt.Sprintf("as the tables' owner: GRANT SELECT, UPDATE (%s), DELETE ON %s TO %s; GRANT SELECT, INSERT ON %s TO %[3]s",
+			t.Column(outbox.ProcessedAt), t.SQL(), r.role, Archive)
+	case "23514": // check_violation
+		if pg.ConstraintName == "" { // no partition for the row
+			return fmt.Sprintf("CREATE TABLE %s_default PARTITION OF %[1]s DEFAULT", Archive)
+		}
+		return fmt.Sprintf("constraint %s of %s refuses a row of the outbox, and nothing younger is archived: drop it, or correct the row", pg.ConstraintName, pg.TableName)
+	case "23503": // foreign_key_violation
+		return fmt.Sprintf("constraint %s refers to a row of the outbox, and nothing younger is archived: drop it, or turn archiving off (retention.archive_after: 0s)", pg.ConstraintName)
 	case "42804": // datatype_mismatch
 		return fmt.Sprintf("give the columns of %s the types that they have in %s, or turn archiving off (retention.archive_after: 0s)", Archive, t)
 	}
@@ -130,29 +137,50 @@ func (r *retention) checkArchivable(ctx context.Context, a *archive, t *outbox.T
 }
 
 // monthsAhead creates the months of the rows that the next batch will take, and
-// reports whether the batch can go.
-func (r *retention) monthsAhead(ctx context.Context, a *archive, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int) (bool, error) {
-	if !a.owned {
-		return true, nil
+// returns a condition that leaves out the rows of those that cannot be had now.
+func (r *retention) monthsAhead(ctx context.Context, a *archive, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int) (only string, err error) {
+	for a.owned {
+		only = r.readyMonths(t)
+		months, err := r.monthsOf(ctx, t, before, from, rows, only)
+		if err != nil {
+			return "", err
+		}
+		waits := false
+		for _, m := range months {
+			ready, err := r.ensureMonth(ctx, a, m.UTC())
+			if err != nil {
+				return "", err
+			}
+			waits = waits || !ready
+		}
+		if !waits {
+			break
+		}
 	}
+	return only, nil
+}
+
+// readyMonths is a condition for the rows whose month nobody keeps from being made.
+func (r *retention) readyMonths(t *outbox.Table) (only string) {
+	for _, m := range slices.SortedFunc(maps.Keys(r.months), time.Time.Compare) {
+		if !r.months[m] {
+			only += fmt.Sprintf(" AND (t.%s < %s OR t.%[1]s >= %[3]s)", t.Column(outbox.OccurredAt), bound(m), bound(m.AddDate(0, 1, 0)))
+		}
+	}
+	return only
+}
+
+// monthsOf lists the months of the next rows.
+func (r *retention) monthsOf(ctx context.Context, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int, only string) (months []time.Time, err error) {
 	oldest, end := r.horizon()
-	sql := strings.NewReplacer("{table}", t.SQL(), "{processed}", t.Column(outbox.ProcessedAt), "{occurred}", t.Column(outbox.OccurredAt)).Replace(`
+	sql := strings.NewReplacer("{table}", t.SQL(), "{processed}", t.Column(outbox.ProcessedAt), "{occurred}", t.Column(outbox.OccurredAt), "{only}", only).Replace(`
 SELECT DISTINCT date_trunc('month', o.at, 'UTC') FROM (
-	SELECT t.{occurred} AS at FROM {table} t WHERE t.{processed} < $1::timestamptz AND t.{processed} >= $2::timestamptz ORDER BY t.{processed} LIMIT $3) o
+	SELECT t.{occurred} AS at FROM {table} t WHERE t.{processed} < $1::timestamptz AND t.{processed} >= $2::timestamptz{only} ORDER BY t.{processed} LIMIT $3) o
 WHERE o.at >= $4::timestamptz AND o.at < $5::timestamptz`)
-	var months []time.Time
-	err := r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+	err = r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		result, _ := conn.Query(ctx, sql, before, from, rows, oldest, end)
 		months, err = pgx.CollectRows(result, pgx.RowTo[time.Time])
 		return err
 	})
-	if err != nil {
-		return false, err
-	}
-	for _, m := range months {
-		if ready, err := r.ensureMonth(ctx, a, m.UTC()); err != nil || !ready {
-			return false, err
-		}
-	}
-	return true, nil
+	return months, err
 }

@@ -96,9 +96,8 @@ func (q *DLQ) List(ctx context.Context, f Filter, each func(DeadLetter) error) e
 // Count counts the dead letters that pass the filter, whatever its limit, and
 // stops at most.
 func (q *DLQ) Count(ctx context.Context, f Filter, most int) (n int, err error) {
-	now, upto, err := q.bounds(ctx)
+	where, args, err := q.where(ctx, f)
 	if err == nil {
-		where, args := q.where(f, now, upto)
 		sql := fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s d WHERE %s LIMIT %d) x`, DeadLetters, where, most)
 		err = q.conn.QueryRow(ctx, sql, args...).Scan(&n)
 	}

@@ -25,13 +25,26 @@ type Filter struct {
 	OlderThan, NewerThan time.Duration
 	// Limit is the greatest number of dead letters; zero is no limit.
 	Limit int
+
+	moment *moment // see DLQ.Now; nil is when the filter is used
+}
+
+// moment is the server's time, and the newest dead letter's id then.
+type moment struct {
+	at   time.Time
+	upto int64
 }
 
 // where is the filter as a condition over the alias d. Dead letters that came
-// after upto are left out: a retry whose cause is still there makes new ones, and
-// would never end.
-func (q *DLQ) where(f Filter, now time.Time, upto int64) (string, []any) {
-	conditions, args := []string{"d.dead_letter_id <= $1"}, []any{upto}
+// later are left out: a retry whose cause is still there makes new ones, and would
+// never end.
+func (q *DLQ) where(ctx context.Context, f Filter) (string, []any, error) {
+	f, err := q.now(ctx, f)
+	if err != nil {
+		return "", nil, err
+	}
+	now := f.moment.at
+	conditions, args := []string{"d.dead_letter_id <= $1"}, []any{f.moment.upto}
 	add := func(format string, arg any) {
 		args = append(args, arg)
 		conditions = append(conditions, fmt.Sprintf(format, len(args)))
@@ -58,7 +71,7 @@ func (q *DLQ) where(f Filter, now time.Time, upto int64) (string, []any) {
 	if f.NewerThan != 0 {
 		add("d.failed_at > $%d", now.Add(-f.NewerThan))
 	}
-	return strings.Join(conditions, " AND "), args
+	return strings.Join(conditions, " AND "), args, nil
 }
 
 // field is the SQL for a field's text. Where the configuration knows the outbox, the
@@ -79,10 +92,21 @@ func (q *DLQ) field(f outbox.Field) string {
 	return fmt.Sprintf("coalesce(CASE d.outbox%s END, d.%s::text)", cases, f)
 }
 
-// bounds are the server's time, and the newest dead letter's id.
-func (q *DLQ) bounds(ctx context.Context) (now time.Time, upto int64, err error) {
-	err = q.conn.QueryRow(ctx, `SELECT now(), coalesce(max(dead_letter_id), 0) FROM `+DeadLetters).Scan(&now, &upto)
-	return now, upto, err
+// Now is the filter for the dead letters that there are now: whatever it is used
+// for later, none that comes, or grows old enough, meanwhile is in it.
+func (q *DLQ) Now(ctx context.Context, f Filter) (Filter, error) {
+	f, err := q.now(ctx, f)
+	return f, q.explain(err, "read dead letters")
+}
+
+func (q *DLQ) now(ctx context.Context, f Filter) (Filter, error) {
+	if f.moment != nil {
+		return f, nil
+	}
+	var m moment
+	err := q.conn.QueryRow(ctx, `SELECT now(), coalesce(max(dead_letter_id), 0) FROM `+DeadLetters).Scan(&m.at, &m.upto)
+	f.moment = &m
+	return f, err
 }
 
 // deadLetterBatch is the number of dead letters that are read, or changed in one
@@ -92,11 +116,10 @@ const deadLetterBatch = 250
 // walk reads the dead letters that pass the filter, in the order of their ids,
 // and hands them over page by page. Between two pages nothing is held.
 func walk[T interface{ key() int64 }](ctx context.Context, q *DLQ, f Filter, columns string, do func([]T) error) error {
-	now, upto, err := q.bounds(ctx)
+	where, args, err := q.where(ctx, f)
 	if err != nil {
 		return err
 	}
-	where, args := q.where(f, now, upto)
 	sql := fmt.Sprintf(`SELECT %s FROM %s d WHERE %s AND d.dead_letter_id > $%d ORDER BY d.dead_letter_id LIMIT $%d`,
 		columns, DeadLetters, where, len(args)+1, len(args)+2)
 	last := int64(0)

@@ -28,7 +28,6 @@ const (
 type archive struct {
 	outbox.Table
 	unsorted string // the default partition, quoted, or nothing
-	role     string // our own
 	owned    bool   // by that role: months can be created and dropped
 }
 
@@ -43,9 +42,9 @@ func (r *retention) findArchive(ctx context.Context) error {
 	}
 	var a archive
 	var monthly bool
-	err = r.db.row(ctx, []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted, &a.role}, `
+	err = r.db.row(ctx, []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted}, `
 		SELECT n.nspname::text, c.relname::text, coalesce(pg_get_partkeydef(c.oid) = 'RANGE (occurred_at)', false),
-			pg_has_role(c.relowner, 'USAGE'), coalesce(format('%I.%I', dn.nspname, d.relname), ''), current_user::text
+			pg_has_role(c.relowner, 'USAGE'), coalesce(format('%I.%I', dn.nspname, d.relname), '')
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_partitioned_table pt ON pt.partrelid = c.oid
 			LEFT JOIN pg_class d ON d.oid = pt.partdefid LEFT JOIN pg_namespace dn ON dn.oid = d.relnamespace
 		WHERE c.oid = to_regclass($1)`, Archive)
@@ -62,7 +61,7 @@ func (r *retention) findArchive(ctx context.Context) error {
 
 func (r *retention) mayAlter(a *archive) bool {
 	if !a.owned {
-		r.note("role %q does not own %s, so no month is created or dropped: make it the owner, or let the owner run `walpost retention`", a.role, Archive)
+		r.note("role %s does not own %s, so no month is created or dropped: let the owner run `walpost retention`, or make it the owner", r.role, Archive)
 	}
 	return a.owned
 }
@@ -130,7 +129,8 @@ func (r *retention) ensureMonth(ctx context.Context, a *archive, month time.Time
 		r.note("%s is left to the next pass, with the rows that belong there: somebody reads or alters the archive (%v)", name, err)
 		return false, nil
 	case errors.Is(err, errCrowded), code == "57014", code == "42P07", code == "42501":
-		// query_canceled, duplicate_table, insufficient_privilege
+		// query_canceled (the default partition is too large to be searched),
+		// duplicate_table, insufficient_privilege
 		r.note("%s cannot be created, so its rows go to the default partition: %v", name, err)
 		return true, nil
 	}
@@ -170,7 +170,13 @@ func makeWay(ctx context.Context, tx pgx.Tx, from, to, span string) error {
 	if n > defaultRows {
 		return errCrowded
 	}
-	_, err = tx.Exec(ctx, fmt.Sprintf(`WITH moved AS (DELETE FROM %s WHERE %s RETURNING *) INSERT INTO %s SELECT * FROM moved`, from, span, to))
+	var columns string // by name: a table that was attached may have them in another order
+	err = tx.QueryRow(ctx, `SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped
+		AND attgenerated = ''`, to).Scan(&columns)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, fmt.Sprintf(`WITH moved AS (DELETE FROM %s WHERE %s RETURNING *) INSERT INTO %s (%[4]s) SELECT %[4]s FROM moved`, from, span, to, columns))
 	return err
 }
 

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/outbox"
 )
 
 // purgeArchive drops the months of which every row was processed long enough ago,
@@ -31,7 +30,7 @@ func (r *retention) purgeArchive(ctx context.Context) error {
 func (r *retention) purgeDefault(ctx context.Context, a *archive, before time.Time) error {
 	err := r.sweep(ctx, sweep{from: a.unsorted, column: "processed_at", before: before, count: &r.report.Purged})
 	if Code(err) == "42501" {
-		err = hint.Wrap(err, fmt.Sprintf("as the owner: GRANT SELECT, UPDATE, DELETE ON %s TO the role of postgres.url", a.unsorted))
+		err = hint.Wrap(err, fmt.Sprintf("as the owner: GRANT SELECT, UPDATE, DELETE ON %s TO %s", a.unsorted, r.role))
 	}
 	if err != nil {
 		return r.settle(fmt.Errorf("delete old rows of %s: %w", a.unsorted, err))
@@ -59,8 +58,11 @@ func (r *retention) dropMonths(ctx context.Context, a *archive, before time.Time
 		if dropped {
 			r.report.Dropped = append(r.report.Dropped, m.Name)
 		}
-		if Code(err) == "42501" { // insufficient_privilege
-			err = hint.Wrap(err, fmt.Sprintf("ALTER TABLE %s OWNER TO %s", m.SQL, outbox.QuoteIdent(a.role)))
+		switch Code(err) {
+		case "42501": // insufficient_privilege
+			err = hint.Wrap(err, fmt.Sprintf("ALTER TABLE %s OWNER TO %s", m.SQL, r.role))
+		case "2BP01": // dependent_objects_still_exist
+			err = hint.Wrap(err, "DROP TABLE "+m.SQL+" says what depends on it: drop that, or detach the month")
 		}
 		if err != nil {
 			all = append(all, r.settle(fmt.Errorf("drop %s: %w", m.Name, err)))

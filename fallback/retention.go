@@ -51,7 +51,7 @@ type RetainReport struct {
 func (r *RetainReport) Complaints() []string {
 	var all []string
 	for _, t := range r.Tables {
-		if t.obstacle {
+		if t.Obstacle {
 			all = append(all, fmt.Sprintf("%s is not archived: %s", t.Table, t.Skipped))
 		}
 	}
@@ -69,8 +69,8 @@ type TableReport struct {
 	Archived int64  `json:"archived"`
 	// Skipped is why nothing was looked for, or empty.
 	Skipped string `json:"skipped,omitempty"`
-
-	obstacle bool // the configuration wants it archived, and the schema does not let it
+	// Obstacle: the configuration wants it archived, and the schema does not let it.
+	Obstacle bool `json:"obstacle,omitempty"`
 }
 
 // Retain makes one pass: processed rows move from their outboxes to the archive,
@@ -122,6 +122,7 @@ type retention struct {
 	opts    RetainOptions
 	report  *RetainReport
 	now     time.Time          // the database's clock when the pass began
+	role    string             // our own, quoted
 	archive *archive           // nil where there is none
 	months  map[time.Time]bool // whether rows can go there; those that were looked for
 }
@@ -136,14 +137,15 @@ func (r *retention) begin(ctx context.Context) error {
 	// A batch is one transaction: what a crash of the server takes back is moved
 	// again. Batches are read off an index in its order, whatever the statistics say;
 	// any other plan reads the whole backlog for each.
-	err := r.exec(ctx, `SET synchronous_commit = off; SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC';
+	// It pauses for as long as a batch took, which no server may take for idleness.
+	err := r.exec(ctx, `SET idle_session_timeout = 0; SET synchronous_commit = off; SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC';
 		SET enable_bitmapscan = off; SET enable_sort = off; SET plan_cache_mode = force_custom_plan`)
 	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
 	}
 	var locked, readOnly bool
-	err = r.db.row(ctx, []any{&locked, &r.now, &readOnly}, `SELECT pg_try_advisory_lock(hashtextextended('walpost/retention', 0)), now(),
-		current_setting('transaction_read_only')::bool`)
+	err = r.db.row(ctx, []any{&locked, &r.now, &readOnly, &r.role}, `SELECT pg_try_advisory_lock(hashtextextended('walpost/retention', 0)), now(),
+		current_setting('transaction_read_only')::bool, quote_ident(current_user)`)
 	if err != nil {
 		return fmt.Errorf("take advisory lock: %w", err)
 	}
@@ -206,7 +208,7 @@ func (r *retention) expireKeys(ctx context.Context) error {
 	}
 	err = r.sweep(ctx, sweep{from: IdempotencyKeys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys})
 	if Code(err) == "42501" {
-		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+IdempotencyKeys+" TO the role of postgres.url")
+		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+IdempotencyKeys+" TO "+r.role)
 	}
 	if err != nil {
 		return r.settle(fmt.Errorf("delete expired idempotency keys: %w", err))

@@ -114,9 +114,13 @@ func TestRetainTakesOddTimes(t *testing.T) {
 func TestRetainMakesWay(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	fill := func(n int, in string) {
-		b.exec(`INSERT INTO outbox_messages_archive (outbox, id, occurred_at, processed_at)
-			SELECT 'x', i, date_trunc('month', now(), 'UTC') + $2::interval + i * interval '1 second', now() FROM generate_series(1, $1) i`, n, in)
+		b.exec(`INSERT INTO outbox_messages_archive (outbox, id, tenant_id, aggregate_id, occurred_at, processed_at)
+			SELECT 'x', i, 7, 42, date_trunc('month', now(), 'UTC') + $2::interval + i * interval '1 second', now() FROM generate_series(1, $1) i`, n, in)
 	}
+	const unsorted = `outbox_messages_archive_default`
+	b.exec(`ALTER TABLE outbox_messages_archive DETACH PARTITION ` + unsorted) // to have its columns in another order
+	b.exec(`ALTER TABLE ` + unsorted + ` DROP COLUMN tenant_id, ADD COLUMN tenant_id bigint`)
+	b.exec(`ALTER TABLE outbox_messages_archive ATTACH PARTITION ` + unsorted + ` DEFAULT`)
 	fill(10000, "1 month")
 	fill(10001, "2 months")
 	r := b.retain()
@@ -126,7 +130,7 @@ func TestRetainMakesWay(t *testing.T) {
 	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0], b.month("2 months")) || !strings.Contains(r.Notes[0], "more than 10000 rows") {
 		t.Errorf("notes %q", r.Notes)
 	}
-	b.wantText("month", `SELECT count(*) FROM `+b.month("1 month"), "10000")
+	b.wantText("month", `SELECT count(*) FROM `+b.month("1 month")+` WHERE tenant_id = 7 AND aggregate_id = 42`, "10000")
 	b.wantText("default partition", `SELECT count(*) FROM outbox_messages_archive_default`, "10001")
 	b.delivered(1, "-2 months", "2 hours")
 	b.retain()
@@ -248,6 +252,7 @@ func TestRetainWaitsForNobody(t *testing.T) {
 		b.retain()
 		b.delivered(3, "0 days", "3 hours")
 		b.delivered(3, "31 days", "2 hours") // its month is missing
+		b.delivered(4, "0 days", "100 minutes")
 		reader := b.connect()
 		tx, err := reader.Begin(t.Context())
 		b.must(err)
@@ -286,9 +291,12 @@ func TestRetainWaitsForNobody(t *testing.T) {
 		if strings.Contains(b.text(`SELECT string_agg(tableoid::regclass::text, ' ') FROM outbox_messages_archive`), "default") {
 			t.Error("rows whose month had to wait went to the default partition")
 		}
+		if r.Tables[0].Archived != 7 {
+			t.Errorf("%d rows were archived, want 7", r.Tables[0].Archived)
+		}
 		b.must(tx.Rollback(t.Context()))
 		b.retain(dropAfter(200 * day))
-		b.wantText("archive", `SELECT count(*) FROM outbox_messages_archive`, "9")
+		b.wantText("archive", `SELECT count(*) FROM outbox_messages_archive`, "13")
 
 		// ALTER TABLE has the outbox.
 		b.delivered(3, "2 hours", "2 hours")

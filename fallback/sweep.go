@@ -26,16 +26,17 @@ type sweep struct {
 	into   string // nothing, or a CTE after a comma that keeps the rows of "gone"
 	count  *int64 // is told of each row
 	// ahead, where it is set, is called before each batch with the time where the
-	// batch begins; false ends the sweep.
-	ahead func(ctx context.Context, from pgtype.Timestamptz, rows int) (bool, error)
+	// batch begins. It returns a condition over t for the rows that can go, or
+	// nothing.
+	ahead func(ctx context.Context, from pgtype.Timestamptz, rows int) (only string, err error)
 }
 
 // sql repeats the condition in the DELETE, which so cannot take a row that does
 // not meet it: partitions of an outbox each have their own ctids.
-func (s *sweep) sql() string {
-	return strings.NewReplacer("{from}", s.from, "{column}", s.column, "{into}", s.into).Replace(`
+func (s *sweep) sql(only string) string {
+	return strings.NewReplacer("{from}", s.from, "{column}", s.column, "{into}", s.into, "{only}", only).Replace(`
 WITH old AS MATERIALIZED (
-	SELECT t.ctid AS place, t.{column} AS at FROM {from} t WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz
+	SELECT t.ctid AS place, t.{column} AS at FROM {from} t WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
 	ORDER BY t.{column} LIMIT $3 FOR UPDATE SKIP LOCKED
 ), gone AS (
 	DELETE FROM {from} t WHERE t.ctid = ANY (ARRAY(SELECT o.place FROM old o)) AND t.{column} < $1::timestamptz RETURNING t.*
@@ -48,14 +49,16 @@ SELECT (SELECT count(*) FROM old), (SELECT max(at)::timestamptz FROM old), (SELE
 // but as long as some transaction may still see them their index entries are not,
 // and to walk over them again and again would make the work quadratic.
 func (r *retention) sweep(ctx context.Context, s sweep) error {
-	sql, rows := s.sql(), sweepFirst
+	sql, rows := s.sql(""), sweepFirst
 	from := pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}
 	for {
 		start := time.Now()
 		if s.ahead != nil {
-			if ok, err := s.ahead(ctx, from, rows); err != nil || !ok {
+			only, err := s.ahead(ctx, from, rows)
+			if err != nil {
 				return err
 			}
+			sql = s.sql(only)
 		}
 		var found, gone int64
 		if err := r.db.row(ctx, []any{&found, &from, &gone}, sql, s.before, from, rows); err != nil {

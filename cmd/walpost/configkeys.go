@@ -256,8 +256,8 @@ func (c *Config) surroundingKeys() []key {
 		},
 		{
 			"retention.interval", "WALPOST_RETENTION_INTERVAL",
-			durationValue{&r.Interval, time.Second, 24 * time.Hour},
-			"How often that is done.",
+			optionalDuration{durationValue{&r.Interval, time.Second, 24 * time.Hour}},
+			"How often that is done; 0s is never.",
 		},
 		{
 			"http.listen", "WALPOST_HTTP_LISTEN",

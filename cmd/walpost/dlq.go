@@ -33,15 +33,15 @@ of each, without a limit unless --limit is given; what is not known is null.`
 const dlqShowHelp = `Shows one dead letter, with every column of the row that it was. With --json: what list writes, the payload (as JSON where it
 is JSON, else as a string), and the row as the table keeps it in "original".`
 
-const dlqRetryHelp = `Puts rows back into their outboxes, under their own ids and with every value as it was, but due at once and without attempts and
-error, and deletes their dead letters in the same transaction, 250 at a time. Remove first what they died of: a row that still
-cannot be sent dies again.
+const dlqRetryHelp = `Puts rows back into their outboxes, under their own ids and with every value as it was, but due at once and without attempts, and
+deletes their dead letters in the same transaction, 250 at a time. Remove first what they died of: a row that still cannot be sent
+dies again.
 
 A row comes back behind what was committed meanwhile, also of its own aggregate. It is the same event, with the same message id.
 
 A dead letter is left where it is if its id is in the outbox again, its outbox is not configured, the table lacks one of its columns,
 or refuses the row. It is reported, the others go on, and the exit code is 1. After an interruption some are back and the others
-still dead: run it again. Dead letters that come while it runs are not retried.
+still dead: run it again. Dead letters that come while it runs are not retried. Those that are left count against --limit, too.
 
 With --json: dead_letter_id, outbox, row_id and result (retried, left or missing) of each, and error and hint where it was left.
 --dry-run does the same and takes it back.`

@@ -73,6 +73,10 @@ func (c *dlqChange) check(cmd *cobra.Command, args []string) (fallback.Filter, e
 
 func (c *dlqChange) run(ctx context.Context, cmd *cobra.Command, q *fallback.DLQ, f fallback.Filter) error {
 	if !c.yes && !c.dryRun {
+		var err error
+		if f, err = q.Now(ctx, f); err != nil {
+			return err
+		}
 		if err := confirm(ctx, cmd, q, f); err != nil {
 			return err
 		}
@@ -99,8 +103,18 @@ func confirm(ctx context.Context, cmd *cobra.Command, q *fallback.DLQ, f fallbac
 		what = "at least " + what
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "Discard %s for good? [y/N] ", what)
-	answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	said := ""
+	select {
+	case said = <-answer:
+	case <-ctx.Done():
+		fmt.Fprintln(cmd.ErrOrStderr())
+	}
+	if said != "y" && said != "yes" {
 		return errors.New("nothing was discarded")
 	}
 	return nil

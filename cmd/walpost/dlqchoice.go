@@ -67,7 +67,11 @@ func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f fallback.Filter
 	if len(ids) > 0 {
 		f.Limit = 0
 	}
-	f.AggregateType, f.AggregateID, _ = strings.Cut(c.aggregate, "/")
+	var one bool
+	f.AggregateType, f.AggregateID, one = strings.Cut(c.aggregate, "/")
+	if one && (f.AggregateType == "" || f.AggregateID == "") {
+		return f, &usageError{hint.Errorf("give TYPE or TYPE/ID", "--aggregate: %q lacks a part", c.aggregate)}
+	}
 	return f, errors.Join(c.table(&f), age(&f.OlderThan, "older-than", c.olderThan), age(&f.NewerThan, "newer-than", c.newerThan))
 }
 

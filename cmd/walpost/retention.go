@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -43,7 +44,7 @@ func newRetentionCommand() *cobra.Command {
 			}
 			report, err := retain(cmd.Context(), cfg, cmd.ErrOrStderr())
 			if report != nil {
-				err = apart(err, printRetention(cmd.OutOrStdout(), report, asJSON))
+				err = apart(err, printRetention(cmd.OutOrStdout(), report, asJSON), obstacles(report))
 			}
 			return err
 		},
@@ -69,6 +70,16 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*fallback.Retai
 		DropAfter:    cfg.Retention.DropAfter,
 		Progress:     every(10*time.Second, func(r *fallback.RetainReport) { fmt.Fprintln(stderr, "so far:", summary(r)) }),
 	})
+}
+
+// obstacles is an error where an outbox is to be archived and cannot be: a typo in a cron job must not look like success.
+func obstacles(r *fallback.RetainReport) error {
+	for _, t := range r.Tables {
+		if t.Obstacle {
+			return hint.Errorf("correct that, or turn archiving off (retention.archive_after: 0s)", "%s is not archived: %s", t.Table, t.Skipped)
+		}
+	}
+	return nil
 }
 
 // every lets a call through when the last one, or the beginning, is d ago.
