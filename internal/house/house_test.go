@@ -27,6 +27,7 @@ var rooms = map[string][]string{
 		// For the connection that it hands to publish, and the names of its errors.
 		"github.com/nats-io/nats.go",
 	},
+	"verify":     {module + "outbox", module + "publish", module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
 	"migrations": {module + "outbox", hint, pgx, "github.com/pressly/goose/"},
 }
 

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/relay"
+	"github.com/walpost/walpost/stream"
+	"github.com/walpost/walpost/verify"
+)
+
+const verifyHelp = `Compares the outboxes (with archive and dead letters) with the stream, by message id, and says what is
+
+  missing      marked as stored, and not in the stream; or pending, due, and passed by the WAL
+  duplicated   in the stream more than once, under one message id
+  reordered    behind an event of its aggregate that was committed later (what the table delivered is compared among itself)
+  unknown      in the stream, and in neither table, archive nor dead letters
+  phantom      in the stream, and of WAL that this server never had (lost in a failover)
+
+It may run beside the relay at any time: what looks wrong at first is looked at again. Exit code 1 where anything was found.
+
+    walpost verify --since 1h
+    walpost verify --repair
+
+--repair makes the missing rows that are marked pending again, archived ones too: the relay that runs delivers them from the table
+within fallback.interval, under the message ids that they had, behind everything that was stored meanwhile.
+
+What it needs: SELECT, UPDATE and DELETE on the outboxes as the relay does, SELECT on outbox_messages_archive and
+outbox_messages_dlq (--repair: DELETE on the archive, INSERT on the outbox), and the stream's permissions of the relay. With mark
+delete or none nothing tells which messages should be there: then only duplicates, order and phantoms are looked for. Memory: about
+two bytes a row with a numeric id (less where ids are dense), ten bytes with others, and 40 bytes an aggregate.
+
+--json prints the report as one JSON object.`
+
+func newVerifyCommand() *cobra.Command {
+	var since string
+	var repair, asJSON bool
+	cmd := &cobra.Command{
+		Use: "verify", Short: "Compare the outboxes with the stream", Long: verifyHelp, Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var window time.Duration
+			if err := age(&window, "since", since); err != nil {
+				return err
+			}
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			report, err := runVerify(cmd, cfg, window, repair)
+			if err != nil {
+				return err
+			}
+			if err := printVerify(cmd.OutOrStdout(), report, asJSON); err != nil {
+				return err
+			}
+			if n := report.Faults(); n > 0 {
+				return adviseFaults(report, n, repair)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&since, "since", "", "only what was stored and marked so long ago or later, as in 90m or 72h")
+	cmd.Flags().BoolVar(&repair, "repair", false, "make missing rows pending again")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	addConfigFlags(cmd)
+	return cmd
+}
+
+func adviseFaults(r *verify.Report, n int64, repaired bool) error {
+	err := fmt.Errorf("%d faults were found", n)
+	if n == 1 {
+		err = errors.New("a fault was found")
+	}
+	if r.Found[verify.Missing].Count > 0 && !repaired {
+		return hint.Wrap(err, "`walpost verify --repair` has what is missing delivered again")
+	}
+	return err
+}
+
+func runVerify(cmd *cobra.Command, cfg *Config, since time.Duration, repair bool) (*verify.Report, error) {
+	ctx := cmd.Context()
+	tables, err := cfg.Tables()
+	if err != nil {
+		return nil, err
+	}
+	settings := maps.Clone(stream.Settings)
+	settings["application_name"] = "walpost verify"
+	db := fallback.Config{URL: cfg.Postgres.URL, Settings: settings, Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot}
+	if err := fallback.CheckDirect(ctx, db); err != nil {
+		return nil, err
+	}
+	source, phantom, unknown, err := identifySource(ctx, cfg, db)
+	if err != nil {
+		return nil, err
+	}
+	conn := natsConn(&cfg.NATS)
+	conn.Name = "walpost verify"
+	nc, err := publish.Connect(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	defer nc.Close()
+	template, err := publish.NewTemplate(cfg.NATS.Subject)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	s, err := publish.NewStream(nc, publish.StreamConfig{
+		Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Shared: cfg.NATS.Shared, Pattern: template.Pattern(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	report, err := verify.Run(ctx, verify.Config{
+		Postgres: db, Slot: cfg.Postgres.Slot, Outboxes: tables, Stream: s, Source: source, Phantom: phantom,
+		Since: since, KeptFor: keptFor(cfg), Repair: repair, Progress: progressBar(cmd.ErrOrStderr()),
+	})
+	if report != nil && unknown != "" {
+		report.Notes = append(report.Notes, unknown)
+	}
+	return report, err
+}
+
+// keptFor is how long a delivered row is to be found.
+func keptFor(cfg *Config) time.Duration {
+	if cfg.Retention.ArchiveAfter == 0 {
+		return 0
+	}
+	return cfg.Retention.DropAfter
+}
+
+// identifySource finds the relay's source and the history of the server's timelines, which takes a replication connection. Where
+// there is none to be had, unknown says so.
+func identifySource(ctx context.Context, cfg *Config, config fallback.Config) (source string, phantom func(outbox.Position) bool, unknown string, err error) {
+	var sys stream.System
+	slots, err := stream.OpenSlots(ctx, cfg.Postgres.URL)
+	if err == nil {
+		defer slots.Close()
+		sys, err = slots.System(ctx)
+	}
+	if err == nil {
+		phantom = sys.Phantom
+	} else {
+		unknown = fmt.Sprintf("phantoms are not looked for: %v", err)
+		db, err := fallback.Open(ctx, config)
+		if err != nil {
+			return "", nil, "", err
+		}
+		defer db.Close()
+		if sys.ID, sys.Timeline, sys.Database, err = db.Identify(ctx); err != nil {
+			return "", nil, "", err
+		}
+	}
+	if source = cfg.Source; source != "" {
+		return source, phantom, unknown, nil
+	}
+	if sys.ID == "" {
+		return "", nil, "", hint.Errorf("set source as the relay has it, or GRANT EXECUTE ON FUNCTION pg_control_system() TO the role",
+			"the role may not read the system identifier, which the default of source begins with")
+	}
+	return relay.DefaultSource(sys.ID, sys.Database), phantom, unknown, nil
+}
+
+// progressBar draws on a terminal, and says nothing elsewhere.
+func progressBar(w io.Writer) func(done, total uint64) {
+	columns, terminal := terminalWidth(w)
+	if !terminal {
+		return nil
+	}
+	const most = 40
+	width := uint64(max(10, min(most, columns-40)))
+	var last time.Time
+	return func(done, total uint64) {
+		if total == 0 || done < total && time.Since(last) < 200*time.Millisecond {
+			return
+		}
+		last = time.Now()
+		n := min(done*width/total, width)
+		end := ""
+		if done >= total {
+			end = "\n"
+		}
+		fmt.Fprintf(w, "\rreading the stream [%s%s] %d of %d%s", strings.Repeat("=", int(n)), strings.Repeat(" ", int(width-n)), done, total, end)
+	}
+}
+
+func printVerify(w io.Writer, r *verify.Report, asJSON bool) error {
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
+	}
+	fmt.Fprintf(w, "messages  %d (sequences %d to %d)\n", r.Messages, r.FirstSeq, r.LastSeq)
+	if r.Replays > 0 {
+		fmt.Fprintf(w, "replays   %d\n", r.Replays)
+	}
+	fmt.Fprintf(w, "rows      %d marked as stored\n", r.Rows)
+	if r.Pending > 0 {
+		fmt.Fprintf(w, "pending   %d\n", r.Pending)
+	}
+	for _, k := range verify.Kinds {
+		f := r.Found[k]
+		fmt.Fprintf(w, "%-10s %d\n", k, f.Count)
+		for _, c := range f.Examples {
+			fmt.Fprintf(w, "    %s\n", escape(caseText(c)))
+		}
+		if more := f.Count - int64(len(f.Examples)); more > 0 {
+			fmt.Fprintf(w, "    and %d more\n", more)
+		}
+	}
+	if r.Repaired > 0 {
+		fmt.Fprintf(w, "repaired  %d rows are pending again\n", r.Repaired)
+	}
+	for _, n := range r.Notes {
+		fmt.Fprintf(w, "note: %s\n", escape(n))
+	}
+	return nil
+}
+
+func caseText(c verify.Case) string {
+	text := c.Row
+	if c.Seq > 0 {
+		text += fmt.Sprintf(" at sequence %d", c.Seq)
+	}
+	if c.Detail != "" {
+		text += ": " + c.Detail
+	}
+	return text
+}

@@ -1,0 +1,202 @@
+package fallback
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// Place is where a row is.
+type Place uint8
+
+const (
+	// Nowhere: it is in none of these, or another row has its id.
+	Nowhere Place = iota
+	// Pending: in its outbox, and not marked.
+	Pending
+	// Marked: in its outbox.
+	Marked
+	// Archived: in the archive. Only marked rows are.
+	Archived
+	// Dead: there is a dead letter of its id. What it said is not compared.
+	Dead
+)
+
+// Finding is where a row was found, and the key of its aggregate where that is
+// known (see outbox.AggregateKey).
+type Finding struct {
+	Place     Place
+	Aggregate string
+}
+
+// Find looks for rows of one table, whatever became of them: in the outbox, then in
+// the archive, then among the dead letters. A row that moves meanwhile, in this
+// direction, is not missed.
+func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]Finding, error) {
+	found := make([]Finding, len(refs))
+	all := make([]int, len(refs))
+	for i := range refs {
+		all[i] = i
+	}
+	pending := "NULL"
+	if t.Mark != outbox.MarkNone {
+		pending = pendingSQL(t, "t")
+	}
+	left, err := db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT * FROM %s t WHERE t.%s = w.id::%s OFFSET 0) t ON %s = w.hash`,
+		t.SQL(), t.Column(outbox.ID), t.IDType, t.HashSQL("t")), aggregateSQL(t), pending, refs, all, found, Marked)
+	if err != nil {
+		return nil, err
+	}
+	if archived(t) && len(left) > 0 {
+		left, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT * FROM %s t WHERE t.outbox = %s AND t.%s = w.id::%s OFFSET 0) t ON %s = w.hash`,
+			Archive, quoteLiteral(t.String()), t.Column(outbox.ID), t.IDType, t.HashSQL("t")),
+			aggregateSQL(t), "NULL", refs, left, found, Archived)
+		if err != nil && Code(err) != "42P01" { // undefined_table
+			return nil, err
+		}
+	}
+	if len(left) > 0 {
+		_, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`, DeadLetters, quoteLiteral(t.String())),
+			"NULL, NULL, NULL", "NULL", refs, left, found, Dead)
+		if err != nil && Code(err) != "42P01" {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// archived reports whether the outbox's rows come to the archive, which has the
+// canonical columns.
+func archived(t *outbox.Table) bool {
+	return t.Mark == outbox.MarkUpdate && t.Layout.Columns == outbox.Canonical().Columns
+}
+
+// findIn looks for those of refs that left names, and returns those that are not
+// there. An id that the type cannot hold is nowhere. OFFSET 0 keeps the planner from
+// hashing every row there is.
+func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pending string, refs []outbox.Ref, left []int, found []Finding, place Place) ([]int, error) {
+	ids, hashes := make([]string, len(left)), make([]int64, len(left))
+	for i, n := range left {
+		ids[i], hashes[i] = refs[n].ID, int64(refs[n].Hash)
+	}
+	sql := fmt.Sprintf(`SELECT w.ord, %s, %s FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord) %s`, aggregate, pending, join)
+	err := db.raw(ctx, sql, []any{ids, hashes}, func(v [][]byte) error {
+		ord, err := strconv.Atoi(string(v[0]))
+		if err != nil {
+			return err
+		}
+		f := &found[left[ord-1]]
+		if f.Place, f.Aggregate = place, outbox.AggregateKey(v[1], v[2], v[3]); string(v[4]) == "t" {
+			f.Place = Pending
+		}
+		return nil
+	})
+	switch {
+	case err == nil:
+	case !strings.HasPrefix(Code(err), "22"):
+		return left, fmt.Errorf("look for rows of %s: %w", t, err)
+	case len(left) == 1:
+		return left, nil
+	default:
+		half := len(left) / 2
+		first, err := db.findIn(ctx, t, join, aggregate, pending, refs, left[:half], found, place)
+		if err != nil {
+			return left, err
+		}
+		second, err := db.findIn(ctx, t, join, aggregate, pending, refs, left[half:], found, place)
+		return append(first, second...), err
+	}
+	var still []int
+	for _, n := range left {
+		if found[n].Place == Nowhere {
+			still = append(still, n)
+		}
+	}
+	return still, nil
+}
+
+// ArchivedSince is [DB.MarkedSince] for the rows of an outbox that are in the
+// archive.
+func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]outbox.Ref, error) {
+	if !archived(t) {
+		return nil, nil
+	}
+	refs, err := db.markedSince(ctx, t, Archive, "t.outbox = "+quoteLiteral(t.String()), since, next, limit)
+	if Code(err) == "42P01" { // undefined_table
+		return nil, nil
+	}
+	return refs, err
+}
+
+// Return makes archived rows pending again, as held ones, in their outbox. It
+// returns how many they were: one whose id is in the outbox stays in the archive.
+func (db *DB) Return(ctx context.Context, t *outbox.Table, refs []outbox.Ref) (n int, err error) {
+	ids, hashes := make([]string, len(refs)), make([]int64, len(refs))
+	for i, r := range refs {
+		ids[i], hashes[i] = r.ID, int64(r.Hash)
+	}
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		columns, _, err := readColumns(ctx, conn, t)
+		if err != nil {
+			return err
+		}
+		var names, values []string
+		for name := range columns {
+			column := outbox.QuoteIdent(name)
+			names = append(names, column)
+			switch name {
+			case t.Layout.Columns[outbox.ProcessedAt]:
+				column = "NULL"
+			case t.Layout.Columns[outbox.LastError]:
+				column = quoteLiteral(lostNote)
+			default:
+				column = "g." + column
+			}
+			values = append(values, column)
+		}
+		return conn.QueryRow(ctx, strings.NewReplacer("{archive}", Archive, "{table}", t.SQL(), "{outbox}", quoteLiteral(t.String()),
+			"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"),
+			"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", ")).Replace(`
+WITH gone AS (
+	DELETE FROM {archive} a USING unnest($1::text[], $2::bigint[]) AS w(id, hash)
+	WHERE a.outbox = {outbox} AND a.{id} = w.id::{idtype} AND {hash} = w.hash AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = a.{id})
+	RETURNING a.*
+), put AS (
+	INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM gone g ORDER BY g.{id} RETURNING 1
+)
+SELECT count(*)::int FROM put`), ids, hashes).Scan(&n)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("make archived rows of %s pending again: %w", t, err)
+	}
+	return n, nil
+}
+
+// Confirmed is the slot's confirmed LSN; active is false where nobody streams it, or
+// where there is none.
+func (db *DB) Confirmed(ctx context.Context, slot string) (lsn outbox.LSN, active bool, err error) {
+	var text string
+	err = db.row(ctx, []any{&text, &active}, `SELECT coalesce(max(confirmed_flush_lsn)::text, '0/0'), coalesce(bool_or(active), false)
+		FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()`, slot)
+	if err == nil {
+		lsn, err = outbox.ParseLSN(text)
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("read slot %q: %w", slot, err)
+	}
+	return lsn, active, nil
+}
+
+// Now is the server's time.
+func (db *DB) Now(ctx context.Context) (now time.Time, err error) {
+	if err = db.row(ctx, []any{&now}, `SELECT clock_timestamp()`); err != nil {
+		return now, fmt.Errorf("read the server's time: %w", err)
+	}
+	return now, nil
+}

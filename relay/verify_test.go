@@ -1,0 +1,263 @@
+package relay_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/relay"
+	"github.com/walpost/walpost/stream"
+	"github.com/walpost/walpost/verify"
+)
+
+// verify compares the rig's outboxes with its stream.
+func (r *rig) verify(change ...func(*verify.Config)) *verify.Report {
+	r.t.Helper()
+	slots, err := stream.OpenSlots(r.t.Context(), r.url)
+	r.must(err)
+	defer slots.Close()
+	sys, err := slots.System(r.t.Context())
+	r.must(err)
+	nc, err := nats.Connect(r.nats.URL())
+	r.must(err)
+	defer nc.Close()
+	s, err := publish.NewStream(nc, publish.StreamConfig{Name: "EVENTS", Pattern: "events.*"})
+	r.must(err)
+	cfg := verify.Config{
+		Postgres: fallback.Config{URL: r.url, Settings: stream.Settings}, Slot: r.cfg.Slot, Outboxes: r.cfg.Outboxes,
+		Stream: s, Source: relay.DefaultSource(sys.ID, sys.Database), Phantom: sys.Phantom,
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	report, err := verify.Run(r.t.Context(), cfg)
+	r.must(err)
+	return report
+}
+
+func repair(c *verify.Config) { c.Repair = true }
+
+// finds wants so many cases of some kinds, and none of the others.
+func (r *rig) finds(report *verify.Report, want map[verify.Kind]int64) {
+	r.t.Helper()
+	for _, k := range verify.Kinds {
+		if f := report.Found[k]; f.Count != want[k] {
+			r.t.Errorf("%d %s, want %d: %+v", f.Count, k, want[k], f.Examples)
+		}
+	}
+}
+
+// again publishes a copy of a message, as the relay would have.
+func (r *rig) again(m *jetstream.RawStreamMsg, change func(nats.Header)) {
+	r.t.Helper()
+	h := nats.Header{}
+	for name, values := range m.Header {
+		if !strings.HasPrefix(name, "Nats-Expected") {
+			h[name] = values
+		}
+	}
+	if change != nil {
+		change(h)
+	}
+	ack, err := r.js().PublishMsg(r.t.Context(), &nats.Msg{Subject: m.Subject, Header: h, Data: m.Data})
+	r.must(err)
+	if ack.Duplicate {
+		r.t.Fatal("it was taken for a duplicate: the test shows nothing")
+	}
+}
+
+func (r *rig) loseMessages(seqs ...uint64) {
+	r.t.Helper()
+	s, err := r.js().Stream(r.t.Context(), "EVENTS")
+	r.must(err)
+	for _, seq := range seqs {
+		r.must(s.DeleteMsg(r.t.Context(), seq))
+	}
+}
+
+// verified is a rig with 100 delivered events and a stopped relay.
+func verified(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
+	x := r.start().streaming()
+	r.put(1, 100)
+	r.pending(0)
+	r.passes(r.here())
+	x.halt()
+	r.duplicateWindowPasses(200 * time.Millisecond)
+	return r
+}
+
+// TestVerifyFindsWhatIsWrong plants each fault, and wants it found and nothing else.
+func TestVerifyFindsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		plant func(r *rig)
+		want  map[verify.Kind]int64
+	}{
+		"nothing":             {func(*rig) {}, nil},
+		"lost messages":       {func(r *rig) { r.loseMessages(3, 99, 100) }, map[verify.Kind]int64{verify.Missing: 3}},
+		"the stream is empty": {func(r *rig) { s, _ := r.js().Stream(r.t.Context(), "EVENTS"); r.must(s.Purge(r.t.Context())) }, map[verify.Kind]int64{verify.Missing: 100}},
+		"a row marked by hand": {func(r *rig) {
+			r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, processed_at) VALUES ('order', 1, 'order.placed', '{}', now())`)
+		}, map[verify.Kind]int64{verify.Missing: 1}},
+		"a duplicate at the end": {func(r *rig) { r.again(r.stored()[99], nil) }, map[verify.Kind]int64{verify.Duplicated: 1, verify.Reordered: 1}},
+		"a swap": {func(r *rig) {
+			all := r.stored()
+			r.loseMessages(99, 100)
+			r.again(all[99], nil)
+			r.again(all[98], nil)
+		}, map[verify.Kind]int64{verify.Reordered: 1}},
+		"a message without a row": {func(r *rig) {
+			r.again(r.stored()[99], func(h nats.Header) {
+				id := h.Get(nats.MsgIdHdr)
+				h.Set(nats.MsgIdHdr, id[:len(id)-4]+"0000")
+			})
+		}, map[verify.Kind]int64{verify.Unknown: 1}},
+		"a deleted row": {func(r *rig) { r.exec(`DELETE FROM outbox_messages WHERE payload ->> 'n' = '7'`) }, map[verify.Kind]int64{verify.Unknown: 1}},
+		"a changed row": {func(r *rig) {
+			r.exec(`UPDATE outbox_messages SET event_type = 'order.changed' WHERE payload ->> 'n' = '7'`)
+		}, map[verify.Kind]int64{verify.Unknown: 1, verify.Missing: 1}},
+		"a phantom": {func(r *rig) {
+			m := r.stored()[99]
+			r.loseMessages(100)
+			r.exec(`DELETE FROM outbox_messages WHERE payload ->> 'n' = '100'`)
+			r.again(m, func(h nats.Header) {
+				p := strings.Split(h.Get(publish.PositionHeader), "/")
+				p[1] = "99"
+				h.Set(publish.PositionHeader, strings.Join(p, "/"))
+			})
+		}, map[verify.Kind]int64{verify.Phantom: 1}},
+		"another writer": {func(r *rig) {
+			_, err := r.js().Publish(r.t.Context(), "events.other", []byte("{}"))
+			r.must(err)
+		}, nil},
+		"dead letters": {func(r *rig) {
+			r.exec(`INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '4711')`)
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := verified(t)
+			c.plant(r)
+			report := r.verify()
+			r.finds(report, c.want)
+			if report.Rows+report.Messages == 0 {
+				t.Errorf("nothing was compared: %+v", report)
+			}
+		})
+	}
+}
+
+// TestVerifyRepairs: what is missing is delivered again by the running relay, also
+// where it was archived.
+func TestVerifyRepairs(t *testing.T) {
+	t.Parallel()
+	r := verified(t)
+	r.cfg.FallbackInterval = 200 * time.Millisecond
+	r.exec(`UPDATE outbox_messages SET processed_at = processed_at - interval '2 days' WHERE (payload ->> 'n')::int <= 50`)
+	_, err := fallback.Retain(t.Context(), fallback.Config{URL: r.url, Settings: stream.Settings},
+		fallback.RetainOptions{Tables: r.cfg.Outboxes, ArchiveAfter: 24 * time.Hour})
+	r.must(err)
+	if n := r.count(`SELECT count(*) FROM outbox_messages_archive`); n != 50 {
+		t.Fatalf("%d rows are archived, want 50", n)
+	}
+	x := r.start().streaming() // only a start looks for losses itself
+	r.loseMessages(10, 20, 60, 70)
+	r.finds(r.verify(), map[verify.Kind]int64{verify.Missing: 4})
+	r.finds(r.verify(func(c *verify.Config) { c.Since = time.Hour }), map[verify.Kind]int64{verify.Missing: 2})
+	report := r.verify(repair)
+	r.finds(report, map[verify.Kind]int64{verify.Missing: 4})
+	if report.Repaired != 4 {
+		t.Errorf("%d rows were repaired, want 4", report.Repaired)
+	}
+	eventually(t, "all is marked", func() bool { return r.unmarked() == 0 })
+	r.finds(r.verify(), nil)
+	if n := len(r.stored()); n != 100 {
+		t.Errorf("the stream holds %d messages, want 100", n)
+	}
+	x.quiet("missed_rows", "events_lost")
+}
+
+// TestVerifyProvesPendingRows: a pending row is missing when the WAL is past it, and
+// not before.
+func TestVerifyProvesPendingRows(t *testing.T) {
+	t.Parallel()
+	r := verified(t)
+	r.cfg.FallbackInterval = time.Hour
+	r.put(101, 105)
+	report := r.verify()
+	r.finds(report, nil)
+	if report.Pending != 5 || !strings.Contains(fmt.Sprint(report.Notes), "nobody streams slot") {
+		t.Errorf("report %+v", report)
+	}
+	r.exec(`SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())`, r.cfg.Slot)
+	// A first pass of the loop finds them, unless they are delayed ones until it is over.
+	r.exec(`UPDATE outbox_messages SET available_at = now() + interval '1 hour' WHERE processed_at IS NULL`)
+	x := r.start().streaming()
+	r.put(106, 106)
+	eventually(t, "the live row is marked", func() bool { return r.unmarked() == 5 })
+	time.Sleep(500 * time.Millisecond) // the first pass
+	r.exec(`UPDATE outbox_messages SET available_at = now(), occurred_at = now() WHERE processed_at IS NULL`)
+	r.finds(r.verify(), map[verify.Kind]int64{verify.Missing: 5})
+	x.quiet("events_lost")
+}
+
+// TestVerifyBesideALoad: a relay at work looks wrong at no time.
+func TestVerifyBesideALoad(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.cfg.Retention = relay.Retention{ArchiveAfter: 2 * time.Second, Interval: time.Second}
+	l := newLedger(r)
+	x := r.start().streaming()
+	stop := l.start(load{writers: 2, rows: 20, pause: 10 * time.Millisecond})
+	r.exec(remindSQL, 1, 200, 1.1, 8)
+	compared := int64(0)
+	for n := range 6 {
+		report := r.verify(func(c *verify.Config) {
+			if n%2 == 1 {
+				c.Since = 2 * time.Second
+			}
+		})
+		r.finds(report, nil)
+		compared += report.Rows
+		if n == 3 {
+			x.halt()
+			x = r.start().streaming()
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+	stop()
+	eventually(t, "all is marked", func() bool { return r.unmarked() == 0 })
+	report := r.verify()
+	r.finds(report, nil)
+	if want := int64(l.committed() + 200); report.Rows != want || report.Messages != want || compared == 0 {
+		t.Errorf("compared %d rows with %d messages, want %d", report.Rows, report.Messages, want)
+	}
+}
+
+// TestVerifyWithoutMarks: where delivered rows are gone, duplicates and order are
+// all that can be told.
+func TestVerifyWithoutMarks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
+	r.cfg.Outboxes[0].Mark = outbox.MarkDelete
+	x := r.start().streaming()
+	r.put(1, 100)
+	eventually(t, "all rows are gone", func() bool { return r.count(`SELECT count(*) FROM outbox_messages`) == 0 })
+	x.halt()
+	r.duplicateWindowPasses(200 * time.Millisecond)
+	r.finds(r.verify(), nil)
+	r.again(r.stored()[50], nil)
+	r.finds(r.verify(), map[verify.Kind]int64{verify.Duplicated: 1, verify.Reordered: 1})
+}
