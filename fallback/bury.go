@@ -137,6 +137,23 @@ func text(v []byte) *string {
 	return &s
 }
 
+// DiedLately reports whether a row became a dead letter that the slot may still
+// have the insert of: by a transaction that its catalog_xmin does not cover.
+func (db *DB) DiedLately(ctx context.Context, slot string) (died bool, err error) {
+	err = db.row(ctx, []any{&died}, `SELECT to_regclass($1) IS NOT NULL`, DeadLetters)
+	if err == nil && died {
+		err = db.row(ctx, []any{&died}, `SELECT EXISTS (SELECT FROM `+DeadLetters+` d, pg_replication_slots s
+			WHERE s.slot_name = $1 AND s.database = current_database() AND age(d.xmin) <= age(s.catalog_xmin))`, slot)
+	}
+	if Code(err) == "42501" {
+		return true, nil // who may not look must take it for granted
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for dead letters: %w", err)
+	}
+	return died, nil
+}
+
 // DeadLetterCount counts the dead letters, up to a limit.
 func (db *DB) DeadLetterCount(ctx context.Context, limit int) (n int, err error) {
 	err = db.row(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s LIMIT %d) d`, DeadLetters, limit))

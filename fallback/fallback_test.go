@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -416,4 +417,27 @@ func TestCheckTableNamesMissingPrivileges(t *testing.T) {
 	}
 	b.must(db.CheckTable(t.Context(), &none))
 	b.must(db.CheckTable(t.Context(), b.table))
+}
+
+// TestFetchIsBounded: of rows that turn out to be large it keeps some.
+func TestFetchIsBounded(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+		SELECT 'order', 1, 'order.placed', to_jsonb(repeat('x', 1 << 20)) FROM generate_series(1, 20)`)
+	db := b.open()
+	var ids []string
+	for n := range 20 {
+		ids = append(ids, strconv.Itoa(n+1))
+	}
+	for calls := 0; len(ids) > 0; calls++ {
+		rows, more, err := db.Fetch(t.Context(), b.table, ids)
+		b.must(err)
+		if len(rows) == 0 || len(rows) > 8 || more != (len(rows) < len(ids)) || calls > 3 {
+			t.Fatalf("call %d: %d rows of %d, more is %t", calls, len(rows), len(ids), more)
+		}
+		if got := string(rows[0].Values[outbox.ID]); got != ids[0] {
+			t.Fatalf("it begins with row %s, not %s", got, ids[0])
+		}
+		ids = ids[len(rows):]
+	}
 }

@@ -23,29 +23,33 @@ func (db *DB) PendingCount(ctx context.Context, t *outbox.Table, limit int) (n i
 }
 
 // SkipPending marks every row that is pending now, and says so in each, unless it
-// has done so before: one statement, so it is done whole or not at all. It needs
-// mark update and a layout that records. It waits for rows that are locked.
-func SkipPending(ctx context.Context, cfg Config, t *outbox.Table) (rows int64, err error) {
+// has done so before: one transaction, so it is done whole, for all tables, or not
+// at all. It returns how many they were of each. It needs mark update and layouts
+// that record. It waits for rows that are locked.
+func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows []int64, err error) {
 	db, err := Open(ctx, cfg)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer db.Close()
-	lastError := t.Column(outbox.LastError)
-	sql := fmt.Sprintf(`UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL)`,
-		t.SQL(), t.Column(outbox.ProcessedAt), lastError, quoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped)
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Hour)
 		defer cancel()
 		if _, err := conn.Exec(ctx, `SET lock_timeout = '1min'; SET enable_seqscan = on`); err != nil {
 			return err
 		}
-		tag, err := conn.Exec(ctx, sql)
-		rows = tag.RowsAffected()
-		return err
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			for _, t := range tables {
+				sql := fmt.Sprintf(`UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL)`,
+					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), quoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped)
+				tag, err := tx.Exec(ctx, sql)
+				if err != nil {
+					return fmt.Errorf("mark the rows that are pending in %s: %w", t, err)
+				}
+				rows = append(rows, tag.RowsAffected())
+			}
+			return nil
+		})
 	})
-	if err != nil {
-		return 0, fmt.Errorf("mark the rows that are pending in %s: %w", t, err)
-	}
-	return rows, nil
+	return rows, err
 }

@@ -109,6 +109,9 @@ type MarkCursor struct {
 	id string
 }
 
+// At is the time of the last mark.
+func (c *MarkCursor) At() time.Time { return c.at }
+
 // MarkedSince lists rows that were marked at or after a time, the oldest mark
 // first, at most limit of them from next on. It returns nothing where the layout
 // does not say when a row was marked.
@@ -116,15 +119,23 @@ func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time,
 	if t.Mark != outbox.MarkUpdate {
 		return nil, nil
 	}
-	from := *next
-	if from.at.IsZero() {
-		from = MarkCursor{at: since}
+	return db.markedSince(ctx, t, t.SQL(), "true", since, next, limit)
+}
+
+// markedSince leaves out the rows that a first start was told not to send.
+func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, where string, since time.Time, next *MarkCursor, limit int) (refs []outbox.Ref, err error) {
+	if t.Layout.Has(outbox.LastError) {
+		where += fmt.Sprintf(" AND (t.%s LIKE '%s%%') IS NOT TRUE", t.Column(outbox.LastError), Skipped)
+	}
+	start := *next
+	if start.at.IsZero() {
+		start = MarkCursor{at: since}
 	}
 	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
-	sql := fmt.Sprintf(`SELECT concat(%[1]s), %[2]s, %[3]s FROM %[4]s t WHERE %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[5]s)
-		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, t.HashSQL("t"), t.SQL(), t.IDType)
+	sql := fmt.Sprintf(`SELECT concat(%[1]s), %[2]s, %[3]s FROM %[4]s t WHERE %[6]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[5]s)
+		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, t.HashSQL("t"), from, t.IDType, where)
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		result, _ := conn.Query(ctx, sql, from.at, from.id, limit)
+		result, _ := conn.Query(ctx, sql, start.at, start.id, limit)
 		ref := outbox.Ref{Table: t}
 		var hash int64
 		_, err := pgx.ForEachRow(result, []any{&ref.ID, &next.at, &hash}, func() error {
@@ -142,27 +153,41 @@ func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time,
 
 // Unmark makes rows pending again that are marked and were lost, as held ones
 // where the layout allows it: until they are delivered, the later rows of their
-// aggregates wait.
-func (db *DB) Unmark(ctx context.Context, t *outbox.Table, refs []outbox.Ref) error {
+// aggregates wait. It returns those that somebody has locked, which it leaves as
+// they are.
+func (db *DB) Unmark(ctx context.Context, t *outbox.Table, refs []outbox.Ref) (locked []outbox.Ref, err error) {
 	ids, hashes := make([]string, len(refs)), make([]int64, len(refs))
 	for i, r := range refs {
 		ids[i], hashes[i] = r.ID, int64(r.Hash)
 	}
 	set := t.Column(outbox.ProcessedAt) + " = NULL"
 	if t.Layout.Records() {
-		set += ", " + t.Column(outbox.LastError) + " = " + quoteLiteral(Held+"the stream had lost it")
+		set += ", " + t.Column(outbox.LastError) + " = " + quoteLiteral(lostNote)
 	}
-	sql := fmt.Sprintf(`UPDATE %s t SET %s FROM unnest($1::text[], $2::bigint[]) AS w(id, hash)
-		WHERE t.%s = w.id::%s AND t.%s IS NOT NULL AND %s = w.hash`,
-		t.SQL(), set, t.Column(outbox.ID), t.IDType, t.Column(outbox.ProcessedAt), t.HashSQL("t"))
-	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, sql, ids, hashes)
+	sql := strings.NewReplacer("{table}", t.SQL(), "{set}", set, "{id}", t.Column(outbox.ID), "{idtype}", t.IDType,
+		"{processed}", t.Column(outbox.ProcessedAt), "{hash}", t.HashSQL("t")).Replace(`
+WITH lost AS MATERIALIZED (
+	SELECT w.ord, t.{id} AS id FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord)
+	JOIN {table} t ON t.{id} = w.id::{idtype} AND t.{processed} IS NOT NULL AND {hash} = w.hash
+), free AS MATERIALIZED (
+	SELECT t.{id} AS id FROM {table} t WHERE t.{id} IN (SELECT id FROM lost) AND t.{processed} IS NOT NULL ORDER BY t.{id} FOR UPDATE SKIP LOCKED
+), done AS (
+	UPDATE {table} t SET {set} WHERE t.{id} IN (SELECT id FROM free) AND t.{processed} IS NOT NULL AND {hash} = ANY ($2::bigint[]) RETURNING t.{id} AS id
+)
+SELECT ord::int FROM lost WHERE id NOT IN (SELECT id FROM free)`)
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		result, _ := conn.Query(ctx, sql, ids, hashes)
+		var ord int
+		_, err := pgx.ForEachRow(result, []any{&ord}, func() error {
+			locked = append(locked, refs[ord-1])
+			return nil
+		})
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("make rows of %s pending again: %w", t, err)
+		return nil, fmt.Errorf("make rows of %s pending again: %w", t, err)
 	}
-	return nil
+	return locked, nil
 }
 
 // HasMarks reports whether any row of the table is marked, or was and is in the

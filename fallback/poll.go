@@ -17,7 +17,11 @@ import (
 // aggregate. No failure begins so.
 const Held = "held: "
 
-const heldNote = Held + "an earlier row of its aggregate has failed"
+const (
+	heldNote    = Held + "an earlier row of its aggregate has failed"
+	retriedNote = Held + "a dead letter that is tried again"
+	lostNote    = Held + "the stream had lost it"
+)
 
 // IsHeld reports whether a row's last_error says that it is held.
 func IsHeld(lastError []byte) bool { return strings.HasPrefix(string(lastError), Held) }
@@ -28,14 +32,17 @@ type Candidate struct {
 	Aggregate string // see outbox.AggregateKey
 	Recorded  bool   // parked or held
 	Scheduled bool   // a row without a record that was meant for later
+	Early     bool   // a row without a record that falls due within the threshold
 	Attempts  int
+	Bytes     int // of its payload, as the table keeps it
 }
 
 // Fresh lists rows that are pending, due and not recorded, in the order of their
 // ids: the first limit of them, from one snapshot. An earlier row of the same
 // aggregate was visible in that snapshot too.
 //
-// threshold tells rows that were meant for later, by their own columns.
+// threshold tells rows that were meant for later, by their own columns. Rows that
+// were not, but fall due within it, are listed too: later ones must not pass them.
 func (db *DB) Fresh(ctx context.Context, t *outbox.Table, threshold time.Duration, limit int) ([]Candidate, error) {
 	if t.Layout.Has(outbox.AvailableAt) {
 		// As a rule few rows are due, and a great many may be scheduled for later.
@@ -48,27 +55,43 @@ func (db *DB) Fresh(ctx context.Context, t *outbox.Table, threshold time.Duratio
 }
 
 func freshSQL(t *outbox.Table, threshold time.Duration, order string) string {
-	scheduled := "false"
-	if t.Layout.Has(outbox.AvailableAt) && t.Layout.Has(outbox.OccurredAt) {
-		scheduled = fmt.Sprintf("t.%s > t.%s + %d * interval '1 microsecond'",
-			t.Column(outbox.AvailableAt), t.Column(outbox.OccurredAt), threshold.Microseconds())
+	early := "false"
+	if t.Layout.Has(outbox.AvailableAt) {
+		early = "(t." + t.Column(outbox.AvailableAt) + " > now()) IS TRUE"
 	}
-	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false, %[3]s, 0 FROM %[4]s t WHERE %[5]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
-		t.Column(outbox.ID), aggregateSQL(t), scheduled, t.SQL(), freshWhere(t), order)
+	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false, %[3]s, 0, %[7]s, %[8]s FROM %[4]s t WHERE %[5]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
+		t.Column(outbox.ID), aggregateSQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold), order, early, bytesSQL(t))
 }
 
-// freshWhere is the condition under which a row is pending, due and not recorded.
-func freshWhere(t *outbox.Table) string {
+// bytesSQL does not read the value: it may be kept out of line, and compressed.
+func bytesSQL(t *outbox.Table) string {
+	if !t.Layout.Has(outbox.Payload) {
+		return "0"
+	}
+	return "coalesce(pg_column_size(t." + t.Column(outbox.Payload) + "), 0)"
+}
+
+func scheduledSQL(t *outbox.Table, threshold time.Duration) string {
+	if !t.Layout.Has(outbox.AvailableAt) || !t.Layout.Has(outbox.OccurredAt) {
+		return "false"
+	}
+	return fmt.Sprintf("t.%s > t.%s + %d * interval '1 microsecond'", t.Column(outbox.AvailableAt), t.Column(outbox.OccurredAt), threshold.Microseconds())
+}
+
+// freshWhere is the condition under which a row is pending and not recorded, and
+// due, or early.
+func freshWhere(t *outbox.Table, threshold time.Duration) string {
 	where := pendingSQL(t, "t")
 	if t.Layout.Has(outbox.LastError) {
 		where += " AND t." + t.Column(outbox.LastError) + " IS NULL"
 	}
 	if t.Layout.Has(outbox.AvailableAt) {
-		due := "t." + t.Column(outbox.AvailableAt) + " <= now()"
+		at := "t." + t.Column(outbox.AvailableAt)
+		due := fmt.Sprintf("%s <= now() + %d * interval '1 microsecond'", at, threshold.Microseconds())
 		if t.DueNullable { // no index answers to that
 			due = "(" + due + ") IS NOT FALSE"
 		}
-		where += " AND " + due
+		where += fmt.Sprintf(" AND %s AND ((%s > now()) IS NOT TRUE OR (%s) IS NOT TRUE)", due, at, scheduledSQL(t, threshold))
 	}
 	return where
 }
@@ -85,19 +108,20 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 		ready = fmt.Sprintf("CASE WHEN t.%s IS NULL THEN %s ELSE bool_and(%[2]s) OVER (PARTITION BY %s ORDER BY t.%s) END",
 			t.Column(outbox.AggregateID), ready, by, t.Column(outbox.ID))
 	}
-	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, tenant, kind, aggregate, true, false, attempts
-		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready FROM %s t WHERE %s) x WHERE ready ORDER BY x.id LIMIT $1`,
-		t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, t.SQL(), recordedSQL(t)), limit)
+	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, tenant, kind, aggregate, true, false, attempts, false, bytes
+		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes FROM %s t WHERE %s) x WHERE ready ORDER BY x.id LIMIT $1`,
+		t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
 }
 
 // candidates runs a query for id, tenant, kind and id of the aggregate, recorded,
-// scheduled, attempts.
+// scheduled, attempts, early, bytes.
 func (db *DB) candidates(ctx context.Context, t *outbox.Table, sql string, args ...any) (cs []Candidate, err error) {
 	err = db.raw(ctx, sql, args, func(v [][]byte) error {
 		attempts, _ := strconv.Atoi(string(v[6]))
+		bytes, _ := strconv.Atoi(string(v[8]))
 		cs = append(cs, Candidate{
-			Attempts: attempts,
-			ID:       string(v[0]), Aggregate: outbox.AggregateKey(v[1], v[2], v[3]), Recorded: string(v[4]) == "t", Scheduled: string(v[5]) == "t",
+			Attempts: attempts, Early: string(v[7]) == "t", Bytes: bytes,
+			ID: string(v[0]), Aggregate: outbox.AggregateKey(v[1], v[2], v[3]), Recorded: string(v[4]) == "t", Scheduled: string(v[5]) == "t",
 		})
 		return nil
 	})
@@ -124,10 +148,14 @@ func (db *DB) Aggregates(ctx context.Context, t *outbox.Table) (keys []string, e
 	return keys, nil
 }
 
+// fetchBytes is how much of the rows' values Fetch keeps.
+const fetchBytes = 8 << 20
+
 // Fetch reads rows that are still pending, in the order of their ids. Rows that
 // somebody has locked are left out, and so are those that are gone or marked. No
-// lock stays when it returns.
-func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string) (rows []*outbox.Event, err error) {
+// lock stays when it returns. Where the rows turn out to be large it returns the
+// first of them only, at least one, and says that there are more.
+func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string) (rows []*outbox.Event, more bool, err error) {
 	var columns []string
 	var fields []outbox.Field
 	for f := outbox.ID; f < outbox.NumFields; f++ {
@@ -137,18 +165,23 @@ func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string) (rows []
 	}
 	sql := fmt.Sprintf(`SELECT %s FROM %s t WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY t.%[3]s FOR UPDATE SKIP LOCKED`,
 		strings.Join(columns, ", "), t.SQL(), t.Column(outbox.ID), t.IDType, unmarkedSQL(t, "t"))
+	size := 0
 	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
 		ev := outbox.Event{Table: t}
 		for i, f := range fields {
 			ev.Values[f] = v[i]
 		}
+		if size += ev.Size(); more || size > fetchBytes && len(rows) > 0 {
+			more = true
+			return nil
+		}
 		rows = append(rows, ev.Clone())
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read pending rows of %s: %w", t, err)
+		return nil, false, fmt.Errorf("read pending rows of %s: %w", t, err)
 	}
-	return rows, nil
+	return rows, more, nil
 }
 
 // StillPending tells which of the rows are pending: of rows that Fetch left out,
@@ -198,9 +231,9 @@ func (db *DB) NextXID(ctx context.Context) (xid int64, err error) {
 // written by a transaction with an id below xid, or may yet be: a transaction that
 // is flushed is not visible before it has ended, which a synchronous standby may
 // put off.
-func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, xid int64) (has bool, err error) {
+func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, threshold time.Duration, xid int64) (has bool, err error) {
 	sql := fmt.Sprintf(`SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint < $1 OR EXISTS (SELECT FROM %s t WHERE %s AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1)`,
-		t.SQL(), freshWhere(t))
+		t.SQL(), freshWhere(t, threshold))
 	if err := db.row(ctx, []any{&has}, sql, xid); err != nil {
 		return false, fmt.Errorf("look for older rows of %s: %w", t, err)
 	}

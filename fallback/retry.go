@@ -36,10 +36,11 @@ const letterColumns = `d.dead_letter_id, d.outbox, d.row_id,
 	ARRAY(SELECT json_object_keys(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END))`
 
 // Retry puts rows back into their outboxes under their own ids, with every value
-// as it was, no attempts, no error and due at once, and deletes their dead
-// letters in the same transaction, a few hundred at a time, oldest first. The
-// running relay gets them through the WAL as any other row: behind what was
-// inserted meanwhile.
+// as it was, no attempts and due at once, and deletes their dead letters in the
+// same transaction, a few hundred at a time, oldest first. The rows are recorded,
+// as held ones: the WAL may still bring what they were before, and so only the
+// table delivers them, behind what was inserted meanwhile. Where the layout has
+// no column for that, the WAL does.
 //
 // A row that cannot be put back (its id is there again, its outbox is not
 // configured, the table refuses it) stays a dead letter, and the others go on.

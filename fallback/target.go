@@ -94,7 +94,11 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		return "", hint.Errorf("correct outboxes[].layout, or discard it", "the dead letter has no column %q for the id", layout.Columns[outbox.ID])
 	}
 	fresh := map[string]string{}
-	for f, value := range map[outbox.Field]string{outbox.Attempts: "0", outbox.LastError: "NULL", outbox.ProcessedAt: "NULL", outbox.AvailableAt: "now()"} {
+	record := "NULL"
+	if layout.Records() {
+		record = quoteLiteral(retriedNote)
+	}
+	for f, value := range map[outbox.Field]string{outbox.Attempts: "0", outbox.LastError: record, outbox.ProcessedAt: "NULL", outbox.AvailableAt: "now()"} {
 		if layout.Has(f) {
 			fresh[layout.Columns[f]] = value
 		}

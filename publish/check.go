@@ -131,9 +131,9 @@ func (j *judge) weaknesses() {
 		"nats stream edit "+j.cfg.Name+" --max-msgs-per-subject=-1")
 	j.weak(j.c.AllowMsgTTL || j.c.SubjectDeleteMarkerTTL > 0, "stream-ttl",
 		"allow_msg_ttl is set: a message may vanish on its own", "create a stream without it")
-	j.weak(j.c.MaxMsgs > 0 && j.c.MaxMsgs < U && j.c.Discard == jetstream.DiscardOld, "stream-few-messages",
-		fmt.Sprintf("max_msgs is %d with discard old: the relay reads back %d", j.c.MaxMsgs, U),
-		fmt.Sprintf("nats stream edit %s --max-msgs=%d", j.cfg.Name, U))
+	j.weak(j.c.MaxMsgs > 0 && j.c.MaxMsgs < 2*U && j.c.Discard == jetstream.DiscardOld, "stream-few-messages",
+		fmt.Sprintf("max_msgs is %d with discard old: the relay reads back up to %d", j.c.MaxMsgs, 2*U),
+		fmt.Sprintf("nats stream edit %s --max-msgs=%d", j.cfg.Name, 2*U))
 }
 
 func (j *judge) subjects() {

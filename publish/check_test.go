@@ -66,7 +66,7 @@ func TestJudge(t *testing.T) {
 		"memory":               {edit: set(func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }), warning: "stream-memory"},
 		"one replica":          {edit: set(func(c *jetstream.StreamConfig) { c.Replicas = 1 }), warning: "stream-one-replica"},
 		"discard old, bytes":   {edit: set(func(c *jetstream.StreamConfig) { c.MaxBytes, c.Discard = 1, jetstream.DiscardOld }), warning: "stream-discard-old"},
-		"discard old, many":    {edit: set(func(c *jetstream.StreamConfig) { c.MaxMsgs, c.Discard = U, jetstream.DiscardOld }), warning: "stream-discard-old"},
+		"discard old, many":    {edit: set(func(c *jetstream.StreamConfig) { c.MaxMsgs, c.Discard = 2*U, jetstream.DiscardOld }), warning: "stream-discard-old"},
 		"max age":              {edit: set(func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour }), warning: "stream-max-age"},
 		"max msg size":         {edit: set(func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1000 }), warning: "stream-max-msg-size"},
 		"large max msg size":   {edit: set(func(c *jetstream.StreamConfig) { c.MaxMsgSize = 2 << 20 })},

@@ -2,11 +2,13 @@ package publish
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/outbox"
 )
@@ -20,20 +22,29 @@ type Message struct {
 	Stored   time.Time
 	ID       outbox.MessageID
 	Position outbox.Position // zero where the header is missing or unreadable
+	// Polled: the row came from the table. The position is that of the lane then, and
+	// says nothing of the row.
+	Polled bool
 	// Behind is the number of own messages between this one and the tail.
 	Behind uint64
+	// Aggregate is as outbox.AggregateKey has it, where the headers say it and
+	// ReadBackOptions.Aggregates asked for it.
+	Aggregate string
 }
 
 // ReadBackOptions say what is read back and who looks at it.
 type ReadBackOptions struct {
 	Source string
-	// Phantom tells messages of WAL that the server never had. They are counted,
-	// and are in no step. So are the messages of another source.
+	// Phantom tells positions of WAL that the server never had. A message that the
+	// WAL brought with one is counted, and is in no step; neither are messages of
+	// another source. One that the poller sent is in its step, and never the tail.
 	Phantom func(outbox.Position) bool
 	// Step is called with every step of U own messages (the last one may be
 	// shorter), and says whether to go on. Backwards, the newest message comes
 	// first; forwards, the oldest.
 	Step func([]Message) (more bool, err error)
+	// Aggregates has [Message.Aggregate] filled in.
+	Aggregates bool
 }
 
 // Found is what a read-back met.
@@ -41,7 +52,10 @@ type Found struct {
 	// Tail is the newest own message that is not a phantom.
 	Tail    Message
 	HasTail bool
-	Own     int
+	// Beyond: the poller sent something after the tail, under positions that say
+	// nothing here.
+	Beyond bool
+	Own    int
 	// Phantoms are own messages of WAL that the server never had.
 	Phantoms int
 	// ForeignTail: the stream's last message is another writer's.
@@ -64,7 +78,11 @@ func (s *Stream) ReadBack(ctx context.Context, firstSeq, lastSeq uint64, o ReadB
 		}
 		for _, m := range slices.Backward(chunk) {
 			m.Behind = uint64(found.Own)
-			if !found.HasTail {
+			switch {
+			case found.HasTail:
+			case o.phantom(m):
+				found.Beyond = true
+			default:
 				found.Tail, found.HasTail = m, true
 			}
 			found.Own++
@@ -121,7 +139,11 @@ func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptio
 		if p, err := outbox.ParsePosition(strings.Clone(h.Get(PositionHeader))); err == nil {
 			m.Position = p
 		}
-		if o.Phantom != nil && o.Phantom(m.Position) {
+		m.Polled = h.Get(ViaHeader) == ViaPoll
+		if o.Aggregates {
+			m.Aggregate = aggregateIn(h)
+		}
+		if !m.Polled && o.phantom(m) {
 			found.Phantoms++
 			return
 		}
@@ -129,3 +151,47 @@ func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptio
 	})
 	return chunk, err
 }
+
+// aggregateIn is the key of the aggregate that the attributes name.
+func aggregateIn(h nats.Header) string {
+	attribute := func(id header) []byte {
+		if values := h[headerNames[id]]; len(values) > 0 {
+			return []byte(values[0])
+		}
+		return nil
+	}
+	return outbox.AggregateKey(attribute(hTenantID), attribute(hAggregateType), attribute(hAggregateID))
+}
+
+// SeqSince is the sequence of the first message that was stored at or after a
+// time, and the next one to come where there is none.
+func (s *Stream) SeqSince(ctx context.Context, at time.Time) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*apiTimeout)
+	defer cancel()
+	info, err := s.Info(ctx)
+	if err != nil {
+		return 0, err
+	}
+	consumer, err := s.js.OrderedConsumer(ctx, s.cfg.Name, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true, InactiveThreshold: 30 * time.Second,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find the stream's messages since %s: %w", at.Format(time.RFC3339), err)
+	}
+	created := consumer.CachedInfo()
+	defer func() { _ = s.js.DeleteConsumer(context.WithoutCancel(ctx), s.cfg.Name, created.Name) }()
+	if created.NumPending == 0 {
+		return info.LastSeq + 1, nil
+	}
+	msg, err := consumer.Next(jetstream.FetchContext(ctx))
+	if err != nil {
+		return 0, fmt.Errorf("find the stream's messages since %s: %w", at.Format(time.RFC3339), err)
+	}
+	meta, err := msg.Metadata()
+	if err != nil {
+		return 0, err
+	}
+	return meta.Sequence.Stream, nil
+}
+
+func (o *ReadBackOptions) phantom(m Message) bool { return o.Phantom != nil && o.Phantom(m.Position) }

@@ -234,12 +234,19 @@ func TestDelayedRowsOutliveARelay(t *testing.T) {
 	l := newLedger(r)
 	x := r.start().streaming()
 	r.keep()
-	r.exec(remindSQL, 1, 600, 1.1, 8)
 	stop := l.start(load{writers: 2, rows: 10, pause: 20 * time.Millisecond})
-	for left := 500; left > 0; left -= 150 {
-		eventually(t, "rows fall due", func() bool { return r.count(remindersPending) < left })
+	rows := 0
+	later := func(n int, from, to float64) {
+		r.exec(remindSQL, rows+1, rows+n, from, to)
+		rows += n
+	}
+	for range 3 {
+		later(200, 1.1, 8)
+		left := r.count(remindersPending)
+		eventually(t, "rows fall due", func() bool { return r.count(remindersPending) < left-20 })
 		x.healthy()
 		x.halt()
+		later(30, 1.1, 1.5)
 		eventually(t, "rows fall due that nobody sends", func() bool {
 			return r.count(`SELECT count(*) FROM outbox_messages WHERE event_type = 'account.reminded' AND processed_at IS NULL AND available_at < now()`) > 20
 		})
@@ -250,7 +257,7 @@ func TestDelayedRowsOutliveARelay(t *testing.T) {
 	stop()
 	r.liveRowsAreStored()
 	r.passes(r.here())
-	t.Logf("late by %s", r.reminded(600))
+	t.Logf("late by %s", r.reminded(rows))
 	l.movedIs()
 	x.healthy()
 }

@@ -62,6 +62,9 @@ func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error
 		f.loop.dueIn(wait)
 		return nil // left to the table
 	}
+	if fallback.IsHeld(ev.Values[outbox.LastError]) && ev.Table.Mark != outbox.MarkNone && ev.Table.Layout.Records() {
+		return f.leave(ctx, ev, txn)
+	}
 	if ev.Table.Mark == outbox.MarkNone && f.seen.tail.Covers(ev.Commit, ev.N) {
 		return nil
 	}
@@ -76,6 +79,27 @@ func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error
 		f.seen.forget()
 	}
 	return f.send(ctx, ev, txn)
+}
+
+// leave leaves to the loop what was inserted as a held row: a dead letter that is
+// tried again. The WAL may have its first insert, too, so only the table's word
+// counts. Later rows of its aggregate wait for it.
+func (f *feed) leave(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	of := aggregateOf(ev)
+	txn.Add()
+	f.holds.record(of)
+	return f.settler.hold(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, of, left{txn, f.loop})
+}
+
+// left wakes the loop when the row is visible.
+type left struct {
+	*stream.Txn
+	loop *loop
+}
+
+func (l left) Settled() {
+	l.Txn.Settled()
+	l.loop.nudge()
 }
 
 // mayBeRecorded: where rows pass a failed one, that one itself may come again.
@@ -153,7 +177,7 @@ func (f *feed) decide(ctx context.Context, batch []held) error {
 	var rows []fallback.Row
 	for _, h := range batch {
 		row := fallback.Row{Ref: h.ev.Ref(), XID: h.ev.XID}
-		if behind, ok := f.seen.behind(row.Ref); ok {
+		if behind, ok := f.seen.behind(row.Ref, false); ok {
 			// It was read in the stream. Whatever the table shows, it is not sent.
 			if err := f.settler.stored(ctx, row, behind, h.txn); err != nil {
 				return err

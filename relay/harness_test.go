@@ -31,16 +31,18 @@ type rig struct {
 	nats *testenv.NATS
 	url  string
 	cfg  relay.Config
+	asks *asker
 }
 
 func newRig(t *testing.T, pg *testenv.Postgres) *rig {
 	t.Helper()
-	return newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{}))
+	return newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 }
 
 func newRigWith(t *testing.T, pg *testenv.Postgres, n *testenv.NATS) *rig {
 	t.Helper()
-	r := &rig{t: t, pg: pg, nats: n, url: pg.NewDB(t)}
+	r := &rig{t: t, pg: pg, nats: n, url: pg.NewDB(t), asks: &asker{conns: map[string]*pgx.Conn{}}}
+	t.Cleanup(r.asks.close)
 	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
 	r.migrate(table)
 	slot := "walpost_" + r.query1("SELECT current_database()::text")
@@ -93,12 +95,51 @@ func (r *rig) exec(sql string, args ...any) {
 // query1 is the text of a query's only value.
 func (r *rig) query1(sql string, args ...any) string {
 	r.t.Helper()
-	c, err := pgx.Connect(r.t.Context(), r.url)
+	v, err := r.asks.value(r.t.Context(), r.url, sql, args...)
 	r.must(err)
-	defer c.Close(context.Background())
-	var v any
-	r.must(c.QueryRow(r.t.Context(), sql, args...).Scan(&v))
 	return fmt.Sprint(v)
+}
+
+// asker keeps the connections of a test's small questions, many of which are
+// asked until they have their answer.
+type asker struct {
+	mu    sync.Mutex
+	conns map[string]*pgx.Conn // by URL
+}
+
+// value asks a second time where the first one met a connection that had ended
+// since the last question.
+func (a *asker) value(ctx context.Context, url, sql string, args ...any) (v any, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for range 2 {
+		c, old := a.conns[url]
+		if !old {
+			if c, err = pgx.Connect(ctx, url); err != nil {
+				return nil, err
+			}
+			a.conns[url] = c
+		}
+		// Described each time: tests change tables.
+		err = c.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeDescribeExec}, args...)...).Scan(&v)
+		if err == nil || !c.IsClosed() {
+			return v, err
+		}
+		delete(a.conns, url)
+		if !old {
+			return v, err
+		}
+	}
+	return v, err
+}
+
+func (a *asker) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.conns {
+		_ = c.Close(context.Background())
+	}
+	clear(a.conns)
 }
 
 func (r *rig) dropSlot(name string) {
@@ -172,11 +213,12 @@ func (x *running) streaming() *running {
 // something else.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); {
+	pause := 5 * time.Millisecond
+	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); time.Sleep(pause) {
 		if ok() {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
+		pause = min(pause*3/2, 50*time.Millisecond)
 	}
 	t.Fatalf("waited in vain: %s", what)
 }

@@ -26,9 +26,13 @@ const (
 	// markPatience is how long a pass waits for the marks of what it has sent. It
 	// waits so that the next one does not meet the same rows again.
 	markPatience = time.Second
-	// recordedPause is the least time between two looks at recorded rows: they may
-	// be many, while passes for rows that fall due follow each other closely.
+	// recordedPause is the least time between two looks at recorded rows, and
+	// recordedShare the part of the time that goes into them at most: they may be
+	// many, while passes for rows that fall due follow each other closely.
 	recordedPause = 100 * time.Millisecond
+	recordedShare = 10
+	// batchBytes bounds the payloads that are read at once, as the table keeps them.
+	batchBytes = 1 << 20
 )
 
 // loop delivers from the tables what the WAL does not: rows that were missed, that
@@ -56,7 +60,7 @@ type loop struct {
 	next time.Time // of the next pass; guarded by mu
 
 	healing     bool                        // see heal
-	looked      map[*outbox.Table]time.Time // when recorded rows were last looked for
+	lookAt      map[*outbox.Table]time.Time // when recorded rows are looked for next
 	again       map[*outbox.Table]bool      // the last pass over recorded rows sent some
 	lockedSince map[*outbox.Table]time.Time // since when every pass has met locked rows
 }
@@ -124,7 +128,7 @@ func (r *Relay) newLoop(ctx context.Context, lane *publish.Lane, s *settler, h *
 	}
 	l := &loop{
 		r: r, db: db, lane: lane, settler: s, holds: h, seen: seen, wake: make(chan struct{}, 1),
-		looked: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{}, lockedSince: map[*outbox.Table]time.Time{},
+		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{}, lockedSince: map[*outbox.Table]time.Time{},
 	}
 	s.parked = l.nudge
 	return l, nil
@@ -238,13 +242,29 @@ func (l *loop) heal(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err != nil {
-			return l.recover(ctx, err)
-		}
-		if !more {
+		switch {
+		case err != nil:
+			if err := l.recover(ctx, err); err != nil || l.seen.healed == 0 {
+				return err
+			}
+			sleep(ctx, time.Second) // what was lost comes first
+		case !more && l.unmarked():
+			sleep(ctx, 20*time.Millisecond)
+		case !more:
 			return nil // what is locked keeps its aggregate held, and nobody else waiting
 		}
 	}
+}
+
+// heals reports whether rows without a record are delivered before the WAL is read:
+// where no record can say which of them the stream has lost.
+func (l *loop) heals(t *outbox.Table) bool { return l.seen.healed > 0 && !t.Layout.Records() }
+
+// unmarked reports whether rows of such a table are in the lane. The WAL is about to
+// bring them, and the table would still show them as pending.
+func (l *loop) unmarked() (has bool) {
+	l.lane.Unsettled(func(ref outbox.Ref) { has = has || l.heals(ref.Table) })
+	return has
 }
 
 // answer waits until every row that is pending when it is called is answered:
@@ -261,7 +281,7 @@ func (l *loop) answer(ctx context.Context) error {
 	}
 	for _, t := range l.r.cfg.Outboxes {
 		for {
-			left, err := db.FreshBefore(ctx, t, xid)
+			left, err := db.FreshBefore(ctx, t, l.r.cfg.DelayThreshold, xid)
 			if err != nil && !fallback.Passing(err) {
 				return err
 			}
@@ -339,12 +359,15 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	var recorded []fallback.Candidate
 	var err error
 	if p.looks = l.looks(t); p.looks {
-		if recorded, err = l.db.Recorded(ctx, t, l.r.cfg.OnPoison != Skip, passRows); err != nil {
+		begun := time.Now()
+		recorded, err = l.db.Recorded(ctx, t, l.r.cfg.OnPoison != Skip, passRows)
+		l.lookAt[t] = time.Now().Add(max(recordedPause, recordedShare*time.Since(begun)))
+		if err != nil {
 			return err
 		}
 	}
 	var fresh []fallback.Candidate
-	if !l.healing {
+	if !l.healing || l.heals(t) {
 		fresh, err = l.db.Fresh(ctx, t, l.r.cfg.DelayThreshold, passRows)
 	}
 	if err != nil || len(recorded)+len(fresh) == 0 {
@@ -371,30 +394,46 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	free := func(cs []fallback.Candidate) []fallback.Candidate {
 		return slices.DeleteFunc(cs, func(c fallback.Candidate) bool {
 			sent, taken := inHand[c.ID]
-			if of := (aggregate{t, c.Aggregate}); taken && !sent && c.Recorded && of.ordered() && l.r.cfg.OnPoison != Skip {
-				p.blocked[of] = true // it is being recorded anew: the later ones wait for that
+			if of := (aggregate{t, c.Aggregate}); taken && !sent && c.Recorded {
+				l.dueIn(recordedPause)
+				if of.ordered() && l.r.cfg.OnPoison != Skip {
+					p.blocked[of] = true // it is being recorded anew: the later ones wait for that
+				}
 			}
 			return taken
 		})
 	}
 	for _, cs := range [][]fallback.Candidate{free(recorded), free(fresh)} {
-		for part := range slices.Chunk(cs, l.r.cfg.FallbackBatch) {
-			if err := l.deliver(ctx, t, p, part); err != nil {
+		for len(cs) > 0 {
+			n, err := l.deliver(ctx, t, p, cs[:batch(cs, l.r.cfg.FallbackBatch)])
+			if err != nil {
 				return err
 			}
+			cs = cs[n:]
 		}
 	}
 	return nil
 }
 
+// batch is how many rows are read at once: at most so many, and not many large
+// ones.
+func batch(cs []fallback.Candidate, most int) int {
+	n := 0
+	for bytes := 0; n < min(len(cs), most); n++ {
+		if bytes += cs[n].Bytes; bytes > batchBytes && n > 0 {
+			break
+		}
+	}
+	return n
+}
+
 // looks reports whether it is time to look at recorded rows.
 func (l *loop) looks(t *outbox.Table) bool {
-	rest := recordedPause - time.Since(l.looked[t])
+	rest := time.Until(l.lookAt[t])
 	if rest > 0 && !l.healing && !l.again[t] && !l.holds.closing() {
 		l.dueIn(rest)
 		return false
 	}
-	l.looked[t] = time.Now()
 	return true
 }
 
@@ -439,18 +478,23 @@ func (l *loop) inHand(t *outbox.Table) (sent map[string]bool) {
 	return ids
 }
 
-// deliver reads rows and sends them, in the order of their ids.
-func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallback.Candidate) error {
+// deliver reads rows and sends them, in the order of their ids. It returns how many
+// of them it has dealt with: not all, where they are large.
+func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallback.Candidate) (n int, err error) {
 	ids := make([]string, len(cs))
 	for i, c := range cs {
 		ids[i] = c.ID
 	}
-	rows, err := l.db.Fetch(ctx, t, ids)
+	rows, more, err := l.db.Fetch(ctx, t, ids)
 	if err != nil {
-		return err
+		return 0, err
+	}
+	if more {
+		last := slices.Index(ids, string(rows[len(rows)-1].Values[outbox.ID]))
+		cs, ids = cs[:last+1], ids[:last+1]
 	}
 	if err := l.findLocked(ctx, t, p, ids, rows); err != nil {
-		return err
+		return 0, err
 	}
 	byID := map[string]*outbox.Event{}
 	for _, ev := range rows {
@@ -461,8 +505,11 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 		if slices.ContainsFunc(p.locked, func(ref outbox.Ref) bool { return ref.ID == c.ID }) {
 			p.blocked[of] = of.ordered()
 		}
+		if c.Early {
+			p.blocked[of] = of.ordered()
+		}
 		ev := byID[c.ID]
-		if ev == nil || p.blocked[of] {
+		if ev == nil || c.Early || p.blocked[of] {
 			continue
 		}
 		if recorded := ev.Values[outbox.LastError] != nil; recorded != c.Recorded || recorded && attemptsOf(ev) != c.Attempts {
@@ -470,10 +517,10 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 			continue
 		}
 		if err := l.send(ctx, p, ev, c.Scheduled); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	return nil
+	return len(cs), nil
 }
 
 // findLocked notes which of the rows that could not be read are locked.
@@ -498,7 +545,7 @@ func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bo
 	of := aggregateOf(ev)
 	row := fallback.Row{Ref: ev.Ref(), Polled: true, Attempts: attemptsOf(ev)}
 	recorded := ev.Values[outbox.LastError] != nil
-	if behind, ok := l.seen.behind(row.Ref); ok {
+	if behind, ok := l.seen.behind(row.Ref, recorded); ok {
 		p.add()
 		return l.settler.stored(ctx, row, behind, p) // it was read in the stream
 	}

@@ -1,12 +1,17 @@
 package relay_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
 )
 
 // lossAlarms are all that a relay may say of a stream that lost something.
@@ -289,4 +294,83 @@ func TestStreamIsEmptied(t *testing.T) {
 			x.quietBut("nothing_to_compare")
 		})
 	}
+}
+
+// TestTrimmedStreamHasLostNothing: the stream drops its oldest messages, and with
+// them a part of the rows that were marked together.
+func TestTrimmedStreamHasLostNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	keep := publish.U + 100
+	r.createStream(func(c *jetstream.StreamConfig) { c.MaxMsgs, c.Discard = int64(keep), jetstream.DiscardOld })
+	r.cfg.Stream.AcceptWeak = true
+	x := r.start().streaming()
+	r.put(1, 2*publish.U)
+	r.pending(0)
+	x.halt()
+	for n := range 20 { // until the stream ends in the middle of a batch
+		x = r.start().streaming()
+		x.quietBut()
+		r.put(2*publish.U+17*n+1, 2*publish.U+17*n+17)
+		r.pending(0)
+		x.halt()
+	}
+	last := 2*publish.U + 20*17
+	r.storedIs(last-keep+1, last)
+}
+
+// TestLostRowIsLocked: whoever holds it is named, and nothing passes it.
+func TestLostRowIsLocked(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 40)
+	r.pending(0)
+	restore := r.backup()
+	r.put(41, 70)
+	r.pending(0)
+	x.halt()
+	restore()
+	c := r.conn()
+	r.must(run(t.Context(), c, `BEGIN`))
+	r.must(run(t.Context(), c, `SELECT FROM outbox_messages WHERE payload ->> 'n' = '50' FOR UPDATE`))
+	r.put(71, 80)
+	x = r.start()
+	a := x.alarmed("row_locked")
+	if pid := fmt.Sprint(c.PgConn().PID()); !strings.Contains(fmt.Sprint(a["holder"]), "pid "+pid+",") {
+		t.Errorf("the alarm names %v, want pid %s", a["holder"], pid)
+	}
+	r.must(run(t.Context(), c, `COMMIT`))
+	x.streaming()
+	r.saysLost(x, 41, 70)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 80)
+}
+
+// TestLostRowsWithoutRecords: where no record can say so, everything that is
+// pending is delivered before the WAL is read.
+func TestLostRowsWithoutRecords(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	columns := outbox.Canonical().Columns
+	columns[outbox.Attempts], columns[outbox.LastError] = "", ""
+	r.cfg.Outboxes[0].Layout = outbox.Layout{Name: "custom", Columns: columns}
+	x := r.start().streaming()
+	r.put(1, 40)
+	r.pending(0)
+	restore := r.backup()
+	r.put(41, 70)
+	r.pending(0)
+	x.halt()
+	restore()
+	r.put(71, 5000) // what the WAL brings
+	x = r.start().streaming()
+	r.saysLost(x, 41, 70)
+	r.put(5001, 5010)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 5010)
+	x.quiet("missed_rows")
+	x.quietBut("events_lost")
 }

@@ -61,7 +61,7 @@ func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 		}
 		return 0
 	})
-	return &metrics{
+	m := &metrics{
 		lag: f.NewGauge(prometheus.GaugeOpts{
 			Name: "outbox_lag_seconds",
 			Help: "Age of the oldest due, unprocessed row.",
@@ -125,6 +125,18 @@ func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 			Help: "How long the creation of the slot has been waiting for other transactions; 0 while none is made.",
 		}),
 	}
+	m.standBy()
+	return m
+}
+
+// standBy sets what only the active relay looks at: nothing stays that was true
+// once, for an alert would never end.
+func (m *metrics) standBy() {
+	for _, g := range []prometheus.Gauge{m.lag, m.dlqDepth, m.retained, m.confirmedLag, m.slotWait} {
+		g.Set(0)
+	}
+	m.safe.Set(-1)
+	m.mode.Reset()
 }
 
 // maxEventTypes bounds the label values: rows are hostile.
@@ -188,7 +200,9 @@ func (r *Relay) observeOnce(ctx context.Context) error {
 		oldest = max(oldest, age)
 		errs = append(errs, err)
 	}
-	r.metrics.lag.Set(oldest.Seconds())
+	if errors.Join(errs...) == nil { // an alert must not end because nobody can look
+		r.metrics.lag.Set(oldest.Seconds())
+	}
 	slot, err := db.Slot(ctx)
 	if err == nil {
 		r.metrics.retained.Set(slot.Retained)

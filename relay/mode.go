@@ -458,14 +458,14 @@ func (r *Relay) skipInitial(ctx context.Context, db *fallback.DB) error {
 		r.known.begun = err == nil
 		return err
 	}
-	for _, t := range r.cfg.Outboxes {
-		n, err := fallback.SkipPending(ctx, r.database(), t)
-		if err != nil {
-			return err
-		}
+	skipped, err := fallback.SkipPending(ctx, r.database(), r.cfg.Outboxes)
+	if err != nil {
+		return err
+	}
+	for i, n := range skipped {
 		if n > 0 {
 			r.log.Warn("marked the rows that were pending before the first start, without publishing them (postgres.initial: none)",
-				zapTable(t), zap.Int64("rows", n))
+				zapTable(r.cfg.Outboxes[i]), zap.Int64("rows", n))
 		}
 	}
 	r.known.begun = true

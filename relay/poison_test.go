@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,20 +76,120 @@ func TestPoisonRow(t *testing.T) {
 				t.Errorf("outbox_failures_total is %v, want 11", n)
 			}
 
-			s, err := r.js().Stream(t.Context(), "EVENTS")
-			r.must(err)
-			cfg := s.CachedInfo().Config
-			cfg.Subjects = append(cfg.Subjects, "events.payment.>")
-			_, err = r.js().UpdateStream(t.Context(), cfg)
-			r.must(err)
+			r.setSubjects("events.order.>", "events.payment.>")
 			x.halt()
 			x = r.start().streaming()
-			dlq, err := fallback.OpenDLQ(t.Context(), fallback.DLQConfig{Config: fallback.Config{URL: r.url}, Outboxes: r.cfg.Outboxes})
-			r.must(err)
-			defer dlq.Close()
-			r.must(dlq.Retry(t.Context(), fallback.Filter{}, false, func(o fallback.Outcome) { r.must(o.Err) }))
+			r.retryAll()
 			eventually(t, "the dead letter's event is stored", func() bool { return r.storedCount() == 600 })
 			x.quiet("missed_rows")
 		})
 	}
+}
+
+// TestRetryBehindItsBurial: a server that has forgotten the burial's confirmation
+// brings the first insert again, and long after it the one of a retry that came
+// while no relay ran. The event is stored once.
+func TestRetryBehindItsBurial(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.createStream(func(c *jetstream.StreamConfig) {
+		c.Subjects, c.Duplicates = []string{"events.order.>"}, 100*time.Millisecond
+	})
+	r.cfg.Retry = fallback.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
+	x := r.start().streaming()
+	r.keep()
+	r.exec(putSQL, "payment.made", 1, 1)
+	eventually(t, "the row is a dead letter", func() bool { return r.count(`SELECT count(*) FROM outbox_messages_dlq`) == 1 })
+	r.put(2, 4)
+	r.pending(0)
+	x.halt()
+
+	r.listenToAll()
+	r.put(5, 10_000) // between the two inserts passes more than the window
+	r.retryAll()
+	r.rewind()
+	x = r.start().streaming()
+	r.pending(0)
+	eventually(t, "the retried row is marked", func() bool { return r.unmarked() == 0 })
+	r.passes(r.here())
+	numbers := r.numbers()
+	slices.Sort(numbers)
+	if want := span(1, 10_000); !slices.Equal(numbers, want) {
+		t.Errorf("stored %d messages %s, want each once", len(numbers), brief(numbers))
+	}
+	x.quiet("missed_rows")
+}
+
+// TestRetryKeepsItsPlace: what its aggregate commits after the retry comes after it.
+func TestRetryKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []relay.OnPoison{relay.Hold, relay.Skip} {
+		t.Run(string(policy), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
+			r.cfg.OnPoison, r.cfg.FallbackInterval = policy, time.Hour
+			r.cfg.Retry = fallback.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
+			x := r.start().streaming()
+			r.exec(putSQL, "payment.made", 1, 5)
+			eventually(t, "the rows are dead letters", func() bool { return r.count(`SELECT count(*) FROM outbox_messages_dlq`) == 5 })
+			r.listenToAll()
+			r.put(6, 10)
+			r.pending(0)
+			r.retryAll()
+			r.put(11, 500)
+			eventually(t, "all are marked", func() bool { return r.unmarked() == 0 })
+			numbers := r.numbers()
+			if policy == relay.Skip { // there a failed row has no place to keep
+				slices.Sort(numbers)
+				if !slices.Equal(numbers, span(1, 500)) {
+					t.Errorf("stored %s, want each once", brief(numbers))
+				}
+				return
+			}
+			if want := span(6, 10, 1, 5, 11, 500); !slices.Equal(numbers, want) {
+				t.Errorf("stored %s, want %s", brief(numbers), brief(want))
+			}
+			x.quiet("missed_rows")
+		})
+	}
+}
+
+// TestDeadLetterIsNotSentByTheWAL: a server that has forgotten the confirmation of
+// a burial brings the row again. It is a dead letter, and no row.
+func TestDeadLetterIsNotSentByTheWAL(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
+	r.cfg.Retry = fallback.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
+	x := r.start().streaming()
+	r.put(1, 3)
+	r.pending(0)
+	r.keep()
+	r.exec(putSQL, "payment.made", 4, 4) // the last one of all
+	eventually(t, "the row is a dead letter", func() bool { return r.count(`SELECT count(*) FROM outbox_messages_dlq`) == 1 })
+	x.halt()
+	r.listenToAll()
+	r.rewind()
+	x = r.start().streaming()
+	r.put(5, 6)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 3, 5, 6)
+	r.retryAll()
+	eventually(t, "the retried row is marked", func() bool { return r.unmarked() == 0 })
+	r.storedIs(1, 3, 5, 6, 4, 4)
+	x.quiet("missed_rows")
+}
+
+// listenToAll has the stream take every event.
+func (r *rig) listenToAll() { r.t.Helper(); r.setSubjects("events.>") }
+
+// retryAll takes all dead letters back.
+func (r *rig) retryAll() {
+	r.t.Helper()
+	dlq, err := fallback.OpenDLQ(r.t.Context(), fallback.DLQConfig{Config: fallback.Config{URL: r.url}, Outboxes: r.cfg.Outboxes})
+	r.must(err)
+	defer dlq.Close()
+	r.must(dlq.Retry(r.t.Context(), fallback.Filter{}, false, func(o fallback.Outcome) { r.must(o.Err) }))
 }

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -144,6 +145,30 @@ func TestInitial(t *testing.T) {
 		r.pending(0)
 		r.storedIs(11, 20)
 	})
+	t.Run("none, of two outboxes", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, pg)
+		r.exec(`CREATE TABLE other (LIKE outbox_messages INCLUDING ALL)`)
+		other := *r.cfg.Outboxes[0]
+		other.Name = "other" // and comes second
+		r.cfg.Outboxes = append(r.cfg.Outboxes, &other)
+		r.cfg.Initial = "none"
+		r.put(1, 10)
+		r.exec(`INSERT INTO other SELECT * FROM outbox_messages`)
+		c := r.conn()
+		r.must(run(t.Context(), c, `BEGIN`))
+		r.must(run(t.Context(), c, `SELECT FROM other FOR UPDATE`))
+		x := r.start()
+		eventually(t, "the statement that waits is ended", func() bool {
+			return r.count(`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+				WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'UPDATE %'`) > 0
+		})
+		r.must(run(t.Context(), c, `COMMIT`))
+		x.streaming()
+		r.put(11, 20)
+		r.pending(0)
+		r.storedIs(11, 20)
+	})
 	t.Run("none, and no WAL", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, pg)
@@ -174,4 +199,41 @@ func TestInitial(t *testing.T) {
 		r.start().streaming()
 		eventually(t, "all is stored", func() bool { return r.storedCount() == 100_001 })
 	})
+}
+
+// TestAlmostDueRowsKeepTheirPlace: a row is not delayed that falls due in an
+// instant, as one is from a host whose clock is ahead. The next ones of its
+// aggregate do not pass it.
+func TestAlmostDueRowsKeepTheirPlace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.cfg.Mode = relay.ModePoll
+	r.startAtWork()
+	for n := 1; n < 20; n += 2 {
+		r.exec(set{"available_at": `now() + interval '700 ms'`}.insert("outbox_messages", n, canonicalRow))
+		r.put(n+1, n+1)
+		time.Sleep(100 * time.Millisecond)
+	}
+	r.exec(set{"aggregate_id": `2`}.insert("outbox_messages", 100, canonicalRow))
+	r.pending(0)
+	numbers := r.numbers()
+	at := slices.Index(numbers, 100)
+	if at == len(numbers)-1 {
+		t.Error("another aggregate has waited, too")
+	}
+	if got, want := slices.Delete(numbers, at, at+1), span(1, 20); !slices.Equal(got, want) {
+		t.Errorf("stored %v, want %v", got, want)
+	}
+}
+
+// TestLargeRowsInTheTable: they are read a few at a time.
+func TestLargeRowsInTheTable(t *testing.T) {
+	t.Parallel()
+	r := newRigWith(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{Process: true, Config: "max_payload: 8MB"}))
+	r.cfg.Mode = relay.ModePoll
+	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+		SELECT 'order', 1, 'order.placed', jsonb_build_object('n', n, 'pad', repeat('x', 3000000)) FROM generate_series(1, 30) n`)
+	r.startAtWork()
+	r.pending(0)
+	r.storedIs(1, 30)
 }

@@ -148,7 +148,7 @@ func (r *Relay) identify(ctx context.Context, db *fallback.DB, streams bool) err
 			return hint.Errorf("set source to a name of this database's own, or GRANT EXECUTE ON FUNCTION pg_control_system() TO the role",
 				"the role may not read the system identifier, which the default of source begins with")
 		}
-		source = defaultSource(sys.ID, sys.Database)
+		source = DefaultSource(sys.ID, sys.Database)
 	}
 	r.envelope, err = publish.NewEnvelope(publish.EnvelopeConfig{Source: source, Stream: r.cfg.Stream.Name, Format: r.cfg.Format})
 	return err

@@ -31,7 +31,8 @@ type seen struct {
 	unmarked map[outbox.Ref]uint64
 	// mu guards stored and unmarked: the loop looks, too.
 	mu sync.Mutex
-	// healed counts rows that JetStream had lost and that are pending again.
+	// healed counts rows that JetStream had lost and that are pending again. It is
+	// set before the loop looks.
 	healed int
 	past   bool // the WAL is past E; the reader's own
 }
@@ -40,12 +41,14 @@ type seen struct {
 func (s *seen) bygone(ev *outbox.Event) bool { return ev.Commit <= s.until }
 
 // behind reports whether the row's message was read in the stream although the
-// table does not show the row as stored, and how many own messages follow it.
-func (s *seen) behind(ref outbox.Ref) (n uint64, ok bool) {
+// table does not show the row as stored, and how many own messages follow it. A
+// recorded row was not invisible then: if the table did not show it, it has come
+// back since, to be delivered again.
+func (s *seen) behind(ref outbox.Ref, recorded bool) (n uint64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n, ok = s.stored[ref]; !ok {
-		n, ok = s.unmarked[ref]
+	if n, ok = s.unmarked[ref]; !ok && !recorded {
+		n, ok = s.stored[ref]
 	}
 	return n, ok
 }
@@ -79,6 +82,7 @@ func (r *Relay) readBack(ctx context.Context, db *fallback.DB, sys stream.System
 	if b.seen.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, options); err != nil {
 		return nil, err
 	}
+	b.trimmed = b.wanted && info.FirstSeq > 1
 	if err := b.compare(); err != nil {
 		return nil, err
 	}
@@ -108,11 +112,17 @@ func (r *Relay) noticeLoss(info *publish.StreamInfo) {
 }
 
 func (r *Relay) resolveUntil(ctx context.Context, db *fallback.DB, sys stream.System, s *seen) error {
-	if p := s.found.Tail.Position; s.found.HasTail && sys.Comparable(p) {
-		s.tail, s.until = p, max(p.Commit, p.Passed)
-		return nil
+	comparable := s.found.HasTail && sys.Comparable(s.found.Tail.Position)
+	if comparable {
+		s.tail = s.found.Tail.Position
+		s.until = max(s.tail.Commit, s.tail.Passed)
 	}
-	var err error
+	// The WAL may bring the first insert of a dead letter again, which is no row any
+	// more and no message.
+	died, err := db.DiedLately(ctx, r.cfg.Slot)
+	if err != nil || comparable && !s.found.Beyond && !died {
+		return err
+	}
 	s.until, err = db.InsertLSN(ctx)
 	return err
 }
@@ -132,6 +142,9 @@ type reader struct {
 	compared bool
 	since    time.Time
 	stepNo   int
+	// wanted is set where the last step asked for another one; trimmed, where the
+	// stream had none because it has dropped its oldest messages.
+	wanted, trimmed bool
 	// oldest is the oldest message whose row is pending; Seq is 0 without one.
 	// passed counts the messages on the way on from it.
 	oldest publish.Message
@@ -147,6 +160,7 @@ func (b *reader) look(messages []publish.Message) (more bool, err error) {
 		}
 		return nil
 	})
+	b.wanted = more
 	return more, err
 }
 
@@ -287,11 +301,15 @@ func (b *reader) compare() error {
 // heal makes rows pending again that are marked and not in the stream. They are
 // delivered from the table, before any WAL is read.
 func (b *reader) heal(t *outbox.Table) error {
+	since := b.since
+	if b.trimmed { // of the rows that were marked together at that time, some may have been dropped
+		since = since.Add(time.Microsecond)
+	}
 	var next fallback.MarkCursor
 	var first, last string
 	lost := 0
 	for {
-		marked, err := b.db.MarkedSince(b.ctx, t, b.since, &next, settleBatch)
+		marked, err := b.db.MarkedSince(b.ctx, t, since, &next, settleBatch)
 		if err != nil {
 			return err
 		}
@@ -304,7 +322,7 @@ func (b *reader) heal(t *outbox.Table) error {
 				first = gone[0].ID
 			}
 			lost, last = lost+len(gone), gone[len(gone)-1].ID
-			if err := b.db.Unmark(b.ctx, t, gone); err != nil {
+			if err := b.unmark(t, gone); err != nil {
 				return err
 			}
 			crash("unmarked")
@@ -321,6 +339,36 @@ func (b *reader) heal(t *outbox.Table) error {
 	b.r.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: JetStream has lost them, and they are delivered again",
 		zapTable(t), zap.Int("rows", lost), zap.String("first_id", first), zap.String("last_id", last))
 	return nil
+}
+
+// unmark waits for rows that somebody has locked: nothing of their aggregates may
+// be delivered before them.
+func (b *reader) unmark(t *outbox.Table, refs []outbox.Ref) error {
+	for begun, named := time.Now(), false; ; {
+		left, err := b.db.Unmark(b.ctx, t, refs)
+		switch {
+		case err != nil && (!fallback.Passing(err) || !b.db.Alive()):
+			return err
+		case err != nil:
+			b.r.trouble("rows that the stream has lost cannot be made pending: trying again", err, zapTable(t))
+		case len(left) == 0:
+			return nil
+		default:
+			refs = left
+			if !named && time.Since(begun) > lockedAlarm {
+				named = true
+				who, err := b.db.Blocker(b.ctx, t, refs[0].ID)
+				if err != nil {
+					who = err.Error()
+				}
+				b.r.alarm("row_locked", "a row that the stream has lost is locked by another session and cannot be made pending: nothing is delivered before it",
+					zap.Stringer("row", refs[0]), zap.String("holder", who))
+			}
+		}
+		if !sleep(b.ctx, 200*time.Millisecond) {
+			return b.ctx.Err()
+		}
+	}
 }
 
 // alarmUnreadable: the table has marks, but no message says since when.

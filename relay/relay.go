@@ -239,7 +239,7 @@ func (r *Relay) tenure(ctx context.Context) error {
 	}()
 	defer func() { lose(nil); <-watched }()
 	observed := r.observe(held)
-	defer func() { lose(nil); <-observed }()
+	defer func() { lose(nil); <-observed; r.metrics.standBy() }()
 	retained := r.retain(ctx, held)
 	defer func() { lose(nil); <-retained }()
 	return r.sessions(ctx, held, db)
@@ -371,7 +371,8 @@ func (r *Relay) database() fallback.Config {
 	return fallback.Config{URL: r.cfg.PostgresURL, Settings: stream.Settings, Dial: stream.Dialer().DialContext, Slot: r.cfg.Slot}
 }
 
-// defaultSource is unique for ever, and usable in a header.
-func defaultSource(systemID, database string) string {
+// DefaultSource is the source where the configuration names none: unique for ever,
+// and usable in a header.
+func DefaultSource(systemID, database string) string {
 	return fmt.Sprintf("%s/%s", systemID, url.PathEscape(database))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -25,7 +26,7 @@ var errSynchronous = errors.New("the server waits for the relay as for a synchro
 
 // streamed is a session that reads the WAL. It lasts until something fails or ctx is
 // done, which it is at the latest when held is: then the lock's connection is lost.
-func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) error {
+func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error) {
 	wal, err := r.open(ctx, db)
 	if err != nil {
 		return err
@@ -34,7 +35,13 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) error {
 	// At once, whatever the session is doing, so that a server that shuts down is
 	// not held up.
 	defer context.AfterFunc(held, func() { wal.Close(false) })()
+	r.until.Store(math.MaxUint64) // until it is known
 	ctx, stop := context.WithCancelCause(ctx)
+	defer func() {
+		if errors.Is(err, context.Canceled) {
+			err = context.Cause(ctx)
+		}
+	}()
 	var watching sync.WaitGroup
 	watching.Go(func() { stop(r.watchServer(ctx, db, wal)) })
 	defer func() { stop(nil); watching.Wait() }()

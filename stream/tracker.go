@@ -21,7 +21,11 @@ type Tracker struct {
 	head      int
 	free      []*Txn
 	confirmed outbox.LSN
+	sweepAt   int // how many have to wait before they are swept
 }
+
+// sweepLeast is how many marks wait before any is swept out of the middle.
+const sweepLeast = 1024
 
 // Txn is a transaction on its way, or a keepalive.
 type Txn struct {
@@ -80,7 +84,30 @@ func (t *Tracker) push() *Txn {
 		t.queue, t.head = t.queue[:n], 0
 	}
 	t.queue = append(t.queue, x)
+	if waiting := len(t.queue) - t.head; waiting >= max(t.sweepAt, sweepLeast) {
+		t.sweep()
+		t.sweepAt = 2 * (len(t.queue) - t.head)
+	}
 	return x
+}
+
+// sweep lets every mark that waits for nothing of its own become part of the one
+// before: a row that stays unsettled would let marks pile up behind it without
+// bound. The caller holds mu.
+func (t *Tracker) sweep() {
+	kept := t.queue[t.head : t.head+1]
+	for _, x := range t.queue[t.head+1:] {
+		before := kept[len(kept)-1]
+		if !x.closed || x.pending > 0 || !before.closed {
+			kept = append(kept, x)
+			continue
+		}
+		before.end = max(before.end, x.end)
+		t.free = append(t.free, x)
+	}
+	end := t.head + len(kept)
+	clear(t.queue[end:])
+	t.queue = t.queue[:end]
 }
 
 // pop lets out every mark that is done. The caller holds mu.
@@ -125,9 +152,8 @@ func (x *Txn) Commit(end outbox.LSN) {
 	t.pop()
 }
 
-// fold lets the newest mark, which waits for nothing of its own, become part of
-// the one before: else a row that stays locked would let marks pile up without
-// bound. The caller holds mu.
+// fold does for the newest mark what sweep does for all: most transactions have no
+// row of an outbox. The caller holds mu.
 func (t *Tracker) fold() {
 	n := len(t.queue)
 	if n-t.head < 2 {

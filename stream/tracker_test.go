@@ -108,7 +108,33 @@ func TestTrackerIsBounded(t *testing.T) {
 	if n := tracker.Waiting(); n != 1 {
 		t.Errorf("%d marks are waiting, want 1", n)
 	}
+	for i := range 100_000 { // transactions whose rows are settled after their commits
+		x := tracker.Begin()
+		x.Add()
+		x.Commit(outbox.LSN(i + 2))
+		x.Settled()
+	}
+	if n := tracker.Waiting(); n > 2*sweepLeast {
+		t.Errorf("%d marks are waiting, want at most %d", n, 2*sweepLeast)
+	}
+	open := tracker.Begin() // what waits of its own stays
+	open.Add()
+	for range 5 * sweepLeast {
+		x := tracker.Begin()
+		x.Add()
+		x.Commit(100_002)
+		x.Settled()
+	}
 	stuck.Settled()
+	if got := tracker.Confirmed(); got != 100_001 {
+		t.Errorf("confirmed %s, want 0/186A1", got)
+	}
+	open.Commit(100_001)
+	open.Settled()
+	if got := tracker.Confirmed(); got != 100_002 {
+		t.Errorf("confirmed %s, want 0/186A2", got)
+	}
+	tracker = NewTracker(100_001)
 	if got := tracker.Confirmed(); got != 100_001 {
 		t.Errorf("confirmed %s, want 0/186A1", got)
 	}
