@@ -31,8 +31,13 @@ func (r *rig) verify(change ...func(*verify.Config)) *verify.Report {
 	defer nc.Close()
 	s, err := publish.NewStream(nc, publish.StreamConfig{Name: "EVENTS", Pattern: "events.*"})
 	r.must(err)
+	var tables []*outbox.Table
+	for _, t := range r.cfg.Outboxes { // the relay's own
+		own := *t
+		tables = append(tables, &own)
+	}
 	cfg := verify.Config{
-		Postgres: fallback.Config{URL: r.url, Settings: stream.Settings}, Slot: r.cfg.Slot, Outboxes: r.cfg.Outboxes,
+		Postgres: fallback.Config{URL: r.url, Settings: stream.Settings}, Slot: r.cfg.Slot, Outboxes: tables,
 		Stream: s, Source: relay.DefaultSource(sys.ID, sys.Database), Phantom: sys.Phantom,
 	}
 	for _, f := range change {
@@ -240,7 +245,8 @@ func TestVerifyBesideALoad(t *testing.T) {
 	eventually(t, "all is marked", func() bool { return r.unmarked() == 0 })
 	report := r.verify()
 	r.finds(report, nil)
-	if want := int64(l.committed() + 200); report.Rows != want || report.Messages != want || compared == 0 {
+	// A row that is archived meanwhile is looked for twice.
+	if want := int64(l.committed() + 200); report.Rows < want || report.Messages != want || compared == 0 {
 		t.Errorf("compared %d rows with %d messages, want %d", report.Rows, report.Messages, want)
 	}
 }

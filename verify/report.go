@@ -48,7 +48,8 @@ type Report struct {
 	// again on purpose.
 	Messages int64 `json:"messages"`
 	Replays  int64 `json:"replays"`
-	// Rows are those that are marked as stored and were looked for in the stream.
+	// Rows are those that are marked as stored and were looked for in the stream. One
+	// that was archived meanwhile may be counted twice.
 	Rows int64 `json:"rows"`
 	// Pending rows are due, and nothing proves that they should be stored by now.
 	Pending int64 `json:"pending"`

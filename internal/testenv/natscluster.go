@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// NATSCluster is a JetStream cluster of embedded servers, for streams with
-// replicas.
+// NATSCluster is a JetStream cluster, for streams with replicas.
 type NATSCluster struct {
 	// Nodes may be stopped and started one by one.
 	Nodes []*NATS
@@ -17,17 +16,18 @@ type NATSCluster struct {
 	routes []int
 }
 
-// StartNATSCluster starts n servers and waits until they have elected a
-// metadata leader that knows them all.
-func StartNATSCluster(ctx context.Context, n int) (*NATSCluster, error) {
+// StartNATSCluster starts n servers. It waits until they have elected a metadata
+// leader that knows them all, unless they are processes: then the first requests
+// may have to be made again.
+func StartNATSCluster(ctx context.Context, n int, opts NATSOptions) (*NATSCluster, error) {
 	c := new(NATSCluster)
-	if err := c.start(ctx, n); err != nil {
+	if err := c.start(ctx, n, opts); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
 }
 
-func (c *NATSCluster) start(ctx context.Context, n int) error {
+func (c *NATSCluster) start(ctx context.Context, n int, opts NATSOptions) (err error) {
 	for range n {
 		node, err := newNATS()
 		if err != nil {
@@ -41,12 +41,20 @@ func (c *NATSCluster) start(ctx context.Context, n int) error {
 		c.routes = append(c.routes, route)
 	}
 	for i, node := range c.Nodes {
-		if err := node.configure(NATSOptions{}, c.block(i)); err != nil {
+		if opts.Process {
+			if node.command, err = Build(ctx, natsProgram); err != nil {
+				return err
+			}
+		}
+		if err := node.configure(opts, c.block(i)); err != nil {
 			return err
 		}
 		if err := node.Start(ctx); err != nil {
 			return err
 		}
+	}
+	if opts.Process {
+		return nil
 	}
 	return c.waitLeader(ctx)
 }
@@ -56,7 +64,7 @@ func (c *NATSCluster) block(i int) string {
 	for _, port := range c.routes {
 		routes = append(routes, "nats://"+loopback(port))
 	}
-	return fmt.Sprintf("cluster { name: testenv, listen: %q, routes: [ %s ] }",
+	return fmt.Sprintf("cluster { name: testenv, listen: %q, routes: [ %s ], no_advertise: true }",
 		loopback(c.routes[i]), strings.Join(routes, ", "))
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 )
 
 // Proxy forwards TCP connections on loopback, and fails in the ways that
@@ -22,6 +23,7 @@ type Proxy struct {
 	conns   map[net.Conn]struct{}
 	paused  bool
 	refused bool
+	delay   time.Duration
 	closed  bool
 }
 
@@ -72,11 +74,25 @@ func (p *Proxy) Pause() {
 	p.paused = true
 }
 
-// Resume ends [Proxy.Pause] and [Proxy.Cut].
+// Slow makes every piece of at most 32 KiB wait for so long, one after the other,
+// each way: latency, and a bandwidth.
+func (p *Proxy) Slow(delay time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = delay
+}
+
+func (p *Proxy) slowness() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.delay
+}
+
+// Resume ends [Proxy.Pause], [Proxy.Cut] and [Proxy.Slow].
 func (p *Proxy) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.paused, p.refused = false, false
+	p.paused, p.refused, p.delay = false, false, 0
 	p.changed.Broadcast()
 }
 
@@ -184,6 +200,9 @@ func (p *Proxy) pump(dst, src net.Conn) {
 		n, err := src.Read(buf)
 		if !p.pass(src) {
 			break
+		}
+		if d := p.slowness(); d > 0 {
+			time.Sleep(d)
 		}
 		if n > 0 {
 			if _, werr := dst.Write(buf[:n]); werr != nil {

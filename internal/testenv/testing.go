@@ -163,7 +163,7 @@ func NewNATSCluster(tb testing.TB, nodes int) *NATSCluster {
 	tb.Helper()
 	ctx, cancel := starting(tb)
 	defer cancel()
-	c, err := StartNATSCluster(ctx, nodes)
+	c, err := StartNATSCluster(ctx, nodes, NATSOptions{})
 	check(tb, err)
 	tb.Cleanup(func() { finish(tb, c.Log, c.Close) })
 	return c

@@ -1,0 +1,457 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// fault breaks something and mends it.
+type fault struct {
+	name string
+	// of is what it is about: two faults of one thing do not come together.
+	of string
+	// able tells whether the world can have it, now.
+	able func(*world) bool
+	do   func(context.Context, *world, *rand.Rand) error
+}
+
+const (
+	ofRelay    = "relay"
+	ofPostgres = "PostgreSQL"
+	ofBroker   = "NATS"
+	ofTable    = "table"
+	ofLinks    = "links"
+)
+
+func always(*world) bool      { return true }
+func oneBroker(w *world) bool { return w.cluster == nil }
+func clustered(w *world) bool { return w.cluster != nil }
+
+var faults = []fault{
+	{"relay killed", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.anyRelay(rng).down(func() { pause(ctx, between(rng, 0, 2*window)) })
+	}},
+	{"relay frozen", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.anyRelay(rng).frozen(func() { pause(ctx, between(rng, 100*time.Millisecond, 14*time.Second)) })
+	}},
+	{"relay stopped", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.anyRelay(rng).stopped(func() { pause(ctx, between(rng, 0, 2*window)) })
+	}},
+	{"PostgreSQL crashed", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.restartPostgres(ctx, rng, testenv.Immediate)
+	}},
+	{"PostgreSQL restarted", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.restartPostgres(ctx, rng, testenv.Fast)
+	}},
+	{"standby promoted", ofPostgres, func(w *world) bool { return w.standby != nil && !w.promoted.Load() }, promote},
+	{"walsender terminated", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.exec(ctx, `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName)
+	}},
+	{"sessions terminated", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'walpost%'`)
+	}},
+	{"slot dropped", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error { return dropSlot(ctx, w) }},
+	{"slot invalidated", ofPostgres, always, invalidateSlot},
+	{"table locked", ofTable, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.lockedTable(ctx, func(pgx.Tx) error { pause(ctx, between(rng, 100*time.Millisecond, 4*time.Second)); return nil })
+	}},
+	{"rows locked", ofTable, always, lockRows},
+	{"ids reused", ofTable, func(w *world) bool { return !w.rollback && (w.standby == nil || w.promoted.Load()) }, truncate},
+	{"NATS killed", ofBroker, oneBroker, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		n := w.brokers[0]
+		if err := n.Kill(); err != nil {
+			return err
+		}
+		pause(ctx, between(rng, 0, 3*time.Second))
+		return n.Start(ctx)
+	}},
+	{"NATS frozen", ofBroker, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		n := w.brokers[rng.IntN(len(w.brokers))]
+		if err := n.Pause(); err != nil {
+			return err
+		}
+		pause(ctx, between(rng, 100*time.Millisecond, 8*time.Second))
+		return n.Resume()
+	}},
+	{"NATS restarted", ofBroker, oneBroker, func(ctx context.Context, w *world, rng *rand.Rand) error { return w.brokers[0].Restart(ctx) }},
+	{"store rolled back", ofBroker, func(w *world) bool { return w.rollback }, rollBack},
+	{"NATS node killed", ofBroker, clustered, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		n := w.brokers[rng.IntN(len(w.brokers))]
+		if err := n.Kill(); err != nil {
+			return err
+		}
+		pause(ctx, between(rng, 0, 5*time.Second))
+		return n.Start(ctx)
+	}},
+	{"NATS leader stepped down", ofBroker, clustered, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		_, err := w.nc.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+streamName, nil)
+		return err
+	}},
+	{"NATS cluster down", ofBroker, clustered, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		for _, n := range w.brokers {
+			if err := n.Kill(); err != nil {
+				return err
+			}
+		}
+		pause(ctx, between(rng, 0, 3*time.Second))
+		for _, n := range w.brokers {
+			if err := n.Start(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}},
+	{"stream full", ofBroker, always, fill},
+	{"links cut", ofLinks, always, links(func(p *testenv.Proxy) { p.Cut() }, 5*time.Second)},
+	{"links dropped", ofLinks, always, links(func(p *testenv.Proxy) { p.Drop() }, 0)},
+	{"links half open", ofLinks, always, links(func(p *testenv.Proxy) { p.Pause() }, 14*time.Second)},
+	{"links slow", ofLinks, always, links(func(p *testenv.Proxy) { p.Slow(20 * time.Millisecond) }, 5*time.Second)},
+}
+
+// between draws from a range of durations, short ones as often as long ones.
+func between(rng *rand.Rand, least, most time.Duration) time.Duration {
+	x := rng.Float64()
+	return least + time.Duration(x*x*float64(most-least))
+}
+
+func (w *world) anyRelay(rng *rand.Rand) *relay { return w.relays[rng.IntN(len(w.relays))] }
+
+// down kills the relay and keeps it down.
+func (r *relay) down(meanwhile func()) error {
+	r.up.Lock()
+	defer r.up.Unlock()
+	err := r.life.Kill()
+	meanwhile()
+	return err
+}
+
+func (r *relay) stopped(meanwhile func()) error {
+	r.up.Lock()
+	defer r.up.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	err := r.life.Stop(ctx)
+	meanwhile()
+	return err
+}
+
+func (r *relay) frozen(meanwhile func()) error {
+	r.up.Lock()
+	life := r.life
+	r.up.Unlock()
+	if err := life.Signal(syscall.SIGSTOP); err != nil {
+		return nil // it has just ended by itself
+	}
+	meanwhile()
+	_ = life.Signal(syscall.SIGCONT)
+	return nil
+}
+
+func (w *world) restartPostgres(ctx context.Context, rng *rand.Rand, mode testenv.StopMode) error {
+	s := w.server()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := s.Stop(ctx, mode); err != nil {
+		return err
+	}
+	pause(ctx, between(rng, 0, 2*time.Second))
+	return s.Start(ctx)
+}
+
+// promote lets the primary crash and never come back.
+func promote(ctx context.Context, w *world, rng *rand.Rand) error {
+	if rng.IntN(2) == 0 { // it lacks the last rows
+		if err := w.standby.Stop(ctx, testenv.Fast); err != nil {
+			return err
+		}
+		pause(ctx, between(rng, 100*time.Millisecond, 2*time.Second))
+		if err := w.primary.Stop(ctx, testenv.Immediate); err != nil {
+			return err
+		}
+		if err := w.standby.Start(ctx); err != nil {
+			return err
+		}
+	} else if err := w.primary.Stop(ctx, testenv.Immediate); err != nil {
+		return err
+	}
+	if err := w.standby.Promote(ctx); err != nil {
+		return err
+	}
+	w.promoted.Store(true)
+	return nil
+}
+
+func dropSlot(ctx context.Context, w *world) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for {
+		err := w.exec(ctx, `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName)
+		if err == nil {
+			err = w.exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1`, slotName)
+		}
+		if err == nil || !pause(ctx, 20*time.Millisecond) {
+			return nil // there was none
+		}
+	}
+}
+
+// invalidateSlot has the server keep less WAL than there is, while no walsender
+// comes to rest.
+func invalidateSlot(ctx context.Context, w *world, rng *rand.Rand) (err error) {
+	s := w.server()
+	if err := s.Reload(ctx, map[string]string{"max_slot_wal_keep_size": "16MB"}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Reload(ctx, map[string]string{"max_slot_wal_keep_size": "1GB"})) }()
+	for range 20 {
+		for _, sql := range []string{
+			`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '` + slotName + `' AND active`,
+			`SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)) FROM generate_series(1, 40)`,
+			`SELECT pg_switch_wal()`, `CHECKPOINT`,
+		} {
+			if err := w.exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		var lost bool
+		err := w.query(ctx, `SELECT coalesce(bool_or(wal_status = 'lost'), true) FROM pg_replication_slots WHERE slot_name = $1`, []any{slotName}, &lost)
+		if err != nil || lost {
+			return err
+		}
+	}
+	return errNotNow
+}
+
+// lockedTable has the outbox in ACCESS EXCLUSIVE mode.
+func (w *world) lockedTable(ctx context.Context, do func(pgx.Tx) error) error {
+	conn, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '10s'; LOCK TABLE outbox_messages IN ACCESS EXCLUSIVE MODE`); err != nil {
+			return err
+		}
+		return do(tx)
+	})
+}
+
+func lockRows(ctx context.Context, w *world, rng *rand.Rand) error {
+	conn, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SELECT FROM outbox_messages WHERE processed_at IS NULL ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED`)
+		if err == nil {
+			pause(ctx, between(rng, 100*time.Millisecond, 7*time.Second))
+		}
+		return err
+	})
+}
+
+// truncate has the outbox give its ids once more. It takes what was delivered along.
+func truncate(ctx context.Context, w *world, rng *rand.Rand) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for done := false; !done; {
+		err := w.lockedTable(ctx, func(tx pgx.Tx) error {
+			var pending bool
+			if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil || pending {
+				return err
+			}
+			done = true
+			_, err := tx.Exec(ctx, `INSERT INTO history SELECT * FROM outbox_messages; TRUNCATE outbox_messages RESTART IDENTITY`)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if !done && !pause(ctx, 50*time.Millisecond) {
+			return errNotNow
+		}
+	}
+	return nil
+}
+
+// rollBack restores the broker's store to what it was some time ago.
+func rollBack(ctx context.Context, w *world, rng *rand.Rand) error {
+	n := w.brokers[0]
+	old := filepath.Join(w.dir, "store")
+	if err := os.RemoveAll(old); err != nil {
+		return err
+	}
+	if err := n.Stop(ctx); err != nil {
+		return err
+	}
+	if err := n.SnapshotStore(old); err != nil {
+		return err
+	}
+	if err := n.Start(ctx); err != nil {
+		return err
+	}
+	pause(ctx, between(rng, 500*time.Millisecond, 4*time.Second))
+	if err := n.Kill(); err != nil {
+		return err
+	}
+	if err := n.RestoreStore(old); err != nil {
+		return err
+	}
+	return n.Start(ctx)
+}
+
+// fill leaves the stream no more room than for some messages.
+func fill(ctx context.Context, w *world, rng *rand.Rand) error {
+	limit := func(most func(jetstream.StreamState) int64) error {
+		return w.until(ctx, "the stream's limit is changed", func(ctx context.Context) error {
+			s, err := w.js.Stream(ctx, streamName)
+			if err != nil {
+				return err
+			}
+			cfg := s.CachedInfo().Config
+			cfg.MaxBytes = most(s.CachedInfo().State)
+			_, err = w.js.UpdateStream(ctx, cfg)
+			return err
+		})
+	}
+	err := limit(func(s jetstream.StreamState) int64 { return int64(s.Bytes) + 50_000 })
+	pause(ctx, between(rng, 500*time.Millisecond, 5*time.Second))
+	if again := limit(func(jetstream.StreamState) int64 { return -1 }); again != nil {
+		return again
+	}
+	return err
+}
+
+// links breaks the ways to PostgreSQL, to NATS, or both.
+func links(how func(*testenv.Proxy), most time.Duration) func(context.Context, *world, *rand.Rand) error {
+	return func(ctx context.Context, w *world, rng *rand.Rand) error {
+		which := [][]*testenv.Proxy{w.pgProxies, w.natsProxies, slices.Concat(w.pgProxies, w.natsProxies)}[rng.IntN(3)]
+		for _, p := range which {
+			how(p)
+		}
+		pause(ctx, between(rng, 0, most))
+		for _, p := range which {
+			p.Resume()
+		}
+		return nil
+	}
+}
+
+var errNotNow = errors.New("not now")
+
+// breaking breaks things until there were enough faults, and returns when all is
+// mended.
+type breaking struct {
+	w      *world
+	rng    *rand.Rand
+	only   []string
+	result *result
+	mu     sync.Mutex
+}
+
+func (b *breaking) run(ctx context.Context, least int) error {
+	for n := 0; n < least && ctx.Err() == nil; {
+		picked := b.pick()
+		if len(picked) == 0 {
+			return fmt.Errorf("no fault of %q can be had", strings.Join(b.only, ","))
+		}
+		var all sync.WaitGroup
+		var failed error
+		for _, f := range picked {
+			rng := rand.New(rand.NewPCG(b.rng.Uint64(), 0))
+			delay := between(rng, 0, time.Second)
+			all.Go(func() {
+				if len(picked) > 1 {
+					pause(ctx, delay)
+				}
+				b.w.log("%s", f.name)
+				err := f.do(ctx, b.w, rng)
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				switch {
+				case err == nil:
+					b.result.Faults[f.name]++
+					n++
+				case mends(f):
+					failed = fmt.Errorf("%s: %w", f.name, err)
+				default:
+					b.w.log("%s: not this time: %v", f.name, err)
+				}
+			})
+		}
+		all.Wait()
+		if failed != nil {
+			return failed
+		}
+		if len(picked) > 1 && b.rng.IntN(2) == 0 {
+			pause(ctx, between(b.rng, 0, time.Second))
+			continue // the next ones come while it recovers
+		}
+		if err := b.recovered(ctx, picked); err != nil {
+			return err
+		}
+		pause(ctx, between(b.rng, 0, 500*time.Millisecond))
+	}
+	return nil
+}
+
+// mends reports whether a fault that fails leaves something broken.
+func mends(f fault) bool {
+	return f.of == ofBroker || strings.HasPrefix(f.name, "PostgreSQL ") || f.name == "standby promoted"
+}
+
+// pick draws one fault, or two of different things.
+func (b *breaking) pick() (picked []fault) {
+	able := slices.DeleteFunc(slices.Clone(faults), func(f fault) bool {
+		return !f.able(b.w) || len(b.only) > 0 && !slices.Contains(b.only, f.name)
+	})
+	if len(able) == 0 {
+		return nil
+	}
+	picked = append(picked, able[b.rng.IntN(len(able))])
+	if other := able[b.rng.IntN(len(able))]; b.rng.IntN(2) == 0 && other.of != picked[0].of {
+		picked = append(picked, other)
+	}
+	return picked
+}
+
+// recovered waits until what is committed now is stored and marked, but for delayed
+// and failed rows.
+func (b *breaking) recovered(ctx context.Context, after []fault) error {
+	begun := time.Now()
+	var last int64
+	err := b.w.until(ctx, "the database answers", func(ctx context.Context) error {
+		return b.w.query(ctx, `SELECT coalesce(max(id), 0) FROM outbox_messages`, nil, &last)
+	})
+	if err != nil {
+		return err
+	}
+	err = b.w.until(ctx, "what was committed is delivered", func(ctx context.Context) error {
+		var left int
+		err := b.w.query(ctx, `SELECT count(*)::int FROM outbox_messages WHERE processed_at IS NULL AND last_error IS NULL AND available_at < now() AND id <= $1`, []any{last}, &left)
+		if err == nil && left > 0 {
+			return fmt.Errorf("%d rows are pending", left)
+		}
+		return err
+	})
+	if err == nil && len(after) == 1 {
+		b.result.Recoveries[after[0].name] = append(b.result.Recoveries[after[0].name], time.Since(begun))
+	}
+	return err
+}

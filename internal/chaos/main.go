@@ -1,0 +1,119 @@
+// Command chaos breaks everything that walpost stands on, again and again, under a
+// load, and counts afterwards what was lost, duplicated or reordered.
+//
+// Each run has a seed, which decides about its servers, its load, its faults and
+// their order; what the machine makes of the timing is new each time.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx)
+	stop()
+	if cerr := testenv.Cleanup(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	seeds   string
+	runs    int
+	rows    int
+	faults  int
+	only    string
+	results string
+	keep    string
+	last    time.Duration
+	summary bool
+	verbose bool
+}
+
+func run(ctx context.Context) error {
+	var o options
+	flag.StringVar(&o.seeds, "seeds", "", "comma-separated seeds, one for each run; default: new ones")
+	flag.IntVar(&o.runs, "runs", 1, "number of runs, where no seeds are given")
+	flag.IntVar(&o.rows, "rows", 25_000, "least number of events in a run")
+	flag.IntVar(&o.faults, "faults", 12, "least number of faults in a run")
+	flag.StringVar(&o.only, "only", "", "comma-separated faults; default: all that the run's servers can have")
+	flag.StringVar(&o.results, "results", "", "file that each run's result is added to, as a line of JSON")
+	flag.StringVar(&o.keep, "logs", "", "folder for the relays' logs of runs that failed")
+	flag.DurationVar(&o.last, "for", 0, "begin new runs for so long, where no seeds are given")
+	flag.BoolVar(&o.summary, "summary", false, "run nothing, and print the tables of the results file as Markdown")
+	flag.BoolVar(&o.verbose, "v", false, "say what is broken, as it is")
+	flag.Parse()
+	if o.summary {
+		return printSummary(os.Stdout, o.results)
+	}
+	seeds, err := o.plan()
+	if err != nil {
+		return err
+	}
+	failed := 0
+	for seed := range seeds {
+		if ctx.Err() != nil {
+			break
+		}
+		r := runSeed(ctx, &o, seed)
+		if ctx.Err() != nil {
+			break // it was broken off
+		}
+		fmt.Println(r)
+		if err := r.save(o.results); err != nil {
+			return err
+		}
+		if !r.ok() {
+			failed++
+			fmt.Printf("again: go run ./internal/chaos -v -rows %d -faults %d -seeds %d\n", o.rows, o.faults, seed)
+		}
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d runs failed", failed)
+	}
+	return ctx.Err()
+}
+
+// plan yields the seeds.
+func (o *options) plan() (func(func(uint64) bool), error) {
+	var given []uint64
+	for _, s := range strings.Split(o.seeds, ",") {
+		if s == "" {
+			continue
+		}
+		n, err := strconv.ParseUint(strings.TrimSpace(s), 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("-seeds: %w", err)
+		}
+		given = append(given, n)
+	}
+	begun := time.Now()
+	return func(yield func(uint64) bool) {
+		for _, s := range given {
+			if !yield(s) {
+				return
+			}
+		}
+		for n := 0; len(given) == 0 && (o.last > 0 && time.Since(begun) < o.last || o.last == 0 && n < o.runs); n++ {
+			if !yield(rand.Uint64() >> 12) { // short enough to be typed
+				return
+			}
+		}
+	}, nil
+}

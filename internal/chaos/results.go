@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// result is what became of one run.
+type result struct {
+	Seed       uint64         `json:"seed"`
+	Servers    string         `json:"servers"`
+	Faults     map[string]int `json:"faults"`
+	Events     int            `json:"events"`
+	Lost       int            `json:"lost"`
+	Duplicated int            `json:"duplicated"`
+	Reordered  int            `json:"reordered"`
+	Altered    int            `json:"altered"`
+	Unknown    int            `json:"unknown"`
+	Pending    int            `json:"pending"`
+	Phantoms   int            `json:"phantoms"`     // after a failover: of transactions that the standby had not received
+	Dead       int            `json:"dead_letters"` // rows that could not be sent
+	Restarts   int            `json:"restarts"`     // of relays
+	Took       time.Duration  `json:"took"`
+	// Recoveries are the times from the end of each fault that came alone to when
+	// everything committed by then was stored and marked.
+	Recoveries map[string][]time.Duration `json:"recoveries"`
+	Failure    string                     `json:"failure,omitempty"`
+	Details    string                     `json:"details,omitempty"`
+}
+
+func (r *result) ok() bool {
+	return r.Failure == "" && r.Lost+r.Duplicated+r.Reordered+r.Altered+r.Unknown+r.Pending == 0
+}
+
+func (r *result) faults() (n int) {
+	for _, c := range r.Faults {
+		n += c
+	}
+	return n
+}
+
+func (r *result) longest() (d time.Duration) {
+	for _, all := range r.Recoveries {
+		d = max(d, slices.Max(all))
+	}
+	return d
+}
+
+func (r *result) String() string {
+	var kinds []string
+	for _, k := range slices.Sorted(maps.Keys(r.Faults)) {
+		kinds = append(kinds, fmt.Sprintf("%s %d", k, r.Faults[k]))
+	}
+	s := fmt.Sprintf("seed=%d %s: %d faults (%s), events=%d lost=%d duplicated=%d reordered=%d longest_recovery=%s took=%s",
+		r.Seed, r.Servers, r.faults(), strings.Join(kinds, ", "), r.Events, r.Lost, r.Duplicated, r.Reordered,
+		r.longest().Round(time.Millisecond), r.Took.Round(time.Second))
+	if r.Phantoms > 0 {
+		s += fmt.Sprintf(" phantoms=%d", r.Phantoms)
+	}
+	if !r.ok() {
+		s += fmt.Sprintf(" altered=%d unknown=%d pending=%d FAILED: %s\n%s", r.Altered, r.Unknown, r.Pending, r.Failure, r.Details)
+	}
+	return s
+}
+
+func (r *result) save(name string) error {
+	if name == "" {
+		return nil
+	}
+	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	return errors.Join(json.NewEncoder(f).Encode(r), f.Close())
+}
+
+// printSummary adds up a results file.
+func printSummary(w io.Writer, name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var all []*result
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		r := new(result)
+		if err := json.Unmarshal(lines.Bytes(), r); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		all = append(all, r)
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	fmt.Fprint(w, "| Servers | Runs | Faults | Events | Lost | Duplicated | Reordered | Phantoms | Failed |\n| --- | --: | --: | --: | --: | --: | --: | --: | --: |\n")
+	byServers := map[string][]*result{}
+	for _, r := range all {
+		kind, _, _ := strings.Cut(r.Servers, ",")
+		byServers[kind] = append(byServers[kind], r)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(byServers)) {
+		addUp(w, kind, byServers[kind])
+	}
+	addUp(w, "**all**", all)
+
+	faults, recoveries := map[string]int{}, map[string][]time.Duration{}
+	for _, r := range all {
+		for k, n := range r.Faults {
+			faults[k] += n
+		}
+		for k, d := range r.Recoveries {
+			recoveries[k] = append(recoveries[k], d...)
+		}
+	}
+	fmt.Fprint(w, "\n| Fault | Times | Recovery p50 | max |\n| --- | --: | --: | --: |\n")
+	for _, k := range slices.Sorted(maps.Keys(faults)) {
+		p50, most := "-", "-"
+		if d := recoveries[k]; len(d) > 0 {
+			slices.Sort(d)
+			p50, most = d[len(d)/2].Round(10*time.Millisecond).String(), d[len(d)-1].Round(10*time.Millisecond).String()
+		}
+		fmt.Fprintf(w, "| %s | %d | %s | %s |\n", k, faults[k], p50, most)
+	}
+	var seeds []string
+	for _, r := range all {
+		seeds = append(seeds, fmt.Sprint(r.Seed))
+	}
+	_, err = fmt.Fprintf(w, "\nSeeds: %s\n", strings.Join(seeds, ", "))
+	return err
+}
+
+func addUp(w io.Writer, what string, all []*result) {
+	var sum result
+	faults, failed := 0, 0
+	for _, r := range all {
+		faults += r.faults()
+		sum.Events += r.Events
+		sum.Lost += r.Lost
+		sum.Duplicated += r.Duplicated
+		sum.Reordered += r.Reordered
+		sum.Phantoms += r.Phantoms
+		if !r.ok() {
+			failed++
+		}
+	}
+	fmt.Fprintf(w, "| %s | %d | %d | %d | %d | %d | %d | %d | %d |\n", what, len(all), faults, sum.Events, sum.Lost, sum.Duplicated, sum.Reordered, sum.Phantoms, failed)
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// runSeed makes one run.
+func runSeed(ctx context.Context, o *options, seed uint64) *result {
+	r := &result{Seed: seed, Faults: map[string]int{}, Recoveries: map[string][]time.Duration{}}
+	begun := time.Now()
+	defer func() { r.Took = time.Since(begun) }()
+	log := func(format string, args ...any) {
+		if o.verbose {
+			fmt.Fprintf(os.Stderr, "%8.3f %s\n", time.Since(begun).Seconds(), fmt.Sprintf(format, args...))
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
+	defer cancel()
+	w, err := newWorld(ctx, rand.New(rand.NewPCG(seed, 1)), log)
+	if err != nil {
+		r.Failure = err.Error()
+		return r
+	}
+	r.Servers = w.name
+	log("%s", w.name)
+	if err := w.play(ctx, o, r); err != nil {
+		r.Failure = err.Error()
+	}
+	for _, relay := range w.relays {
+		r.Restarts += relay.starts - 1
+	}
+	if err := w.close(); err != nil && r.Failure == "" {
+		r.Failure = err.Error()
+	}
+	return r
+}
+
+func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
+	defer func() {
+		if err != nil || !r.ok() {
+			w.keepLogs(o, r)
+		}
+	}()
+	if err := w.exec(ctx, schemaSQL); err != nil {
+		return err
+	}
+	writing, stop := context.WithCancel(ctx)
+	defer stop()
+	l := w.startLoad(writing, r.Seed, o.rows)
+	b := &breaking{w: w, rng: rand.New(rand.NewPCG(r.Seed, 2)), result: r}
+	if o.only != "" {
+		b.only = strings.Split(o.only, ",")
+	}
+	pause(ctx, time.Second)
+	if err := b.run(ctx, o.faults); err != nil {
+		stop()
+		l.finish()
+		return errors.Join(err, w.check(ctx, r))
+	}
+	w.log("all is mended")
+	l.finish()
+	if r.Pending, err = w.settled(ctx); err != nil {
+		return err
+	}
+	// Whoever would store something twice does it now.
+	pause(ctx, 2*time.Second)
+	return w.check(ctx, r)
+}
+
+// keepLogs saves what the relays said, and shows the end of it.
+func (w *world) keepLogs(o *options, r *result) {
+	for i, relay := range w.relays {
+		text, err := os.ReadFile(relay.log)
+		if err != nil {
+			continue
+		}
+		if o.keep != "" {
+			name := filepath.Join(o.keep, fmt.Sprintf("%d-relay-%d.log", r.Seed, i))
+			if err := os.WriteFile(name, text, 0o644); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		}
+		if len(text) > 6000 {
+			text = text[len(text)-6000:]
+		}
+		r.Details += fmt.Sprintf("\nrelay %d ends:\n%s", i, text)
+	}
+}

@@ -1,0 +1,344 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/internal/testenv/pgbin"
+)
+
+const (
+	slotName   = "walpost"
+	streamName = "EVENTS"
+	// window is shorter than most pauses: it is not what keeps duplicates away.
+	window = time.Second
+	// patience is what an effect may take on a machine that is busy with much else.
+	patience = 3 * time.Minute
+)
+
+// world is the servers and the relays of one run, and the ways to all of them.
+type world struct {
+	rng *rand.Rand
+	log func(format string, args ...any)
+
+	primary, standby *testenv.Postgres // standby is nil where there is none
+	promoted         atomic.Bool
+	brokers          []*testenv.NATS
+	cluster          *testenv.NATSCluster // nil for one broker
+	rollback         bool                 // the broker's store may be rolled back
+	db               string
+
+	pgProxies, natsProxies []*testenv.Proxy
+	relays                 []*relay
+	dir                    string
+	nc                     *nats.Conn
+	js                     jetstream.JetStream
+	name                   string
+	closers                []func() error
+}
+
+func (w *world) onClose(f func() error) { w.closers = append(w.closers, f) }
+
+func (w *world) close() error {
+	var errs []error
+	for i := len(w.closers) - 1; i >= 0; i-- {
+		errs = append(errs, w.closers[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// newWorld draws servers and starts them.
+func newWorld(ctx context.Context, rng *rand.Rand, log func(string, ...any)) (w *world, err error) {
+	w = &world{rng: rng, log: log}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.close())
+		}
+	}()
+	if w.dir, err = os.MkdirTemp("", "walpost-chaos-"); err != nil {
+		return w, err
+	}
+	w.onClose(func() error { return os.RemoveAll(w.dir) })
+	versions, err := pgbin.All()
+	if err != nil {
+		return w, err
+	}
+	version := versions[rng.IntN(len(versions))]
+	replicas := []int{1, 1, 3}[rng.IntN(3)]
+	withStandby, relays := rng.IntN(3) == 0, 1+rng.IntN(2)
+	mode := "auto"
+	if rng.IntN(8) == 0 {
+		mode = "poll"
+	}
+	onPoison := []string{"hold", "hold", "skip"}[rng.IntN(3)]
+	w.rollback = replicas == 1 && !withStandby && rng.IntN(2) == 0
+	if err := w.startPostgres(ctx, version, withStandby); err != nil {
+		return w, err
+	}
+	if err := w.startBrokers(ctx, replicas); err != nil {
+		return w, err
+	}
+	w.name = fmt.Sprintf("R%d, PostgreSQL %d", replicas, version.Major)
+	if withStandby {
+		w.name += " with a standby"
+	}
+	w.name += fmt.Sprintf(", relays %d, %s, %s", relays, mode, onPoison)
+	return w, w.startRelays(ctx, relays, mode, onPoison)
+}
+
+func (w *world) startPostgres(ctx context.Context, version pgbin.Binaries, withStandby bool) (err error) {
+	w.primary, err = testenv.StartPostgres(ctx, testenv.PGOptions{BinDir: version.Dir, Settings: map[string]string{
+		"max_slot_wal_keep_size": "1GB", "min_wal_size": "32MB", "max_wal_size": "128MB", "wal_sender_timeout": "10s",
+	}})
+	if err != nil {
+		return err
+	}
+	w.onClose(w.primary.Close)
+	w.db = "shop"
+	if _, err = w.primary.CreateDB(ctx, w.db); err != nil {
+		return err
+	}
+	servers := []*testenv.Postgres{w.primary}
+	if withStandby {
+		settings := map[string]string{}
+		if version.Major >= 17 {
+			settings["sync_replication_slots"] = "on"
+			if err := w.primary.Reload(ctx, map[string]string{"synchronized_standby_slots": "sb"}); err != nil {
+				return err
+			}
+		}
+		if w.standby, err = w.primary.Standby(ctx, "sb", settings); err != nil {
+			return err
+		}
+		w.onClose(w.standby.Close)
+		servers = append(servers, w.standby)
+	}
+	for _, s := range servers {
+		if err := w.proxy(&w.pgProxies, s.Port()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *world) proxy(into *[]*testenv.Proxy, port int) error {
+	p, err := testenv.StartProxy(fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return err
+	}
+	w.onClose(p.Close)
+	*into = append(*into, p)
+	return nil
+}
+
+func (w *world) startBrokers(ctx context.Context, replicas int) (err error) {
+	options := testenv.NATSOptions{Process: true}
+	if replicas == 1 {
+		n, err := testenv.StartNATS(ctx, options)
+		if err != nil {
+			return err
+		}
+		w.onClose(n.Close)
+		w.brokers = []*testenv.NATS{n}
+	} else {
+		if w.cluster, err = testenv.StartNATSCluster(ctx, replicas, options); err != nil {
+			return err
+		}
+		w.onClose(w.cluster.Close)
+		w.brokers = w.cluster.Nodes
+	}
+	var urls []string
+	for _, n := range w.brokers {
+		urls = append(urls, n.URL())
+		if err := w.proxy(&w.natsProxies, n.Port()); err != nil {
+			return err
+		}
+	}
+	w.nc, err = nats.Connect(strings.Join(urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.RetryOnFailedConnect(true))
+	if err != nil {
+		return err
+	}
+	w.onClose(func() error { w.nc.Close(); return nil })
+	if w.js, err = jetstream.New(w.nc); err != nil {
+		return err
+	}
+	return w.until(ctx, "the stream is created", func(ctx context.Context) error {
+		_, err := w.js.CreateStream(ctx, w.streamConfig(replicas, -1))
+		return err
+	})
+}
+
+func (w *world) streamConfig(replicas int, maxBytes int64) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: streamName, Subjects: []string{"events.>"}, Duplicates: window, Discard: jetstream.DiscardNew, Replicas: replicas,
+		MaxBytes: maxBytes, AllowDirect: true,
+	}
+}
+
+// until repeats what fails.
+func (w *world) until(ctx context.Context, what string, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		try, stop := context.WithTimeout(ctx, 5*time.Second)
+		err := do(try)
+		stop()
+		if err == nil {
+			return nil
+		}
+		if !pause(ctx, 100*time.Millisecond) {
+			return fmt.Errorf("waited in vain: %s: %w", what, err)
+		}
+	}
+}
+
+// pause reports false when ctx ended it.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// server is the present primary.
+func (w *world) server() *testenv.Postgres {
+	if w.promoted.Load() {
+		return w.standby
+	}
+	return w.primary
+}
+
+func (w *world) connect(ctx context.Context) (*pgx.Conn, error) {
+	return pgx.Connect(ctx, w.server().URL(w.db))
+}
+
+// query reads one row from the present primary.
+func (w *world) query(ctx context.Context, sql string, args []any, into ...any) error {
+	conn, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	return conn.QueryRow(ctx, sql, args...).Scan(into...)
+}
+
+func (w *world) exec(ctx context.Context, sql string, args ...any) error {
+	conn, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	_, err = conn.Exec(ctx, sql, args...)
+	return err
+}
+
+// relay is one relay, kept running as a supervisor does.
+type relay struct {
+	w        *world
+	command  func() *exec.Cmd
+	log      string
+	up       sync.Mutex // held by who starts it, and by who keeps it down
+	life     *testenv.Program
+	stopping bool
+	starts   int
+	done     chan struct{}
+}
+
+func (w *world) startRelays(ctx context.Context, n int, mode, onPoison string) error {
+	program, err := testenv.Build(ctx, "github.com/walpost/walpost/cmd/walpost")
+	if err != nil {
+		return err
+	}
+	migrate := exec.CommandContext(ctx, program, "migrate", "up")
+	migrate.Dir = w.dir
+	migrate.Env = []string{"WALPOST_POSTGRES_URL=" + w.primary.URL(w.db)}
+	if out, err := migrate.CombinedOutput(); err != nil {
+		return fmt.Errorf("walpost migrate up: %w\n%s", err, out)
+	}
+	var hosts, brokers []string
+	for _, p := range w.pgProxies {
+		hosts = append(hosts, p.Addr())
+	}
+	for _, p := range w.natsProxies {
+		brokers = append(brokers, "nats://"+p.Addr())
+	}
+	env := []string{
+		"PATH=" + os.Getenv("PATH"),
+		"WALPOST_POSTGRES_URL=postgres://postgres@" + strings.Join(hosts, ",") + "/" + w.db + "?sslmode=disable&target_session_attrs=read-write",
+		"WALPOST_NATS_URL=" + strings.Join(brokers, ","),
+		"WALPOST_SLOT=" + slotName, "WALPOST_STREAM=" + streamName, "WALPOST_HTTP_LISTEN=", "WALPOST_MODE=" + mode,
+		"WALPOST_FALLBACK_INTERVAL=1s", "WALPOST_FALLBACK_BACKOFF=50ms", "WALPOST_FALLBACK_MAX_ATTEMPTS=2",
+		"WALPOST_FALLBACK_ON_POISON=" + onPoison,
+	}
+	for i := range n {
+		r := &relay{w: w, log: filepath.Join(w.dir, fmt.Sprintf("relay-%d.log", i)), done: make(chan struct{})}
+		r.command = func() *exec.Cmd {
+			cmd := exec.Command(program, "run", "--log-format", "console")
+			cmd.Dir, cmd.Env = w.dir, env
+			return cmd
+		}
+		if err := r.start(); err != nil {
+			return err
+		}
+		go r.keep()
+		w.relays = append(w.relays, r)
+		w.onClose(r.kill)
+	}
+	return nil
+}
+
+func (r *relay) start() (err error) {
+	r.starts++
+	r.life, err = testenv.StartProgram(r.command(), r.log)
+	return err
+}
+
+func (r *relay) keep() {
+	defer close(r.done)
+	for {
+		r.up.Lock()
+		life := r.life
+		r.up.Unlock()
+		<-life.Done()
+		time.Sleep(50 * time.Millisecond)
+		r.up.Lock()
+		if r.stopping {
+			r.up.Unlock()
+			return
+		}
+		if r.life == life {
+			if err := r.start(); err != nil {
+				r.w.log("%v", err)
+			}
+		}
+		r.up.Unlock()
+	}
+}
+
+// kill ends it for good.
+func (r *relay) kill() error {
+	r.up.Lock()
+	r.stopping = true
+	err := r.life.Kill()
+	r.up.Unlock()
+	<-r.done
+	return err
+}
