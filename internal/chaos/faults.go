@@ -192,7 +192,12 @@ func promote(ctx context.Context, w *world, rng *rand.Rand) error {
 		return err
 	}
 	w.promoted.Store(true)
-	return nil
+	if w.standby.Version() < 17 {
+		return nil
+	}
+	// As an operator must: it has the setting from its primary, and would have every
+	// walsender wait for a standby that it does not have.
+	return w.standby.Reload(ctx, map[string]string{"synchronized_standby_slots": ""})
 }
 
 func dropSlot(ctx context.Context, w *world) error {
