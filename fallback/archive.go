@@ -52,7 +52,7 @@ func (r *retention) unarchived(t *outbox.Table) string {
 		return "archiving is off"
 	case t.Mark != outbox.MarkUpdate:
 		return fmt.Sprintf("mark %q leaves no processed rows", t.Mark)
-	case t.Layout.Columns != outbox.Canonical().Columns:
+	case !archived(t):
 		return fmt.Sprintf("only the canonical layout is archived, not %q: processed rows stay", t.Layout.Name)
 	case r.archive == nil:
 		return "there is no archive"

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -130,14 +131,19 @@ func TestRetryKeepsItsPlace(t *testing.T) {
 			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
 			r.cfg.OnPoison, r.cfg.FallbackInterval = policy, time.Hour
 			r.cfg.Retry = fallback.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
+			server := fmt.Sprintf("127.0.0.1:%d", r.pg.Port())
+			proxy := testenv.NewProxy(t, server)
+			r.cfg.PostgresURL = strings.Replace(r.url, server, proxy.Addr(), 1)
 			x := r.start().streaming()
 			r.exec(putSQL, "payment.made", 1, 5)
 			eventually(t, "the rows are dead letters", func() bool { return r.count(`SELECT count(*) FROM outbox_messages_dlq`) == 5 })
 			r.listenToAll()
 			r.put(6, 10)
 			r.pending(0)
+			proxy.Pause() // all of it comes at once
 			r.retryAll()
 			r.put(11, 500)
+			proxy.Resume()
 			eventually(t, "all are marked", func() bool { return r.unmarked() == 0 })
 			numbers := r.numbers()
 			if policy == relay.Skip { // there a failed row has no place to keep

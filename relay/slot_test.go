@@ -164,6 +164,30 @@ func TestSlotOverBudget(t *testing.T) {
 	}
 }
 
+// TestBudgetWaitsForTheReadBack: a slot that keeps too much WAL while a session
+// reads back is not given up before it can stream, again and again.
+func TestBudgetWaitsForTheReadBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 8000)
+	r.pending(0)
+	x.halt()
+	r.exec(`SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)) FROM generate_series(1, 20)`)
+	r.put(8001, 8010)
+	proxy := testenv.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", r.nats.Port()))
+	proxy.Slow(20 * time.Millisecond)
+	r.cfg.NATS.URL = "nats://" + proxy.Addr()
+	r.cfg.MaxRetainedWAL = 1 << 20
+	begun := time.Now()
+	r.start().streaming()
+	if took := time.Since(begun); took < 2*time.Second {
+		t.Fatalf("it read back within %s: the test shows nothing", took)
+	}
+	r.pending(0) // past its E the slot may be given up
+	r.storedIs(1, 8010)
+}
+
 // TestSlotAdvancedByHand: rows that the slot was moved past come from the table,
 // late, counted and reported.
 func TestSlotAdvancedByHand(t *testing.T) {
