@@ -56,7 +56,7 @@ func TestPlansGoByID(t *testing.T) {
 
 func checkPlan(t *testing.T, db *DB, name, sql string) {
 	t.Helper()
-	rows, err := db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, []string{}, []int64{}, []*string{}, []string{}, []*int{})
+	rows, err := db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, []string{}, []int64{}, []*string{}, []string{}, []*int{}, []*time.Duration{})
 	must(t, err)
 	readPlan(t, name, rows)
 }

@@ -20,6 +20,8 @@ type Row struct {
 	XID uint32
 	// Failure is what is recorded of a row that cannot be sent.
 	Failure string
+	// Wait is the least time until a row that failed is tried again.
+	Wait time.Duration
 	// Polled: the row was read from the table with so many attempts behind it.
 	// Where it is not set, a failure is recorded only in a row that has no record.
 	Polled   bool
@@ -178,7 +180,7 @@ func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) (
 	verdicts := make([]Verdict, len(rows))
 	a := db.args(rows)
 	// An error of Query comes again from its rows.
-	result, _ := q.Query(ctx, sql, a.ids, a.hashes, a.xids, a.failures, a.attempts)
+	result, _ := q.Query(ctx, sql, a.ids, a.hashes, a.xids, a.failures, a.attempts, a.waits)
 	var ord int
 	var locked bool
 	_, err := pgx.ForEachRow(result, []any{&ord, &locked}, func() error {
@@ -196,11 +198,12 @@ type args struct {
 	hashes   []int64
 	xids     []*string
 	failures []string
-	attempts []*int // nil where the WAL brought the row
+	attempts []*int           // nil where the WAL brought the row
+	waits    []*time.Duration // nil for none
 }
 
 func (db *DB) args(rows []Row) args {
-	a := args{make([]string, len(rows)), make([]int64, len(rows)), make([]*string, len(rows)), make([]string, len(rows)), make([]*int, len(rows))}
+	a := args{make([]string, len(rows)), make([]int64, len(rows)), make([]*string, len(rows)), make([]string, len(rows)), make([]*int, len(rows)), make([]*time.Duration, len(rows))}
 	for i, r := range rows {
 		a.ids[i], a.hashes[i], a.failures[i] = r.Ref.ID, int64(r.Ref.Hash), r.Failure
 		if r.XID != 0 {
@@ -208,7 +211,10 @@ func (db *DB) args(rows []Row) args {
 			a.xids[i] = &xid
 		}
 		if r.Polled {
-			a.attempts[i] = &r.Attempts
+			a.attempts[i] = &rows[i].Attempts
+		}
+		if r.Wait > 0 {
+			a.waits[i] = &rows[i].Wait
 		}
 	}
 	return a
@@ -241,7 +247,7 @@ func freeSQL(t *outbox.Table) string {
 // change it; then tell the rows that are left (still to be changed, so somebody
 // holds them) from those that are not visible yet. eligible narrows the rows
 // that are to be changed; change is the data-modifying command, over the CTE
-// "free"(ord, id, failure), returning id; more is nothing, or further CTEs, each
+// "free"(ord, id, failure, wait), returning id; more is nothing, or further CTEs, each
 // after a comma.
 //
 // The planner believes that few rows are pending, which is so whenever the
@@ -252,10 +258,10 @@ func settleSQL(t *outbox.Table, eligible, change, more string) string {
 	same := fmt.Sprintf("t.%s = w.id AND %s AND %s = w.hash%s", t.Column(outbox.ID), unmarkedSQL(t, "t"), t.HashSQL("t"), eligible)
 	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType).Replace(`
 WITH want AS MATERIALIZED (
-	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts
-	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, ord)
+	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait
+	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, ord)
 ), free AS MATERIALIZED (
-	SELECT w.ord, w.id, w.failure FROM (SELECT * FROM want ORDER BY id) w,
+	SELECT w.ord, w.id, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
 		LATERAL (SELECT FROM {table} t WHERE {same} FOR UPDATE SKIP LOCKED) t
 ), changed AS ({change}){more}, rest AS MATERIALIZED (
 	SELECT * FROM want w WHERE w.id NOT IN (SELECT c.id FROM changed c)
@@ -281,7 +287,7 @@ func parkSQL(t *outbox.Table, backoff time.Duration) string {
 	attempts, lastError, available := t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt)
 	eligible := fmt.Sprintf(" AND (w.attempts IS NULL AND t.%s IS NULL OR coalesce(t.%s, 0)::int = w.attempts)", lastError, attempts)
 	return settleSQL(t, eligible, fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767), %[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
-		%[4]s = now() + LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond' WHERE %[6]s RETURNING t.%[5]s AS id`,
+		%[4]s = now() + GREATEST(LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond', (SELECT f.wait FROM free f WHERE f.id = t.%[5]s LIMIT 1)) WHERE %[6]s RETURNING t.%[5]s AS id`,
 		t.SQL(), attempts, lastError, available, t.Column(outbox.ID), freeSQL(t), backoff.Microseconds()), "")
 }
 

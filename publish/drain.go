@@ -31,8 +31,9 @@ func (l *Lane) Drain(ctx context.Context) []Refusal {
 			l.stored = append(l.stored, s.delivery.index)
 			l.mu.Unlock()
 		case err == nil, errors.Is(err, ErrMessageGone):
-			refusals = append(refusals, Refusal{s.delivery, rowErrorf(RowDuplicate,
-				"JetStream took the row for the message at sequence %d, which is not there or is another", s.ack)})
+			failure := rowErrorf(RowDuplicate, "JetStream took the row for the message at sequence %d, which is not there or is another", s.ack)
+			failure.Wait = l.window // until JetStream has forgotten the id
+			refusals = append(refusals, Refusal{s.delivery, failure})
 		}
 		// Any other error says nothing about the row: it comes again.
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // The classes of a [RowError]. They are label values of outbox_failures_total.
@@ -23,6 +24,8 @@ type RowError struct {
 	Class string // one of the Row constants
 	// Reason is one line of printable ASCII, short enough for last_error.
 	Reason string
+	// Wait is how long the same would come back, zero where time makes no difference.
+	Wait time.Duration
 }
 
 func (e *RowError) Error() string { return e.Class + ": " + e.Reason }

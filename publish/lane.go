@@ -80,6 +80,7 @@ type Lane struct {
 	msg     *nats.Msg
 	types   map[string]string // event types, see intern
 	last    outbox.Position   // of the newest row of the WAL
+	window  time.Duration     // in which JetStream remembers message ids
 	// passed is the greatest LSN under which rows of the table were sent.
 	passed atomic.Uint64
 
@@ -136,10 +137,11 @@ func (l *Lane) Close() {
 }
 
 // Adapt takes over what an operator may change in a stream: the subjects that it
-// listens on, and the largest message that it takes.
+// listens on, the largest message that it takes, and its duplicate window.
 func (l *Lane) Adapt(info *StreamInfo) {
 	l.sending.Lock()
 	defer l.sending.Unlock()
+	l.window = info.Config.Duplicates
 	l.cfg.Subjects.Cover(info.Config.Subjects)
 	l.cfg.Envelope.Limit(l.cfg.Conn.MaxPayload(), info.Config.MaxMsgSize)
 }

@@ -219,7 +219,8 @@ func TestOrdinalsCountEveryTable(t *testing.T) {
 }
 
 // TestFalseDuplicate: JetStream answers "duplicate" for a message that it no
-// longer has. The event is not there, so the row is not marked.
+// longer has. The event is not there, so the row is not marked; it is tried again
+// when the answer would be another.
 func TestFalseDuplicate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
@@ -241,6 +242,9 @@ func TestFalseDuplicate(t *testing.T) {
 	r.pending(0)
 	r.passes(r.here())
 	r.storedIs(1, 1, 3, 6)
+	if got := r.query1(`SELECT round(extract(epoch FROM available_at - now())) BETWEEN 10 AND 120 FROM outbox_messages WHERE processed_at IS NULL`); got != "true" {
+		t.Errorf("it is tried again within the duplicate window of two minutes")
+	}
 	if got := r.query1(`SELECT last_error FROM outbox_messages WHERE processed_at IS NULL AND attempts = 1`); !strings.HasPrefix(got, "duplicate: ") {
 		t.Errorf("last_error is %q, want one of class duplicate", got)
 	}

@@ -542,7 +542,7 @@ func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
 			continue // there is no row to record it in: see Relay.poison
 		}
 		w.r.refused(x.Ref, x.EventType, x.Failure)
-		j := &job{row: fallback.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error()}, task: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now}
+		j := &job{row: fallback.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait}, task: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now}
 		if polled, ok := x.Tag.(*polled); ok {
 			j.row.Polled, j.row.Attempts = true, polled.attempts
 		}

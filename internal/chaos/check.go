@@ -25,7 +25,7 @@ func (w *world) settled(ctx context.Context) (left int, err error) {
 		if err == nil && (least < 0 || left < least) {
 			least, since = left, time.Now()
 		}
-		if time.Since(since) > patience || !pause(ctx, 100*time.Millisecond) {
+		if time.Since(since) > w.patience || !pause(ctx, 100*time.Millisecond) {
 			return left, err
 		}
 	}
@@ -43,9 +43,8 @@ func (w *world) check(ctx context.Context, r *result) error {
 	if err != nil {
 		return err
 	}
-	var source string
 	var timeline uint32
-	err = conn.QueryRow(ctx, `SELECT system_identifier || '/' || current_database(), ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int FROM pg_control_system()`).Scan(&source, &timeline)
+	err = conn.QueryRow(ctx, `SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int FROM pg_control_system()`).Scan(&timeline)
 	if err != nil {
 		return err
 	}
@@ -57,7 +56,7 @@ func (w *world) check(ctx context.Context, r *result) error {
 		known[fmt.Sprint(rows[i].Ref.Table, "/", rows[i].Ref.ID, "/", rows[i].Ref.Hash)] = true
 	}
 	var messages []audit.Message
-	reader := &audit.Reader{JetStream: w.js, Stream: streamName, Source: source}
+	reader := &audit.Reader{JetStream: w.js, Stream: streamName, Source: w.source}
 	err = reader.Read(ctx, func(m audit.Message) {
 		// What only the lost primary had committed.
 		if w.promoted.Load() && m.Own && m.Position.Timeline < timeline && !known[fmt.Sprint(m.ID.Table, "/", m.ID.ID, "/", m.ID.Hash)] {

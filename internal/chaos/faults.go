@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -14,9 +15,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
 )
 
 // fault breaks something and mends it.
@@ -33,6 +36,7 @@ const (
 	ofRelay    = "relay"
 	ofPostgres = "PostgreSQL"
 	ofBroker   = "NATS"
+	ofStream   = "stream"
 	ofTable    = "table"
 	ofLinks    = "links"
 )
@@ -43,21 +47,22 @@ func clustered(w *world) bool { return w.cluster != nil }
 
 var faults = []fault{
 	{"relay killed", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.anyRelay(rng).down(func() { pause(ctx, between(rng, 0, 2*window)) })
+		return w.anyRelay(rng).down(func() { pause(ctx, between(rng, 0, 2*time.Second)) })
 	}},
 	{"relay frozen", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		return w.anyRelay(rng).frozen(func() { pause(ctx, between(rng, 100*time.Millisecond, 14*time.Second)) })
 	}},
 	{"relay stopped", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.anyRelay(rng).stopped(func() { pause(ctx, between(rng, 0, 2*window)) })
+		return w.anyRelay(rng).stopped(func() { pause(ctx, between(rng, 0, 2*time.Second)) })
 	}},
+	{"relay clock set", ofRelay, always, setClock},
 	{"PostgreSQL crashed", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		return w.restartPostgres(ctx, rng, testenv.Immediate)
 	}},
 	{"PostgreSQL restarted", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		return w.restartPostgres(ctx, rng, testenv.Fast)
 	}},
-	{"standby promoted", ofPostgres, func(w *world) bool { return w.standby != nil && !w.promoted.Load() }, promote},
+	{"standby promoted", ofPostgres, func(w *world) bool { return w.replica != nil && !w.promoted.Load() }, promote},
 	{"walsender terminated", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		return w.exec(ctx, `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName)
 	}},
@@ -66,11 +71,17 @@ var faults = []fault{
 	}},
 	{"slot dropped", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error { return dropSlot(ctx, w) }},
 	{"slot invalidated", ofPostgres, always, invalidateSlot},
-	{"table locked", ofTable, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.lockedTable(ctx, func(pgx.Tx) error { pause(ctx, between(rng, 100*time.Millisecond, 4*time.Second)); return nil })
+	{"table altered", ofTable, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.lockedTable(ctx, func(tx pgx.Tx) error {
+			w.columns++
+			column := fmt.Sprintf("ADD COLUMN more%d int DEFAULT 7", w.columns)
+			_, err := tx.Exec(ctx, `ALTER TABLE outbox_messages `+column+`; ALTER TABLE history `+column)
+			pause(ctx, between(rng, 100*time.Millisecond, 4*time.Second))
+			return err
+		})
 	}},
 	{"rows locked", ofTable, always, lockRows},
-	{"ids reused", ofTable, func(w *world) bool { return !w.rollback && (w.standby == nil || w.promoted.Load()) }, truncate},
+	{"ids reused", ofTable, func(w *world) bool { return !w.rollback && (w.replica == nil || w.promoted.Load()) }, truncate},
 	{"NATS killed", ofBroker, oneBroker, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		n := w.brokers[0]
 		if err := n.Kill(); err != nil {
@@ -116,10 +127,60 @@ var faults = []fault{
 		return nil
 	}},
 	{"stream full", ofBroker, always, fill},
+	{"message deleted", ofStream, func(w *world) bool { return !w.rollback }, deleteMessage},
 	{"links cut", ofLinks, always, links(func(p *testenv.Proxy) { p.Cut() }, 5*time.Second)},
 	{"links dropped", ofLinks, always, links(func(p *testenv.Proxy) { p.Drop() }, 0)},
 	{"links half open", ofLinks, always, links(func(p *testenv.Proxy) { p.Pause() }, 14*time.Second)},
 	{"links slow", ofLinks, always, links(func(p *testenv.Proxy) { p.Slow(20 * time.Millisecond) }, 5*time.Second)},
+}
+
+// setClock has a relay believe in another time, from then on: seconds or weeks away.
+func setClock(ctx context.Context, w *world, rng *rand.Rand) error {
+	by := time.Duration(math.Exp(rng.Float64()*14) * float64(time.Second))
+	if rng.IntN(2) == 0 {
+		by = -by
+	}
+	return w.anyRelay(rng).setClock(by)
+}
+
+// deleteMessage has somebody delete a message and have its row delivered again, so
+// soon that JetStream may still take it for a duplicate. The row has an aggregate of
+// its own: it is not out of its order at the stream's end.
+func deleteMessage(ctx context.Context, w *world, rng *rand.Rand) error {
+	conn, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	s, err := w.js.Stream(ctx, streamName)
+	if err != nil {
+		return err
+	}
+	m, err := s.GetLastMsgForSubject(ctx, "events.account.reminded")
+	if err != nil {
+		return err
+	}
+	id, own := outbox.ParseMessageID(w.source, m.Header.Get(nats.MsgIdHdr))
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages WHERE id = $1 AND processed_at IS NOT NULL FOR UPDATE`, id.ID)
+	if err != nil || !own || locked.RowsAffected() == 0 {
+		return errors.Join(errNotNow, err, tx.Rollback(ctx))
+	}
+	if err := s.DeleteMsg(ctx, m.Sequence); err != nil {
+		return errors.Join(err, tx.Rollback(ctx))
+	}
+	const again = `UPDATE outbox_messages SET processed_at = NULL, last_error = 'held: delivered again' WHERE id = $1`
+	if _, err = tx.Exec(ctx, again, id.ID); err == nil {
+		err = tx.Commit(ctx)
+	}
+	if err != nil {
+		err = w.until(ctx, "a row whose message was deleted is pending", func(ctx context.Context) error { return w.exec(ctx, again, id.ID) })
+	}
+	w.deleted.Store(key(id), m.Sequence)
+	return err
 }
 
 // between draws from a range of durations, short ones as often as long ones.
@@ -175,29 +236,29 @@ func (w *world) restartPostgres(ctx context.Context, rng *rand.Rand, mode testen
 // promote lets the primary crash and never come back.
 func promote(ctx context.Context, w *world, rng *rand.Rand) error {
 	if rng.IntN(2) == 0 { // it lacks the last rows
-		if err := w.standby.Stop(ctx, testenv.Fast); err != nil {
+		if err := w.replica.Stop(ctx, testenv.Fast); err != nil {
 			return err
 		}
 		pause(ctx, between(rng, 100*time.Millisecond, 2*time.Second))
 		if err := w.primary.Stop(ctx, testenv.Immediate); err != nil {
 			return err
 		}
-		if err := w.standby.Start(ctx); err != nil {
+		if err := w.replica.Start(ctx); err != nil {
 			return err
 		}
 	} else if err := w.primary.Stop(ctx, testenv.Immediate); err != nil {
 		return err
 	}
-	if err := w.standby.Promote(ctx); err != nil {
+	if err := w.replica.Promote(ctx); err != nil {
 		return err
 	}
 	w.promoted.Store(true)
-	if w.standby.Version() < 17 {
+	if w.replica.Version() < 17 {
 		return nil
 	}
 	// As an operator must: it has the setting from its primary, and would have every
 	// walsender wait for a standby that it does not have.
-	return w.standby.Reload(ctx, map[string]string{"synchronized_standby_slots": ""})
+	return w.replica.Reload(ctx, map[string]string{"synchronized_standby_slots": ""})
 }
 
 func dropSlot(ctx context.Context, w *world) error {
@@ -271,28 +332,31 @@ func lockRows(ctx context.Context, w *world, rng *rand.Rand) error {
 	})
 }
 
-// truncate has the outbox give its ids once more. It takes what was delivered along.
+// truncate has the outbox give its ids once more. It keeps the writers out until all
+// is delivered, and takes what was delivered along.
 func truncate(ctx context.Context, w *world, rng *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	for done := false; !done; {
-		err := w.lockedTable(ctx, func(tx pgx.Tx) error {
-			var pending bool
-			if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil || pending {
+	conn, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '10s'; LOCK TABLE numbers`); err != nil {
+			return err
+		}
+		for pending := true; pending; {
+			if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil {
 				return err
 			}
-			done = true
-			_, err := tx.Exec(ctx, `INSERT INTO history SELECT * FROM outbox_messages; TRUNCATE outbox_messages RESTART IDENTITY`)
-			return err
-		})
-		if err != nil {
-			return err
+			if pending && !pause(ctx, 20*time.Millisecond) {
+				return errNotNow
+			}
 		}
-		if !done && !pause(ctx, 50*time.Millisecond) {
-			return errNotNow
-		}
-	}
-	return nil
+		_, err := tx.Exec(ctx, `INSERT INTO history SELECT * FROM outbox_messages; TRUNCATE outbox_messages RESTART IDENTITY`)
+		return err
+	})
 }
 
 // rollBack restores the broker's store to what it was some time ago.

@@ -41,9 +41,13 @@ type options struct {
 	only    string
 	results string
 	keep    string
+	mutants string
 	last    time.Duration
 	summary bool
 	verbose bool
+
+	mutant   *mutant
+	patience time.Duration
 }
 
 func run(ctx context.Context) error {
@@ -53,14 +57,19 @@ func run(ctx context.Context) error {
 	flag.IntVar(&o.rows, "rows", 25_000, "least number of events in a run")
 	flag.IntVar(&o.faults, "faults", 12, "least number of faults in a run")
 	flag.StringVar(&o.only, "only", "", "comma-separated faults; default: all that the run's servers can have")
-	flag.StringVar(&o.results, "results", "", "file that each run's result is added to, as a line of JSON")
+	flag.StringVar(&o.results, "results", "", "file that each run's result is added to, as a line of JSON; several programs may add to it")
 	flag.StringVar(&o.keep, "logs", "", "folder for the relays' logs of runs that failed")
 	flag.DurationVar(&o.last, "for", 0, "begin new runs for so long, where no seeds are given")
+	flag.StringVar(&o.mutants, "mutants", "", "plant the known defects in the relay, one after the other, and see each noticed: all, or those that begin so")
 	flag.BoolVar(&o.summary, "summary", false, "run nothing, and print the tables of the results file as Markdown")
 	flag.BoolVar(&o.verbose, "v", false, "say what is broken, as it is")
 	flag.Parse()
 	if o.summary {
 		return printSummary(os.Stdout, o.results)
+	}
+	o.patience = patience
+	if o.mutants != "" {
+		return killMutants(ctx, &o)
 	}
 	seeds, err := o.plan()
 	if err != nil {

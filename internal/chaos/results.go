@@ -32,12 +32,51 @@ type result struct {
 	// Recoveries are the times from the end of each fault that came alone to when
 	// everything committed by then was stored and marked.
 	Recoveries map[string][]time.Duration `json:"recoveries"`
-	Failure    string                     `json:"failure,omitempty"`
-	Details    string                     `json:"details,omitempty"`
+	// Moments are what an observer saw wrong while all went on.
+	Moments []string       `json:"moments,omitempty"`
+	Alarms  map[string]int `json:"alarms,omitempty"` // of the relays
+	Failure string         `json:"failure,omitempty"`
+	Details string         `json:"details,omitempty"`
 }
 
 func (r *result) ok() bool {
-	return r.Failure == "" && r.Lost+r.Duplicated+r.Reordered+r.Altered+r.Unknown+r.Pending == 0
+	return r.Failure == "" && len(r.Moments) == 0 && len(r.unexplained()) == 0 && r.Lost+r.Duplicated+r.Reordered+r.Altered+r.Unknown+r.Pending == 0
+}
+
+// unexplained are alarms that none of the faults can have caused.
+func (r *result) unexplained() (all []string) {
+	for alarm, by := range map[string][]string{
+		"events_lost": {"store rolled back", "message deleted"}, "stream_rolled_back": {"store rolled back"}, "false_duplicate": {"message deleted"},
+		"nothing_to_compare": nil, "foreign_message": nil, "undecodable": nil, "stream_gone": nil, "stream_replaced": nil, "synchronous": nil,
+	} {
+		explained := slices.ContainsFunc(by, func(fault string) bool { return r.Faults[fault] > 0 })
+		if r.Alarms[alarm] > 0 && !explained {
+			all = append(all, alarm)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// why says in few words what is wrong with a run.
+func (r *result) why() string {
+	var all []string
+	for _, x := range []struct {
+		what string
+		n    int
+	}{{"lost", r.Lost}, {"duplicated", r.Duplicated}, {"reordered", r.Reordered}, {"altered", r.Altered}, {"unknown", r.Unknown}, {"pending", r.Pending}} {
+		if x.n > 0 {
+			all = append(all, fmt.Sprintf("%s=%d", x.what, x.n))
+		}
+	}
+	all = append(all, r.Moments...)
+	for _, alarm := range r.unexplained() {
+		all = append(all, "alarm "+alarm)
+	}
+	if r.Failure != "" {
+		all = append(all, r.Failure)
+	}
+	return strings.Join(all, "; ")
 }
 
 func (r *result) faults() (n int) {
@@ -66,7 +105,7 @@ func (r *result) String() string {
 		s += fmt.Sprintf(" phantoms=%d", r.Phantoms)
 	}
 	if !r.ok() {
-		s += fmt.Sprintf(" altered=%d unknown=%d pending=%d FAILED: %s\n%s", r.Altered, r.Unknown, r.Pending, r.Failure, r.Details)
+		s += fmt.Sprintf(" FAILED: %s\n%s", r.why(), r.Details)
 	}
 	return s
 }

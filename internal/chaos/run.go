@@ -23,13 +23,25 @@ func runSeed(ctx context.Context, o *options, seed uint64) *result {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
 	defer cancel()
-	w, err := newWorld(ctx, rand.New(rand.NewPCG(seed, 1)), log)
+	p, err := draw(rand.New(rand.NewPCG(seed, 1)))
+	if err == nil && o.mutant != nil {
+		o.mutant.world(&p)
+	}
+	r.Servers = p.String()
+	log("%s", r.Servers)
+	var program string
+	if err == nil {
+		program, err = relayProgram(ctx, o.mutant)
+	}
+	var w *world
+	if err == nil {
+		w, err = newWorld(ctx, p, program, log)
+	}
 	if err != nil {
 		r.Failure = err.Error()
 		return r
 	}
-	r.Servers = w.name
-	log("%s", w.name)
+	w.patience = o.patience
 	if err := w.play(ctx, o, r); err != nil {
 		r.Failure = err.Error()
 	}
@@ -51,6 +63,13 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 	if err := w.exec(ctx, schemaSQL); err != nil {
 		return err
 	}
+	observer := w.observe(ctx, r.Seed)
+	defer func() {
+		r.Moments = observer.finish()
+		alarms, aerr := w.countAlarms()
+		r.Alarms = alarms
+		err = errors.Join(err, aerr)
+	}()
 	writing, stop := context.WithCancel(ctx)
 	defer stop()
 	l := w.startLoad(writing, r.Seed, o.rows)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,30 +25,69 @@ import (
 const (
 	slotName   = "walpost"
 	streamName = "EVENTS"
-	// window is shorter than most pauses: it is not what keeps duplicates away.
-	window = time.Second
 	// patience is what an effect may take on a machine that is busy with much else.
 	patience = 3 * time.Minute
 )
 
+// plan is what a seed says about a world.
+type plan struct {
+	version  pgbin.Binaries
+	replicas int
+	standby  bool
+	relays   int
+	mode     string
+	onPoison string
+	backoff  time.Duration // of a row that fails
+	rollback bool          // the broker's store may be rolled back
+	// window is the stream's duplicate window, shorter than most pauses: it is not
+	// what keeps duplicates away.
+	window time.Duration
+}
+
+func draw(rng *rand.Rand) (p plan, err error) {
+	versions, err := pgbin.All()
+	if err != nil {
+		return p, err
+	}
+	p = plan{
+		version: versions[rng.IntN(len(versions))], replicas: []int{1, 1, 3}[rng.IntN(3)], standby: rng.IntN(3) == 0, relays: 1 + rng.IntN(2),
+		mode: "auto", onPoison: []string{"hold", "hold", "skip"}[rng.IntN(3)], backoff: 50 * time.Millisecond,
+		window: []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second}[rng.IntN(3)],
+	}
+	if rng.IntN(8) == 0 {
+		p.mode = "poll"
+	}
+	p.rollback = p.replicas == 1 && !p.standby && rng.IntN(2) == 0
+	return p, nil
+}
+
+func (p *plan) String() string {
+	s := fmt.Sprintf("R%d, PostgreSQL %d", p.replicas, p.version.Major)
+	if p.standby {
+		s += " with a standby"
+	}
+	return s + fmt.Sprintf(", relays %d, %s, %s, window %s", p.relays, p.mode, p.onPoison, p.window)
+}
+
 // world is the servers and the relays of one run, and the ways to all of them.
 type world struct {
-	rng *rand.Rand
-	log func(format string, args ...any)
+	plan
+	log      func(format string, args ...any)
+	patience time.Duration
 
-	primary, standby *testenv.Postgres // standby is nil where there is none
+	primary, replica *testenv.Postgres // replica is nil where there is none
 	promoted         atomic.Bool
 	brokers          []*testenv.NATS
 	cluster          *testenv.NATSCluster // nil for one broker
-	rollback         bool                 // the broker's store may be rolled back
-	db               string
+	db, source       string
 
 	pgProxies, natsProxies []*testenv.Proxy
 	relays                 []*relay
 	dir                    string
 	nc                     *nats.Conn
 	js                     jetstream.JetStream
-	name                   string
+	columns                int      // that the table was altered by
+	deleted                sync.Map // messages that a fault has deleted, key by sequence
 	closers                []func() error
 }
 
@@ -61,9 +101,9 @@ func (w *world) close() error {
 	return errors.Join(errs...)
 }
 
-// newWorld draws servers and starts them.
-func newWorld(ctx context.Context, rng *rand.Rand, log func(string, ...any)) (w *world, err error) {
-	w = &world{rng: rng, log: log}
+// newWorld starts what a plan says.
+func newWorld(ctx context.Context, p plan, program string, log func(string, ...any)) (w *world, err error) {
+	w = &world{plan: p, log: log, patience: patience}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -73,35 +113,20 @@ func newWorld(ctx context.Context, rng *rand.Rand, log func(string, ...any)) (w 
 		return w, err
 	}
 	w.onClose(func() error { return os.RemoveAll(w.dir) })
-	versions, err := pgbin.All()
-	if err != nil {
+	if err := w.startPostgres(ctx); err != nil {
 		return w, err
 	}
-	version := versions[rng.IntN(len(versions))]
-	replicas := []int{1, 1, 3}[rng.IntN(3)]
-	withStandby, relays := rng.IntN(3) == 0, 1+rng.IntN(2)
-	mode := "auto"
-	if rng.IntN(8) == 0 {
-		mode = "poll"
-	}
-	onPoison := []string{"hold", "hold", "skip"}[rng.IntN(3)]
-	w.rollback = replicas == 1 && !withStandby && rng.IntN(2) == 0
-	if err := w.startPostgres(ctx, version, withStandby); err != nil {
+	if err := w.query(ctx, `SELECT system_identifier || '/' || current_database() FROM pg_control_system()`, nil, &w.source); err != nil {
 		return w, err
 	}
-	if err := w.startBrokers(ctx, replicas); err != nil {
+	if err := w.startBrokers(ctx); err != nil {
 		return w, err
 	}
-	w.name = fmt.Sprintf("R%d, PostgreSQL %d", replicas, version.Major)
-	if withStandby {
-		w.name += " with a standby"
-	}
-	w.name += fmt.Sprintf(", relays %d, %s, %s", relays, mode, onPoison)
-	return w, w.startRelays(ctx, relays, mode, onPoison)
+	return w, w.startRelays(ctx, program)
 }
 
-func (w *world) startPostgres(ctx context.Context, version pgbin.Binaries, withStandby bool) (err error) {
-	w.primary, err = testenv.StartPostgres(ctx, testenv.PGOptions{BinDir: version.Dir, Settings: map[string]string{
+func (w *world) startPostgres(ctx context.Context) (err error) {
+	w.primary, err = testenv.StartPostgres(ctx, testenv.PGOptions{BinDir: w.version.Dir, Settings: map[string]string{
 		"max_slot_wal_keep_size": "1GB", "min_wal_size": "32MB", "max_wal_size": "128MB", "wal_sender_timeout": "10s",
 	}})
 	if err != nil {
@@ -113,19 +138,19 @@ func (w *world) startPostgres(ctx context.Context, version pgbin.Binaries, withS
 		return err
 	}
 	servers := []*testenv.Postgres{w.primary}
-	if withStandby {
+	if w.standby {
 		settings := map[string]string{}
-		if version.Major >= 17 {
+		if w.version.Major >= 17 {
 			settings["sync_replication_slots"] = "on"
 			if err := w.primary.Reload(ctx, map[string]string{"synchronized_standby_slots": "sb"}); err != nil {
 				return err
 			}
 		}
-		if w.standby, err = w.primary.Standby(ctx, "sb", settings); err != nil {
+		if w.replica, err = w.primary.Standby(ctx, "sb", settings); err != nil {
 			return err
 		}
-		w.onClose(w.standby.Close)
-		servers = append(servers, w.standby)
+		w.onClose(w.replica.Close)
+		servers = append(servers, w.replica)
 	}
 	for _, s := range servers {
 		if err := w.proxy(&w.pgProxies, s.Port()); err != nil {
@@ -145,9 +170,9 @@ func (w *world) proxy(into *[]*testenv.Proxy, port int) error {
 	return nil
 }
 
-func (w *world) startBrokers(ctx context.Context, replicas int) (err error) {
+func (w *world) startBrokers(ctx context.Context) (err error) {
 	options := testenv.NATSOptions{Process: true}
-	if replicas == 1 {
+	if w.replicas == 1 {
 		n, err := testenv.StartNATS(ctx, options)
 		if err != nil {
 			return err
@@ -155,7 +180,7 @@ func (w *world) startBrokers(ctx context.Context, replicas int) (err error) {
 		w.onClose(n.Close)
 		w.brokers = []*testenv.NATS{n}
 	} else {
-		if w.cluster, err = testenv.StartNATSCluster(ctx, replicas, options); err != nil {
+		if w.cluster, err = testenv.StartNATSCluster(ctx, w.replicas, options); err != nil {
 			return err
 		}
 		w.onClose(w.cluster.Close)
@@ -177,21 +202,17 @@ func (w *world) startBrokers(ctx context.Context, replicas int) (err error) {
 		return err
 	}
 	return w.until(ctx, "the stream is created", func(ctx context.Context) error {
-		_, err := w.js.CreateStream(ctx, w.streamConfig(replicas, -1))
+		_, err := w.js.CreateStream(ctx, jetstream.StreamConfig{
+			Name: streamName, Subjects: []string{"events.>"}, Duplicates: w.window, Discard: jetstream.DiscardNew, Replicas: w.replicas,
+			AllowDirect: true,
+		})
 		return err
 	})
 }
 
-func (w *world) streamConfig(replicas int, maxBytes int64) jetstream.StreamConfig {
-	return jetstream.StreamConfig{
-		Name: streamName, Subjects: []string{"events.>"}, Duplicates: window, Discard: jetstream.DiscardNew, Replicas: replicas,
-		MaxBytes: maxBytes, AllowDirect: true,
-	}
-}
-
 // until repeats what fails.
 func (w *world) until(ctx context.Context, what string, do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, w.patience)
 	defer cancel()
 	for {
 		try, stop := context.WithTimeout(ctx, 5*time.Second)
@@ -221,7 +242,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 // server is the present primary.
 func (w *world) server() *testenv.Postgres {
 	if w.promoted.Load() {
-		return w.standby
+		return w.replica
 	}
 	return w.primary
 }
@@ -255,6 +276,7 @@ type relay struct {
 	w        *world
 	command  func() *exec.Cmd
 	log      string
+	clock    string     // the file that says how far its wall clock is off
 	up       sync.Mutex // held by who starts it, and by who keeps it down
 	life     *testenv.Program
 	stopping bool
@@ -262,11 +284,7 @@ type relay struct {
 	done     chan struct{}
 }
 
-func (w *world) startRelays(ctx context.Context, n int, mode, onPoison string) error {
-	program, err := testenv.Build(ctx, "github.com/walpost/walpost/cmd/walpost")
-	if err != nil {
-		return err
-	}
+func (w *world) startRelays(ctx context.Context, program string) error {
 	migrate := exec.CommandContext(ctx, program, "migrate", "up")
 	migrate.Dir = w.dir
 	migrate.Env = []string{"WALPOST_POSTGRES_URL=" + w.primary.URL(w.db)}
@@ -284,15 +302,17 @@ func (w *world) startRelays(ctx context.Context, n int, mode, onPoison string) e
 		"PATH=" + os.Getenv("PATH"),
 		"WALPOST_POSTGRES_URL=postgres://postgres@" + strings.Join(hosts, ",") + "/" + w.db + "?sslmode=disable&target_session_attrs=read-write",
 		"WALPOST_NATS_URL=" + strings.Join(brokers, ","),
-		"WALPOST_SLOT=" + slotName, "WALPOST_STREAM=" + streamName, "WALPOST_HTTP_LISTEN=", "WALPOST_MODE=" + mode,
-		"WALPOST_FALLBACK_INTERVAL=1s", "WALPOST_FALLBACK_BACKOFF=50ms", "WALPOST_FALLBACK_MAX_ATTEMPTS=2",
-		"WALPOST_FALLBACK_ON_POISON=" + onPoison,
+		"WALPOST_SLOT=" + slotName, "WALPOST_STREAM=" + streamName, "WALPOST_HTTP_LISTEN=", "WALPOST_MODE=" + w.mode,
+		"WALPOST_FALLBACK_INTERVAL=1s", "WALPOST_FALLBACK_BACKOFF=" + w.backoff.String(), "WALPOST_FALLBACK_MAX_ATTEMPTS=2",
+		"WALPOST_FALLBACK_ON_POISON=" + w.onPoison,
 	}
-	for i := range n {
-		r := &relay{w: w, log: filepath.Join(w.dir, fmt.Sprintf("relay-%d.log", i)), done: make(chan struct{})}
+	for i := range w.plan.relays {
+		r := &relay{
+			w: w, log: filepath.Join(w.dir, fmt.Sprintf("relay-%d.log", i)), clock: filepath.Join(w.dir, fmt.Sprintf("clock-%d", i)), done: make(chan struct{}),
+		}
 		r.command = func() *exec.Cmd {
 			cmd := exec.Command(program, "run", "--log-format", "console")
-			cmd.Dir, cmd.Env = w.dir, env
+			cmd.Dir, cmd.Env = w.dir, append(slices.Clone(env), clockFile+"="+r.clock)
 			return cmd
 		}
 		if err := r.start(); err != nil {

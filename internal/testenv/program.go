@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -65,20 +66,56 @@ func Build(ctx context.Context, pkg string, flags ...string) (string, error) {
 	if built != "" {
 		return built, nil
 	}
+	built, err := build(ctx, pkg, flags...)
+	if err != nil {
+		return "", err
+	}
+	space.mu.Lock()
+	defer space.mu.Unlock()
+	space.binaries[key] = built
+	return built, nil
+}
+
+// BuildPatched is Build with source files that are replaced, or added, by others:
+// texts by their paths. Every call builds.
+func BuildPatched(ctx context.Context, pkg string, files map[string]string) (string, error) {
+	dir, err := space.mkdir("patch")
+	if err != nil {
+		return "", err
+	}
+	replace := map[string]string{}
+	for name, text := range files {
+		replace[name] = filepath.Join(dir, fmt.Sprintf("%d.go", len(replace)))
+		if err := os.WriteFile(replace[name], []byte(text), 0o600); err != nil {
+			return "", err
+		}
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(name, overlay, 0o600); err != nil {
+		return "", err
+	}
+	building.Lock()
+	defer building.Unlock()
+	return build(ctx, pkg, "-overlay", name)
+}
+
+// build is for the holder of building.
+func build(ctx context.Context, pkg string, flags ...string) (string, error) {
 	dir, err := space.mkdir("bin")
 	if err != nil {
 		return "", err
 	}
-	built = filepath.Join(dir, programName(pkg))
+	built := filepath.Join(dir, programName(pkg))
 	// A checkout that git does not trust, because another user made it, has no
 	// version control stamp.
 	args := append([]string{"build", "-buildvcs=false", "-o", built}, flags...)
 	if out, err := exec.CommandContext(ctx, "go", append(args, pkg)...).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, out)
 	}
-	space.mu.Lock()
-	defer space.mu.Unlock()
-	space.binaries[key] = built
 	return built, nil
 }
 

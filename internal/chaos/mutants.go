@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// mutant is a defect that is planted in the relay to see the rig notice it: a text
+// of a source file, and what stands there instead. The product knows nothing of it.
+type mutant struct {
+	name  string
+	edits []edit
+	// world narrows what its runs may draw, only the faults that they have.
+	world func(*plan)
+	only  string
+}
+
+type edit struct{ file, from, to string }
+
+// plant adds the edited files to those that are patched.
+func (m *mutant) plant(ctx context.Context, files map[string]string) error {
+	module, err := goTool(ctx, "list", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return err
+	}
+	for _, e := range m.edits {
+		name := filepath.Join(module, filepath.FromSlash(e.file))
+		if _, begun := files[name]; !begun {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				return err
+			}
+			files[name] = string(text)
+		}
+		if files[name], err = replaceOnce(files[name], e.from, e.to); err != nil {
+			return fmt.Errorf("%s: %w", e.file, err)
+		}
+	}
+	return nil
+}
+
+const sendAdded = "func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {\n"
+
+func streaming(p *plan)   { p.mode = "auto" }
+func oneServer(p *plan)   { p.mode, p.replicas, p.standby, p.rollback = "auto", 1, false, false }
+func twoRelays(p *plan)   { oneServer(p); p.relays = 2 }
+func oneRelay(p *plan)    { oneServer(p); p.relays = 1 }
+func onePoisoned(p *plan) { oneRelay(p); p.onPoison, p.backoff = "hold", 2*time.Second }
+
+var mutants = []mutant{
+	{
+		name: "lost: some rows are marked and never sent", world: oneServer,
+		edits: []edit{{"relay/feed.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
+		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
+	}
+`}},
+	},
+	{
+		name: "duplicated: what the WAL brings again is sent again", world: oneServer, only: "relay killed",
+		edits: []edit{
+			{"relay/feed.go", "if behind, ok := f.seen.behind(row.Ref, false); ok {", "if behind, ok := f.seen.behind(row.Ref, false); ok && false {"},
+			{"relay/feed.go", "if !states[i].Publish() {", "if states[i].Publish() && false {"},
+		},
+	},
+	{
+		name: "swapped: some rows are sent after the next one", world: oneServer,
+		edits: []edit{
+			{"relay/feed.go", sendAdded, sendAdded + `	switch late := f.late; {
+	case f.swapping:
+	case late == nil && ev.Ref().Hash%97 == 0:
+		f.late = &held{ev.Clone(), txn}
+		return nil
+	case late != nil:
+		f.late, f.swapping = nil, true
+		defer func() { f.swapping = false }()
+		if err := f.sendAdded(ctx, ev, txn); err != nil {
+			return err
+		}
+		return f.sendAdded(ctx, late.ev, late.txn)
+	}
+`},
+			{"relay/feed.go", "	size int\n}", "	size int\n	late *held\n	swapping bool\n}"},
+		},
+	},
+	{
+		name: "phantom: rows that no transaction has inserted", world: oneServer,
+		edits: []edit{{"relay/feed.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
+		ghost := ev.Clone()
+		ghost.Values[outbox.ID] = append([]byte("9999"), ghost.Values[outbox.ID]...)
+		if err := f.lane.Send(ctx, ghost, nil); err != nil {
+			return err
+		}
+	}
+`}},
+	},
+	{
+		name: "confirmed too early: an LSN that was received, not settled", world: oneRelay, only: "NATS frozen,NATS killed,stream full",
+		edits: []edit{{"stream/session.go", "lsn := pglogrepl.LSN(s.tracker.Confirmed())", "s.mu.Lock()\n\tlsn := pglogrepl.LSN(s.received)\n\ts.mu.Unlock()"}},
+	},
+	{
+		name: "a position marks: what lies below the newest message's is taken for stored", world: onePoisoned, only: "relay killed",
+		edits: []edit{{"relay/feed.go", "	// Nothing overtakes the gate", `	if f.seen.tail.Covers(ev.Commit, ev.N) {
+		txn.Add()
+		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
+	}
+	// Nothing overtakes the gate`}, {"relay/feed.go", "	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {",
+			"	if !f.seen.tail.Covers(ev.Commit, ev.N) && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {"}},
+	},
+	{
+		name: "marked without a PubAck: what was sent is taken for stored", world: oneRelay, only: "NATS killed,NATS frozen,links half open",
+		edits: []edit{{"publish/lane.go", `		l.fail(err)
+		return err
+	}
+	return nil
+}
+
+// intern`, `		l.fail(err)
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.ring.at(index); l.ring.holds(index) && s.state == sent {
+		l.onStored(s, index, l.cfg.Base+index+1)
+	}
+	return nil
+}
+
+// intern`}},
+	},
+	{
+		name: "law 5 asks for the flush LSN", world: streaming, only: "relay killed,links slow",
+		edits: []edit{{"fallback/db.go", "SELECT pg_current_wal_insert_lsn()::text", "SELECT pg_current_wal_flush_lsn()::text"}},
+	},
+	{
+		name: "the tail is read before the lock and the slot are owned", world: twoRelays, only: "relay killed,relay stopped",
+		edits: []edit{
+			{"relay/session.go", "	info, err := r.awaitStream(ctx, wal)\n", "	info, err := r.early, error(nil)\n	r.early = nil\n	if info == nil {\n		info, err = r.awaitStream(ctx, wal)\n	}\n"},
+			{"relay/relay.go", "type Relay struct {\n", "type Relay struct {\n	early *publish.StreamInfo\n"},
+			{"relay/relay.go", "func (r *Relay) tenure(ctx context.Context) error {\n", "func (r *Relay) tenure(ctx context.Context) error {\n	r.early, _ = r.stream.Info(ctx)\n"},
+		},
+	},
+	{
+		name: "a duplicate's PubAck is taken for stored", world: func(p *plan) { oneRelay(p); p.window = 5 * time.Second }, only: "message deleted",
+		edits: []edit{{"publish/lane.go", `		s.ack = ack.Seq
+		l.ring.replied(s, doubted)
+		l.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
+`, "		l.onStored(s, index, ack.Seq)\n"}},
+	},
+}
+
+// killMutants lets the rig loose on every mutant until it is noticed.
+func killMutants(ctx context.Context, o *options) error {
+	survived := 0
+	for i := range mutants {
+		m := &mutants[i]
+		if o.mutants != "all" && !strings.HasPrefix(m.name, o.mutants) {
+			continue
+		}
+		trial := *o
+		trial.mutant, trial.only, trial.patience = m, m.only, 20*time.Second
+		if _, err := relayProgram(ctx, m); err != nil {
+			return err
+		}
+		killed := false
+		for seed := range uint64(5) {
+			r := runSeed(ctx, &trial, seed+1)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if o.verbose {
+				fmt.Println(r)
+			}
+			if killed = !r.ok(); killed {
+				fmt.Printf("killed in %s: %s: %s\n", r.Took.Round(time.Second), m.name, r.why())
+				break
+			}
+		}
+		if !killed {
+			survived++
+			fmt.Printf("SURVIVED: %s\n", m.name)
+		}
+	}
+	if survived > 0 {
+		return fmt.Errorf("%d mutants were not noticed", survived)
+	}
+	return nil
+}
