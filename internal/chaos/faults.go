@@ -343,7 +343,7 @@ func truncate(ctx context.Context, w *world, rng *rand.Rand) error {
 	}
 	defer conn.Close(context.Background())
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '10s'; LOCK TABLE numbers`); err != nil {
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(1)`); err != nil {
 			return err
 		}
 		for pending := true; pending; {

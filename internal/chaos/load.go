@@ -107,6 +107,9 @@ func (l *load) transaction(ctx context.Context, conn *pgx.Conn, rng *rand.Rand) 
 		return 0, err
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx))
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock_shared(1)`); err != nil { // see truncate
+		return 0, err
+	}
 	for _, a := range slices.Compact(of) {
 		n := 1 + rng.IntN(12)
 		if rng.IntN(50) == 0 {
