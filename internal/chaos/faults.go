@@ -235,20 +235,31 @@ func (w *world) restartPostgres(ctx context.Context, rng *rand.Rand, mode testen
 
 // promote lets the primary crash and never come back.
 func promote(ctx context.Context, w *world, rng *rand.Rand) error {
-	if rng.IntN(2) == 0 { // it lacks the last rows
-		if err := w.replica.Stop(ctx, testenv.Fast); err != nil {
-			return err
-		}
-		pause(ctx, between(rng, 100*time.Millisecond, 2*time.Second))
-		if err := w.primary.Stop(ctx, testenv.Immediate); err != nil {
-			return err
-		}
-		if err := w.replica.Start(ctx); err != nil {
-			return err
-		}
-	} else if err := w.primary.Stop(ctx, testenv.Immediate); err != nil {
+	if rng.IntN(2) == 0 {
+		return promoteBehind(ctx, w, between(rng, 100*time.Millisecond, 2*time.Second))
+	}
+	if err := w.primary.Stop(ctx, testenv.Immediate); err != nil {
 		return err
 	}
+	return promoteNow(ctx, w)
+}
+
+// promoteBehind promotes a standby that lacks the last rows.
+func promoteBehind(ctx context.Context, w *world, by time.Duration) error {
+	if err := w.replica.Stop(ctx, testenv.Fast); err != nil {
+		return err
+	}
+	pause(ctx, by)
+	if err := w.primary.Stop(ctx, testenv.Immediate); err != nil {
+		return err
+	}
+	if err := w.replica.Start(ctx); err != nil {
+		return err
+	}
+	return promoteNow(ctx, w)
+}
+
+func promoteNow(ctx context.Context, w *world) error {
 	if err := w.replica.Promote(ctx); err != nil {
 		return err
 	}

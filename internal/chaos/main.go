@@ -47,6 +47,7 @@ type options struct {
 	verbose bool
 
 	mutant   *mutant
+	possible *possible
 	patience time.Duration
 }
 
@@ -61,6 +62,7 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.keep, "logs", "", "folder for the relays' logs of runs that failed")
 	flag.DurationVar(&o.last, "for", 0, "begin new runs for so long, where no seeds are given")
 	flag.StringVar(&o.mutants, "mutants", "", "plant the known defects in the relay, one after the other, and see each noticed: all, or those that begin so")
+	of := flag.String("case", "", "make a loss happen that walpost cannot prevent: store-empty or failover")
 	flag.BoolVar(&o.summary, "summary", false, "run nothing, and print the tables of the results file as Markdown")
 	flag.BoolVar(&o.verbose, "v", false, "say what is broken, as it is")
 	flag.Parse()
@@ -70,6 +72,12 @@ func run(ctx context.Context) error {
 	o.patience = patience
 	if o.mutants != "" {
 		return killMutants(ctx, &o)
+	}
+	if *of != "" {
+		var err error
+		if o.possible, err = findCase(*of); err != nil {
+			return err
+		}
 	}
 	seeds, err := o.plan()
 	if err != nil {

@@ -27,6 +27,10 @@ func runSeed(ctx context.Context, o *options, seed uint64) *result {
 	if err == nil && o.mutant != nil {
 		o.mutant.world(&p)
 	}
+	if err == nil && o.possible != nil {
+		r.Case = o.possible.name
+		o.possible.world(&p)
+	}
 	r.Servers = p.String()
 	log("%s", r.Servers)
 	var program string
@@ -42,7 +46,12 @@ func runSeed(ctx context.Context, o *options, seed uint64) *result {
 		return r
 	}
 	w.patience = o.patience
-	if err := w.play(ctx, o, r); err != nil {
+	if c := o.possible; c != nil {
+		err = w.playCase(ctx, c, o, r)
+	} else {
+		err = w.play(ctx, o, r)
+	}
+	if err != nil {
 		r.Failure = err.Error()
 	}
 	for _, relay := range w.relays {
@@ -90,7 +99,10 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 	}
 	// Whoever would store something twice does it now.
 	pause(ctx, 2*time.Second)
-	return w.check(ctx, r)
+	if err := w.check(ctx, r); err != nil {
+		return err
+	}
+	return w.agree(ctx, r)
 }
 
 // keepLogs saves what the relays said, and shows the end of it.

@@ -39,6 +39,7 @@ type plan struct {
 	onPoison string
 	backoff  time.Duration // of a row that fails
 	rollback bool          // the broker's store may be rolled back
+	emptied  bool          // it may be as it was in the beginning
 	// window is the stream's duplicate window, shorter than most pauses: it is not
 	// what keeps duplicates away.
 	window time.Duration
@@ -74,6 +75,8 @@ type world struct {
 	plan
 	log      func(format string, args ...any)
 	patience time.Duration
+	program  string
+	env      []string // of the relays
 
 	primary, replica *testenv.Postgres // replica is nil where there is none
 	promoted         atomic.Bool
@@ -103,7 +106,7 @@ func (w *world) close() error {
 
 // newWorld starts what a plan says.
 func newWorld(ctx context.Context, p plan, program string, log func(string, ...any)) (w *world, err error) {
-	w = &world{plan: p, log: log, patience: patience}
+	w = &world{plan: p, program: program, log: log, patience: patience}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -122,7 +125,12 @@ func newWorld(ctx context.Context, p plan, program string, log func(string, ...a
 	if err := w.startBrokers(ctx); err != nil {
 		return w, err
 	}
-	return w, w.startRelays(ctx, program)
+	if p.emptied {
+		if err := w.keepEmptyStore(ctx); err != nil {
+			return w, err
+		}
+	}
+	return w, w.startRelays(ctx)
 }
 
 func (w *world) startPostgres(ctx context.Context) (err error) {
@@ -284,8 +292,8 @@ type relay struct {
 	done     chan struct{}
 }
 
-func (w *world) startRelays(ctx context.Context, program string) error {
-	migrate := exec.CommandContext(ctx, program, "migrate", "up")
+func (w *world) startRelays(ctx context.Context) error {
+	migrate := exec.CommandContext(ctx, w.program, "migrate", "up")
 	migrate.Dir = w.dir
 	migrate.Env = []string{"WALPOST_POSTGRES_URL=" + w.primary.URL(w.db)}
 	if out, err := migrate.CombinedOutput(); err != nil {
@@ -298,7 +306,7 @@ func (w *world) startRelays(ctx context.Context, program string) error {
 	for _, p := range w.natsProxies {
 		brokers = append(brokers, "nats://"+p.Addr())
 	}
-	env := []string{
+	w.env = []string{
 		"PATH=" + os.Getenv("PATH"),
 		"WALPOST_POSTGRES_URL=postgres://postgres@" + strings.Join(hosts, ",") + "/" + w.db + "?sslmode=disable&target_session_attrs=read-write",
 		"WALPOST_NATS_URL=" + strings.Join(brokers, ","),
@@ -311,8 +319,8 @@ func (w *world) startRelays(ctx context.Context, program string) error {
 			w: w, log: filepath.Join(w.dir, fmt.Sprintf("relay-%d.log", i)), clock: filepath.Join(w.dir, fmt.Sprintf("clock-%d", i)), done: make(chan struct{}),
 		}
 		r.command = func() *exec.Cmd {
-			cmd := exec.Command(program, "run", "--log-format", "console")
-			cmd.Dir, cmd.Env = w.dir, append(slices.Clone(env), clockFile+"="+r.clock)
+			cmd := exec.Command(w.program, "run", "--log-format", "console")
+			cmd.Dir, cmd.Env = w.dir, append(slices.Clone(w.env), clockFile+"="+r.clock)
 			return cmd
 		}
 		if err := r.start(); err != nil {

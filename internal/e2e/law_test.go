@@ -12,17 +12,14 @@ import (
 func TestEveryCommittedRowOnceInOrder(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
 		r := newRig(t, pg)
-		k := r.keep("")
+		w := r.newWitness()
+		p := r.start()
 		r.awaitStreaming()
-		l := r.newLoad()
-		l.complete(sized(t, pg, 100_000, 20_000))
-		l.run(t.Context())
+		r.write(sized(t, pg, 100_000, 20_000))
 		r.awaitSettled()
-		k.stop()
+		p.stop()
 		r.audit()
-		if k.lives > 1 {
-			t.Errorf("the relay had %d lives", k.lives)
-		}
+		w.compare()
 	})
 }
 

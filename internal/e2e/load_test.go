@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -15,57 +14,36 @@ const (
 	aggregates = 200
 )
 
-// load is eight writers who write as fast as they can what they were asked for.
-// A lost connection does not end them: what became of a transaction whose commit
-// was not answered, the table tells in the end.
+// load is eight writers who write as fast as they can.
 type load struct {
 	*rig
-	asked atomic.Int64 // rows
-	last  atomic.Bool  // nothing more will be asked for
-
+	total      int64        // rows that are asked for
 	rows       atomic.Int64 // in commits that were answered
 	commits    atomic.Int64
 	rolledBack atomic.Int64
-	cutOff     atomic.Int64 // transactions that failed, before or at the commit
 }
 
 // numbers hold each aggregate's counter: a number is given under the aggregate's
 // lock, and a rollback takes it back.
 const numbers = `CREATE TABLE numbers (aggregate bigint PRIMARY KEY, n bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50)`
 
-func (r *rig) newLoad() *load {
+// write returns when so many rows are written, or a little more than that: the
+// writers look only before a transaction.
+func (r *rig) write(rows int) {
 	r.t.Helper()
 	r.exec(numbers + fmt.Sprintf(`; INSERT INTO numbers SELECT generate_series(0, %d)`, aggregates-1))
-	return &load{rig: r}
-}
-
-// ask lets the writers write so many rows more, or a little more than that: they
-// look only before a transaction.
-func (l *load) ask(rows int) {
-	for {
-		before := l.asked.Load()
-		if l.asked.CompareAndSwap(before, max(before, l.rows.Load())+int64(rows)) {
-			return
-		}
-	}
-}
-
-// complete lets them write what is missing to a total, and be done.
-func (l *load) complete(total int) {
-	l.asked.Store(int64(total))
-	l.last.Store(true)
-}
-
-// run returns when all that was asked for is written.
-func (l *load) run(ctx context.Context) {
+	l := &load{rig: r, total: int64(rows)}
 	var all sync.WaitGroup
 	for i := range writers {
-		w := &writer{load: l, plans: planner{l.random(uint64(i))}, async: i%3 == 0}
-		all.Go(func() { w.run(ctx) })
+		w := &writer{load: l, plans: planner{r.random(uint64(i))}, async: i%3 == 0}
+		all.Go(func() {
+			if err := w.run(r.t.Context()); err != nil {
+				r.t.Error(err)
+			}
+		})
 	}
 	all.Wait()
-	l.t.Logf("load: %d rows in %d commits, %d rollbacks, %d transactions cut off",
-		l.rows.Load(), l.commits.Load(), l.rolledBack.Load(), l.cutOff.Load())
+	r.t.Logf("load: %d rows in %d commits, %d rollbacks", l.rows.Load(), l.commits.Load(), l.rolledBack.Load())
 	l.checkNumbers()
 }
 
@@ -80,57 +58,41 @@ func (l *load) checkNumbers() {
 	}
 }
 
-// writer is one session after the other.
+// writer is one session.
 type writer struct {
 	*load
 	plans planner
 	async bool
-	conn  *pgx.Conn
 }
 
-func (w *writer) run(ctx context.Context) {
-	defer w.disconnect()
-	for ctx.Err() == nil {
-		if w.rows.Load() >= w.asked.Load() {
-			if w.last.Load() {
-				return
-			}
-			sleep(ctx, 2*time.Millisecond)
-			continue
-		}
-		if !w.write(ctx, w.plans.next()) {
-			w.disconnect()
-			sleep(ctx, 20*time.Millisecond)
-		}
-	}
-}
-
-func (w *writer) write(ctx context.Context, p plan) bool {
-	if err := w.transaction(ctx, p); err != nil {
-		w.cutOff.Add(1)
-		return false
-	}
-	if p.rollback {
-		w.rolledBack.Add(1)
-		return true
-	}
-	w.commits.Add(1)
-	w.rows.Add(int64(p.rows()))
-	return true
-}
-
-func (w *writer) disconnect() {
-	if w.conn != nil {
-		_ = w.conn.Close(context.Background())
-		w.conn = nil
-	}
-}
-
-func (w *writer) transaction(ctx context.Context, p plan) error {
-	if err := w.connected(ctx); err != nil {
+func (w *writer) run(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, w.url)
+	if err != nil {
 		return err
 	}
-	tx, err := w.conn.Begin(ctx)
+	defer conn.Close(context.WithoutCancel(ctx))
+	if w.async {
+		if _, err := conn.Exec(ctx, `SET synchronous_commit = off`); err != nil {
+			return err
+		}
+	}
+	for w.rows.Load() < w.total {
+		p := w.plans.next()
+		if err := w.transaction(ctx, conn, p); err != nil {
+			return err
+		}
+		if p.rollback {
+			w.rolledBack.Add(1)
+			continue
+		}
+		w.commits.Add(1)
+		w.rows.Add(int64(p.rows()))
+	}
+	return nil
+}
+
+func (w *writer) transaction(ctx context.Context, conn *pgx.Conn, p plan) error {
+	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return err
 	}
@@ -149,17 +111,6 @@ func (w *writer) transaction(ctx context.Context, p plan) error {
 		return tx.Rollback(ctx)
 	}
 	return tx.Commit(ctx)
-}
-
-func (w *writer) connected(ctx context.Context) (err error) {
-	if w.conn != nil {
-		return nil
-	}
-	if w.conn, err = pgx.Connect(ctx, w.url); err != nil || !w.async {
-		return err
-	}
-	_, err = w.conn.Exec(ctx, `SET synchronous_commit = off`)
-	return err
 }
 
 const insertSQL = `

@@ -23,9 +23,6 @@ const (
 	slot        = "walpost"
 	publication = "walpost"
 	streamName  = "EVENTS"
-	// window is shorter than the pauses of the tests: what keeps duplicates away
-	// must be something else.
-	window = time.Second
 )
 
 // rig is a database with the outbox, a broker with the stream, and the relay's
@@ -104,7 +101,7 @@ func (r *rig) createStream() {
 	r.js, err = jetstream.New(nc)
 	r.must(err)
 	_, err = r.js.CreateStream(r.t.Context(), jetstream.StreamConfig{
-		Name: streamName, Subjects: []string{"events.>"}, Duplicates: window, Discard: jetstream.DiscardNew,
+		Name: streamName, Subjects: []string{"events.>"}, Discard: jetstream.DiscardNew,
 	})
 	r.must(err)
 }
@@ -201,20 +198,4 @@ func (r *rig) audit() {
 
 func (r *rig) reader() *audit.Reader {
 	return &audit.Reader{JetStream: r.js, Stream: streamName, Source: r.source}
-}
-
-// sleep is for the random pauses of those who disturb. It reports false when ctx
-// ended it.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// between draws from a range of durations.
-func between(rng *rand.Rand, least, most time.Duration) time.Duration {
-	return least + time.Duration(rng.Int64N(int64(most-least+1)))
 }
