@@ -177,6 +177,11 @@ func (s *session) close() {
 func (r *Relay) open(ctx context.Context, db *fallback.DB) (*stream.Session, error) {
 	wal, err := stream.Open(ctx, stream.Config{
 		URL: r.cfg.PostgresURL, Slot: r.cfg.Slot, Publication: r.cfg.Publication, Tables: r.cfg.Outboxes, Log: r.log,
+		HeldBack: func(why string) {
+			if !r.limited("standby_slot", 30*time.Second) {
+				r.alarm("standby_slot", "PostgreSQL sends no WAL: it waits for a standby that synchronized_standby_slots names", zap.String("notice", why))
+			}
+		},
 	})
 	if err != nil {
 		return nil, err

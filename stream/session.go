@@ -33,6 +33,10 @@ type Config struct {
 	Publication string
 	Tables      []*outbox.Table
 	Log         *zap.Logger
+	// HeldBack is called, about once a second and on the reader's goroutine, while the
+	// server sends nothing because of synchronized_standby_slots, with its own words.
+	// It must not block.
+	HeldBack func(why string)
 }
 
 // Handler receives what the WAL says, in commit order, on one goroutine. An
@@ -193,6 +197,10 @@ func (s *Session) notice(n *pgproto3.NoticeResponse) error {
 	if n.Routine == "LoadPublications" || strings.Contains(n.Message, "skipped loading publication") {
 		return hint.Errorf("create the publication with `walpost migrate up`, and never drop it while the slot lives; rows between are "+
 			"in the table, not in the stream", "%w: %s", ErrPublicationSkipped, n.Message)
+	}
+	if n.Routine == "StandbySlotsHaveCaughtup" {
+		s.cfg.HeldBack(n.Message)
+		return nil
 	}
 	s.cfg.Log.Warn("notice from walsender", zap.String("severity", n.Severity), zap.String("code", n.Code), zap.String("message", n.Message))
 	return nil

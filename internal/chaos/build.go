@@ -7,18 +7,24 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/walpost/walpost/internal/testenv"
 )
 
 // programs are those that were built, by mutant.
-var programs = map[*mutant]string{}
+var programs = struct {
+	sync.Mutex
+	of map[*mutant]string
+}{of: map[*mutant]string{}}
 
 func relayProgram(ctx context.Context, m *mutant) (program string, err error) {
-	if program = programs[m]; program == "" {
+	programs.Lock()
+	defer programs.Unlock()
+	if program = programs.of[m]; program == "" {
 		program, err = buildRelay(ctx, m)
-		programs[m] = program
+		programs.of[m] = program
 	}
 	return program, err
 }

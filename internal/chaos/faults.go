@@ -289,20 +289,35 @@ func dropSlot(ctx context.Context, w *world) error {
 // invalidateSlot has the server keep less WAL than there is, while no walsender
 // comes to rest.
 func invalidateSlot(ctx context.Context, w *world, rng *rand.Rand) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	s := w.server()
 	if err := s.Reload(ctx, map[string]string{"max_slot_wal_keep_size": "16MB"}); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Reload(ctx, map[string]string{"max_slot_wal_keep_size": "1GB"})) }()
+	defer func() { err = errors.Join(err, s.Reload(context.WithoutCancel(ctx), map[string]string{"max_slot_wal_keep_size": "1GB"})) }()
+	const terminate = `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '` + slotName + `' AND active`
 	for range 20 {
-		for _, sql := range []string{
-			`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '` + slotName + `' AND active`,
-			`SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)) FROM generate_series(1, 40)`,
-			`SELECT pg_switch_wal()`, `CHECKPOINT`,
-		} {
+		for _, sql := range []string{terminate, `SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)) FROM generate_series(1, 40)`, `SELECT pg_switch_wal()`} {
 			if err := w.exec(ctx, sql); err != nil {
 				return err
 			}
+		}
+		// Not the standby's slot, which would have to be built anew.
+		for behind := true; behind; {
+			err := w.query(ctx, `SELECT coalesce(bool_or(restart_lsn < pg_current_wal_lsn() - 4000000), false) FROM pg_replication_slots WHERE slot_type = 'physical'`, nil, &behind)
+			if err == nil {
+				err = w.exec(ctx, terminate)
+			}
+			if err != nil {
+				return err
+			}
+			if behind && !pause(ctx, 20*time.Millisecond) {
+				return errNotNow
+			}
+		}
+		if err := w.exec(ctx, `CHECKPOINT`); err != nil {
+			return err
 		}
 		var lost bool
 		err := w.query(ctx, `SELECT coalesce(bool_or(wal_status = 'lost'), true) FROM pg_replication_slots WHERE slot_name = $1`, []any{slotName}, &lost)

@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -34,10 +36,13 @@ func main() {
 }
 
 type options struct {
-	seeds   string
-	runs    int
-	rows    int
-	faults  int
+	seeds  string
+	runs   int
+	rows   int
+	faults int
+
+	parallel int
+
 	only    string
 	results string
 	keep    string
@@ -57,8 +62,9 @@ func run(ctx context.Context) error {
 	flag.IntVar(&o.runs, "runs", 1, "number of runs, where no seeds are given")
 	flag.IntVar(&o.rows, "rows", 25_000, "least number of events in a run")
 	flag.IntVar(&o.faults, "faults", 12, "least number of faults in a run")
+	flag.IntVar(&o.parallel, "parallel", 1, "number of runs side by side")
 	flag.StringVar(&o.only, "only", "", "comma-separated faults; default: all that the run's servers can have")
-	flag.StringVar(&o.results, "results", "", "file that each run's result is added to, as a line of JSON; several programs may add to it")
+	flag.StringVar(&o.results, "results", "", "file that each run's result is added to, as a line of JSON")
 	flag.StringVar(&o.keep, "logs", "", "folder for the relays' logs of runs that failed")
 	flag.DurationVar(&o.last, "for", 0, "begin new runs for so long, where no seeds are given")
 	flag.StringVar(&o.mutants, "mutants", "", "plant the known defects in the relay, one after the other, and see each noticed: all, or those that begin so")
@@ -83,28 +89,54 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	next := make(chan uint64)
+	go func() {
+		defer close(next)
+		for seed := range seeds {
+			select {
+			case next <- seed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
 	failed := 0
-	for seed := range seeds {
-		if ctx.Err() != nil {
-			break
+	err = o.side(func(mu *sync.Mutex) error {
+		for seed := range next {
+			r := runSeed(ctx, &o, seed)
+			if ctx.Err() != nil {
+				break // it was broken off
+			}
+			mu.Lock()
+			fmt.Println(r)
+			if !r.ok() {
+				failed++
+				fmt.Printf("again: go run ./internal/chaos -v -rows %d -faults %d -seeds %d\n", o.rows, o.faults, seed)
+			}
+			err := r.save(o.results)
+			mu.Unlock()
+			if err != nil {
+				return err
+			}
 		}
-		r := runSeed(ctx, &o, seed)
-		if ctx.Err() != nil {
-			break // it was broken off
-		}
-		fmt.Println(r)
-		if err := r.save(o.results); err != nil {
-			return err
-		}
-		if !r.ok() {
-			failed++
-			fmt.Printf("again: go run ./internal/chaos -v -rows %d -faults %d -seeds %d\n", o.rows, o.faults, seed)
-		}
+		return ctx.Err()
+	})
+	if err == nil && failed > 0 {
+		err = fmt.Errorf("%d runs failed", failed)
 	}
-	if failed > 0 {
-		return fmt.Errorf("%d runs failed", failed)
+	return err
+}
+
+// side has several do the same side by side.
+func (o *options) side(do func(*sync.Mutex) error) error {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	errs := make([]error, o.parallel)
+	for i := range errs {
+		all.Go(func() { errs[i] = do(&mu) })
 	}
-	return ctx.Err()
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 // plan yields the seeds.

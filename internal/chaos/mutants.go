@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -154,38 +155,45 @@ var mutants = []mutant{
 
 // killMutants lets the rig loose on every mutant until it is noticed.
 func killMutants(ctx context.Context, o *options) error {
-	survived := 0
+	next := make(chan *mutant, len(mutants))
 	for i := range mutants {
-		m := &mutants[i]
-		if o.mutants != "all" && !strings.HasPrefix(m.name, o.mutants) {
-			continue
-		}
-		trial := *o
-		trial.mutant, trial.only, trial.patience = m, m.only, 20*time.Second
-		if _, err := relayProgram(ctx, m); err != nil {
-			return err
-		}
-		killed := false
-		for seed := range uint64(5) {
-			r := runSeed(ctx, &trial, seed+1)
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if o.verbose {
-				fmt.Println(r)
-			}
-			if killed = !r.ok(); killed {
-				fmt.Printf("killed in %s: %s: %s\n", r.Took.Round(time.Second), m.name, r.why())
-				break
-			}
-		}
-		if !killed {
-			survived++
-			fmt.Printf("SURVIVED: %s\n", m.name)
+		if m := &mutants[i]; o.mutants == "all" || strings.HasPrefix(m.name, o.mutants) {
+			next <- m
 		}
 	}
-	if survived > 0 {
-		return fmt.Errorf("%d mutants were not noticed", survived)
+	close(next)
+	return o.side(func(mu *sync.Mutex) error {
+		for m := range next {
+			how, err := m.kill(ctx, o)
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			fmt.Printf("killed: %s: %s\n", m.name, how)
+			mu.Unlock()
+		}
+		return nil
+	})
+}
+
+// kill tells how the mutant was noticed.
+func (m *mutant) kill(ctx context.Context, o *options) (how string, err error) {
+	if _, err := relayProgram(ctx, m); err != nil {
+		return "", err
 	}
-	return nil
+	trial := *o
+	trial.mutant, trial.only, trial.patience = m, m.only, 20*time.Second
+	for seed := range uint64(5) {
+		r := runSeed(ctx, &trial, seed+1)
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+		if o.verbose {
+			fmt.Println(r)
+		}
+		if !r.ok() {
+			return r.why(), nil
+		}
+	}
+	return "", fmt.Errorf("SURVIVED: %s", m.name)
 }

@@ -52,7 +52,7 @@ func (r *result) ok() bool {
 func (r *result) unexplained() (all []string) {
 	for alarm, by := range map[string][]string{
 		"events_lost": {"store rolled back", "message deleted"}, "stream_rolled_back": {"store rolled back"}, "false_duplicate": {"message deleted"},
-		"nothing_to_compare": nil, "foreign_message": nil, "undecodable": nil, "stream_gone": nil, "stream_replaced": nil, "synchronous": nil,
+		"nothing_to_compare": nil, "missed_rows": nil, "foreign_message": nil, "undecodable": nil, "stream_gone": nil, "stream_replaced": nil, "synchronous": nil,
 	} {
 		explained := slices.ContainsFunc(by, func(fault string) bool { return r.Faults[fault] > 0 })
 		if r.Alarms[alarm] > 0 && !explained {
@@ -126,44 +126,65 @@ func (r *result) save(name string) error {
 	return errors.Join(json.NewEncoder(f).Encode(r), f.Close())
 }
 
-// printSummary adds up a results file.
-func printSummary(w io.Writer, name string) error {
+// readResults reads a results file: the runs, and those of possible losses by case.
+func readResults(name string) (runs []*result, cases map[string][]*result, err error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	defer f.Close()
-	var all []*result
-	cases := map[string][]*result{}
+	cases = map[string][]*result{}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
 		r := new(result)
 		if err := json.Unmarshal(lines.Bytes(), r); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return nil, nil, fmt.Errorf("%s: %w", name, err)
 		}
 		if r.Case != "" {
 			cases[r.Case] = append(cases[r.Case], r)
 			continue
 		}
-		all = append(all, r)
+		runs = append(runs, r)
 	}
-	if err := lines.Err(); err != nil {
+	return runs, cases, lines.Err()
+}
+
+// printSummary adds up a results file, as Markdown.
+func printSummary(w io.Writer, name string) error {
+	runs, cases, err := readResults(name)
+	if err != nil {
 		return err
 	}
-	fmt.Fprint(w, "| Servers | Runs | Faults | Events | Lost | Duplicated | Reordered | Phantoms | Failed |\n| --- | --: | --: | --: | --: | --: | --: | --: | --: |\n")
+	var b strings.Builder
+	b.WriteString("### Counts\n\n| Servers | Runs | Faults | Events | Lost | Duplicated | Reordered | Phantoms | Failed |\n| --- | --: | --: | --: | --: | --: | --: | --: | --: |\n")
 	byServers := map[string][]*result{}
-	for _, r := range all {
-		kind, _, _ := strings.Cut(r.Servers, ",")
+	for _, r := range runs {
+		kind, _, _ := strings.Cut(r.Servers, ", relays")
 		byServers[kind] = append(byServers[kind], r)
 	}
 	for _, kind := range slices.Sorted(maps.Keys(byServers)) {
-		addUp(w, kind, byServers[kind])
+		addUp(&b, kind, byServers[kind])
 	}
-	addUp(w, "**all**", all)
+	addUp(&b, "**all**", runs)
+	b.WriteString("\n### Recovery\n\n| Fault | Times | alone | p50 | max |\n| --- | --: | --: | --: | --: |\n")
+	addUpFaults(&b, runs)
+	b.WriteString("\n### What can be lost\n\n| What happens | Runs | Events | Lost | after `verify --repair` | Duplicated | Reordered | Phantoms |\n| --- | --: | --: | --: | --: | --: | --: | --: |\n")
+	for _, c := range possibles {
+		addUpCase(&b, &c, cases[c.name])
+	}
+	var seeds []string
+	for _, r := range runs {
+		seeds = append(seeds, fmt.Sprint(r.Seed))
+	}
+	fmt.Fprintf(&b, "\n### Seeds\n\n%s\n", strings.Join(seeds, ", "))
+	_, err = io.WriteString(w, b.String())
+	return err
+}
 
+func addUpFaults(w io.Writer, runs []*result) {
 	faults, recoveries := map[string]int{}, map[string][]time.Duration{}
-	for _, r := range all {
+	for _, r := range runs {
 		for k, n := range r.Faults {
 			faults[k] += n
 		}
@@ -171,27 +192,15 @@ func printSummary(w io.Writer, name string) error {
 			recoveries[k] = append(recoveries[k], d...)
 		}
 	}
-	fmt.Fprint(w, "\n| Fault | Times | Recovery p50 | max |\n| --- | --: | --: | --: |\n")
 	for _, k := range slices.Sorted(maps.Keys(faults)) {
+		d := recoveries[k]
 		p50, most := "-", "-"
-		if d := recoveries[k]; len(d) > 0 {
+		if len(d) > 0 {
 			slices.Sort(d)
 			p50, most = d[len(d)/2].Round(10*time.Millisecond).String(), d[len(d)-1].Round(10*time.Millisecond).String()
 		}
-		fmt.Fprintf(w, "| %s | %d | %s | %s |\n", k, faults[k], p50, most)
+		fmt.Fprintf(w, "| %s | %d | %d | %s | %s |\n", k, faults[k], len(d), p50, most)
 	}
-	var seeds []string
-	for _, r := range all {
-		seeds = append(seeds, fmt.Sprint(r.Seed))
-	}
-	if _, err = fmt.Fprintf(w, "\nSeeds: %s\n", strings.Join(seeds, ", ")); err != nil || len(cases) == 0 {
-		return err
-	}
-	fmt.Fprint(w, "\n| What happens | Runs | Events | Lost | after `verify --repair` | Duplicated | Reordered | Phantoms |\n| --- | --: | --: | --: | --: | --: | --: | --: |\n")
-	for _, c := range possibles {
-		addUpCase(w, &c, cases[c.name])
-	}
-	return nil
 }
 
 func addUpCase(w io.Writer, c *possible, all []*result) {

@@ -1,0 +1,140 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// batchBytes bounds the payloads that are read at once, as the table keeps them.
+const batchBytes = 1 << 20
+
+// polled is a row of the table in the lane.
+type polled struct {
+	*pass
+	attempts int
+}
+
+// batch is how many rows are read at once: at most so many, and not many large
+// ones.
+func batch(cs []fallback.Candidate, most int) int {
+	n := 0
+	for bytes := 0; n < min(len(cs), most); n++ {
+		if bytes += cs[n].Bytes; bytes > batchBytes && n > 0 {
+			break
+		}
+	}
+	return n
+}
+
+// deliver reads rows and sends them, in the order of their ids. It returns how many
+// of them it has dealt with: not all, where they are large.
+func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallback.Candidate) (n int, err error) {
+	ids := make([]string, len(cs))
+	for i, c := range cs {
+		ids[i] = c.ID
+	}
+	rows, more, err := l.db.Fetch(ctx, t, ids)
+	if err != nil {
+		return 0, err
+	}
+	if more {
+		last := slices.Index(ids, string(rows[len(rows)-1].Values[outbox.ID]))
+		cs, ids = cs[:last+1], ids[:last+1]
+	}
+	if err := l.findLocked(ctx, t, p, ids, rows); err != nil {
+		return 0, err
+	}
+	byID := map[string]*outbox.Event{}
+	for _, ev := range rows {
+		byID[string(ev.Values[outbox.ID])] = ev
+	}
+	for _, c := range cs {
+		of := aggregate{t, c.Aggregate}
+		if slices.ContainsFunc(p.locked, func(ref outbox.Ref) bool { return ref.ID == c.ID }) {
+			p.blocked[of] = of.ordered()
+		}
+		if c.Early {
+			p.blocked[of] = of.ordered()
+		}
+		ev := byID[c.ID]
+		if ev == nil || c.Early || p.blocked[of] {
+			continue
+		}
+		if recorded := ev.Values[outbox.LastError] != nil; recorded != c.Recorded || recorded && attemptsOf(ev) != c.Attempts {
+			p.blocked[of] = of.ordered() // it was recorded after it was listed
+			continue
+		}
+		if err := l.send(ctx, p, ev, c.Scheduled); err != nil {
+			return 0, err
+		}
+	}
+	return len(cs), nil
+}
+
+// findLocked notes which of the rows that could not be read are locked.
+func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []string, rows []*outbox.Event) error {
+	if len(rows) == len(ids) {
+		return nil
+	}
+	got := map[string]bool{}
+	for _, ev := range rows {
+		got[string(ev.Values[outbox.ID])] = true
+	}
+	missing := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return got[id] })
+	pending, err := l.db.StillPending(ctx, t, missing)
+	for _, id := range pending {
+		p.locked = append(p.locked, outbox.Ref{Table: t, ID: id})
+	}
+	return err
+}
+
+// send hands one row to the lane, or to the settler where that is its place.
+func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bool) error {
+	of := aggregateOf(ev)
+	row := fallback.Row{Ref: ev.Ref(), Polled: true, Attempts: attemptsOf(ev)}
+	recorded := ev.Values[outbox.LastError] != nil
+	if behind, ok := l.seen.behind(row.Ref, recorded); ok {
+		p.add()
+		return l.settler.stored(ctx, row, behind, p) // it was read in the stream
+	}
+	if !recorded && l.r.cfg.OnPoison != Skip && of.ordered() && l.holds.has(of) {
+		l.holds.record(of)
+		p.add()
+		return l.settler.hold(ctx, row, of, p)
+	}
+	if recorded && l.feed != nil {
+		l.holds.close(of)
+	}
+	p.add()
+	err := l.lane.SendPolled(ctx, ev, &polled{p, row.Attempts})
+	var failure *publish.RowError
+	switch {
+	case errors.As(err, &failure):
+		row.Failure = failure.Error()
+		p.blocked[of] = l.r.cfg.OnPoison != Skip && of.ordered()
+		l.r.refused(row.Ref, string(ev.Values[outbox.EventType]), failure)
+		return l.settler.park(ctx, row, of, p)
+	case err != nil:
+		return err
+	}
+	crash("polled")
+	p.sent = true
+	if recorded {
+		p.recorded[of] = true
+	}
+	if l.wal != nil && !recorded && !scheduled {
+		p.missed = append(p.missed, row.Ref.ID)
+	}
+	return nil
+}
+
+func attemptsOf(ev *outbox.Event) int {
+	n, _ := strconv.Atoi(string(ev.Values[outbox.Attempts]))
+	return n
+}

@@ -1,0 +1,68 @@
+package relay
+
+import (
+	"context"
+	"errors"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// endHolds ends the holds of aggregates that have no record left, and lets those
+// that keep one record their queues.
+func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
+	quiet := l.holds.quiet(t)
+	if len(quiet) == 0 {
+		return nil
+	}
+	keys, err := l.db.Aggregates(ctx, t)
+	if err != nil {
+		return err
+	}
+	recorded := map[aggregate]bool{}
+	for _, key := range keys {
+		of := aggregate{t, key}
+		recorded[of] = true
+		if !p.recorded[of] { // nothing of it can be sent for now
+			if err := l.recordQueue(ctx, of); err != nil {
+				return err
+			}
+		}
+	}
+	for of, joined := range quiet {
+		if recorded[of] {
+			continue
+		}
+		if err := l.holds.end(of, joined, func(q held) error { return l.sendQueued(ctx, q) }); err != nil {
+			var failure *publish.RowError
+			if !errors.As(err, &failure) {
+				return err
+			}
+			if err := l.recordQueue(ctx, of); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sendQueued sends a row that queued up behind a hold that has ended. The WAL has
+// brought it, and the lane's position is past it.
+func (l *loop) sendQueued(ctx context.Context, q held) error {
+	l.lane.Pass(q.ev.Commit)
+	err := l.lane.SendPolled(ctx, q.ev, q.txn)
+	var failure *publish.RowError
+	if errors.As(err, &failure) {
+		l.r.refused(q.ev.Ref(), string(q.ev.Values[outbox.EventType]), failure)
+		row := fallback.Row{Ref: q.ev.Ref(), XID: q.ev.XID, Failure: failure.Error()}
+		return errors.Join(err, l.settler.park(ctx, row, aggregateOf(q.ev), q.txn))
+	}
+	return err
+}
+
+func (l *loop) recordQueue(ctx context.Context, of aggregate) error {
+	return l.holds.reopen(of, func(q held) error {
+		return l.settler.hold(ctx, fallback.Row{Ref: q.ev.Ref(), XID: q.ev.XID}, of, q.txn)
+	})
+}

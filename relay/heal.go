@@ -1,0 +1,74 @@
+package relay
+
+import (
+	"context"
+	"time"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+)
+
+// heal delivers what is recorded and may be sent, in its order, and nothing else:
+// it comes before the WAL is read.
+func (l *loop) heal(ctx context.Context) error {
+	l.healing = true
+	defer func() { l.healing = false }()
+	for {
+		more, err := l.passes(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		switch {
+		case err != nil:
+			if err := l.recover(ctx, err); err != nil || l.seen.healed == 0 {
+				return err
+			}
+			sleep(ctx, time.Second) // what was lost comes first
+		case !more && l.unmarked():
+			sleep(ctx, 20*time.Millisecond)
+		case !more:
+			return nil // what is locked keeps its aggregate held, and nobody else waiting
+		}
+	}
+}
+
+// heals reports whether rows without a record are delivered before the WAL is read:
+// where no record can say which of them the stream has lost.
+func (l *loop) heals(t *outbox.Table) bool { return l.seen.healed > 0 && !t.Layout.Records() }
+
+// unmarked reports whether rows of such a table are in the lane. The WAL is about to
+// bring them, and the table would still show them as pending.
+func (l *loop) unmarked() (has bool) {
+	l.lane.Unsettled(func(ref outbox.Ref) { has = has || l.heals(ref.Table) })
+	return has
+}
+
+// answer waits until every row that is pending when it is called is answered:
+// delivered, or found delayed, parked or held. The loop must be running.
+func (l *loop) answer(ctx context.Context) error {
+	db, err := l.r.openLoop(ctx) // the loop's own is at work
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	xid, err := db.NextXID(ctx) // of no row that is visible now
+	if err != nil {
+		return err
+	}
+	for _, t := range l.r.cfg.Outboxes {
+		for {
+			left, err := db.FreshBefore(ctx, t, l.r.cfg.DelayThreshold, xid)
+			if err != nil && !fallback.Passing(err) {
+				return err
+			}
+			if err == nil && !left {
+				break // rows of the table that come now are not asked for
+			}
+			l.nudge()
+			if !sleep(ctx, 50*time.Millisecond) {
+				return context.Cause(ctx)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,109 @@
+package relay
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// initialLimit is how many pending rows a first start publishes without being told
+// to.
+const initialLimit = 100_000
+
+// checkInitial asks, before anything is changed, what a first start shall do with
+// a great many rows.
+func (r *Relay) checkInitial(ctx context.Context, db *fallback.DB, streams, newStream bool) error {
+	if r.cfg.Initial == "pending" {
+		return nil
+	}
+	has, err := db.HasSlot(ctx) // first: the tables may be locked
+	if err != nil {
+		return err
+	}
+	for _, t := range r.cfg.Outboxes {
+		switch {
+		case r.cfg.Initial == "none" && (t.Mark != outbox.MarkUpdate || !t.Layout.Records()):
+			return hint.Errorf("delete the rows that shall not be published yourself, and leave postgres.initial out",
+				"postgres.initial: none marks rows instead of sending them, and says so in last_error: outbox %s needs mark: update and such a column for that", t)
+		case r.cfg.Initial == "none" && !streams:
+			return hint.Errorf("mark the rows that shall not be published yourself, and leave postgres.initial out",
+				"postgres.initial none needs the WAL: only its slot tells a first start from a later one")
+		case r.cfg.Initial == "none" || has:
+			continue
+		}
+		n, err := db.PendingCount(ctx, t, initialLimit+1)
+		if err != nil {
+			return err
+		}
+		if n <= initialLimit {
+			continue
+		}
+		first, err := r.isFirst(ctx, db, newStream)
+		if err != nil || !first {
+			return err
+		}
+		return hint.Errorf("set postgres.initial to pending to publish them all, or to none to mark them as processed without publishing them",
+			"table %s has more than %d pending rows at this first start: postgres.initial must say what becomes of them", t, initialLimit)
+	}
+	return nil
+}
+
+// isFirst reports whether no relay was here before: there is no slot, no mark, and
+// no message of this source.
+func (r *Relay) isFirst(ctx context.Context, db *fallback.DB, newStream bool) (bool, error) {
+	if has, err := db.HasSlot(ctx); err != nil || has {
+		return false, err
+	}
+	for _, t := range r.cfg.Outboxes {
+		if marked, err := db.HasMarks(ctx, t); err != nil || marked {
+			return false, err
+		}
+	}
+	if newStream {
+		return true, nil
+	}
+	sent, err := r.hasSent(ctx)
+	return !sent, err
+}
+
+// hasSent reports whether the stream holds a message of this source.
+func (r *Relay) hasSent(ctx context.Context) (bool, error) {
+	info, err := r.stream.Info(ctx)
+	if err != nil {
+		return false, err
+	}
+	found, err := r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, publish.ReadBackOptions{
+		Source: r.envelope.Source(), Step: func([]publish.Message) (bool, error) { return false, nil },
+	})
+	return found.Own > 0, err
+}
+
+// skipInitial marks what was pending before a first start, where that is wanted. It
+// is asked once, by the relay that holds the lock, before it makes the slot.
+func (r *Relay) skipInitial(ctx context.Context, db *fallback.DB) error {
+	if r.cfg.Initial != "none" || r.known.begun {
+		return nil
+	}
+	first, err := r.isFirst(ctx, db, false)
+	if err != nil || !first {
+		r.known.begun = err == nil
+		return err
+	}
+	skipped, err := fallback.SkipPending(ctx, r.database(), r.cfg.Outboxes)
+	if err != nil {
+		return err
+	}
+	for i, n := range skipped {
+		if n > 0 {
+			r.log.Warn("marked the rows that were pending before the first start, without publishing them (postgres.initial: none)",
+				zapTable(r.cfg.Outboxes[i]), zap.Int64("rows", n))
+		}
+	}
+	r.known.begun = true
+	return nil
+}

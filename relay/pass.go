@@ -1,0 +1,214 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+const (
+	// passRows bounds what one pass looks at, in rows of a table.
+	passRows = publish.U
+	// recordedPause is the least time between two looks at recorded rows, and
+	// recordedShare the part of the time that goes into them at most: they may be
+	// many, while passes for rows that fall due follow each other closely.
+	recordedPause = 100 * time.Millisecond
+	recordedShare = 10
+)
+
+// pass counts what one pass has sent and is not settled.
+type pass struct {
+	mu      sync.Mutex
+	pending int
+	done    chan struct{} // closed when wait is over
+
+	looks    bool // at recorded rows, too
+	full     bool // there is more than it looked at
+	sent     bool // something
+	locked   []outbox.Ref
+	blocked  map[aggregate]bool // rows that somebody has locked keep the later ones out
+	recorded map[aggregate]bool // recorded rows of these were sent
+	missed   []string
+}
+
+func (p *pass) add() {
+	p.mu.Lock()
+	p.pending++
+	p.mu.Unlock()
+}
+
+// Settled implements waiter.
+func (p *pass) Settled() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pending--; p.pending == 0 && p.done != nil {
+		close(p.done)
+		p.done = nil
+	}
+}
+
+// wait returns when everything is settled, or patience is over.
+func (p *pass) wait(ctx context.Context, patience time.Duration) {
+	p.mu.Lock()
+	if p.pending == 0 {
+		p.mu.Unlock()
+		return
+	}
+	done := make(chan struct{})
+	p.done = done
+	p.mu.Unlock()
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case <-done:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// pass is one round over a table.
+func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
+	var recorded []fallback.Candidate
+	var err error
+	if p.looks = l.looks(t); p.looks {
+		begun := time.Now()
+		recorded, err = l.db.Recorded(ctx, t, l.r.cfg.OnPoison != Skip, passRows)
+		l.lookAt[t] = time.Now().Add(max(recordedPause, recordedShare*time.Since(begun)))
+		if err != nil {
+			return err
+		}
+	}
+	var fresh []fallback.Candidate
+	if !l.healing || l.heals(t) {
+		fresh, err = l.db.Fresh(ctx, t, l.r.cfg.DelayThreshold, passRows)
+	}
+	if err != nil || len(recorded)+len(fresh) == 0 {
+		return err
+	}
+	crash("listed")
+	p.full = len(recorded) == passRows || len(fresh) == passRows
+	if err := l.prove(ctx); err != nil {
+		return err
+	}
+	for _, c := range recorded {
+		l.holds.open(aggregate{t, c.Aggregate}) // whoever has recorded it
+	}
+	if len(recorded) > 0 { // the cause of a failure may be gone
+		info, err := l.r.stream.Info(ctx)
+		if err != nil { // while nothing can be sent, a failure says nothing
+			recorded = nil
+			l.dueIn(time.Second)
+		} else {
+			l.lane.Adapt(info)
+		}
+	}
+	inHand := l.inHand(t)
+	free := func(cs []fallback.Candidate) []fallback.Candidate {
+		return slices.DeleteFunc(cs, func(c fallback.Candidate) bool {
+			sent, taken := inHand[c.ID]
+			if of := (aggregate{t, c.Aggregate}); taken && !sent && c.Recorded {
+				l.dueIn(recordedPause)
+				if of.ordered() && l.r.cfg.OnPoison != Skip {
+					p.blocked[of] = true // it is being recorded anew: the later ones wait for that
+				}
+			}
+			return taken
+		})
+	}
+	for _, cs := range [][]fallback.Candidate{free(recorded), free(fresh)} {
+		for len(cs) > 0 {
+			n, err := l.deliver(ctx, t, p, cs[:batch(cs, l.r.cfg.FallbackBatch)])
+			if err != nil {
+				return err
+			}
+			cs = cs[n:]
+		}
+	}
+	return nil
+}
+
+// looks reports whether it is time to look at recorded rows.
+func (l *loop) looks(t *outbox.Table) bool {
+	rest := time.Until(l.lookAt[t])
+	if rest > 0 && !l.healing && !l.again[t] && !l.holds.closing() {
+		l.dueIn(rest)
+		return false
+	}
+	return true
+}
+
+// prove waits until everything that was committed when it is called has been
+// received from the WAL, and tells the lane how far that is. What is then not in
+// hand and still pending, nobody else will send.
+func (l *loop) prove(ctx context.Context) error {
+	lsn, err := l.db.InsertLSN(ctx)
+	if err != nil {
+		return err
+	}
+	if l.wal != nil {
+		if err := l.db.Flush(ctx); err != nil {
+			return err
+		}
+		if err := l.wal.AwaitReceived(ctx, lsn); err != nil {
+			return err
+		}
+	}
+	crash("proven")
+	l.lane.Pass(lsn)
+	return nil
+}
+
+// inHand is every row of the table that is on its way already: it waits in the
+// gate or in a hold's queue, is being recorded, or is in the lane, and only then
+// sent. Rows move in this order, so none slips through.
+func (l *loop) inHand(t *outbox.Table) (sent map[string]bool) {
+	ids, inLane := map[string]bool{}, false
+	add := func(ref outbox.Ref) {
+		if ref.Table == t {
+			ids[ref.ID] = inLane
+		}
+	}
+	if l.feed != nil {
+		l.feed.gated(add)
+	}
+	l.holds.queued(add)
+	l.settler.busy(add)
+	inLane = true
+	l.lane.Unsettled(add)
+	return ids
+}
+
+// report says what a pass has found.
+func (l *loop) report(ctx context.Context, t *outbox.Table, p *pass) {
+	if n := len(p.missed); n > 0 {
+		l.r.metrics.missed.Add(float64(n))
+		if !l.r.limited("missed", 10*time.Second) {
+			l.r.alarm("missed_rows", "the WAL did not bring rows that are pending in the table: they were delivered from there, late",
+				zapTable(t), zap.Int("rows", n), zap.String("first_id", p.missed[0]), zap.String("last_id", p.missed[n-1]))
+		}
+	}
+	if len(p.locked) == 0 {
+		delete(l.lockedSince, t)
+		return
+	}
+	if l.lockedSince[t].IsZero() {
+		l.lockedSince[t] = time.Now()
+	}
+	if time.Since(l.lockedSince[t]) < lockedAlarm || l.r.limited("pending_locked", 30*time.Second) {
+		return
+	}
+	ref := p.locked[0]
+	who, err := l.db.Blocker(ctx, t, ref.ID)
+	if err != nil {
+		who = err.Error()
+	}
+	l.r.alarm("row_locked", "a pending row is locked by another session and cannot be delivered, nor the later rows of its aggregate",
+		zap.String("row", t.String()+"/"+ref.ID), zap.String("holder", who))
+}

@@ -1,0 +1,195 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// pass tries every job that is due, once. What an error leaves undone stays a
+// job.
+func (w *settler) pass(ctx context.Context) error {
+	err := w.record(ctx)
+	now := time.Now()
+	var later []*job
+	batches := map[batchKey][]*job{}
+	for _, j := range w.jobs {
+		if j.due.After(now) {
+			later = append(later, j)
+			continue
+		}
+		key := batchKey{table: j.row.Ref.Table}
+		if j.alone {
+			key.alone = j
+		}
+		batches[key] = append(batches[key], j)
+	}
+	w.jobs = later
+	for key, jobs := range batches {
+		for part := range slices.Chunk(jobs, settleBatch) {
+			if err == nil {
+				err = w.mark(ctx, key.table, part)
+			}
+			if err != nil {
+				w.jobs = append(w.jobs, part...) // for finish
+			}
+		}
+	}
+	w.reserve()
+	return err
+}
+
+type batchKey struct {
+	table *outbox.Table
+	task  task
+	alone *job // a row that broke a statement has one to itself
+}
+
+// mark marks rows of one table, each for itself where one of them is refused.
+func (w *settler) mark(ctx context.Context, t *outbox.Table, jobs []*job) error {
+	verdicts, err := w.statement(ctx, batchKey{table: t}, jobs)
+	switch {
+	case w.lost(ctx, err):
+		return err
+	case err != nil && len(jobs) > 1 && !fallback.Passing(err):
+		half := len(jobs) / 2
+		return errors.Join(w.mark(ctx, t, jobs[:half]), w.mark(ctx, t, jobs[half:]))
+	case err != nil:
+		w.brokeDown(jobs, err)
+		w.jobs = append(w.jobs, jobs...)
+		return nil
+	}
+	for i, j := range jobs {
+		if verdicts[i] == fallback.Done {
+			w.settled(j)
+			continue
+		}
+		w.postpone(ctx, j, verdicts[i])
+		w.jobs = append(w.jobs, j)
+	}
+	return nil
+}
+
+// lost reports whether an error is the connection's or the session's end.
+func (w *settler) lost(ctx context.Context, err error) bool {
+	return err != nil && (!w.db.Alive() || ctx.Err() != nil)
+}
+
+func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]fallback.Verdict, error) {
+	rows := make([]fallback.Row, len(jobs))
+	for i, j := range jobs {
+		rows[i] = j.row
+	}
+	switch key.task {
+	case toPark:
+		crash("failed")
+		defer crash("parked")
+		return w.db.Park(ctx, key.table, rows, w.r.cfg.Retry)
+	case toHold:
+		crash("holding")
+		defer crash("held")
+		return w.db.Hold(ctx, key.table, rows)
+	}
+	crash("stored")
+	defer crash("marked")
+	return w.db.Mark(ctx, key.table, rows)
+}
+
+// brokeDown tries again later what the database would not do.
+func (w *settler) brokeDown(jobs []*job, err error) {
+	wait := 250 * time.Millisecond
+	if !fallback.Passing(err) {
+		jobs[0].alone, wait = true, 5*time.Second
+		if !w.r.limited("row_unsettled", 30*time.Second) {
+			w.r.alarm("row_unsettled", "the database refuses the mark or the record of a row: the slot waits for it",
+				zap.Stringer("row", jobs[0].row.Ref), zap.Error(err))
+		}
+	}
+	w.r.trouble("rows cannot be settled: trying again", err, zapTable(jobs[0].row.Ref.Table))
+	for _, j := range jobs {
+		j.later(wait)
+	}
+}
+
+// postpone tries again later what is not visible yet, or locked.
+func (w *settler) postpone(ctx context.Context, j *job, v fallback.Verdict) {
+	if v == fallback.Invisible {
+		j.later(5 * time.Millisecond)
+		return
+	}
+	j.later(50 * time.Millisecond)
+	if j.task == toMark || w.lines[j.of][0] == j { // the others wait for the first of their line
+		w.nameBlocker(ctx, j)
+	}
+}
+
+// later sets the job's next try, each time a little later than before, but never
+// much: a lock's end should not go unnoticed.
+func (j *job) later(least time.Duration) {
+	j.wait = max(least, min(2*j.wait, 500*time.Millisecond))
+	j.due = time.Now().Add(j.wait)
+}
+
+// settled tells everybody who waits for the row.
+func (w *settler) settled(j *job) {
+	if j.delivery != nil {
+		w.lane.Settled([]publish.Delivery{*j.delivery})
+	}
+	w.mu.Lock()
+	if w.waiting[j.row.Ref] == j {
+		delete(w.waiting, j.row.Ref)
+	}
+	if j.task != toMark {
+		if w.recording[j.row.Ref]--; w.recording[j.row.Ref] <= 0 {
+			delete(w.recording, j.row.Ref)
+		}
+	}
+	waiters := j.waiters
+	w.mu.Unlock()
+	if j.task != toMark {
+		w.holds.recorded(j.of)
+	}
+	if j.task == toPark {
+		w.parked()
+	}
+	for _, by := range waiters {
+		by.Settled()
+	}
+}
+
+// reserve tells the lane how far before its first message the oldest message
+// lies whose row is not marked.
+func (w *settler) reserve() {
+	w.mu.Lock()
+	var behind uint64
+	for _, j := range w.waiting {
+		behind = max(behind, j.behind)
+	}
+	w.mu.Unlock()
+	w.lane.Reserve(behind)
+}
+
+// nameBlocker says once who holds a row that stays locked.
+func (w *settler) nameBlocker(ctx context.Context, j *job) {
+	if j.named || time.Since(j.begun) < lockedAlarm {
+		return
+	}
+	j.named = true
+	who, err := w.db.Blocker(ctx, j.row.Ref.Table, j.row.Ref.ID)
+	if err != nil {
+		who = err.Error()
+	}
+	message := "a stored row is locked by another session and cannot be marked; the relay stops some thousand messages later"
+	if j.task != toMark {
+		message = "a row that is to be recorded as failed or held is locked by another session; the slot waits for it"
+	}
+	w.r.alarm("row_locked", message,
+		zap.Stringer("row", j.row.Ref), zap.String("holder", who))
+}

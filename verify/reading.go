@@ -1,0 +1,100 @@
+package verify
+
+import (
+	"context"
+	"slices"
+	"strconv"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// key is a row's id as a number, or a hash of it.
+func key(id string) uint64 {
+	if n, err := strconv.ParseInt(id, 10, 64); err == nil {
+		return uint64(n)
+	}
+	return outbox.HashText([]byte(id), 0)
+}
+
+// catchUp reads the stream up to its present end.
+func (v *comparison) catchUp(ctx context.Context) error {
+	info, err := v.cfg.Stream.Info(ctx)
+	if err != nil || info.LastSeq < v.next {
+		return err
+	}
+	last := info.LastSeq
+	err = v.cfg.Stream.ReadOn(ctx, v.next, last, publish.ReadBackOptions{
+		Source: v.cfg.Source, Aggregates: true,
+		Step: func(messages []publish.Message) (bool, error) {
+			if n := len(messages); n > 0 && v.cfg.Progress != nil {
+				v.cfg.Progress(messages[n-1].Seq-v.first+1, last-v.first+1)
+			}
+			return true, v.each(ctx, messages, v.message)
+		},
+	})
+	if err == nil {
+		v.next = last + 1
+	}
+	return err
+}
+
+// each looks for the rows of messages, and calls do in the messages' order, table by
+// table.
+func (v *comparison) each(ctx context.Context, messages []publish.Message, do func(*table, publish.Message, fallback.Finding)) error {
+	for part := range slices.Chunk(messages, batch) {
+		byTable := map[*table][]publish.Message{}
+		for _, m := range part {
+			t := v.tables[m.ID.Table]
+			if t == nil {
+				v.note("messages of table %s are not compared: it is none of outboxes", m.ID.Table)
+				continue
+			}
+			byTable[t] = append(byTable[t], m)
+		}
+		for t, ms := range byTable {
+			refs := make([]outbox.Ref, len(ms))
+			for i, m := range ms {
+				refs[i] = outbox.Ref{Table: t.Table, ID: m.ID.ID, Hash: m.ID.Hash}
+			}
+			found, err := v.db.Find(ctx, t.Table, refs)
+			if err != nil {
+				return err
+			}
+			for i, m := range ms {
+				do(t, m, found[i])
+			}
+		}
+	}
+	return nil
+}
+
+func row(m publish.Message) string { return m.ID.Table + "/" + m.ID.ID }
+
+// message takes one message, in the stream's order.
+func (v *comparison) message(t *table, m publish.Message, f fallback.Finding) {
+	v.report.Messages++
+	switch {
+	case m.ID.Replay:
+		v.report.Replays++
+		return
+	case v.cfg.Phantom != nil && !m.Polled && v.cfg.Phantom(m.Position):
+		v.report.add(Phantom, Case{Row: row(m), Seq: m.Seq, Detail: m.Position.String()})
+		return
+	case f.Place == fallback.Nowhere && t.Mark == outbox.MarkUpdate:
+		if len(v.strangers) < remembered {
+			v.strangers = append(v.strangers, m)
+		} else {
+			v.note("more than %d messages have no row: only so many were looked at", remembered)
+		}
+		return
+	}
+	if !t.seen.CheckedAdd(key(m.ID.ID)) {
+		v.again(t, m)
+	}
+	if m.Aggregate == "" {
+		m.Aggregate = f.Aggregate
+	}
+	v.follow(m)
+}

@@ -1,0 +1,43 @@
+package verify
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// again notes a row that came before, perhaps as another message: ids come again.
+func (v *comparison) again(t *table, m publish.Message) {
+	if len(v.twice) >= remembered {
+		v.note("more than %d rows came more than once: only so many were looked at", remembered)
+		return
+	}
+	v.twice[t.String()+"/"+m.ID.ID] = struct{}{}
+}
+
+// judgeTwice reads the stream again where rows came more than once, and compares
+// whole message ids.
+func (v *comparison) judgeTwice(ctx context.Context) error {
+	if len(v.twice) == 0 {
+		return nil
+	}
+	first := map[outbox.MessageID]uint64{}
+	return v.cfg.Stream.ReadOn(ctx, v.first, v.next-1, publish.ReadBackOptions{
+		Source: v.cfg.Source,
+		Step: func(messages []publish.Message) (bool, error) {
+			for _, m := range messages {
+				if _, suspect := v.twice[row(m)]; !suspect || m.ID.Replay {
+					continue
+				}
+				if seq := first[m.ID]; seq > 0 {
+					v.report.add(Duplicated, Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("it is at sequence %d already", seq)})
+					continue
+				}
+				first[m.ID] = m.Seq
+			}
+			return true, ctx.Err()
+		},
+	})
+}
