@@ -70,6 +70,11 @@ func (s *Stream) getMessage(ctx context.Context, request []byte) (gotMessage, er
 // So the leader is asked whether what was read last is the last there is.
 func (s *Stream) headers(ctx context.Context, from, to uint64, filter string, each func(seq uint64, at time.Time, h nats.Header)) error {
 	last, err := s.consume(ctx, from, to, filter, each)
+	for try := 0; errors.Is(err, jetstream.ErrConsumerNotFound) && try < 3; try++ {
+		// It vanished with its server. What was read stands.
+		from = max(last+1, from)
+		last, err = s.consume(ctx, from, to, filter, each)
+	}
 	if err == nil && last < to {
 		err = s.nothingBetween(ctx, max(last+1, from), to, filter)
 	}

@@ -27,7 +27,7 @@ func (v *comparison) rows(ctx context.Context, t *table, started time.Time) erro
 			}
 			v.report.Rows += int64(len(refs))
 			for _, ref := range refs {
-				if !t.seen.Contains(key(ref.ID)) {
+				if !t.seen.has(ref.ID) {
 					suspects = append(suspects, ref)
 				}
 			}
@@ -86,7 +86,7 @@ func (v *comparison) judgeMissing(ctx context.Context, t *table, suspects []outb
 }
 
 func (v *comparison) unseen(t *table, refs []outbox.Ref) []outbox.Ref {
-	return slices.DeleteFunc(refs, func(ref outbox.Ref) bool { return t.seen.Contains(key(ref.ID)) })
+	return slices.DeleteFunc(refs, func(ref outbox.Ref) bool { return t.seen.has(ref.ID) })
 }
 
 // lookBack reads messages from before the window, only to know that they are there.
@@ -96,7 +96,7 @@ func (v *comparison) lookBack(ctx context.Context, from uint64) error {
 		Step: func(messages []publish.Message) (bool, error) {
 			return true, v.each(ctx, messages, func(t *table, m publish.Message, f fallback.Finding) {
 				if !m.ID.Replay && (f.Place != fallback.Nowhere || t.Mark != outbox.MarkUpdate) {
-					t.seen.Add(key(m.ID.ID))
+					t.seen.add(m.ID.ID)
 				}
 			})
 		},

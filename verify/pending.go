@@ -51,7 +51,7 @@ func (v *comparison) judgePending(ctx context.Context) error {
 			}
 			for _, ev := range rows {
 				switch {
-				case ev.Values[outbox.LastError] != nil || t.seen.Contains(key(string(ev.Values[outbox.ID]))):
+				case ev.Values[outbox.LastError] != nil || t.seen.has(string(ev.Values[outbox.ID])):
 				case !proven:
 					v.report.Pending++
 				default:

@@ -3,20 +3,11 @@ package verify
 import (
 	"context"
 	"slices"
-	"strconv"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
-
-// key is a row's id as a number, or a hash of it.
-func key(id string) uint64 {
-	if n, err := strconv.ParseInt(id, 10, 64); err == nil {
-		return uint64(n)
-	}
-	return outbox.HashText([]byte(id), 0)
-}
 
 // catchUp reads the stream up to its present end.
 func (v *comparison) catchUp(ctx context.Context) error {
@@ -90,7 +81,7 @@ func (v *comparison) message(t *table, m publish.Message, f fallback.Finding) {
 		}
 		return
 	}
-	if !t.seen.CheckedAdd(key(m.ID.ID)) {
+	if !t.seen.add(m.ID.ID) {
 		v.again(t, m)
 	}
 	if m.Aggregate == "" {

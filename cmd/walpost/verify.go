@@ -39,8 +39,8 @@ within fallback.interval, under the message ids that they had, behind everything
 
 What it needs: SELECT, UPDATE and DELETE on the outboxes as the relay does, SELECT on outbox_messages_archive and
 outbox_messages_dlq (--repair: DELETE on the archive, INSERT on the outbox), and the stream's permissions of the relay. With mark
-delete or none nothing tells which messages should be there: then only duplicates, order and phantoms are looked for. Memory: about
-two bytes a row with a numeric id (less where ids are dense), ten bytes with others, and 40 bytes an aggregate.
+delete or none nothing tells which messages should be there: then only duplicates, order and phantoms are looked for. Memory: up
+to two bytes a row whose id comes from a sequence (100 million of them: 11 to 40 MB), 20 bytes with others, and 40 bytes an aggregate.
 
 --json prints the report as one JSON object.`
 
