@@ -34,13 +34,14 @@ lint: ## vet, staticcheck, and the formatting
 fuzz: ## run every fuzz target, each for FUZZTIME (30s)
 	@. .ci/pgenv && .ci/fuzz $(FUZZTIME)
 
-# The seeds of `make chaos`: between them they have every kind of server.
-SEEDS ?= 7,23,46
+# The seeds of `make chaos`: between them they have every kind of server, and those
+# that have found something.
+SEEDS ?= 2,7,23,46
 FOR ?= 1h
 
 .PHONY: chaos
 chaos: deps pg-extra ## break everything under a load, and count: a few minutes, fixed seeds (SEEDS=1,2)
-	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 2 -seeds $(SEEDS)
+	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 4 -seeds $(SEEDS)
 
 .PHONY: chaos-soak
 chaos-soak: deps pg-extra ## the same with new seeds for as long as FOR says (1h), added to chaos.jsonl
@@ -48,7 +49,7 @@ chaos-soak: deps pg-extra ## the same with new seeds for as long as FOR says (1h
 
 .PHONY: mutants
 mutants: deps pg-extra ## plant known defects in the relay, one after the other, and see each noticed
-	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 2 -mutants all
+	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 4 -mutants all
 
 .PHONY: deps
 deps: ## install what is missing: PostgreSQL's server programs, a C compiler, a pooler

@@ -113,6 +113,35 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 		t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
 }
 
+// Overtaken lists the keys of the aggregates in which a row without a record is
+// pending and due, and a later one is recorded: a session could not finish with the
+// former, and had recorded the latter.
+func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Duration) (keys []string, err error) {
+	if !t.Layout.Records() || !t.Layout.Has(outbox.AggregateID) {
+		return nil, nil
+	}
+	var same []string // NULL is a value here, and the planner may hash
+	for _, f := range aggregateFields {
+		if t.Layout.Has(f) {
+			same = append(same, fmt.Sprintf("coalesce(r.%[1]s::text, '') = coalesce(t.%[1]s::text, '')", t.Column(f)))
+		}
+	}
+	recorded := pendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
+	sql := strings.NewReplacer("{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold), "{recorded}", recorded,
+		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID), "{same}", strings.Join(same, " AND ")).Replace(`
+SELECT DISTINCT {key} FROM {table} t
+WHERE {fresh} AND t.{aggregate} IS NOT NULL AND t.{id} < (SELECT r.{id} FROM {table} r WHERE {recorded} ORDER BY r.{id} DESC LIMIT 1)
+	AND EXISTS (SELECT FROM {table} r WHERE {recorded} AND {same} AND r.{id} > t.{id})`)
+	err = db.raw(ctx, sql, nil, func(v [][]byte) error {
+		keys = append(keys, outbox.AggregateKey(v[0], v[1], v[2]))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for overtaken rows of %s: %w", t, err)
+	}
+	return keys, nil
+}
+
 // candidates runs a query for id, tenant, kind and id of the aggregate, recorded,
 // scheduled, attempts, early, bytes.
 func (db *DB) candidates(ctx context.Context, t *outbox.Table, sql string, args ...any) (cs []Candidate, err error) {

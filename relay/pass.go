@@ -79,7 +79,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	var err error
 	if p.looks = l.looks(t); p.looks {
 		begun := time.Now()
-		recorded, err = l.db.Recorded(ctx, t, l.r.cfg.OnPoison != Skip, passRows)
+		recorded, err = l.recorded(ctx, t)
 		l.lookAt[t] = time.Now().Add(max(recordedPause, recordedShare*time.Since(begun)))
 		if err != nil {
 			return err
@@ -132,6 +132,28 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 		}
 	}
 	return nil
+}
+
+// recorded lists the recorded rows that may be tried now. Where no WAL is read,
+// nothing brings the rows before them that the last session had sent and knows
+// nothing of: those come first. Fresh ones are held as soon as they are met.
+func (l *loop) recorded(ctx context.Context, t *outbox.Table) ([]fallback.Candidate, error) {
+	var overtaken []string
+	if l.wal == nil && l.r.cfg.OnPoison != Skip {
+		var err error
+		if overtaken, err = l.db.Overtaken(ctx, t, l.r.cfg.DelayThreshold); err != nil {
+			return nil, err
+		}
+	}
+	// Only then: what is recorded meanwhile is in one of the two.
+	cs, err := l.db.Recorded(ctx, t, l.r.cfg.OnPoison != Skip, passRows)
+	if len(overtaken) == 0 || err != nil {
+		return cs, err
+	}
+	for _, c := range cs {
+		l.holds.open(aggregate{t, c.Aggregate})
+	}
+	return slices.DeleteFunc(cs, func(c fallback.Candidate) bool { return slices.Contains(overtaken, c.Aggregate) }), nil
 }
 
 // looks reports whether it is time to look at recorded rows.

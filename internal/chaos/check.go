@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,12 +44,11 @@ func (w *world) check(ctx context.Context, r *result) error {
 	if err != nil {
 		return err
 	}
-	var timeline uint32
-	err = conn.QueryRow(ctx, `SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int FROM pg_control_system()`).Scan(&timeline)
-	if err != nil {
+	if err := count(ctx, conn, r); err != nil {
 		return err
 	}
-	if err := conn.QueryRow(ctx, `SELECT count(*)::int FROM outbox_messages_dlq`).Scan(&r.Dead); err != nil {
+	timeline, left, err := w.leftAt(ctx, conn)
+	if err != nil {
 		return err
 	}
 	known := map[string]bool{}
@@ -56,11 +56,12 @@ func (w *world) check(ctx context.Context, r *result) error {
 		known[fmt.Sprint(rows[i].Ref.Table, "/", rows[i].Ref.ID, "/", rows[i].Ref.Hash)] = true
 	}
 	var messages []audit.Message
+	phantoms := map[outbox.MessageID]bool{}
 	reader := &audit.Reader{JetStream: w.js, Stream: streamName, Source: w.source}
 	err = reader.Read(ctx, func(m audit.Message) {
 		// What only the lost primary had committed.
-		if w.promoted.Load() && m.Own && m.Position.Timeline < timeline && !known[fmt.Sprint(m.ID.Table, "/", m.ID.ID, "/", m.ID.Hash)] {
-			r.Phantoms++
+		if m.Own && m.Position.Timeline < timeline && !known[fmt.Sprint(m.ID.Table, "/", m.ID.ID, "/", m.ID.Hash)] && w.mayBePhantom(m, left) && !phantoms[m.ID] {
+			phantoms[m.ID] = true
 			return
 		}
 		messages = append(messages, m)
@@ -70,16 +71,64 @@ func (w *world) check(ctx context.Context, r *result) error {
 	}
 	report := audit.Compare(rows, messages)
 	r.Events, r.Lost, r.Duplicated, r.Reordered = len(rows), report.Lost.Count, report.Duplicated.Count, report.Reordered.Count
-	r.Altered, r.Unknown = report.Altered.Count, report.Unknown.Count
+	r.Altered, r.Unknown, r.Phantoms = report.Altered.Count, report.Unknown.Count, len(phantoms)
+	if !w.rollback && !w.promoted.Load() { // else the positions start again
+		r.Regressed = report.Regressed.Count
+	}
 	if !r.ok() {
 		r.Details = report.String()
 	}
 	return nil
 }
 
+// count sees that every committed row still is somewhere: what is in no table any
+// more, nobody would miss in the stream. Its own tables say how many there were.
+func count(ctx context.Context, conn *pgx.Conn, r *result) error {
+	return conn.QueryRow(ctx, `WITH everywhere AS (
+			SELECT aggregate_type, aggregate_id, payload FROM outbox_messages
+			UNION ALL SELECT aggregate_type, aggregate_id, payload FROM history
+			UNION ALL SELECT aggregate_type, aggregate_id, payload FROM outbox_messages_dlq
+		), counted AS (
+			SELECT aggregate_id, count(*) AS rows, count(DISTINCT payload ->> 'n') AS numbers, max((payload ->> 'n')::bigint) AS last
+			FROM everywhere WHERE aggregate_type = 'account' GROUP BY aggregate_id
+		)
+		SELECT (SELECT count(*)::int FROM numbers n LEFT JOIN counted c ON c.aggregate_id = n.aggregate
+				WHERE (coalesce(rows, 0), coalesce(numbers, 0), coalesce(last, 0)) <> (n, n, n))
+			+ (SELECT abs((SELECT coalesce(sum(n), 0) FROM reminders) - (SELECT count(*) FROM everywhere WHERE aggregate_type = 'reminder'))::int),
+			(SELECT count(*)::int FROM outbox_messages_dlq WHERE event_type = 'account cursed'),
+			(SELECT count(*)::int FROM outbox_messages_dlq WHERE event_type <> 'account cursed')`).Scan(&r.Vanished, &r.Dead, &r.Buried)
+}
+
+// leftAt is the present timeline, and up to where the one before is part of it.
+func (w *world) leftAt(ctx context.Context, conn *pgx.Conn) (timeline uint32, left outbox.LSN, err error) {
+	if err := conn.QueryRow(ctx, `SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int`).Scan(&timeline); err != nil || timeline == 1 {
+		return timeline, 0, err
+	}
+	var history string
+	if err := conn.QueryRow(ctx, `SELECT pg_read_file($1)`, fmt.Sprintf("pg_wal/%08X.history", timeline)).Scan(&history); err != nil {
+		return 0, 0, err
+	}
+	lines := strings.Split(strings.TrimSpace(history), "\n")
+	fields := strings.Fields(lines[len(lines)-1])
+	if len(fields) < 2 {
+		return 0, 0, fmt.Errorf("read the timeline's history: %q", history)
+	}
+	left, err = outbox.ParseLSN(fields[1])
+	return timeline, left, err
+}
+
+// mayBePhantom: its transaction was committed beyond what the promoted standby had.
+// Where the walsender waits for the standby, only the table can have brought it.
+func (w *world) mayBePhantom(m audit.Message, left outbox.LSN) bool {
+	if m.Polled {
+		return max(m.Position.Commit, m.Position.Passed) >= left
+	}
+	return m.Position.Commit >= left && !w.heldBack
+}
+
 // readRows reads what is in the outbox and what was in it before it was truncated.
 func readRows(ctx context.Context, conn *pgx.Conn) (all []audit.Row, err error) {
-	t := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+	t := outboxTable
 	for _, name := range []string{"history", "outbox_messages"} {
 		from := *t
 		from.Name = name

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,6 @@ const (
 	ofRelay    = "relay"
 	ofPostgres = "PostgreSQL"
 	ofBroker   = "NATS"
-	ofStream   = "stream"
 	ofTable    = "table"
 	ofLinks    = "links"
 )
@@ -44,6 +44,10 @@ const (
 func always(*world) bool      { return true }
 func oneBroker(w *world) bool { return w.cluster == nil }
 func clustered(w *world) bool { return w.cluster != nil }
+func streams(w *world) bool   { return w.mode != "poll" }
+
+// settledServers: what was committed there, or stored, is not taken back.
+func settledServers(w *world) bool { return !w.rollback && (w.replica == nil || w.promoted.Load()) }
 
 var faults = []fault{
 	{"relay killed", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
@@ -63,14 +67,14 @@ var faults = []fault{
 		return w.restartPostgres(ctx, rng, testenv.Fast)
 	}},
 	{"standby promoted", ofPostgres, func(w *world) bool { return w.replica != nil && !w.promoted.Load() }, promote},
-	{"walsender terminated", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.exec(ctx, `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName)
+	{"walsender terminated", ofPostgres, streams, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.some(ctx, `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName)
 	}},
 	{"sessions terminated", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'walpost%'`)
+		return w.some(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'walpost%'`)
 	}},
-	{"slot dropped", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error { return dropSlot(ctx, w) }},
-	{"slot invalidated", ofPostgres, always, invalidateSlot},
+	{"slot dropped", ofPostgres, streams, func(ctx context.Context, w *world, rng *rand.Rand) error { return dropSlot(ctx, w) }},
+	{"slot invalidated", ofPostgres, streams, invalidateSlot},
 	{"table altered", ofTable, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		return w.lockedTable(ctx, func(tx pgx.Tx) error {
 			w.columns++
@@ -81,7 +85,7 @@ var faults = []fault{
 		})
 	}},
 	{"rows locked", ofTable, always, lockRows},
-	{"ids reused", ofTable, func(w *world) bool { return !w.rollback && (w.replica == nil || w.promoted.Load()) }, truncate},
+	{"ids reused", ofTable, settledServers, truncate},
 	{"NATS killed", ofBroker, oneBroker, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		n := w.brokers[0]
 		if err := n.Kill(); err != nil {
@@ -109,8 +113,13 @@ var faults = []fault{
 		return n.Start(ctx)
 	}},
 	{"NATS leader stepped down", ofBroker, clustered, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		_, err := w.nc.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+streamName, nil)
-		return err
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		reply, err := w.nc.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+streamName, nil)
+		if err != nil || bytes.Contains(reply.Data, []byte(`"error"`)) {
+			return errors.Join(errNotNow, err)
+		}
+		return nil
 	}},
 	{"NATS cluster down", ofBroker, clustered, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		for _, n := range w.brokers {
@@ -127,7 +136,7 @@ var faults = []fault{
 		return nil
 	}},
 	{"stream full", ofBroker, always, fill},
-	{"message deleted", ofStream, func(w *world) bool { return !w.rollback }, deleteMessage},
+	{"message deleted", ofTable, settledServers, deleteMessage},
 	{"links cut", ofLinks, always, links(func(p *testenv.Proxy) { p.Cut() }, 5*time.Second)},
 	{"links dropped", ofLinks, always, links(func(p *testenv.Proxy) { p.Drop() }, 0)},
 	{"links half open", ofLinks, always, links(func(p *testenv.Proxy) { p.Pause() }, 14*time.Second)},
@@ -152,32 +161,46 @@ func deleteMessage(ctx context.Context, w *world, rng *rand.Rand) error {
 		return err
 	}
 	defer conn.Close(context.Background())
-	s, err := w.js.Stream(ctx, streamName)
+	short, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	s, err := w.js.Stream(short, streamName)
 	if err != nil {
 		return err
 	}
-	m, err := s.GetLastMsgForSubject(ctx, "events.account.reminded")
+	m, err := s.GetLastMsgForSubject(short, "events.account.reminded")
 	if err != nil {
 		return err
 	}
+	w.deleting.Lock()
+	defer w.deleting.Unlock()
 	id, own := outbox.ParseMessageID(w.source, m.Header.Get(nats.MsgIdHdr))
+	hash := outboxTable.HashSQL("t")
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return err
 	}
-	locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages WHERE id = $1 AND processed_at IS NOT NULL FOR UPDATE`, id.ID)
+	locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages t WHERE id = $1 AND processed_at IS NOT NULL AND `+hash+` = $2 FOR UPDATE`, id.ID, int64(id.Hash))
 	if err != nil || !own || locked.RowsAffected() == 0 {
 		return errors.Join(errNotNow, err, tx.Rollback(ctx))
 	}
-	if err := s.DeleteMsg(ctx, m.Sequence); err != nil {
-		return errors.Join(err, tx.Rollback(ctx))
+	if err := s.DeleteMsg(short, m.Sequence); err != nil {
+		err := w.until(ctx, "a message is deleted", func(ctx context.Context) error { // and may have been before
+			err := s.DeleteMsg(ctx, m.Sequence)
+			if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
 	}
-	const again = `UPDATE outbox_messages SET processed_at = NULL, last_error = 'held: delivered again' WHERE id = $1`
-	if _, err = tx.Exec(ctx, again, id.ID); err == nil {
+	again := `UPDATE outbox_messages t SET processed_at = NULL, last_error = 'held: delivered again' WHERE id = $1 AND ` + hash + ` = $2`
+	if _, err = tx.Exec(ctx, again, id.ID, int64(id.Hash)); err == nil {
 		err = tx.Commit(ctx)
 	}
 	if err != nil {
-		err = w.until(ctx, "a row whose message was deleted is pending", func(ctx context.Context) error { return w.exec(ctx, again, id.ID) })
+		err = w.until(ctx, "a row whose message was deleted is pending", func(ctx context.Context) error { return w.exec(ctx, again, id.ID, int64(id.Hash)) })
 	}
 	w.deleted.Store(key(id), m.Sequence)
 	return err
@@ -205,9 +228,12 @@ func (r *relay) stopped(meanwhile func()) error {
 	defer r.up.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	err := r.life.Stop(ctx)
+	if err := r.life.Stop(ctx); err != nil {
+		r.stuck.Store(true)
+		return err
+	}
 	meanwhile()
-	return err
+	return nil
 }
 
 func (r *relay) frozen(meanwhile func()) error {
@@ -215,11 +241,16 @@ func (r *relay) frozen(meanwhile func()) error {
 	life := r.life
 	r.up.Unlock()
 	if err := life.Signal(syscall.SIGSTOP); err != nil {
-		return nil // it has just ended by itself
+		return err
 	}
 	meanwhile()
 	_ = life.Signal(syscall.SIGCONT)
-	return nil
+	select {
+	case <-life.Done():
+		return errNotNow // it had ended by itself
+	default:
+		return nil
+	}
 }
 
 func (w *world) restartPostgres(ctx context.Context, rng *rand.Rand, mode testenv.StopMode) error {
@@ -278,10 +309,10 @@ func dropSlot(ctx context.Context, w *world) error {
 	for {
 		err := w.exec(ctx, `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName)
 		if err == nil {
-			err = w.exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1`, slotName)
+			err = w.some(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1`, slotName)
 		}
-		if err == nil || !pause(ctx, 20*time.Millisecond) {
-			return nil // there was none
+		if err == nil || errors.Is(err, errNotNow) || !pause(ctx, 20*time.Millisecond) {
+			return err
 		}
 	}
 }
@@ -295,7 +326,9 @@ func invalidateSlot(ctx context.Context, w *world, rng *rand.Rand) (err error) {
 	if err := s.Reload(ctx, map[string]string{"max_slot_wal_keep_size": "16MB"}); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Reload(context.WithoutCancel(ctx), map[string]string{"max_slot_wal_keep_size": "1GB"})) }()
+	defer func() {
+		err = errors.Join(err, s.Reload(context.WithoutCancel(ctx), map[string]string{"max_slot_wal_keep_size": "1GB"}))
+	}()
 	const terminate = `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '` + slotName + `' AND active`
 	for range 20 {
 		for _, sql := range []string{terminate, `SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)) FROM generate_series(1, 40)`, `SELECT pg_switch_wal()`} {
@@ -320,7 +353,7 @@ func invalidateSlot(ctx context.Context, w *world, rng *rand.Rand) (err error) {
 			return err
 		}
 		var lost bool
-		err := w.query(ctx, `SELECT coalesce(bool_or(wal_status = 'lost'), true) FROM pg_replication_slots WHERE slot_name = $1`, []any{slotName}, &lost)
+		err := w.query(ctx, `SELECT coalesce(bool_or(wal_status = 'lost'), false) FROM pg_replication_slots WHERE slot_name = $1`, []any{slotName}, &lost)
 		if err != nil || lost {
 			return err
 		}
@@ -350,7 +383,10 @@ func lockRows(ctx context.Context, w *world, rng *rand.Rand) error {
 	}
 	defer conn.Close(context.Background())
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `SELECT FROM outbox_messages WHERE processed_at IS NULL ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED`)
+		locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages WHERE processed_at IS NULL ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED`)
+		if err == nil && locked.RowsAffected() == 0 {
+			return errNotNow
+		}
 		if err == nil {
 			pause(ctx, between(rng, 100*time.Millisecond, 7*time.Second))
 		}
@@ -402,6 +438,7 @@ func rollBack(ctx context.Context, w *world, rng *rand.Rand) error {
 		return err
 	}
 	pause(ctx, between(rng, 500*time.Millisecond, 4*time.Second))
+	w.lossy.Store(true)
 	if err := n.Kill(); err != nil {
 		return err
 	}
@@ -450,6 +487,22 @@ func links(how func(*testenv.Proxy), most time.Duration) func(context.Context, *
 
 var errNotNow = errors.New("not now")
 
+// some runs a statement that has to touch something.
+func (w *world) some(ctx context.Context, sql string, args ...any) error {
+	conn, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	tag, err := conn.Exec(ctx, sql, args...)
+	if err == nil && tag.RowsAffected() == 0 {
+		return errNotNow
+	}
+	return err
+}
+
+var outboxTable = &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+
 // breaking breaks things until there were enough faults, and returns when all is
 // mended.
 type breaking struct {
@@ -458,6 +511,7 @@ type breaking struct {
 	only   []string
 	result *result
 	mu     sync.Mutex
+	after  bool // a fault before was not recovered from yet
 }
 
 func (b *breaking) run(ctx context.Context, least int) error {
@@ -467,6 +521,7 @@ func (b *breaking) run(ctx context.Context, least int) error {
 			return fmt.Errorf("no fault of %q can be had", strings.Join(b.only, ","))
 		}
 		var all sync.WaitGroup
+		var done []string
 		var failed error
 		for _, f := range picked {
 			rng := rand.New(rand.NewPCG(b.rng.Uint64(), 0))
@@ -482,8 +537,9 @@ func (b *breaking) run(ctx context.Context, least int) error {
 				switch {
 				case err == nil:
 					b.result.Faults[f.name]++
+					done = append(done, f.name)
 					n++
-				case mends(f):
+				case !errors.Is(err, errNotNow) && mends(f):
 					failed = fmt.Errorf("%s: %w", f.name, err)
 				default:
 					b.w.log("%s: not this time: %v", f.name, err)
@@ -495,12 +551,17 @@ func (b *breaking) run(ctx context.Context, least int) error {
 			return failed
 		}
 		if len(picked) > 1 && b.rng.IntN(2) == 0 {
+			b.after = true
 			pause(ctx, between(b.rng, 0, time.Second))
 			continue // the next ones come while it recovers
 		}
-		if err := b.recovered(ctx, picked); err != nil {
+		if len(picked) > 1 || b.after {
+			done = nil // whose recovery it was, nobody can tell
+		}
+		if err := b.recovered(ctx, done); err != nil {
 			return err
 		}
+		b.after = false
 		pause(ctx, between(b.rng, 0, 500*time.Millisecond))
 	}
 	return nil
@@ -528,7 +589,7 @@ func (b *breaking) pick() (picked []fault) {
 
 // recovered waits until what is committed now is stored and marked, but for delayed
 // and failed rows.
-func (b *breaking) recovered(ctx context.Context, after []fault) error {
+func (b *breaking) recovered(ctx context.Context, after []string) error {
 	begun := time.Now()
 	var last int64
 	err := b.w.until(ctx, "the database answers", func(ctx context.Context) error {
@@ -546,7 +607,10 @@ func (b *breaking) recovered(ctx context.Context, after []fault) error {
 		return err
 	})
 	if err == nil && len(after) == 1 {
-		b.result.Recoveries[after[0].name] = append(b.result.Recoveries[after[0].name], time.Since(begun))
+		b.result.Recoveries[after[0]] = append(b.result.Recoveries[after[0]], time.Since(begun))
+	}
+	if err == nil {
+		b.w.lossy.Store(false)
 	}
 	return err
 }

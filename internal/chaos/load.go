@@ -17,6 +17,7 @@ const aggregates = 100
 // back. So the numbers of an aggregate are 1 to n, in the order of the commits.
 const schemaSQL = `CREATE TABLE numbers (aggregate bigint PRIMARY KEY, n bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50);
 	INSERT INTO numbers SELECT generate_series(0, 99);
+	CREATE TABLE reminders (n bigint NOT NULL);
 	CREATE TABLE history (LIKE outbox_messages)`
 
 // insertSQL writes events of an aggregate; delayed ones have one of their own each,
@@ -26,7 +27,8 @@ const (
 		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT $1::bigint % 3, 'account', $1::bigint, 'account.moved', jsonb_build_object('aggregate', $1::bigint, 'n', counter.n + g, 'pad', repeat('x', $3::int))
 		FROM counter, generate_series(1, $2::int) g`
-	delayedSQL = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+	delayedSQL = `WITH counted AS (INSERT INTO reminders VALUES ($1::int))
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
 		SELECT 7, 'reminder', (random() * 1e15)::bigint, 'account.reminded', jsonb_build_object('n', g, 'r', random()), clock_timestamp() + (1 + 5 * random()) * interval '1 second'
 		FROM generate_series(1, $1::int) g`
 	// A space is not for a subject: the row fails, and its aggregate's later rows wait
@@ -88,7 +90,7 @@ func (l *load) session(ctx context.Context, rng *rand.Rand, async bool) {
 		}
 		l.rows.Add(int64(n))
 		// Faster than the faults come, and not so fast that nothing else gets a turn.
-		pause(ctx, time.Duration(10+rng.IntN(60))*time.Millisecond)
+		pause(ctx, time.Duration(40+rng.IntN(160))*time.Millisecond)
 	}
 }
 

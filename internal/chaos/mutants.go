@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +19,8 @@ type mutant struct {
 	// world narrows what its runs may draw, only the faults that they have.
 	world func(*plan)
 	only  string
+	// by are the ways to notice it that count: see result.noticed.
+	by []string
 }
 
 type edit struct{ file, from, to string }
@@ -52,9 +55,16 @@ func twoRelays(p *plan)   { oneServer(p); p.relays = 2 }
 func oneRelay(p *plan)    { oneServer(p); p.relays = 1 }
 func onePoisoned(p *plan) { oneRelay(p); p.onPoison, p.backoff = "hold", 2*time.Second }
 
+// What the observer says.
+const (
+	unsettled = "is confirmed"
+	unstored  = "is not in the stream"
+)
+
 var mutants = []mutant{
 	{
 		name: "lost: some rows are marked and never sent", world: oneServer,
+		by: []string{"lost", unstored},
 		edits: []edit{{"relay/feed.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
 		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
@@ -62,6 +72,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "duplicated: what the WAL brings again is sent again", world: oneServer, only: "relay killed",
+		by: []string{"duplicated"},
 		edits: []edit{
 			{"relay/feed.go", "if behind, ok := f.seen.behind(row.Ref, false); ok {", "if behind, ok := f.seen.behind(row.Ref, false); ok && false {"},
 			{"relay/feed.go", "if !states[i].Publish() {", "if states[i].Publish() && false {"},
@@ -69,6 +80,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "swapped: some rows are sent after the next one", world: oneServer,
+		by: []string{"reordered", "regressed"},
 		edits: []edit{
 			{"relay/feed.go", sendAdded, sendAdded + `	switch late := f.late; {
 	case f.swapping:
@@ -89,6 +101,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "phantom: rows that no transaction has inserted", world: oneServer,
+		by: []string{"unknown"},
 		edits: []edit{{"relay/feed.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
 		ghost := ev.Clone()
 		ghost.Values[outbox.ID] = append([]byte("9999"), ghost.Values[outbox.ID]...)
@@ -100,10 +113,12 @@ var mutants = []mutant{
 	},
 	{
 		name: "confirmed too early: an LSN that was received, not settled", world: oneRelay, only: "NATS frozen,NATS killed,stream full",
+		by:    []string{unsettled},
 		edits: []edit{{"stream/session.go", "lsn := pglogrepl.LSN(s.tracker.Confirmed())", "s.mu.Lock()\n\tlsn := pglogrepl.LSN(s.received)\n\ts.mu.Unlock()"}},
 	},
 	{
 		name: "a position marks: what lies below the newest message's is taken for stored", world: onePoisoned, only: "relay killed",
+		by: []string{"lost", unstored},
 		edits: []edit{{"relay/feed.go", "	// Nothing overtakes the gate", `	if f.seen.tail.Covers(ev.Commit, ev.N) {
 		txn.Add()
 		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
@@ -113,6 +128,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "marked without a PubAck: what was sent is taken for stored", world: oneRelay, only: "NATS killed,NATS frozen,links half open",
+		by: []string{unstored},
 		edits: []edit{{"publish/lane.go", `		l.fail(err)
 		return err
 	}
@@ -134,10 +150,12 @@ var mutants = []mutant{
 	},
 	{
 		name: "law 5 asks for the flush LSN", world: streaming, only: "relay killed,links slow",
+		by:    []string{"missed_rows", "duplicated"},
 		edits: []edit{{"fallback/db.go", "SELECT pg_current_wal_insert_lsn()::text", "SELECT pg_current_wal_flush_lsn()::text"}},
 	},
 	{
 		name: "the tail is read before the lock and the slot are owned", world: twoRelays, only: "relay killed,relay stopped",
+		by: []string{"events_lost", "duplicated"},
 		edits: []edit{
 			{"relay/session.go", "	info, err := r.awaitStream(ctx, wal)\n", "	info, err := r.early, error(nil)\n	r.early = nil\n	if info == nil {\n		info, err = r.awaitStream(ctx, wal)\n	}\n"},
 			{"relay/relay.go", "type Relay struct {\n", "type Relay struct {\n	early *publish.StreamInfo\n"},
@@ -146,6 +164,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "a duplicate's PubAck is taken for stored", world: func(p *plan) { oneRelay(p); p.window = 5 * time.Second }, only: "message deleted",
+		by: []string{"lost", unstored},
 		edits: []edit{{"publish/lane.go", `		s.ack = ack.Seq
 		l.ring.replied(s, doubted)
 		l.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
@@ -153,9 +172,13 @@ var mutants = []mutant{
 	},
 }
 
-// killMutants lets the rig loose on every mutant until it is noticed.
+// killMutants lets the rig loose on every mutant until it is noticed, and on the
+// relay as it is, which must not be.
 func killMutants(ctx context.Context, o *options) error {
-	next := make(chan *mutant, len(mutants))
+	next := make(chan *mutant, len(mutants)+1)
+	if o.mutants == "all" {
+		next <- nil
+	}
 	for i := range mutants {
 		if m := &mutants[i]; o.mutants == "all" || strings.HasPrefix(m.name, o.mutants) {
 			next <- m
@@ -169,7 +192,7 @@ func killMutants(ctx context.Context, o *options) error {
 				return err
 			}
 			mu.Lock()
-			fmt.Printf("killed: %s: %s\n", m.name, how)
+			fmt.Println(how)
 			mu.Unlock()
 		}
 		return nil
@@ -182,7 +205,14 @@ func (m *mutant) kill(ctx context.Context, o *options) (how string, err error) {
 		return "", err
 	}
 	trial := *o
-	trial.mutant, trial.only, trial.patience = m, m.only, 20*time.Second
+	trial.patience = time.Minute
+	if m == nil {
+		if r := runSeed(ctx, &trial, 1); !r.ok() {
+			return "", fmt.Errorf("the relay without a defect: %s", r)
+		}
+		return "not noticed, and without a defect: the relay as it is", ctx.Err()
+	}
+	trial.mutant, trial.only = m, m.only
 	for seed := range uint64(5) {
 		r := runSeed(ctx, &trial, seed+1)
 		if ctx.Err() != nil {
@@ -191,8 +221,8 @@ func (m *mutant) kill(ctx context.Context, o *options) (how string, err error) {
 		if o.verbose {
 			fmt.Println(r)
 		}
-		if !r.ok() {
-			return r.why(), nil
+		if slices.ContainsFunc(m.by, r.noticed) {
+			return fmt.Sprintf("noticed: %s: %s", m.name, r.why()), nil
 		}
 	}
 	return "", fmt.Errorf("SURVIVED: %s", m.name)

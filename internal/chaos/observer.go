@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -25,8 +26,8 @@ type observer struct {
 	early  []sight
 	since  time.Time // of the marks that were not looked at yet
 	afresh bool      // since the promotion
-	looks  int
-	tight  int // those with rows on their way
+	judged int       // confirmed LSNs, with rows on their way
+	looks  int       // at the marks
 	found  []string
 	stop   context.CancelFunc
 	done   chan struct{}
@@ -42,29 +43,31 @@ type sight struct {
 // observe begins to look.
 func (w *world) observe(ctx context.Context, seed uint64) *observer {
 	ctx, stop := context.WithCancel(ctx)
-	o := &observer{
-		w: w, stream: &audit.Reader{JetStream: w.js, Stream: streamName, Source: w.source},
-		stored: map[string]uint64{}, stop: stop, done: make(chan struct{}),
-	}
+	o := &observer{w: w, stored: map[string]uint64{}, stop: stop, done: make(chan struct{})}
+	o.stream = o.reader()
 	go o.run(ctx, rand.New(rand.NewPCG(seed, 3)))
 	return o
+}
+
+func (o *observer) reader() *audit.Reader {
+	return &audit.Reader{JetStream: o.w.js, Stream: streamName, Source: o.w.source}
 }
 
 func (o *observer) run(ctx context.Context, rng *rand.Rand) {
 	defer close(o.done)
 	for pause(ctx, between(rng, 20*time.Millisecond, 600*time.Millisecond)) {
-		look, cancel := context.WithTimeout(ctx, 2*time.Second)
+		look, cancel := context.WithTimeout(ctx, 10*time.Second)
 		_ = o.look(look, o.w.promoted.Load())
 		cancel()
 	}
 }
 
-// finish returns what was found.
-func (o *observer) finish() []string {
+// finish ends it and tells what was found.
+func (o *observer) finish(r *result) {
 	o.stop()
 	<-o.done
-	o.w.log("observer: %d looks, %d of them with rows on their way", o.looks, o.tight)
-	return o.found
+	r.Moments, r.Looks, r.Judged = o.found, o.looks, o.judged
+	o.w.log("observer: %d looks at the marks, %d at confirmed LSNs", o.looks, o.judged)
 }
 
 // say keeps the first few.
@@ -104,9 +107,7 @@ func (o *observer) look(ctx context.Context, promoted bool) error {
 		}
 		o.judge(lsn, now)
 	}
-	o.looks++
 	if len(now.rows) > 0 {
-		o.tight++
 		o.early = append(o.early, now)
 	}
 	return o.marked(ctx, conn)
@@ -144,6 +145,7 @@ func (o *observer) judge(confirmed outbox.LSN, now sight) {
 			later = append(later, s)
 			continue
 		}
+		o.judged++
 		for id := range s.rows {
 			if now.rows[id] {
 				o.say("row %s was committed below %s, is neither marked nor recorded, and %s is confirmed", id, s.end, confirmed)
@@ -155,17 +157,19 @@ func (o *observer) judge(confirmed outbox.LSN, now sight) {
 
 // marked looks for rows that are marked and not in the stream.
 func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
-	if o.w.rollback {
-		return nil // they may be, until the relay notices
+	if o.w.lossy.Load() { // they may be, until the relay notices
+		o.stream, o.stored, o.since = o.reader(), map[string]uint64{}, time.Time{}
+		return nil
 	}
+	o.w.deleting.RLock()
+	defer o.w.deleting.RUnlock()
 	deleted := map[string]uint64{} // before the marks are read
 	o.w.deleted.Range(func(k, seq any) bool {
 		deleted[k.(string)] = seq.(uint64)
 		return true
 	})
-	t := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
 	result, err := conn.Query(ctx, fmt.Sprintf(`SELECT id::text, %s, processed_at FROM outbox_messages t
-		WHERE processed_at >= $1`, t.HashSQL("t")), o.since.Add(-5*time.Second))
+		WHERE processed_at >= $1`, outboxTable.HashSQL("t")), o.since.Add(-5*time.Second))
 	if err != nil {
 		return err
 	}
@@ -184,16 +188,25 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
-	err = o.stream.Read(ctx, func(m audit.Message) { o.stored[key(m.ID)] = m.Seq })
-	if err != nil {
-		return err
+	missing := func(row string) bool { return o.stored[row] <= deleted[row] }
+	for try := 0; try == 0 || try < 3 && o.w.cluster != nil && slices.ContainsFunc(rows, missing); try++ {
+		if try > 0 && !pause(ctx, 200*time.Millisecond) { // a leader that was deposed may not know it yet
+			return ctx.Err()
+		}
+		if err := o.stream.Read(ctx, func(m audit.Message) { o.stored[key(m.ID)] = m.Seq }); err != nil {
+			return err
+		}
+	}
+	if o.w.lossy.Load() {
+		return nil
 	}
 	for _, row := range rows {
-		if o.stored[row] <= deleted[row] {
+		if missing(row) {
 			o.say("row %s is marked, and its message is not in the stream", row)
 		}
 	}
 	o.since = newest
+	o.looks++
 	return nil
 }
 
@@ -212,6 +225,12 @@ func (w *world) countAlarms() (map[string]int, error) {
 		}
 		for _, m := range alarmInLog.FindAllSubmatch(text, -1) {
 			alarms[string(m[1])]++
+		}
+		for _, fault := range []string{"panic: ", "fatal error: "} {
+			alarms[fault] += bytes.Count(text, []byte(fault))
+		}
+		if r.stuck.Load() {
+			alarms["did not stop"]++
 		}
 	}
 	return alarms, nil

@@ -29,6 +29,11 @@ type result struct {
 	LostBefore int            `json:"lost_before,omitempty"` // by a possible loss, before it was repaired
 	Phantoms   int            `json:"phantoms"`              // after a failover: of transactions that the standby had not received
 	Dead       int            `json:"dead_letters"`          // rows that could not be sent
+	Vanished   int            `json:"vanished"`              // aggregates and rows that are not what was committed
+	Regressed  int            `json:"regressed"`             // messages of an earlier position than the one before
+	Buried     int            `json:"buried"`                // dead letters that could have been sent
+	Looks      int            `json:"looks"`                 // of the observer, at the marks
+	Judged     int            `json:"judged"`                // confirmed LSNs, by the observer
 	Restarts   int            `json:"restarts"`              // of relays
 	Took       time.Duration  `json:"took"`
 	// Recoveries are the times from the end of each fault that came alone to when
@@ -37,22 +42,60 @@ type result struct {
 	// Moments are what an observer saw wrong while all went on.
 	Moments []string       `json:"moments,omitempty"`
 	Alarms  map[string]int `json:"alarms,omitempty"` // of the relays
-	Failure string         `json:"failure,omitempty"`
-	Details string         `json:"details,omitempty"`
+	// Cause is written by hand into the results that are kept: what was wrong, and
+	// what became of it.
+	Cause   string `json:"cause,omitempty"`
+	Failure string `json:"failure,omitempty"`
+	Details string `json:"details,omitempty"`
 }
 
 func (r *result) ok() bool {
 	if r.Case != "" { // no promise, and yet nothing is lost for good or comes twice
-		return r.Failure == "" && r.Lost+r.Duplicated+r.Altered+r.Unknown+r.Pending == 0
+		return r.Failure == "" && r.Lost+r.Duplicated+r.Altered+r.Unknown+r.Pending+r.Vanished+r.Buried == 0
 	}
-	return r.Failure == "" && len(r.Moments) == 0 && len(r.unexplained()) == 0 && r.Lost+r.Duplicated+r.Reordered+r.Altered+r.Unknown+r.Pending == 0
+	return r.Failure == "" && len(r.Moments) == 0 && len(r.unexplained()) == 0 && r.sum() == 0 && !r.blind()
+}
+
+// blind reports whether the observer has seen too little to say anything.
+func (r *result) blind() bool {
+	return r.Looks < 3 || r.Judged < 3 && strings.Contains(r.Servers, ", auto,")
+}
+
+// noticed reports whether something is wrong in one way: a count by its name, an
+// alarm by its own, or words of the observer's.
+func (r *result) noticed(way string) bool {
+	for _, x := range r.counts() {
+		if x.what == way && x.n > 0 {
+			return true
+		}
+	}
+	return slices.Contains(r.unexplained(), way) || slices.ContainsFunc(r.Moments, func(m string) bool { return strings.Contains(m, way) })
+}
+
+func (r *result) sum() (n int) {
+	for _, c := range r.counts() {
+		n += c.n
+	}
+	return n
+}
+
+type named struct {
+	what string
+	n    int
+}
+
+func (r *result) counts() []named {
+	return []named{
+		{"lost", r.Lost}, {"duplicated", r.Duplicated}, {"reordered", r.Reordered}, {"altered", r.Altered}, {"unknown", r.Unknown},
+		{"pending", r.Pending}, {"vanished", r.Vanished}, {"buried", r.Buried}, {"regressed", r.Regressed},
+	}
 }
 
 // unexplained are alarms that none of the faults can have caused.
 func (r *result) unexplained() (all []string) {
 	for alarm, by := range map[string][]string{
 		"events_lost": {"store rolled back", "message deleted"}, "stream_rolled_back": {"store rolled back"}, "false_duplicate": {"message deleted"},
-		"nothing_to_compare": nil, "missed_rows": nil, "foreign_message": nil, "undecodable": nil, "stream_gone": nil, "stream_replaced": nil, "synchronous": nil,
+		"nothing_to_compare": nil, "panic: ": nil, "fatal error: ": nil, "did not stop": nil, "missed_rows": nil, "foreign_message": nil, "undecodable": nil, "stream_gone": nil, "stream_replaced": nil, "synchronous": nil,
 	} {
 		explained := slices.ContainsFunc(by, func(fault string) bool { return r.Faults[fault] > 0 })
 		if r.Alarms[alarm] > 0 && !explained {
@@ -66,10 +109,7 @@ func (r *result) unexplained() (all []string) {
 // why says in few words what is wrong with a run.
 func (r *result) why() string {
 	var all []string
-	for _, x := range []struct {
-		what string
-		n    int
-	}{{"lost", r.Lost}, {"duplicated", r.Duplicated}, {"reordered", r.Reordered}, {"altered", r.Altered}, {"unknown", r.Unknown}, {"pending", r.Pending}} {
+	for _, x := range r.counts() {
 		if x.n > 0 {
 			all = append(all, fmt.Sprintf("%s=%d", x.what, x.n))
 		}
@@ -80,6 +120,8 @@ func (r *result) why() string {
 	}
 	if r.Failure != "" {
 		all = append(all, r.Failure)
+	} else if r.blind() {
+		all = append(all, fmt.Sprintf("the observer has seen too little: %d looks at the marks, %d at confirmed LSNs", r.Looks, r.Judged))
 	}
 	return strings.Join(all, "; ")
 }
@@ -174,8 +216,15 @@ func printSummary(w io.Writer, name string) error {
 		addUpCase(&b, &c, cases[c.name])
 	}
 	var seeds []string
+	failed := ""
 	for _, r := range runs {
 		seeds = append(seeds, fmt.Sprint(r.Seed))
+		if !r.ok() {
+			failed += fmt.Sprintf("- %d: %s. %s\n", r.Seed, r.why(), r.Cause)
+		}
+	}
+	if failed != "" {
+		fmt.Fprintf(&b, "\n### Runs that failed\n\n%s", failed)
 	}
 	fmt.Fprintf(&b, "\n### Seeds\n\n%s\n", strings.Join(seeds, ", "))
 	_, err = io.WriteString(w, b.String())

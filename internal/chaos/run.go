@@ -74,7 +74,7 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 	}
 	observer := w.observe(ctx, r.Seed)
 	defer func() {
-		r.Moments = observer.finish()
+		observer.finish(r)
 		alarms, aerr := w.countAlarms()
 		r.Alarms = alarms
 		err = errors.Join(err, aerr)

@@ -89,8 +89,11 @@ type world struct {
 	dir                    string
 	nc                     *nats.Conn
 	js                     jetstream.JetStream
-	columns                int      // that the table was altered by
-	deleted                sync.Map // messages that a fault has deleted, key by sequence
+	heldBack               bool         // the walsender waits for the standby
+	lossy                  atomic.Bool  // the store was rolled back, and the relay may not know yet
+	deleting               sync.RWMutex // held while a message is being deleted
+	columns                int          // that the table was altered by
+	deleted                sync.Map     // messages that a fault has deleted, key by sequence
 	closers                []func() error
 }
 
@@ -153,6 +156,7 @@ func (w *world) startPostgres(ctx context.Context) (err error) {
 			if err := w.primary.Reload(ctx, map[string]string{"synchronized_standby_slots": "sb"}); err != nil {
 				return err
 			}
+			w.heldBack = true
 		}
 		if w.replica, err = w.primary.Standby(ctx, "sb", settings); err != nil {
 			return err
@@ -288,6 +292,7 @@ type relay struct {
 	up       sync.Mutex // held by who starts it, and by who keeps it down
 	life     *testenv.Program
 	stopping bool
+	stuck    atomic.Bool // it did not end when it was told to
 	starts   int
 	done     chan struct{}
 }

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	"github.com/nats-io/nats.go"
@@ -70,7 +71,37 @@ func (r *Reader) upTo(ctx context.Context, last uint64, each func(Message)) erro
 			break
 		}
 	}
+	if r.next <= last {
+		if err := r.nothingUpTo(ctx, last); err != nil {
+			return err
+		}
+	}
 	r.next = last + 1
+	return nil
+}
+
+// nothingUpTo asks the stream's leader whether there is a message between what was
+// read and the last one: the consumer may live on a replica that lags.
+func (r *Reader) nothingUpTo(ctx context.Context, last uint64) error {
+	reply, err := r.JetStream.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+r.Stream, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":">"}`, r.next))
+	if err != nil {
+		return err
+	}
+	var got struct {
+		Error   *jetstream.APIError
+		Message struct{ Seq uint64 }
+	}
+	if err := json.Unmarshal(reply.Data, &got); err != nil {
+		return err
+	}
+	switch {
+	case got.Error != nil && got.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+		return nil
+	case got.Error != nil:
+		return got.Error
+	case got.Message.Seq <= last:
+		return fmt.Errorf("a replica that lags has answered: message %d was not read", got.Message.Seq)
+	}
 	return nil
 }
 
