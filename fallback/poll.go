@@ -269,8 +269,9 @@ func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, threshold time.D
 	return has, nil
 }
 
-// Flush has the server flush its WAL up to what was written when it is called, so
-// that the walsender sends it.
+// Flush has the server flush its WAL up to what was written when it is called:
+// transactions are visible before, with synchronous_commit off, and a crash would
+// take them back. The walsender sends only what is flushed, too.
 func (db *DB) Flush(ctx context.Context) error {
 	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, `SELECT set_config('synchronous_commit', 'local', true), pg_logical_emit_message(true, 'walpost', '')

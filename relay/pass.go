@@ -166,18 +166,19 @@ func (l *loop) looks(t *outbox.Table) bool {
 	return true
 }
 
-// prove waits until everything that was committed when it is called has been
-// received from the WAL, and tells the lane how far that is. What is then not in
-// hand and still pending, nobody else will send.
+// prove waits until everything that was committed when it is called is flushed, so
+// that no crash can take it back, and has been received from the WAL, and tells the
+// lane how far that is. What is then not in hand and still pending, nobody else will
+// send.
 func (l *loop) prove(ctx context.Context) error {
 	lsn, err := l.db.InsertLSN(ctx)
 	if err != nil {
 		return err
 	}
+	if err := l.db.Flush(ctx); err != nil {
+		return err
+	}
 	if l.wal != nil {
-		if err := l.db.Flush(ctx); err != nil {
-			return err
-		}
 		if err := l.wal.AwaitReceived(ctx, lsn); err != nil {
 			return err
 		}

@@ -123,8 +123,10 @@ var mutants = []mutant{
 		txn.Add()
 		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
-	// Nothing overtakes the gate`}, {"relay/feed.go", "	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {",
-			"	if !f.seen.tail.Covers(ev.Commit, ev.N) && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {"}},
+	// Nothing overtakes the gate`}, {
+			"relay/feed.go", "	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {",
+			"	if !f.seen.tail.Covers(ev.Commit, ev.N) && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {",
+		}},
 	},
 	{
 		name: "marked without a PubAck: what was sent is taken for stored", world: oneRelay, only: "NATS killed,NATS frozen,links half open",

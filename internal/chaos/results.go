@@ -86,8 +86,15 @@ type named struct {
 
 func (r *result) counts() []named {
 	return []named{
-		{"lost", r.Lost}, {"duplicated", r.Duplicated}, {"reordered", r.Reordered}, {"altered", r.Altered}, {"unknown", r.Unknown},
-		{"pending", r.Pending}, {"vanished", r.Vanished}, {"buried", r.Buried}, {"regressed", r.Regressed},
+		{"lost", r.Lost},
+		{"duplicated", r.Duplicated},
+		{"reordered", r.Reordered},
+		{"altered", r.Altered},
+		{"unknown", r.Unknown},
+		{"pending", r.Pending},
+		{"vanished", r.Vanished},
+		{"buried", r.Buried},
+		{"regressed", r.Regressed},
 	}
 }
 
