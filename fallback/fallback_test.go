@@ -315,7 +315,7 @@ func TestLookUp(t *testing.T) {
 	var next fallback.MarkCursor
 	marked, err := b.db.MarkedSince(t.Context(), b.table, states[1].ProcessedAt, &next, 10)
 	b.must(err)
-	if len(marked) != 1 || marked[0] != rows[1].Ref {
+	if len(marked) != 1 || marked[0].Ref != rows[1].Ref {
 		t.Errorf("marked since %v, want row 2", marked)
 	}
 }

@@ -123,31 +123,29 @@ func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pend
 
 // ArchivedSince is [DB.MarkedSince] for the rows of an outbox that are in the
 // archive.
-func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]outbox.Ref, error) {
+func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
 	if !archived(t) {
 		return nil, nil
 	}
-	refs, err := db.markedSince(ctx, t, Archive, "t.outbox = "+quoteLiteral(t.String()), since, next, limit)
+	rows, err := db.markedSince(ctx, t, Archive, "t.archived_at", "t.outbox = "+quoteLiteral(t.String()), since, next, limit)
 	if Code(err) == "42P01" { // undefined_table
 		return nil, nil
 	}
-	return refs, err
+	return rows, err
 }
 
 // Return makes archived rows pending again, as held ones, in their outbox. It
 // returns how many they were: one whose id is in the outbox stays in the archive.
-func (db *DB) Return(ctx context.Context, t *outbox.Table, refs []outbox.Ref) (n int, err error) {
-	ids, hashes := make([]string, len(refs)), make([]int64, len(refs))
-	for i, r := range refs {
-		ids[i], hashes[i] = r.ID, int64(r.Hash)
-	}
+// Columns that the archive lacks take their defaults.
+func (db *DB) Return(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, err error) {
+	ids, hashes, marks := markArgs(rows)
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		columns, _, err := readColumns(ctx, conn, t)
+		columns, err := returnedColumns(ctx, conn, t)
 		if err != nil {
 			return err
 		}
 		var names, values []string
-		for name := range columns {
+		for _, name := range columns {
 			column := outbox.QuoteIdent(name)
 			names = append(names, column)
 			switch name {
@@ -161,21 +159,66 @@ func (db *DB) Return(ctx context.Context, t *outbox.Table, refs []outbox.Ref) (n
 			values = append(values, column)
 		}
 		return conn.QueryRow(ctx, strings.NewReplacer("{archive}", Archive, "{table}", t.SQL(), "{outbox}", quoteLiteral(t.String()),
-			"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"),
+			"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"), "{processed}", t.Column(outbox.ProcessedAt),
 			"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", ")).Replace(`
 WITH gone AS (
-	DELETE FROM {archive} a USING unnest($1::text[], $2::bigint[]) AS w(id, hash)
-	WHERE a.outbox = {outbox} AND a.{id} = w.id::{idtype} AND {hash} = w.hash AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = a.{id})
+	DELETE FROM {archive} a USING unnest($1::text[], $2::bigint[], $3::timestamptz[]) AS w(id, hash, mark)
+	WHERE a.outbox = {outbox} AND a.{id} = w.id::{idtype} AND (a.{processed} = w.mark) IS TRUE AND {hash} = w.hash AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = a.{id})
 	RETURNING a.*
 ), put AS (
 	INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM gone g ORDER BY g.{id} RETURNING 1
 )
-SELECT count(*)::int FROM put`), ids, hashes).Scan(&n)
+SELECT count(*)::int FROM put`), ids, hashes, marks).Scan(&n)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("make archived rows of %s pending again: %w", t, err)
 	}
 	return n, nil
+}
+
+// returnedColumns are those that the outbox and the archive both have. What the
+// outbox generates it generates anew.
+func returnedColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) ([]string, error) {
+	rows, _ := conn.Query(ctx, `SELECT o.attname::text FROM pg_attribute o JOIN pg_attribute a USING (attname)
+		WHERE o.attrelid = to_regclass($1) AND o.attnum > 0 AND NOT o.attisdropped AND o.attgenerated = ''
+			AND a.attrelid = to_regclass($2) AND a.attnum > 0 AND NOT a.attisdropped`, t.SQL(), Archive)
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// Overdue lists those of the rows that are pending and have been due for longer
+// than that.
+func (db *DB) Overdue(ctx context.Context, t *outbox.Table, ids []string, by time.Duration) (overdue []string, err error) {
+	if !t.Layout.Has(outbox.AvailableAt) || len(ids) == 0 {
+		return nil, nil
+	}
+	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s AND (t.%[5]s < now() - %[6]d * interval '1 microsecond') IS TRUE`,
+		t.Column(outbox.ID), t.SQL(), t.IDType, unmarkedSQL(t, "t"), t.Column(outbox.AvailableAt), by.Microseconds())
+	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
+		overdue = append(overdue, string(v[0]))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for overdue rows of %s: %w", t, err)
+	}
+	return overdue, nil
+}
+
+// NewXID takes a transaction id: every transaction that has written anything by
+// now has a lesser one.
+func (db *DB) NewXID(ctx context.Context) (xid int64, err error) {
+	if err = db.row(ctx, []any{&xid}, `SELECT pg_current_xact_id()::text::bigint`); err != nil {
+		return 0, fmt.Errorf("take a transaction id: %w", err)
+	}
+	return xid, nil
+}
+
+// EndedBefore reports whether every transaction with an id below xid has ended: what
+// it has committed is visible.
+func (db *DB) EndedBefore(ctx context.Context, xid int64) (ended bool, err error) {
+	if err = db.row(ctx, []any{&ended}, `SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= $1`, xid); err != nil {
+		return false, fmt.Errorf("look for transactions that are open: %w", err)
+	}
+	return ended, nil
 }
 
 // Confirmed is the slot's confirmed LSN; active is false where nobody streams it, or

@@ -112,18 +112,27 @@ type MarkCursor struct {
 // At is the time of the last mark.
 func (c *MarkCursor) At() time.Time { return c.at }
 
+// MarkedRow is a row with the time of its mark, which tells this mark from a later
+// one of the same row.
+type MarkedRow struct {
+	outbox.Ref
+	Marked time.Time
+	// Archived is when it came to the archive; zero for one that is in its outbox.
+	Archived time.Time
+}
+
 // MarkedSince lists rows that were marked at or after a time, the oldest mark
 // first, at most limit of them from next on. It returns nothing where the layout
 // does not say when a row was marked.
-func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) (refs []outbox.Ref, err error) {
+func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
 	if t.Mark != outbox.MarkUpdate {
 		return nil, nil
 	}
-	return db.markedSince(ctx, t, t.SQL(), "true", since, next, limit)
+	return db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true", since, next, limit)
 }
 
 // markedSince leaves out the rows that a first start was told not to send.
-func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, where string, since time.Time, next *MarkCursor, limit int) (refs []outbox.Ref, err error) {
+func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, where string, since time.Time, next *MarkCursor, limit int) (rows []MarkedRow, err error) {
 	if t.Layout.Has(outbox.LastError) {
 		where += fmt.Sprintf(" AND (t.%s LIKE '%s%%') IS NOT TRUE", t.Column(outbox.LastError), Skipped)
 	}
@@ -132,15 +141,19 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, where stri
 		start = MarkCursor{at: since}
 	}
 	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
-	sql := fmt.Sprintf(`SELECT concat(%[1]s), %[2]s, %[3]s FROM %[4]s t WHERE %[6]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[5]s)
-		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, t.HashSQL("t"), from, t.IDType, where)
+	sql := fmt.Sprintf(`SELECT concat(%[1]s), %[2]s, %[3]s, %[7]s FROM %[4]s t WHERE %[6]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[5]s)
+		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, t.HashSQL("t"), from, t.IDType, where, moved)
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		result, _ := conn.Query(ctx, sql, start.at, start.id, limit)
-		ref := outbox.Ref{Table: t}
+		row := MarkedRow{Ref: outbox.Ref{Table: t}}
 		var hash int64
-		_, err := pgx.ForEachRow(result, []any{&ref.ID, &next.at, &hash}, func() error {
-			next.id, ref.Hash = ref.ID, uint64(hash)
-			refs = append(refs, ref)
+		var archived *time.Time
+		_, err := pgx.ForEachRow(result, []any{&row.ID, &row.Marked, &hash, &archived}, func() error {
+			next.id, next.at, row.Hash = row.ID, row.Marked, uint64(hash)
+			if archived != nil {
+				row.Archived = *archived
+			}
+			rows = append(rows, row)
 			return nil
 		})
 		return err
@@ -148,18 +161,16 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, where stri
 	if err != nil {
 		return nil, fmt.Errorf("read marked rows of %s: %w", t, err)
 	}
-	return refs, nil
+	return rows, nil
 }
 
 // Unmark makes rows pending again that are marked and were lost, as held ones
 // where the layout allows it: until they are delivered, the later rows of their
-// aggregates wait. It returns those that somebody has locked, which it leaves as
-// they are.
-func (db *DB) Unmark(ctx context.Context, t *outbox.Table, refs []outbox.Ref) (locked []outbox.Ref, err error) {
-	ids, hashes := make([]string, len(refs)), make([]int64, len(refs))
-	for i, r := range refs {
-		ids[i], hashes[i] = r.ID, int64(r.Hash)
-	}
+// aggregates wait. One that carries another mark by now has been delivered anew,
+// and stays. It returns how many it has made pending, and those that somebody has
+// locked, which it leaves as they are.
+func (db *DB) Unmark(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, locked []MarkedRow, err error) {
+	ids, hashes, marks := markArgs(rows)
 	set := t.Column(outbox.ProcessedAt) + " = NULL"
 	if t.Layout.Records() {
 		set += ", " + t.Column(outbox.LastError) + " = " + quoteLiteral(lostNote)
@@ -167,27 +178,41 @@ func (db *DB) Unmark(ctx context.Context, t *outbox.Table, refs []outbox.Ref) (l
 	sql := strings.NewReplacer("{table}", t.SQL(), "{set}", set, "{id}", t.Column(outbox.ID), "{idtype}", t.IDType,
 		"{processed}", t.Column(outbox.ProcessedAt), "{hash}", t.HashSQL("t")).Replace(`
 WITH lost AS MATERIALIZED (
-	SELECT w.ord, t.{id} AS id FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord)
-	JOIN {table} t ON t.{id} = w.id::{idtype} AND t.{processed} IS NOT NULL AND {hash} = w.hash
+	SELECT w.ord, t.{id} AS id FROM unnest($1::text[], $2::bigint[], $3::timestamptz[]) WITH ORDINALITY AS w(id, hash, mark, ord)
+	JOIN {table} t ON t.{id} = w.id::{idtype} AND (t.{processed} = w.mark) IS TRUE AND {hash} = w.hash
 ), free AS MATERIALIZED (
 	SELECT t.{id} AS id FROM {table} t WHERE t.{id} IN (SELECT id FROM lost) AND t.{processed} IS NOT NULL ORDER BY t.{id} FOR UPDATE SKIP LOCKED
 ), done AS (
-	UPDATE {table} t SET {set} WHERE t.{id} IN (SELECT id FROM free) AND t.{processed} IS NOT NULL AND {hash} = ANY ($2::bigint[]) RETURNING t.{id} AS id
+	UPDATE {table} t SET {set} WHERE t.{id} IN (SELECT id FROM free) AND (t.{processed} = ANY ($3::timestamptz[])) IS TRUE AND {hash} = ANY ($2::bigint[]) RETURNING t.{id} AS id
 )
-SELECT ord::int FROM lost WHERE id NOT IN (SELECT id FROM free)`)
+SELECT ord::int, true FROM lost WHERE id NOT IN (SELECT id FROM free)
+UNION ALL
+SELECT count(*)::int, false FROM done`) // IS TRUE: the rows are to be found by their ids, whatever index answers to the marks
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		result, _ := conn.Query(ctx, sql, ids, hashes)
-		var ord int
-		_, err := pgx.ForEachRow(result, []any{&ord}, func() error {
-			locked = append(locked, refs[ord-1])
+		result, _ := conn.Query(ctx, sql, ids, hashes, marks)
+		var number int
+		var isLocked bool
+		_, err := pgx.ForEachRow(result, []any{&number, &isLocked}, func() error {
+			if isLocked {
+				locked = append(locked, rows[number-1])
+			} else {
+				n = number
+			}
 			return nil
 		})
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make rows of %s pending again: %w", t, err)
+		return 0, nil, fmt.Errorf("make rows of %s pending again: %w", t, err)
 	}
-	return locked, nil
+	return n, locked, nil
+}
+
+func markArgs(rows []MarkedRow) (ids []string, hashes []int64, marks []time.Time) {
+	for _, r := range rows {
+		ids, hashes, marks = append(ids, r.ID), append(hashes, int64(r.Hash)), append(marks, r.Marked)
+	}
+	return ids, hashes, marks
 }
 
 // HasMarks reports whether any row of the table is marked, or was and is in the

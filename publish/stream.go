@@ -37,6 +37,8 @@ type StreamConfig struct {
 type StreamInfo struct {
 	// FirstSeq is LastSeq + 1 where the stream holds nothing.
 	FirstSeq, LastSeq, Messages uint64
+	// FirstTime is when the first message was stored, where there is one.
+	FirstTime time.Time
 	// Created tells a stream from another that took its name later.
 	Created time.Time
 	// Leader is empty outside a cluster.
@@ -85,11 +87,12 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 	}
 	info := stream.CachedInfo()
 	out := &StreamInfo{
-		FirstSeq: info.State.FirstSeq,
-		LastSeq:  info.State.LastSeq,
-		Messages: info.State.Msgs,
-		Created:  info.Created,
-		Config:   info.Config,
+		FirstSeq:  info.State.FirstSeq,
+		LastSeq:   info.State.LastSeq,
+		Messages:  info.State.Msgs,
+		FirstTime: info.State.FirstTime,
+		Created:   info.Created,
+		Config:    info.Config,
 	}
 	if info.Cluster != nil {
 		out.Leader = info.Cluster.Leader

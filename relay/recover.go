@@ -313,8 +313,8 @@ func (b *reader) heal(t *outbox.Table) error {
 		if err != nil {
 			return err
 		}
-		gone := slices.DeleteFunc(slices.Clone(marked), func(ref outbox.Ref) bool {
-			_, ok := b.refs[ref]
+		gone := slices.DeleteFunc(slices.Clone(marked), func(row fallback.MarkedRow) bool {
+			_, ok := b.refs[row.Ref]
 			return ok
 		})
 		if len(gone) > 0 {
@@ -343,9 +343,9 @@ func (b *reader) heal(t *outbox.Table) error {
 
 // unmark waits for rows that somebody has locked: nothing of their aggregates may
 // be delivered before them.
-func (b *reader) unmark(t *outbox.Table, refs []outbox.Ref) error {
+func (b *reader) unmark(t *outbox.Table, rows []fallback.MarkedRow) error {
 	for begun, named := time.Now(), false; ; {
-		left, err := b.db.Unmark(b.ctx, t, refs)
+		_, left, err := b.db.Unmark(b.ctx, t, rows)
 		switch {
 		case err != nil && (!fallback.Passing(err) || !b.db.Alive()):
 			return err
@@ -354,15 +354,15 @@ func (b *reader) unmark(t *outbox.Table, refs []outbox.Ref) error {
 		case len(left) == 0:
 			return nil
 		default:
-			refs = left
+			rows = left
 			if !named && time.Since(begun) > lockedAlarm {
 				named = true
-				who, err := b.db.Blocker(b.ctx, t, refs[0].ID)
+				who, err := b.db.Blocker(b.ctx, t, rows[0].ID)
 				if err != nil {
 					who = err.Error()
 				}
 				b.r.alarm("row_locked", "a row that the stream has lost is locked by another session and cannot be made pending: nothing is delivered before it",
-					zap.Stringer("row", refs[0]), zap.String("holder", who))
+					zap.Stringer("row", rows[0].Ref), zap.String("holder", who))
 			}
 		}
 		if !sleep(b.ctx, 200*time.Millisecond) {

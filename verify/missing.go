@@ -10,44 +10,74 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
+// clocks is how far the servers' clocks may be apart, and how long a row may have
+// come to the archive before that can be seen.
+const clocks = time.Minute
+
 // rows looks in the stream for every row that is marked as stored.
 func (v *comparison) rows(ctx context.Context, t *table, started time.Time) error {
 	if t.Mark != outbox.MarkUpdate {
 		v.note("%s: with mark %s stored rows are gone: nothing tells which messages should be there", t, t.Mark)
 		return nil
 	}
-	var suspects []outbox.Ref
-	// The outbox first: rows move to the archive and not back.
-	for _, walk := range []func(context.Context, *outbox.Table, time.Time, *fallback.MarkCursor, int) ([]outbox.Ref, error){v.db.MarkedSince, v.db.ArchivedSince} {
-		var cursor fallback.MarkCursor
-		for {
-			refs, err := walk(ctx, t.Table, v.since, &cursor, batch)
-			if err != nil {
-				return err
+	if !v.cfg.Repair {
+		// The outbox first: rows move to the archive and not back.
+		if err := v.walk(ctx, t, v.db.MarkedSince, started, time.Time{}); err != nil {
+			return err
+		}
+		return v.walk(ctx, t, v.db.ArchivedSince, started, time.Time{})
+	}
+	// An archived row has to be pending before later ones of its aggregate are.
+	begun, err := v.db.Now(ctx)
+	if err != nil {
+		return err
+	}
+	if err := v.walk(ctx, t, v.db.ArchivedSince, started, time.Time{}); err != nil {
+		return err
+	}
+	if err := v.walk(ctx, t, v.db.MarkedSince, started, time.Time{}); err != nil {
+		return err
+	}
+	return v.walk(ctx, t, v.db.ArchivedSince, started, begun.Add(-clocks)) // what has moved meanwhile
+}
+
+type markedRows func(ctx context.Context, t *outbox.Table, since time.Time, next *fallback.MarkCursor, limit int) ([]fallback.MarkedRow, error)
+
+// walk looks for the rows of one place, where moved is set for those only that came
+// to the archive since.
+func (v *comparison) walk(ctx context.Context, t *table, list markedRows, started, moved time.Time) error {
+	var suspects []fallback.MarkedRow
+	var cursor fallback.MarkCursor
+	for {
+		rows, err := list(ctx, t.Table, v.since, &cursor, batch)
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			if !moved.IsZero() && row.Archived.Before(moved) {
+				continue
 			}
-			v.report.Rows += int64(len(refs))
-			for _, ref := range refs {
-				if !t.seen.has(ref.ID) {
-					suspects = append(suspects, ref)
-				}
-			}
-			if len(suspects) >= suspectRows {
-				if err := v.judgeMissing(ctx, t, suspects); err != nil {
-					return err
-				}
-				suspects = suspects[:0]
-			}
-			if len(refs) < batch || cursor.At().After(started) {
-				break
+			v.report.Rows++
+			if !t.seen.has(row.ID) {
+				suspects = append(suspects, row)
 			}
 		}
+		last := len(rows) < batch || cursor.At().After(started)
+		if last || len(suspects) >= suspectRows {
+			if err := v.judgeMissing(ctx, t, suspects); err != nil {
+				return err
+			}
+			suspects = nil
+		}
+		if last {
+			return nil
+		}
 	}
-	return v.judgeMissing(ctx, t, suspects)
 }
 
 // judgeMissing looks again for rows that were not in the stream. They were marked
 // when they were listed, so a message of theirs is in the stream by now.
-func (v *comparison) judgeMissing(ctx context.Context, t *table, suspects []outbox.Ref) error {
+func (v *comparison) judgeMissing(ctx context.Context, t *table, suspects []fallback.MarkedRow) error {
 	if len(suspects) == 0 {
 		return nil
 	}
@@ -63,30 +93,63 @@ func (v *comparison) judgeMissing(ctx context.Context, t *table, suspects []outb
 		}
 		suspects = v.unseen(t, suspects)
 	}
-	found, err := v.db.Find(ctx, t.Table, suspects)
+	suspects, err := v.kept(ctx, suspects)
 	if err != nil {
 		return err
 	}
-	var marked, archived []outbox.Ref
+	refs := make([]outbox.Ref, len(suspects))
+	for i, row := range suspects {
+		refs[i] = row.Ref
+	}
+	found, err := v.db.Find(ctx, t.Table, refs)
+	if err != nil {
+		return err
+	}
+	var archived, marked []fallback.MarkedRow
 	for i, f := range found {
 		switch f.Place {
-		case fallback.Marked:
-			marked = append(marked, suspects[i])
 		case fallback.Archived:
 			archived = append(archived, suspects[i])
-		default:
-			continue // it has moved on
+		case fallback.Marked:
+			marked = append(marked, suspects[i])
 		}
-		v.report.add(Missing, Case{Row: suspects[i].String(), Detail: "marked as stored"})
+		// It has moved on otherwise.
+	}
+	if len(archived)+len(marked) == 0 {
+		return nil
+	}
+	// A relay that heals, or another repair, may have had them delivered since.
+	if err := v.catchUp(ctx); err != nil {
+		return err
+	}
+	archived, marked = v.unseen(t, archived), v.unseen(t, marked)
+	for _, row := range slices.Concat(archived, marked) {
+		v.report.add(Missing, Case{Row: row.String(), Detail: "marked as stored"})
 	}
 	if !v.cfg.Repair {
 		return nil
 	}
-	return v.repair(ctx, t, marked, archived)
+	return v.repair(ctx, t, archived, marked)
 }
 
-func (v *comparison) unseen(t *table, refs []outbox.Ref) []outbox.Ref {
-	return slices.DeleteFunc(refs, func(ref outbox.Ref) bool { return t.seen.has(ref.ID) })
+// unseen drops the rows that the stream has. Messages without a row are among them:
+// the row was not visible when its message was read, and is by now.
+func (v *comparison) unseen(t *table, rows []fallback.MarkedRow) []fallback.MarkedRow {
+	if len(rows) == 0 {
+		return nil
+	}
+	strangers := map[outbox.Ref]struct{}{}
+	for _, m := range v.strangers {
+		if v.tables[m.ID.Table] == t {
+			strangers[outbox.Ref{Table: t.Table, ID: m.ID.ID, Hash: m.ID.Hash}] = struct{}{}
+		}
+	}
+	return slices.DeleteFunc(rows, func(row fallback.MarkedRow) bool {
+		if _, ok := strangers[row.Ref]; ok {
+			t.seen.add(row.ID)
+		}
+		return t.seen.has(row.ID)
+	})
 }
 
 // lookBack reads messages from before the window, only to know that they are there.
@@ -95,7 +158,11 @@ func (v *comparison) lookBack(ctx context.Context, from uint64) error {
 		Source: v.cfg.Source,
 		Step: func(messages []publish.Message) (bool, error) {
 			return true, v.each(ctx, messages, func(t *table, m publish.Message, f fallback.Finding) {
-				if !m.ID.Replay && (f.Place != fallback.Nowhere || t.Mark != outbox.MarkUpdate) {
+				switch {
+				case m.ID.Replay:
+				case f.Place == fallback.Nowhere && t.Mark == outbox.MarkUpdate:
+					v.stranger(m)
+				default:
 					t.seen.add(m.ID.ID)
 				}
 			})
@@ -103,28 +170,4 @@ func (v *comparison) lookBack(ctx context.Context, from uint64) error {
 	})
 	v.first = from
 	return err
-}
-
-func (v *comparison) repair(ctx context.Context, t *table, marked, archived []outbox.Ref) error {
-	for part := range slices.Chunk(marked, batch) {
-		locked, err := v.db.Unmark(ctx, t.Table, part)
-		if err != nil {
-			return err
-		}
-		v.report.Repaired += int64(len(part) - len(locked))
-		if len(locked) > 0 {
-			v.note("rows of %s are locked by another session and were not repaired: run it again", t)
-		}
-	}
-	for part := range slices.Chunk(archived, batch) {
-		n, err := v.db.Return(ctx, t.Table, part)
-		if err != nil {
-			return err
-		}
-		v.report.Repaired += int64(n)
-		if n < len(part) {
-			v.note("archived rows of %s have ids that are in the outbox again, and were not repaired", t)
-		}
-	}
-	return nil
 }

@@ -3,24 +3,29 @@ package verify
 import (
 	"fmt"
 	"hash/maphash"
+	"strings"
 
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
 
-// aggregatesMost bounds the aggregates whose order is followed.
+// aggregatesMost bounds the aggregates whose order is followed, with those that the
+// table delivered counted apart.
 const aggregatesMost = 4_000_000
 
-// place is where the newest messages of an aggregate come from.
-type place struct {
-	wal, polled spot
+// spot is where the newest message of an aggregate comes from.
+type spot struct {
+	history uint32 // where it stands among the comparison's
+	n       uint32
+	commit  outbox.LSN
+	seq     uint64
 }
 
-type spot struct {
+// history is what positions are comparable in. Of one cluster, a later timeline goes
+// on from an earlier one.
+type history struct {
+	system   string
 	timeline uint32
-	n        uint32
-	commit   outbox.LSN
-	seq      uint64
 }
 
 // follow checks the order of an aggregate.
@@ -28,32 +33,44 @@ func (v *comparison) follow(m publish.Message) {
 	if m.Aggregate == "" || m.Position.SystemID == "" {
 		return
 	}
-	id := maphash.String(v.seed, m.ID.Table+"/"+m.Aggregate)
-	p, known := v.order[id]
+	key := m.ID.Table + "/" + m.Aggregate
+	if m.Polled { // compared among itself
+		key = "polled/" + key
+	}
+	id := maphash.String(v.seed, key)
+	last, known := v.order[id]
 	if !known && len(v.order) >= aggregatesMost {
 		v.note("there are more than %d aggregates: the order of the others was not compared", aggregatesMost)
 		return
 	}
-	now := spot{m.Position.Timeline, m.Position.N, m.Position.Commit, m.Seq}
-	last := &p.wal
-	if m.Polled {
-		last = &p.polled
-	}
-	if last.seq > 0 && now.before(*last, m.Polled) {
+	now := spot{v.historyOf(m.Position), m.Position.N, m.Position.Commit, m.Seq}
+	if known && v.before(now, last, m.Polled) {
 		v.report.add(Reordered, Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("%s, behind sequence %d at %s/%d", m.Position, last.seq, last.commit, last.n)})
-	} else {
-		*last = now
+		return
 	}
-	v.order[id] = p
+	v.order[id] = now
 }
 
-// before compares places on one timeline. The poller's messages repeat the lane's.
-func (s spot) before(other spot, polled bool) bool {
-	if s.timeline != other.timeline {
-		return s.timeline < other.timeline
+// before compares places of one cluster; another's begin anew. The poller's messages
+// repeat the lane's.
+func (v *comparison) before(s, other spot, polled bool) bool {
+	if s.history != other.history {
+		a, b := v.histories[s.history], v.histories[other.history]
+		return a.system == b.system && a.timeline < b.timeline
 	}
 	if s.commit != other.commit {
 		return s.commit < other.commit
 	}
 	return !polled && s.n <= other.n
+}
+
+func (v *comparison) historyOf(p outbox.Position) uint32 {
+	h := history{p.SystemID, p.Timeline}
+	n, known := v.numbers[h]
+	if !known {
+		h.system = strings.Clone(h.system) // a piece of a whole header
+		n = uint32(len(v.histories))
+		v.histories, v.numbers[h] = append(v.histories, h), n
+	}
+	return n
 }

@@ -12,6 +12,10 @@ import (
 // pending rows were found.
 const proofPatience = 20 * time.Second
 
+// lateness is how much longer than its pause a relay may take to deliver what has
+// fallen due.
+const lateness = time.Minute
+
 // judgePending proves of pending rows that nobody will deliver them from the WAL:
 // the relay has confirmed everything that was written when they had been found.
 func (v *comparison) judgePending(ctx context.Context) error {
@@ -20,14 +24,12 @@ func (v *comparison) judgePending(ctx context.Context) error {
 		if t.Mark == outbox.MarkNone {
 			continue
 		}
-		due, err := v.db.Fresh(ctx, t.Table, time.Second, suspectRows)
+		ids, err := v.due(ctx, t)
 		if err != nil {
 			return err
 		}
-		for _, c := range due {
-			if !c.Early && !c.Scheduled {
-				pending[t] = append(pending[t], c.ID)
-			}
+		if len(ids) > 0 {
+			pending[t] = ids
 		}
 	}
 	if len(pending) == 0 {
@@ -55,12 +57,36 @@ func (v *comparison) judgePending(ctx context.Context) error {
 				case !proven:
 					v.report.Pending++
 				default:
-					v.report.add(Missing, Case{Row: ev.Ref().String(), Detail: "pending, and the WAL is past it: the relay's next search of the table delivers it"})
+					v.report.add(Missing, Case{Row: ev.Ref().String(), Detail: "pending and due, and the WAL is past it: only the relay's search of the table delivers it"})
 				}
 			}
 		}
 	}
 	return nil
+}
+
+// due lists pending rows that the WAL should have brought, or that were meant for
+// later and should have been delivered from the table by now.
+func (v *comparison) due(ctx context.Context, t *table) (ids []string, err error) {
+	fresh, err := v.db.Fresh(ctx, t.Table, v.cfg.DelayThreshold, suspectRows)
+	if err != nil {
+		return nil, err
+	}
+	if len(fresh) == suspectRows {
+		v.note("%s has %d pending rows or more: only so many were looked at", t, suspectRows)
+	}
+	var scheduled []string
+	for _, c := range fresh {
+		switch {
+		case c.Early:
+		case c.Scheduled:
+			scheduled = append(scheduled, c.ID)
+		default:
+			ids = append(ids, c.ID)
+		}
+	}
+	overdue, err := v.db.Overdue(ctx, t.Table, scheduled, v.cfg.FallbackInterval+lateness)
+	return append(ids, overdue...), err
 }
 
 func (v *comparison) proven(ctx context.Context) (bool, error) {
@@ -85,10 +111,8 @@ func (v *comparison) proven(ctx context.Context) (bool, error) {
 			v.note("the relay has not confirmed within %s what was written: whether pending rows should be stored by now cannot be told", proofPatience)
 			return false, nil
 		}
-		select {
-		case <-ctx.Done():
-			return false, ctx.Err()
-		case <-time.After(100 * time.Millisecond):
+		if err := sleep(ctx, 100*time.Millisecond); err != nil {
+			return false, err
 		}
 	}
 }

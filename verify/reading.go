@@ -22,7 +22,13 @@ func (v *comparison) catchUp(ctx context.Context) error {
 			if n := len(messages); n > 0 && v.cfg.Progress != nil {
 				v.cfg.Progress(messages[n-1].Seq-v.first+1, last-v.first+1)
 			}
-			return true, v.each(ctx, messages, v.message)
+			if err := v.each(ctx, messages, v.message); err != nil {
+				return false, err
+			}
+			if n := len(messages); n > 0 {
+				v.next = messages[n-1].Seq + 1
+			}
+			return true, nil
 		},
 	})
 	if err == nil {
@@ -74,11 +80,7 @@ func (v *comparison) message(t *table, m publish.Message, f fallback.Finding) {
 		v.report.add(Phantom, Case{Row: row(m), Seq: m.Seq, Detail: m.Position.String()})
 		return
 	case f.Place == fallback.Nowhere && t.Mark == outbox.MarkUpdate:
-		if len(v.strangers) < remembered {
-			v.strangers = append(v.strangers, m)
-		} else {
-			v.note("more than %d messages have no row: only so many were looked at", remembered)
-		}
+		v.stranger(m)
 		return
 	}
 	if !t.seen.add(m.ID.ID) {

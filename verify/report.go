@@ -57,6 +57,8 @@ type Report struct {
 	Found map[Kind]*Findings `json:"found"`
 	// Repaired are missing rows that were made pending again.
 	Repaired int64 `json:"repaired"`
+	// Incomplete: the comparison broke off, and this is what had been found.
+	Incomplete bool `json:"incomplete,omitempty"`
 	// Notes say what could not be compared, and why.
 	Notes []string `json:"notes,omitempty"`
 }

@@ -2,8 +2,8 @@ package verify
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/walpost/walpost/fallback"
@@ -11,39 +11,96 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
+// visiblePatience is how long open transactions are waited for, whose rows are not
+// visible yet.
+const visiblePatience = 20 * time.Second
+
+// stranger keeps a message without a row, of too many the newest: the rows of those
+// may only not be visible yet.
+func (v *comparison) stranger(m publish.Message) {
+	if len(v.strangers) == remembered {
+		v.note("more than %d messages have no row: only the newest were looked at", remembered)
+		v.strangers = slices.Delete(v.strangers, 0, remembered/2)
+	}
+	v.strangers = append(v.strangers, m)
+}
+
 // judgeStrangers looks again for the rows of messages that had none: a message may be
 // there before its row is visible.
-func (v *comparison) judgeStrangers(ctx context.Context, started time.Time) error {
-	if len(v.strangers) == 0 {
+func (v *comparison) judgeStrangers(ctx context.Context) error {
+	left := slices.DeleteFunc(v.strangers, func(m publish.Message) bool { return m.Seq < v.report.FirstSeq })
+	if len(left) == 0 {
 		return nil
 	}
-	if now, err := v.db.Now(ctx); err != nil {
-		return err
-	} else if now.Sub(started) < time.Second {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(time.Second):
-		}
-	}
 	seen := map[outbox.MessageID]uint64{}
-	old := 0
-	err := v.each(ctx, v.strangers, func(t *table, m publish.Message, f fallback.Finding) {
+	for _, m := range left {
 		if seq := seen[m.ID]; seq > 0 {
 			v.report.add(Duplicated, Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("it is at sequence %d already", seq)})
 		} else {
 			seen[m.ID] = m.Seq
 		}
-		switch {
-		case f.Place != fallback.Nowhere:
-		case v.cfg.KeptFor > 0 && time.Since(m.Stored) > v.cfg.KeptFor:
+	}
+	left, err := v.awaitRows(ctx, left)
+	old := 0
+	for _, m := range left {
+		if v.old(m) {
 			old++
-		default:
+		} else {
 			v.report.add(Unknown, Case{Row: row(m), Seq: m.Seq})
 		}
-	})
+	}
 	if old > 0 {
 		v.note("%d messages are older than the rows that are kept: they have none any more", old)
 	}
-	return errors.Join(err, ctx.Err())
+	return err
+}
+
+// old reports whether nobody keeps the row of such a message.
+func (v *comparison) old(m publish.Message) bool {
+	return v.cfg.KeptFor > 0 && time.Since(m.Stored) > v.cfg.KeptFor
+}
+
+// awaitRows waits until every transaction has ended that may have written one of the
+// rows, as long as any is wanted, and returns the messages that still have none. The
+// last message was read before.
+func (v *comparison) awaitRows(ctx context.Context, messages []publish.Message) ([]publish.Message, error) {
+	xid, err := v.db.NewXID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for until := time.Now().Add(visiblePatience); ; {
+		ended, err := v.db.EndedBefore(ctx, xid)
+		if err != nil {
+			return nil, err
+		}
+		var left []publish.Message
+		err = v.each(ctx, messages, func(_ *table, m publish.Message, f fallback.Finding) {
+			if f.Place == fallback.Nowhere {
+				left = append(left, m)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		messages = left
+		switch {
+		case ended || !slices.ContainsFunc(messages, func(m publish.Message) bool { return !v.old(m) }):
+			return messages, nil
+		case time.Now().After(until):
+			v.note("transactions are open since before the stream was read: the messages of their rows count as unknown")
+			return messages, nil
+		}
+		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }

@@ -42,6 +42,9 @@ type Config struct {
 	// KeptFor is how long after its mark a row is in the table or the archive; 0 is
 	// for ever. Messages that are older may have no row.
 	KeptFor time.Duration
+	// DelayThreshold and FallbackInterval are the relay's: which rows were meant for
+	// later, and how long it pauses between two searches of the tables.
+	DelayThreshold, FallbackInterval time.Duration
 	// Repair makes missing rows pending again: the running relay delivers them.
 	Repair bool
 	// Progress, where it is set, is told how far the reading of the stream is.
@@ -49,7 +52,10 @@ type Config struct {
 }
 
 // Run compares. It needs up to two bytes for each row whose id comes from a sequence
-// (a bit where none is missing), 20 for others, and 40 for each aggregate.
+// (a bit where none is missing), 20 for others, and up to 90 for each aggregate.
+//
+// Where it breaks off after something was compared, it returns the report beside the
+// error.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	db, err := fallback.Open(ctx, cfg.Postgres)
 	if err != nil {
@@ -60,8 +66,8 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, err
 	}
 	v := &comparison{
-		cfg: cfg, db: db, report: newReport(), tables: map[string]*table{}, order: map[uint64]place{}, seed: maphash.MakeSeed(),
-		twice: map[string]struct{}{},
+		cfg: cfg, db: db, report: newReport(), tables: map[string]*table{}, order: map[uint64]spot{}, seed: maphash.MakeSeed(),
+		numbers: map[history]uint32{}, twice: map[string]struct{}{},
 	}
 	for _, t := range cfg.Outboxes {
 		if err := db.CheckTable(ctx, t); err != nil {
@@ -69,10 +75,13 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		}
 		v.tables[t.String()] = &table{Table: t, seen: newIDs()}
 	}
-	if err := v.run(ctx); err != nil {
-		return v.report, err
+	err = v.run(ctx)
+	if v.report.FirstSeq == 0 {
+		return nil, err
 	}
-	return v.report, nil
+	v.report.LastSeq, v.report.Incomplete = v.next-1, err != nil
+	v.noteFront()
+	return v.report, err
 }
 
 type comparison struct {
@@ -83,11 +92,17 @@ type comparison struct {
 	// oldest is the stream's first message when it began, first the first that was
 	// read, next the one after the last.
 	oldest, first, next uint64
-	since               time.Time // the database's clock
-	order               map[uint64]place
-	seed                maphash.Seed
-	strangers           []publish.Message   // without a row, so far
-	twice               map[string]struct{} // message ids of rows that were met more than once
+	since               time.Time // of marks, by the database's clock
+	// wasEmpty: the stream had no message when it began. Else front is its first one
+	// when that was asked last, and trimmed is set where it put since off.
+	wasEmpty, trimmed bool
+	front             uint64
+	order             map[uint64]spot // by aggregate
+	seed              maphash.Seed
+	histories         []history
+	numbers           map[history]uint32  // of the histories
+	strangers         []publish.Message   // without a row, so far
+	twice             map[string]struct{} // message ids of rows that were met more than once
 }
 
 type table struct {
@@ -104,7 +119,8 @@ func (v *comparison) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	v.oldest, v.first, v.next = info.FirstSeq, info.FirstSeq, info.FirstSeq
+	v.oldest = max(info.FirstSeq, 1)
+	v.first, v.next, v.wasEmpty = v.oldest, v.oldest, info.Messages == 0
 	if v.cfg.Since > 0 {
 		v.since = started.Add(-v.cfg.Since)
 		from, err := v.cfg.Stream.SeqSince(ctx, time.Now().Add(-v.cfg.Since))
@@ -114,6 +130,7 @@ func (v *comparison) run(ctx context.Context) error {
 		v.first = max(v.first, from)
 		v.next = v.first
 	}
+	v.trim(info)
 	v.report.FirstSeq = v.first
 	if err := v.catchUp(ctx); err != nil {
 		return err
@@ -132,8 +149,7 @@ func (v *comparison) run(ctx context.Context) error {
 	if err := v.judgeTwice(ctx); err != nil {
 		return err
 	}
-	v.report.LastSeq = v.next - 1
-	return v.judgeStrangers(ctx, started)
+	return v.judgeStrangers(ctx)
 }
 
 func (v *comparison) note(format string, args ...any) {

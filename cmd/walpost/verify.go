@@ -23,24 +23,27 @@ import (
 
 const verifyHelp = `Compares the outboxes (with archive and dead letters) with the stream, by message id, and says what is
 
-  missing      marked as stored, and not in the stream; or pending, due, and passed by the WAL
+  missing      marked as stored, and not in the stream; or pending, due, and passed by the WAL (scheduled rows: overdue, too)
   duplicated   in the stream more than once, under one message id
   reordered    behind an event of its aggregate that was committed later (what the table delivered is compared among itself)
   unknown      in the stream, and in neither table, archive nor dead letters
   phantom      in the stream, and of WAL that this server never had (lost in a failover)
 
-It may run beside the relay at any time: what looks wrong at first is looked at again. Exit code 1 where anything was found.
+It may run beside the relay at any time: what looks wrong at first is looked at again. Exit code 1 where anything was found,
+and where the comparison broke off: then the error says so, and the report, which is printed all the same, is "incomplete" in JSON.
 
     walpost verify --since 1h
     walpost verify --repair
 
 --repair makes the missing rows that are marked pending again, archived ones too: the relay that runs delivers them from the table
-within fallback.interval, under the message ids that they had, behind everything that was stored meanwhile.
+within fallback.interval, under the message ids that they had, behind everything that was stored meanwhile. Where the stream has
+dropped its oldest messages (limits, an age, a purge), the rows of those are neither missing nor repaired, and a note says so.
 
 What it needs: SELECT, UPDATE and DELETE on the outboxes as the relay does, SELECT on outbox_messages_archive and
 outbox_messages_dlq (--repair: DELETE on the archive, INSERT on the outbox), and the stream's permissions of the relay. With mark
 delete or none nothing tells which messages should be there: then only duplicates, order and phantoms are looked for. Memory: up
-to two bytes a row whose id comes from a sequence (100 million of them: 11 to 40 MB), 20 bytes with others, and 40 bytes an aggregate.
+to two bytes a row whose id comes from a sequence (100 million of them: 11 to 40 MB), 20 bytes with others, and up to 90 bytes an
+aggregate.
 
 --json prints the report as one JSON object.`
 
@@ -59,16 +62,7 @@ func newVerifyCommand() *cobra.Command {
 				return err
 			}
 			report, err := runVerify(cmd, cfg, window, repair)
-			if err != nil {
-				return err
-			}
-			if err := printVerify(cmd.OutOrStdout(), report, asJSON); err != nil {
-				return err
-			}
-			if n := report.Faults(); n > 0 {
-				return adviseFaults(report, n, repair)
-			}
-			return nil
+			return tellVerify(cmd.OutOrStdout(), report, err, repair, asJSON)
 		},
 	}
 	cmd.Flags().StringVar(&since, "since", "", "only what was stored and marked so long ago or later, as in 90m or 72h")
@@ -76,6 +70,24 @@ func newVerifyCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	addConfigFlags(cmd)
 	return cmd
+}
+
+// tellVerify prints the report, also that of a comparison that broke off: rows may have been repaired. Its error tells what was
+// found from what went wrong.
+func tellVerify(w io.Writer, report *verify.Report, broken error, repair, asJSON bool) error {
+	if report == nil {
+		return broken
+	}
+	if err := printVerify(w, report, asJSON); err != nil {
+		return errors.Join(broken, err)
+	}
+	if broken != nil {
+		return fmt.Errorf("the comparison broke off, and the report is incomplete: %w", broken)
+	}
+	if n := report.Faults(); n > 0 {
+		return adviseFaults(report, n, repair)
+	}
+	return nil
 }
 
 func adviseFaults(r *verify.Report, n int64, repaired bool) error {
@@ -124,7 +136,8 @@ func runVerify(cmd *cobra.Command, cfg *Config, since time.Duration, repair bool
 	}
 	report, err := verify.Run(ctx, verify.Config{
 		Postgres: db, Slot: cfg.Postgres.Slot, Outboxes: tables, Stream: s, Source: source, Phantom: phantom,
-		Since: since, KeptFor: keptFor(cfg), Repair: repair, Progress: progressBar(cmd.ErrOrStderr()),
+		Since: since, KeptFor: keptFor(cfg), Repair: repair,
+		DelayThreshold: cfg.Fallback.DelayThreshold, FallbackInterval: cfg.Fallback.Interval, Progress: progressBar(cmd.ErrOrStderr()),
 	})
 	if report != nil && unknown != "" {
 		report.Notes = append(report.Notes, unknown)

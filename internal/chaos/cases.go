@@ -144,6 +144,9 @@ func (w *world) verify(ctx context.Context, args ...string) (*verify.Report, err
 	if err := json.Unmarshal(out, report); err != nil {
 		return nil, fmt.Errorf("walpost verify: %w", err)
 	}
+	if report.Incomplete {
+		return nil, fmt.Errorf("walpost verify: %s", exit.Stderr)
+	}
 	return report, nil
 }
 

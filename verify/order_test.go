@@ -1,0 +1,76 @@
+package verify
+
+import (
+	"fmt"
+	"hash/maphash"
+	"runtime"
+	"strconv"
+	"testing"
+
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+func newOrder() *comparison {
+	return &comparison{report: newReport(), order: map[uint64]spot{}, seed: maphash.MakeSeed(), numbers: map[history]uint32{}}
+}
+
+// TestOrderIsOfOneCluster: LSNs of another cluster behind the same source begin anew,
+// and those of one go on over its timelines.
+func TestOrderIsOfOneCluster(t *testing.T) {
+	v := newOrder()
+	for i, m := range []struct {
+		system   string
+		timeline uint32
+		commit   outbox.LSN
+		n        uint32
+		polled   bool
+		want     int64 // reordered by then
+	}{
+		{"7001", 1, 900, 1, false, 0},
+		{"7001", 1, 900, 1, true, 0}, // the table's are compared among themselves
+		{"7001", 2, 800, 1, false, 0},
+		{"7001", 1, 950, 1, false, 1},
+		{"7002", 1, 100, 1, false, 1},
+		{"7002", 1, 100, 2, false, 1},
+		{"7002", 1, 100, 2, true, 1},
+		{"7002", 1, 90, 1, false, 2},
+		{"7001", 1, 100, 1, false, 2},
+	} {
+		v.follow(publish.Message{
+			Seq: uint64(i + 1), Aggregate: "order/1", Polled: m.polled,
+			Position: outbox.Position{SystemID: m.system, Timeline: m.timeline, Commit: m.commit, N: m.n},
+		})
+		if got := v.report.Found[Reordered].Count; got != m.want {
+			t.Errorf("message %d: %d reordered, want %d", i+1, got, m.want)
+		}
+	}
+}
+
+// TestOrderTakesLittle holds what the help says of the memory: up to 90 bytes.
+func TestOrderTakesLittle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it fills a large map")
+	}
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	worst, before := 0.0, heap()
+	v := newOrder()
+	for i := range 1_000_000 {
+		v.follow(publish.Message{
+			Seq: uint64(i + 1), Aggregate: "order/" + strconv.Itoa(i), Position: outbox.Position{SystemID: fmt.Sprint(7000 + i%2), Commit: outbox.LSN(i + 1), N: 1},
+		})
+		if n := i + 1; n%20_000 == 0 {
+			worst = max(worst, float64(heap()-before)/float64(n))
+		}
+	}
+	if worst > 90 {
+		t.Errorf("an aggregate takes up to %.0f bytes", worst)
+	}
+	t.Logf("up to %.0f bytes, %.0f of a million", worst, float64(heap()-before)/1e6)
+	runtime.KeepAlive(v)
+}
