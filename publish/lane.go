@@ -152,8 +152,9 @@ func (l *Lane) Adapt(info *StreamInfo) {
 func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
-	l.last.Commit, l.last.N = ev.Commit, ev.N
-	return l.send(ctx, ev, tag, "")
+	at := l.last
+	at.Commit, at.N = ev.Commit, ev.N
+	return l.send(ctx, ev, tag, at, "")
 }
 
 // SendPolled publishes a row of the table, as Send does one of the WAL. Its
@@ -162,7 +163,7 @@ func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 func (l *Lane) SendPolled(ctx context.Context, ev *outbox.Event, tag any) error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
-	return l.send(ctx, ev, tag, ViaPoll)
+	return l.send(ctx, ev, tag, l.last, ViaPoll)
 }
 
 // Pass notes that rows committed up to an LSN may be sent although the WAL has
@@ -180,19 +181,20 @@ func (l *Lane) Pass(lsn outbox.LSN) {
 func (l *Lane) Passed() outbox.LSN { return outbox.LSN(l.passed.Load()) }
 
 // send is Send for the holder of sending.
-func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, via string) error {
+func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Position, via string) error {
 	subject, err := l.cfg.Subjects.Of(ev)
 	if err != nil {
 		return err
 	}
 	ref := ev.Ref()
-	stamp := Stamp{Ref: ref, Position: l.last, Chained: l.cfg.Chained, ExpectedLast: l.cfg.Base + l.ring.head, Via: via}
-	if stamp.Position.Passed = l.Passed(); stamp.Position.Passed < l.last.Commit {
+	stamp := Stamp{Ref: ref, Position: at, Chained: l.cfg.Chained, ExpectedLast: l.cfg.Base + l.ring.head, Via: via}
+	if stamp.Position.Passed = l.Passed(); stamp.Position.Passed < at.Commit {
 		stamp.Position.Passed = 0 // it says nothing that the position does not
 	}
 	if err := l.cfg.Envelope.Build(l.msg, ev, stamp); err != nil {
 		return err
 	}
+	l.last = at // only now: a row that is refused may be one of long ago
 	l.msg.Subject = subject
 	s := slot{delivery: Delivery{Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag}, subject: subject, commit: ev.CommitTime, size: l.msg.Size()}
 	index, err := l.enter(ctx, s)

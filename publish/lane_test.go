@@ -351,3 +351,27 @@ func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusedRowLeavesThePosition: the WAL may bring a row again that was refused
+// long ago. What is sent next does not go back to its position.
+func TestRefusedRowLeavesThePosition(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.lane()
+	r.must(r.send(l, 10))
+	refused := r.event(5, `{}`)
+	refused.Values[outbox.EventType] = []byte("no subject")
+	if err := l.Send(t.Context(), refused, 5); err == nil {
+		t.Fatal("a row without a subject was sent")
+	}
+	r.must(l.SendPolled(t.Context(), r.event(11, `{}`), 11))
+	r.settleAll(l, 2)
+	s, err := r.js.Stream(t.Context(), "EVENTS")
+	r.must(err)
+	m, err := s.GetMsg(t.Context(), 2)
+	r.must(err)
+	p, err := outbox.ParsePosition(m.Header.Get(PositionHeader))
+	r.must(err)
+	if p.Commit != 10 {
+		t.Errorf("the next message says %s, behind one at 10", p)
+	}
+}
