@@ -247,15 +247,6 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 	return max(time.Duration(seconds*float64(time.Second)), 0), true, nil
 }
 
-// NextXID is the transaction id, with its epoch, that the server gives next.
-func (db *DB) NextXID(ctx context.Context) (xid int64, err error) {
-	err = db.row(ctx, []any{&xid}, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint`)
-	if err != nil {
-		return 0, fmt.Errorf("read the next transaction id: %w", err)
-	}
-	return xid, nil
-}
-
 // FreshBefore reports whether a row that is pending, due and not recorded was
 // written by a transaction with an id below xid, or may yet be: a transaction that
 // is flushed is not visible before it has ended, which a synchronous standby may

@@ -51,7 +51,7 @@ func (l *loop) answer(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
-	xid, err := db.NextXID(ctx) // of no row that is visible now
+	xid, err := db.NewXID(ctx) // of no row that is written by now
 	if err != nil {
 		return err
 	}
