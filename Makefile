@@ -36,7 +36,7 @@ fuzz: ## run every fuzz target, each for FUZZTIME (30s)
 
 # The seeds of `make chaos`: between them they have every kind of server, and those
 # that have found something.
-SEEDS ?= 2,7,23,46
+SEEDS ?= 2,7,23,46,803358146804981,3288942553247072
 FOR ?= 1h
 
 .PHONY: chaos
@@ -46,6 +46,10 @@ chaos: deps pg-extra ## break everything under a load, and count: a few minutes,
 .PHONY: chaos-soak
 chaos-soak: deps pg-extra ## the same with new seeds for as long as FOR says (1h), added to chaos.jsonl
 	@. .ci/pgenv && go run ./internal/chaos -for $(FOR) -results chaos.jsonl
+
+.PHONY: bench
+bench: deps ## measure on private servers: rates, latency, CPU time, memory (ARGS="--rows 100000")
+	@. .ci/pgenv && go run ./internal/benchmark -- $(ARGS)
 
 .PHONY: mutants
 mutants: deps pg-extra ## plant known defects in the relay, one after the other, and see each noticed

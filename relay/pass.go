@@ -138,16 +138,17 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 // nothing brings the rows before them that the last session had sent and knows
 // nothing of: those come first. Fresh ones are held as soon as they are met.
 func (l *loop) recorded(ctx context.Context, t *outbox.Table) ([]fallback.Candidate, error) {
-	var overtaken []string
-	if l.wal == nil && l.r.cfg.OnPoison != Skip {
-		var err error
-		if overtaken, err = l.db.Overtaken(ctx, t, l.r.cfg.DelayThreshold); err != nil {
-			return nil, err
-		}
+	hold := l.r.cfg.OnPoison != Skip
+	cs, err := l.db.Recorded(ctx, t, hold, passRows)
+	if err != nil || len(cs) == 0 || l.wal != nil || !hold {
+		return cs, err
 	}
-	// Only then: what is recorded meanwhile is in one of the two.
-	cs, err := l.db.Recorded(ctx, t, l.r.cfg.OnPoison != Skip, passRows)
-	if len(overtaken) == 0 || err != nil {
+	overtaken, err := l.db.Overtaken(ctx, t, l.r.cfg.DelayThreshold)
+	if err != nil {
+		return nil, err
+	}
+	// Once more: what was recorded between the two would be in neither.
+	if cs, err = l.db.Recorded(ctx, t, hold, passRows); err != nil || len(overtaken) == 0 {
 		return cs, err
 	}
 	for _, c := range cs {

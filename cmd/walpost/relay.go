@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -25,8 +26,8 @@ type service struct{ *relay.Relay }
 func (service) Live() error   { return nil }
 func (s service) Status() any { return s.Relay.Status() }
 
-// newRelay translates the configuration for the relay package. It does no I/O.
-func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer) (relayService, error) {
+// newRelay translates the configuration for the relay package. It does no I/O. onStored may be nil.
+func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer, onStored func(time.Duration)) (relayService, error) {
 	tables, err := cfg.Tables()
 	if err != nil {
 		return nil, err
@@ -59,6 +60,7 @@ func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer) (rel
 		Retry:            fallback.Retry{Backoff: cfg.Fallback.Backoff, MaxAttempts: cfg.Fallback.MaxAttempts},
 		OnPoison:         relay.OnPoison(cfg.Fallback.OnPoison),
 		Retention:        relay.Retention(cfg.Retention),
+		OnStored:         onStored,
 	}, log, registry)
 	if err != nil {
 		return nil, &usageError{err} // New does no I/O: what it refuses is the configuration

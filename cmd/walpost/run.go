@@ -50,7 +50,7 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 	}
 	defer log.Sync() //nolint:errcheck // standard error is not buffered, and a terminal refuses to be synced
 	registry := newRegistry()
-	relay, err := newRelay(cfg, log, registry)
+	relay, err := newRelay(cfg, log, registry, nil)
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,7 @@ var rooms = map[string][]string{
 		"github.com/nats-io/nats.go",
 	},
 	"verify":     {module + "outbox", module + "publish", module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
+	"bench":      {hint, pgx, "github.com/nats-io/nats.go"},
 	"migrations": {module + "outbox", hint, pgx, "github.com/pressly/goose/"},
 }
 

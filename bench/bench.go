@@ -1,0 +1,330 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os/exec"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+const (
+	// Database, Stream and Slot are what a benchmark works in.
+	Database = "walpost_bench"
+	Stream   = "WALPOST_BENCH"
+	Slot     = "walpost_bench"
+	// Subject is the template of the relay's subjects.
+	Subject = "walpost_bench.{event_type}"
+	event   = "bench.happened"
+)
+
+// Config says what is measured.
+type Config struct {
+	// PostgresURL is a server on which the role may create a database. NATS is
+	// connected to the server.
+	PostgresURL string
+	NATS        *nats.Conn
+	// Replicas is the stream's.
+	Replicas int
+	// Rows is how many rows are drained, PerTx of them in each transaction, each with
+	// a payload of so many bytes.
+	Rows, PerTx, Payload int
+	// Marks are those that the relay drains with: none, delete, update.
+	Marks []string
+	// Runs is how often each drain is repeated.
+	Runs int
+	// Rates are the commits a second at which latency is measured, each for so long.
+	Rates []int
+	For   time.Duration
+	// Migrate makes the tables in a database.
+	Migrate func(ctx context.Context, url string) error
+	// Command is `walpost run` on Slot and Stream as a process of its own, Relay the
+	// same in this one, which calls onStored at each PubAck with the time since the
+	// commit.
+	Command func(url, mark string) (*exec.Cmd, error)
+	Relay   func(ctx context.Context, url, mark string, onStored func(time.Duration)) error
+	// Say is told what is being measured.
+	Say func(format string, args ...any)
+}
+
+// Run measures. What it has made in the servers it removes, also where it fails.
+func Run(ctx context.Context, cfg Config) (r *Report, err error) {
+	b := &bench{Config: cfg}
+	if b.js, err = jetstream.New(cfg.NATS); err != nil {
+		return nil, err
+	}
+	if err := b.createDatabase(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.remove(context.WithoutCancel(ctx))) }()
+	if err := cfg.Migrate(ctx, b.url); err != nil {
+		return nil, err
+	}
+	b.report = &Report{Rows: cfg.Rows, PerTx: cfg.PerTx, Payload: cfg.Payload, Replicas: cfg.Replicas}
+	if err := b.identify(ctx); err != nil {
+		return nil, err
+	}
+	for range cfg.Runs {
+		if err := b.drains(ctx); err != nil {
+			return b.report, err
+		}
+	}
+	for _, rate := range cfg.Rates {
+		if err := b.latency(ctx, rate); err != nil {
+			return b.report, err
+		}
+	}
+	return b.report, nil
+}
+
+type bench struct {
+	Config
+	url    string // of the database
+	js     jetstream.JetStream
+	report *Report
+	// servers are the processes whose CPU time is counted, 0 where they are not on
+	// this machine.
+	postgres, broker int
+}
+
+func (b *bench) createDatabase(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, b.PostgresURL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, "CREATE DATABASE "+Database); err != nil {
+		return hint.Errorf("let the role create databases (ALTER ROLE ... CREATEDB), or drop the one that an earlier run has left: DROP DATABASE "+Database,
+			"create a database for the benchmark: %w", err)
+	}
+	u, err := url.Parse(b.PostgresURL)
+	if err != nil {
+		return err
+	}
+	u.Path = "/" + Database
+	b.url = u.String()
+	return nil
+}
+
+// remove drops what the benchmark has made.
+func (b *bench) remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var errs []error
+	if err := b.js.DeleteStream(ctx, Stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		errs = append(errs, err)
+	}
+	conn, err := pgx.Connect(ctx, b.PostgresURL)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = $1 AND NOT active`, Database)
+	errs = append(errs, err)
+	_, err = conn.Exec(ctx, "DROP DATABASE IF EXISTS "+Database+" WITH (FORCE)")
+	return errors.Join(append(errs, err)...)
+}
+
+func (b *bench) identify(ctx context.Context) error {
+	conn, err := b.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	b.report.NATS = b.NATS.ConnectedServerVersion()
+	b.postgres, b.broker = listener(conn.PgConn().Conn().RemoteAddr().String()), listener(b.NATS.ConnectedAddr())
+	return conn.QueryRow(ctx, "SHOW server_version").Scan(&b.report.PostgreSQL)
+}
+
+func (b *bench) connect(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, b.url) }
+
+func (b *bench) exec(ctx context.Context, statements ...string) error {
+	conn, err := b.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	for _, sql := range statements {
+		if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
+			return fmt.Errorf("%.60s: %w", sql, err)
+		}
+	}
+	return nil
+}
+
+// prepare makes the stream anew and the table empty, has a relay deliver one row, and
+// then fills the table behind it: so every drain begins like that of a relay that
+// was away for a while.
+func (b *bench) prepare(ctx context.Context, mark string, rows int) error {
+	if err := b.js.DeleteStream(ctx, Stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return err
+	}
+	if _, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
+		Name: Stream, Subjects: []string{"walpost_bench.>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true,
+	}); err != nil {
+		return err
+	}
+	err := b.exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()`,
+		`TRUNCATE outbox_messages, outbox_messages_dlq`, `DROP PUBLICATION IF EXISTS `+Slot,
+		`CREATE PUBLICATION `+Slot+` FOR TABLE outbox_messages WITH (publish = 'insert')`,
+		`SELECT pg_create_logical_replication_slot('`+Slot+`', 'pgoutput')`, unsynced, fillSQL(1, 1, b.Payload))
+	if err != nil {
+		return err
+	}
+	if _, err := b.drain(ctx, mark, 1); err != nil {
+		return err
+	}
+	return b.exec(ctx, unsynced, fillSQL(rows, b.PerTx, b.Payload), `CHECKPOINT`)
+}
+
+// unsynced does without a flush for each transaction of the session.
+const unsynced = `SET synchronous_commit = off`
+
+// fillSQL inserts rows, so many in each transaction.
+func fillSQL(rows, perTx, payload int) string {
+	return fmt.Sprintf(`DO $$
+		BEGIN
+			FOR i IN 1 .. %d BY %d LOOP
+				INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+				SELECT 'bench', g %% 1000, '%s', jsonb_build_object('n', g, 'pad', repeat('x', %d))
+				FROM generate_series(i, least(i + %d - 1, %d)) g;
+				COMMIT;
+			END LOOP;
+		END $$`, rows, perTx, event, max(payload-24, 0), perTx, rows)
+}
+
+// drains measures each limit and each drain once.
+func (b *bench) drains(ctx context.Context) error {
+	b.Say("filling %d rows, %d in each transaction, with %d bytes", b.Rows, b.PerTx, b.Payload)
+	for i, mark := range b.Marks {
+		if err := b.prepare(ctx, mark, b.Rows); err != nil {
+			return err
+		}
+		if i == 0 {
+			if err := b.source(ctx); err != nil {
+				return err
+			}
+		}
+		b.Say("walpost, mark %s", mark)
+		m, err := b.drain(ctx, mark, b.Rows)
+		if err != nil {
+			return err
+		}
+		b.report.add("walpost, mark "+mark, m)
+		if i == len(b.Marks)-1 {
+			if err := b.sink(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// drain has a relay deliver what is pending, as a process of its own.
+func (b *bench) drain(ctx context.Context, mark string, rows int) (Measurement, error) {
+	s, err := b.js.Stream(ctx, Stream)
+	if err != nil {
+		return Measurement{}, err
+	}
+	before := s.CachedInfo().State.LastSeq
+	u := b.usage()
+	cmd, err := b.Command(b.url, mark)
+	if err != nil {
+		return Measurement{}, err
+	}
+	p, err := start(cmd)
+	if err != nil {
+		return Measurement{}, err
+	}
+	defer p.kill()
+	for last, since := uint64(0), time.Now(); ; {
+		info, err := s.Info(ctx)
+		if err != nil {
+			return Measurement{}, err
+		}
+		n := info.State.LastSeq
+		if n >= before+uint64(rows) {
+			break
+		}
+		if n > last {
+			last, since = n, time.Now()
+		}
+		if err := p.ended(); err != nil || time.Since(since) > time.Minute {
+			return Measurement{}, fmt.Errorf("the relay has stored %d of %d rows and goes on no further: %w\n%s", n-before, rows, err, p.said())
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return Measurement{}, err
+		}
+	}
+	if err := b.settled(ctx, mark); err != nil {
+		return Measurement{}, err
+	}
+	if err := p.stop(); err != nil {
+		return Measurement{}, fmt.Errorf("stop the relay: %w\n%s", err, p.said())
+	}
+	m := Measurement{Rows: rows, Relay: p.cpu(), RSS: p.rss()}
+	m.Postgres, m.Broker = b.since(u)
+	m.Took, err = b.stored(ctx, s, before+1, before+uint64(rows))
+	return m, err
+}
+
+// stored is the time between two messages, as the stream's timestamps say.
+func (b *bench) stored(ctx context.Context, s jetstream.Stream, from, to uint64) (time.Duration, error) {
+	first, err := s.GetMsg(ctx, from)
+	if err != nil {
+		return 0, err
+	}
+	last, err := s.GetMsg(ctx, to)
+	if err != nil {
+		return 0, err
+	}
+	return last.Time.Sub(first.Time), nil
+}
+
+// settled waits for the marks.
+func (b *bench) settled(ctx context.Context, mark string) error {
+	if mark == "none" {
+		return nil
+	}
+	conn, err := b.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	for left := 1; left > 0; {
+		if err := conn.QueryRow(ctx, `SELECT count(*)::int FROM (SELECT FROM outbox_messages WHERE processed_at IS NULL LIMIT 1) x`).Scan(&left); err != nil {
+			return err
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func median[T int64 | float64 | time.Duration](all []T) T {
+	if len(all) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[len(sorted)/2]
+}

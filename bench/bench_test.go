@@ -1,0 +1,78 @@
+package bench_test
+
+import (
+	"encoding/json"
+	"math"
+	"os/exec"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/bench"
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// TestBench measures little, and sees that there are figures of everything and that
+// nothing is left behind.
+func TestBench(t *testing.T) {
+	pg := testenv.NewPostgres(t, testenv.PGOptions{})
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	program, err := testenv.Build(t.Context(), "github.com/walpost/walpost/cmd/walpost")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "bench", "--postgres-url", pg.URL("postgres"), "--nats-url", n.URL(),
+		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--latency", "50", "--for", "1s", "--json")
+	cmd.Dir = t.TempDir()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("walpost bench: %v\n%s", err, out)
+	}
+	var r bench.Report
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Drains) != 5 || len(r.Notes) > 0 {
+		t.Fatalf("%d drains, %q: want both limits and three marks", len(r.Drains), r.Notes)
+	}
+	for _, d := range r.Drains {
+		if rate := d.Rate(); len(d.Runs) != 2 || rate <= 0 || math.IsInf(rate, 0) {
+			t.Errorf("%s: %d runs, %f rows/s", d.Name, len(d.Runs), rate)
+		}
+	}
+	relay := r.Drains[slices.IndexFunc(r.Drains, func(d *bench.Drain) bool { return d.Name == "walpost, mark update" })].Runs[0]
+	if relay.Rows != 3000 || relay.Relay <= 0 || relay.RSS <= 0 || relay.Postgres <= 0 || relay.Broker <= 0 {
+		t.Errorf("a drain: %+v", relay)
+	}
+	if len(r.Latencies) != 1 || r.Latencies[0].PubAck.Count < 40 || r.Latencies[0].Consumer.Count < 40 || r.Latencies[0].PubAck.P50 <= 0 {
+		t.Errorf("latencies: %+v", r.Latencies)
+	}
+
+	conn, err := pgx.Connect(t.Context(), pg.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	var left int
+	err = conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_database WHERE datname = $1)::int + (SELECT count(*) FROM pg_replication_slots)::int`, bench.Database).Scan(&left)
+	if err != nil || left != 0 {
+		t.Errorf("%d databases and slots are left: %v", left, err)
+	}
+	nc, err := nats.Connect(n.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Stream(t.Context(), bench.Stream); err == nil {
+		t.Error("the stream is left")
+	}
+}

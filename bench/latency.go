@@ -1,0 +1,171 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// writers is how many sessions commit. One that comes too late for its next commit
+// makes up for it at once: a rate is a schedule and not a pause.
+const writers = 8
+
+// latency measures how long a row takes from its commit to its PubAck, and to a
+// consumer, while so many transactions of one row are committed in a second.
+func (b *bench) latency(ctx context.Context, rate int) error {
+	b.Say("latency at %d commits a second", rate)
+	if err := b.prepare(ctx, "delete", 1); err != nil {
+		return err
+	}
+	work, stop := context.WithCancel(ctx)
+	defer stop()
+	var mu sync.Mutex
+	var acks []time.Duration
+	measuring := false
+	relaying := make(chan error, 1)
+	go func() {
+		relaying <- b.Relay(work, b.url, "delete", func(d time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			if measuring {
+				acks = append(acks, d)
+			}
+		})
+	}()
+	arrivals, err := b.consume(work)
+	if err != nil {
+		return err
+	}
+	if err := b.write(ctx, 100, 2*time.Second, nil); err != nil { // warm
+		return err
+	}
+	mu.Lock()
+	measuring = true
+	mu.Unlock()
+	commits := &commits{at: make([]time.Time, int(float64(rate)*b.For.Seconds())+writers)}
+	begun := time.Now()
+	if err := b.write(ctx, rate, b.For, commits); err != nil {
+		return err
+	}
+	took := time.Since(begun)
+	if err := b.settled(ctx, "delete"); err != nil {
+		return err
+	}
+	if err := pause(ctx, 200*time.Millisecond); err != nil {
+		return err
+	}
+	stop()
+	if err := <-relaying; err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	l := Latency{Rate: rate, Reached: float64(len(acks)) / took.Seconds(), PubAck: quantiles(acks)}
+	l.Consumer = quantiles(arrivals.after(commits))
+	b.report.Latencies = append(b.report.Latencies, l)
+	return nil
+}
+
+// commits are when each commit was answered, by the row's number.
+type commits struct {
+	mu sync.Mutex
+	at []time.Time
+}
+
+// write commits rows for so long.
+func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits) error {
+	n := int(float64(rate) * d.Seconds())
+	begun := time.Now()
+	errs := make([]error, writers)
+	var all sync.WaitGroup
+	for w := range writers {
+		all.Go(func() {
+			conn, err := b.connect(ctx)
+			if err != nil {
+				errs[w] = err
+				return
+			}
+			defer conn.Close(ctx)
+			for i := w; i < n; i += writers {
+				if wait := time.Until(begun.Add(time.Duration(float64(i) / float64(rate) * float64(time.Second)))); wait > 0 {
+					if errs[w] = pause(ctx, wait); errs[w] != nil {
+						return
+					}
+				}
+				number := -1
+				if c != nil {
+					number = i
+				}
+				_, errs[w] = conn.Exec(ctx, `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+					VALUES ('bench', $1, '`+event+`', jsonb_build_object('n', $2::int, 'pad', repeat('x', $3::int)))`, i%1000, number, max(b.Payload-24, 0))
+				if errs[w] != nil {
+					return
+				}
+				if c != nil {
+					c.mu.Lock()
+					c.at[i] = time.Now()
+					c.mu.Unlock()
+				}
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// arrivals are when each row came to a consumer.
+type arrivals struct {
+	mu sync.Mutex
+	at map[int]time.Time
+}
+
+func (b *bench) consume(ctx context.Context) (*arrivals, error) {
+	a := &arrivals{at: map[int]time.Time{}}
+	consumer, err := b.js.OrderedConsumer(ctx, Stream, jetstream.OrderedConsumerConfig{})
+	if err != nil {
+		return nil, err
+	}
+	running, err := consumer.Consume(func(m jetstream.Msg) {
+		now := time.Now()
+		var row struct{ N int }
+		if json.Unmarshal(m.Data(), &row) != nil || row.N < 0 {
+			return
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.at[row.N] = now
+	})
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, running.Stop)
+	return a, nil
+}
+
+// after is how long after its commit each row came. It may come before the client
+// knows of its commit.
+func (a *arrivals) after(c *commits) (all []time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for n, at := range a.at {
+		if n < len(c.at) && !c.at[n].IsZero() {
+			all = append(all, max(0, at.Sub(c.at[n])))
+		}
+	}
+	return all
+}
+
+// quantiles of measured times.
+func quantiles(all []time.Duration) (q Quantiles) {
+	if len(all) == 0 {
+		return q
+	}
+	slices.Sort(all)
+	at := func(p float64) time.Duration { return all[min(int(p*float64(len(all))), len(all)-1)] }
+	return Quantiles{len(all), at(0.5), at(0.99), at(0.999), all[len(all)-1]}
+}

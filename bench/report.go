@@ -1,0 +1,146 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// Report is what was measured.
+type Report struct {
+	PostgreSQL string `json:"postgresql"`
+	NATS       string `json:"nats"`
+	Replicas   int    `json:"replicas"`
+	Rows       int    `json:"rows"`
+	PerTx      int    `json:"rows_per_transaction"`
+	Payload    int    `json:"payload_bytes"`
+	// Drains are all runs of each drain, and of the two limits.
+	Drains    []*Drain  `json:"drains"`
+	Latencies []Latency `json:"latencies,omitempty"`
+	Notes     []string  `json:"notes,omitempty"`
+}
+
+// Drain is one way to read or write the rows, and its runs.
+type Drain struct {
+	Name string        `json:"name"`
+	Runs []Measurement `json:"runs"`
+}
+
+// Measurement is one run. Times are in nanoseconds.
+type Measurement struct {
+	Rows int           `json:"rows"`
+	Took time.Duration `json:"took"`
+	// Relay, Postgres and Broker are CPU time; 0 where it is not known.
+	Relay    time.Duration `json:"relay_cpu"`
+	Postgres time.Duration `json:"postgres_cpu"`
+	Broker   time.Duration `json:"nats_cpu"`
+	RSS      int64         `json:"relay_rss"` // at most, in bytes
+}
+
+// Latency is how long rows took at a rate.
+type Latency struct {
+	Rate     int       `json:"rate"`
+	Reached  float64   `json:"reached"` // commits a second
+	PubAck   Quantiles `json:"pub_ack"`
+	Consumer Quantiles `json:"consumer"`
+}
+
+// Quantiles of times, in nanoseconds.
+type Quantiles struct {
+	Count int           `json:"count"`
+	P50   time.Duration `json:"p50"`
+	P99   time.Duration `json:"p99"`
+	P999  time.Duration `json:"p999"`
+	Max   time.Duration `json:"max"`
+}
+
+func (r *Report) add(name string, m Measurement) {
+	for _, d := range r.Drains {
+		if d.Name == name {
+			d.Runs = append(d.Runs, m)
+			return
+		}
+	}
+	r.Drains = append(r.Drains, &Drain{name, []Measurement{m}})
+}
+
+func (r *Report) note(s string) {
+	if !slices.Contains(r.Notes, s) {
+		r.Notes = append(r.Notes, s)
+	}
+}
+
+// Rate is the median of rows a second.
+func (d *Drain) Rate() float64 {
+	return median(each(d.Runs, func(m Measurement) float64 { return float64(m.Rows) / m.Took.Seconds() }))
+}
+
+// perMillion is the median of CPU seconds for a million rows.
+func (d *Drain) perMillion(of func(Measurement) time.Duration) float64 {
+	return median(each(d.Runs, func(m Measurement) float64 { return of(m).Seconds() * 1e6 / float64(m.Rows) }))
+}
+
+func each[A, B any](all []A, do func(A) B) []B {
+	out := make([]B, len(all))
+	for i, a := range all {
+		out[i] = do(a)
+	}
+	return out
+}
+
+// Print writes the report as tables.
+func (r *Report) Print(w io.Writer) error {
+	fmt.Fprintf(w, "PostgreSQL %s, NATS %s, R%d: %d rows of %d bytes, %d in each transaction; medians of %d runs\n\n",
+		r.PostgreSQL, r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, r.runs())
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "rows/s\tof source\tclient CPU s/M\tPostgreSQL s/M\tNATS s/M\tRSS MiB\t ")
+	source := 0.0
+	for _, d := range r.Drains {
+		if d.Name == nameSource {
+			source = d.Rate()
+		}
+	}
+	for _, d := range r.Drains {
+		of := "-"
+		if source > 0 {
+			of = fmt.Sprintf("%.2f", d.Rate()/source)
+		}
+		rss := median(each(d.Runs, func(m Measurement) int64 { return m.RSS }))
+		fmt.Fprintf(t, "%.0f\t%s\t%.2f\t%.2f\t%.2f\t%.0f\t %s\n", d.Rate(), of,
+			d.perMillion(func(m Measurement) time.Duration { return m.Relay }), d.perMillion(func(m Measurement) time.Duration { return m.Postgres }),
+			d.perMillion(func(m Measurement) time.Duration { return m.Broker }), float64(rss)/(1<<20), d.Name)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(r.Latencies) > 0 {
+		fmt.Fprintln(w, "\nFrom the commit, in milliseconds:")
+		fmt.Fprintln(t, "\ncommits/s\treached\tto PubAck p50\tp99\tp99.9\tmax\tto a consumer p50\tp99\tp99.9\tmax\t")
+		for _, l := range r.Latencies {
+			fmt.Fprintf(t, "%d\t%.0f\t%s%s\n", l.Rate, l.Reached, l.PubAck.cells(), l.Consumer.cells())
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	for _, n := range r.Notes {
+		fmt.Fprintln(w, "note:", n)
+	}
+	return nil
+}
+
+func (q Quantiles) cells() (s string) {
+	for _, d := range []time.Duration{q.P50, q.P99, q.P999, q.Max} {
+		s += fmt.Sprintf("%.2f\t", float64(d.Microseconds())/1000)
+	}
+	return s
+}
+
+func (r *Report) runs() (n int) {
+	for _, d := range r.Drains {
+		n = max(n, len(d.Runs))
+	}
+	return n
+}

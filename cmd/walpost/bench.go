@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/bench"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+const benchHelp = `Measures, on the two servers of the configuration and in one run, how fast
+
+  - the walsender lets the rows be read (pg_recvlogical to nothing),
+  - JetStream takes the messages (plain asynchronous publishing),
+  - walpost drains the one into the other, with each kind of mark,
+
+what CPU time and memory that takes, and how long a commit takes to its PubAck and to a consumer, at different rates. Rates are
+medians of all runs; --json has every run.
+
+It works in a database and a stream of its own, ` + bench.Database + ` and ` + bench.Stream + `, and removes both. The role of
+postgres.url needs CREATEDB and REPLICATION. CPU time of the servers is known where they listen on this machine's loopback and may
+be seen. It takes their disks, and all the CPU time there is: do not run it beside anything that matters.
+
+    walpost bench --rows 1000000 --per-transaction 1
+    walpost bench --latency 1000,5000 --for 30s --mark none`
+
+func newBenchCommand() *cobra.Command {
+	var b bench.Config
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "bench", Short: "Measure drain rate, latency and cost on your servers", Long: benchHelp, Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			if err := checkBench(&b); err != nil {
+				return &usageError{err}
+			}
+			report, err := runBench(cmd.Context(), cfg, b, cmd.ErrOrStderr())
+			if report != nil && len(report.Drains)+len(report.Latencies) > 0 {
+				if perr := printBench(cmd.OutOrStdout(), report, asJSON); err == nil {
+					err = perr
+				}
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&b.Rows, "rows", 500_000, "rows of each drain")
+	f.IntVar(&b.PerTx, "per-transaction", 100, "rows in each transaction")
+	f.IntVar(&b.Payload, "payload", 300, "bytes of each payload, 32 at least")
+	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update"}, "what the relay does with delivered rows, one drain for each")
+	f.IntVar(&b.Replicas, "replicas", 1, "replicas of the stream")
+	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
+	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000}, "commits a second at which latency is measured; 0 measures none")
+	f.DurationVar(&b.For, "for", 10*time.Second, "how long latency is measured at each rate")
+	f.BoolVar(&asJSON, "json", false, "print every run as JSON")
+	addConfigFlags(cmd)
+	return cmd
+}
+
+func checkBench(b *bench.Config) error {
+	switch {
+	case b.Rows < 1 || b.PerTx < 1 || b.Replicas < 1 || b.Runs < 0 || b.Payload < 32:
+		return fmt.Errorf("--rows, --per-transaction and --replicas are 1 or more, --payload is 32 or more, --runs is not negative")
+	case b.For < time.Second:
+		return fmt.Errorf("--for is 1s or more")
+	}
+	for _, m := range b.Marks {
+		if m != string(outbox.MarkNone) && m != string(outbox.MarkDelete) && m != string(outbox.MarkUpdate) {
+			return fmt.Errorf("--marks: %q is none of none, delete and update", m)
+		}
+	}
+	var rates []int
+	for _, r := range b.Rates {
+		if r < 0 {
+			return fmt.Errorf("--latency: %d is no rate", r)
+		}
+		if r > 0 {
+			rates = append(rates, r)
+		}
+	}
+	b.Rates = rates
+	return nil
+}
+
+func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer) (*bench.Report, error) {
+	nc, err := publish.Connect(ctx, natsConn(&cfg.NATS))
+	if err != nil {
+		return nil, err
+	}
+	defer nc.Close()
+	b.PostgresURL, b.NATS = cfg.Postgres.URL, nc
+	b.Say = func(format string, args ...any) {
+		fmt.Fprintf(stderr, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05")}, args...)...)
+	}
+	b.Migrate = func(ctx context.Context, url string) error {
+		return migrateUp(ctx, io.Discard, benchConfig(cfg, url, string(outbox.MarkUpdate)), migrateOptions{to: migrations.Latest})
+	}
+	b.Command = func(url, mark string) (*exec.Cmd, error) {
+		program, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		c := exec.CommandContext(ctx, program, "run")
+		c.Dir = os.TempDir() // without a walpost.yaml
+		c.Env = os.Environ()
+		for _, k := range benchConfig(cfg, url, mark).keys() {
+			if k.env != "" {
+				c.Env = append(c.Env, k.env+"="+k.String())
+			}
+		}
+		return c, nil
+	}
+	b.Relay = func(ctx context.Context, url, mark string, onStored func(time.Duration)) error {
+		r, err := newRelay(benchConfig(cfg, url, mark), zap.NewNop(), prometheus.NewRegistry(), onStored)
+		if err != nil {
+			return err
+		}
+		return r.Run(ctx)
+	}
+	return bench.Run(ctx, b)
+}
+
+// benchConfig is the configuration with the benchmark's database and stream.
+func benchConfig(cfg *Config, url, mark string) *Config {
+	c := *cfg
+	c.Postgres.URL, c.Postgres.Slot, c.Postgres.Publication, c.Postgres.MaxRetainedWAL = url, bench.Slot, bench.Slot, 0
+	c.Source = ""
+	c.Outboxes = []OutboxConfig{defaultOutbox()}
+	c.Outboxes[0].Mark = mark
+	c.NATS.Stream, c.NATS.Subject, c.NATS.CreateStream = bench.Stream, bench.Subject, false
+	c.Mode = "auto"
+	c.Retention.Interval = 0
+	c.HTTP.Listen = ""
+	c.Log.Level = "warn"
+	return &c
+}
+
+func printBench(w io.Writer, r *bench.Report, asJSON bool) error {
+	if !asJSON {
+		return r.Print(w)
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
