@@ -116,7 +116,7 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 // Overtaken lists the keys of the aggregates in which a row without a record is
 // pending and due, and a later one is recorded: a session could not finish with the
 // former, and had recorded the latter.
-func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Duration) (keys []string, err error) {
+func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Duration) (map[string]bool, error) {
 	if !t.Layout.Records() || !t.Layout.Has(outbox.AggregateID) {
 		return nil, nil
 	}
@@ -132,8 +132,9 @@ func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Dur
 SELECT DISTINCT {key} FROM {table} t
 WHERE {fresh} AND t.{aggregate} IS NOT NULL AND t.{id} < (SELECT r.{id} FROM {table} r WHERE {recorded} ORDER BY r.{id} DESC LIMIT 1)
 	AND EXISTS (SELECT FROM {table} r WHERE {recorded} AND {same} AND r.{id} > t.{id})`)
-	err = db.raw(ctx, sql, nil, func(v [][]byte) error {
-		keys = append(keys, outbox.AggregateKey(v[0], v[1], v[2]))
+	keys := map[string]bool{}
+	err := db.raw(ctx, sql, nil, func(v [][]byte) error {
+		keys[outbox.AggregateKey(v[0], v[1], v[2])] = true
 		return nil
 	})
 	if err != nil {

@@ -22,7 +22,7 @@ type Refusal struct {
 func (l *Lane) Drain(ctx context.Context) []Refusal {
 	l.fail(ErrDrained)
 	l.awaitReplies(ctx)
-	refusals, doubts := l.collect()
+	refusals, doubts, memory := l.collect()
 	for _, s := range doubts {
 		id := s.delivery.Ref.MessageID(l.cfg.Envelope.Source())
 		switch header, err := l.cfg.Stream.Header(ctx, s.ack); {
@@ -32,7 +32,7 @@ func (l *Lane) Drain(ctx context.Context) []Refusal {
 			l.mu.Unlock()
 		case err == nil, errors.Is(err, ErrMessageGone):
 			failure := rowErrorf(RowDuplicate, "JetStream took the row for the message at sequence %d, which is not there or is another", s.ack)
-			failure.Wait = l.window // until JetStream has forgotten the id
+			failure.Wait = memory // until JetStream has forgotten the id
 			refusals = append(refusals, Refusal{s.delivery, failure})
 		}
 		// Any other error says nothing about the row: it comes again.
@@ -52,7 +52,7 @@ func (l *Lane) awaitReplies(ctx context.Context) {
 	}
 }
 
-func (l *Lane) collect() (refusals []Refusal, doubts []slot) {
+func (l *Lane) collect() (refusals []Refusal, doubts []slot, memory time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := l.ring.tail; i < l.ring.head; i++ {
@@ -63,5 +63,5 @@ func (l *Lane) collect() (refusals []Refusal, doubts []slot) {
 			doubts = append(doubts, *s)
 		}
 	}
-	return refusals, doubts
+	return refusals, doubts, l.memory
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"math"
 	"net/url"
 	"slices"
 	"strings"
@@ -326,12 +327,16 @@ func TestEnvelopeSizesAreTheServers(t *testing.T) {
 
 func TestEnvelopeAllocations(t *testing.T) {
 	ev, msg := testEvent(), new(nats.Msg)
-	// The race detector has sync.Pool drop some of what it is given, and encoding/json
-	// checks payloads with pooled scanners.
-	for format, most := range map[Format]float64{FormatBinary: 1, FormatCloudEvents: 3} {
+	for _, format := range []Format{FormatBinary, FormatCloudEvents} {
 		e, st := newEnvelope(t, format), testStamp(ev)
-		if n := testing.AllocsPerRun(100, func() { _ = e.Build(msg, ev, st) }); n > most {
-			t.Errorf("Build as %s allocates %v times, want at most %v", format, n, most)
+		// encoding/json checks payloads with pooled scanners, some of which the race
+		// detector has its pool drop: the least of many runs is what counts.
+		least := math.Inf(1)
+		for range 100 {
+			least = min(least, testing.AllocsPerRun(1, func() { _ = e.Build(msg, ev, st) }))
+		}
+		if least > 1 {
+			t.Errorf("Build as %s allocates %v times, want once at most", format, least)
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -80,18 +79,18 @@ type Lane struct {
 	msg     *nats.Msg
 	types   map[string]string // event types, see intern
 	last    outbox.Position   // of the newest row of the WAL
-	window  time.Duration     // in which JetStream remembers message ids
 	// passed is the greatest LSN under which rows of the table were sent.
 	passed atomic.Uint64
 
 	// mu guards what follows; it is never held across a write to the network.
 	mu      sync.Mutex
 	ring    *ring
-	reserve uint64   // messages before the lane's first whose rows are unsettled too
-	stored  []uint64 // acknowledged and not taken yet
-	dropped int      // replies that were failures of no row's own
-	highest uint64   // greatest sequence in a PubAck
-	err     error    // the first failure
+	memory  time.Duration // how long JetStream remembers message ids
+	reserve uint64        // messages before the lane's first whose rows are unsettled too
+	stored  []uint64      // acknowledged and not taken yet
+	dropped int           // replies that were failures of no row's own
+	highest uint64        // greatest sequence in a PubAck
+	err     error         // the first failure
 	failed  chan struct{}
 	room    chan struct{} // a token: something left the window
 	news    chan struct{} // a token: something was stored
@@ -141,7 +140,9 @@ func (l *Lane) Close() {
 func (l *Lane) Adapt(info *StreamInfo) {
 	l.sending.Lock()
 	defer l.sending.Unlock()
-	l.window = info.Config.Duplicates
+	l.mu.Lock()
+	l.memory = info.Config.Duplicates
+	l.mu.Unlock()
 	l.cfg.Subjects.Cover(info.Config.Subjects)
 	l.cfg.Envelope.Limit(l.cfg.Conn.MaxPayload(), info.Config.MaxMsgSize)
 }
@@ -264,103 +265,6 @@ func (l *Lane) Reserve(n uint64) {
 	l.reserve = n
 	l.mu.Unlock()
 	signal(l.room)
-}
-
-// onReply runs on the subscription's goroutine, in the order of arrival.
-func (l *Lane) onReply(msg *nats.Msg) {
-	index, err := strconv.ParseUint(strings.TrimPrefix(msg.Subject, l.inbox), 36, 64)
-	if err != nil {
-		return
-	}
-	ack, err := ParseAck(msg, l.cfg.Stream.cfg.Name)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.ring.holds(index) || l.ring.at(index).state != sent {
-		return
-	}
-	s := l.ring.at(index)
-	switch {
-	case err != nil:
-		l.onFailure(s, err)
-	case ack.Duplicate:
-		s.ack = ack.Seq
-		l.ring.replied(s, doubted)
-		l.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
-	case l.cfg.Chained && ack.Seq != l.cfg.Base+index+1:
-		l.ring.replied(s, settled)
-		l.failLocked(fmt.Errorf("%w: stored at sequence %d, expected %d", ErrChain, ack.Seq, l.cfg.Base+index+1))
-	default:
-		l.onStored(s, index, ack.Seq)
-	}
-	signal(l.room)
-}
-
-func (l *Lane) onStored(s *slot, index, seq uint64) {
-	l.highest = max(l.highest, seq)
-	l.ring.replied(s, stored)
-	l.stored = append(l.stored, index)
-	if l.cfg.OnStored != nil {
-		l.cfg.OnStored(s.commit)
-	}
-	signal(l.news)
-}
-
-// onFailure keeps what is the row's own and stops the lane.
-func (l *Lane) onFailure(s *slot, err error) {
-	var ack *AckError
-	if errors.As(err, &ack) && ack.Row() != nil {
-		s.failure = ack.Row()
-		l.ring.replied(s, refused)
-	} else {
-		l.ring.replied(s, settled) // the WAL or the table brings it again
-		l.dropped++
-	}
-	if ClassOf(err) == ClassChain {
-		err = fmt.Errorf("%w: %w", ErrChain, err)
-	}
-	l.failLocked(fmt.Errorf("publish %s: %w", s.delivery.Ref, err))
-}
-
-// Deny notes that the server does not let the relay publish on a subject: rows
-// in flight on it are refused, and later ones are refused before sending.
-func (l *Lane) Deny(subject string) {
-	l.cfg.Subjects.Deny(subject)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i := l.ring.low; i < l.ring.head; i++ {
-		if s := l.ring.at(i); s.state == sent && s.subject == subject {
-			s.failure = rowErrorf(RowPermission, "the server does not permit publishing on %s", subject)
-			l.ring.replied(s, refused)
-			l.failLocked(fmt.Errorf("publish on %s: permission denied", subject))
-		}
-	}
-}
-
-// watch stops the lane when a PubAck is overdue or the connection is lost.
-func (l *Lane) watch() {
-	t := time.NewTicker(l.cfg.AckTimeout / 10)
-	defer t.Stop()
-	for {
-		select {
-		case <-l.done:
-			return
-		case <-l.status:
-			l.fail(nats.ErrDisconnected)
-		case <-t.C:
-			l.checkOverdue()
-		}
-	}
-}
-
-func (l *Lane) checkOverdue() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ring.inflight == 0 {
-		return
-	}
-	if s := l.ring.at(l.ring.low); time.Since(s.sentAt) > l.cfg.AckTimeout {
-		l.failLocked(fmt.Errorf("publish %s: %w", s.delivery.Ref, ErrAckTimeout))
-	}
 }
 
 func (l *Lane) fail(err error) {

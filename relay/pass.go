@@ -76,10 +76,11 @@ func (p *pass) wait(ctx context.Context, patience time.Duration) {
 // pass is one round over a table.
 func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	var recorded []fallback.Candidate
+	var overtaken map[string]bool
 	var err error
 	if p.looks = l.looks(t); p.looks {
 		begun := time.Now()
-		recorded, err = l.recorded(ctx, t)
+		recorded, overtaken, err = l.recorded(ctx, t)
 		l.lookAt[t] = time.Now().Add(max(recordedPause, recordedShare*time.Since(begun)))
 		if err != nil {
 			return err
@@ -100,6 +101,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	for _, c := range recorded {
 		l.holds.open(aggregate{t, c.Aggregate}) // whoever has recorded it
 	}
+	recorded = slices.DeleteFunc(recorded, func(c fallback.Candidate) bool { return overtaken[c.Aggregate] })
 	if len(recorded) > 0 { // the cause of a failure may be gone
 		info, err := l.r.stream.Info(ctx)
 		if err != nil { // while nothing can be sent, a failure says nothing
@@ -136,25 +138,20 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 
 // recorded lists the recorded rows that may be tried now. Where no WAL is read,
 // nothing brings the rows before them that the last session had sent and knows
-// nothing of: those come first. Fresh ones are held as soon as they are met.
-func (l *loop) recorded(ctx context.Context, t *outbox.Table) ([]fallback.Candidate, error) {
+// nothing of: those come first, and their aggregates are overtaken. Fresh ones are
+// held as soon as they are met.
+func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []fallback.Candidate, overtaken map[string]bool, err error) {
 	hold := l.r.cfg.OnPoison != Skip
-	cs, err := l.db.Recorded(ctx, t, hold, passRows)
+	cs, err = l.db.Recorded(ctx, t, hold, passRows)
 	if err != nil || len(cs) == 0 || l.wal != nil || !hold {
-		return cs, err
+		return cs, nil, err
 	}
-	overtaken, err := l.db.Overtaken(ctx, t, l.r.cfg.DelayThreshold)
-	if err != nil {
-		return nil, err
+	if overtaken, err = l.db.Overtaken(ctx, t, l.r.cfg.DelayThreshold); err != nil {
+		return nil, nil, err
 	}
 	// Once more: what was recorded between the two would be in neither.
-	if cs, err = l.db.Recorded(ctx, t, hold, passRows); err != nil || len(overtaken) == 0 {
-		return cs, err
-	}
-	for _, c := range cs {
-		l.holds.open(aggregate{t, c.Aggregate})
-	}
-	return slices.DeleteFunc(cs, func(c fallback.Candidate) bool { return slices.Contains(overtaken, c.Aggregate) }), nil
+	cs, err = l.db.Recorded(ctx, t, hold, passRows)
+	return cs, overtaken, err
 }
 
 // looks reports whether it is time to look at recorded rows.

@@ -114,8 +114,7 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		if err != nil {
 			return nil, err
 		}
-		c := exec.CommandContext(ctx, program, "run")
-		c.Dir = os.TempDir() // without a walpost.yaml
+		c := exec.CommandContext(ctx, program, "run", "--config", os.DevNull) // a walpost.yaml may list outboxes of its own
 		c.Env = os.Environ()
 		for _, k := range benchConfig(cfg, url, mark).keys() {
 			if k.env != "" {

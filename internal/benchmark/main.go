@@ -4,27 +4,14 @@ package main
 import (
 	"context"
 	"flag"
-	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"syscall"
 
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx)
-	stop()
-	if cerr := testenv.Cleanup(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
-	}
-}
+func main() { testenv.Command(run) }
 
 func run(ctx context.Context) error {
 	replicas := flag.Int("servers", 1, "NATS servers")

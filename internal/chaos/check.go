@@ -53,14 +53,14 @@ func (w *world) check(ctx context.Context, r *result) error {
 	}
 	known := map[string]bool{}
 	for i := range rows {
-		known[fmt.Sprint(rows[i].Ref.Table, "/", rows[i].Ref.ID, "/", rows[i].Ref.Hash)] = true
+		known[key(rows[i].Ref.ID, rows[i].Ref.Hash)] = true
 	}
 	var messages []audit.Message
 	phantoms := map[outbox.MessageID]bool{}
 	reader := &audit.Reader{JetStream: w.js, Stream: streamName, Source: w.source}
 	err = reader.Read(ctx, func(m audit.Message) {
 		// What only the lost primary had committed.
-		if m.Own && m.Position.Timeline < timeline && !known[fmt.Sprint(m.ID.Table, "/", m.ID.ID, "/", m.ID.Hash)] && w.mayBePhantom(m, left) && !phantoms[m.ID] {
+		if m.Own && m.Position.Timeline < timeline && !known[key(m.ID.ID, m.ID.Hash)] && w.mayBePhantom(m, left) && !phantoms[m.ID] {
 			phantoms[m.ID] = true
 			return
 		}
@@ -75,7 +75,7 @@ func (w *world) check(ctx context.Context, r *result) error {
 	if !w.rollback && !w.promoted.Load() { // else the positions start again
 		r.Regressed = report.Regressed.Count
 	}
-	if !r.ok() {
+	if r.sum() > 0 {
 		r.Details = report.String()
 	}
 	return nil

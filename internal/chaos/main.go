@@ -12,28 +12,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx)
-	stop()
-	if cerr := testenv.Cleanup(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
-	}
-}
+func main() { testenv.Command(run) }
 
 type options struct {
 	seeds  string
@@ -43,6 +30,7 @@ type options struct {
 
 	parallel int
 
+	of      string
 	only    string
 	results string
 	keep    string
@@ -68,10 +56,13 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.keep, "logs", "", "folder for the relays' logs of runs that failed")
 	flag.DurationVar(&o.last, "for", 0, "begin new runs for so long, where no seeds are given")
 	flag.StringVar(&o.mutants, "mutants", "", "plant the known defects in the relay, one after the other, and see each noticed: all, or those that begin so")
-	of := flag.String("case", "", "make a loss happen that walpost cannot prevent: store-empty or failover")
+	flag.StringVar(&o.of, "case", "", "make a loss happen that walpost cannot prevent: store-empty or failover")
 	flag.BoolVar(&o.summary, "summary", false, "run nothing, and print the tables of the results file as Markdown")
 	flag.BoolVar(&o.verbose, "v", false, "say what is broken, as it is")
 	flag.Parse()
+	if o.parallel < 1 || o.runs < 1 {
+		return errors.New("-parallel and -runs are 1 or more")
+	}
 	if o.summary {
 		return printSummary(os.Stdout, o.results)
 	}
@@ -79,9 +70,9 @@ func run(ctx context.Context) error {
 	if o.mutants != "" {
 		return killMutants(ctx, &o)
 	}
-	if *of != "" {
+	if o.of != "" {
 		var err error
-		if o.possible, err = findCase(*of); err != nil {
+		if o.possible, err = findCase(o.of); err != nil {
 			return err
 		}
 	}
@@ -111,7 +102,7 @@ func run(ctx context.Context) error {
 			fmt.Println(r)
 			if !r.ok() {
 				failed++
-				fmt.Printf("again: go run ./internal/chaos -v -rows %d -faults %d -seeds %d\n", o.rows, o.faults, seed)
+				fmt.Println("again:", o.again(seed))
 			}
 			err := r.save(o.results)
 			mu.Unlock()
@@ -125,6 +116,18 @@ func run(ctx context.Context) error {
 		err = fmt.Errorf("%d runs failed", failed)
 	}
 	return err
+}
+
+// again is the command that repeats a run.
+func (o *options) again(seed uint64) string {
+	s := fmt.Sprintf("go run ./internal/chaos -v -rows %d -faults %d -seeds %d", o.rows, o.faults, seed)
+	if o.of != "" {
+		s += " -case " + o.of
+	}
+	if o.only != "" {
+		s += fmt.Sprintf(" -only %q", o.only)
+	}
+	return s
 }
 
 // side has several do the same side by side.

@@ -167,7 +167,7 @@ var mutants = []mutant{
 	{
 		name: "a duplicate's PubAck is taken for stored", world: func(p *plan) { oneRelay(p); p.window = 5 * time.Second }, only: "message deleted",
 		by: []string{"lost", unstored},
-		edits: []edit{{"publish/lane.go", `		s.ack = ack.Seq
+		edits: []edit{{"publish/replies.go", `		s.ack = ack.Seq
 		l.ring.replied(s, doubted)
 		l.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
 `, "		l.onStored(s, index, ack.Seq)\n"}},

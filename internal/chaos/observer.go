@@ -163,11 +163,6 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 	}
 	o.w.deleting.RLock()
 	defer o.w.deleting.RUnlock()
-	deleted := map[string]uint64{} // before the marks are read
-	o.w.deleted.Range(func(k, seq any) bool {
-		deleted[k.(string)] = seq.(uint64)
-		return true
-	})
 	result, err := conn.Query(ctx, fmt.Sprintf(`SELECT id::text, %s, processed_at FROM outbox_messages t
 		WHERE processed_at >= $1`, outboxTable.HashSQL("t")), o.since.Add(-5*time.Second))
 	if err != nil {
@@ -179,7 +174,7 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 	var at time.Time
 	newest := o.since
 	_, err = pgx.ForEachRow(result, []any{&id, &hash, &at}, func() error {
-		rows = append(rows, key(outbox.MessageID{ID: id, Hash: uint64(hash)}))
+		rows = append(rows, key(id, uint64(hash)))
 		if at.After(newest) {
 			newest = at
 		}
@@ -188,12 +183,12 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
-	missing := func(row string) bool { return o.stored[row] <= deleted[row] }
+	missing := func(row string) bool { return o.stored[row] <= o.w.deleted[row] }
 	for try := 0; try == 0 || try < 3 && o.w.cluster != nil && slices.ContainsFunc(rows, missing); try++ {
 		if try > 0 && !pause(ctx, 200*time.Millisecond) { // a leader that was deposed may not know it yet
 			return ctx.Err()
 		}
-		if err := o.stream.Read(ctx, func(m audit.Message) { o.stored[key(m.ID)] = m.Seq }); err != nil {
+		if err := o.stream.Read(ctx, func(m audit.Message) { o.stored[key(m.ID.ID, m.ID.Hash)] = m.Seq }); err != nil {
 			return err
 		}
 	}
@@ -211,7 +206,7 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // key tells a row and its message from others of the one table.
-func key(id outbox.MessageID) string { return fmt.Sprint(id.ID, "/", id.Hash) }
+func key(id string, hash uint64) string { return fmt.Sprint(id, "/", hash) }
 
 var alarmInLog = regexp.MustCompile(`"alarm": ?"([a-z_]+)"`)
 

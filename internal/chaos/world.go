@@ -89,11 +89,11 @@ type world struct {
 	dir                    string
 	nc                     *nats.Conn
 	js                     jetstream.JetStream
-	heldBack               bool         // the walsender waits for the standby
-	lossy                  atomic.Bool  // the store was rolled back, and the relay may not know yet
-	deleting               sync.RWMutex // held while a message is being deleted
-	columns                int          // that the table was altered by
-	deleted                sync.Map     // messages that a fault has deleted, key by sequence
+	heldBack               bool              // the walsender waits for the standby
+	lossy                  atomic.Bool       // the store was rolled back, and the relay may not know yet
+	columns                int               // that the table was altered by
+	deleting               sync.RWMutex      // held while a message is being deleted
+	deleted                map[string]uint64 // sequences of messages that a fault has deleted, by key
 	closers                []func() error
 }
 
@@ -109,7 +109,7 @@ func (w *world) close() error {
 
 // newWorld starts what a plan says.
 func newWorld(ctx context.Context, p plan, program string, log func(string, ...any)) (w *world, err error) {
-	w = &world{plan: p, program: program, log: log, patience: patience}
+	w = &world{plan: p, program: program, log: log, patience: patience, deleted: map[string]uint64{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())

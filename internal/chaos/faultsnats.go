@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// rollBack restores the broker's store to what it was some time ago.
+func rollBack(ctx context.Context, w *world, rng *rand.Rand) error {
+	n := w.brokers[0]
+	old := filepath.Join(w.dir, "store")
+	if err := os.RemoveAll(old); err != nil {
+		return err
+	}
+	if err := n.Stop(ctx); err != nil {
+		return err
+	}
+	if err := n.SnapshotStore(old); err != nil {
+		return err
+	}
+	if err := n.Start(ctx); err != nil {
+		return err
+	}
+	pause(ctx, between(rng, 500*time.Millisecond, 4*time.Second))
+	w.lossy.Store(true)
+	if err := n.Kill(); err != nil {
+		return err
+	}
+	if err := n.RestoreStore(old); err != nil {
+		return err
+	}
+	return n.Start(ctx)
+}
+
+// fill leaves the stream no more room than for some messages.
+func fill(ctx context.Context, w *world, rng *rand.Rand) error {
+	limit := func(most func(jetstream.StreamState) int64) error {
+		return w.until(ctx, "the stream's limit is changed", func(ctx context.Context) error {
+			s, err := w.js.Stream(ctx, streamName)
+			if err != nil {
+				return err
+			}
+			cfg := s.CachedInfo().Config
+			cfg.MaxBytes = most(s.CachedInfo().State)
+			_, err = w.js.UpdateStream(ctx, cfg)
+			return err
+		})
+	}
+	err := limit(func(s jetstream.StreamState) int64 { return int64(s.Bytes) + 50_000 })
+	pause(ctx, between(rng, 500*time.Millisecond, 5*time.Second))
+	if again := limit(func(jetstream.StreamState) int64 { return -1 }); again != nil {
+		return again
+	}
+	return err
+}

@@ -1,0 +1,108 @@
+package publish
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// onReply runs on the subscription's goroutine, in the order of arrival.
+func (l *Lane) onReply(msg *nats.Msg) {
+	index, err := strconv.ParseUint(strings.TrimPrefix(msg.Subject, l.inbox), 36, 64)
+	if err != nil {
+		return
+	}
+	ack, err := ParseAck(msg, l.cfg.Stream.cfg.Name)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.ring.holds(index) || l.ring.at(index).state != sent {
+		return
+	}
+	s := l.ring.at(index)
+	switch {
+	case err != nil:
+		l.onFailure(s, err)
+	case ack.Duplicate:
+		s.ack = ack.Seq
+		l.ring.replied(s, doubted)
+		l.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
+	case l.cfg.Chained && ack.Seq != l.cfg.Base+index+1:
+		l.ring.replied(s, settled)
+		l.failLocked(fmt.Errorf("%w: stored at sequence %d, expected %d", ErrChain, ack.Seq, l.cfg.Base+index+1))
+	default:
+		l.onStored(s, index, ack.Seq)
+	}
+	signal(l.room)
+}
+
+func (l *Lane) onStored(s *slot, index, seq uint64) {
+	l.highest = max(l.highest, seq)
+	l.ring.replied(s, stored)
+	l.stored = append(l.stored, index)
+	if l.cfg.OnStored != nil {
+		l.cfg.OnStored(s.commit)
+	}
+	signal(l.news)
+}
+
+// onFailure keeps what is the row's own and stops the lane.
+func (l *Lane) onFailure(s *slot, err error) {
+	var ack *AckError
+	if errors.As(err, &ack) && ack.Row() != nil {
+		s.failure = ack.Row()
+		l.ring.replied(s, refused)
+	} else {
+		l.ring.replied(s, settled) // the WAL or the table brings it again
+		l.dropped++
+	}
+	if ClassOf(err) == ClassChain {
+		err = fmt.Errorf("%w: %w", ErrChain, err)
+	}
+	l.failLocked(fmt.Errorf("publish %s: %w", s.delivery.Ref, err))
+}
+
+// Deny notes that the server does not let the relay publish on a subject: rows
+// in flight on it are refused, and later ones are refused before sending.
+func (l *Lane) Deny(subject string) {
+	l.cfg.Subjects.Deny(subject)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := l.ring.low; i < l.ring.head; i++ {
+		if s := l.ring.at(i); s.state == sent && s.subject == subject {
+			s.failure = rowErrorf(RowPermission, "the server does not permit publishing on %s", subject)
+			l.ring.replied(s, refused)
+			l.failLocked(fmt.Errorf("publish on %s: permission denied", subject))
+		}
+	}
+}
+
+// watch stops the lane when a PubAck is overdue or the connection is lost.
+func (l *Lane) watch() {
+	t := time.NewTicker(l.cfg.AckTimeout / 10)
+	defer t.Stop()
+	for {
+		select {
+		case <-l.done:
+			return
+		case <-l.status:
+			l.fail(nats.ErrDisconnected)
+		case <-t.C:
+			l.checkOverdue()
+		}
+	}
+}
+
+func (l *Lane) checkOverdue() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ring.inflight == 0 {
+		return
+	}
+	if s := l.ring.at(l.ring.low); time.Since(s.sentAt) > l.cfg.AckTimeout {
+		l.failLocked(fmt.Errorf("publish %s: %w", s.delivery.Ref, ErrAckTimeout))
+	}
+}
