@@ -120,20 +120,8 @@ func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Dur
 	if !t.Layout.Records() || !t.Layout.Has(outbox.AggregateID) {
 		return nil, nil
 	}
-	var same []string // NULL is a value here, and the planner may hash
-	for _, f := range aggregateFields {
-		if t.Layout.Has(f) {
-			same = append(same, fmt.Sprintf("coalesce(r.%[1]s::text, '') = coalesce(t.%[1]s::text, '')", t.Column(f)))
-		}
-	}
-	recorded := pendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
-	sql := strings.NewReplacer("{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold), "{recorded}", recorded,
-		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID), "{same}", strings.Join(same, " AND ")).Replace(`
-SELECT DISTINCT {key} FROM {table} t
-WHERE {fresh} AND t.{aggregate} IS NOT NULL AND t.{id} < (SELECT r.{id} FROM {table} r WHERE {recorded} ORDER BY r.{id} DESC LIMIT 1)
-	AND EXISTS (SELECT FROM {table} r WHERE {recorded} AND {same} AND r.{id} > t.{id})`)
 	keys := map[string]bool{}
-	err := db.raw(ctx, sql, nil, func(v [][]byte) error {
+	err := db.raw(ctx, overtakenSQL(t, threshold), nil, func(v [][]byte) error {
 		keys[outbox.AggregateKey(v[0], v[1], v[2])] = true
 		return nil
 	})
@@ -141,6 +129,20 @@ WHERE {fresh} AND t.{aggregate} IS NOT NULL AND t.{id} < (SELECT r.{id} FROM {ta
 		return nil, fmt.Errorf("look for overtaken rows of %s: %w", t, err)
 	}
 	return keys, nil
+}
+
+// overtakenSQL reads the pending rows once. A join of the two kinds would compare
+// each with each: statistics of a queue say that few rows are pending.
+func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
+	recorded := pendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
+	return strings.NewReplacer("{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold), "{recorded}", recorded, "{pending}", pendingSQL(t, "t"),
+		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID), "{error}", t.Column(outbox.LastError), "{by}", partitionSQL(t)).Replace(`
+SELECT DISTINCT tenant, kind, aggregate FROM (
+	SELECT {key}, t.{error} IS NOT NULL AS recorded, bool_or(t.{error} IS NULL) OVER (PARTITION BY {by} ORDER BY t.{id}) AS behind
+	FROM {table} t
+	WHERE {pending} AND t.{aggregate} IS NOT NULL AND t.{id} <= (SELECT r.{id} FROM {table} r WHERE {recorded} ORDER BY r.{id} DESC LIMIT 1)
+		AND (t.{error} IS NOT NULL OR ({fresh}))
+) x WHERE recorded AND behind`)
 }
 
 // candidates runs a query for id, tenant, kind and id of the aggregate, recorded,
