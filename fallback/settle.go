@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -193,6 +194,8 @@ func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) (
 	return verdicts, err
 }
 
+// args are a settling statement's parameters, an array each. One that no row has
+// anything in is NULL.
 type args struct {
 	ids      []string
 	hashes   []int64
@@ -203,21 +206,40 @@ type args struct {
 }
 
 func (db *DB) args(rows []Row) args {
-	a := args{make([]string, len(rows)), make([]int64, len(rows)), make([]*string, len(rows)), make([]string, len(rows)), make([]*int, len(rows)), make([]*time.Duration, len(rows))}
-	for i, r := range rows {
-		a.ids[i], a.hashes[i], a.failures[i] = r.Ref.ID, int64(r.Ref.Hash), r.Failure
-		if r.XID != 0 {
-			xid := fmt.Sprint(db.fullXID(r.XID))
+	n := len(rows)
+	a := args{ids: make([]string, n), hashes: make([]int64, n), xids: make([]*string, n)}
+	for i := range rows {
+		r := &rows[i]
+		a.ids[i], a.hashes[i] = r.Ref.ID, int64(r.Ref.Hash)
+		switch {
+		case r.XID == 0:
+		case i > 0 && r.XID == rows[i-1].XID:
+			a.xids[i] = a.xids[i-1]
+		default:
+			xid := strconv.FormatUint(db.fullXID(r.XID), 10)
 			a.xids[i] = &xid
 		}
+		if r.Failure != "" {
+			a.failures = or(a.failures, n)
+			a.failures[i] = r.Failure
+		}
 		if r.Polled {
-			a.attempts[i] = &rows[i].Attempts
+			a.attempts = or(a.attempts, n)
+			a.attempts[i] = &r.Attempts
 		}
 		if r.Wait > 0 {
-			a.waits[i] = &rows[i].Wait
+			a.waits = or(a.waits, n)
+			a.waits[i] = &r.Wait
 		}
 	}
 	return a
+}
+
+func or[T any](s []T, n int) []T {
+	if s == nil {
+		s = make([]T, n)
+	}
+	return s
 }
 
 // pendingSQL is the condition under which a row still waits to be delivered.

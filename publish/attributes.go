@@ -11,30 +11,31 @@ import (
 // the message id.
 func (e *Envelope) describe(ev *outbox.Event) {
 	h := e.headers
-	id := h.text[len(e.source)+len("/") : h.ends[hMsgID]]
-	h.text = appendPercent(h.text, id)
-	h.end(hID)
-	h.text = appendPercent(h.text, ev.Values[outbox.EventType])
-	h.end(hType)
-	h.text = appendPercent(h.text, subjectType(ev))
-	if subjectType(ev) != nil {
-		h.text = append(h.text, '/')
-		h.text = appendPercent(h.text, ev.Values[outbox.AggregateID])
+	h.percent(hID, e.eventID)
+	h.percent(hType, ev.Values[outbox.EventType])
+	if kind := subjectType(ev); kind != nil {
+		h.open(hSubject)
+		h.block = appendPercent(h.block, kind)
+		h.block = append(h.block, '/')
+		h.block = appendPercent(h.block, ev.Values[outbox.AggregateID])
+		h.close()
 	}
-	h.end(hSubject)
-	h.text = appendEventTime(h.text, ev)
-	h.end(hTime)
+	h.open(hTime)
+	h.block = appendEventTime(h.block, ev)
+	h.close()
 	for _, x := range extensions {
-		h.text = appendPercent(h.text, ev.Values[x.field])
-		h.end(x.header)
+		h.percent(x.header, ev.Values[x.field])
 	}
-	e.trace(ev.Values[outbox.TraceID])
-	contentType := ""
+	// Tracing libraries find a traceparent under its own name.
+	if trace := ev.Values[outbox.TraceID]; isTraceparent(trace) {
+		h.percent(hTraceparent, trace)
+	} else {
+		h.percent(hTraceID, trace)
+	}
 	if len(ev.Values[outbox.Payload]) > 0 {
-		contentType = jsonType
+		h.put(hDataContentType, jsonType)
+		h.put(hContentType, jsonType)
 	}
-	h.put(hDataContentType, contentType)
-	h.put(hContentType, contentType)
 }
 
 const jsonType = "application/json"
@@ -51,20 +52,6 @@ var extensions = []struct {
 	{outbox.AggregateID, hAggregateID, "aggregateid"},
 	{outbox.AggregateVersion, hAggregateVersion, "aggregateversion"},
 	{outbox.EventVersion, hEventVersion, "eventversion"},
-}
-
-// trace passes a W3C traceparent on under its own name, so that tracing
-// libraries find it, and any other trace id as an attribute.
-func (e *Envelope) trace(id []byte) {
-	h := e.headers
-	if isTraceparent(id) {
-		h.end(hTraceID)
-		h.text = append(h.text, id...)
-		h.end(hTraceparent)
-		return
-	}
-	h.text = appendPercent(h.text, id)
-	h.end(hTraceID)
 }
 
 // subjectType is the first half of the CloudEvents subject "<aggregate

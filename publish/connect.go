@@ -63,8 +63,8 @@ func Connect(ctx context.Context, cfg ConnConfig) (*nats.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	first := newFirstDial(ctx, cfg.Timeout)
-	defer first.done()
+	first := newDialer(ctx, cfg.Timeout)
+	defer first.connected()
 	opts := append(auth, nats.SetCustomDialer(first))
 	nc, err := nats.Connect(strings.Join(urls, ","), append(opts, cfg.options()...)...)
 	if ctx.Err() != nil {

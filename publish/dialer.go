@@ -7,21 +7,24 @@ import (
 	"time"
 )
 
-// firstDial lets a context end the first connection attempt: nats.Connect takes
-// none. After done the context no longer matters, because reconnects outlive it.
-type firstDial struct {
+// dialer makes the client's connections. It lets a context end the first attempt,
+// which nats.Connect itself cannot, and keeps the newest connection, see socket.
+type dialer struct {
 	timeout time.Duration
 
-	mu    sync.Mutex // guards what follows: reconnects dial on another goroutine
-	ctx   context.Context
-	stops []func() bool
+	mu     sync.Mutex // guards what follows: reconnects dial on another goroutine
+	ctx    context.Context
+	stops  []func() bool
+	newest *socket
 }
 
-func newFirstDial(ctx context.Context, timeout time.Duration) *firstDial {
-	return &firstDial{ctx: ctx, timeout: timeout}
+func newDialer(ctx context.Context, timeout time.Duration) *dialer {
+	return &dialer{ctx: ctx, timeout: timeout}
 }
 
-func (d *firstDial) done() {
+// connected is called after the first attempt: from then on its context no longer
+// matters, because reconnects outlive it.
+func (d *dialer) connected() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, stop := range d.stops {
@@ -31,21 +34,29 @@ func (d *firstDial) done() {
 }
 
 // Dial implements nats.CustomDialer.
-func (d *firstDial) Dial(network, address string) (net.Conn, error) {
+func (d *dialer) Dial(network, address string) (net.Conn, error) {
 	d.mu.Lock()
 	ctx := d.ctx
 	d.mu.Unlock()
-	dialer := net.Dialer{Timeout: d.timeout}
-	if ctx == nil {
-		return dialer.Dial(network, address)
+	first := ctx != nil
+	if !first {
+		ctx = context.Background()
 	}
-	conn, err := dialer.DialContext(ctx, network, address)
+	conn, err := (&net.Dialer{Timeout: d.timeout}).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	d.mu.Lock()
-	d.stops = append(d.stops, stop)
-	d.mu.Unlock()
-	return conn, nil
+	defer d.mu.Unlock()
+	if first {
+		d.stops = append(d.stops, context.AfterFunc(ctx, func() { _ = conn.Close() }))
+	}
+	d.newest = &socket{Conn: conn}
+	return d.newest, nil
+}
+
+func (d *dialer) current() *socket {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.newest
 }

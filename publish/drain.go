@@ -21,6 +21,7 @@ type Refusal struct {
 // others are refused. Everything else that is unacknowledged is forgotten.
 func (l *Lane) Drain(ctx context.Context) []Refusal {
 	l.fail(ErrDrained)
+	_ = l.Flush()
 	l.awaitReplies(ctx)
 	refusals, doubts, memory := l.collect()
 	for _, s := range doubts {

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
 )
@@ -52,6 +50,7 @@ type Envelope struct {
 	cfg        EnvelopeConfig
 	source     string
 	headers    *headers
+	eventID    []byte // of the message that is being built
 	body       []byte
 	maxPayload int64
 	maxMsgSize int64
@@ -65,14 +64,14 @@ func NewEnvelope(cfg EnvelopeConfig) (*Envelope, error) {
 			"source %+q: %w", cfg.Source, err)
 	}
 	e := &Envelope{cfg: cfg, source: cfg.Source, headers: newHeaders()}
-	e.headers.put(hStream, cfg.Stream)
+	e.headers.fix(hStream, cfg.Stream)
 	switch cfg.Format {
 	case "", FormatBinary:
 		e.cfg.Format = FormatBinary
-		e.headers.put(hSpecVersion, "1.0")
-		e.headers.put(hSource, string(appendPercent(nil, cfg.Source)))
+		e.headers.fix(hSpecVersion, "1.0")
+		e.headers.fix(hSource, string(appendPercent(nil, cfg.Source)))
 	case FormatCloudEvents:
-		e.headers.put(hContentType, "application/cloudevents+json")
+		e.headers.fix(hContentType, "application/cloudevents+json")
 	default:
 		return nil, hint.Errorf("want binary or cloudevents", "nats.format %q: unknown", cfg.Format)
 	}
@@ -103,15 +102,15 @@ func (e *Envelope) Limit(maxPayload int64, maxMsgSize int32) {
 	e.maxPayload, e.maxMsgSize = maxPayload, int64(maxMsgSize)
 }
 
-// Build sets the message's Header and Data; subject and reply are the caller's.
-// Both are valid until the next Build or until the event's values are
-// overwritten: send the message before. Its error is a [*RowError].
-func (e *Envelope) Build(msg *nats.Msg, ev *outbox.Event, st Stamp) error {
+// Build returns a message's header block, as it goes over the wire, and its body.
+// Both are valid until the next Build or until the event's values are overwritten:
+// send the message before. Its error is a [*RowError].
+func (e *Envelope) Build(ev *outbox.Event, st Stamp) (header, body []byte, err error) {
 	if err := checkAttributes(ev); err != nil {
-		return err
+		return nil, nil, err
 	}
 	if err := e.checkTotal(len(ev.Values[outbox.Payload])); err != nil {
-		return err
+		return nil, nil, err
 	}
 	h := e.headers
 	h.begin()
@@ -119,13 +118,11 @@ func (e *Envelope) Build(msg *nats.Msg, ev *outbox.Event, st Stamp) error {
 	if e.cfg.Format == FormatBinary {
 		e.describe(ev)
 	} else if trace := ev.Values[outbox.TraceID]; isTraceparent(trace) {
-		h.text = append(h.text, trace...)
-		h.end(hTraceparent)
+		h.percent(hTraceparent, trace)
 	}
-	h.finish()
-	msg.Header = h.header
-	msg.Data = e.data(ev, st.Ref)
-	return e.checkSize(len(msg.Data))
+	h.end()
+	body = e.data(ev, st.Ref)
+	return h.block, body, e.checkSize(len(body))
 }
 
 // checkAttributes refuses what cannot make a message, before anything of that
@@ -151,18 +148,21 @@ func checkAttributes(ev *outbox.Event) error {
 // identify writes the headers that say which row this is and where it stands.
 func (e *Envelope) identify(st Stamp) {
 	h := e.headers
-	h.text = append(h.text, e.source...)
-	h.text = append(h.text, '/')
-	h.text = st.Ref.AppendEventID(h.text)
-	h.end(hMsgID)
-	h.text = st.Position.Append(h.text)
-	h.end(hPosition)
+	e.eventID = st.Ref.AppendEventID(e.eventID[:0])
+	h.open(hMsgID)
+	h.block = append(h.block, e.source...)
+	h.block = append(h.block, '/')
+	h.block = append(h.block, e.eventID...)
+	h.close()
 	if st.Chained {
-		h.text = strconv.AppendUint(h.text, st.ExpectedLast, 10)
+		h.open(hExpectedLast)
+		h.block = strconv.AppendUint(h.block, st.ExpectedLast, 10)
+		h.close()
 	}
-	h.end(hExpectedLast)
-	h.text = appendPercent(h.text, st.Via)
-	h.end(hVia)
+	h.open(hPosition)
+	h.block = st.Position.Append(h.block)
+	h.close()
+	h.put(hVia, st.Via)
 }
 
 func (e *Envelope) data(ev *outbox.Event, ref outbox.Ref) []byte {
@@ -174,7 +174,7 @@ func (e *Envelope) data(ev *outbox.Event, ref outbox.Ref) []byte {
 }
 
 func (e *Envelope) checkSize(body int) error {
-	header := e.headers.size()
+	header := len(e.headers.block)
 	if header > maxHeader {
 		return rowErrorf(RowHeaders, "the headers have %d bytes, the limit is %d", header, maxHeader)
 	}

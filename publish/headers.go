@@ -29,15 +29,12 @@ const (
 	hEventVersion
 	hTraceID
 	hTraceparent
-	// The headers from here on have the same value in every message.
 	hStream
 	hSpecVersion
 	hSource
 	hDataContentType
 	hContentType
 	numHeaders
-
-	firstFixed = hStream
 )
 
 var headerNames = [numHeaders]string{
@@ -66,63 +63,66 @@ var headerNames = [numHeaders]string{
 // maxHeader is the server's limit on a message's encoded headers, in bytes.
 const maxHeader = 65535
 
-// headers is a nats.Header that is filled anew for every message: the values of
-// one message are written one after the other into text, and become strings in
-// a single allocation.
+// headerBegin opens every header block, headerEnd closes it.
+const (
+	headerBegin = "NATS/1.0\r\n"
+	headerEnd   = "\r\n"
+)
+
+// headers is the header block of a message as it goes over the wire: what is the
+// same in every message is written once, the rest anew for each.
 type headers struct {
-	header nats.Header
-	values [numHeaders][1]string
-	in     [numHeaders]bool // is in header
-	text   []byte
-	ends   [firstFixed]int // where each value ends in text; never decreasing
+	block []byte
+	fixed int // length of what stays
+	start int // of the header that is being written
+	value int // of its value
 }
 
-func newHeaders() *headers { return &headers{header: make(nats.Header, numHeaders)} }
-
-// begin starts a message. Its headers are then ended in ascending order.
-func (h *headers) begin() {
-	h.text = h.text[:0]
-	h.ends = [firstFixed]int{}
+func newHeaders() *headers {
+	return &headers{block: []byte(headerBegin), fixed: len(headerBegin)}
 }
 
-// end makes what was appended to text since the last end the value of a header.
-// A header without a value is absent.
-func (h *headers) end(id header) { h.ends[id] = len(h.text) }
+// fix adds a header to every message.
+func (h *headers) fix(id header, value string) {
+	h.put(id, value)
+	h.fixed = len(h.block)
+}
 
-// finish puts the values into the map.
-func (h *headers) finish() {
-	all := string(h.text)
-	start := 0
-	for id := range firstFixed {
-		end := max(h.ends[id], start)
-		h.put(id, all[start:end])
-		start = end
+// begin starts a message.
+func (h *headers) begin() { h.block = h.block[:h.fixed] }
+
+// open starts a header: what is appended to block from then on is its value.
+func (h *headers) open(id header) {
+	h.start = len(h.block)
+	h.block = append(h.block, headerNames[id]...)
+	h.block = append(h.block, ": "...)
+	h.value = len(h.block)
+}
+
+// close ends it. A header without a value is absent.
+func (h *headers) close() {
+	if len(h.block) == h.value {
+		h.block = h.block[:h.start]
+		return
 	}
+	h.block = append(h.block, "\r\n"...)
 }
 
 func (h *headers) put(id header, value string) {
-	h.values[id][0] = value
-	switch present := value != ""; {
-	case present == h.in[id]:
-	case present:
-		h.header[headerNames[id]] = h.values[id][:]
-		h.in[id] = true
-	default:
-		delete(h.header, headerNames[id])
-		h.in[id] = false
-	}
+	h.open(id)
+	h.block = append(h.block, value...)
+	h.close()
 }
 
-// size is the number of bytes that nats.go encodes the headers into.
-func (h *headers) size() int {
-	n := len("NATS/1.0\r\n\r\n")
-	for id := range numHeaders {
-		if h.in[id] {
-			n += len(headerNames[id]) + len(": \r\n") + len(h.values[id][0])
-		}
-	}
-	return n
+// percent is put for a value that may be anything.
+func (h *headers) percent(id header, value []byte) {
+	h.open(id)
+	h.block = appendPercent(h.block, value)
+	h.close()
 }
+
+// end completes the block.
+func (h *headers) end() { h.block = append(h.block, headerEnd...) }
 
 // appendPercent encodes an attribute's value as the CloudEvents binding for NATS
 // says. It is also what keeps a row from ending a header and beginning another.

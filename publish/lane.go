@@ -74,9 +74,11 @@ type Lane struct {
 	wg      sync.WaitGroup
 
 	// sending makes Send one at a time, from the place in the ring to the write
-	// into the connection's buffer: that is what makes it a lane.
+	// into the wire's buffer: that is what makes it a lane.
 	sending sync.Mutex
-	msg     *nats.Msg
+	wire    wire
+	linger  *time.Timer       // flushes the wire where the sender does not
+	reply   []byte            // the inbox, and the index of the message that is being sent
 	types   map[string]string // event types, see intern
 	last    outbox.Position   // of the newest row of the WAL
 	// passed is the greatest LSN under which rows of the table were sent.
@@ -96,14 +98,17 @@ type Lane struct {
 	news    chan struct{} // a token: something was stored
 }
 
+// maxLinger is how long a message stays in the wire's buffer at most.
+const maxLinger = 20 * time.Millisecond
+
 // NewLane subscribes to the acknowledgements. Close it.
-func NewLane(cfg LaneConfig) (*Lane, error) {
+func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 	if cfg.AckTimeout == 0 {
 		cfg.AckTimeout = DefaultAckTimeout
 	}
 	l := &Lane{
 		cfg: cfg, inbox: cfg.Conn.NewInbox() + ".", done: make(chan struct{}),
-		msg: &nats.Msg{Header: nats.Header{}}, types: map[string]string{}, ring: &ring{}, highest: cfg.Base,
+		types: map[string]string{}, ring: &ring{}, highest: cfg.Base,
 		failed: make(chan struct{}), room: make(chan struct{}, 1), news: make(chan struct{}, 1),
 	}
 	l.last = cfg.Position
@@ -116,11 +121,37 @@ func NewLane(cfg LaneConfig) (*Lane, error) {
 	_ = sub.SetPendingLimits(-1, -1)
 	l.sub = sub
 	l.status = cfg.Conn.StatusChanged(nats.DISCONNECTED, nats.RECONNECTING, nats.CLOSED)
-	if !cfg.Conn.IsConnected() {
-		l.fail(nats.ErrDisconnected)
-	}
+	l.linger = time.AfterFunc(time.Hour, func() { _ = l.Flush() })
 	l.wg.Go(l.watch)
+	l.connect(ctx)
 	return l, nil
+}
+
+// connect finds the way to write, for which the subscription has to be known to the
+// server: what is written past the client overtakes what the client has not written
+// yet.
+func (l *Lane) connect(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.AckTimeout)
+	defer cancel()
+	l.wg.Go(func() {
+		select {
+		case <-l.failed: // the connection is lost
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	nc := l.cfg.Conn
+	l.wire = wire{nc: nc, sock: plainSocket(nc)}
+	err := nats.ErrDisconnected
+	if nc.IsConnected() {
+		err = nc.FlushWithContext(ctx)
+	}
+	if err == nil && plainSocket(nc) != l.wire.sock {
+		err = nats.ErrDisconnected // and connected anew meanwhile
+	}
+	if err != nil {
+		l.fail(fmt.Errorf("subscribe to acknowledgements: %w", err))
+	}
 }
 
 // Close ends the lane. Replies that come later are not read. It may be called
@@ -129,6 +160,7 @@ func (l *Lane) Close() {
 	l.fail(ErrDrained)
 	l.closing.Do(func() {
 		close(l.done)
+		l.linger.Stop()
 		_ = l.sub.Unsubscribe()
 		l.cfg.Conn.RemoveStatusListener(l.status)
 		l.wg.Wait()
@@ -147,9 +179,12 @@ func (l *Lane) Adapt(info *StreamInfo) {
 	l.cfg.Envelope.Limit(l.cfg.Conn.MaxPayload(), info.Config.MaxMsgSize)
 }
 
-// Send publishes a row of the WAL: n is the ordinal of its INSERT. It waits while
-// the window is full and returns the lane's failure once it has stopped. A
-// *RowError is the row's own: nothing was sent, and the lane goes on.
+// Send publishes a row of the WAL. It waits while the window is full and returns the
+// lane's failure once it has stopped. A *RowError is the row's own: nothing was sent,
+// and the lane goes on.
+//
+// The message is on its way when Flush was called, when much has gathered, or after
+// 20 ms.
 func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
@@ -192,23 +227,52 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 	if stamp.Position.Passed = l.Passed(); stamp.Position.Passed < at.Commit {
 		stamp.Position.Passed = 0 // it says nothing that the position does not
 	}
-	if err := l.cfg.Envelope.Build(l.msg, ev, stamp); err != nil {
-		return err
-	}
-	l.last = at // only now: a row that is refused may be one of long ago
-	l.msg.Subject = subject
-	s := slot{delivery: Delivery{Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag}, subject: subject, commit: ev.CommitTime, size: l.msg.Size()}
-	index, err := l.enter(ctx, s)
+	header, body, err := l.cfg.Envelope.Build(ev, stamp)
 	if err != nil {
 		return err
 	}
-	l.msg.Reply = l.inbox + strconv.FormatUint(index, 36)
-	if err := l.cfg.Conn.PublishMsg(l.msg); err != nil {
-		err = fmt.Errorf("publish: %w", err)
-		l.fail(err)
+	l.last = at // only now: a row that is refused may be one of long ago
+	index, err := l.enter(ctx, slot{
+		delivery: Delivery{Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag},
+		subject:  subject, commit: ev.CommitTime, size: len(subject) + len(header) + len(body),
+	})
+	if err != nil {
 		return err
 	}
+	l.reply = strconv.AppendUint(append(l.reply[:0], l.inbox...), index, 36)
+	first := len(l.wire.buf) == 0
+	if err := l.wire.publish(subject, l.reply, header, body); err != nil {
+		return l.broken(err)
+	}
+	if first && len(l.wire.buf) > 0 {
+		l.linger.Reset(maxLinger)
+	}
 	return nil
+}
+
+// Flush has everything that was sent written, as far as it was not. It costs next to
+// nothing where it was.
+func (l *Lane) Flush() error {
+	l.sending.Lock()
+	defer l.sending.Unlock()
+	return l.flush()
+}
+
+func (l *Lane) flush() error {
+	if len(l.wire.buf) == 0 {
+		return nil
+	}
+	l.linger.Stop()
+	if err := l.wire.flush(); err != nil {
+		return l.broken(err)
+	}
+	return nil
+}
+
+func (l *Lane) broken(err error) error {
+	err = fmt.Errorf("publish: %w", err)
+	l.fail(err)
+	return err
 }
 
 // intern returns the same string for the same event type: the ring's slots then
@@ -240,6 +304,9 @@ func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
 			return l.ring.head - 1, nil
 		}
 		l.mu.Unlock()
+		if err := l.flush(); err != nil { // or nothing makes room
+			return 0, err
+		}
 		select {
 		case <-l.room:
 		case <-l.failed:

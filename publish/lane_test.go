@@ -27,9 +27,14 @@ type laneRig struct {
 
 func newLaneRig(t *testing.T, n *testenv.NATS, change func(*jetstream.StreamConfig)) *laneRig {
 	t.Helper()
+	return newLaneRigOver(t, n, ConnConfig{URL: n.URL()}, change)
+}
+
+func newLaneRigOver(t *testing.T, n *testenv.NATS, conn ConnConfig, change func(*jetstream.StreamConfig)) *laneRig {
+	t.Helper()
 	r := &laneRig{t: t, nats: n, table: &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical()}}
 	var err error
-	r.nc, err = Connect(t.Context(), ConnConfig{URL: n.URL()})
+	r.nc, err = Connect(t.Context(), conn)
 	r.must(err)
 	t.Cleanup(r.nc.Close)
 	r.js, err = jetstream.New(r.nc)
@@ -65,7 +70,7 @@ func (r *laneRig) lane() *Lane {
 	info, err := r.stream.Info(r.t.Context())
 	r.must(err)
 	r.cfg.Base, r.cfg.Position = info.LastSeq, outbox.Position{SystemID: "1", Timeline: 1}
-	l, err := NewLane(r.cfg)
+	l, err := NewLane(r.t.Context(), r.cfg)
 	r.must(err)
 	r.t.Cleanup(l.Close)
 	return l
@@ -318,6 +323,7 @@ func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
 	l := r.lane()
 	for id := range 10 {
 		r.must(r.send(l, id))
+		r.must(l.Flush())
 		_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
 		r.must(err)
 	}

@@ -60,15 +60,13 @@ func TestMinimalPermissionsSuffice(t *testing.T) {
 	if _, _, err := s.Check(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	e, msg := newEnvelope(t, FormatBinary), nats.NewMsg("events.x")
+	e := newEnvelope(t, FormatBinary)
 	for i := range 10 {
 		ev := testEvent()
 		ev.Values[0] = fmt.Append(nil, i)
 		st := testStamp(ev)
 		st.ExpectedLast = uint64(i)
-		if err := e.Build(msg, ev, st); err != nil {
-			t.Fatal(err)
-		}
+		msg := build(t, e, ev, st)
 		if _, err := ParseAck(must(nc.RequestMsg(msg, 5*time.Second))(t), "EVENTS"); err != nil {
 			t.Fatal(err)
 		}

@@ -74,7 +74,7 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 			return 0, err
 		}
 	}
-	return len(cs), nil
+	return len(cs), l.lane.Flush()
 }
 
 // findLocked notes which of the rows that could not be read are locked.

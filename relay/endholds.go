@@ -44,7 +44,7 @@ func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
 			}
 		}
 	}
-	return nil
+	return l.lane.Flush()
 }
 
 // sendQueued sends a row that queued up behind a hold that has ended. The WAL has

@@ -115,6 +115,9 @@ func (f *feed) mayBeRecorded(ev *outbox.Event) bool {
 // gate holds need not wait for company.
 func (f *feed) Idle(ctx context.Context) error { return f.flush(ctx) }
 
+// Dry implements stream.Handler. A lane that cannot write says so at the next row.
+func (f *feed) Dry() { _ = f.lane.Flush() }
+
 // delayed is how long after its commit the row falls due, where that is later
 // than the threshold.
 func (f *feed) delayed(ev *outbox.Event) (time.Duration, error) {

@@ -64,7 +64,7 @@ func (w *settler) recordLines(ctx context.Context, key batchKey, lines [][]*job)
 			continue
 		}
 		w.leave(j)
-		w.settled(j)
+		w.settled([]*job{j})
 	}
 	return nil
 }

@@ -141,7 +141,7 @@ func (r *Relay) newSession(ctx context.Context, db *fallback.DB, sys stream.Syst
 	if err != nil {
 		return nil, err
 	}
-	if s.lane, err = r.newLane(info, sys, seen); err != nil {
+	if s.lane, err = r.newLane(ctx, info, sys, seen); err != nil {
 		return nil, err
 	}
 	s.settler = newSettler(r, db, s.lane, s.holds, seen)
@@ -331,8 +331,8 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	return cause
 }
 
-func (r *Relay) newLane(info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
-	lane, err := publish.NewLane(publish.LaneConfig{
+func (r *Relay) newLane(ctx context.Context, info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
+	lane, err := publish.NewLane(ctx, publish.LaneConfig{
 		Conn: r.nc, Stream: r.stream, Subjects: r.subjects, Envelope: r.envelope,
 		Chained: !r.cfg.Stream.Shared, Base: info.LastSeq,
 		Window: r.cfg.Window, WindowBytes: r.cfg.WindowBytes,

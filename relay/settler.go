@@ -42,7 +42,8 @@ type job struct {
 	task     task
 	of       aggregate         // of a row that is recorded
 	delivery *publish.Delivery // nil where the row is not in the lane
-	waiters  []waiter
+	by       waiter            // nil where nobody waits
+	others   []waiter
 	behind   uint64 // of a row that was read back
 	begun    time.Time
 	due      time.Time
@@ -100,11 +101,11 @@ func newSettler(r *Relay, db *fallback.DB, lane *publish.Lane, h *holds, s *seen
 func (w *settler) stored(ctx context.Context, row fallback.Row, behind uint64, by waiter) error {
 	w.mu.Lock()
 	if j := w.waiting[row.Ref]; j != nil {
-		j.waiters = append(j.waiters, by)
+		j.others = append(j.others, by)
 		w.mu.Unlock()
 		return nil
 	}
-	j := &job{row: row, waiters: []waiter{by}, behind: behind + 1}
+	j := &job{row: row, by: by, behind: behind + 1}
 	w.waiting[row.Ref] = j
 	w.mu.Unlock()
 	return w.add(ctx, j)
@@ -113,12 +114,12 @@ func (w *settler) stored(ctx context.Context, row fallback.Row, behind uint64, b
 // park has a failure recorded.
 func (w *settler) park(ctx context.Context, row fallback.Row, of aggregate, by waiter) error {
 	w.holds.record(of)
-	return w.enlist(ctx, &job{row: row, task: toPark, of: of, waiters: []waiter{by}})
+	return w.enlist(ctx, &job{row: row, task: toPark, of: of, by: by})
 }
 
 // hold has it recorded that a row waits. Its aggregate's hold counts it already.
 func (w *settler) hold(ctx context.Context, row fallback.Row, of aggregate, by waiter) error {
-	return w.enlist(ctx, &job{row: row, task: toHold, of: of, waiters: []waiter{by}})
+	return w.enlist(ctx, &job{row: row, task: toHold, of: of, by: by})
 }
 
 func (w *settler) enlist(ctx context.Context, j *job) error {
@@ -233,19 +234,20 @@ func (w *settler) takeAdded() {
 
 func (w *settler) takeStored() {
 	now := time.Now()
-	deliveries := w.lane.Take(nil, publish.U)
-	for i := range deliveries {
-		d := &deliveries[i]
-		j := &job{row: fallback.Row{Ref: d.Ref, XID: d.XID}, delivery: d, begun: now, due: now}
-		if by, ok := d.Tag.(waiter); ok {
-			j.waiters = []waiter{by}
-		}
+	taken := w.lane.Take(nil, publish.U)
+	jobs := make([]job, len(taken))
+	var unmarked []*job
+	for i := range taken {
+		d, j := &taken[i], &jobs[i]
+		*j = job{row: fallback.Row{Ref: d.Ref, XID: d.XID}, delivery: d, begun: now, due: now}
+		j.by, _ = d.Tag.(waiter)
 		if d.Ref.Table.Mark == outbox.MarkNone {
-			w.settled(j)
+			unmarked = append(unmarked, j)
 			continue
 		}
 		w.jobs = append(w.jobs, j)
 	}
+	w.settled(unmarked)
 }
 
 // finish settles what is left, as far as ctx allows, after the lane has drained.
@@ -265,9 +267,7 @@ func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
 		if polled, ok := x.Tag.(*polled); ok {
 			j.row.Polled, j.row.Attempts = true, polled.attempts
 		}
-		if by, ok := x.Tag.(waiter); ok {
-			j.waiters = []waiter{by}
-		}
+		j.by, _ = x.Tag.(waiter)
 		w.take(j)
 	}
 	// A row that somebody has locked is not waited for: the read-back finds it.

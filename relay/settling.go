@@ -66,14 +66,16 @@ func (w *settler) mark(ctx context.Context, t *outbox.Table, jobs []*job) error 
 		w.jobs = append(w.jobs, jobs...)
 		return nil
 	}
+	done := make([]*job, 0, len(jobs))
 	for i, j := range jobs {
 		if verdicts[i] == fallback.Done {
-			w.settled(j)
+			done = append(done, j)
 			continue
 		}
 		w.postpone(ctx, j, verdicts[i])
 		w.jobs = append(w.jobs, j)
 	}
+	w.settled(done)
 	return nil
 }
 
@@ -137,30 +139,40 @@ func (j *job) later(least time.Duration) {
 	j.due = time.Now().Add(j.wait)
 }
 
-// settled tells everybody who waits for the row.
-func (w *settler) settled(j *job) {
-	if j.delivery != nil {
-		w.lane.Settled([]publish.Delivery{*j.delivery})
-	}
-	w.mu.Lock()
-	if w.waiting[j.row.Ref] == j {
-		delete(w.waiting, j.row.Ref)
-	}
-	if j.task != toMark {
-		if w.recording[j.row.Ref]--; w.recording[j.row.Ref] <= 0 {
-			delete(w.recording, j.row.Ref)
+// settled tells everybody who waits for one of the rows.
+func (w *settler) settled(jobs []*job) {
+	var out []publish.Delivery
+	for _, j := range jobs {
+		if j.delivery != nil {
+			out = append(out, *j.delivery)
 		}
 	}
-	waiters := j.waiters
+	w.lane.Settled(out)
+	w.mu.Lock()
+	for _, j := range jobs {
+		if w.waiting[j.row.Ref] == j {
+			delete(w.waiting, j.row.Ref)
+		}
+		if j.task != toMark {
+			if w.recording[j.row.Ref]--; w.recording[j.row.Ref] <= 0 {
+				delete(w.recording, j.row.Ref)
+			}
+		}
+	}
 	w.mu.Unlock()
-	if j.task != toMark {
-		w.holds.recorded(j.of)
-	}
-	if j.task == toPark {
-		w.parked()
-	}
-	for _, by := range waiters {
-		by.Settled()
+	for _, j := range jobs {
+		if j.task != toMark {
+			w.holds.recorded(j.of)
+		}
+		if j.task == toPark {
+			w.parked()
+		}
+		if j.by != nil {
+			j.by.Settled()
+		}
+		for _, by := range j.others {
+			by.Settled()
+		}
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 
 	"github.com/walpost/walpost/internal/hint"
 )
@@ -42,13 +41,7 @@ func Dialer() *net.Dialer {
 }
 
 // connect opens a replication connection to the database of the URL.
-func connect(ctx context.Context, url string) (*pgconn.PgConn, error) {
-	return connectWith(ctx, url, nil)
-}
-
-// connectWith says what becomes of a statement whose context is done; nil closes
-// the connection.
-func connectWith(ctx context.Context, url string, onDone func(*pgconn.PgConn) ctxwatch.Handler) (*pgconn.PgConn, error) {
+func connect(ctx context.Context, url string, options ...func(*pgconn.Config)) (*pgconn.PgConn, error) {
 	parsed, err := pgx.ParseConfig(url) // it knows more URL parameters than pgconn
 	if err != nil {
 		return nil, fmt.Errorf("parse postgres.url: %w", err)
@@ -64,8 +57,8 @@ func connectWith(ctx context.Context, url string, onDone func(*pgconn.PgConn) ct
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = 10 * time.Second
 	}
-	if onDone != nil {
-		cfg.BuildContextWatcherHandler = onDone
+	for _, option := range options {
+		option(cfg)
 	}
 	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {

@@ -48,6 +48,9 @@ type Handler interface {
 	Row(ctx context.Context, ev *outbox.Event, txn *Txn) error
 	// Idle is called when the server has nothing more to send for now.
 	Idle(ctx context.Context) error
+	// Dry is called before the reader waits, when everything that has arrived is handed
+	// over. It comes often, also between two rows of a transaction.
+	Dry()
 }
 
 // ErrPublicationSkipped means that the server left rows out because it could
@@ -67,6 +70,7 @@ var ErrUndecodable = errors.New("decode WAL")
 type Session struct {
 	cfg     Config
 	conn    *pgconn.PgConn
+	source  *gatherer // below conn
 	tracker *Tracker
 	system  System
 	wake    chan struct{} // asks the ticker for a status now
@@ -74,7 +78,11 @@ type Session struct {
 	broken  chan struct{} // closed when a status could not be sent
 	ticking sync.WaitGroup
 	closing sync.Once
-	txn     *Txn // the transaction that is being read; the reader's own
+
+	// The reader's own: the transaction that is being read, and when it was committed,
+	// in microseconds of the server's clock.
+	txn       *Txn
+	committed int64
 
 	// mu guards what follows: up to where everything was received, and who waits
 	// for how far.
@@ -96,11 +104,12 @@ type System struct {
 // where the slot stands. It returns ErrSlotActive where another relay streams,
 // ErrNoSlot where there is no slot.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
-	conn, err := connect(ctx, cfg.URL)
+	var source *gatherer
+	conn, err := connect(ctx, cfg.URL, func(c *pgconn.Config) { c.DialFunc = dialGathering(c.DialFunc, &source) })
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{cfg: cfg, conn: conn, wake: make(chan struct{}, 1), closed: make(chan struct{}), broken: make(chan struct{})}
+	s := &Session{cfg: cfg, conn: conn, source: source, wake: make(chan struct{}, 1), closed: make(chan struct{}), broken: make(chan struct{})}
 	if err := s.start(ctx); err != nil {
 		closeConn(conn)
 		return nil, err
@@ -156,6 +165,7 @@ func (s *Session) Run(ctx context.Context, h Handler) error {
 	})
 	defer stop()
 	decoder := decode.New(s.cfg.Tables)
+	s.source.dry = h.Dry
 	for {
 		msg, err := s.conn.Frontend().Receive()
 		if err != nil {
@@ -214,7 +224,7 @@ const (
 func (s *Session) copyData(ctx context.Context, d *decode.Decoder, h Handler, data []byte) error {
 	switch {
 	case len(data) >= xlogDataHeader && data[0] == 'w':
-		return s.walData(ctx, d, h, data[xlogDataHeader:])
+		return s.walData(ctx, d, h, int64(binary.BigEndian.Uint64(data[17:])), data[xlogDataHeader:])
 	case len(data) == keepaliveLength && data[0] == 'k':
 		return s.keepalive(ctx, h, outbox.LSN(binary.BigEndian.Uint64(data[1:])), data[17] != 0)
 	}
@@ -225,6 +235,7 @@ func (s *Session) keepalive(ctx context.Context, h Handler, end outbox.LSN, repl
 	if reply {
 		s.Flush()
 	}
+	s.source.backlog = false // it has sent all it had, or a second has passed
 	// In the middle of a transaction its LSN is that transaction's own.
 	if s.txn != nil {
 		return nil
@@ -235,15 +246,20 @@ func (s *Session) keepalive(ctx context.Context, h Handler, end outbox.LSN, repl
 	return err
 }
 
-func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, data []byte) error {
+// serverEpoch is 2000-01-01, in microseconds of Unix time.
+const serverEpoch = 946_684_800_000_000
+
+// walData takes a message that left the server at a time of its clock.
+func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, left int64, data []byte) error {
 	m, err := d.Decode(data)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUndecodable, err)
 	}
 	switch m.Kind {
 	case decode.Begin:
-		s.txn = s.tracker.Begin()
+		s.txn, s.committed = s.tracker.Begin(), m.CommitTime.UnixMicro()-serverEpoch
 	case decode.Row:
+		s.source.backlog = left-s.committed > backlogAge.Microseconds()
 		return h.Row(ctx, m.Event, s.txn)
 	case decode.Commit:
 		s.txn.Commit(m.End)

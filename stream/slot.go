@@ -81,8 +81,10 @@ type Slots struct{ conn *pgconn.PgConn }
 func OpenSlots(ctx context.Context, url string) (*Slots, error) {
 	// A creation that is given up must end in the server as well: the name would
 	// be taken for as long as it waits there.
-	conn, err := connectWith(ctx, url, func(conn *pgconn.PgConn) ctxwatch.Handler {
-		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 2 * time.Second}
+	conn, err := connect(ctx, url, func(c *pgconn.Config) {
+		c.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+			return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 2 * time.Second}
+		}
 	})
 	if err != nil {
 		return nil, err

@@ -1,0 +1,68 @@
+package publish
+
+import (
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// writeTimeout is how long a server may not read before it counts as lost.
+const writeTimeout = 10 * time.Second
+
+// socket is a connection that two write to: the client, and a lane past it. Each
+// Write of the client's holds whole commands, and so does each of the lane's.
+type socket struct {
+	net.Conn
+	mu sync.Mutex // held during a write
+}
+
+// plainSocket is what carries a connection's commands as they are: nil where that is
+// TLS or a websocket, or somebody else has dialed.
+func plainSocket(nc *nats.Conn) *socket {
+	d, ok := nc.Opts.CustomDialer.(*dialer)
+	if !ok || strings.HasPrefix(nc.ConnectedUrl(), "ws") {
+		return nil
+	}
+	if _, err := nc.TLSConnectionState(); err != nats.ErrConnectionNotTLS {
+		return nil
+	}
+	return d.current()
+}
+
+// Write implements net.Conn.
+func (s *socket) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.Conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	n, err := s.Conn.Write(p)
+	s.failed(err)
+	return n, err
+}
+
+// writev writes the parts one after the other, and nothing of the client's between
+// them.
+func (s *socket) writev(parts net.Buffers) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.Conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_, err := parts.WriteTo(s.Conn)
+	s.failed(err)
+	return err
+}
+
+// failed closes the connection: half a command may have been written, and whatever
+// follows would be taken for the rest of it.
+func (s *socket) failed(err error) {
+	if err != nil {
+		_ = s.Conn.Close()
+	}
+}
+
+// SetWriteDeadline does nothing: each write has its own.
+func (s *socket) SetWriteDeadline(time.Time) error { return nil }
+
+// SetDeadline sets what is left of it.
+func (s *socket) SetDeadline(t time.Time) error { return s.Conn.SetReadDeadline(t) }

@@ -1,0 +1,111 @@
+package publish
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// TestWire has a lane and the client write into one connection, small messages and
+// large ones: each arrives whole, over every kind of connection.
+func TestWire(t *testing.T) {
+	ca := newAuthority(t)
+	cert, key := ca.issue(t)
+	for name, tt := range map[string]struct {
+		config string
+		conn   ConnConfig
+		plain  bool
+	}{
+		"plain":     {plain: true},
+		"TLS":       {config: fmt.Sprintf(`tls { cert_file: %q, key_file: %q }`, cert, key), conn: ConnConfig{TLS: TLSConfig{CA: ca.file}}},
+		"websocket": {config: `websocket { listen: "127.0.0.1:-1", no_tls: true }`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := testenv.NewNATS(t, testenv.NATSOptions{Config: tt.config})
+			tt.conn.URL = n.URL()
+			if name == "websocket" {
+				tt.conn.URL = n.Server().WebsocketURL()
+			}
+			r := newLaneRigOver(t, n, tt.conn, nil)
+			l := r.lane()
+			if got := l.wire.sock != nil; got != tt.plain {
+				t.Errorf("past the client: %v, want %v", got, tt.plain)
+			}
+			stop := beside(t, r.nc)
+			const rows = 400
+			payload := func(i int) string { return strings.Repeat("x", i%7*i*70) } // up to 160 kB
+			for i := range rows {
+				r.must(l.Send(t.Context(), r.event(i, payload(i)), i))
+			}
+			r.must(l.Flush())
+			r.settleAll(l, rows)
+			stop()
+			s, err := r.js.Stream(t.Context(), "EVENTS")
+			r.must(err)
+			for i := range rows {
+				m, err := s.GetMsg(t.Context(), uint64(i+1))
+				r.must(err)
+				id, _ := outbox.ParseMessageID("src", m.Header.Get(nats.MsgIdHdr))
+				if id.ID != fmt.Sprint(i) || string(m.Data) != payload(i) {
+					t.Fatalf("sequence %d holds row %s with %d bytes, want row %d with %d", i+1, id.ID, len(m.Data), i, len(payload(i)))
+				}
+			}
+		})
+	}
+}
+
+// beside publishes through the client until the end, and sees that all of it arrives.
+func beside(t *testing.T, nc *nats.Conn) (stop func()) {
+	t.Helper()
+	body := bytes.Repeat([]byte("y"), 5000)
+	var got atomic.Int64
+	sub := must(nc.Subscribe("beside.*", func(m *nats.Msg) {
+		if bytes.Equal(m.Data, body) {
+			got.Add(1)
+		}
+	}))(t)
+	_ = sub.SetPendingLimits(-1, -1)
+	done := make(chan struct{})
+	var sent atomic.Int64
+	var all sync.WaitGroup
+	for i := range 2 {
+		all.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if err := nc.Publish(fmt.Sprintf("beside.%d", i), body); err != nil {
+					t.Error(err)
+					return
+				}
+				sent.Add(1)
+				time.Sleep(100 * time.Microsecond)
+			}
+		})
+	}
+	return func() {
+		close(done)
+		all.Wait()
+		if err := nc.FlushTimeout(10 * time.Second); err != nil {
+			t.Error(err)
+		}
+		for until := time.Now().Add(10 * time.Second); got.Load() < sent.Load() && time.Now().Before(until); {
+			time.Sleep(time.Millisecond)
+		}
+		if got.Load() != sent.Load() || sent.Load() == 0 {
+			t.Errorf("%d of the client's own messages arrived of %d", got.Load(), sent.Load())
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package stream
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+const (
+	// gatherPause is the time between two looks at the connection while there is a
+	// backlog. A walsender writes each message by itself, and pays for waking a reader
+	// that waits: one that comes late finds many, and drains about twice as fast.
+	gatherPause = 10 * time.Millisecond
+	// backlogAge is how long after its commit a message has to leave the server for it
+	// to be one of a backlog.
+	backlogAge = 100 * time.Millisecond
+	// gatherBuffer is how much is read at once, in bytes.
+	gatherBuffer = 256 << 10
+)
+
+// gatherer is the connection that a session reads from. It lies below TLS, where
+// each message is a record of its own.
+type gatherer struct {
+	net.Conn
+	buf  []byte // what was read and not taken
+	full [gatherBuffer]byte
+
+	// The reader's own, see Session.Run: dry is called before the connection is read,
+	// when everything that was read is taken.
+	dry func()
+	// backlog is set while what arrives was committed long ago.
+	backlog bool
+	pauses  bool      // a local socket holds too little to be left alone
+	emptied time.Time // when a read last took all there was
+}
+
+// dialGathering makes a DialFunc, and keeps what it has dialed last.
+func dialGathering(dial pgconn.DialFunc, last **gatherer) pgconn.DialFunc {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		_, tcp := conn.(*net.TCPConn)
+		*last = &gatherer{Conn: conn, pauses: tcp, dry: func() {}}
+		return *last, nil
+	}
+}
+
+// Read implements net.Conn.
+func (g *gatherer) Read(p []byte) (int, error) {
+	if len(g.buf) == 0 {
+		g.dry()
+		if wait := gatherPause - time.Since(g.emptied); g.backlog && g.pauses && wait > 0 {
+			time.Sleep(wait)
+		}
+		n, err := g.Conn.Read(g.full[:])
+		if n < len(g.full) {
+			g.emptied = time.Now()
+		}
+		if n == 0 {
+			return 0, err
+		}
+		g.buf = g.full[:n]
+	}
+	n := copy(p, g.buf)
+	g.buf = g.buf[n:]
+	return n, nil
+}
