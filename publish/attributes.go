@@ -67,6 +67,12 @@ func subjectType(ev *outbox.Event) []byte {
 // the row has none that RFC 3339 can say, or nothing.
 func appendEventTime(dst []byte, ev *outbox.Event) []byte {
 	if v := ev.Values[outbox.OccurredAt]; v != nil {
+		if plainUTC(v) {
+			dst = append(dst, v[:10]...)
+			dst = append(dst, 'T')
+			dst = append(dst, v[11:len(v)-len("+00")]...)
+			return append(dst, 'Z')
+		}
 		if t, err := outbox.ParseTimestamp(v); err == nil && !t.IsZero() && t.Year() <= 9999 {
 			return t.UTC().AppendFormat(dst, time.RFC3339Nano)
 		}
@@ -75,4 +81,33 @@ func appendEventTime(dst []byte, ev *outbox.Event) []byte {
 		return dst
 	}
 	return ev.CommitTime.UTC().AppendFormat(dst, time.RFC3339Nano)
+}
+
+// plainUTC reports whether v is a timestamp as PostgreSQL writes most of them,
+// "2026-11-20 09:00:00.25+00", and one that every calendar knows.
+func plainUTC(v []byte) bool {
+	const form = "0000-00-00 00:00:00"
+	n := len(v) - len("+00")
+	if n < len(form) || n > len(form)+len(".000000") || string(v[n:]) != "+00" {
+		return false
+	}
+	for i := range n {
+		want := byte('0')
+		if i < len(form) {
+			want = form[i]
+		} else if i == len(form) {
+			want = '.'
+		}
+		if digit := v[i] >= '0' && v[i] <= '9'; want == '0' && !digit || want != '0' && v[i] != want {
+			return false
+		}
+	}
+	if n == len(form)+1 || n > len(form) && v[n-1] == '0' {
+		return false // RFC 3339 would have it shorter
+	}
+	two := func(i int) int { return int(v[i]-'0')*10 + int(v[i+1]-'0') }
+	year := two(0)*100 + two(2)
+	month, day := two(5), two(8)
+	days := [...]int{31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31} // a 29th of February goes the long way
+	return year > 0 && month >= 1 && month <= 12 && day >= 1 && day <= days[month-1] && two(11) < 24 && two(14) < 60 && two(17) < 60
 }

@@ -29,7 +29,7 @@ func (l *Lane) Drain(ctx context.Context) []Refusal {
 		switch header, err := l.cfg.Stream.Header(ctx, s.ack); {
 		case err == nil && header.Get(nats.MsgIdHdr) == id:
 			l.mu.Lock()
-			l.stored = append(l.stored, s.delivery.index)
+			l.stored = append(l.stored, s.delivery.Index)
 			l.mu.Unlock()
 		case err == nil, errors.Is(err, ErrMessageGone):
 			failure := rowErrorf(RowDuplicate, "JetStream took the row for the message at sequence %d, which is not there or is another", s.ack)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -88,6 +89,7 @@ type Lane struct {
 	mu      sync.Mutex
 	ring    *ring
 	memory  time.Duration // how long JetStream remembers message ids
+	ticks   uint32        // the lane's clock, see watch
 	reserve uint64        // messages before the lane's first whose rows are unsettled too
 	stored  []uint64      // acknowledged and not taken yet
 	dropped int           // replies that were failures of no row's own
@@ -234,7 +236,7 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 	l.last = at // only now: a row that is refused may be one of long ago
 	index, err := l.enter(ctx, slot{
 		delivery: Delivery{Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag},
-		subject:  subject, commit: ev.CommitTime, size: len(subject) + len(header) + len(body),
+		subject:  subject, commit: micros(ev.CommitTime), size: len(subject) + len(header) + len(body),
 	})
 	if err != nil {
 		return err
@@ -248,6 +250,13 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 		l.linger.Reset(maxLinger)
 	}
 	return nil
+}
+
+func micros(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
 }
 
 // Flush has everything that was sent written, as far as it was not. It costs next to
@@ -293,17 +302,15 @@ func (l *Lane) intern(eventType []byte) string {
 func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
 	for {
 		l.mu.Lock()
-		if l.err != nil {
-			defer l.mu.Unlock()
-			return 0, l.err
-		}
-		if l.hasRoom(s.size) {
-			defer l.mu.Unlock()
-			s.sentAt = time.Now()
+		index, err, room := l.ring.head, l.err, l.hasRoom(s.size)
+		if err == nil && room {
+			s.sentAt = l.ticks
 			l.ring.push(s)
-			return l.ring.head - 1, nil
 		}
 		l.mu.Unlock()
+		if err != nil || room {
+			return index, err
+		}
 		if err := l.flush(); err != nil { // or nothing makes room
 			return 0, err
 		}
@@ -361,16 +368,20 @@ func (l *Lane) Err() error {
 func (l *Lane) Stored() <-chan struct{} { return l.news }
 
 // Take appends up to limit acknowledged deliveries to dst, in the order of their
-// acknowledgement. Each of them is to be given to Settled once.
+// acknowledgement. The Index of each is to be given to Settled once.
 func (l *Lane) Take(dst []Delivery, limit int) []Delivery {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := min(limit, len(l.stored))
+	dst = slices.Grow(dst, n)
 	for _, i := range l.stored[:n] {
 		dst = append(dst, l.ring.at(i).delivery)
 	}
 	rest := copy(l.stored, l.stored[n:])
 	l.stored = l.stored[:rest]
+	if rest > 0 {
+		signal(l.news)
+	}
 	return dst
 }
 
@@ -385,11 +396,11 @@ func (l *Lane) Unsettled(each func(outbox.Ref)) {
 	}
 }
 
-// Settled takes deliveries out of the lane's hands.
-func (l *Lane) Settled(ds []Delivery) {
+// Settled takes messages out of the lane's hands.
+func (l *Lane) Settled(indexes []uint64) {
 	l.mu.Lock()
-	for _, d := range ds {
-		l.ring.settle(d.index)
+	for _, i := range indexes {
+		l.ring.settle(i)
 	}
 	l.mu.Unlock()
 	signal(l.room)

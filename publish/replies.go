@@ -44,7 +44,11 @@ func (l *Lane) onStored(s *slot, index, seq uint64) {
 	l.ring.replied(s, stored)
 	l.stored = append(l.stored, index)
 	if l.cfg.OnStored != nil {
-		l.cfg.OnStored(s.commit)
+		var commit time.Time
+		if s.commit != 0 {
+			commit = time.UnixMicro(s.commit)
+		}
+		l.cfg.OnStored(commit)
 	}
 	signal(l.news)
 }
@@ -80,9 +84,12 @@ func (l *Lane) Deny(subject string) {
 	}
 }
 
+// ackTicks is how many ticks of the lane's clock a PubAck may take.
+const ackTicks = 10
+
 // watch stops the lane when a PubAck is overdue or the connection is lost.
 func (l *Lane) watch() {
-	t := time.NewTicker(l.cfg.AckTimeout / 10)
+	t := time.NewTicker(l.cfg.AckTimeout / ackTicks)
 	defer t.Stop()
 	for {
 		select {
@@ -99,10 +106,11 @@ func (l *Lane) watch() {
 func (l *Lane) checkOverdue() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.ticks++
 	if l.ring.inflight == 0 {
 		return
 	}
-	if s := l.ring.at(l.ring.low); time.Since(s.sentAt) > l.cfg.AckTimeout {
+	if s := l.ring.at(l.ring.low); l.ticks-s.sentAt > ackTicks {
 		l.failLocked(fmt.Errorf("publish %s: %w", s.delivery.Ref, ErrAckTimeout))
 	}
 }

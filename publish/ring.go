@@ -1,8 +1,6 @@
 package publish
 
 import (
-	"time"
-
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -19,8 +17,8 @@ type Delivery struct {
 	EventType string
 	// Tag is what the sender gave along.
 	Tag any
-
-	index uint64
+	// Index is the message's place in the lane.
+	Index uint64
 }
 
 type state uint8
@@ -38,8 +36,8 @@ const (
 type slot struct {
 	delivery Delivery
 	subject  string
-	commit   time.Time
-	sentAt   time.Time
+	commit   int64  // in microseconds of Unix time; 0 where nobody knows
+	sentAt   uint32 // by the lane's clock
 	size     int
 	state    state
 	ack      uint64 // sequence in the PubAck
@@ -61,7 +59,7 @@ func (r *ring) at(i uint64) *slot { return &r.slots[i%U] }
 func (r *ring) holds(i uint64) bool { return i >= r.tail && i < r.head }
 
 func (r *ring) push(s slot) {
-	s.delivery.index = r.head
+	s.delivery.Index = r.head
 	*r.at(r.head) = s
 	r.head++
 	r.inflight++

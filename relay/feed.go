@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,11 @@ type feed struct {
 	mu   sync.Mutex
 	gate []held
 	size int
+
+	// The rows of a transaction mostly fall due at one time: the last one, as the row
+	// has it, and read.
+	available []byte
+	due       time.Time
 }
 
 type held struct {
@@ -125,11 +131,14 @@ func (f *feed) delayed(ev *outbox.Event) (time.Duration, error) {
 	if v == nil || ev.Table.Mark == outbox.MarkNone {
 		return 0, nil
 	}
-	due, err := outbox.ParseTimestamp(v)
-	if err != nil {
-		return 0, fmt.Errorf("available_at: %w", err)
+	if !bytes.Equal(v, f.available) {
+		due, err := outbox.ParseTimestamp(v)
+		if err != nil {
+			return 0, fmt.Errorf("available_at: %w", err)
+		}
+		f.available, f.due = append(f.available[:0], v...), due
 	}
-	if wait := due.Sub(ev.CommitTime); wait > f.r.cfg.DelayThreshold {
+	if wait := f.due.Sub(ev.CommitTime); wait > f.r.cfg.DelayThreshold {
 		return wait, nil
 	}
 	return 0, nil
@@ -239,6 +248,9 @@ func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn)
 		}
 	}
 	err := f.lane.Send(ctx, ev, txn)
+	if err == nil {
+		return nil
+	}
 	var row *publish.RowError
 	if errors.As(err, &row) {
 		return f.refuse(ctx, ev, txn, row)

@@ -12,6 +12,9 @@ import (
 
 const (
 	settleBatch = 1000
+	// takeBatch bounds what is taken from the lane at once: the rest may as well wait
+	// there, in memory that it has anyway.
+	takeBatch = settleBatch
 	// linger lets marks gather: a mark is a commit, and nobody waits for it but
 	// the WAL's end.
 	linger = 10 * time.Millisecond
@@ -38,18 +41,19 @@ type waiter interface{ Settled() }
 
 // job is one row on its way to be settled.
 type job struct {
-	row      fallback.Row
-	task     task
-	of       aggregate         // of a row that is recorded
-	delivery *publish.Delivery // nil where the row is not in the lane
-	by       waiter            // nil where nobody waits
-	others   []waiter
-	behind   uint64 // of a row that was read back
-	begun    time.Time
-	due      time.Time
-	wait     time.Duration
-	named    bool // the lock's holder was
-	alone    bool // it has broken a statement
+	row    fallback.Row
+	task   task
+	of     aggregate // of a row that is recorded
+	inLane bool
+	index  uint64 // in the lane
+	by     waiter // nil where nobody waits
+	others []waiter
+	behind uint64 // of a row that was read back
+	begun  time.Time
+	due    time.Time
+	wait   time.Duration
+	named  bool // the lock's holder was
+	alone  bool // it has broken a statement
 }
 
 // settler marks what was stored and records what failed, in batches, and tells
@@ -79,6 +83,12 @@ type settler struct {
 	jobs    []*job
 	lines   map[aggregate][]*job
 	inLines int
+
+	// Memory that is used again: the settler's own.
+	taken []publish.Delivery
+	out   []uint64
+	rows  []fallback.Row
+	free  []*job
 }
 
 func newSettler(r *Relay, db *fallback.DB, lane *publish.Lane, h *holds, s *seen) *settler {
@@ -232,22 +242,40 @@ func (w *settler) takeAdded() {
 	}
 }
 
-func (w *settler) takeStored() {
-	now := time.Now()
-	taken := w.lane.Take(nil, publish.U)
-	jobs := make([]job, len(taken))
-	var unmarked []*job
-	for i := range taken {
-		d, j := &taken[i], &jobs[i]
-		*j = job{row: fallback.Row{Ref: d.Ref, XID: d.XID}, delivery: d, begun: now, due: now}
-		j.by, _ = d.Tag.(waiter)
-		if d.Ref.Table.Mark == outbox.MarkNone {
-			unmarked = append(unmarked, j)
-			continue
-		}
-		w.jobs = append(w.jobs, j)
+func (w *settler) newJob() *job {
+	n := len(w.free)
+	if n == 0 {
+		return new(job)
 	}
-	w.settled(unmarked)
+	j := w.free[n-1]
+	w.free = w.free[:n-1]
+	return j
+}
+
+// takeStored reports whether it has taken all there was.
+func (w *settler) takeStored() bool {
+	now := time.Now()
+	w.taken = w.lane.Take(w.taken[:0], takeBatch)
+	w.out = w.out[:0]
+	for i := range w.taken {
+		if d := &w.taken[i]; d.Ref.Table.Mark == outbox.MarkNone {
+			w.out = append(w.out, d.Index)
+		}
+	}
+	w.lane.Settled(w.out)
+	for i := range w.taken {
+		d := &w.taken[i]
+		by, _ := d.Tag.(waiter)
+		if d.Ref.Table.Mark != outbox.MarkNone {
+			j := w.newJob()
+			j.row.Ref, j.row.XID, j.inLane, j.index, j.by, j.begun, j.due = d.Ref, d.XID, true, d.Index, by, now, now
+			w.jobs = append(w.jobs, j)
+		} else if by != nil {
+			by.Settled()
+		}
+	}
+	clear(w.taken) // it would keep what it refers to
+	return len(w.taken) < takeBatch
 }
 
 // finish settles what is left, as far as ctx allows, after the lane has drained.
@@ -256,7 +284,9 @@ func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
 	close(w.stop)
 	<-w.done
 	w.takeAdded()
-	w.takeStored()
+	for !w.takeStored() {
+		continue
+	}
 	now := time.Now()
 	for _, x := range refusals {
 		if x.Ref.Table.Mark == outbox.MarkNone {

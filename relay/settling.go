@@ -10,7 +10,6 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // pass tries every job that is due, once. What an error leaves undone stays a
@@ -85,10 +84,11 @@ func (w *settler) lost(ctx context.Context, err error) bool {
 }
 
 func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]fallback.Verdict, error) {
-	rows := make([]fallback.Row, len(jobs))
-	for i, j := range jobs {
-		rows[i] = j.row
+	rows := w.rows[:0]
+	for _, j := range jobs {
+		rows = append(rows, j.row)
 	}
+	w.rows = rows
 	switch key.task {
 	case toPark:
 		crash("failed")
@@ -141,13 +141,13 @@ func (j *job) later(least time.Duration) {
 
 // settled tells everybody who waits for one of the rows.
 func (w *settler) settled(jobs []*job) {
-	var out []publish.Delivery
+	w.out = w.out[:0]
 	for _, j := range jobs {
-		if j.delivery != nil {
-			out = append(out, *j.delivery)
+		if j.inLane {
+			w.out = append(w.out, j.index)
 		}
 	}
-	w.lane.Settled(out)
+	w.lane.Settled(w.out)
 	w.mu.Lock()
 	for _, j := range jobs {
 		if w.waiting[j.row.Ref] == j {
@@ -172,6 +172,10 @@ func (w *settler) settled(jobs []*job) {
 		}
 		for _, by := range j.others {
 			by.Settled()
+		}
+		if j.inLane && j.task == toMark && len(w.free) < settleBatch {
+			*j = job{}
+			w.free = append(w.free, j)
 		}
 	}
 }
