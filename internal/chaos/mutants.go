@@ -96,7 +96,7 @@ var mutants = []mutant{
 		return f.sendAdded(ctx, late.ev, late.txn)
 	}
 `},
-			{"relay/feed.go", "	size int\n}", "	size int\n	late *held\n	swapping bool\n}"},
+			{"relay/feed.go", "	size int\n", "	size int\n	late *held\n	swapping bool\n"},
 		},
 	},
 	{
