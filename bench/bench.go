@@ -37,8 +37,9 @@ type Config struct {
 	// Rows is how many rows are drained, PerTx of them in each transaction, each with
 	// a payload of so many bytes.
 	Rows, PerTx, Payload int
-	// Marks are those that the relay drains with: none, delete, update.
-	Marks []string
+	// Marks and Batches are those that the relay drains with, each with each: none,
+	// delete, update; single, fast, atomic.
+	Marks, Batches []string
 	// Runs is how often each drain is repeated.
 	Runs int
 	// Rates are the commits a second at which latency is measured, each for so long.
@@ -49,10 +50,21 @@ type Config struct {
 	// Command is `walpost run` on Slot and Stream as a process of its own, Relay the
 	// same in this one, which calls onStored at each PubAck with the time since the
 	// commit.
-	Command func(url, mark string) (*exec.Cmd, error)
-	Relay   func(ctx context.Context, url, mark string, onStored func(time.Duration)) error
+	Command func(Setting) (*exec.Cmd, error)
+	Relay   func(ctx context.Context, s Setting, onStored func(time.Duration)) error
 	// Say is told what is being measured.
 	Say func(format string, args ...any)
+}
+
+// Setting is what a relay is started with.
+type Setting struct{ URL, Mark, Batch string }
+
+func (s Setting) String() string {
+	name := "walpost, mark " + s.Mark
+	if s.Batch != "single" {
+		name += ", " + s.Batch + " batches"
+	}
+	return name
 }
 
 // Run measures. What it has made in the servers it removes, also where it fails.
@@ -163,14 +175,16 @@ func (b *bench) exec(ctx context.Context, statements ...string) error {
 // prepare makes the stream anew and the table empty, has a relay deliver one row, and
 // then fills the table behind it: so every drain begins like that of a relay that
 // was away for a while.
-func (b *bench) prepare(ctx context.Context, mark string, rows int) error {
+func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	if err := b.js.DeleteStream(ctx, Stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 		return err
 	}
 	if _, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
 		Name: Stream, Subjects: []string{"walpost_bench.>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true,
+		AllowBatchPublish: set.Batch == "fast", AllowAtomicPublish: set.Batch == "atomic",
 	}); err != nil {
-		return err
+		return hint.Errorf("leave out the batches that the server does not know: fast ones need nats-server 2.14, atomic ones 2.12.1 (--batches single)",
+			"create a stream for %s: %w", set, err)
 	}
 	err := b.exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()`,
 		`TRUNCATE outbox_messages, outbox_messages_dlq`, `DROP PUBLICATION IF EXISTS `+Slot,
@@ -179,7 +193,7 @@ func (b *bench) prepare(ctx context.Context, mark string, rows int) error {
 	if err != nil {
 		return err
 	}
-	if _, err := b.drain(ctx, mark, 1); err != nil {
+	if _, err := b.drain(ctx, set, 1); err != nil {
 		return err
 	}
 	return b.exec(ctx, unsynced, fillSQL(rows, b.PerTx, b.Payload), `CHECKPOINT`)
@@ -204,8 +218,14 @@ func fillSQL(rows, perTx, payload int) string {
 // drains measures each limit and each drain once.
 func (b *bench) drains(ctx context.Context) error {
 	b.Say("filling %d rows, %d in each transaction, with %d bytes", b.Rows, b.PerTx, b.Payload)
-	for i, mark := range b.Marks {
-		if err := b.prepare(ctx, mark, b.Rows); err != nil {
+	var all []Setting
+	for _, batch := range b.Batches {
+		for _, mark := range b.Marks {
+			all = append(all, Setting{b.url, mark, batch})
+		}
+	}
+	for i, set := range all {
+		if err := b.prepare(ctx, set, b.Rows); err != nil {
 			return err
 		}
 		if i == 0 {
@@ -213,13 +233,13 @@ func (b *bench) drains(ctx context.Context) error {
 				return err
 			}
 		}
-		b.Say("walpost, mark %s", mark)
-		m, err := b.drain(ctx, mark, b.Rows)
+		b.Say("%s", set)
+		m, err := b.drain(ctx, set, b.Rows)
 		if err != nil {
 			return err
 		}
-		b.report.add("walpost, mark "+mark, m)
-		if i == len(b.Marks)-1 {
+		b.report.add(set.String(), m)
+		if i == len(all)-1 {
 			if err := b.sink(ctx); err != nil {
 				return err
 			}
@@ -229,14 +249,14 @@ func (b *bench) drains(ctx context.Context) error {
 }
 
 // drain has a relay deliver what is pending, as a process of its own.
-func (b *bench) drain(ctx context.Context, mark string, rows int) (Measurement, error) {
+func (b *bench) drain(ctx context.Context, set Setting, rows int) (Measurement, error) {
 	s, err := b.js.Stream(ctx, Stream)
 	if err != nil {
 		return Measurement{}, err
 	}
 	before := s.CachedInfo().State.LastSeq
 	u := b.usage()
-	cmd, err := b.Command(b.url, mark)
+	cmd, err := b.Command(set)
 	if err != nil {
 		return Measurement{}, err
 	}
@@ -264,7 +284,7 @@ func (b *bench) drain(ctx context.Context, mark string, rows int) (Measurement, 
 			return Measurement{}, err
 		}
 	}
-	if err := b.settled(ctx, mark); err != nil {
+	if err := b.settled(ctx, set.Mark); err != nil {
 		return Measurement{}, err
 	}
 	if err := p.stop(); err != nil {

@@ -19,7 +19,8 @@ const writers = 8
 // consumer, while so many transactions of one row are committed in a second.
 func (b *bench) latency(ctx context.Context, rate int) error {
 	b.Say("latency at %d commits a second", rate)
-	if err := b.prepare(ctx, "delete", 1); err != nil {
+	set := Setting{b.url, "delete", b.Batches[len(b.Batches)-1]}
+	if err := b.prepare(ctx, set, 1); err != nil {
 		return err
 	}
 	work, stop := context.WithCancel(ctx)
@@ -29,7 +30,7 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 	measuring := false
 	relaying := make(chan error, 1)
 	go func() {
-		relaying <- b.Relay(work, b.url, "delete", func(d time.Duration) {
+		relaying <- b.Relay(work, set, func(d time.Duration) {
 			mu.Lock()
 			defer mu.Unlock()
 			if measuring {

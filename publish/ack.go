@@ -13,6 +13,8 @@ import (
 type Ack struct {
 	Stream string
 	Seq    uint64
+	// Count is how many messages a batch had; zero for a message by itself.
+	Count uint64
 	// Duplicate means that nothing was stored now: Seq is where a message with
 	// this id was stored earlier, and may have been deleted since.
 	Duplicate bool
@@ -63,6 +65,18 @@ func parseUsualAck(b []byte, stream string) (ack Ack, ok bool) {
 		ack.Duplicate, b = true, rest
 	} else if rest, dup := cutPrefix(b, `,"duplicate":true`); dup {
 		ack.Duplicate, b = true, rest
+	}
+	if rest, batch := cutPrefix(b, `,"batch":"`); batch {
+		end := bytes.IndexByte(rest, '"')
+		if end < 0 {
+			return ack, false
+		}
+		if rest, ok = cutPrefix(rest[end:], `","count":`); !ok {
+			return ack, false
+		}
+		if ack.Count, b, ok = leadingUint(rest); !ok {
+			return ack, false
+		}
 	}
 	ack.Stream = stream
 	return ack, string(b) == "}"
@@ -120,6 +134,7 @@ type ackReply struct {
 	Stream    string `json:"stream"`
 	Seq       uint64 `json:"seq"`
 	Duplicate bool   `json:"duplicate"`
+	Count     uint64 `json:"count"`
 }
 
 func parseAnyAck(b []byte, stream string) (Ack, error) {
@@ -135,5 +150,5 @@ func parseAnyAck(b []byte, stream string) (Ack, error) {
 	case r.Stream != stream:
 		return Ack{}, fmt.Errorf("%w: from stream %.80q, want %q", ErrInvalidAck, r.Stream, stream)
 	}
-	return Ack{Stream: stream, Seq: r.Seq, Duplicate: r.Duplicate}, nil
+	return Ack{Stream: stream, Seq: r.Seq, Duplicate: r.Duplicate, Count: r.Count}, nil
 }

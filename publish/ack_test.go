@@ -20,7 +20,7 @@ func TestParseAck(t *testing.T) {
 		`{"stream":"EVENTS","domain":"hub","seq":12,"duplicate": true}`: good(12, true),
 		`{"stream":"EVENTS","seq":12,"duplicate":true}`:                 good(12, true),
 		` {"seq":3, "stream":"EVENTS"} `:                                good(3, false),
-		`{"stream":"EVENTS","seq":3,"batch":"b","count":3}`:             good(3, false),
+		`{"stream":"EVENTS","seq":3,"batch":"b","count":3}`:             {Stream: "EVENTS", Seq: 3, Count: 3},
 		`{"stream":"EVENTS","seq":3,"error":null}`:                      good(3, false),
 		`{"stream":"\u0045VENTS","seq":3}`:                              good(3, false),
 		`{"stream":"EVENTS","domain":"h\"b","seq":3}`:                   good(3, false),

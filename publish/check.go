@@ -57,6 +57,7 @@ func Judge(cfg StreamConfig, c *jetstream.StreamConfig, maxPayload int64) []Find
 	j.subjects()
 	j.durability()
 	j.limits(maxPayload)
+	j.batches()
 	return j.found
 }
 

@@ -21,7 +21,12 @@ type Refusal struct {
 // others are refused. Everything else that is unacknowledged is forgotten.
 func (l *Lane) Drain(ctx context.Context) []Refusal {
 	l.fail(ErrDrained)
-	_ = l.Flush()
+	l.sending.Lock()
+	if errors.Is(l.Err(), ErrDrained) {
+		_ = l.flush()
+	}
+	l.forgetStaged()
+	l.sending.Unlock()
 	l.awaitReplies(ctx)
 	refusals, doubts, memory := l.collect()
 	for _, s := range doubts {

@@ -181,6 +181,17 @@ func (e *Envelope) checkSize(body int) error {
 	return e.checkTotal(header + body)
 }
 
+// Room is how many bytes of headers can be added to a message.
+func (e *Envelope) Room(header, body int) int {
+	room := int64(maxHeader - header)
+	for _, limit := range []int64{e.maxPayload, e.maxMsgSize} {
+		if limit > 0 {
+			room = min(room, limit-int64(header+body))
+		}
+	}
+	return int(room)
+}
+
 func (e *Envelope) checkTotal(n int) error {
 	switch {
 	case e.maxPayload > 0 && int64(n) > e.maxPayload:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
@@ -47,6 +48,10 @@ type LaneConfig struct {
 	Window      int
 	WindowBytes int
 	AckTimeout  time.Duration
+	// Batching is what Resolve has said; empty is BatchSingle. Singly sends as many
+	// messages as a batch has by themselves first, see BatchFailed.
+	Batching Batching
+	Singly   bool
 	// Position is where the lane goes on from: the server's identity, and the
 	// position of the newest message of the relay's own. Passed is E, the greatest
 	// LSN under which anything can have been sent before.
@@ -78,10 +83,14 @@ type Lane struct {
 	// into the wire's buffer: that is what makes it a lane.
 	sending sync.Mutex
 	wire    wire
-	linger  *time.Timer       // flushes the wire where the sender does not
-	reply   []byte            // the inbox, and the index of the message that is being sent
-	types   map[string]string // event types, see intern
-	last    outbox.Position   // of the newest row of the WAL
+	linger  *time.Timer // flushes where the sender does not
+	// linger is set while lingering: something waits for the sender's Flush.
+	lingering bool
+	batches   batches
+	reply     []byte            // the reply subject of the message that is being sent
+	header    []byte            // its header block, where it is completed for a batch
+	types     map[string]string // event types, see intern
+	last      outbox.Position   // of the newest row of the WAL
 	// passed is the greatest LSN under which rows of the table were sent.
 	passed atomic.Uint64
 
@@ -114,8 +123,12 @@ func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 		failed: make(chan struct{}), room: make(chan struct{}, 1), news: make(chan struct{}, 1),
 	}
 	l.last = cfg.Position
+	l.batches = batches{kind: cfg.Batching, id: strconv.FormatUint(rand.Uint64()>>24, 36)}
+	if cfg.Singly {
+		l.batches.singly = maxBatch
+	}
 	l.Pass(cfg.Position.Passed)
-	sub, err := cfg.Conn.Subscribe(l.inbox+"*", l.onReply)
+	sub, err := cfg.Conn.Subscribe(l.inbox+">", l.onReply)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to acknowledgements: %w", err)
 	}
@@ -181,7 +194,8 @@ func (l *Lane) Adapt(info *StreamInfo) {
 	l.cfg.Envelope.Limit(l.cfg.Conn.MaxPayload(), info.Config.MaxMsgSize)
 }
 
-// Send publishes a row of the WAL. It waits while the window is full and returns the
+// Send publishes a row of the WAL. Positions never go back: one that the lane is past
+// is sent as SendPolled does. It waits while the window is full and returns the
 // lane's failure once it has stopped. A *RowError is the row's own: nothing was sent,
 // and the lane goes on.
 //
@@ -190,6 +204,12 @@ func (l *Lane) Adapt(info *StreamInfo) {
 func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
+	if l.last.Covers(ev.Commit, ev.N) {
+		// It is late: an earlier session went past it and could not finish with it, such as
+		// one that ended before it had recorded that the row was to wait.
+		l.Pass(ev.Commit)
+		return l.send(ctx, ev, tag, l.last, ViaPoll)
+	}
 	at := l.last
 	at.Commit, at.N = ev.Commit, ev.N
 	return l.send(ctx, ev, tag, at, "")
@@ -201,7 +221,11 @@ func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 func (l *Lane) SendPolled(ctx context.Context, ev *outbox.Event, tag any) error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
-	return l.send(ctx, ev, tag, l.last, ViaPoll)
+	err := l.send(ctx, ev, tag, l.last, ViaPoll)
+	if b := &l.batches; err == nil && b.whole == len(b.staged)-1 { // it is of no transaction that goes on
+		b.whole = len(b.staged)
+	}
+	return err
 }
 
 // Pass notes that rows committed up to an LSN may be sent although the WAL has
@@ -225,11 +249,17 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 		return err
 	}
 	ref := ev.Ref()
-	stamp := Stamp{Ref: ref, Position: at, Chained: l.cfg.Chained, ExpectedLast: l.cfg.Base + l.ring.head, Via: via}
+	staged := l.batched()
+	stamp := Stamp{Ref: ref, Position: at, Chained: l.cfg.Chained && !staged, ExpectedLast: l.cfg.Base + l.ring.head, Via: via}
 	if stamp.Position.Passed = l.Passed(); stamp.Position.Passed < at.Commit {
 		stamp.Position.Passed = 0 // it says nothing that the position does not
 	}
 	header, body, err := l.cfg.Envelope.Build(ev, stamp)
+	alone := err == nil && staged && l.cfg.Envelope.Room(len(header), len(body)) < batchHeaders
+	if alone {
+		stamp.Chained = true
+		header, body, err = l.cfg.Envelope.Build(ev, stamp)
+	}
 	if err != nil {
 		return err
 	}
@@ -241,12 +271,16 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 	if err != nil {
 		return err
 	}
-	l.reply = strconv.AppendUint(append(l.reply[:0], l.inbox...), index, 36)
-	first := len(l.wire.buf) == 0
-	if err := l.wire.publish(subject, l.reply, header, body); err != nil {
-		return l.broken(err)
+	if staged {
+		l.stage(subject, index, ev.Commit, header, body, alone)
+	} else {
+		l.reply = strconv.AppendUint(append(l.reply[:0], l.inbox...), index, 36)
+		if err := l.wire.publish(subject, l.reply, header, body); err != nil {
+			return l.broken(err)
+		}
 	}
-	if first && len(l.wire.buf) > 0 {
+	if !l.lingering {
+		l.lingering = true
 		l.linger.Reset(maxLinger)
 	}
 	return nil
@@ -259,8 +293,17 @@ func micros(t time.Time) int64 {
 	return t.UnixMicro()
 }
 
-// Flush has everything that was sent written, as far as it was not. It costs next to
-// nothing where it was.
+// makeRoom has sent what stands in the way of PubAcks.
+func (l *Lane) makeRoom() error {
+	l.mu.Lock()
+	nothing := l.ring.inflight == len(l.batches.staged) // is under way
+	l.mu.Unlock()
+	return errors.Join(l.publishStaged(nothing && l.batches.whole == 0), l.wire.flush())
+}
+
+// Flush has everything that was sent written, as far as it was not, or as soon as the
+// unit that is under way has its PubAck. It costs next to nothing where there is nothing
+// to do.
 func (l *Lane) Flush() error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
@@ -268,11 +311,12 @@ func (l *Lane) Flush() error {
 }
 
 func (l *Lane) flush() error {
-	if len(l.wire.buf) == 0 {
+	if !l.lingering && len(l.batches.staged) == 0 {
 		return nil
 	}
 	l.linger.Stop()
-	if err := l.wire.flush(); err != nil {
+	l.lingering = false
+	if err := errors.Join(l.publishStaged(false), l.wire.flush()); err != nil {
 		return l.broken(err)
 	}
 	return nil
@@ -302,7 +346,7 @@ func (l *Lane) intern(eventType []byte) string {
 func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
 	for {
 		l.mu.Lock()
-		index, err, room := l.ring.head, l.err, l.hasRoom(s.size)
+		index, err, room := l.ring.head, l.err, l.hasRoom(s.size) && !l.stageIsFull()
 		if err == nil && room {
 			s.sentAt = l.ticks
 			l.ring.push(s)
@@ -311,8 +355,8 @@ func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
 		if err != nil || room {
 			return index, err
 		}
-		if err := l.flush(); err != nil { // or nothing makes room
-			return 0, err
+		if err := l.makeRoom(); err != nil {
+			return 0, l.broken(err)
 		}
 		select {
 		case <-l.room:

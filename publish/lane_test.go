@@ -388,3 +388,28 @@ func TestRefusedRowLeavesThePosition(t *testing.T) {
 		t.Errorf("the next message says %s, behind one at 10", p)
 	}
 }
+
+// TestLateRowKeepsThePosition: a session may end before it has recorded that rows wait,
+// and the next one brings them when the lane is past them.
+func TestLateRowKeepsThePosition(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r.cfg.Base, r.cfg.Position = 0, outbox.Position{SystemID: "1", Timeline: 1, Commit: 10, N: 2, Passed: 3}
+	l, err := NewLane(t.Context(), r.cfg)
+	r.must(err)
+	defer l.Close()
+	r.must(r.send(l, 5))
+	r.must(r.send(l, 11))
+	r.settleAll(l, 2)
+	s, err := r.js.Stream(t.Context(), "EVENTS")
+	r.must(err)
+	for seq, want := range map[uint64]string{1: "1/1/0/A/2/0/0 poll", 2: "1/1/0/B/1/0/0 "} {
+		m, err := s.GetMsg(t.Context(), seq)
+		r.must(err)
+		if got := m.Header.Get(PositionHeader) + " " + m.Header.Get(ViaHeader); got != want {
+			t.Errorf("message %d: %q, want %q", seq, got, want)
+		}
+	}
+	if l.Passed() != 5 {
+		t.Errorf("rows up to %s may have been sent out of turn, want up to 5", l.Passed())
+	}
+}

@@ -12,18 +12,26 @@ import (
 
 // onReply runs on the subscription's goroutine, in the order of arrival.
 func (l *Lane) onReply(msg *nats.Msg) {
-	index, err := strconv.ParseUint(strings.TrimPrefix(msg.Subject, l.inbox), 36, 64)
-	if err != nil {
+	tail := strings.TrimPrefix(msg.Subject, l.inbox)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.replied()
+	if id, state, fast := strings.Cut(tail, "."); fast {
+		l.onFastReply(msg, id, state)
+		return
+	}
+	index, err := strconv.ParseUint(tail, 36, 64)
+	if err != nil || !l.ring.holds(index) || l.ring.at(index).state != sent {
 		return
 	}
 	ack, err := ParseAck(msg, l.cfg.Stream.cfg.Name)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.ring.holds(index) || l.ring.at(index).state != sent {
-		return
-	}
 	s := l.ring.at(index)
+	first, batched := l.batchTo(index)
 	switch {
+	case batched && err != nil:
+		l.onBatchFailure(first, 0, err)
+	case batched:
+		l.onBatch(first, ack)
 	case err != nil:
 		l.onFailure(s, err)
 	case ack.Duplicate:
@@ -36,7 +44,15 @@ func (l *Lane) onReply(msg *nats.Msg) {
 	default:
 		l.onStored(s, index, ack.Seq)
 	}
+}
+
+// replied tells whoever waits for it that a reply has come. The caller holds mu.
+func (l *Lane) replied() {
 	signal(l.room)
+	if l.batches.due && !l.underWay() {
+		l.batches.due = false
+		l.linger.Reset(0) // flushes
+	}
 }
 
 func (l *Lane) onStored(s *slot, index, seq uint64) {
@@ -110,7 +126,8 @@ func (l *Lane) checkOverdue() {
 	if l.ring.inflight == 0 {
 		return
 	}
-	if s := l.ring.at(l.ring.low); l.ticks-s.sentAt > ackTicks {
+	staged := l.batched() && !l.underWay()
+	if s := l.ring.at(l.ring.low); !staged && l.ticks-s.sentAt > ackTicks {
 		l.failLocked(fmt.Errorf("publish %s: %w", s.delivery.Ref, ErrAckTimeout))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,6 +28,8 @@ type StreamConfig struct {
 	Pattern string
 	// Shared allows other writers: no chain, duplicate window only.
 	Shared bool
+	// Batching is what the relay was asked to do; empty is BatchSingle.
+	Batching Batching
 	// AcceptWeak turns the refusal of a weak stream into a warning.
 	AcceptWeak bool
 	// Replicas is what [Stream.Create] asks for; 0 is 3 in a cluster, else 1.
@@ -118,6 +121,14 @@ func (s *Stream) Create(ctx context.Context) error {
 	return nil
 }
 
+// serverIs reports whether the server is of a version or a later one: it refuses
+// fields that it does not know.
+func (s *Stream) serverIs(major, minor, patch int) bool {
+	var v [3]int
+	_, _ = fmt.Sscanf(s.nc.ConnectedServerVersion(), "%d.%d.%d", &v[0], &v[1], &v[2])
+	return slices.Compare(v[:], []int{major, minor, patch}) >= 0
+}
+
 func (s *Stream) newConfig() jetstream.StreamConfig {
 	replicas := s.cfg.Replicas
 	if replicas == 0 {
@@ -126,7 +137,11 @@ func (s *Stream) newConfig() jetstream.StreamConfig {
 			replicas = 3
 		}
 	}
+	auto := s.cfg.Batching == BatchAuto
 	return jetstream.StreamConfig{
+		AllowBatchPublish:  (auto || s.cfg.Batching == BatchFast) && s.serverIs(2, 14, 0),
+		AllowAtomicPublish: s.cfg.Batching == BatchAtomic && s.serverIs(2, 12, 1),
+
 		Name:        s.cfg.Name,
 		Description: "events of walpost",
 		Subjects:    []string{s.cfg.Pattern},

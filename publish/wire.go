@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"fmt"
 	"net"
 	"strconv"
 
@@ -23,19 +24,23 @@ type wire struct {
 // after the return.
 func (w *wire) publish(subject string, reply, header, body []byte) error {
 	if w.sock == nil {
-		h, err := nats.DecodeHeadersMsg(header)
-		if err != nil {
-			return err
-		}
-		return w.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: string(reply), Header: h, Data: body})
+		return w.publishByClient(subject, reply, header, body)
 	}
-	b := append(w.buf, "HPUB "...)
+	b := w.buf
+	if len(header) > 0 {
+		b = append(b, 'H')
+	}
+	b = append(b, "PUB "...)
 	b = append(b, subject...)
 	b = append(b, ' ')
-	b = append(b, reply...)
-	b = append(b, ' ')
-	b = strconv.AppendInt(b, int64(len(header)), 10)
-	b = append(b, ' ')
+	if len(reply) > 0 {
+		b = append(b, reply...)
+		b = append(b, ' ')
+	}
+	if len(header) > 0 {
+		b = strconv.AppendInt(b, int64(len(header)), 10)
+		b = append(b, ' ')
+	}
 	b = strconv.AppendInt(b, int64(len(header)+len(body)), 10)
 	b = append(b, "\r\n"...)
 	b = append(b, header...)
@@ -48,6 +53,17 @@ func (w *wire) publish(subject string, reply, header, body []byte) error {
 	return nil
 }
 
+func (w *wire) publishByClient(subject string, reply, header, body []byte) error {
+	m := &nats.Msg{Subject: subject, Reply: string(reply), Data: body}
+	if len(header) > 0 {
+		var err error
+		if m.Header, err = nats.DecodeHeadersMsg(header); err != nil {
+			return err
+		}
+	}
+	return w.nc.PublishMsg(m)
+}
+
 // flush writes what was kept.
 func (w *wire) flush() error {
 	if len(w.buf) == 0 {
@@ -58,5 +74,8 @@ func (w *wire) flush() error {
 
 func (w *wire) write(parts net.Buffers) error {
 	w.buf = w.buf[:0]
-	return w.sock.writev(parts)
+	if err := w.sock.writev(parts); err != nil {
+		return fmt.Errorf("%w: %w", nats.ErrDisconnected, err)
+	}
+	return nil
 }

@@ -119,7 +119,14 @@ func (f *feed) mayBeRecorded(ev *outbox.Event) bool {
 
 // Idle implements stream.Handler: the server has sent all it has, so what the
 // gate holds need not wait for company.
-func (f *feed) Idle(ctx context.Context) error { return f.flush(ctx) }
+func (f *feed) Idle(ctx context.Context) error {
+	err := f.flush(ctx)
+	f.lane.EndTransaction()
+	return err
+}
+
+// Commit implements stream.Handler.
+func (f *feed) Commit() { f.lane.EndTransaction() }
 
 // Dry implements stream.Handler. A lane that cannot write says so at the next row.
 func (f *feed) Dry() { _ = f.lane.Flush() }

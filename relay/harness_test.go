@@ -3,6 +3,7 @@ package relay_test
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"sync"
 	"testing"
 	"time"
@@ -49,12 +50,22 @@ func newRigWith(t *testing.T, pg *testenv.Postgres, n *testenv.NATS) *rig {
 	r.cfg = relay.Config{
 		PostgresURL: r.url, Slot: slot, Publication: "walpost", Outboxes: []*outbox.Table{table},
 		NATS:         publish.ConnConfig{URL: n.URL()},
-		Stream:       publish.StreamConfig{Name: "EVENTS"},
+		Stream:       publish.StreamConfig{Name: "EVENTS", Batching: batching(t)},
 		CreateStream: true, Subject: "events.{event_type}",
 		Window: 4096, WindowBytes: 32 << 20, DelayThreshold: time.Second,
 	}
 	t.Cleanup(func() { r.dropSlot(slot) })
 	return r
+}
+
+// batching spreads the tests over the ways to hand messages over: each has its own,
+// and on another version of PostgreSQL another.
+func batching(t *testing.T) publish.Batching {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(t.Name()))
+	b := []publish.Batching{publish.BatchSingle, publish.BatchFast, publish.BatchAtomic}[h.Sum32()%3]
+	t.Logf("publish.batch: %s", b)
+	return b
 }
 
 func (r *rig) migrate(tables ...*outbox.Table) {

@@ -124,6 +124,7 @@ type known struct {
 	laneSeq uint64    // the last lane's greatest sequence
 	chained bool      // the last session ended in a chain error
 	rivals  int       // consecutive sessions that another relay seems to have broken
+	batch   bool      // the last lane was stopped by a batch
 	// unusable is why the last session's slot is to be made anew.
 	unusable error
 	begun    bool // it was asked whether this is a first start

@@ -312,6 +312,7 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	}
 	r.known.lastSeq = max(r.known.lastSeq, s.lane.LastSeq())
 	r.known.laneSeq, r.known.chained = s.lane.LastSeq(), errors.Is(cause, publish.ErrChain)
+	r.known.batch = s.lane.BatchFailed()
 	if s.lane.Progress() {
 		r.known.rivals = 0
 	}
@@ -336,6 +337,7 @@ func (r *Relay) newLane(ctx context.Context, info *publish.StreamInfo, sys strea
 		Conn: r.nc, Stream: r.stream, Subjects: r.subjects, Envelope: r.envelope,
 		Chained: !r.cfg.Stream.Shared, Base: info.LastSeq,
 		Window: r.cfg.Window, WindowBytes: r.cfg.WindowBytes,
+		Batching: r.cfg.Stream.Batching.Resolve(&info.Config, r.cfg.Stream.Shared), Singly: r.known.batch,
 		Position: outbox.Position{
 			SystemID: sys.ID, Timeline: sys.Timeline, Commit: seen.tail.Commit, N: seen.tail.N, Passed: seen.until,
 		},

@@ -13,6 +13,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/walpost/walpost/publish"
 )
 
 // What a test asks the two servers and the relay about.
@@ -230,6 +232,7 @@ func (r *rig) createStream(change func(*jetstream.StreamConfig)) {
 	r.t.Helper()
 	cfg := jetstream.StreamConfig{
 		Name: "EVENTS", Subjects: []string{"events.>"}, Discard: jetstream.DiscardNew, Duplicates: 2 * time.Minute, AllowDirect: true,
+		AllowBatchPublish: r.cfg.Stream.Batching == publish.BatchFast, AllowAtomicPublish: r.cfg.Stream.Batching == publish.BatchAtomic,
 	}
 	if change != nil {
 		change(&cfg)

@@ -35,6 +35,8 @@ func (l *lagging) Idle(context.Context) error {
 	return nil
 }
 
+func (l *lagging) Commit() {}
+
 func (l *lagging) Dry() { l.dry++ }
 
 // TestGatheringEnds: rows that have waited are read with pauses, and as soon as the

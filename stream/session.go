@@ -46,6 +46,8 @@ type Handler interface {
 	// until Row returns. A row that is not settled when Row returns is added to
 	// the transaction (Txn.Add) and settled later.
 	Row(ctx context.Context, ev *outbox.Event, txn *Txn) error
+	// Commit is called after the last row of a transaction.
+	Commit()
 	// Idle is called when the server has nothing more to send for now.
 	Idle(ctx context.Context) error
 	// Dry is called before the reader waits, when everything that has arrived is handed
@@ -262,6 +264,7 @@ func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, lef
 		s.source.backlog = left-s.committed > backlogAge.Microseconds()
 		return h.Row(ctx, m.Event, s.txn)
 	case decode.Commit:
+		h.Commit()
 		s.txn.Commit(m.End)
 		s.txn = nil
 		s.advance(m.End)

@@ -62,6 +62,7 @@ func newBenchCommand() *cobra.Command {
 	f.IntVar(&b.PerTx, "per-transaction", 100, "rows in each transaction")
 	f.IntVar(&b.Payload, "payload", 300, "bytes of each payload, 32 at least")
 	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update"}, "what the relay does with delivered rows, one drain for each")
+	f.StringSliceVar(&b.Batches, "batches", []string{"single", "fast"}, "how messages are handed over, one drain for each: single, fast, atomic; latency with the last")
 	f.IntVar(&b.Replicas, "replicas", 1, "replicas of the stream")
 	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
 	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000}, "commits a second at which latency is measured; 0 measures none")
@@ -82,6 +83,14 @@ func checkBench(b *bench.Config) error {
 		if m != string(outbox.MarkNone) && m != string(outbox.MarkDelete) && m != string(outbox.MarkUpdate) {
 			return fmt.Errorf("--marks: %q is none of none, delete and update", m)
 		}
+	}
+	for _, x := range b.Batches {
+		if x != string(publish.BatchSingle) && x != string(publish.BatchFast) && x != string(publish.BatchAtomic) {
+			return fmt.Errorf("--batches: %q is none of single, fast and atomic", x)
+		}
+	}
+	if len(b.Marks) == 0 || len(b.Batches) == 0 {
+		return fmt.Errorf("--marks and --batches name one at least")
 	}
 	var rates []int
 	for _, r := range b.Rates {
@@ -107,24 +116,24 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		fmt.Fprintf(stderr, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05")}, args...)...)
 	}
 	b.Migrate = func(ctx context.Context, url string) error {
-		return migrateUp(ctx, io.Discard, benchConfig(cfg, url, string(outbox.MarkUpdate)), migrateOptions{to: migrations.Latest})
+		return migrateUp(ctx, io.Discard, benchConfig(cfg, bench.Setting{URL: url, Mark: string(outbox.MarkUpdate), Batch: string(publish.BatchSingle)}), migrateOptions{to: migrations.Latest})
 	}
-	b.Command = func(url, mark string) (*exec.Cmd, error) {
+	b.Command = func(set bench.Setting) (*exec.Cmd, error) {
 		program, err := os.Executable()
 		if err != nil {
 			return nil, err
 		}
 		c := exec.CommandContext(ctx, program, "run", "--config", os.DevNull) // a walpost.yaml may list outboxes of its own
 		c.Env = os.Environ()
-		for _, k := range benchConfig(cfg, url, mark).keys() {
+		for _, k := range benchConfig(cfg, set).keys() {
 			if k.env != "" {
 				c.Env = append(c.Env, k.env+"="+k.String())
 			}
 		}
 		return c, nil
 	}
-	b.Relay = func(ctx context.Context, url, mark string, onStored func(time.Duration)) error {
-		r, err := newRelay(benchConfig(cfg, url, mark), zap.NewNop(), prometheus.NewRegistry(), onStored)
+	b.Relay = func(ctx context.Context, set bench.Setting, onStored func(time.Duration)) error {
+		r, err := newRelay(benchConfig(cfg, set), zap.NewNop(), prometheus.NewRegistry(), onStored)
 		if err != nil {
 			return err
 		}
@@ -134,12 +143,13 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 }
 
 // benchConfig is the configuration with the benchmark's database and stream.
-func benchConfig(cfg *Config, url, mark string) *Config {
+func benchConfig(cfg *Config, set bench.Setting) *Config {
 	c := *cfg
-	c.Postgres.URL, c.Postgres.Slot, c.Postgres.Publication, c.Postgres.MaxRetainedWAL = url, bench.Slot, bench.Slot, 0
+	c.Publish.Batch = set.Batch
+	c.Postgres.URL, c.Postgres.Slot, c.Postgres.Publication, c.Postgres.MaxRetainedWAL = set.URL, bench.Slot, bench.Slot, 0
 	c.Source = ""
 	c.Outboxes = []OutboxConfig{defaultOutbox()}
-	c.Outboxes[0].Mark = mark
+	c.Outboxes[0].Mark = set.Mark
 	c.NATS.Stream, c.NATS.Subject, c.NATS.CreateStream = bench.Stream, bench.Subject, false
 	c.Mode = "auto"
 	c.Retention.Interval = 0

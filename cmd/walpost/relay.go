@@ -44,6 +44,7 @@ func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer, onSt
 			Domain:     cfg.NATS.Domain,
 			Shared:     cfg.NATS.Shared,
 			AcceptWeak: cfg.NATS.AcceptWeakStream,
+			Batching:   publish.Batching(cfg.Publish.Batch),
 		},
 		CreateStream:   cfg.NATS.CreateStream,
 		Subject:        cfg.NATS.Subject,

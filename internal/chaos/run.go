@@ -114,7 +114,7 @@ func (w *world) keepLogs(o *options, r *result) {
 		}
 		if o.keep != "" {
 			name := filepath.Join(o.keep, fmt.Sprintf("%d-relay-%d.log", r.Seed, i))
-			if err := os.WriteFile(name, text, 0o644); err != nil {
+			if err := errors.Join(os.MkdirAll(o.keep, 0o755), os.WriteFile(name, text, 0o644)); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 			}
 		}

@@ -43,6 +43,7 @@ type plan struct {
 	// window is the stream's duplicate window, shorter than most pauses: it is not
 	// what keeps duplicates away.
 	window time.Duration
+	batch  string // what the stream allows, and the relays then do
 }
 
 func draw(rng *rand.Rand) (p plan, err error) {
@@ -59,6 +60,7 @@ func draw(rng *rand.Rand) (p plan, err error) {
 		p.mode = "poll"
 	}
 	p.rollback = p.replicas == 1 && !p.standby && rng.IntN(2) == 0
+	p.batch = []string{"single", "fast", "atomic"}[rng.IntN(3)]
 	return p, nil
 }
 
@@ -67,7 +69,7 @@ func (p *plan) String() string {
 	if p.standby {
 		s += " with a standby"
 	}
-	return s + fmt.Sprintf(", relays %d, %s, %s, window %s", p.relays, p.mode, p.onPoison, p.window)
+	return s + fmt.Sprintf(", relays %d, %s, %s, window %s, %s", p.relays, p.mode, p.onPoison, p.window, p.batch)
 }
 
 // world is the servers and the relays of one run, and the ways to all of them.
@@ -216,7 +218,7 @@ func (w *world) startBrokers(ctx context.Context) (err error) {
 	return w.until(ctx, "the stream is created", func(ctx context.Context) error {
 		_, err := w.js.CreateStream(ctx, jetstream.StreamConfig{
 			Name: streamName, Subjects: []string{"events.>"}, Duplicates: w.window, Discard: jetstream.DiscardNew, Replicas: w.replicas,
-			AllowDirect: true,
+			AllowDirect: true, AllowBatchPublish: w.batch == "fast", AllowAtomicPublish: w.batch == "atomic",
 		})
 		return err
 	})

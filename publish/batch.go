@@ -1,0 +1,358 @@
+package publish
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// ErrBatch means that a batch was not stored as it was sent. Only the stream knows
+// what of it was.
+var ErrBatch = errors.New("a batch was not stored as it was sent")
+
+// batches is the batching of a lane. What is sent is staged; one unit at a time, a
+// message or a batch, is under way, and while it is, the next one gathers. So nothing
+// is stored behind something that was refused: expectations that are under way
+// together are only numbers, and a message of somebody else's moves the sequence to
+// where a later one of them fits.
+//
+// A PubAck proves a batch when its sequence is that of the batch's last message:
+// whatever the server may have left out of it, as duplicates or by mistake, makes it
+// smaller.
+//
+// The sender owns it, but for what mu guards.
+type batches struct {
+	kind   Batching
+	id     string // what the ids of the lane's batches begin with
+	singly int    // so many messages are still to be sent by themselves
+
+	staged []staged
+	arena  []byte     // their headers and bodies
+	first  uint64     // the index of the first one
+	whole  int        // the first so many are all of their transactions
+	commit outbox.LSN // of the last one, 0 where the table brought it
+
+	// Guarded by the lane's mu: the batches without a PubAck, up to where nothing is
+	// staged any more, whether the sender has left something staged because a unit was
+	// under way, and whether a batch has stopped the lane.
+	sent    []sentBatch
+	written uint64
+	due     bool
+	failed  bool
+}
+
+type sentBatch struct {
+	first uint64
+	n     int
+}
+
+// staged is a message that waits for its unit.
+type staged struct {
+	subject      string
+	header, body int  // where they end; a header begins where the body before it ends
+	alone        bool // a batch's headers would make it too large
+	joined       bool // it is of the transaction of the one before
+}
+
+// batched reports whether the lane stages what it sends.
+func (l *Lane) batched() bool { return l.batches.kind == BatchFast || l.batches.kind == BatchAtomic }
+
+// most is how many messages a batch has at most.
+func (l *Lane) most() int { return max(1, min(maxBatch, l.cfg.Window/2)) }
+
+// stage keeps a message for its unit. The caller has found a place for it.
+func (l *Lane) stage(subject string, index uint64, commit outbox.LSN, header, body []byte, alone bool) {
+	b := &l.batches
+	if len(b.staged) == 0 {
+		b.first = index
+	}
+	b.arena = append(b.arena, header...)
+	s := staged{subject: subject, header: len(b.arena), alone: alone, joined: len(b.staged) > 0 && commit != 0 && commit == b.commit}
+	b.commit = commit
+	b.arena = append(b.arena, body...)
+	s.body = len(b.arena)
+	b.staged = append(b.staged, s)
+}
+
+// stageIsFull reports whether what is staged has to go before more is.
+func (l *Lane) stageIsFull() bool {
+	b := &l.batches
+	return len(b.staged) >= l.most() || len(b.arena) > l.cfg.WindowBytes/2
+}
+
+// underWay reports whether a unit waits for its PubAck. The caller holds mu.
+func (l *Lane) underWay() bool { return l.ring.low < l.batches.written }
+
+// publishStaged publishes the next unit, unless one is under way: then what is staged
+// goes when that has its PubAck. With all, transactions may be cut.
+func (l *Lane) publishStaged(all bool) error {
+	b := &l.batches
+	n := len(b.staged)
+	if b.kind == BatchAtomic && !all {
+		n = b.whole
+	}
+	if n == 0 {
+		return nil
+	}
+	unit := l.unit(n)
+	l.mu.Lock()
+	wait := l.underWay()
+	b.due = wait || unit < n
+	if l.err != nil && !errors.Is(l.err, ErrDrained) {
+		wait = true // in vain
+	}
+	l.mu.Unlock()
+	if wait {
+		return nil
+	}
+	b.singly -= min(b.singly, unit)
+	return l.publishUnit(unit)
+}
+
+// unit is how many of the first n staged messages go together.
+func (l *Lane) unit(n int) int {
+	b := &l.batches
+	if b.singly > 0 {
+		return 1
+	}
+	if b.kind == BatchAtomic && n > 1 && n < atomicLeast && !b.staged[1].joined {
+		return 1
+	}
+	for i, s := range b.staged[:n] {
+		if s.alone {
+			return max(i, 1)
+		}
+	}
+	return n
+}
+
+func (l *Lane) publishUnit(n int) error {
+	b := &l.batches
+	l.mu.Lock()
+	for i := b.first; i < b.first+uint64(n); i++ {
+		if s := l.ring.at(i); s.state == sent {
+			s.sentAt = l.ticks
+		}
+	}
+	b.written = b.first + uint64(n)
+	if n > 1 {
+		b.sent = append(b.sent, sentBatch{b.first, n})
+	}
+	l.mu.Unlock()
+	start := 0
+	for i, s := range b.staged[:n] {
+		header := l.unitHeader(b.arena[start:s.header], i, n, s.alone)
+		if err := l.wire.publish(s.subject, l.unitReply(i, n), header, b.arena[s.header:s.body]); err != nil {
+			return err
+		}
+		start = s.body
+	}
+	rest := copy(b.arena, b.arena[start:])
+	b.arena = b.arena[:rest]
+	b.staged = slices.Delete(b.staged, 0, n)
+	for i := range b.staged {
+		b.staged[i].header -= start
+		b.staged[i].body -= start
+	}
+	b.first += uint64(n)
+	b.whole = max(0, b.whole-n)
+	return nil
+}
+
+// unitHeader completes a header block with what only the unit knows. Of an atomic
+// batch only the first message may expect a sequence.
+func (l *Lane) unitHeader(block []byte, i, n int, complete bool) []byte {
+	if complete {
+		return block
+	}
+	b := &l.batches
+	h := append(l.header[:0], block[:len(block)-len(headerEnd)]...)
+	atomic := b.kind == BatchAtomic && n > 1
+	if !atomic || i == 0 {
+		h = append(h, nats.ExpectedLastSeqHdr+": "...)
+		h = strconv.AppendUint(h, l.cfg.Base+b.first+uint64(i), 10)
+		h = append(h, "\r\n"...)
+	}
+	if atomic {
+		h = append(h, batchIDHeader+": "...)
+		h = l.appendBatchID(h)
+		h = append(h, "\r\n"+batchSequenceHeader+": "...)
+		h = strconv.AppendInt(h, int64(i+1), 10)
+		h = append(h, "\r\n"...)
+		if i == n-1 {
+			h = append(h, batchCommitHeader+": 1\r\n"...)
+		}
+	}
+	h = append(h, headerEnd...)
+	l.header = h
+	return h
+}
+
+const (
+	batchIDHeader       = "Nats-Batch-Id"
+	batchSequenceHeader = "Nats-Batch-Sequence"
+	batchCommitHeader   = "Nats-Batch-Commit"
+	// batchHeaders is what they and the expected sequence take at most, in bytes.
+	batchHeaders = 200
+)
+
+func (l *Lane) appendBatchID(dst []byte) []byte {
+	dst = append(dst, l.batches.id...)
+	dst = append(dst, '-')
+	return strconv.AppendUint(dst, l.batches.first, 36)
+}
+
+// unitReply is where the reply to a message of a unit goes. Of an atomic batch only
+// the last one has any. The state of a fast one travels in it: its id, an
+// acknowledgement every so many messages, of which none is needed, to fail at a gap, the
+// message's number, and what it does: 0 begins, 1 goes on, 2 is the last.
+func (l *Lane) unitReply(i, n int) []byte {
+	b := &l.batches
+	r := append(l.reply[:0], l.inbox...)
+	switch {
+	case n > 1 && b.kind == BatchFast:
+		r = l.appendBatchID(r)
+		r = append(r, ".500.fail."...)
+		r = strconv.AppendInt(r, int64(i+1), 10)
+		op := byte('1')
+		if i == 0 {
+			op = '0'
+		} else if i == n-1 {
+			op = '2'
+		}
+		r = append(r, '.', op)
+		r = append(r, ".$FI"...)
+	case i == n-1:
+		r = strconv.AppendUint(r, b.first+uint64(i), 36)
+	default:
+		return nil
+	}
+	l.reply = r
+	return r
+}
+
+// EndTransaction says that all rows of the transaction were sent.
+func (l *Lane) EndTransaction() {
+	if l.batches.kind == BatchAtomic {
+		l.sending.Lock()
+		l.batches.whole = len(l.batches.staged)
+		l.sending.Unlock()
+	}
+}
+
+// forgetStaged drops what was never published.
+func (l *Lane) forgetStaged() {
+	b := &l.batches
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range b.staged {
+		if s := l.ring.at(b.first + uint64(i)); s.state == sent {
+			l.ring.replied(s, settled)
+			l.dropped++
+		}
+	}
+	b.staged, b.arena, b.whole = nil, nil, 0
+}
+
+// BatchFailed reports whether the lane was stopped by what became of a batch. The
+// next one should send singly for as long as one batch lasts, to learn which row it
+// was.
+func (l *Lane) BatchFailed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.batches.failed
+}
+
+// onFastReply takes what comes to a message of a fast batch, or to its end. The
+// caller holds mu.
+func (l *Lane) onFastReply(msg *nats.Msg, id, state string) {
+	own, index, _ := strings.Cut(id, "-")
+	first, err := strconv.ParseUint(index, 36, 64)
+	if err != nil || own != l.batches.id {
+		return
+	}
+	f := strings.Split(state, ".")
+	n, _ := strconv.ParseUint(f[min(2, len(f)-1)], 10, 64) // the message that it replies to
+	var flow struct {
+		Type     string          `json:"type"`
+		Sequence uint64          `json:"seq"`
+		Error    json.RawMessage `json:"error"`
+	}
+	if bytes.HasPrefix(msg.Data, []byte(`{"type":"ack"`)) {
+		return // of some of it: what proves the batch is its end
+	}
+	if bytes.HasPrefix(msg.Data, []byte(`{"type":`)) && json.Unmarshal(msg.Data, &flow) == nil {
+		err := fmt.Errorf("%w: %s", ErrBatch, excerpt(msg.Data))
+		if flow.Type == "err" {
+			_, err = parseAnyAck([]byte(`{"error":`+string(flow.Error)+`}`), l.cfg.Stream.cfg.Name)
+		}
+		l.onBatchFailure(first, flow.Sequence, err)
+		return
+	}
+	ack, err := ParseAck(msg, l.cfg.Stream.cfg.Name)
+	if err != nil {
+		l.onBatchFailure(first, n, err)
+		return
+	}
+	l.onBatch(first, ack)
+}
+
+// batchTo finds the atomic batch of which a message is the last. The caller holds mu.
+func (l *Lane) batchTo(index uint64) (first uint64, ok bool) {
+	for _, x := range l.batches.sent {
+		if x.first+uint64(x.n)-1 == index {
+			return x.first, l.batches.kind == BatchAtomic
+		}
+	}
+	return 0, false
+}
+
+// onBatch takes a PubAck of a batch. The caller holds mu.
+func (l *Lane) onBatch(first uint64, ack Ack) {
+	b := &l.batches
+	i := slices.IndexFunc(b.sent, func(x sentBatch) bool { return x.first == first })
+	if i < 0 || ack.Duplicate || ack.Count != uint64(b.sent[i].n) || l.cfg.Chained && ack.Seq != l.cfg.Base+first+ack.Count {
+		l.onBatchFailure(first, 0, fmt.Errorf("%w: the PubAck of the one at sequence %d counts %d to sequence %d", ErrBatch, l.cfg.Base+first+1, ack.Count, ack.Seq))
+		return
+	}
+	b.sent = slices.Delete(b.sent, i, i+1)
+	for i := first; i < first+ack.Count; i++ {
+		if s := l.ring.at(i); l.ring.holds(i) && s.state == sent {
+			l.onStored(s, i, ack.Seq-ack.Count+i-first+1)
+		}
+	}
+}
+
+// onBatchFailure stops the lane: nothing of the batch will have another reply. Where
+// the error is one row's own, that is its n-th. The caller holds mu.
+func (l *Lane) onBatchFailure(first, n uint64, err error) {
+	l.batches.failed = l.batches.failed || l.err == nil
+	if ClassOf(err) == ClassChain {
+		err = fmt.Errorf("%w: %w", ErrChain, err)
+	}
+	b := slices.IndexFunc(l.batches.sent, func(x sentBatch) bool { return x.first == first })
+	if b < 0 {
+		return // it has failed already
+	}
+	end := first + uint64(l.batches.sent[b].n)
+	l.batches.sent = slices.Delete(l.batches.sent, b, b+1)
+	l.failLocked(fmt.Errorf("publish: %w", err))
+	for i := first; i < end; i++ {
+		if s := l.ring.at(i); l.ring.holds(i) && s.state == sent {
+			if n > 0 && i == first+n-1 {
+				l.onFailure(s, err)
+				continue
+			}
+			l.ring.replied(s, settled)
+			l.dropped++
+		}
+	}
+}

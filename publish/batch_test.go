@@ -1,0 +1,382 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// eachBatching runs a test for a stream that allows batches, and each kind of them.
+func eachBatching(t *testing.T, n *testenv.NATS, change func(*jetstream.StreamConfig), do func(t *testing.T, r *laneRig)) {
+	for _, kind := range []Batching{BatchFast, BatchAtomic} {
+		t.Run(string(kind), func(t *testing.T) {
+			r := newLaneRig(t, n, func(c *jetstream.StreamConfig) {
+				c.AllowAtomicPublish, c.AllowBatchPublish = true, true
+				if change != nil {
+					change(c)
+				}
+			})
+			t.Cleanup(func() { _ = r.js.DeleteStream(context.Background(), "EVENTS") })
+			r.cfg.Batching, r.cfg.Window = kind, 4096
+			do(t, r)
+		})
+	}
+}
+
+// headers reads the stream from its start.
+func (r *laneRig) headers() (all []nats.Header) {
+	r.t.Helper()
+	info, err := r.stream.Info(r.t.Context())
+	r.must(err)
+	if info.Messages == 0 {
+		return nil
+	}
+	r.must(r.stream.headers(r.t.Context(), info.FirstSeq, info.LastSeq, "", func(_ uint64, _ time.Time, h nats.Header) { all = append(all, h) }))
+	return all
+}
+
+// TestBatchesStoreInOrder: rows of transactions of every size, with the reader's pauses
+// anywhere. In atomic batches a transaction of up to 1,000 rows is never cut.
+func TestBatchesStoreInOrder(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+		const rows = 30_000
+		seed := rand.Uint64()
+		t.Logf("seed %d", seed)
+		rng := rand.New(rand.NewPCG(seed, 0))
+		var ends []int // of the transactions
+		for end := 0; end < rows; {
+			size := []int{1, 1, 1, 2, 7, 100, 400, 999, 1000, 1500}[rng.IntN(10)]
+			end = min(rows, end+size)
+			ends = append(ends, end)
+		}
+		l := r.lane()
+		taken := make(chan []int)
+		go func() { taken <- r.settleAll(l, rows) }()
+		id := 0
+		for _, end := range ends {
+			for ; id < end; id++ {
+				ev := r.event(id, `{}`)
+				ev.Commit, ev.N = outbox.LSN(end), uint32(id)
+				r.must(l.Send(t.Context(), ev, id))
+				if rng.IntN(150) == 0 {
+					r.must(l.Flush())
+				}
+			}
+			l.EndTransaction()
+			if rng.IntN(20) == 0 {
+				r.must(l.Flush())
+			}
+		}
+		r.must(l.Flush())
+		for i, tag := range <-taken {
+			if tag != i {
+				t.Fatalf("acknowledgement %d is of message %d", i, tag)
+			}
+		}
+		all := r.headers()
+		if len(all) != rows {
+			t.Fatalf("stored %d, want %d", len(all), rows)
+		}
+		batches := map[string]int{}
+		for i, h := range all {
+			if id, _ := outbox.ParseMessageID("src", h.Get(nats.MsgIdHdr)); id.ID != fmt.Sprint(i) {
+				t.Fatalf("sequence %d holds row %s", i+1, id.ID)
+			}
+			if id := h.Get(batchIDHeader); id != "" {
+				batches[id]++
+			}
+		}
+		if r.cfg.Batching == BatchFast {
+			return
+		}
+		begin := 0
+		for _, end := range ends {
+			one := func(h nats.Header) bool { return h.Get(batchIDHeader) != all[begin].Get(batchIDHeader) }
+			if size := end - begin; size > 1 && size <= maxBatch && (all[begin].Get(batchIDHeader) == "" || slices.ContainsFunc(all[begin:end], one)) {
+				t.Errorf("the transaction of the rows %d to %d is not in one batch", begin, end-1)
+			}
+			begin = end
+		}
+		if len(batches) < 10 || len(batches) > len(ends) {
+			t.Errorf("%d batches of %d transactions", len(batches), len(ends))
+		}
+	})
+}
+
+// TestBatchesLeaveNoHole: somebody else's messages move the sequence under what is on
+// its way. Nothing is stored behind what was refused for it.
+func TestBatchesLeaveNoHole(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+		own := func() (n int) {
+			for i, h := range r.headers() {
+				id, ok := outbox.ParseMessageID("src", h.Get(nats.MsgIdHdr))
+				if ok && id.ID != fmt.Sprint(n) {
+					t.Fatalf("sequence %d holds row %s, want row %d", i+1, id.ID, n)
+				} else if ok {
+					n++
+				}
+			}
+			return n
+		}
+		for range 30 {
+			l, next := r.lane(), own()
+			var foreign sync.WaitGroup
+			foreign.Go(func() {
+				for l.Err() == nil && !l.Progress() {
+					time.Sleep(100 * time.Microsecond)
+				}
+				for range 2 {
+					_, _ = r.js.Publish(context.Background(), "events.foreign", []byte("x"))
+				}
+			})
+			r.burst(l, next, next+100_000, small)
+			<-l.Failed()
+			l.Drain(t.Context())
+			l.Close()
+			foreign.Wait()
+		}
+		if n := own(); n < 1000 {
+			t.Errorf("%d rows are stored", n)
+		}
+	})
+}
+
+// TestBatchesTrickle: a row that comes alone goes alone.
+func TestBatchesTrickle(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+		l := r.lane()
+		for id := range 50 {
+			r.must(r.send(l, id))
+			l.EndTransaction()
+			r.must(l.Flush())
+			r.settleAll(l, 1)
+		}
+		for i, h := range r.headers() {
+			if h.Get(batchIDHeader) != "" || h.Get(nats.ExpectedLastSeqHdr) != fmt.Sprint(i) {
+				t.Fatalf("headers of row %d: %v", i, h)
+			}
+		}
+	})
+}
+
+// TestBatchesLinger: what nobody flushes goes all the same.
+func TestBatchesLinger(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+		l := r.lane()
+		for id := range 100 {
+			r.must(r.send(l, id))
+		}
+		l.EndTransaction()
+		r.settleAll(l, 100)
+	})
+}
+
+// burst sends rows until the lane stops.
+func (r *laneRig) burst(l *Lane, from, to int, payload func(id int) string) {
+	r.t.Helper()
+	for id := from; id < to; id++ {
+		if l.Send(r.t.Context(), r.event(id, payload(id)), id) != nil {
+			return
+		}
+		if id%600 == 599 {
+			l.EndTransaction()
+		}
+	}
+	l.EndTransaction()
+	_ = l.Flush()
+}
+
+func small(int) string { return `{}` }
+
+// TestBatchesKeepTheRowsOwnFailures: a fast batch says which row it was, an atomic one
+// does not, and rows that are then sent singly do.
+func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	eachBatching(t, n, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 4096 }, func(t *testing.T, r *laneRig) {
+		payload := func(id int) string {
+			if id == 300 {
+				return strings.Repeat("x", 8192)
+			}
+			return `{}`
+		}
+		l := r.lane()
+		r.burst(l, 0, 600, payload)
+		<-l.Failed()
+		refusals := l.Drain(t.Context())
+		if !l.BatchFailed() {
+			t.Error("the lane does not say that it was a batch")
+		}
+		if r.cfg.Batching == BatchAtomic {
+			if len(refusals) != 0 || len(r.headers()) != 0 {
+				t.Fatalf("refused %v, %d stored", refusals, len(r.headers()))
+			}
+			r.cfg.Singly = true
+			l = r.lane()
+			r.burst(l, 0, 600, payload)
+			<-l.Failed()
+			refusals = l.Drain(t.Context())
+		}
+		if len(refusals) != 1 || refusals[0].Tag != 300 || refusals[0].Failure.Class != RowSize {
+			t.Fatalf("refused %v, want row 300 for its size", refusals)
+		}
+		if n := len(r.headers()); n != 300 {
+			t.Errorf("%d rows are stored: something passed the refused row", n)
+		}
+	})
+}
+
+// TestBatchesStopWhenTheirChainIsBroken: a foreign message stops the batches behind
+// it, and only what is in the stream counts as stored.
+func TestBatchesStopWhenTheirChainIsBroken(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+		l := r.lane()
+		r.burst(l, 0, 500, small)
+		r.settleAll(l, 500)
+		_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
+		r.must(err)
+		r.burst(l, 500, 3000, small)
+		<-l.Failed()
+		if err := l.Err(); !errors.Is(err, ErrChain) {
+			t.Errorf("%v, want ErrChain", err)
+		}
+		if refusals := l.Drain(t.Context()); len(refusals) != 0 {
+			t.Errorf("a broken chain is no row's fault: %v", refusals)
+		}
+		if ds := l.Take(nil, U); len(ds) != 0 || len(r.headers()) != 501 {
+			t.Errorf("%d rows count as stored, and the stream has %d messages", len(ds), len(r.headers()))
+		}
+	})
+}
+
+// TestBatchesDoNotBelieveDuplicates: JetStream leaves out of a fast batch what it takes
+// for a duplicate, without a word. Rows whose messages were deleted come again.
+func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+		l := r.lane()
+		r.burst(l, 0, 200, small)
+		r.settleAll(l, 200)
+		l.Close()
+		s, err := r.js.Stream(t.Context(), "EVENTS")
+		r.must(err)
+		deleted := []int{150, 151, 152, 199}
+		for _, id := range deleted {
+			r.must(s.DeleteMsg(t.Context(), uint64(id+1)))
+		}
+		for _, at := range []int{0, 1, 40, 99} { // in the batch
+			r.cfg.Singly = false
+			l := r.lane()
+			for i := range 100 {
+				id := 1000*(at+1) + i
+				if slices.Contains([]int{at, at + 1, at + 2}, i) {
+					id = deleted[i-at]
+				}
+				if l.Send(t.Context(), r.event(id, `{}`), id) != nil {
+					break
+				}
+			}
+			l.EndTransaction()
+			_ = l.Flush()
+			<-l.Failed()
+			refusals := l.Drain(t.Context())
+			for _, d := range l.Take(nil, U) {
+				if slices.Contains(deleted, d.Tag.(int)) {
+					t.Fatalf("row %d counts as stored: its message was deleted", d.Tag)
+				}
+			}
+			for _, x := range refusals {
+				if !slices.Contains(deleted, x.Tag.(int)) || x.Failure.Class != RowDuplicate {
+					t.Fatalf("refused %v", x)
+				}
+			}
+			l.Close()
+		}
+		r.cfg.Singly = true
+		l = r.lane()
+		r.must(l.Send(t.Context(), r.event(150, `{}`), 150))
+		l.EndTransaction()
+		<-l.Failed()
+		if refusals := l.Drain(t.Context()); len(refusals) != 1 || refusals[0].Failure.Class != RowDuplicate {
+			t.Errorf("refused %v, want row 150 as a false duplicate", refusals)
+		}
+	})
+}
+
+// TestBatchesAcrossACrash: what the lane says is stored is in the stream, and nothing
+// is in it twice or out of order.
+func TestBatchesAcrossACrash(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+		stored := map[int]bool{}
+		next := 0
+		for round := range 4 {
+			r.cfg.Singly = false
+			eventuallyConnected(t, r)
+			l := r.lane()
+			killed := make(chan struct{})
+			go func() {
+				defer close(killed)
+				for l.Err() == nil && !l.Progress() {
+					time.Sleep(time.Millisecond)
+				}
+				time.Sleep(time.Duration(5*round) * time.Millisecond)
+				_ = n.Kill()
+			}()
+			r.burst(l, next, next+100_000, small)
+			<-l.Failed()
+			l.Drain(t.Context())
+			for _, d := range l.Take(nil, 1<<20) {
+				stored[d.Tag.(int)] = true
+			}
+			l.Close()
+			<-killed
+			r.must(n.Start(t.Context()))
+			eventuallyConnected(t, r)
+			next = len(r.headers())
+		}
+		for i, h := range r.headers() {
+			if id, _ := outbox.ParseMessageID("src", h.Get(nats.MsgIdHdr)); id.ID != fmt.Sprint(i) {
+				t.Fatalf("sequence %d holds row %s", i+1, id.ID)
+			}
+		}
+		for id := range stored {
+			if id >= next {
+				t.Fatalf("row %d counts as stored, and the stream ends at row %d", id, next-1)
+			}
+		}
+		if len(stored) == 0 {
+			t.Error("nothing was stored")
+		}
+	})
+}
+
+func eventuallyConnected(t *testing.T, r *laneRig) {
+	t.Helper()
+	for until := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if r.nc.IsConnected() {
+			if _, err := r.stream.Info(t.Context()); err == nil {
+				return
+			}
+		}
+		if time.Now().After(until) {
+			t.Fatal("waited in vain for the server")
+		}
+	}
+}
