@@ -36,7 +36,7 @@ fuzz: ## run every fuzz target, each for FUZZTIME (30s)
 
 # The seeds of `make chaos`: between them they have every kind of server, and those
 # that have found something.
-SEEDS ?= 2,7,23,46,803358146804981,3288942553247072
+SEEDS ?= 2,7,23,46,803358146804981,3288942553247072,1164075553371158,4025513310620190
 FOR ?= 1h
 
 .PHONY: chaos

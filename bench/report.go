@@ -77,6 +77,18 @@ func (d *Drain) Rate() float64 {
 	return median(each(d.Runs, func(m Measurement) float64 { return float64(m.Rows) / m.Took.Seconds() }))
 }
 
+// CPU is the median of CPU seconds for a million rows: the client's, PostgreSQL's and
+// the NATS server's; 0 where it is not known.
+func (d *Drain) CPU() (client, postgres, broker float64) {
+	return d.perMillion(func(m Measurement) time.Duration { return m.Relay }), d.perMillion(func(m Measurement) time.Duration { return m.Postgres }),
+		d.perMillion(func(m Measurement) time.Duration { return m.Broker })
+}
+
+// RSS is the median of the client's greatest resident memory, in bytes.
+func (d *Drain) RSS() int64 {
+	return median(each(d.Runs, func(m Measurement) int64 { return m.RSS }))
+}
+
 // perMillion is the median of CPU seconds for a million rows.
 func (d *Drain) perMillion(of func(Measurement) time.Duration) float64 {
 	return median(each(d.Runs, func(m Measurement) float64 { return of(m).Seconds() * 1e6 / float64(m.Rows) }))
@@ -107,10 +119,8 @@ func (r *Report) Print(w io.Writer) error {
 		if source > 0 {
 			of = fmt.Sprintf("%.2f", d.Rate()/source)
 		}
-		rss := median(each(d.Runs, func(m Measurement) int64 { return m.RSS }))
-		fmt.Fprintf(t, "%.0f\t%s\t%.2f\t%.2f\t%.2f\t%.0f\t %s\n", d.Rate(), of,
-			d.perMillion(func(m Measurement) time.Duration { return m.Relay }), d.perMillion(func(m Measurement) time.Duration { return m.Postgres }),
-			d.perMillion(func(m Measurement) time.Duration { return m.Broker }), float64(rss)/(1<<20), d.Name)
+		client, postgres, broker := d.CPU()
+		fmt.Fprintf(t, "%.0f\t%s\t%.2f\t%.2f\t%.2f\t%d\t %s\n", d.Rate(), of, client, postgres, broker, d.RSS()>>20, d.Name)
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -65,8 +65,15 @@ type staged struct {
 // batched reports whether the lane stages what it sends.
 func (l *Lane) batched() bool { return l.batches.kind == BatchFast || l.batches.kind == BatchAtomic }
 
-// most is how many messages a batch has at most.
-func (l *Lane) most() int { return max(1, min(maxBatch, l.cfg.Window/2)) }
+// most is how many messages a unit has at most, and how many bytes are staged for it:
+// half of the window, so that the next one can gather.
+func (l *Lane) most() (messages, bytes int) {
+	messages, bytes = max(1, l.cfg.Window/2), l.cfg.WindowBytes/2
+	if l.batches.kind == BatchAtomic {
+		return min(messages, maxAtomic), bytes
+	}
+	return messages, min(bytes, maxFastBytes)
+}
 
 // stage keeps a message for its unit. The caller has found a place for it.
 func (l *Lane) stage(subject string, index uint64, commit outbox.LSN, header, body []byte, alone bool) {
@@ -84,8 +91,8 @@ func (l *Lane) stage(subject string, index uint64, commit outbox.LSN, header, bo
 
 // stageIsFull reports whether what is staged has to go before more is.
 func (l *Lane) stageIsFull() bool {
-	b := &l.batches
-	return len(b.staged) >= l.most() || len(b.arena) > l.cfg.WindowBytes/2
+	messages, bytes := l.most()
+	return len(l.batches.staged) >= messages || len(l.batches.arena) > bytes
 }
 
 // underWay reports whether a unit waits for its PubAck. The caller holds mu.

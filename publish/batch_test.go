@@ -19,16 +19,15 @@ import (
 )
 
 // eachBatching runs a test for a stream that allows batches, and each kind of them.
-func eachBatching(t *testing.T, n *testenv.NATS, change func(*jetstream.StreamConfig), do func(t *testing.T, r *laneRig)) {
+func eachBatching(t *testing.T, options testenv.NATSOptions, change func(*jetstream.StreamConfig), do func(t *testing.T, r *laneRig)) {
 	for _, kind := range []Batching{BatchFast, BatchAtomic} {
 		t.Run(string(kind), func(t *testing.T) {
-			r := newLaneRig(t, n, func(c *jetstream.StreamConfig) {
+			r := newLaneRig(t, testenv.NewNATS(t, options), func(c *jetstream.StreamConfig) {
 				c.AllowAtomicPublish, c.AllowBatchPublish = true, true
 				if change != nil {
 					change(c)
 				}
 			})
-			t.Cleanup(func() { _ = r.js.DeleteStream(context.Background(), "EVENTS") })
 			r.cfg.Batching, r.cfg.Window = kind, 4096
 			do(t, r)
 		})
@@ -50,9 +49,8 @@ func (r *laneRig) headers() (all []nats.Header) {
 // TestBatchesStoreInOrder: rows of transactions of every size, with the reader's pauses
 // anywhere. In atomic batches a transaction of up to 1,000 rows is never cut.
 func TestBatchesStoreInOrder(t *testing.T) {
-	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
-		const rows = 30_000
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
+		const rows = 20_000
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
 		rng := rand.New(rand.NewPCG(seed, 0))
@@ -105,7 +103,7 @@ func TestBatchesStoreInOrder(t *testing.T) {
 		begin := 0
 		for _, end := range ends {
 			one := func(h nats.Header) bool { return h.Get(batchIDHeader) != all[begin].Get(batchIDHeader) }
-			if size := end - begin; size > 1 && size <= maxBatch && (all[begin].Get(batchIDHeader) == "" || slices.ContainsFunc(all[begin:end], one)) {
+			if size := end - begin; size > 1 && size <= maxAtomic && (all[begin].Get(batchIDHeader) == "" || slices.ContainsFunc(all[begin:end], one)) {
 				t.Errorf("the transaction of the rows %d to %d is not in one batch", begin, end-1)
 			}
 			begin = end
@@ -119,8 +117,7 @@ func TestBatchesStoreInOrder(t *testing.T) {
 // TestBatchesLeaveNoHole: somebody else's messages move the sequence under what is on
 // its way. Nothing is stored behind what was refused for it.
 func TestBatchesLeaveNoHole(t *testing.T) {
-	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
 		own := func() (n int) {
 			for i, h := range r.headers() {
 				id, ok := outbox.ParseMessageID("src", h.Get(nats.MsgIdHdr))
@@ -132,7 +129,7 @@ func TestBatchesLeaveNoHole(t *testing.T) {
 			}
 			return n
 		}
-		for range 30 {
+		for range 8 {
 			l, next := r.lane(), own()
 			var foreign sync.WaitGroup
 			foreign.Go(func() {
@@ -157,8 +154,7 @@ func TestBatchesLeaveNoHole(t *testing.T) {
 
 // TestBatchesTrickle: a row that comes alone goes alone.
 func TestBatchesTrickle(t *testing.T) {
-	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
 		l := r.lane()
 		for id := range 50 {
 			r.must(r.send(l, id))
@@ -176,8 +172,7 @@ func TestBatchesTrickle(t *testing.T) {
 
 // TestBatchesLinger: what nobody flushes goes all the same.
 func TestBatchesLinger(t *testing.T) {
-	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
 		l := r.lane()
 		for id := range 100 {
 			r.must(r.send(l, id))
@@ -207,8 +202,7 @@ func small(int) string { return `{}` }
 // TestBatchesKeepTheRowsOwnFailures: a fast batch says which row it was, an atomic one
 // does not, and rows that are then sent singly do.
 func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
-	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	eachBatching(t, n, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 4096 }, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 4096 }, func(t *testing.T, r *laneRig) {
 		payload := func(id int) string {
 			if id == 300 {
 				return strings.Repeat("x", 8192)
@@ -244,8 +238,7 @@ func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 // TestBatchesStopWhenTheirChainIsBroken: a foreign message stops the batches behind
 // it, and only what is in the stream counts as stored.
 func TestBatchesStopWhenTheirChainIsBroken(t *testing.T) {
-	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
 		l := r.lane()
 		r.burst(l, 0, 500, small)
 		r.settleAll(l, 500)
@@ -268,8 +261,7 @@ func TestBatchesStopWhenTheirChainIsBroken(t *testing.T) {
 // TestBatchesDoNotBelieveDuplicates: JetStream leaves out of a fast batch what it takes
 // for a duplicate, without a word. Rows whose messages were deleted come again.
 func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
-	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
 		l := r.lane()
 		r.burst(l, 0, 200, small)
 		r.settleAll(l, 200)
@@ -322,8 +314,8 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 // TestBatchesAcrossACrash: what the lane says is stored is in the stream, and nothing
 // is in it twice or out of order.
 func TestBatchesAcrossACrash(t *testing.T) {
-	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	eachBatching(t, n, nil, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{Process: true}, nil, func(t *testing.T, r *laneRig) {
+		n := r.nats
 		stored := map[int]bool{}
 		next := 0
 		for round := range 4 {

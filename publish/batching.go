@@ -19,14 +19,16 @@ const (
 	// together, and the rows of one transaction are in one batch if they fit. It needs
 	// allow_atomic and nats-server 2.12.1.
 	BatchAtomic Batching = "atomic"
-	// BatchFast publishes messages one after the other, with one PubAck for up to 1,000,
-	// as soon as many follow each other. It needs allow_batched and nats-server 2.14.
+	// BatchFast publishes messages one after the other, with one PubAck for as many as
+	// have come meanwhile. It needs allow_batched and nats-server 2.14.
 	BatchFast Batching = "fast"
 )
 
 const (
-	// maxBatch is the server's limit on the messages of an atomic batch.
-	maxBatch = 1000
+	// maxAtomic is the server's limit on the messages of an atomic batch.
+	maxAtomic = 1000
+	// maxFastBytes bounds what is staged for a fast batch, which has no limit of its own.
+	maxFastBytes = 4 << 20
 	// atomicLeast is how many messages of single rows have to wait for an atomic batch to
 	// be worth it: a server without replicas makes a store for each, which takes it
 	// milliseconds.

@@ -125,7 +125,7 @@ func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 	l.last = cfg.Position
 	l.batches = batches{kind: cfg.Batching, id: strconv.FormatUint(rand.Uint64()>>24, 36)}
 	if cfg.Singly {
-		l.batches.singly = maxBatch
+		l.batches.singly = U
 	}
 	l.Pass(cfg.Position.Passed)
 	sub, err := cfg.Conn.Subscribe(l.inbox+">", l.onReply)

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/publish"
 )
 
 // TestTheTailIsReadLast: as long as another walsender has the slot, another
@@ -22,6 +23,7 @@ func TestTheTailIsReadLast(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.cfg.Stream.Shared = true // nothing but the tail tells
+	r.cfg.Stream.Batching = publish.BatchAuto
 	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = window })
 	x := r.start().streaming()
 	r.keep()

@@ -41,6 +41,8 @@ type PGOptions struct {
 	// FSync leaves fsync on. Without it a cluster survives the crash of its
 	// processes, but not of the machine.
 	FSync bool
+	// TLS lets the server take encrypted connections; its certificate is its own.
+	TLS bool
 }
 
 // StopMode is how PostgreSQL is asked to stop.
@@ -80,8 +82,11 @@ func StartPostgres(ctx context.Context, opts PGOptions) (*Postgres, error) {
 		return nil, err
 	}
 	p.settings = p.defaults(opts.FSync)
+	if opts.TLS {
+		p.settings["ssl"] = "on"
+	}
 	maps.Copy(p.settings, opts.Settings)
-	if err := p.create(ctx); err != nil {
+	if err := p.create(ctx, opts.TLS); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
@@ -118,12 +123,17 @@ func binariesOr(dir string) (pgbin.Binaries, error) {
 	return pgbin.In(dir)
 }
 
-func (p *Postgres) create(ctx context.Context) error {
+func (p *Postgres) create(ctx context.Context, encrypted bool) error {
 	if err := space.newDataDir(ctx, p.bin.Dir, p.Dir(), p.who); err != nil {
 		return err
 	}
 	if err := p.include(); err != nil {
 		return err
+	}
+	if encrypted {
+		if err := p.encrypt(); err != nil {
+			return err
+		}
 	}
 	return p.Start(ctx)
 }
@@ -185,7 +195,11 @@ func (p *Postgres) URL(db string) string {
 
 // URLFor connects as any role: the cluster trusts every client.
 func (p *Postgres) URLFor(role, db string) string {
-	u := url.URL{Scheme: "postgres", User: url.User(role), Host: loopback(p.port), Path: "/" + db, RawQuery: "sslmode=disable"}
+	mode := "disable"
+	if p.settings["ssl"] == "on" {
+		mode = "require"
+	}
+	u := url.URL{Scheme: "postgres", User: url.User(role), Host: loopback(p.port), Path: "/" + db, RawQuery: "sslmode=" + mode}
 	return u.String()
 }
 

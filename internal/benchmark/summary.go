@@ -1,0 +1,110 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"html"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/walpost/walpost/bench"
+)
+
+// kept is one result that is kept: the file says under which circumstances it was
+// measured, and walpost bench the rest.
+type kept struct {
+	name   string
+	Title  string        `json:"title"`
+	Report *bench.Report `json:"report"`
+}
+
+// summarize prints the tables of a folder's results, and draws a plot of each beside it.
+func summarize(w io.Writer, folder string) error {
+	names, err := filepath.Glob(filepath.Join(folder, "*.json"))
+	if err != nil || len(names) == 0 {
+		return fmt.Errorf("no results in %s: %w", folder, err)
+	}
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		k := kept{name: strings.TrimSuffix(filepath.Base(name), ".json")}
+		if err := json.Unmarshal(text, &k); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		k.table(w, filepath.Base(folder))
+		if err := os.WriteFile(filepath.Join(folder, k.name+".svg"), []byte(k.plot()), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *kept) table(w io.Writer, folder string) {
+	r := k.Report
+	fmt.Fprintf(w, "\n## %s\n\nPostgreSQL %s, NATS %s, R%d; %d rows of %d bytes, %d in each transaction; raw output in [%s.json](%s/%s.json).\n\n",
+		k.Title, short(r.PostgreSQL), r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, k.name, folder, k.name)
+	if len(r.Drains) > 0 {
+		fmt.Fprintf(w, "![rows a second](%s/%s.svg)\n\n", folder, k.name)
+		fmt.Fprintln(w, "| | rows/s | of the source | client CPU, s/M | PostgreSQL CPU, s/M | NATS CPU, s/M | sum | of what the sum allows | RSS, MiB |")
+		fmt.Fprintln(w, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+	}
+	source := 0.0
+	for i, d := range r.Drains {
+		if i == 0 {
+			source = d.Rate()
+		}
+		client, postgres, broker := d.CPU()
+		sum := client + postgres + broker
+		fmt.Fprintf(w, "| %s | %.0f | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %d |\n", d.Name, d.Rate(), d.Rate()/source, client, postgres, broker,
+			sum, d.Rate()*sum/1e6/cores, d.RSS()>>20)
+	}
+	if len(r.Latencies) == 0 {
+		return
+	}
+	fmt.Fprint(w, "\nFrom the commit, in milliseconds:\n\n| commits/s | reached | to PubAck p50 | p99 | p99.9 | max | to a consumer p50 | p99 | p99.9 | max |\n")
+	fmt.Fprintln(w, "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+	for _, l := range r.Latencies {
+		fmt.Fprintf(w, "| %d | %.0f |", l.Rate, l.Reached)
+		for _, q := range []bench.Quantiles{l.PubAck, l.Consumer} {
+			for _, d := range []time.Duration{q.P50, q.P99, q.P999, q.Max} {
+				fmt.Fprintf(w, " %.2f |", float64(d.Microseconds())/1000)
+			}
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// cores is what the results were measured on.
+const cores = 2
+
+func short(version string) string { return strings.Fields(version)[0] }
+
+// plot draws the rates as bars.
+func (k *kept) plot() string {
+	const line, left, width = 26, 330, 420
+	most := 0.0
+	for _, d := range k.Report.Drains {
+		most = max(most, d.Rate())
+	}
+	var b strings.Builder
+	height := line*len(k.Report.Drains) + 40
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="13">`+"\n", left+width+90, height)
+	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="white"/><text x="8" y="20" font-weight="bold">%s: rows a second</text>`+"\n", html.EscapeString(k.Title))
+	for i, d := range k.Report.Drains {
+		y := 34 + i*line
+		colour := "#2f6f9f"
+		if !strings.HasPrefix(d.Name, "walpost") {
+			colour = "#b0b7bd"
+		}
+		w := d.Rate() / most * width
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text><rect x="%d" y="%d" width="%.0f" height="18" fill="%s"/><text x="%.0f" y="%d">%.0f</text>`+"\n",
+			left-8, y+14, html.EscapeString(d.Name), left, y, w, colour, left+w+6, y+14, d.Rate())
+	}
+	b.WriteString("</svg>\n")
+	return b.String()
+}
