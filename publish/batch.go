@@ -46,7 +46,8 @@ type batches struct {
 	sent    []sentBatch
 	written uint64
 	due     bool
-	failed  bool
+	suspect int  // the size of a batch that one of its rows may have made fail
+	refused bool // the server takes no batches such as the lane's
 }
 
 type sentBatch struct {
@@ -69,6 +70,9 @@ func (l *Lane) batched() bool { return l.batches.kind == BatchFast || l.batches.
 // half of the window, so that the next one can gather.
 func (l *Lane) most() (messages, bytes int) {
 	messages, bytes = max(1, l.cfg.Window/2), l.cfg.WindowBytes/2
+	if l.batches.singly > 0 {
+		messages = min(messages, 64)
+	}
 	if l.batches.kind == BatchAtomic {
 		return min(messages, maxAtomic), bytes
 	}
@@ -98,16 +102,17 @@ func (l *Lane) stageIsFull() bool {
 // underWay reports whether a unit waits for its PubAck. The caller holds mu.
 func (l *Lane) underWay() bool { return l.ring.low < l.batches.written }
 
-// publishStaged publishes the next unit, unless one is under way: then what is staged
-// goes when that has its PubAck. With all, transactions may be cut.
-func (l *Lane) publishStaged(all bool) error {
+// publishStaged publishes the next unit and says whether there was any, unless one is
+// under way: then what is staged goes when that has its PubAck. With all, transactions
+// may be cut.
+func (l *Lane) publishStaged(all bool) (bool, error) {
 	b := &l.batches
 	n := len(b.staged)
 	if b.kind == BatchAtomic && !all {
 		n = b.whole
 	}
 	if n == 0 {
-		return nil
+		return false, nil
 	}
 	unit := l.unit(n)
 	l.mu.Lock()
@@ -118,10 +123,10 @@ func (l *Lane) publishStaged(all bool) error {
 	}
 	l.mu.Unlock()
 	if wait {
-		return nil
+		return false, nil
 	}
 	b.singly -= min(b.singly, unit)
-	return l.publishUnit(unit)
+	return true, l.publishUnit(unit)
 }
 
 // unit is how many of the first n staged messages go together.
@@ -143,25 +148,32 @@ func (l *Lane) unit(n int) int {
 
 func (l *Lane) publishUnit(n int) error {
 	b := &l.batches
-	l.mu.Lock()
-	for i := b.first; i < b.first+uint64(n); i++ {
-		if s := l.ring.at(i); s.state == sent {
-			s.sentAt = l.ticks
-		}
-	}
-	b.written = b.first + uint64(n)
 	if n > 1 {
+		l.mu.Lock()
 		b.sent = append(b.sent, sentBatch{b.first, n})
+		l.mu.Unlock()
 	}
-	l.mu.Unlock()
 	start := 0
 	for i, s := range b.staged[:n] {
+		if i%64 == 63 { // large ones take their time
+			if err := l.Err(); err != nil && !errors.Is(err, ErrDrained) {
+				return err
+			}
+		}
 		header := l.unitHeader(b.arena[start:s.header], i, n, s.alone)
 		if err := l.wire.publish(s.subject, l.unitReply(i, n), header, b.arena[s.header:s.body]); err != nil {
 			return err
 		}
 		start = s.body
 	}
+	l.mu.Lock() // the time for the PubAck begins when all is written
+	for i := b.first; i < b.first+uint64(n); i++ {
+		if s := l.ring.at(i); s.state == sent {
+			s.sentAt = l.ticks
+		}
+	}
+	b.written = b.first + uint64(n)
+	l.mu.Unlock()
 	rest := copy(b.arena, b.arena[start:])
 	b.arena = b.arena[:rest]
 	b.staged = slices.Delete(b.staged, 0, n)
@@ -250,8 +262,34 @@ func (l *Lane) unitReply(i, n int) []byte {
 func (l *Lane) EndTransaction() {
 	if l.batches.kind == BatchAtomic {
 		l.sending.Lock()
-		l.batches.whole = len(l.batches.staged)
-		l.sending.Unlock()
+		defer l.sending.Unlock()
+		if l.batches.whole = len(l.batches.staged); l.batches.whole > 0 {
+			l.letLinger()
+		}
+	}
+}
+
+// judge finds out what made a batch of a size fail at its n-th message.
+func (b *batches) judge(err error, n, size int) {
+	var ack *AckError
+	errors.As(err, &ack)
+	switch {
+	case ack != nil && slices.Contains(batchRefusals, ack.ErrCode):
+		b.refused = true
+	case errors.Is(err, ErrBatch), ClassOf(err) == ClassRow, ack != nil && (ack.ErrCode == errBatchDuplicate || ack.ErrCode == errBatchIncomplete),
+		ClassOf(err) == ClassChain && n > 1: // behind one that was taken for a duplicate
+		b.suspect = size
+	}
+}
+
+// dropBatchOf drops what has no reply of the batch that a message belongs to. The
+// caller holds mu.
+func (l *Lane) dropBatchOf(index uint64) {
+	for _, x := range l.batches.sent {
+		if index >= x.first && index < x.first+uint64(x.n) {
+			l.onBatchFailure(x.first, 0, ErrBatch)
+			return
+		}
 	}
 }
 
@@ -269,13 +307,14 @@ func (l *Lane) forgetStaged() {
 	b.staged, b.arena, b.whole = nil, nil, 0
 }
 
-// BatchFailed reports whether the lane was stopped by what became of a batch. The
-// next one should send singly for as long as one batch lasts, to learn which row it
-// was.
-func (l *Lane) BatchFailed() bool {
+// BatchFailed says how the lane was stopped by what became of a batch: suspect is its
+// size where one of its rows may be the cause, of which the next lane should send as
+// many singly, to learn which it is; refused is set where the server takes no such
+// batches at all.
+func (l *Lane) BatchFailed() (suspect int, refused bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.batches.failed
+	return l.batches.suspect, l.batches.refused
 }
 
 // onFastReply takes what comes to a message of a fast batch, or to its end. The
@@ -294,10 +333,14 @@ func (l *Lane) onFastReply(msg *nats.Msg, id, state string) {
 		Error    json.RawMessage `json:"error"`
 	}
 	if bytes.HasPrefix(msg.Data, []byte(`{"type":"ack"`)) {
-		return // of some of it: what proves the batch is its end
+		// Of some of it. What proves the batch is its end, which is on its way.
+		if s := l.ring.at(l.ring.low); s.state == sent {
+			s.sentAt = l.ticks
+		}
+		return
 	}
 	if bytes.HasPrefix(msg.Data, []byte(`{"type":`)) && json.Unmarshal(msg.Data, &flow) == nil {
-		err := fmt.Errorf("%w: %s", ErrBatch, excerpt(msg.Data))
+		err := fmt.Errorf("a message of a batch was lost: %s", excerpt(msg.Data))
 		if flow.Type == "err" {
 			_, err = parseAnyAck([]byte(`{"error":`+string(flow.Error)+`}`), l.cfg.Stream.cfg.Name)
 		}
@@ -341,16 +384,18 @@ func (l *Lane) onBatch(first uint64, ack Ack) {
 // onBatchFailure stops the lane: nothing of the batch will have another reply. Where
 // the error is one row's own, that is its n-th. The caller holds mu.
 func (l *Lane) onBatchFailure(first, n uint64, err error) {
-	l.batches.failed = l.batches.failed || l.err == nil
-	if ClassOf(err) == ClassChain {
-		err = fmt.Errorf("%w: %w", ErrChain, err)
-	}
 	b := slices.IndexFunc(l.batches.sent, func(x sentBatch) bool { return x.first == first })
 	if b < 0 {
 		return // it has failed already
 	}
 	end := first + uint64(l.batches.sent[b].n)
 	l.batches.sent = slices.Delete(l.batches.sent, b, b+1)
+	if l.err == nil {
+		l.batches.judge(err, int(n), int(end-first))
+	}
+	if ClassOf(err) == ClassChain {
+		err = fmt.Errorf("%w: %w", ErrChain, err)
+	}
 	l.failLocked(fmt.Errorf("publish: %w", err))
 	for i := first; i < end; i++ {
 		if s := l.ring.at(i); l.ring.holds(i) && s.state == sent {

@@ -213,14 +213,14 @@ func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 		r.burst(l, 0, 600, payload)
 		<-l.Failed()
 		refusals := l.Drain(t.Context())
-		if !l.BatchFailed() {
-			t.Error("the lane does not say that it was a batch")
+		if suspect, refused := l.BatchFailed(); suspect == 0 || refused {
+			t.Errorf("the lane says %d, %v of the batch", suspect, refused)
 		}
 		if r.cfg.Batching == BatchAtomic {
 			if len(refusals) != 0 || len(r.headers()) != 0 {
 				t.Fatalf("refused %v, %d stored", refusals, len(r.headers()))
 			}
-			r.cfg.Singly = true
+			r.cfg.Singly = maxAtomic
 			l = r.lane()
 			r.burst(l, 0, 600, payload)
 			<-l.Failed()
@@ -232,6 +232,39 @@ func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 		if n := len(r.headers()); n != 300 {
 			t.Errorf("%d rows are stored: something passed the refused row", n)
 		}
+	})
+}
+
+// TestBatchesEndWhereASubjectIsDenied: the batch's last message never arrives, and so no
+// PubAck.
+func TestBatchesEndWhereASubjectIsDenied(t *testing.T) {
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
+		l := r.lane()
+		for id := range 100 {
+			r.must(r.send(l, id))
+		}
+		l.mu.Lock()
+		l.batches.sent, l.batches.written = []sentBatch{{0, 100}}, 100 // as if it were under way
+		l.mu.Unlock()
+		l.Deny("events.order.created")
+		short, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if refusals := l.Drain(short); len(refusals) != 100 || short.Err() != nil {
+			t.Errorf("%d rows are refused, want 100: %v", len(refusals), short.Err())
+		}
+	})
+}
+
+// TestBatchesFlushWhatBecomesWhole: the reader may be held up between the end of a
+// transaction and its next pause.
+func TestBatchesFlushWhatBecomesWhole(t *testing.T) {
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
+		l := r.lane()
+		r.must(r.send(l, 1))
+		time.Sleep(2 * maxLinger)
+		r.must(l.Flush()) // in the middle of the transaction
+		l.EndTransaction()
+		r.settleAll(l, 1)
 	})
 }
 
@@ -273,7 +306,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 			r.must(s.DeleteMsg(t.Context(), uint64(id+1)))
 		}
 		for _, at := range []int{0, 1, 40, 99} { // in the batch
-			r.cfg.Singly = false
+			r.cfg.Singly = 0
 			l := r.lane()
 			for i := range 100 {
 				id := 1000*(at+1) + i
@@ -300,7 +333,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 			}
 			l.Close()
 		}
-		r.cfg.Singly = true
+		r.cfg.Singly = maxAtomic
 		l = r.lane()
 		r.must(l.Send(t.Context(), r.event(150, `{}`), 150))
 		l.EndTransaction()
@@ -319,7 +352,7 @@ func TestBatchesAcrossACrash(t *testing.T) {
 		stored := map[int]bool{}
 		next := 0
 		for round := range 4 {
-			r.cfg.Singly = false
+			r.cfg.Singly = 0
 			eventuallyConnected(t, r)
 			l := r.lane()
 			killed := make(chan struct{})

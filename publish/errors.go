@@ -130,7 +130,15 @@ const (
 	errHeaderTooLarge    = 10097
 	errSealed            = 10109
 	errWrongLastConstant = 10164
+
+	errBatchIncomplete = 10176 // by a change of the leader, too
+	errBatchDuplicate  = 10201
+	errBatchUnknown    = 10208
 )
+
+// batchRefusals are the answers to batches that will be given to every one: batches are
+// switched off, smaller ones or fewer at a time are allowed, or the server is too old.
+var batchRefusals = []int{10174, 10175, 10177, 10179, 10199, 10200, 10205, 10206, 10207, 10210, 10211}
 
 // Classify names the class of a JetStream error in the reply to a publish.
 //
@@ -149,8 +157,8 @@ func Classify(code, errCode int, description string) Class {
 		return ClassTransient // full: discard new
 	case errWrongLastSequence, errWrongLastConstant:
 		return ClassChain
-	case errAccountResources:
-		return ClassTransient // a quota, despite its code 400
+	case errAccountResources, errBatchIncomplete, errBatchUnknown:
+		return ClassTransient // a quota, or a batch that has gone, despite their code 400
 	case errStreamMismatch, errSealed, 10039, 10076: // the last two: JetStream is off
 		return ClassConfig
 	}

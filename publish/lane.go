@@ -48,10 +48,10 @@ type LaneConfig struct {
 	Window      int
 	WindowBytes int
 	AckTimeout  time.Duration
-	// Batching is what Resolve has said; empty is BatchSingle. Singly sends as many
-	// messages as a batch has by themselves first, see BatchFailed.
+	// Batching is what Resolve has said; empty is BatchSingle. Singly is how many
+	// messages are sent by themselves first, see BatchFailed.
 	Batching Batching
-	Singly   bool
+	Singly   int
 	// Position is where the lane goes on from: the server's identity, and the
 	// position of the newest message of the relay's own. Passed is E, the greatest
 	// LSN under which anything can have been sent before.
@@ -123,10 +123,7 @@ func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 		failed: make(chan struct{}), room: make(chan struct{}, 1), news: make(chan struct{}, 1),
 	}
 	l.last = cfg.Position
-	l.batches = batches{kind: cfg.Batching, id: strconv.FormatUint(rand.Uint64()>>24, 36)}
-	if cfg.Singly {
-		l.batches.singly = U
-	}
+	l.batches = batches{kind: cfg.Batching, singly: cfg.Singly, id: strconv.FormatUint(rand.Uint64()>>24, 36)}
 	l.Pass(cfg.Position.Passed)
 	sub, err := cfg.Conn.Subscribe(l.inbox+">", l.onReply)
 	if err != nil {
@@ -279,11 +276,16 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 			return l.broken(err)
 		}
 	}
+	l.letLinger()
+	return nil
+}
+
+// letLinger has something flushed in a while.
+func (l *Lane) letLinger() {
 	if !l.lingering {
 		l.lingering = true
 		l.linger.Reset(maxLinger)
 	}
-	return nil
 }
 
 func micros(t time.Time) int64 {
@@ -294,11 +296,12 @@ func micros(t time.Time) int64 {
 }
 
 // makeRoom has sent what stands in the way of PubAcks.
-func (l *Lane) makeRoom() error {
+func (l *Lane) makeRoom() (bool, error) {
 	l.mu.Lock()
 	nothing := l.ring.inflight == len(l.batches.staged) // is under way
 	l.mu.Unlock()
-	return errors.Join(l.publishStaged(nothing && l.batches.whole == 0), l.wire.flush())
+	gone, err := l.publishStaged(nothing && l.batches.whole == 0)
+	return gone, errors.Join(err, l.wire.flush())
 }
 
 // Flush has everything that was sent written, as far as it was not, or as soon as the
@@ -316,7 +319,8 @@ func (l *Lane) flush() error {
 	}
 	l.linger.Stop()
 	l.lingering = false
-	if err := errors.Join(l.publishStaged(false), l.wire.flush()); err != nil {
+	_, err := l.publishStaged(false)
+	if err := errors.Join(err, l.wire.flush()); err != nil {
 		return l.broken(err)
 	}
 	return nil
@@ -355,8 +359,10 @@ func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
 		if err != nil || room {
 			return index, err
 		}
-		if err := l.makeRoom(); err != nil {
+		if gone, err := l.makeRoom(); err != nil {
 			return 0, l.broken(err)
+		} else if gone {
+			continue
 		}
 		select {
 		case <-l.room:

@@ -51,7 +51,7 @@ func (l *Lane) replied() {
 	signal(l.room)
 	if l.batches.due && !l.underWay() {
 		l.batches.due = false
-		l.linger.Reset(0) // flushes
+		go func() { _ = l.Flush() }()
 	}
 }
 
@@ -91,12 +91,17 @@ func (l *Lane) Deny(subject string) {
 	l.cfg.Subjects.Deny(subject)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	var denied []uint64
 	for i := l.ring.low; i < l.ring.head; i++ {
 		if s := l.ring.at(i); s.state == sent && s.subject == subject {
 			s.failure = rowErrorf(RowPermission, "the server does not permit publishing on %s", subject)
 			l.ring.replied(s, refused)
 			l.failLocked(fmt.Errorf("publish on %s: permission denied", subject))
+			denied = append(denied, i)
 		}
+	}
+	for _, i := range denied {
+		l.dropBatchOf(i) // which may never be complete
 	}
 }
 

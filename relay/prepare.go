@@ -171,6 +171,11 @@ func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, 
 			r.log.Warn("NATS connection lost", zap.Error(err))
 		}
 	}
+	conn.OnClosed = func(err error) {
+		if err != nil { // the server has answered with an error that the client does not know, such as to a lowered max_payload
+			r.giveUp(hint.Errorf("start the relay again; nothing is lost", "the NATS connection was closed for good: %w", err))
+		}
+	}
 	conn.OnReconnect = func() { r.log.Info("NATS connection is back") }
 	if r.nc, err = publish.Connect(ctx, conn); err != nil {
 		return false, err

@@ -114,6 +114,8 @@ type Relay struct {
 
 	// known is what earlier sessions of this process learnt about the stream.
 	known known
+	// giveUp ends Run with an error.
+	giveUp context.CancelCauseFunc
 }
 
 // known survives sessions; only the tenure's goroutine touches it.
@@ -124,7 +126,8 @@ type known struct {
 	laneSeq uint64    // the last lane's greatest sequence
 	chained bool      // the last session ended in a chain error
 	rivals  int       // consecutive sessions that another relay seems to have broken
-	batch   bool      // the last lane was stopped by a batch
+	suspect int       // the size of the batch that one of its rows may have made fail, in the last lane
+	single  bool      // the server takes no batches
 	// unusable is why the last session's slot is to be made anew.
 	unusable error
 	begun    bool // it was asked whether this is a first start
@@ -186,9 +189,12 @@ func marksOf(tables []*outbox.Table) map[outbox.Mark]bool {
 }
 
 // Run delivers until ctx is done, and then drains, confirms and returns nil. An
-// error means that it could not begin: afterwards every failure is retried, with
-// backoff, for ever.
-func (r *Relay) Run(ctx context.Context) error {
+// error means that it could not begin, or that the NATS connection was closed for good:
+// every other failure is retried, with backoff, for ever.
+func (r *Relay) Run(parent context.Context) error {
+	ctx, giveUp := context.WithCancelCause(parent)
+	defer giveUp(nil)
+	r.giveUp = giveUp
 	if err := r.prepare(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -212,6 +218,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.status.set(stateStopped, nil)
 	r.log.Info("stopped")
+	if parent.Err() == nil {
+		return context.Cause(ctx)
+	}
 	return nil
 }
 

@@ -299,7 +299,7 @@ func (s *session) drain(held context.Context) []publish.Refusal {
 	ctx, cancel := context.WithTimeout(held, drainTimeout)
 	defer cancel()
 	refused := s.lane.Drain(ctx)
-	s.settler.finish(ctx, refused)
+	s.settler.finish(held, refused) // the draining may have taken all its time
 	return refused
 }
 
@@ -312,7 +312,12 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	}
 	r.known.lastSeq = max(r.known.lastSeq, s.lane.LastSeq())
 	r.known.laneSeq, r.known.chained = s.lane.LastSeq(), errors.Is(cause, publish.ErrChain)
-	r.known.batch = s.lane.BatchFailed()
+	suspect, refused := s.lane.BatchFailed()
+	r.known.suspect = suspect
+	if refused && !r.known.single {
+		r.known.single = true
+		r.log.Warn("the server refuses batches: messages go one by one from now on", zap.Error(cause))
+	}
 	if s.lane.Progress() {
 		r.known.rivals = 0
 	}
@@ -333,11 +338,15 @@ func (s *session) finish(ctx context.Context, cause error) error {
 }
 
 func (r *Relay) newLane(ctx context.Context, info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
+	batching := r.cfg.Stream.Batching.Resolve(&info.Config, r.cfg.Stream.Shared)
+	if r.known.single {
+		batching = publish.BatchSingle
+	}
 	lane, err := publish.NewLane(ctx, publish.LaneConfig{
 		Conn: r.nc, Stream: r.stream, Subjects: r.subjects, Envelope: r.envelope,
 		Chained: !r.cfg.Stream.Shared, Base: info.LastSeq,
 		Window: r.cfg.Window, WindowBytes: r.cfg.WindowBytes,
-		Batching: r.cfg.Stream.Batching.Resolve(&info.Config, r.cfg.Stream.Shared), Singly: r.known.batch,
+		Batching: batching, Singly: r.known.suspect,
 		Position: outbox.Position{
 			SystemID: sys.ID, Timeline: sys.Timeline, Commit: seen.tail.Commit, N: seen.tail.N, Passed: seen.until,
 		},

@@ -33,12 +33,11 @@ func (w *settler) pass(ctx context.Context) error {
 	w.jobs = later
 	for key, jobs := range batches {
 		for part := range slices.Chunk(jobs, settleBatch) {
-			if err == nil {
-				err = w.mark(ctx, key.table, part)
-			}
 			if err != nil {
 				w.jobs = append(w.jobs, part...) // for finish
+				continue
 			}
+			err = w.mark(ctx, key.table, part)
 		}
 	}
 	w.reserve()
@@ -51,11 +50,13 @@ type batchKey struct {
 	alone *job // a row that broke a statement has one to itself
 }
 
-// mark marks rows of one table, each for itself where one of them is refused.
+// mark marks rows of one table, each for itself where one of them is refused. What it
+// leaves undone it puts back.
 func (w *settler) mark(ctx context.Context, t *outbox.Table, jobs []*job) error {
 	verdicts, err := w.statement(ctx, batchKey{table: t}, jobs)
 	switch {
 	case w.lost(ctx, err):
+		w.jobs = append(w.jobs, jobs...) // for finish
 		return err
 	case err != nil && len(jobs) > 1 && !fallback.Passing(err):
 		half := len(jobs) / 2
