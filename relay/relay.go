@@ -196,7 +196,7 @@ func (r *Relay) Run(parent context.Context) error {
 	defer giveUp(nil)
 	r.giveUp = giveUp
 	if err := r.prepare(ctx); err != nil {
-		if ctx.Err() != nil {
+		if parent.Err() != nil {
 			return nil
 		}
 		return err
