@@ -265,6 +265,19 @@ func (n *NATS) signal(sig syscall.Signal) error {
 	return proc.cmd.Process.Signal(sig)
 }
 
+// Limit sets max_payload, in bytes, of a server that runs on: it tells no client.
+func (n *NATS) Limit(maxPayload int) error {
+	f, err := os.OpenFile(n.configFile(), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(f, "max_payload: %d\n", maxPayload)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return n.signal(syscall.SIGHUP)
+}
+
 // Restart is a graceful stop and a start: same port, same store.
 func (n *NATS) Restart(ctx context.Context) error {
 	if err := n.Stop(ctx); err != nil {
