@@ -131,15 +131,15 @@ var mutants = []mutant{
 	{
 		name: "marked without a PubAck: what was sent is taken for stored", world: oneRelay, only: "NATS killed,NATS frozen,links half open",
 		by: []string{unstored},
-		edits: []edit{{"publish/lane.go", `		l.linger.Reset(maxLinger)
-	}
-`, `		l.linger.Reset(maxLinger)
-	}
+		edits: []edit{{"publish/lane.go", `	l.letLinger()
+	return nil
+`, `	l.letLinger()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s := l.ring.at(index); l.ring.holds(index) && s.state == sent {
 		l.onStored(s, index, l.cfg.Base+index+1)
 	}
+	return nil
 `}},
 	},
 	{

@@ -1,12 +1,19 @@
 package main
 
-import "testing"
+import (
+	"testing"
 
-// TestMutantsCanBePlanted: the texts that they replace are still there.
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// TestMutantsCanBePlanted: the texts that they replace are still there, and what comes
+// out is a program.
 func TestMutantsCanBePlanted(t *testing.T) {
 	for i := range mutants {
 		m := &mutants[i]
-		if err := m.plant(t.Context(), map[string]string{}); err != nil {
+		if _, err := relayProgram(t.Context(), m); err != nil {
 			t.Errorf("%s: %v", m.name, err)
 		}
 	}
