@@ -369,7 +369,7 @@ func (l *Lane) batchTo(index uint64) (first uint64, ok bool) {
 func (l *Lane) onBatch(first uint64, ack Ack) {
 	b := &l.batches
 	i := slices.IndexFunc(b.sent, func(x sentBatch) bool { return x.first == first })
-	if i < 0 || ack.Duplicate || ack.Count != uint64(b.sent[i].n) || l.cfg.Chained && ack.Seq != l.cfg.Base+first+ack.Count {
+	if i < 0 || ack.Duplicate || ack.Count != uint64(b.sent[i].n) || ack.Seq != l.cfg.Base+first+ack.Count {
 		l.onBatchFailure(first, 0, fmt.Errorf("%w: the PubAck of the one at sequence %d counts %d to sequence %d", ErrBatch, l.cfg.Base+first+1, ack.Count, ack.Seq))
 		return
 	}

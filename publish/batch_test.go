@@ -240,17 +240,26 @@ func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 func TestBatchesEndWhereASubjectIsDenied(t *testing.T) {
 	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
 		l := r.lane()
-		for id := range 100 {
+		l.sending.Lock()
+		l.lingering = true // nothing is published
+		l.sending.Unlock()
+		for id := range 99 {
 			r.must(r.send(l, id))
 		}
-		l.mu.Lock()
-		l.batches.sent, l.batches.written = []sentBatch{{0, 100}}, 100 // as if it were under way
+		last := r.event(99, `{}`)
+		last.Values[outbox.EventType] = []byte("order.denied")
+		r.must(l.Send(t.Context(), last, 99))
+		l.sending.Lock()
+		l.mu.Lock() // as if they were under way
+		l.batches.sent, l.batches.written = []sentBatch{{0, 100}}, 100
 		l.mu.Unlock()
-		l.Deny("events.order.created")
+		l.batches.staged, l.batches.arena = nil, nil
+		l.sending.Unlock()
+		l.Deny("events.order.denied")
 		short, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		if refusals := l.Drain(short); len(refusals) != 100 || short.Err() != nil {
-			t.Errorf("%d rows are refused, want 100: %v", len(refusals), short.Err())
+		if refusals := l.Drain(short); len(refusals) != 1 || short.Err() != nil {
+			t.Errorf("%d rows are refused, want the last one: %v", len(refusals), short.Err())
 		}
 	})
 }

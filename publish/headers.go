@@ -7,7 +7,8 @@ import (
 // ViaHeader says who published a message where it was not the WAL's stream.
 const ViaHeader = "Walpost-Via"
 
-// ViaPoll is its value in messages of rows that were read from their table.
+// ViaPoll is its value in messages that repeat the lane's position: of rows that were
+// read from their table, and of rows that the WAL brought when the lane was past them.
 const ViaPoll = "poll"
 
 // header is an index into the names of every header that the relay can send.

@@ -84,7 +84,7 @@ type Lane struct {
 	sending sync.Mutex
 	wire    wire
 	linger  *time.Timer // flushes where the sender does not
-	// linger is set while lingering: something waits for the sender's Flush.
+	// lingering is set while linger runs: something waits for the sender's Flush.
 	lingering bool
 	batches   batches
 	reply     []byte            // the reply subject of the message that is being sent
