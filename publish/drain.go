@@ -22,9 +22,8 @@ type Refusal struct {
 func (l *Lane) Drain(ctx context.Context) []Refusal {
 	l.fail(ErrDrained)
 	l.sending.Lock()
-	if errors.Is(l.Err(), ErrDrained) {
-		_ = l.flush()
-	}
+	_ = l.flush()
+	l.wire.forget()
 	l.forgetStaged()
 	l.sending.Unlock()
 	l.awaitReplies(ctx)

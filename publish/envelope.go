@@ -38,8 +38,12 @@ type Stamp struct {
 	// Chained sends ExpectedLast as Nats-Expected-Last-Sequence.
 	Chained      bool
 	ExpectedLast uint64
-	// Via says who publishes the row where it is not the WAL; empty is not sent.
+	// Via says that Position is not the row's own; empty is not sent.
 	Via string
+	// Commit and N are then where the WAL has the row; zero, where that is not known, is
+	// not sent.
+	Commit outbox.LSN
+	N      uint32
 }
 
 // Envelope turns events into messages. It is one goroutine's.
@@ -162,7 +166,17 @@ func (e *Envelope) identify(st Stamp) {
 	h.open(hPosition)
 	h.block = st.Position.Append(h.block)
 	h.close()
+	if st.Via == "" {
+		return
+	}
 	h.put(hVia, st.Via)
+	if st.Commit != 0 {
+		h.open(hCommit)
+		h.block = st.Commit.Append(h.block)
+		h.block = append(h.block, '/')
+		h.block = strconv.AppendUint(h.block, uint64(st.N), 10)
+		h.close()
+	}
 }
 
 func (e *Envelope) data(ev *outbox.Event, ref outbox.Ref) []byte {

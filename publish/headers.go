@@ -8,8 +8,14 @@ import (
 const ViaHeader = "Walpost-Via"
 
 // ViaPoll is its value in messages that repeat the lane's position: of rows that were
-// read from their table, and of rows that the WAL brought when the lane was past them.
+// read from their table, and of rows that the WAL brought and that had to wait until the
+// lane was past them. CommitHeader tells them apart.
 const ViaPoll = "poll"
+
+// CommitHeader says where the WAL has the row of a message that repeats the lane's
+// position: "<commit LSN>/<n>" of the same WAL, as in PositionHeader. A message of a row
+// that was read from its table has none: the table does not know.
+const CommitHeader = "Walpost-Commit"
 
 // header is an index into the names of every header that the relay can send.
 type header uint8
@@ -19,6 +25,7 @@ const (
 	hPosition
 	hExpectedLast
 	hVia
+	hCommit
 	hID
 	hType
 	hSubject
@@ -43,6 +50,7 @@ var headerNames = [numHeaders]string{
 	hPosition:         PositionHeader,
 	hExpectedLast:     nats.ExpectedLastSeqHdr,
 	hVia:              ViaHeader,
+	hCommit:           CommitHeader,
 	hID:               "ce-id",
 	hType:             "ce-type",
 	hSubject:          "ce-subject",

@@ -102,6 +102,7 @@ type Lane struct {
 	reserve uint64        // messages before the lane's first whose rows are unsettled too
 	stored  []uint64      // acknowledged and not taken yet
 	dropped int           // replies that were failures of no row's own
+	first   bool          // the first message goes alone, see Fence
 	highest uint64        // greatest sequence in a PubAck
 	err     error         // the first failure
 	failed  chan struct{}
@@ -123,6 +124,7 @@ func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 		failed: make(chan struct{}), room: make(chan struct{}, 1), news: make(chan struct{}, 1),
 	}
 	l.last = cfg.Position
+	l.first = cfg.Chained && (cfg.Batching == "" || cfg.Batching == BatchSingle)
 	l.batches = batches{kind: cfg.Batching, singly: cfg.Singly, id: strconv.FormatUint(rand.Uint64()>>24, 36)}
 	l.Pass(cfg.Position.Passed)
 	sub, err := cfg.Conn.Subscribe(l.inbox+">", l.onReply)
@@ -205,19 +207,23 @@ func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 		// It is late: an earlier session went past it and could not finish with it, such as
 		// one that ended before it had recorded that the row was to wait.
 		l.Pass(ev.Commit)
-		return l.send(ctx, ev, tag, l.last, ViaPoll)
+		return l.sendPolled(ctx, ev, tag)
 	}
 	at := l.last
 	at.Commit, at.N = ev.Commit, ev.N
 	return l.send(ctx, ev, tag, at, "")
 }
 
-// SendPolled publishes a row of the table, as Send does one of the WAL. Its
-// message repeats the last position, so that positions never go back. Pass is to
-// be called before.
+// SendPolled publishes a row of the table, or one of the WAL that had to wait, as Send
+// does the others. Its message repeats the last position, so that positions never go
+// back. Pass is to be called before.
 func (l *Lane) SendPolled(ctx context.Context, ev *outbox.Event, tag any) error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
+	return l.sendPolled(ctx, ev, tag)
+}
+
+func (l *Lane) sendPolled(ctx context.Context, ev *outbox.Event, tag any) error {
 	err := l.send(ctx, ev, tag, l.last, ViaPoll)
 	if b := &l.batches; err == nil && b.whole == len(b.staged)-1 { // it is of no transaction that goes on
 		b.whole = len(b.staged)
@@ -247,7 +253,7 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 	}
 	ref := ev.Ref()
 	staged := l.batched()
-	stamp := Stamp{Ref: ref, Position: at, Chained: l.cfg.Chained && !staged, ExpectedLast: l.cfg.Base + l.ring.head, Via: via}
+	stamp := Stamp{Ref: ref, Position: at, Chained: l.cfg.Chained && !staged, ExpectedLast: l.cfg.Base + l.ring.head, Via: via, Commit: ev.Commit, N: ev.N}
 	if stamp.Position.Passed = l.Passed(); stamp.Position.Passed < at.Commit {
 		stamp.Position.Passed = 0 // it says nothing that the position does not
 	}
@@ -319,6 +325,10 @@ func (l *Lane) flush() error {
 	}
 	l.linger.Stop()
 	l.lingering = false
+	if err := l.Err(); err != nil && !errors.Is(err, ErrDrained) {
+		l.wire.forget() // so that nothing of it comes in the midst of the next session
+		return nil
+	}
 	_, err := l.publishStaged(false)
 	if err := errors.Join(err, l.wire.flush()); err != nil {
 		return l.broken(err)
@@ -375,7 +385,7 @@ func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
 
 func (l *Lane) hasRoom(size int) bool {
 	r := l.ring
-	if r.head-r.tail+l.reserve >= U || r.inflight >= l.cfg.Window {
+	if r.head-r.tail+l.reserve >= U || r.inflight >= l.cfg.Window || l.first && r.inflight > 0 {
 		return false
 	}
 	return r.inflight == 0 || r.bytes+size <= l.cfg.WindowBytes

@@ -201,6 +201,8 @@ func TestLaneWaitsForTheWindow(t *testing.T) {
 	r := newLaneRig(t, n, nil)
 	r.cfg.Window, r.cfg.WindowBytes = 10, 32<<10
 	l := r.lane()
+	r.must(r.send(l, 100)) // the first goes alone
+	r.settleAll(l, 1)
 	r.must(n.Pause())
 	for id := range 10 {
 		r.must(r.send(l, id))
@@ -402,12 +404,21 @@ func TestLateRowKeepsThePosition(t *testing.T) {
 	r.settleAll(l, 2)
 	s, err := r.js.Stream(t.Context(), "EVENTS")
 	r.must(err)
-	for seq, want := range map[uint64]string{1: "1/1/0/A/2/0/0 poll", 2: "1/1/0/B/1/0/0 "} {
+	for seq, want := range map[uint64]string{1: "1/1/0/A/2/0/0 poll 0/5/1", 2: "1/1/0/B/1/0/0  "} {
 		m, err := s.GetMsg(t.Context(), seq)
 		r.must(err)
-		if got := m.Header.Get(PositionHeader) + " " + m.Header.Get(ViaHeader); got != want {
+		if got := m.Header.Get(PositionHeader) + " " + m.Header.Get(ViaHeader) + " " + m.Header.Get(CommitHeader); got != want {
 			t.Errorf("message %d: %q, want %q", seq, got, want)
 		}
+	}
+	var back []Message
+	_, err = r.cfg.Stream.ReadBack(t.Context(), 1, 2, ReadBackOptions{Source: r.cfg.Envelope.Source(), Step: func(ms []Message) (bool, error) {
+		back = append(back, ms...)
+		return true, nil
+	}})
+	r.must(err)
+	if len(back) != 2 || !back[1].Polled || back[1].Row != (outbox.Position{SystemID: "1", Timeline: 1, Commit: 5, N: 1}) {
+		t.Errorf("read back: %+v", back)
 	}
 	if l.Passed() != 5 {
 		t.Errorf("rows up to %s may have been sent out of turn, want up to 5", l.Passed())

@@ -71,7 +71,7 @@ func TestMinimalPermissionsSuffice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	info := must(s.Info(t.Context()))(t)
+	info := must(s.Fence(t.Context(), true))(t)
 	must(s.Header(t.Context(), info.LastSeq))(t)
 	n := 0
 	must(s.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{

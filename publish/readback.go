@@ -22,9 +22,11 @@ type Message struct {
 	Stored   time.Time
 	ID       outbox.MessageID
 	Position outbox.Position // zero where the header is missing or unreadable
-	// Polled: the row came from the table. The position is that of the lane then, and
-	// says nothing of the row.
+	// Polled: the row came from the table, or it had to wait. The position is that of the
+	// lane then, and says nothing of the row.
 	Polled bool
+	// Row is where the WAL has the row; zero where only the table brought it.
+	Row outbox.Position
 	// Behind is the number of own messages between this one and the tail.
 	Behind uint64
 	// Aggregate is as outbox.AggregateKey has it, where the headers say it and
@@ -80,7 +82,7 @@ func (s *Stream) ReadBack(ctx context.Context, firstSeq, lastSeq uint64, o ReadB
 			m.Behind = uint64(found.Own)
 			switch {
 			case found.HasTail:
-			case o.phantom(m):
+			case o.phantom(m.Position):
 				found.Beyond = true
 			default:
 				found.Tail, found.HasTail = m, true
@@ -139,17 +141,29 @@ func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptio
 		if p, err := outbox.ParsePosition(strings.Clone(h.Get(PositionHeader))); err == nil {
 			m.Position = p
 		}
-		m.Polled = h.Get(ViaHeader) == ViaPoll
+		m.Polled, m.Row = h.Get(ViaHeader) == ViaPoll, m.Position
+		if m.Polled {
+			m.Row = rowIn(h, m.Position)
+		}
 		if o.Aggregates {
 			m.Aggregate = aggregateIn(h)
 		}
-		if !m.Polled && o.phantom(m) {
+		if (!m.Polled || m.Row.SystemID != "") && o.phantom(m.Row) {
 			found.Phantoms++
 			return
 		}
 		chunk = append(chunk, m)
 	})
 	return chunk, err
+}
+
+// rowIn is where the WAL has the row of a message that repeats a position.
+func rowIn(h nats.Header, at outbox.Position) outbox.Position {
+	p, err := outbox.ParsePosition(fmt.Sprintf("%s/%d/%s/0/0", at.SystemID, at.Timeline, h.Get(CommitHeader)))
+	if err != nil {
+		return outbox.Position{}
+	}
+	return p
 }
 
 // aggregateIn is the key of the aggregate that the attributes name.
@@ -194,4 +208,4 @@ func (s *Stream) SeqSince(ctx context.Context, at time.Time) (uint64, error) {
 	return meta.Sequence.Stream, nil
 }
 
-func (o *ReadBackOptions) phantom(m Message) bool { return o.Phantom != nil && o.Phantom(m.Position) }
+func (o *ReadBackOptions) phantom(p outbox.Position) bool { return o.Phantom != nil && o.Phantom(p) }

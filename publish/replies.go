@@ -56,7 +56,7 @@ func (l *Lane) replied() {
 }
 
 func (l *Lane) onStored(s *slot, index, seq uint64) {
-	l.highest = max(l.highest, seq)
+	l.highest, l.first = max(l.highest, seq), false
 	l.ring.replied(s, stored)
 	l.stored = append(l.stored, index)
 	if l.cfg.OnStored != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -55,6 +56,8 @@ type Stream struct {
 	nc  *nats.Conn
 	js  jetstream.JetStream
 	cfg StreamConfig
+	// denied is the subject that the server let the relay not publish on last.
+	denied atomic.Pointer[string]
 }
 
 // NewStream does no I/O.

@@ -72,6 +72,9 @@ func (w *wire) flush() error {
 	return w.write(net.Buffers{w.buf})
 }
 
+// forget drops it.
+func (w *wire) forget() { w.buf = w.buf[:0] }
+
 func (w *wire) write(parts net.Buffers) error {
 	w.buf = w.buf[:0]
 	if err := w.sock.writev(parts); err != nil {

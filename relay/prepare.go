@@ -249,8 +249,11 @@ func (r *Relay) createStream(ctx context.Context) error {
 // onNATSError gets what belongs to no call, on the connection's goroutine.
 func (r *Relay) onNATSError(err error) {
 	subject, publishing, ok := publish.PermissionSubject(err)
-	if lane := r.lane.Load(); ok && publishing && lane != nil {
-		lane.Deny(subject)
+	if ok && publishing {
+		r.stream.Deny(subject)
+		if lane := r.lane.Load(); lane != nil {
+			lane.Deny(subject)
+		}
 	}
 	r.log.Error("NATS reports an error", zap.Error(err))
 }

@@ -128,6 +128,7 @@ type known struct {
 	rivals  int       // consecutive sessions that another relay seems to have broken
 	suspect int       // the size of the batch that one of its rows may have made fail, in the last lane
 	single  bool      // the server takes no batches
+	conn    string    // the connection to NATS that the last session began on
 	// unusable is why the last session's slot is to be made anew.
 	unusable error
 	begun    bool // it was asked whether this is a first start

@@ -45,7 +45,7 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 	var watching sync.WaitGroup
 	watching.Go(func() { stop(r.watchServer(ctx, db, wal)) })
 	defer func() { stop(nil); watching.Wait() }()
-	info, err := r.awaitStream(ctx, wal)
+	info, err := r.awaitStream(ctx, wal, r.fence)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 // polled is a session that reads no WAL: the loop delivers everything. beside runs
 // next to it; when it returns, the session ends.
 func (r *Relay) polled(ctx, held context.Context, db *fallback.DB, sys stream.System, beside func(context.Context, *session) error) error {
-	info, err := r.awaitStream(ctx, nil)
+	info, err := r.awaitStream(ctx, nil, r.fence)
 	if err != nil {
 		return err
 	}
@@ -223,11 +223,11 @@ func (r *Relay) watchServer(ctx context.Context, db *fallback.DB, wal *stream.Se
 
 // awaitStream waits until JetStream says where the stream ends. Meanwhile the
 // replication connection is kept, ticked and not read.
-func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session) (*publish.StreamInfo, error) {
+func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(context.Context) (*publish.StreamInfo, error)) (*publish.StreamInfo, error) {
 	gone := false
 	defer r.away.Store(false)
 	for first := true; ; first = false {
-		info, err := r.stream.Info(ctx)
+		info, err := ask(ctx)
 		r.away.Store(err != nil)
 		if err == nil {
 			if !first {
@@ -252,6 +252,20 @@ func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session) (*publish.
 		}
 		sleep(ctx, 250*time.Millisecond)
 	}
+}
+
+// fence asks where the stream ends, behind everything that was sent before.
+func (r *Relay) fence(ctx context.Context) (*publish.StreamInfo, error) {
+	if r.cfg.Stream.Shared {
+		return r.stream.Info(ctx)
+	}
+	id, _ := r.nc.GetClientID()
+	conn := fmt.Sprint(r.nc.ConnectedServerId(), "/", id)
+	info, err := r.stream.Fence(ctx, conn != r.known.conn)
+	if err == nil {
+		r.known.conn = conn
+	}
+	return info, err
 }
 
 // run works until work returns or the lane or the settler fails, and then settles
@@ -327,7 +341,7 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	if ctx.Err() == nil && s.db.Alive() && !s.wal.Broken() {
 		if _, err := r.stream.Info(ctx); err != nil {
 			r.logFailure("session ended", cause)
-			_, _ = r.awaitStream(ctx, s.wal)
+			_, _ = r.awaitStream(ctx, s.wal, r.stream.Info)
 			if err := context.Cause(ctx); err != nil {
 				cause = err // what ended the waiting
 			}

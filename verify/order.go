@@ -33,9 +33,10 @@ func (v *comparison) follow(m publish.Message) {
 	if m.Aggregate == "" || m.Position.SystemID == "" {
 		return
 	}
-	key := m.ID.Table + "/" + m.Aggregate
-	if m.Polled { // compared among itself
-		key = "polled/" + key
+	key, at := m.ID.Table+"/"+m.Aggregate, m.Row
+	polled := at.SystemID == "" || m.Polled && v.cfg.Skip
+	if polled { // compared among itself
+		key, at = "polled/"+key, m.Position
 	}
 	id := maphash.String(v.seed, key)
 	last, known := v.order[id]
@@ -43,9 +44,9 @@ func (v *comparison) follow(m publish.Message) {
 		v.note("there are more than %d aggregates: the order of the others was not compared", aggregatesMost)
 		return
 	}
-	now := spot{v.historyOf(m.Position), m.Position.N, m.Position.Commit, m.Seq}
-	if known && v.before(now, last, m.Polled) {
-		v.report.add(Reordered, Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("%s, behind sequence %d at %s/%d", m.Position, last.seq, last.commit, last.n)})
+	now := spot{v.historyOf(at), at.N, at.Commit, m.Seq}
+	if known && v.before(now, last, polled) {
+		v.report.add(Reordered, Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("%s, behind sequence %d at %s/%d", at, last.seq, last.commit, last.n)})
 		return
 	}
 	v.order[id] = now

@@ -25,22 +25,32 @@ func TestOrderIsOfOneCluster(t *testing.T) {
 		commit   outbox.LSN
 		n        uint32
 		polled   bool
-		want     int64 // reordered by then
+		want     int64      // reordered by then
+		late     outbox.LSN // where the WAL has it, beside the position
 	}{
-		{"7001", 1, 900, 1, false, 0},
-		{"7001", 1, 900, 1, true, 0}, // the table's are compared among themselves
-		{"7001", 2, 800, 1, false, 0},
-		{"7001", 1, 950, 1, false, 1},
-		{"7002", 1, 100, 1, false, 1},
-		{"7002", 1, 100, 2, false, 1},
-		{"7002", 1, 100, 2, true, 1},
-		{"7002", 1, 90, 1, false, 2},
-		{"7001", 1, 100, 1, false, 2},
+		{"7001", 1, 900, 1, false, 0, 0},
+		{"7001", 1, 900, 1, true, 0, 0}, // the table's are compared among themselves
+		{"7001", 2, 800, 1, false, 0, 0},
+		{"7001", 1, 950, 1, false, 1, 0},
+		{"7002", 1, 100, 1, false, 1, 0},
+		{"7002", 1, 100, 2, false, 1, 0},
+		{"7002", 1, 100, 2, true, 1, 0},
+		{"7002", 1, 90, 1, false, 2, 0},
+		{"7002", 1, 100, 2, true, 3, 99}, // what had to wait is compared with all
+		{"7002", 1, 100, 2, true, 3, 101},
+		{"7002", 1, 101, 1, false, 4, 0},
+		{"7002", 1, 102, 1, false, 4, 0},
+		{"7001", 1, 100, 1, false, 4, 0},
 	} {
-		v.follow(publish.Message{
-			Seq: uint64(i + 1), Aggregate: "order/1", Polled: m.polled,
-			Position: outbox.Position{SystemID: m.system, Timeline: m.timeline, Commit: m.commit, N: m.n},
-		})
+		at := outbox.Position{SystemID: m.system, Timeline: m.timeline, Commit: m.commit, N: m.n}
+		row := at
+		if row.Commit = m.late; m.late == 0 {
+			row = outbox.Position{}
+		}
+		if !m.polled {
+			row = at
+		}
+		v.follow(publish.Message{Seq: uint64(i + 1), Aggregate: "order/1", Polled: m.polled, Position: at, Row: row})
 		if got := v.report.Found[Reordered].Count; got != m.want {
 			t.Errorf("message %d: %d reordered, want %d", i+1, got, m.want)
 		}
@@ -61,9 +71,8 @@ func TestOrderTakesLittle(t *testing.T) {
 	worst, before := 0.0, heap()
 	v := newOrder()
 	for i := range 1_000_000 {
-		v.follow(publish.Message{
-			Seq: uint64(i + 1), Aggregate: "order/" + strconv.Itoa(i), Position: outbox.Position{SystemID: fmt.Sprint(7000 + i%2), Commit: outbox.LSN(i + 1), N: 1},
-		})
+		at := outbox.Position{SystemID: fmt.Sprint(7000 + i%2), Commit: outbox.LSN(i + 1), N: 1}
+		v.follow(publish.Message{Seq: uint64(i + 1), Aggregate: "order/" + strconv.Itoa(i), Position: at, Row: at})
 		if n := i + 1; n%20_000 == 0 {
 			worst = max(worst, float64(heap()-before)/float64(n))
 		}

@@ -76,8 +76,8 @@ func (v *comparison) message(t *table, m publish.Message, f fallback.Finding) {
 	case m.ID.Replay:
 		v.report.Replays++
 		return
-	case v.cfg.Phantom != nil && !m.Polled && v.cfg.Phantom(m.Position):
-		v.report.add(Phantom, Case{Row: row(m), Seq: m.Seq, Detail: m.Position.String()})
+	case v.cfg.Phantom != nil && m.Row.SystemID != "" && v.cfg.Phantom(m.Row):
+		v.report.add(Phantom, Case{Row: row(m), Seq: m.Seq, Detail: m.Row.String()})
 		return
 	case f.Place == fallback.Nowhere && t.Mark == outbox.MarkUpdate:
 		v.stranger(m)

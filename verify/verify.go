@@ -45,6 +45,8 @@ type Config struct {
 	// DelayThreshold and FallbackInterval are the relay's: which rows were meant for
 	// later, and how long it pauses between two searches of the tables.
 	DelayThreshold, FallbackInterval time.Duration
+	// Skip is the relay's on_poison: a row that failed may be overtaken, and is sent late.
+	Skip bool
 	// Repair makes missing rows pending again: the running relay delivers them.
 	Repair bool
 	// Progress, where it is set, is told how far the reading of the stream is.

@@ -136,7 +136,7 @@ func runVerify(cmd *cobra.Command, cfg *Config, since time.Duration, repair bool
 	}
 	report, err := verify.Run(ctx, verify.Config{
 		Postgres: db, Slot: cfg.Postgres.Slot, Outboxes: tables, Stream: s, Source: source, Phantom: phantom,
-		Since: since, KeptFor: keptFor(cfg), Repair: repair,
+		Since: since, KeptFor: keptFor(cfg), Repair: repair, Skip: relay.OnPoison(cfg.Fallback.OnPoison) == relay.Skip,
 		DelayThreshold: cfg.Fallback.DelayThreshold, FallbackInterval: cfg.Fallback.Interval, Progress: progressBar(cmd.ErrOrStderr()),
 	})
 	if report != nil && unknown != "" {

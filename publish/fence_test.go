@@ -1,0 +1,105 @@
+package publish
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// TestFence: what was sent before on the same connection is in the answer, however long
+// the server has had no time for it. Without the fence it asks a server that has not come
+// to the messages yet.
+func TestFence(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newLaneRig(t, n, nil)
+	for round := range 5 {
+		const many = 3000
+		r.must(n.Pause())
+		for i := range many {
+			r.must(r.nc.PublishMsg(&nats.Msg{Subject: "events.x", Data: []byte(strings.Repeat("x", 500)), Header: nats.Header{
+				nats.MsgIdHdr: {strconv.Itoa(round*many + i)},
+			}}))
+		}
+		resumed := time.AfterFunc(100*time.Millisecond, func() { r.must(n.Resume()) })
+		info, err := r.stream.Fence(t.Context(), false)
+		r.must(err)
+		resumed.Stop()
+		if want := uint64((round + 1) * many); info.LastSeq != want {
+			t.Errorf("the stream ends with %d behind the fence, want %d", info.LastSeq, want)
+		}
+	}
+}
+
+// TestFenceWithoutPermission: where the relay may not ask, it waits until the stream is
+// quiet.
+func TestFenceWithoutPermission(t *testing.T) {
+	_, cfg := restricted(t, `{ publish { allow: [ "$JS.API.>", "events.order.>" ] }, subscribe { allow: "_RELAY.a1.>" } }`)
+	createAs(t, "admin", cfg)
+	var s *Stream
+	denied := make(chan string, 10)
+	cfg.OnError = func(err error) {
+		if subject, publishing, ok := PermissionSubject(err); ok && publishing {
+			s.Deny(subject)
+			denied <- subject
+		}
+	}
+	s = must(NewStream(connect(t, cfg), StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)
+	for _, fresh := range []bool{true, false} {
+		if _, err := s.Fence(t.Context(), fresh); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := receive(t, denied, "a permission error"); got != "events.walpost" || len(denied) > 0 {
+		t.Errorf("asked on %s and %d times more, want once on events.walpost", got, len(denied))
+	}
+}
+
+func TestMeet(t *testing.T) {
+	for _, c := range []struct{ a, b, want string }{
+		{"events.>", "events.>", "events.walpost"},
+		{"events.>", "events.*", "events.walpost"},
+		{"events.>", "events.*.created", "events.walpost.created"},
+		{">", "shop.*.>", "shop.walpost.walpost"},
+		{"events.order.>", "events.>", "events.order.walpost"},
+		{"*.order", "events.*", "events.order"},
+		{"events.order", "events.order", "events.order"},
+	} {
+		for _, got := range []string{meet(c.a, c.b), meet(c.b, c.a)} {
+			if got != c.want || !Covers([]string{c.a}, got) || !Covers([]string{c.b}, got) {
+				t.Errorf("%s and %s meet in %s, want %s", c.a, c.b, got, c.want)
+			}
+		}
+	}
+}
+
+// TestFenceOfALostConnection: what a connection has left to a server that had no time for
+// it is stored before a fence on another one is passed.
+func TestFenceOfALostConnection(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newLaneRig(t, n, nil)
+	for range 3 {
+		lost, err := nats.Connect(n.URL(), nats.NoReconnect())
+		r.must(err)
+		r.must(n.Pause())
+		for range 1000 {
+			r.must(lost.PublishMsg(&nats.Msg{Subject: "events.x", Data: []byte(strings.Repeat("x", 500))}))
+		}
+		lost.Close()
+		resumed := time.AfterFunc(100*time.Millisecond, func() { r.must(n.Resume()) })
+		behind, err := r.stream.Fence(t.Context(), true)
+		r.must(err)
+		resumed.Stop()
+		time.Sleep(500 * time.Millisecond)
+		info, err := r.stream.Info(t.Context())
+		r.must(err)
+		if info.LastSeq != behind.LastSeq {
+			t.Errorf("%d messages were stored after the fence", info.LastSeq-behind.LastSeq)
+		}
+		t.Logf("the stream ends with %d", info.LastSeq)
+	}
+}
