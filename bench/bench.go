@@ -290,7 +290,7 @@ func (b *bench) drain(ctx context.Context, set Setting, rows int) (Measurement, 
 	if err := p.stop(); err != nil {
 		return Measurement{}, fmt.Errorf("stop the relay: %w\n%s", err, p.said())
 	}
-	m := Measurement{Rows: rows, Relay: p.cpu(), RSS: p.rss()}
+	m := Measurement{Rows: rows, Relay: p.cpu(), RSS: p.peak}
 	m.Postgres, m.Broker = b.since(u)
 	m.Took, err = b.stored(ctx, s, before+1, before+uint64(rows))
 	return m, err

@@ -54,7 +54,7 @@ func (b *bench) source(ctx context.Context) error {
 	if p.err != nil {
 		return fmt.Errorf("pg_recvlogical: %w: %s", p.err, p.said())
 	}
-	m := Measurement{Rows: b.Rows, Took: took, Relay: p.cpu(), RSS: p.rss()}
+	m := Measurement{Rows: b.Rows, Took: took, Relay: p.cpu()}
 	m.Postgres, _ = b.since(u)
 	b.report.add(nameSource, m)
 	_, err = conn.Exec(ctx, `SELECT pg_drop_replication_slot($1)`, copied)

@@ -3,6 +3,8 @@ package bench
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
 	"sync"
 	"syscall"
@@ -16,6 +18,7 @@ type process struct {
 	out  bytes.Buffer
 	done chan struct{}
 	err  error
+	peak int64 // see stop
 }
 
 func start(cmd *exec.Cmd) (*process, error) {
@@ -60,7 +63,11 @@ func (p *process) ended() error {
 	}
 }
 
+// stop ends the program, and notes the most memory that was resident so far, in bytes; 0
+// where the system does not say. What the system tells of a program that has ended counts
+// the memory of the process that started it, too.
 func (p *process) stop() error {
+	p.peak = peak(p.cmd.Process.Pid)
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -77,16 +84,16 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// cpu and rss are known when the program has ended.
+// cpu is known when the program has ended.
 func (p *process) cpu() time.Duration {
 	s := p.cmd.ProcessState
 	return s.UserTime() + s.SystemTime()
 }
 
-// rss is the most memory that was resident, in bytes.
-func (p *process) rss() int64 {
-	if u, ok := p.cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
-		return u.Maxrss << 10
-	}
-	return 0
+func peak(pid int) int64 {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, after, _ := bytes.Cut(status, []byte("\nVmHWM:"))
+	var kib int64
+	_, _ = fmt.Sscanf(string(after), "%d kB", &kib)
+	return kib << 10
 }

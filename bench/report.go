@@ -36,7 +36,7 @@ type Measurement struct {
 	Relay    time.Duration `json:"relay_cpu"`
 	Postgres time.Duration `json:"postgres_cpu"`
 	Broker   time.Duration `json:"nats_cpu"`
-	RSS      int64         `json:"relay_rss"` // at most, in bytes
+	RSS      int64         `json:"relay_rss"` // at most, in bytes; 0 is not known
 }
 
 // Latency is how long rows took at a rate.
@@ -119,8 +119,12 @@ func (r *Report) Print(w io.Writer) error {
 		if source > 0 {
 			of = fmt.Sprintf("%.2f", d.Rate()/source)
 		}
+		rss := "-"
+		if n := d.RSS(); n > 0 {
+			rss = fmt.Sprint(n >> 20)
+		}
 		client, postgres, broker := d.CPU()
-		fmt.Fprintf(t, "%.0f\t%s\t%.2f\t%.2f\t%.2f\t%d\t %s\n", d.Rate(), of, client, postgres, broker, d.RSS()>>20, d.Name)
+		fmt.Fprintf(t, "%.0f\t%s\t%.2f\t%.2f\t%.2f\t%s\t %s\n", d.Rate(), of, client, postgres, broker, rss, d.Name)
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -50,8 +50,8 @@ func (k *kept) table(w io.Writer, folder string) {
 		k.Title, short(r.PostgreSQL), r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, k.name, folder, k.name)
 	if len(r.Drains) > 0 {
 		fmt.Fprintf(w, "![rows a second](%s/%s.svg)\n\n", folder, k.name)
-		fmt.Fprintln(w, "| | rows/s | of the source | client CPU, s/M | PostgreSQL CPU, s/M | NATS CPU, s/M | sum | of what the sum allows |")
-		fmt.Fprintln(w, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+		fmt.Fprintln(w, "| | rows/s | of the source | client CPU, s/M | PostgreSQL CPU, s/M | NATS CPU, s/M | sum | of what the sum allows | memory, MiB |")
+		fmt.Fprintln(w, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
 	}
 	source := 0.0
 	for i, d := range r.Drains {
@@ -60,8 +60,8 @@ func (k *kept) table(w io.Writer, folder string) {
 		}
 		client, postgres, broker := d.CPU()
 		sum := client + postgres + broker
-		fmt.Fprintf(w, "| %s | %.0f | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |\n", d.Name, d.Rate(), d.Rate()/source, client, postgres, broker,
-			sum, d.Rate()*sum/1e6/cores)
+		fmt.Fprintf(w, "| %s | %.0f | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", d.Name, d.Rate(), d.Rate()/source, client, postgres, broker,
+			sum, d.Rate()*sum/1e6/cores, mib(d.RSS()))
 	}
 	if len(r.Latencies) == 0 {
 		return
@@ -77,6 +77,13 @@ func (k *kept) table(w io.Writer, folder string) {
 		}
 		fmt.Fprintln(w)
 	}
+}
+
+func mib(bytes int64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return fmt.Sprint((bytes + 1<<19) >> 20)
 }
 
 // cores is what the results were measured on.
