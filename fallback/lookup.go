@@ -62,7 +62,7 @@ func (db *DB) lookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State,
 	states := make([]State, len(rows))
 	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		a := db.args(rows)
-		result, _ := conn.Query(ctx, lookUpSQL(t), a.ids, a.hashes, a.xids)
+		result, _ := conn.Query(ctx, lookUpSQL(t), a.ids.value(), a.hashes.value(), a.xids.value())
 		var ord int
 		var s State
 		var marked *time.Time

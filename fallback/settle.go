@@ -181,7 +181,7 @@ func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) (
 	verdicts := make([]Verdict, len(rows))
 	a := db.args(rows)
 	// An error of Query comes again from its rows.
-	result, _ := q.Query(ctx, sql, a.ids, a.hashes, a.xids, a.failures, a.attempts, a.waits)
+	result, _ := q.Query(ctx, sql, a.ids.value(), a.hashes.value(), a.xids.value(), a.failures.value(), a.attempts.value(), a.waits.value())
 	var ord int
 	var locked bool
 	_, err := pgx.ForEachRow(result, []any{&ord, &locked}, func() error {
@@ -197,49 +197,45 @@ func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) (
 // args are a settling statement's parameters, an array each. One that no row has
 // anything in is NULL.
 type args struct {
-	ids      []string
-	hashes   []int64
-	xids     []*string
-	failures []string
-	attempts []*int           // nil where the WAL brought the row
-	waits    []*time.Duration // nil for none
+	ids, hashes, xids, failures *array
+	attempts                    *array // NULL where the WAL brought the row
+	waits                       *array // NULL for none
 }
 
 func (db *DB) args(rows []Row) args {
 	n := len(rows)
-	a := args{ids: make([]string, n), hashes: make([]int64, n), xids: make([]*string, n)}
+	a := args{newArray(n), newArray(3 * n), newArray(n), newArray(0), newArray(0), newArray(0)}
+	var xid string
 	for i := range rows {
 		r := &rows[i]
-		a.ids[i], a.hashes[i] = r.Ref.ID, int64(r.Ref.Hash)
+		a.ids.string(r.Ref.ID)
+		a.hashes.int(int64(r.Ref.Hash))
 		switch {
 		case r.XID == 0:
-		case i > 0 && r.XID == rows[i-1].XID:
-			a.xids[i] = a.xids[i-1]
+			a.xids.null()
+		case i == 0 || r.XID != rows[i-1].XID:
+			xid = strconv.FormatUint(db.fullXID(r.XID), 10)
+			fallthrough
 		default:
-			xid := strconv.FormatUint(db.fullXID(r.XID), 10)
-			a.xids[i] = &xid
+			a.xids.string(xid)
 		}
-		if r.Failure != "" {
-			a.failures = or(a.failures, n)
-			a.failures[i] = r.Failure
+		if r.Failure == "" {
+			a.failures.null()
+		} else {
+			a.failures.string(r.Failure)
 		}
 		if r.Polled {
-			a.attempts = or(a.attempts, n)
-			a.attempts[i] = &r.Attempts
+			a.attempts.int(int64(r.Attempts))
+		} else {
+			a.attempts.null()
 		}
 		if r.Wait > 0 {
-			a.waits = or(a.waits, n)
-			a.waits[i] = &r.Wait
+			a.waits.string(strconv.FormatInt(r.Wait.Microseconds(), 10) + " microseconds")
+		} else {
+			a.waits.null()
 		}
 	}
 	return a
-}
-
-func or[T any](s []T, n int) []T {
-	if s == nil {
-		s = make([]T, n)
-	}
-	return s
 }
 
 // pendingSQL is the condition under which a row still waits to be delivered.

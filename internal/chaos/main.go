@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,6 +33,7 @@ type options struct {
 
 	of      string
 	only    string
+	batch   string
 	results string
 	keep    string
 	mutants string
@@ -52,6 +54,7 @@ func run(ctx context.Context) error {
 	flag.IntVar(&o.faults, "faults", 12, "least number of faults in a run")
 	flag.IntVar(&o.parallel, "parallel", 1, "number of runs side by side")
 	flag.StringVar(&o.only, "only", "", "comma-separated faults; default: all that the run's servers can have")
+	flag.StringVar(&o.batch, "batch", "", "single, fast or atomic: the relays' publish.batch; default: one that the seed draws")
 	flag.StringVar(&o.results, "results", "", "file that each run's result is added to, as a line of JSON")
 	flag.StringVar(&o.keep, "logs", "", "folder for the relays' logs of runs that failed")
 	flag.DurationVar(&o.last, "for", 0, "begin new runs for so long, where no seeds are given")
@@ -62,6 +65,9 @@ func run(ctx context.Context) error {
 	flag.Parse()
 	if o.parallel < 1 || o.runs < 1 {
 		return errors.New("-parallel and -runs are 1 or more")
+	}
+	if o.batch != "" && !slices.Contains(batches, o.batch) {
+		return fmt.Errorf("-batch %s: want one of %s", o.batch, strings.Join(batches, ", "))
 	}
 	if o.summary {
 		return printSummary(os.Stdout, o.results)
@@ -126,6 +132,9 @@ func (o *options) again(seed uint64) string {
 	}
 	if o.only != "" {
 		s += fmt.Sprintf(" -only %q", o.only)
+	}
+	if o.batch != "" {
+		s += " -batch " + o.batch
 	}
 	return s
 }

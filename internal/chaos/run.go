@@ -24,6 +24,9 @@ func runSeed(ctx context.Context, o *options, seed uint64) *result {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
 	defer cancel()
 	p, err := draw(rand.New(rand.NewPCG(seed, 1)))
+	if o.batch != "" {
+		p.batch = o.batch
+	}
 	if err == nil && o.mutant != nil {
 		o.mutant.world(&p)
 	}

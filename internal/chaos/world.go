@@ -46,6 +46,9 @@ type plan struct {
 	batch  string // what the stream allows, and the relays then do
 }
 
+// batches are the ways to hand messages over.
+var batches = []string{"single", "fast", "atomic"}
+
 func draw(rng *rand.Rand) (p plan, err error) {
 	versions, err := pgbin.All()
 	if err != nil {
@@ -60,7 +63,7 @@ func draw(rng *rand.Rand) (p plan, err error) {
 		p.mode = "poll"
 	}
 	p.rollback = p.replicas == 1 && !p.standby && rng.IntN(2) == 0
-	p.batch = []string{"single", "fast", "atomic"}[rng.IntN(3)]
+	p.batch = batches[rng.IntN(len(batches))]
 	return p, nil
 }
 
