@@ -5,7 +5,7 @@ FUZZTIME ?= 30s
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## run the relay on a private PostgreSQL and an embedded NATS (ARGS=--help)
@@ -50,6 +50,10 @@ chaos-soak: deps pg-extra ## the same with new seeds for as long as FOR says (1h
 .PHONY: bench
 bench: deps ## measure on private servers: rates, latency, CPU time, memory (ARGS="--rows 100000")
 	@. .ci/pgenv && go run ./internal/benchmark -- $(ARGS)
+
+.PHONY: bench-check
+bench-check: deps ## count what the relay allocates for a row, against the committed figures
+	@. .ci/pgenv && go run ./internal/benchcheck
 
 .PHONY: mutants
 mutants: deps pg-extra ## plant known defects in the relay, one after the other, and see each noticed

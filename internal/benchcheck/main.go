@@ -1,0 +1,216 @@
+// Command benchcheck counts what the relay allocates for a row on its way from one socket
+// to the other, and fails where that is more than the figures that are committed. Seconds
+// say little on a machine that does something else besides; allocations are the same on
+// every one.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/relay"
+)
+
+const (
+	warm    = 20_000 // rows, not counted
+	counted = 60_000
+	// slack is how much more a row may cost than the figure says: batches and reads are
+	// of different sizes each time.
+	slackAllocs = 0.5
+	slackBytes  = 250
+)
+
+// figures are what a row may cost, by case.
+//
+//go:embed figures.json
+var figuresJSON []byte
+
+type cost struct {
+	Allocs float64 `json:"allocs"` // for each row
+	Bytes  float64 `json:"bytes"`
+}
+
+func main() { testenv.Command(run) }
+
+func run(ctx context.Context) error {
+	write := flag.Bool("write", false, "write the figures anew, from the checkout's root")
+	flag.Parse()
+	committed := map[string]cost{}
+	if err := json.Unmarshal(figuresJSON, &committed); err != nil {
+		return err
+	}
+	pg, err := testenv.StartPostgres(ctx, testenv.PGOptions{})
+	if err != nil {
+		return err
+	}
+	defer pg.Close()
+	n, err := testenv.StartNATS(ctx, testenv.NATSOptions{Process: true})
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	got := map[string]cost{}
+	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate} {
+		for _, batch := range []publish.Batching{publish.BatchSingle, publish.BatchFast, publish.BatchAtomic} {
+			name := fmt.Sprintf("%s, mark %s", batch, mark)
+			database := fmt.Sprintf("check_%s_%s", mark, batch)
+			if err := pg.Exec(ctx, "postgres", "CREATE DATABASE "+database); err != nil {
+				return err
+			}
+			if got[name], err = measure(ctx, pg.URL(database), n.URL(), database, mark, batch); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	if *write {
+		text, err := json.MarshalIndent(got, "", "\t")
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join("internal", "benchcheck", "figures.json"), append(text, '\n'), 0o644)
+	}
+	return compare(got, committed)
+}
+
+func compare(got, committed map[string]cost) error {
+	var failed error
+	fmt.Printf("%-22s %12s %10s %12s %10s\n", "for each row", "allocations", "committed", "bytes", "committed")
+	for _, name := range slices.Sorted(maps.Keys(got)) {
+		g, c := got[name], committed[name]
+		fmt.Printf("%-22s %12.2f %10.2f %12.0f %10.0f\n", name, g.Allocs, c.Allocs, g.Bytes, c.Bytes)
+		if g.Allocs > c.Allocs+slackAllocs || g.Bytes > c.Bytes+slackBytes {
+			failed = errors.Join(failed, fmt.Errorf("%s: a row costs more than it did", name))
+		}
+	}
+	if failed != nil {
+		return fmt.Errorf("%w; where that is wanted, write the figures anew: go run ./internal/benchcheck -write", failed)
+	}
+	return nil
+}
+
+// measure has a relay drain a backlog, and counts between two of its rows.
+func measure(ctx context.Context, url, broker, name string, mark outbox.Mark, batch publish.Batching) (c cost, err error) {
+	nc, err := nats.Connect(broker)
+	if err != nil {
+		return c, err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return c, err
+	}
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{
+		Name: name, Subjects: []string{name + ".>"}, Duplicates: time.Minute, AllowDirect: true,
+		AllowBatchPublish: batch == publish.BatchFast, AllowAtomicPublish: batch == publish.BatchAtomic,
+	}); err != nil {
+		return c, err
+	}
+	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: mark}
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return c, err
+	}
+	defer conn.Close(ctx)
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return c, err
+	}
+	m := migrations.New(cfg, []*outbox.Table{table})
+	defer m.Close()
+	if _, err := m.Up(ctx, migrations.Latest); err != nil {
+		return c, err
+	}
+
+	stored := -1 // the first session's row
+	var before, after runtime.MemStats
+	begun, drained := make(chan struct{}), make(chan struct{})
+	config := relay.Config{
+		PostgresURL: url, Slot: name, Publication: name, Outboxes: []*outbox.Table{table},
+		NATS:    publish.ConnConfig{URL: broker},
+		Stream:  publish.StreamConfig{Name: name, Batching: batch, AcceptWeak: true},
+		Subject: name + ".{event_type}", Window: 4096, WindowBytes: 32 << 20, DelayThreshold: time.Second,
+		// On the goroutine that gets the PubAcks, one after the other.
+		OnStored: func(time.Duration) {
+			switch stored++; stored {
+			case 0:
+				close(begun)
+			case warm:
+				runtime.ReadMemStats(&before)
+			case warm + counted:
+				runtime.ReadMemStats(&after)
+				close(drained)
+			}
+		},
+	}
+	fill := func(rows int) error {
+		_, err := conn.Exec(ctx, fmt.Sprintf(`DO $$ BEGIN FOR i IN 1..%d BY 100 LOOP
+			INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+				SELECT 1, 'account', i, 'account.moved', jsonb_build_object('n', n, 'pad', repeat('x', 270)) FROM generate_series(1, least(%[1]d, 100)) n;
+			COMMIT; END LOOP; END $$`, rows))
+		return err
+	}
+	// The first session makes the slot and stores a row, the second one finds a backlog, as
+	// after an outage.
+	if err := session(ctx, config, func() error { return fill(1) }, begun); err != nil {
+		return c, err
+	}
+	if err := fill(warm + counted + 20_000); err != nil {
+		return c, err
+	}
+	if err := session(ctx, config, func() error { return nil }, drained); err != nil {
+		return c, err
+	}
+	_, err = conn.Exec(ctx, `SELECT pg_drop_replication_slot($1)`, name)
+	allocs, bytes := float64(after.Mallocs-before.Mallocs)/counted, float64(after.TotalAlloc-before.TotalAlloc)/counted
+	return cost{math.Round(100*allocs) / 100, math.Round(bytes)}, err
+}
+
+// session runs a relay, does something when it streams, and stops it when until is closed.
+func session(ctx context.Context, config relay.Config, streaming func() error, until <-chan struct{}) error {
+	r, err := relay.New(config, zap.NewNop(), prometheus.NewRegistry())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	for r.Status().State != "streaming" {
+		select {
+		case err := <-ended:
+			return errors.Join(errors.New("the relay has ended too early"), err, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	if err := streaming(); err != nil {
+		return err
+	}
+	select {
+	case err := <-ended:
+		return errors.Join(errors.New("the relay has ended too early"), err, ctx.Err())
+	case <-until:
+		cancel()
+		return <-ended
+	}
+}
