@@ -230,7 +230,8 @@ func (db *DB) args(rows []Row) args {
 			a.attempts.null()
 		}
 		if r.Wait > 0 {
-			a.waits.string(strconv.FormatInt(r.Wait.Microseconds(), 10) + " microseconds")
+			// Before PostgreSQL 15 each of an interval's fields has 32 bits.
+			a.waits.string(fmt.Sprintf("%d.%06d seconds", r.Wait/time.Second, r.Wait%time.Second/time.Microsecond))
 		} else {
 			a.waits.null()
 		}

@@ -23,7 +23,7 @@ func (l *Lane) Drain(ctx context.Context) []Refusal {
 	l.fail(ErrDrained)
 	l.sending.Lock()
 	_ = l.flush()
-	l.wire.forget()
+	l.forgetWire()
 	l.forgetStaged()
 	l.sending.Unlock()
 	l.awaitReplies(ctx)

@@ -7,17 +7,22 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/hint"
 )
 
 const (
-	// fencePatience bounds the wait for one answer.
+	// fencePatience bounds the wait for the answer of a stream that is asked.
 	fencePatience = 2 * time.Second
 	// fenceQuiet is how long nothing may have been stored before a stream that another
-	// connection may have written to counts as quiet.
-	fenceQuiet = 200 * time.Millisecond
+	// connection may have written to counts as quiet, and quietPatience bounds the wait
+	// for that.
+	fenceQuiet    = 200 * time.Millisecond
+	quietPatience = 5 * time.Second
 )
 
 // Fence sees that nothing that the relay has sent before is stored from now on, and
@@ -28,74 +33,113 @@ const (
 // the stream ends, moves the ends of both chains against each other: some messages are
 // refused then, and later ones of the same chain are stored, in a wrong order. So the
 // stream is asked with a message that it has to refuse: on one connection its answer
-// comes after all that was sent before. What a lost connection, or a process that was
-// killed, has left in the server's buffers is behind no such answer: there, where fresh
-// says that the connection is another one than at the last call, Fence also waits until
-// nothing more was stored for 200 ms. So it does where the relay may not publish on the
-// subject, see [Stream.Deny]. That is no guarantee; what comes later still meets a lane
+// comes after all that was sent before.
+//
+// What a lost connection, or a process that was killed, has left in the server's buffers
+// is behind no such answer: there, where fresh says that the connection is another one
+// than at the last call, and where the stream cannot be asked, Fence waits until nothing
+// more was stored for 200 ms. That is no guarantee; what comes later still meets a lane
 // whose first message goes alone, and most likely sequences that have been taken. Batches
 // are not concerned: they are stored whole, and one is under way at a time.
-func (s *Stream) Fence(ctx context.Context, fresh bool) (*StreamInfo, error) {
-	if fresh {
-		s.denied.Store(nil)
+//
+// doubt says why the fence is less than it could be: the stream gave no such answer, or
+// it was not quiet within 5 s, because somebody else goes on writing to it.
+func (s *Stream) Fence(ctx context.Context, fresh bool) (info *StreamInfo, doubt, err error) {
+	if info, err = s.Info(ctx); err != nil {
+		return nil, nil, err
 	}
-	info, err := s.Info(ctx)
-	if err != nil {
-		return nil, err
+	last, doubt := s.askRefused(ctx, s.fenceSubject(info), fresh)
+	if ctx.Err() != nil {
+		return nil, nil, ctx.Err()
 	}
-	subject := s.fenceSubject(info)
-	before, quiet := uint64(0), false
-	for {
-		last, asked, err := s.askRefused(ctx, subject)
-		if err != nil {
-			return nil, err
-		}
+	for begun, before, looked := time.Now(), uint64(0), false; ; looked = true {
 		if info, err = s.Info(ctx); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		// In a cluster the leader counts what it has not stored yet.
-		settled := info.LastSeq >= last
-		if settled && (asked && !fresh || quiet && info.LastSeq == before) {
-			return info, nil
+		if info.LastSeq >= last && (doubt == nil && !fresh || looked && info.LastSeq == before) {
+			return info, doubt, nil
 		}
-		before, quiet = info.LastSeq, settled
+		if time.Since(begun) > quietPatience {
+			return info, hint.Errorf("let nobody else publish into the relay's stream, or set nats.shared",
+				"the stream is not quiet: it has gone on to sequence %d", info.LastSeq), nil
+		}
+		before = info.LastSeq
 		if !sleep(ctx, fenceQuiet) {
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 	}
 }
 
+// asking is the subject that a stream is asked on.
+type asking struct {
+	mu      sync.Mutex
+	subject string
+	denied  bool
+	stop    context.CancelFunc // nil while nothing is asked
+}
+
 // Deny notes that the server does not let the relay publish on a subject.
-func (s *Stream) Deny(subject string) { s.denied.Store(&subject) }
+func (s *Stream) Deny(subject string) {
+	s.asking.mu.Lock()
+	defer s.asking.mu.Unlock()
+	if s.asking.subject != subject {
+		return
+	}
+	s.asking.denied = true
+	if s.asking.stop != nil {
+		s.asking.stop()
+	}
+}
+
+// begin reports whether there is any use in asking.
+func (a *asking) begin(subject string, fresh bool, stop context.CancelFunc) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.denied = a.denied && !fresh && a.subject == subject
+	a.subject, a.stop = subject, stop
+	return !a.denied
+}
+
+func (a *asking) end() (denied bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stop = nil
+	return a.denied
+}
 
 // askRefused publishes a message that JetStream refuses for its expectation, and returns
-// the sequence that the stream ends with at that point, 0 where the refusal does not say.
-// It reports whether it could ask.
-func (s *Stream) askRefused(ctx context.Context, subject string) (last uint64, asked bool, err error) {
-	denied := func() bool { p := s.denied.Load(); return subject == "" || p != nil && *p == subject }
-	if denied() {
-		return 0, false, nil
+// the sequence that the stream ends with at that point.
+func (s *Stream) askRefused(ctx context.Context, subject string, fresh bool) (last uint64, err error) {
+	if subject == "" {
+		return 0, hint.Errorf("let the stream listen on "+s.cfg.Pattern, "the stream listens on no subject of the relay's")
 	}
 	ctx, cancel := context.WithTimeout(ctx, fencePatience)
 	defer cancel()
+	allow := fmt.Sprintf("let the user publish on %s, and nobody else answer there: JetStream refuses the message, and never stores it", subject)
+	denied := hint.Errorf(allow, "no permission to publish on %s", subject)
+	if !s.asking.begin(subject, fresh, cancel) {
+		return 0, denied
+	}
 	reply, err := s.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: subject, Header: nats.Header{
 		nats.ExpectedStreamHdr:  {s.cfg.Name},
 		nats.ExpectedLastSeqHdr: {strconv.FormatInt(math.MaxInt64, 10)},
 	}})
-	if err != nil && denied() {
-		return 0, false, nil
+	if s.asking.end() {
+		return 0, denied
+	}
+	var refusal *AckError
+	if err == nil {
+		_, err = ParseAck(reply, s.cfg.Name)
+	}
+	if errors.As(err, &refusal) && refusal.ErrCode == errWrongLastSequence {
+		_, tail, _ := strings.Cut(refusal.Description, ": ")
+		last, err = strconv.ParseUint(tail, 10, 64)
 	}
 	if err != nil {
-		return 0, false, fmt.Errorf("ask stream %s on subject %s: %w", s.cfg.Name, subject, err)
+		return 0, hint.Errorf(allow, "a message on %s that the stream was to refuse: %w", subject, err)
 	}
-	_, err = ParseAck(reply, s.cfg.Name)
-	var refusal *AckError
-	if !errors.As(err, &refusal) {
-		return 0, false, fmt.Errorf("ask stream %s on subject %s: %w", s.cfg.Name, subject, err)
-	}
-	_, tail, _ := strings.Cut(refusal.Description, ": ")
-	last, _ = strconv.ParseUint(tail, 10, 64)
-	return last, true, nil
+	return last, nil
 }
 
 // fenceSubject is one that the stream listens on and that the relay has a use for, empty

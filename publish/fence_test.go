@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"errors"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,8 +27,8 @@ func TestFence(t *testing.T) {
 			}}))
 		}
 		resumed := time.AfterFunc(100*time.Millisecond, func() { r.must(n.Resume()) })
-		info, err := r.stream.Fence(t.Context(), false)
-		r.must(err)
+		info, doubt, err := r.stream.Fence(t.Context(), false)
+		r.must(errors.Join(err, doubt))
 		resumed.Stop()
 		if want := uint64((round + 1) * many); info.LastSeq != want {
 			t.Errorf("the stream ends with %d behind the fence, want %d", info.LastSeq, want)
@@ -36,27 +37,75 @@ func TestFence(t *testing.T) {
 }
 
 // TestFenceWithoutPermission: where the relay may not ask, it waits until the stream is
-// quiet.
+// quiet, and says so. It does not ask again on the same connection.
 func TestFenceWithoutPermission(t *testing.T) {
-	_, cfg := restricted(t, `{ publish { allow: [ "$JS.API.>", "events.order.>" ] }, subscribe { allow: "_RELAY.a1.>" } }`)
+	n, cfg := restricted(t, `{ publish { allow: [ "$JS.API.>", "events.order.>" ] }, subscribe { allow: "_RELAY.a1.>" } }`)
 	createAs(t, "admin", cfg)
 	var s *Stream
 	denied := make(chan string, 10)
 	cfg.OnError = func(err error) {
 		if subject, publishing, ok := PermissionSubject(err); ok && publishing {
 			s.Deny(subject)
+			s.Deny("events.something.else")
 			denied <- subject
 		}
 	}
 	s = must(NewStream(connect(t, cfg), StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)
+	writer := connect(t, ConnConfig{URL: n.URL(), User: "admin", PasswordFile: cfg.PasswordFile})
 	for _, fresh := range []bool{true, false} {
-		if _, err := s.Fence(t.Context(), fresh); err != nil {
+		before := must(s.Info(t.Context()))(t).LastSeq
+		const more = 20
+		go func() { // as if a lost connection's messages came in
+			for range more {
+				time.Sleep(20 * time.Millisecond)
+				_ = writer.Publish("events.order.placed", []byte("x"))
+			}
+		}()
+		info, doubt, err := s.Fence(t.Context(), fresh)
+		if err != nil {
 			t.Fatal(err)
 		}
+		if info.LastSeq != before+more {
+			t.Errorf("the fence was passed at sequence %d, before %d", info.LastSeq, before+more)
+		}
+		wantError(t, doubt, "no permission to publish on events.walpost")
 	}
-	if got := receive(t, denied, "a permission error"); got != "events.walpost" || len(denied) > 0 {
+	if got := receive(t, denied, "permission error"); got != "events.walpost" || len(denied) > 0 {
 		t.Errorf("asked on %s and %d times more, want once on events.walpost", got, len(denied))
 	}
+}
+
+// TestFenceBesideAWriter: a stream that is never quiet keeps nobody from beginning.
+func TestFenceBesideAWriter(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+				_ = r.nc.Publish("events.foreign", []byte("x"))
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	_, doubt, err := r.stream.Fence(t.Context(), true)
+	r.must(err)
+	wantError(t, doubt, "not quiet")
+	// On a connection that it knows the answer is enough.
+	_, doubt, err = r.stream.Fence(t.Context(), false)
+	r.must(errors.Join(err, doubt))
+}
+
+// TestFenceOfAnotherSubject: a stream that takes nothing of the relay's cannot be asked.
+func TestFenceOfAnotherSubject(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	s := must(NewStream(r.nc, StreamConfig{Name: "EVENTS", Pattern: "other.>"}))(t)
+	_, doubt, err := s.Fence(t.Context(), false)
+	r.must(err)
+	wantError(t, doubt, "listens on no subject")
 }
 
 func TestMeet(t *testing.T) {
@@ -91,8 +140,8 @@ func TestFenceOfALostConnection(t *testing.T) {
 		}
 		lost.Close()
 		resumed := time.AfterFunc(100*time.Millisecond, func() { r.must(n.Resume()) })
-		behind, err := r.stream.Fence(t.Context(), true)
-		r.must(err)
+		behind, doubt, err := r.stream.Fence(t.Context(), true)
+		r.must(errors.Join(err, doubt))
 		resumed.Stop()
 		time.Sleep(500 * time.Millisecond)
 		info, err := r.stream.Info(t.Context())

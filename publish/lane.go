@@ -87,6 +87,7 @@ type Lane struct {
 	// lingering is set while linger runs: something waits for the sender's Flush.
 	lingering bool
 	batches   batches
+	unwritten uint64            // the index of the first message in the wire's buffer
 	reply     []byte            // the reply subject of the message that is being sent
 	header    []byte            // its header block, where it is completed for a batch
 	types     map[string]string // event types, see intern
@@ -207,7 +208,7 @@ func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 		// It is late: an earlier session went past it and could not finish with it, such as
 		// one that ended before it had recorded that the row was to wait.
 		l.Pass(ev.Commit)
-		return l.sendPolled(ctx, ev, tag)
+		return l.send(ctx, ev, tag, l.last, ViaPoll)
 	}
 	at := l.last
 	at.Commit, at.N = ev.Commit, ev.N
@@ -220,10 +221,6 @@ func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 func (l *Lane) SendPolled(ctx context.Context, ev *outbox.Event, tag any) error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
-	return l.sendPolled(ctx, ev, tag)
-}
-
-func (l *Lane) sendPolled(ctx context.Context, ev *outbox.Event, tag any) error {
 	err := l.send(ctx, ev, tag, l.last, ViaPoll)
 	if b := &l.batches; err == nil && b.whole == len(b.staged)-1 { // it is of no transaction that goes on
 		b.whole = len(b.staged)
@@ -277,6 +274,9 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 	if staged {
 		l.stage(subject, index, ev.Commit, header, body, alone)
 	} else {
+		if l.wire.empty() {
+			l.unwritten = index
+		}
 		l.reply = strconv.AppendUint(append(l.reply[:0], l.inbox...), index, 36)
 		if err := l.wire.publish(subject, l.reply, header, body); err != nil {
 			return l.broken(err)
@@ -326,7 +326,7 @@ func (l *Lane) flush() error {
 	l.linger.Stop()
 	l.lingering = false
 	if err := l.Err(); err != nil && !errors.Is(err, ErrDrained) {
-		l.wire.forget() // so that nothing of it comes in the midst of the next session
+		l.forgetWire() // so that nothing of it comes in the midst of the next session
 		return nil
 	}
 	_, err := l.publishStaged(false)
@@ -334,6 +334,22 @@ func (l *Lane) flush() error {
 		return l.broken(err)
 	}
 	return nil
+}
+
+// forgetWire drops what is in the wire's buffer: it will have no reply.
+func (l *Lane) forgetWire() {
+	if l.wire.empty() {
+		return
+	}
+	l.wire.forget()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := l.unwritten; !l.batched() && i < l.ring.head; i++ {
+		if s := l.ring.at(i); s.state == sent {
+			l.ring.replied(s, settled)
+			l.dropped++
+		}
+	}
 }
 
 func (l *Lane) broken(err error) error {

@@ -424,3 +424,32 @@ func TestLateRowKeepsThePosition(t *testing.T) {
 		t.Errorf("rows up to %s may have been sent out of turn, want up to 5", l.Passed())
 	}
 }
+
+// TestNothingIsWrittenAfterAFailure: what was sent and not written when the lane stops is
+// forgotten at once. Nobody waits for its reply, and it does not come in the midst of the
+// next session's messages.
+func TestNothingIsWrittenAfterAFailure(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.lane()
+	r.must(r.send(l, 1))
+	r.settleAll(l, 1)
+	_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
+	r.must(err)
+	r.must(r.send(l, 2))
+	r.must(l.Flush())
+	r.must(r.send(l, 3)) // stays in the buffer
+	<-l.Failed()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	l.Drain(ctx)
+	if ctx.Err() != nil {
+		t.Error("the drain waited for a message that was never written")
+	}
+	if c := l.Counts(); c.Inflight != 0 || c.Forgotten != 2 {
+		t.Errorf("%+v, want 2 forgotten", c)
+	}
+	time.Sleep(3 * maxLinger)
+	if ids := r.ids(); len(ids) != 1 {
+		t.Errorf("stored %v, want only 1", ids)
+	}
+}

@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -71,7 +72,10 @@ func TestMinimalPermissionsSuffice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	info := must(s.Fence(t.Context(), true))(t)
+	info, doubt, err := s.Fence(t.Context(), true)
+	if err := errors.Join(doubt, err); err != nil {
+		t.Fatal(err)
+	}
 	must(s.Header(t.Context(), info.LastSeq))(t)
 	n := 0
 	must(s.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{

@@ -159,7 +159,11 @@ func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptio
 
 // rowIn is where the WAL has the row of a message that repeats a position.
 func rowIn(h nats.Header, at outbox.Position) outbox.Position {
-	p, err := outbox.ParsePosition(fmt.Sprintf("%s/%d/%s/0/0", at.SystemID, at.Timeline, h.Get(CommitHeader)))
+	commit := h.Get(CommitHeader)
+	if commit == "" {
+		return outbox.Position{}
+	}
+	p, err := outbox.ParsePosition(fmt.Sprintf("%s/%d/%s/0/0", at.SystemID, at.Timeline, commit))
 	if err != nil {
 		return outbox.Position{}
 	}

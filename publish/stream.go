@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -53,11 +52,10 @@ type StreamInfo struct {
 // Stream asks the JetStream API about one stream. It changes nothing except by
 // [Stream.Create], and it may be used by several goroutines.
 type Stream struct {
-	nc  *nats.Conn
-	js  jetstream.JetStream
-	cfg StreamConfig
-	// denied is the subject that the server let the relay not publish on last.
-	denied atomic.Pointer[string]
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	cfg    StreamConfig
+	asking asking // see Fence
 }
 
 // NewStream does no I/O.

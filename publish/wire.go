@@ -72,6 +72,8 @@ func (w *wire) flush() error {
 	return w.write(net.Buffers{w.buf})
 }
 
+func (w *wire) empty() bool { return len(w.buf) == 0 }
+
 // forget drops it.
 func (w *wire) forget() { w.buf = w.buf[:0] }
 

@@ -261,11 +261,14 @@ func (r *Relay) fence(ctx context.Context) (*publish.StreamInfo, error) {
 	}
 	id, _ := r.nc.GetClientID()
 	conn := fmt.Sprint(r.nc.ConnectedServerId(), "/", id)
-	info, err := r.stream.Fence(ctx, conn != r.known.conn)
-	if err == nil {
-		r.known.conn = conn
+	info, doubt, err := r.stream.Fence(ctx, conn != r.known.conn)
+	if err != nil {
+		return nil, err
 	}
-	return info, err
+	if r.known.conn = conn; doubt != nil && !r.limited("fence", time.Minute) {
+		r.log.Warn("it is not certain that everything sent before is stored: the session begins all the same", why(doubt)...)
+	}
+	return info, nil
 }
 
 // run works until work returns or the lane or the settler fails, and then settles

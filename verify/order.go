@@ -28,13 +28,14 @@ type history struct {
 	timeline uint32
 }
 
-// follow checks the order of an aggregate.
-func (v *comparison) follow(m publish.Message) {
+// follow checks the order of an aggregate. overtaken: rows that had to wait may have been
+// passed by later ones.
+func (v *comparison) follow(m publish.Message, overtaken bool) {
 	if m.Aggregate == "" || m.Position.SystemID == "" {
 		return
 	}
 	key, at := m.ID.Table+"/"+m.Aggregate, m.Row
-	polled := at.SystemID == "" || m.Polled && v.cfg.Skip
+	polled := at.SystemID == "" || m.Polled && overtaken
 	if polled { // compared among itself
 		key, at = "polled/"+key, m.Position
 	}

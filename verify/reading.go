@@ -89,5 +89,5 @@ func (v *comparison) message(t *table, m publish.Message, f fallback.Finding) {
 	if m.Aggregate == "" {
 		m.Aggregate = f.Aggregate
 	}
-	v.follow(m)
+	v.follow(m, v.cfg.Skip || !t.Layout.Records())
 }

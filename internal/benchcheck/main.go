@@ -35,10 +35,12 @@ import (
 const (
 	warm    = 20_000 // rows, not counted
 	counted = 60_000
-	// slack is how much more a row may cost than the figure says: batches and reads are
-	// of different sizes each time.
-	slackAllocs = 0.5
-	slackBytes  = 250
+	// slack is how much more a row may cost than the figure says: reads and batches are of
+	// different sizes each time. Whatever else the machine does only adds, so the least of
+	// some tries counts.
+	slackAllocs = 0.2
+	slackBytes  = 64
+	tries       = 3
 )
 
 // figures are what a row may cost, by case.
@@ -49,6 +51,10 @@ var figuresJSON []byte
 type cost struct {
 	Allocs float64 `json:"allocs"` // for each row
 	Bytes  float64 `json:"bytes"`
+}
+
+func (c cost) within(limit cost) bool {
+	return c.Allocs <= limit.Allocs+slackAllocs && c.Bytes <= 1.25*limit.Bytes+slackBytes
 }
 
 func main() { testenv.Command(run) }
@@ -74,12 +80,21 @@ func run(ctx context.Context) error {
 	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate} {
 		for _, batch := range []publish.Batching{publish.BatchSingle, publish.BatchFast, publish.BatchAtomic} {
 			name := fmt.Sprintf("%s, mark %s", batch, mark)
-			database := fmt.Sprintf("check_%s_%s", mark, batch)
-			if err := pg.Exec(ctx, "postgres", "CREATE DATABASE "+database); err != nil {
-				return err
-			}
-			if got[name], err = measure(ctx, pg.URL(database), n.URL(), database, mark, batch); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
+			for try := range tries {
+				database := fmt.Sprintf("check_%s_%s_%d", mark, batch, try)
+				if err := pg.Exec(ctx, "postgres", "CREATE DATABASE "+database); err != nil {
+					return err
+				}
+				c, err := measure(ctx, pg.URL(database), n.URL(), database, mark, batch)
+				if err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+				if try == 0 || c.Allocs < got[name].Allocs {
+					got[name] = c
+				}
+				if !*write && got[name].within(committed[name]) {
+					break
+				}
 			}
 		}
 	}
@@ -99,8 +114,11 @@ func compare(got, committed map[string]cost) error {
 	for _, name := range slices.Sorted(maps.Keys(got)) {
 		g, c := got[name], committed[name]
 		fmt.Printf("%-22s %12.2f %10.2f %12.0f %10.0f\n", name, g.Allocs, c.Allocs, g.Bytes, c.Bytes)
-		if g.Allocs > c.Allocs+slackAllocs || g.Bytes > c.Bytes+slackBytes {
+		if !g.within(c) {
 			failed = errors.Join(failed, fmt.Errorf("%s: a row costs more than it did", name))
+		}
+		if c.Allocs > g.Allocs+1 {
+			failed = errors.Join(failed, fmt.Errorf("%s: a row costs less than it did", name))
 		}
 	}
 	if failed != nil {

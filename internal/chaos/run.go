@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -98,6 +99,9 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 	w.log("all is mended")
 	l.finish()
 	if r.Pending, err = w.settled(ctx); err != nil {
+		for _, relay := range w.relays {
+			relay.dump()
+		}
 		return err
 	}
 	// Whoever would store something twice does it now.
@@ -121,6 +125,7 @@ func (w *world) keepLogs(o *options, r *result) {
 				fmt.Fprintln(os.Stderr, err)
 			}
 		}
+		text, _, _ = bytes.Cut(text, []byte("SIGQUIT: quit"))
 		if len(text) > 6000 {
 			text = text[len(text)-6000:]
 		}

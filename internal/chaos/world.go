@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -368,6 +369,18 @@ func (r *relay) keep() {
 			}
 		}
 		r.up.Unlock()
+	}
+}
+
+// dump has it write into its log what its goroutines are at.
+func (r *relay) dump() {
+	r.up.Lock()
+	life := r.life
+	r.up.Unlock()
+	_ = life.Signal(syscall.SIGQUIT)
+	select {
+	case <-life.Done():
+	case <-time.After(5 * time.Second):
 	}
 }
 
