@@ -133,6 +133,7 @@ func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time,
 
 // markedSince leaves out the rows that a first start was told not to send.
 func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, where string, since time.Time, next *MarkCursor, limit int) (rows []MarkedRow, err error) {
+	where += shardSQL(t, "t")
 	if t.Layout.Has(outbox.LastError) {
 		where += fmt.Sprintf(" AND (t.%s LIKE '%s%%') IS NOT TRUE", t.Column(outbox.LastError), Skipped)
 	}
@@ -234,7 +235,8 @@ func (db *DB) HasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err
 	if t.Mark != outbox.MarkUpdate {
 		return false, nil
 	}
-	err = db.row(ctx, []any{&has}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s WHERE %s IS NOT NULL)`, t.SQL(), t.Column(outbox.ProcessedAt)))
+	err = db.row(ctx, []any{&has}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s IS NOT NULL%s)`,
+		t.SQL(), t.Column(outbox.ProcessedAt), shardSQL(t, "t")))
 	if err != nil {
 		return false, fmt.Errorf("look for marked rows of %s: %w", t, err)
 	}
@@ -250,7 +252,7 @@ func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err e
 	if err != nil || !readable || !has {
 		return has, err
 	}
-	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+Archive+` WHERE outbox = $1)`, t.String())
+	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+Archive+` t WHERE t.outbox = $1`+shardSQL(t, "t")+`)`, t.String())
 	return has, err
 }
 

@@ -239,12 +239,22 @@ func (db *DB) args(rows []Row) args {
 	return a
 }
 
-// pendingSQL is the condition under which a row still waits to be delivered.
+// pendingSQL is the condition under which a row still waits to be delivered, by this
+// relay.
 func pendingSQL(t *outbox.Table, alias string) string {
+	pending := "true"
 	if t.Layout.Has(outbox.ProcessedAt) {
-		return alias + "." + t.Column(outbox.ProcessedAt) + " IS NULL"
+		pending = alias + "." + t.Column(outbox.ProcessedAt) + " IS NULL"
 	}
-	return "true"
+	return pending + shardSQL(t, alias)
+}
+
+// shardSQL narrows a condition to the rows that are this relay's.
+func shardSQL(t *outbox.Table, alias string) string {
+	if s := t.ShardSQL(alias); s != "" {
+		return " AND " + s
+	}
+	return ""
 }
 
 // unmarkedSQL is pendingSQL in words that no partial index answers to: a row is

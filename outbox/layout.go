@@ -140,6 +140,8 @@ type Table struct {
 	IDType string
 	// DueNullable: available_at may be NULL, which means at once.
 	DueNullable bool
+	// Shard is the part of the rows that is looked at; zero is all.
+	Shard Shard
 }
 
 // ParseTable splits "schema.table"; without a schema it is "public".

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -17,12 +18,8 @@ import (
 // that it never asks a table for a replica identity, and under the root's name
 // where the table is partitioned.
 func PublicationSQL(name string, tables []*outbox.Table) string {
-	names := make([]string, len(tables))
-	for i, t := range tables {
-		names[i] = t.SQL()
-	}
 	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s WITH (publish = 'insert', publish_via_partition_root = true)",
-		outbox.QuoteIdent(name), strings.Join(names, ", "))
+		outbox.QuoteIdent(name), strings.Join(members(tables), ", "))
 }
 
 // ErrNoPublication means that the publication does not exist.
@@ -68,12 +65,28 @@ func EnsurePublication(ctx context.Context, conn *pgx.Conn, name string, tables 
 }
 
 func addTablesSQL(name string, tables []*outbox.Table) string {
-	names := make([]string, len(tables))
-	for i, t := range tables {
-		names[i] = t.SQL()
-	}
-	return fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", outbox.QuoteIdent(name), strings.Join(names, ", "))
+	return fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", outbox.QuoteIdent(name), strings.Join(members(tables), ", "))
 }
+
+// members are the tables as a publication names them, with the filters of their shards.
+func members(tables []*outbox.Table) []string {
+	out := make([]string, len(tables))
+	for i, t := range tables {
+		out[i] = t.SQL()
+		if filter := t.ShardSQL(""); filter != "" {
+			out[i] += " WHERE (" + filter + ")"
+		}
+	}
+	return out
+}
+
+// sameFilter compares a condition of ours with the server's wording of one, which adds
+// casts and parentheses.
+func sameFilter(a, b string) bool { return plainFilter(a) == plainFilter(b) }
+
+var casts = regexp.MustCompile(`::[a-z]+|[()\s"]`)
+
+func plainFilter(s string) string { return casts.ReplaceAllString(strings.ToLower(s), "") }
 
 func missingTables(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) ([]*outbox.Table, error) {
 	var inserts, viaRoot bool
@@ -118,10 +131,16 @@ func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Tab
 	if err != nil {
 		return false, fmt.Errorf("read publication %q: %w", name, err)
 	}
-	recreate := fmt.Sprintf("BEGIN; ALTER PUBLICATION %[1]s DROP TABLE %[2]s; ALTER PUBLICATION %[1]s ADD TABLE %[2]s; COMMIT",
-		outbox.QuoteIdent(name), t.SQL())
-	if filter != nil {
+	recreate := fmt.Sprintf("BEGIN; ALTER PUBLICATION %[1]s DROP TABLE %[2]s; %[3]s; COMMIT",
+		outbox.QuoteIdent(name), t.SQL(), addTablesSQL(name, []*outbox.Table{t}))
+	switch want := t.ShardSQL(""); {
+	case want == "" && filter != nil:
 		return false, hint.Errorf(recreate, "publication %q filters the rows of %s: %s", name, t, *filter)
+	case want != "" && filter == nil:
+		return false, hint.Errorf("give each shard a publication of its own, or: "+recreate, "publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard)
+	case want != "" && !sameFilter(*filter, want):
+		return false, hint.Errorf("give each shard a publication of its own, or: "+recreate,
+			"publication %q publishes other rows of %s than those of shard %s: %s", name, t, t.Shard, *filter)
 	}
 	for f := outbox.ID; f < outbox.NumFields; f++ {
 		if len(columns) > 0 && t.Layout.Has(f) && !slices.Contains(columns, t.Layout.Columns[f]) {

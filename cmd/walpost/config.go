@@ -16,6 +16,7 @@ import (
 type Config struct {
 	Postgres  PostgresConfig
 	Source    string
+	Shard     string
 	Outboxes  []OutboxConfig
 	NATS      NATSConfig
 	Publish   PublishConfig
@@ -113,7 +114,7 @@ func defaultConfig() *Config {
 	return &Config{
 		Postgres: PostgresConfig{
 			URL:            "postgres://localhost:5432/postgres",
-			Slot:           "walpost",
+			Slot:           defaultSlot,
 			Publication:    "walpost",
 			MaxRetainedWAL: 10_000_000_000,
 		},
@@ -145,12 +146,18 @@ func defaultConfig() *Config {
 	}
 }
 
+const defaultSlot = "walpost"
+
 func defaultOutbox() OutboxConfig {
 	return OutboxConfig{Table: "public.outbox_messages", Layout: LayoutConfig{Name: "canonical"}, Mark: string(outbox.MarkUpdate)}
 }
 
 // Tables are the outboxes as the other packages take them. A configuration that was validated has no error here.
 func (c *Config) Tables() ([]*outbox.Table, error) {
+	shard, err := outbox.ParseShard(c.Shard)
+	if err != nil {
+		return nil, err
+	}
 	tables := make([]*outbox.Table, len(c.Outboxes))
 	for i, o := range c.Outboxes {
 		schema, name, err := outbox.ParseTable(o.Table)
@@ -161,7 +168,7 @@ func (c *Config) Tables() ([]*outbox.Table, error) {
 		if err != nil {
 			return nil, err
 		}
-		tables[i] = &outbox.Table{Schema: schema, Name: name, Layout: layout, Mark: outbox.Mark(o.Mark)}
+		tables[i] = &outbox.Table{Schema: schema, Name: name, Layout: layout, Mark: outbox.Mark(o.Mark), Shard: shard}
 	}
 	return tables, nil
 }

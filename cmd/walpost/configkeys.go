@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
 
@@ -31,6 +32,12 @@ func (c *Config) keys() []key {
 		stringValue{p: &c.Source, check: checkSource},
 		"The namespace of the message ids (Nats-Msg-Id) and the ce-source: at most 256 printable ASCII characters without spaces and " +
 			"quotes. Empty is <system id>/<database>. Never change it while rows are pending: they would be new events.",
+	})
+	table = append(table, key{
+		"shard", "WALPOST_SHARD",
+		stringValue{p: &c.Shard, check: func(s string) error { _, err := outbox.ParseShard(s); return err }},
+		fmt.Sprintf("The part of the aggregates that is this relay's, as in 1/4, the first of four (at most %d), by a hash of aggregate_id. "+
+			"Empty is all of them. Each shard needs a slot, a publication and a stream of its own, and PostgreSQL 15 or newer.", outbox.MaxShards),
 	})
 	for i := range c.Outboxes {
 		table = append(table, c.outboxKeys(i)...)

@@ -32,6 +32,10 @@ func (c *Config) validate(origin map[string]string) error {
 		report(k.name, k.Check())
 	}
 	c.checkOutboxes(report)
+	if shard, err := outbox.ParseShard(c.Shard); err == nil && !shard.All() && c.Postgres.Slot == defaultSlot {
+		report("shard", hint.Errorf(fmt.Sprintf("set postgres.slot, postgres.publication, nats.stream and nats.subject for shard %s alone, as in walpost_%[2]d, walpost_%[2]d, EVENTS_%[2]d and events.%[2]d.{event_type}", shard, shard.Index),
+			"relays with the same slot stand by for each other, and %q is the default", defaultSlot))
+	}
 	c.checkCredentials(report)
 	if r := c.Retention; r.DropAfter > 0 && r.DropAfter < r.ArchiveAfter {
 		report("retention.drop_after", fmt.Errorf("%s is less than retention.archive_after (%s)",
