@@ -21,9 +21,7 @@ const (
 	Database = "walpost_bench"
 	Stream   = "WALPOST_BENCH"
 	Slot     = "walpost_bench"
-	// Subject is the template of the relay's subjects.
-	Subject = "walpost_bench.{event_type}"
-	event   = "bench.happened"
+	event    = "bench.happened"
 )
 
 // Config says what is measured.
@@ -40,6 +38,8 @@ type Config struct {
 	// Marks and Batches are those that the relay drains with, each with each: none,
 	// delete, update; single, fast, atomic.
 	Marks, Batches []string
+	// Shards are numbers of relays that share the rows, from 1 on.
+	Shards []int
 	// Runs is how often each drain is repeated.
 	Runs int
 	// Rates are the commits a second at which latency is measured, each for so long.
@@ -47,24 +47,15 @@ type Config struct {
 	For   time.Duration
 	// Migrate makes the tables in a database.
 	Migrate func(ctx context.Context, url string) error
-	// Command is `walpost run` on Slot and Stream as a process of its own, Relay the
+	// Publication is the statement that makes a relay's publication.
+	Publication func(Setting) (string, error)
+	// Command is `walpost run` with a setting as a process of its own, Relay the
 	// same in this one, which calls onStored at each PubAck with the time since the
 	// commit.
 	Command func(Setting) (*exec.Cmd, error)
 	Relay   func(ctx context.Context, s Setting, onStored func(time.Duration)) error
 	// Say is told what is being measured.
 	Say func(format string, args ...any)
-}
-
-// Setting is what a relay is started with.
-type Setting struct{ URL, Mark, Batch string }
-
-func (s Setting) String() string {
-	name := "walpost, mark " + s.Mark
-	if s.Batch != "single" {
-		name += ", " + s.Batch + " batches"
-	}
-	return name
 }
 
 // Run measures. What it has made in the servers it removes, also where it fails.
@@ -131,9 +122,7 @@ func (b *bench) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var errs []error
-	if err := b.js.DeleteStream(ctx, Stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-		errs = append(errs, err)
-	}
+	errs = append(errs, b.deleteStreams(ctx))
 	conn, err := pgx.Connect(ctx, b.PostgresURL)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
@@ -172,33 +161,6 @@ func (b *bench) exec(ctx context.Context, statements ...string) error {
 	return nil
 }
 
-// prepare makes the stream anew and the table empty, has a relay deliver one row, and
-// then fills the table behind it: so every drain begins like that of a relay that
-// was away for a while.
-func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
-	if err := b.js.DeleteStream(ctx, Stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-		return err
-	}
-	if _, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
-		Name: Stream, Subjects: []string{"walpost_bench.>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true,
-		AllowBatchPublish: set.Batch == "fast", AllowAtomicPublish: set.Batch == "atomic",
-	}); err != nil {
-		return hint.Errorf("leave out the batches that the server does not know: fast ones need nats-server 2.14, atomic ones 2.12.1 (--batches single)",
-			"create a stream for %s: %w", set, err)
-	}
-	err := b.exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()`,
-		`TRUNCATE outbox_messages, outbox_messages_dlq`, `DROP PUBLICATION IF EXISTS `+Slot,
-		`CREATE PUBLICATION `+Slot+` FOR TABLE outbox_messages WITH (publish = 'insert')`,
-		`SELECT pg_create_logical_replication_slot('`+Slot+`', 'pgoutput')`, unsynced, fillSQL(1, 1, b.Payload))
-	if err != nil {
-		return err
-	}
-	if _, err := b.drain(ctx, set, 1); err != nil {
-		return err
-	}
-	return b.exec(ctx, unsynced, fillSQL(rows, b.PerTx, b.Payload), `CHECKPOINT`)
-}
-
 // unsynced does without a flush for each transaction of the session.
 const unsynced = `SET synchronous_commit = off`
 
@@ -219,16 +181,18 @@ func fillSQL(rows, perTx, payload int) string {
 func (b *bench) drains(ctx context.Context) error {
 	b.Say("filling %d rows, %d in each transaction, with %d bytes", b.Rows, b.PerTx, b.Payload)
 	var all []Setting
-	for _, batch := range b.Batches {
-		for _, mark := range b.Marks {
-			all = append(all, Setting{b.url, mark, batch})
+	for _, of := range b.Shards {
+		for _, batch := range b.Batches {
+			for _, mark := range b.Marks {
+				all = append(all, Setting{URL: b.url, Mark: mark, Batch: batch, Of: of})
+			}
 		}
 	}
 	for i, set := range all {
 		if err := b.prepare(ctx, set, b.Rows); err != nil {
 			return err
 		}
-		if i == 0 {
+		if i == 0 && set.Of == 1 {
 			if err := b.source(ctx); err != nil {
 				return err
 			}
@@ -240,73 +204,12 @@ func (b *bench) drains(ctx context.Context) error {
 		}
 		b.report.add(set.String(), m)
 		if i == len(all)-1 {
-			if err := b.sink(ctx); err != nil {
+			if err := b.sink(ctx, set.parts()[0].Stream()); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// drain has a relay deliver what is pending, as a process of its own.
-func (b *bench) drain(ctx context.Context, set Setting, rows int) (Measurement, error) {
-	s, err := b.js.Stream(ctx, Stream)
-	if err != nil {
-		return Measurement{}, err
-	}
-	before := s.CachedInfo().State.LastSeq
-	u := b.usage()
-	cmd, err := b.Command(set)
-	if err != nil {
-		return Measurement{}, err
-	}
-	p, err := start(cmd)
-	if err != nil {
-		return Measurement{}, err
-	}
-	defer p.kill()
-	for last, since := uint64(0), time.Now(); ; {
-		info, err := s.Info(ctx)
-		if err != nil {
-			return Measurement{}, err
-		}
-		n := info.State.LastSeq
-		if n >= before+uint64(rows) {
-			break
-		}
-		if n > last {
-			last, since = n, time.Now()
-		}
-		if err := p.ended(); err != nil || time.Since(since) > time.Minute {
-			return Measurement{}, fmt.Errorf("the relay has stored %d of %d rows and goes on no further: %w\n%s", n-before, rows, err, p.said())
-		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return Measurement{}, err
-		}
-	}
-	if err := b.settled(ctx, set.Mark); err != nil {
-		return Measurement{}, err
-	}
-	if err := p.stop(); err != nil {
-		return Measurement{}, fmt.Errorf("stop the relay: %w\n%s", err, p.said())
-	}
-	m := Measurement{Rows: rows, Relay: p.cpu(), RSS: p.peak}
-	m.Postgres, m.Broker = b.since(u)
-	m.Took, err = b.stored(ctx, s, before+1, before+uint64(rows))
-	return m, err
-}
-
-// stored is the time between two messages, as the stream's timestamps say.
-func (b *bench) stored(ctx context.Context, s jetstream.Stream, from, to uint64) (time.Duration, error) {
-	first, err := s.GetMsg(ctx, from)
-	if err != nil {
-		return 0, err
-	}
-	last, err := s.GetMsg(ctx, to)
-	if err != nil {
-		return 0, err
-	}
-	return last.Time.Sub(first.Time), nil
 }
 
 // settled waits for the marks.

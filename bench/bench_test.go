@@ -27,7 +27,7 @@ func TestBench(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program, "bench", "--postgres-url", pg.URL("postgres"), "--nats-url", n.URL(),
-		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--latency", "50", "--for", "1s", "--json")
+		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--shards", "1,2", "--latency", "50", "--for", "1s", "--json")
 	cmd.Dir = t.TempDir()
 	out, err := cmd.Output()
 	if err != nil {
@@ -37,8 +37,8 @@ func TestBench(t *testing.T) {
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Drains) != 8 || len(r.Notes) > 0 {
-		t.Fatalf("%d drains, %q: want both limits and three marks, with batches and without", len(r.Drains), r.Notes)
+	if len(r.Drains) != 14 || len(r.Notes) > 0 {
+		t.Fatalf("%d drains, %q: want both limits and three marks, with batches and without, of one relay and two", len(r.Drains), r.Notes)
 	}
 	for _, d := range r.Drains {
 		if rate := d.Rate(); len(d.Runs) != 2 || rate <= 0 || math.IsInf(rate, 0) {

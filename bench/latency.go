@@ -19,7 +19,7 @@ const writers = 8
 // consumer, while so many transactions of one row are committed in a second.
 func (b *bench) latency(ctx context.Context, rate int) error {
 	b.Say("latency at %d commits a second", rate)
-	set := Setting{b.url, "delete", b.Batches[len(b.Batches)-1]}
+	set := Setting{URL: b.url, Mark: "delete", Batch: b.Batches[len(b.Batches)-1], Of: 1}
 	if err := b.prepare(ctx, set, 1); err != nil {
 		return err
 	}

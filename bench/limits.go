@@ -74,9 +74,9 @@ func (b *bench) recvlogical() string {
 // sink measures how fast JetStream takes the same messages from a client that does
 // nothing else: the newest that the relay has stored, again and again, each with an
 // id of its own.
-func (b *bench) sink(ctx context.Context) error {
+func (b *bench) sink(ctx context.Context, stream string) error {
 	b.Say("%s", nameSink)
-	s, err := b.js.Stream(ctx, Stream)
+	s, err := b.js.Stream(ctx, stream)
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (b *bench) sink(ctx context.Context) error {
 	}
 	m := Measurement{Rows: b.Rows}
 	_, m.Broker = b.since(u)
-	if m.Took, err = b.stored(ctx, s, from+1, from+uint64(b.Rows)); err != nil {
+	if m.Took, err = took(ctx, []at{{s, from}}); err != nil {
 		return err
 	}
 	b.report.add(nameSink, m)

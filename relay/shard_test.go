@@ -21,16 +21,16 @@ import (
 // the WAL or the table brings them, whatever fails or is late, and touches no other's.
 func TestShards(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []relay.Mode{relay.ModeAuto, relay.ModePoll} {
-		t.Run(string(mode), func(t *testing.T) {
-			t.Parallel()
-			pg := testenv.SharedPostgres(t)
-			if pg.Version() < 15 {
-				t.Skip("publications have no row filters before PostgreSQL 15")
-			}
-			testShards(newRig(t, pg), mode)
-		})
-	}
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		t.Parallel()
+		if pg.Version() >= 15 { // publications filter no rows before
+			testShards(newRig(t, pg), relay.ModeAuto)
+		}
+	})
+	t.Run("poll mode", func(t *testing.T) {
+		t.Parallel()
+		testShards(newRig(t, testenv.SharedPostgres(t)), relay.ModePoll)
+	})
 }
 
 func testShards(r *rig, mode relay.Mode) {

@@ -46,6 +46,9 @@ func EnsurePublication(ctx context.Context, conn *pgx.Conn, name string, tables 
 	var sql string
 	switch {
 	case errors.Is(err, ErrNoPublication):
+		if err := mayFilter(conn, tables); err != nil {
+			return "", err
+		}
 		sql = PublicationSQL(name, tables)
 	case err != nil:
 		return "", err
@@ -62,6 +65,16 @@ func EnsurePublication(ctx context.Context, conn *pgx.Conn, name string, tables 
 			"it needs the tables' owner with CREATE on the database: run `walpost migrate up` as such a role, or: "+sql)
 	}
 	return sql, nil
+}
+
+// mayFilter reports an error where a shard is asked of a server that cannot filter rows.
+func mayFilter(conn *pgx.Conn, tables []*outbox.Table) error {
+	for _, t := range tables {
+		if !t.Shard.All() && serverVersion(conn.PgConn()) < 15 {
+			return hint.Errorf("leave shard out, or upgrade to 15 or newer", "shard %s: publications filter no rows before PostgreSQL 15", t.Shard)
+		}
+	}
+	return nil
 }
 
 func addTablesSQL(name string, tables []*outbox.Table) string {
@@ -100,6 +113,9 @@ func missingTables(ctx context.Context, conn *pgx.Conn, name string, tables []*o
 	if !inserts {
 		return nil, hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name)),
 			"publication %q does not publish inserts", name)
+	}
+	if err := mayFilter(conn, tables); err != nil {
+		return nil, err
 	}
 	var missing []*outbox.Table
 	for _, t := range tables {

@@ -17,6 +17,7 @@ import (
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
 )
 
 const benchHelp = `Measures, on the two servers of the configuration and in one run, how fast
@@ -63,6 +64,7 @@ func newBenchCommand() *cobra.Command {
 	f.IntVar(&b.Payload, "payload", 300, "bytes of each payload, 32 at least")
 	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update"}, "what the relay does with delivered rows, one drain for each")
 	f.StringSliceVar(&b.Batches, "batches", []string{"single", "fast"}, "how messages are handed over, one drain for each: single, fast, atomic; latency with the last")
+	f.IntSliceVar(&b.Shards, "shards", []int{1}, "numbers of relays that share the rows, one drain for each")
 	f.IntVar(&b.Replicas, "replicas", 1, "replicas of the stream")
 	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
 	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000}, "commits a second at which latency is measured; 0 measures none")
@@ -89,8 +91,13 @@ func checkBench(b *bench.Config) error {
 			return fmt.Errorf("--batches: %q is none of single, fast and atomic", x)
 		}
 	}
-	if len(b.Marks) == 0 || len(b.Batches) == 0 {
-		return fmt.Errorf("--marks and --batches name one at least")
+	if len(b.Marks) == 0 || len(b.Batches) == 0 || len(b.Shards) == 0 {
+		return fmt.Errorf("--marks, --batches and --shards name one at least")
+	}
+	for _, n := range b.Shards {
+		if n < 1 || n > outbox.MaxShards {
+			return fmt.Errorf("--shards: %d is not 1 to %d", n, outbox.MaxShards)
+		}
 	}
 	var rates []int
 	for _, r := range b.Rates {
@@ -117,6 +124,13 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 	}
 	b.Migrate = func(ctx context.Context, url string) error {
 		return migrateUp(ctx, io.Discard, benchConfig(cfg, bench.Setting{URL: url, Mark: string(outbox.MarkUpdate), Batch: string(publish.BatchSingle)}), migrateOptions{to: migrations.Latest})
+	}
+	b.Publication = func(set bench.Setting) (string, error) {
+		tables, err := benchConfig(cfg, set).Tables()
+		if err != nil {
+			return "", err
+		}
+		return stream.PublicationSQL(set.Slot(), tables), nil
 	}
 	b.Command = func(set bench.Setting) (*exec.Cmd, error) {
 		program, err := os.Executable()
@@ -146,11 +160,11 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 func benchConfig(cfg *Config, set bench.Setting) *Config {
 	c := *cfg
 	c.Publish.Batch = set.Batch
-	c.Postgres.URL, c.Postgres.Slot, c.Postgres.Publication, c.Postgres.MaxRetainedWAL = set.URL, bench.Slot, bench.Slot, 0
-	c.Source = ""
+	c.Postgres.URL, c.Postgres.Slot, c.Postgres.Publication, c.Postgres.MaxRetainedWAL = set.URL, set.Slot(), set.Slot(), 0
+	c.Source, c.Shard = "", set.Shard()
 	c.Outboxes = []OutboxConfig{defaultOutbox()}
 	c.Outboxes[0].Mark = set.Mark
-	c.NATS.Stream, c.NATS.Subject, c.NATS.CreateStream = bench.Stream, bench.Subject, false
+	c.NATS.Stream, c.NATS.Subject, c.NATS.CreateStream = set.Stream(), set.Subject(), false
 	c.Mode = "auto"
 	c.Retention.Interval = 0
 	c.HTTP.Listen = ""

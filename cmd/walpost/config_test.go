@@ -85,6 +85,7 @@ func TestContract(t *testing.T) {
 		"postgres.max_retained_wal": {"WALPOST_MAX_RETAINED_WAL", "10GB"},
 		"postgres.initial":          {"WALPOST_INITIAL", ""},
 		"source":                    {"WALPOST_SOURCE", ""},
+		"shard":                     {"WALPOST_SHARD", ""},
 		"outboxes[0].table":         {"WALPOST_TABLE", "public.outbox_messages"},
 		"outboxes[0].layout":        {"WALPOST_LAYOUT", "canonical"},
 		"outboxes[0].mark":          {"WALPOST_MARK", "update"},
@@ -273,5 +274,13 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 	}
 	if err := defaultConfig().Validate(); err != nil {
 		t.Errorf("the defaults are invalid: %v", err)
+	}
+	cfg = defaultConfig()
+	cfg.Shard = "1/4"
+	if err := cfg.Validate(); err == nil || !strings.Contains(hint.Of(err), "walpost_1") {
+		t.Errorf("a shard with the default slot: %v", err)
+	}
+	if cfg.Postgres.Slot = "walpost_1"; cfg.Validate() != nil {
+		t.Errorf("a shard with its own slot: %v", cfg.Validate())
 	}
 }

@@ -1,0 +1,233 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// Setting is what a relay is started with.
+type Setting struct {
+	URL, Mark, Batch string
+	// Index and Of say which part of the aggregates is the relay's, from 1 on; Of is 1
+	// where it has all of them.
+	Index, Of int
+}
+
+func (s Setting) String() string {
+	name := "walpost, mark " + s.Mark
+	if s.Batch != "single" {
+		name += ", " + s.Batch + " batches"
+	}
+	if s.Of > 1 {
+		name = fmt.Sprintf("%d relays: %s", s.Of, name)
+	}
+	return name
+}
+
+// suffix tells what is the relay's own from what is another's.
+func (s Setting) suffix() string {
+	if s.Of <= 1 {
+		return ""
+	}
+	return fmt.Sprintf("_%d", s.Index)
+}
+
+// Slot is the name of the relay's slot, and of its publication.
+func (s Setting) Slot() string { return Slot + s.suffix() }
+
+// Stream is the name of the relay's stream.
+func (s Setting) Stream() string { return Stream + s.suffix() }
+
+// Subject is the template of its subjects.
+func (s Setting) Subject() string { return "walpost_bench" + s.suffix() + ".{event_type}" }
+
+// Shard is the value of the configuration's key.
+func (s Setting) Shard() string {
+	if s.Of <= 1 {
+		return ""
+	}
+	return fmt.Sprintf("%d/%d", s.Index, s.Of)
+}
+
+// parts are the settings of all relays that share the rows.
+func (s Setting) parts() []Setting {
+	all := make([]Setting, max(1, s.Of))
+	for i := range all {
+		all[i] = s
+		all[i].Index = i + 1
+	}
+	return all
+}
+
+// prepare makes streams and slots anew and the table empty, has the relays deliver some
+// rows, so that each finds its place as after an outage, and commits the backlog.
+func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
+	if err := b.deleteStreams(ctx); err != nil {
+		return err
+	}
+	statements := []string{
+		`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()`,
+		`TRUNCATE outbox_messages, outbox_messages_dlq`,
+		`DO $$ DECLARE p name; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$`,
+	}
+	for _, part := range set.parts() {
+		if _, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
+			Name: part.Stream(), Subjects: []string{"walpost_bench" + part.suffix() + ".>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true,
+			AllowBatchPublish: set.Batch == "fast", AllowAtomicPublish: set.Batch == "atomic",
+		}); err != nil {
+			return hint.Errorf("leave out the batches that the server does not know: fast ones need nats-server 2.14, atomic ones 2.12.1 (--batches single)",
+				"create a stream for %s: %w", set, err)
+		}
+		publication, err := b.Publication(part)
+		if err != nil {
+			return err
+		}
+		statements = append(statements, publication, fmt.Sprintf(`SELECT pg_create_logical_replication_slot('%s', 'pgoutput')`, part.Slot()))
+	}
+	// Every relay has some of them.
+	some := 1
+	if set.Of > 1 {
+		some = 64 * set.Of
+	}
+	if err := b.exec(ctx, append(statements, unsynced, fillSQL(some, some, b.Payload))...); err != nil {
+		return err
+	}
+	if _, err := b.drain(ctx, set, some); err != nil {
+		return err
+	}
+	return b.exec(ctx, unsynced, fillSQL(rows, b.PerTx, b.Payload), `CHECKPOINT`)
+}
+
+// deleteStreams deletes every stream that a benchmark makes.
+func (b *bench) deleteStreams(ctx context.Context) error {
+	names := b.js.StreamNames(ctx)
+	var all []string
+	for name := range names.Name() {
+		if name == Stream || strings.HasPrefix(name, Stream+"_") {
+			all = append(all, name)
+		}
+	}
+	if err := names.Err(); err != nil {
+		return err
+	}
+	for _, name := range all {
+		if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// at is where a stream ends.
+type at struct {
+	jetstream.Stream
+	last uint64
+}
+
+func (b *bench) ends(ctx context.Context, set Setting) (all []at, err error) {
+	for _, part := range set.parts() {
+		s, err := b.js.Stream(ctx, part.Stream())
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, at{s, s.CachedInfo().State.LastSeq})
+	}
+	return all, nil
+}
+
+// drain has relays deliver what is pending, each as a process of its own.
+func (b *bench) drain(ctx context.Context, set Setting, rows int) (m Measurement, err error) {
+	before, err := b.ends(ctx, set)
+	if err != nil {
+		return m, err
+	}
+	u := b.usage()
+	var relays []*process
+	for _, part := range set.parts() {
+		cmd, err := b.Command(part)
+		if err != nil {
+			return m, err
+		}
+		p, err := start(cmd)
+		if err != nil {
+			return m, err
+		}
+		defer p.kill()
+		relays = append(relays, p)
+	}
+	for last, since := uint64(0), time.Now(); ; {
+		n := uint64(0)
+		for _, s := range before {
+			info, err := s.Info(ctx)
+			if err != nil {
+				return m, err
+			}
+			n += info.State.LastSeq - s.last
+		}
+		if n >= uint64(rows) {
+			break
+		}
+		if n > last {
+			last, since = n, time.Now()
+		}
+		for _, p := range relays {
+			if err := p.ended(); err != nil || time.Since(since) > time.Minute {
+				return m, fmt.Errorf("the relay has stored %d of %d rows and goes on no further: %w\n%s", n, rows, err, p.said())
+			}
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return m, err
+		}
+	}
+	if err := b.settled(ctx, set.Mark); err != nil {
+		return m, err
+	}
+	m.Rows = rows
+	for _, p := range relays {
+		if err := p.stop(); err != nil {
+			return m, fmt.Errorf("stop the relay: %w\n%s", err, p.said())
+		}
+		m.Relay += p.cpu()
+		m.RSS = max(m.RSS, p.peak)
+	}
+	m.Postgres, m.Broker = b.since(u)
+	m.Took, err = took(ctx, before)
+	return m, err
+}
+
+// took is the time between the first and the last message behind some places, as the
+// streams' timestamps say.
+func took(ctx context.Context, streams []at) (time.Duration, error) {
+	var first, last time.Time
+	for _, s := range streams {
+		info, err := s.Info(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if info.State.LastSeq == s.last {
+			continue
+		}
+		from, err := s.GetMsg(ctx, s.last+1)
+		if err != nil {
+			return 0, err
+		}
+		to, err := s.GetMsg(ctx, info.State.LastSeq)
+		if err != nil {
+			return 0, err
+		}
+		if first.IsZero() || from.Time.Before(first) {
+			first = from.Time
+		}
+		if to.Time.After(last) {
+			last = to.Time
+		}
+	}
+	return last.Sub(first), nil
+}
