@@ -38,7 +38,7 @@ const (
 	// slack is how much more a row may cost than the figure says: reads and batches are of
 	// different sizes each time. Whatever else the machine does only adds, so the least of
 	// some tries counts.
-	slackAllocs = 0.2
+	slackAllocs = 0.45
 	slackBytes  = 64
 	tries       = 3
 )
