@@ -9,8 +9,9 @@ import (
 // driver would encode each element by itself, which costs more than the statement's other
 // work on this side.
 type array struct {
-	text strings.Builder
-	some bool // an element that is not NULL
+	text  strings.Builder
+	some  bool // an element that is not NULL
+	nulls int  // those before the first such
 }
 
 func newArray(n int) *array {
@@ -27,21 +28,35 @@ func (a *array) next() {
 	a.text.WriteByte(c)
 }
 
+// null writes nothing as long as there is nothing else: most of the arrays are NULL.
 func (a *array) null() {
+	if !a.some {
+		a.nulls++
+		return
+	}
 	a.next()
 	a.text.WriteString("NULL")
 }
 
-func (a *array) int(v int64) {
+// element begins one that is not NULL.
+func (a *array) element() {
+	if !a.some {
+		a.some = true
+		for range a.nulls {
+			a.null()
+		}
+	}
 	a.next()
-	a.some = true
+}
+
+func (a *array) int(v int64) {
+	a.element()
 	var digits [20]byte
 	a.text.Write(strconv.AppendInt(digits[:0], v, 10))
 }
 
 func (a *array) string(s string) {
-	a.next()
-	a.some = true
+	a.element()
 	if isPlain(s) {
 		a.text.WriteString(s)
 		return

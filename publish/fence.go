@@ -65,7 +65,9 @@ func (s *Stream) Fence(ctx context.Context, fresh bool) (info *StreamInfo, doubt
 				"the stream is not quiet: it has gone on to sequence %d", info.LastSeq), nil
 		}
 		before = info.LastSeq
-		if !sleep(ctx, fenceQuiet) {
+		select {
+		case <-time.After(fenceQuiet):
+		case <-ctx.Done():
 			return nil, nil, ctx.Err()
 		}
 	}
@@ -178,16 +180,5 @@ func meet(a, b string) string {
 			return strings.Join(tokens, ".")
 		}
 		a, b = aRest, bRest
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -429,15 +429,21 @@ func TestLateRowKeepsThePosition(t *testing.T) {
 // forgotten at once. Nobody waits for its reply, and it does not come in the midst of the
 // next session's messages.
 func TestNothingIsWrittenAfterAFailure(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newLaneRig(t, n, nil)
 	l := r.lane()
 	r.must(r.send(l, 1))
 	r.settleAll(l, 1)
 	_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
 	r.must(err)
+	r.must(n.Pause())
 	r.must(r.send(l, 2))
 	r.must(l.Flush())
-	r.must(r.send(l, 3)) // stays in the buffer
+	l.sending.Lock()
+	l.lingering = true // no timer has it written
+	l.sending.Unlock()
+	r.must(r.send(l, 3))
+	r.must(n.Resume())
 	<-l.Failed()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -448,8 +454,29 @@ func TestNothingIsWrittenAfterAFailure(t *testing.T) {
 	if c := l.Counts(); c.Inflight != 0 || c.Forgotten != 2 {
 		t.Errorf("%+v, want 2 forgotten", c)
 	}
-	time.Sleep(3 * maxLinger)
 	if ids := r.ids(); len(ids) != 1 {
 		t.Errorf("stored %v, want only 1", ids)
 	}
+}
+
+// TestTheFirstMessageGoesAlone: if it is refused, none is under way behind it.
+func TestTheFirstMessageGoesAlone(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newLaneRig(t, n, nil)
+	l := r.lane()
+	r.must(n.Pause())
+	r.must(r.send(l, 1))
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := l.Send(short, r.event(2, `{}`), 2); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second message before the first one's PubAck: %v", err)
+	}
+	r.must(n.Resume())
+	r.settleAll(l, 1)
+	r.must(n.Pause())
+	for id := range 5 {
+		r.must(r.send(l, 2+id))
+	}
+	r.must(n.Resume())
+	r.settleAll(l, 5)
 }

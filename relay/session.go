@@ -259,16 +259,26 @@ func (r *Relay) fence(ctx context.Context) (*publish.StreamInfo, error) {
 	if r.cfg.Stream.Shared {
 		return r.stream.Info(ctx)
 	}
+	for conn := r.connection(); ; {
+		info, doubt, err := r.stream.Fence(ctx, conn != r.known.conn)
+		if err != nil {
+			return nil, err
+		}
+		before := conn
+		if conn = r.connection(); conn != before {
+			continue // it was lost meanwhile, and the answer may be that of the next one
+		}
+		if r.known.conn = conn; doubt != nil && !r.limited("fence", time.Minute) {
+			r.log.Warn("it is not certain that everything sent before is stored: the session begins all the same", why(doubt)...)
+		}
+		return info, nil
+	}
+}
+
+// connection tells the present connection to NATS from earlier ones.
+func (r *Relay) connection() string {
 	id, _ := r.nc.GetClientID()
-	conn := fmt.Sprint(r.nc.ConnectedServerId(), "/", id)
-	info, doubt, err := r.stream.Fence(ctx, conn != r.known.conn)
-	if err != nil {
-		return nil, err
-	}
-	if r.known.conn = conn; doubt != nil && !r.limited("fence", time.Minute) {
-		r.log.Warn("it is not certain that everything sent before is stored: the session begins all the same", why(doubt)...)
-	}
-	return info, nil
+	return fmt.Sprint(r.nc.ConnectedServerId(), "/", id)
 }
 
 // run works until work returns or the lane or the settler fails, and then settles
