@@ -112,6 +112,8 @@ func explainConnect(err error) error {
 
 // prepare sets what a pooler would refuse or lose as a start-up parameter.
 func (db *DB) prepare(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
 	// Look-ups are by key, in batches: a plan that scans a queue table because
 	// its statistics say it is empty would be a disaster an hour later.
 	sql := fmt.Sprintf(`SET idle_session_timeout = %d; SET idle_in_transaction_session_timeout = %[1]d; SET lock_timeout = %d;

@@ -190,20 +190,18 @@ func (s *Stream) SeqSince(ctx context.Context, at time.Time) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	consumer, err := s.js.OrderedConsumer(ctx, s.cfg.Name, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true, InactiveThreshold: 30 * time.Second,
-	})
+	since := at.Format(time.RFC3339)
+	consumer, done, err := s.consumer(ctx, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at})
 	if err != nil {
-		return 0, fmt.Errorf("find the stream's messages since %s: %w", at.Format(time.RFC3339), err)
+		return 0, fmt.Errorf("find the stream's messages since %s: %w", since, err)
 	}
-	created := consumer.CachedInfo()
-	defer func() { _ = s.js.DeleteConsumer(context.WithoutCancel(ctx), s.cfg.Name, created.Name) }()
-	if created.NumPending == 0 {
+	defer done()
+	if consumer.CachedInfo().NumPending == 0 {
 		return info.LastSeq + 1, nil
 	}
 	msg, err := consumer.Next(jetstream.FetchContext(ctx))
 	if err != nil {
-		return 0, fmt.Errorf("find the stream's messages since %s: %w", at.Format(time.RFC3339), err)
+		return 0, fmt.Errorf("find the stream's messages since %s: %w", since, err)
 	}
 	meta, err := msg.Metadata()
 	if err != nil {

@@ -1,11 +1,15 @@
 package publish
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -57,6 +61,27 @@ func TestReadBackOutlivesItsConsumer(t *testing.T) {
 	r.must(err)
 	if found.Own != most {
 		t.Errorf("read %d messages of %d", found.Own, most)
+	}
+}
+
+// TestReadBackOfASilentConsumer: what delivers nothing is not waited for without end.
+// The server drops the requests here; others lose them.
+func TestReadBackOfASilentConsumer(t *testing.T) {
+	_, cfg := restricted(t, `{ publish { allow: ">", deny: "$JS.API.CONSUMER.MSG.NEXT.>" } }`)
+	createAs(t, "admin", cfg)
+	nc := connect(t, cfg)
+	for range 3 {
+		if _, err := nc.Request("events.a", nil, 5*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := must(NewStream(nc, StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := s.ReadBack(ctx, 1, 3, ReadBackOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
+	wantError(t, err, "the consumer does not deliver its next 3 messages")
+	if !strings.Contains(hint.Of(err), "CONSUMER.MSG.NEXT") {
+		t.Errorf("hint %q", hint.Of(err))
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/hint"
 )
 
 // ErrMessageGone means that the stream has no message at a sequence.
@@ -70,9 +72,11 @@ func (s *Stream) getMessage(ctx context.Context, request []byte) (gotMessage, er
 // So the leader is asked whether what was read last is the last there is.
 func (s *Stream) headers(ctx context.Context, from, to uint64, filter string, each func(seq uint64, at time.Time, h nats.Header)) error {
 	last, err := s.consume(ctx, from, to, filter, each)
-	for try := 0; errors.Is(err, jetstream.ErrConsumerNotFound) && try < 3; try++ {
-		// It vanished with its server. What was read stands.
-		from = max(last+1, from)
+	for try := 1; vanished(err) && try <= 3; try++ {
+		if !s.awaitConnected(ctx, time.Duration(try)*250*time.Millisecond) {
+			break
+		}
+		from = max(last+1, from) // what was read stands
 		last, err = s.consume(ctx, from, to, filter, each)
 	}
 	if err == nil && last < to {
@@ -84,55 +88,128 @@ func (s *Stream) headers(ctx context.Context, from, to uint64, filter string, ea
 	return nil
 }
 
-// consume returns the sequence up to which the consumer has delivered.
+// errSilent: a consumer that has messages delivers none, or leaves some out.
+var errSilent = errors.New("the consumer does not deliver")
+
+func silent(format string, args ...any) error {
+	return hint.Errorf("let the relay publish on $JS.API.CONSUMER.MSG.NEXT.> and look at the JetStream server that has the stream",
+		"%w "+format, append([]any{errSilent}, args...)...)
+}
+
+// vanished reports whether another consumer may do better: the one, the request to it, or
+// the server it was asked at is gone.
+func vanished(err error) bool {
+	for _, gone := range []error{
+		errSilent, jetstream.ErrConsumerNotFound, jetstream.ErrConsumerDeleted, nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrDisconnected,
+	} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	return false
+}
+
+// awaitConnected waits for a while, and then, for as long as a request may take, for a
+// connection.
+func (s *Stream) awaitConnected(ctx context.Context, while time.Duration) bool {
+	for begun := time.Now(); ; {
+		select {
+		case <-time.After(while):
+		case <-ctx.Done():
+			return false
+		}
+		if s.nc.IsConnected() || time.Since(begun) > apiTimeout {
+			return s.nc.IsConnected()
+		}
+	}
+}
+
+const (
+	// fetchMost is how many messages are asked for at once.
+	fetchMost = 1000
+	// fetchHeartbeat is how often a consumer that has nothing to deliver says so; after
+	// twice as long it is given up. A server that restarts, and that the relay is not
+	// connected to itself, may bring the consumer back and forget the request.
+	fetchHeartbeat = time.Second
+)
+
+// consume returns the sequence up to which the consumer has delivered. Whatever it waits
+// for has a time limit: the client's ordered consumer would ask for another consumer
+// without end, and without a word, where there is none to be had.
 func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, each func(uint64, time.Time, nats.Header)) (last uint64, err error) {
-	cfg := jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,
-		HeadersOnly: true, InactiveThreshold: 30 * time.Second,
-	}
-	if filter != "" {
-		cfg.FilterSubjects = []string{filter}
-	}
-	consumer, err := s.js.OrderedConsumer(ctx, s.cfg.Name, cfg)
-	if err != nil {
-		return 0, fmt.Errorf("create consumer: %w", err)
-	}
-	info := consumer.CachedInfo()
-	defer func() { _ = s.js.DeleteConsumer(context.WithoutCancel(ctx), s.cfg.Name, info.Name) }()
-	if info.NumPending == 0 {
-		return 0, nil
-	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(512))
+	consumer, done, err := s.consumer(ctx, jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, FilterSubject: filter,
+	})
 	if err != nil {
 		return 0, err
 	}
-	defer messages.Stop()
-	for {
-		msg, err := next(ctx, messages)
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			// What was pending may have expired since, or have been purged.
-			info, err := consumer.Info(ctx)
-			if err != nil || info.NumPending == 0 {
-				return last, err
+	defer done()
+	pending, delivered := consumer.CachedInfo().NumPending, uint64(0)
+	for pending > 0 && last < to {
+		before := delivered
+		err := fetch(ctx, consumer, min(fetchMost, pending, to-max(last, from-1)), func(msg jetstream.Msg) error {
+			meta, err := msg.Metadata()
+			if err != nil {
+				return err
 			}
-			continue
-		}
+			if delivered++; meta.Sequence.Consumer != delivered {
+				return silent("its message %d", delivered)
+			}
+			if last, pending = meta.Sequence.Stream, meta.NumPending; last <= to {
+				each(last, meta.Timestamp, msg.Headers())
+			}
+			return nil
+		})
 		if err != nil {
-			return last, err
+			return min(last, to), err
 		}
-		meta, err := msg.Metadata()
-		if err != nil {
-			return last, err
-		}
-		if meta.Sequence.Stream > to {
-			return to, nil
-		}
-		last = meta.Sequence.Stream
-		each(last, meta.Timestamp, msg.Headers())
-		if last == to || meta.NumPending == 0 {
-			return last, nil
+		if delivered == before {
+			break // what was pending may have expired since, or have been purged: the leader knows
 		}
 	}
+	return min(last, to), nil
+}
+
+// fetch calls each with the consumer's next messages, fewer than n where it has no more.
+func fetch(ctx context.Context, consumer jetstream.Consumer, n uint64, each func(jetstream.Msg) error) error {
+	request, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	deadline, _ := request.Deadline()
+	batch, err := consumer.Fetch(int(n), jetstream.FetchContext(request), jetstream.FetchHeartbeat(min(fetchHeartbeat, time.Until(deadline)/4)))
+	if err != nil {
+		return err
+	}
+	for msg := range batch.Messages() {
+		if err := each(msg); err != nil {
+			return err
+		}
+	}
+	err = batch.Error()
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, jetstream.ErrNoHeartbeat):
+		return silent("its next %d messages", n)
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil
+	}
+	return err
+}
+
+// consumer makes a consumer of headers that vanishes by itself where done cannot delete it.
+func (s *Stream) consumer(ctx context.Context, cfg jetstream.ConsumerConfig) (consumer jetstream.Consumer, done func(), err error) {
+	cfg.HeadersOnly, cfg.AckPolicy, cfg.MemoryStorage, cfg.Replicas = true, jetstream.AckNonePolicy, true, 1
+	cfg.InactiveThreshold = 30 * time.Second
+	creating, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	if consumer, err = s.js.CreateConsumer(creating, s.cfg.Name, cfg); err != nil {
+		return nil, nil, fmt.Errorf("create consumer: %w", err)
+	}
+	return consumer, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
+		defer cancel()
+		_ = s.js.DeleteConsumer(ctx, s.cfg.Name, consumer.CachedInfo().Name)
+	}, nil
 }
 
 // nothingBetween fails where the stream's leader has a message from one sequence
@@ -152,11 +229,4 @@ func (s *Stream) nothingBetween(ctx context.Context, from, to uint64, filter str
 		return fmt.Errorf("a replica that lags behind the leader answered: message %d is missing", reply.Seq)
 	}
 	return nil
-}
-
-// next waits for a message for as long as an API request may take.
-func next(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	return messages.Next(jetstream.NextContext(ctx))
 }

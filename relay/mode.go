@@ -60,6 +60,7 @@ const modeCheck = 5 * time.Second
 // session gets the rows in the best way that there is now, until something fails
 // or another way opens up.
 func (r *Relay) session(ctx, held context.Context, db *fallback.DB) error {
+	r.status.do("ask whether the WAL can be read")
 	sys, why, err := r.mayStream(ctx, db)
 	if err != nil {
 		return err
@@ -67,6 +68,7 @@ func (r *Relay) session(ctx, held context.Context, db *fallback.DB) error {
 	if why != nil {
 		return r.pollOnly(ctx, held, db, sys, why)
 	}
+	r.status.do("look at the slot")
 	slots, err := stream.OpenSlots(ctx, r.cfg.PostgresURL)
 	if err != nil {
 		return err

@@ -251,6 +251,12 @@ func (r *Relay) tenure(ctx context.Context) error {
 	defer func() { lose(nil); <-watched }()
 	observed := r.observe(held)
 	defer func() { lose(nil); <-observed; r.metrics.standBy() }()
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		r.watchSteps(held)
+	}()
+	defer func() { lose(nil); <-watching }()
 	retained := r.retain(ctx, held)
 	defer func() { lose(nil); <-retained }()
 	return r.sessions(ctx, held, db)

@@ -27,6 +27,7 @@ var errSynchronous = errors.New("the server waits for the relay as for a synchro
 // streamed is a session that reads the WAL. It lasts until something fails or ctx is
 // done, which it is at the latest when held is: then the lock's connection is lost.
 func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error) {
+	r.status.do("start replication")
 	wal, err := r.open(ctx, db)
 	if err != nil {
 		return err
@@ -129,6 +130,7 @@ type session struct {
 
 // newSession reads the stream back and opens a lane behind what it found.
 func (r *Relay) newSession(ctx context.Context, db *fallback.DB, sys stream.System, info *publish.StreamInfo) (*session, error) {
+	r.status.do("read the stream back")
 	seen, err := r.readBack(ctx, db, sys, info)
 	if err != nil {
 		return nil, err
@@ -160,6 +162,7 @@ func (s *session) heal(ctx context.Context) error {
 	if s.seen.healed == 0 && !s.holds.any() {
 		return nil
 	}
+	s.r.status.do("deliver what the stream has lost, and what was recorded")
 	err := s.loop.heal(ctx)
 	// The WAL is yet to bring what was sent just now, if it does.
 	s.seen.until = max(s.seen.until, s.lane.Passed())
@@ -225,6 +228,7 @@ func (r *Relay) watchServer(ctx context.Context, db *fallback.DB, wal *stream.Se
 // replication connection is kept, ticked and not read.
 func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(context.Context) (*publish.StreamInfo, error)) (*publish.StreamInfo, error) {
 	gone := false
+	r.status.do("ask where the stream ends")
 	defer r.away.Store(false)
 	for first := true; ; first = false {
 		info, err := ask(ctx)
@@ -303,6 +307,7 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 	if s.wal != nil && !s.db.Alive() {
 		s.wal.Close(false) // it may be known here before held is done
 	}
+	r.status.do("settle what was sent")
 	refusals := s.drain(held)
 	r.known.advance = len(refusals) > 0 || s.lane.Progress()
 	for range cap(ended) {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"time"
@@ -27,21 +28,60 @@ type status struct {
 	state state
 	since time.Time
 	err   error
+	// step is what a session that does not deliver yet, or no more, is doing.
+	step   string
+	stepAt time.Time
 }
 
 func (s *status) set(to state, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.become(to)
+	s.err, s.step = err, ""
+}
+
+func (s *status) become(to state) {
 	if s.state != to {
 		s.since = time.Now()
 	}
-	s.state, s.err = to, err
+	s.state = to
+}
+
+// do notes a step between two times of delivering.
+func (s *status) do(step string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == stateStreaming || s.state == statePolling {
+		s.become(stateWaiting)
+		s.err = nil
+	}
+	s.step, s.stepAt = step, time.Now()
+}
+
+// slowStep is how long a step may take before the log says so.
+const slowStep = time.Minute
+
+// watchSteps says, once a minute, where a session hangs.
+func (r *Relay) watchSteps(ctx context.Context) {
+	for sleep(ctx, slowStep/4) {
+		r.sayStep()
+	}
+}
+
+func (r *Relay) sayStep() {
+	r.status.mu.Lock()
+	step, took := r.status.step, time.Since(r.status.stepAt)
+	r.status.mu.Unlock()
+	if step != "" && took > slowStep && !r.limited("slow_step", slowStep) {
+		r.log.Warn("a step between two times of delivering takes long, and new rows wait", zap.String("step", step), zap.Duration("for", took.Round(time.Second)))
+	}
 }
 
 // Status is a snapshot for operators.
 type Status struct {
 	State     string    `json:"state"`
 	Since     time.Time `json:"since"`
+	Step      string    `json:"step,omitempty"` // while nothing is delivered
 	LastError string    `json:"last_error,omitempty"`
 	Slot      string    `json:"slot"`
 	Stream    string    `json:"stream"`
@@ -52,7 +92,7 @@ type Status struct {
 // Status reads what the relay is doing now.
 func (r *Relay) Status() Status {
 	r.status.mu.Lock()
-	s := Status{State: string(r.status.state), Since: r.status.since, Slot: r.cfg.Slot, Stream: r.cfg.Stream.Name}
+	s := Status{State: string(r.status.state), Since: r.status.since, Step: r.status.step, Slot: r.cfg.Slot, Stream: r.cfg.Stream.Name}
 	if r.status.err != nil {
 		s.LastError = r.status.err.Error()
 	}
@@ -71,10 +111,13 @@ func (r *Relay) Ready() error {
 	case stateStreaming, statePolling, stateStandby:
 		return nil
 	}
-	if s.LastError != "" {
-		return errors.New(s.State + ": " + s.LastError)
+	text := s.State
+	for _, more := range []string{s.Step, s.LastError} {
+		if more != "" {
+			text += ": " + more
+		}
 	}
-	return errors.New(s.State)
+	return errors.New(text)
 }
 
 // alarm is something that an operator must know of, whatever happens next.

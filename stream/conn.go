@@ -30,6 +30,10 @@ var Settings = map[string]string{
 // stopped or cut off. The standby status goes out ten times as often.
 const walSenderTimeout = 10 * time.Second
 
+// answerTimeout bounds a question to the server, and ends the connection with it. Only
+// the creation of a slot takes as long as others' transactions do.
+const answerTimeout = 30 * time.Second
+
 // Dialer notices a dead peer in about ten seconds instead of hours.
 func Dialer() *net.Dialer {
 	return &net.Dialer{

@@ -63,6 +63,8 @@ type serverFacts struct {
 const hashProbe = "walpost: the same on both sides?"
 
 func readServer(ctx context.Context, conn *pgx.Conn, slot string) (f serverFacts, err error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	// effective_wal_level (19+) is what logical decoding goes by; wal_level is only asked for there.
 	err = conn.QueryRow(ctx, `SELECT current_setting('server_version_num')::int,
 		coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')),

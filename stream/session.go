@@ -131,6 +131,8 @@ func (s *Session) start(ctx context.Context) error {
 	}
 	s.tracker = NewTracker(slot.ConfirmedFlush)
 	s.received = slot.ConfirmedFlush // the server may have nothing to say for long
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	err = pglogrepl.StartReplication(ctx, s.conn, outbox.QuoteIdent(s.cfg.Slot), 0, pglogrepl.StartReplicationOptions{
 		Mode: pglogrepl.LogicalReplication,
 		PluginArgs: []string{

@@ -168,6 +168,8 @@ func serverVersion(conn *pgconn.PgConn) int {
 }
 
 func simpleQuery(ctx context.Context, conn *pgconn.PgConn, sql string) ([][]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	results, err := conn.Exec(ctx, sql).ReadAll()
 	if err != nil {
 		return nil, err

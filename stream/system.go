@@ -17,6 +17,8 @@ import (
 
 // identify asks the server who it is and where its timelines branched off.
 func identify(ctx context.Context, conn *pgconn.PgConn) (System, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	id, err := pglogrepl.IdentifySystem(ctx, conn)
 	if code(err) == "42601" { // the server knows the command, so it was not asked
 		err = hint.Wrap(err, directHint)

@@ -25,25 +25,32 @@ var ports struct {
 
 // takePort reserves a free loopback port until [freePort].
 func takePort() (int, error) {
+	l, port, err := takeListener()
+	if err != nil {
+		return 0, err
+	}
+	return port, l.Close()
+}
+
+// takeListener listens on such a port.
+func takeListener() (l net.Listener, port int, err error) {
 	ports.mu.Lock()
 	defer ports.mu.Unlock()
 	if ports.used == nil {
 		ports.used = make(map[int]bool)
 	}
-	var err error
 	for range 100 {
-		port := firstPort + rand.IntN(lastPort-firstPort+1)
+		port = firstPort + rand.IntN(lastPort-firstPort+1)
 		if ports.used[port] {
 			continue
 		}
-		var l net.Listener
 		if l, err = net.Listen("tcp4", loopback(port)); err != nil {
 			continue
 		}
 		ports.used[port] = true
-		return port, l.Close()
+		return l, port, nil
 	}
-	return 0, fmt.Errorf("find free port: %w", err)
+	return nil, 0, fmt.Errorf("find free port: %w", err)
 }
 
 func freePort(port int) {

@@ -29,13 +29,8 @@ type Proxy struct {
 
 // StartProxy forwards a new loopback address to target, a host:port.
 func StartProxy(target string) (*Proxy, error) {
-	port, err := takePort()
+	l, port, err := takeListener()
 	if err != nil {
-		return nil, err
-	}
-	l, err := net.Listen("tcp4", loopback(port))
-	if err != nil {
-		freePort(port)
 		return nil, fmt.Errorf("start proxy: %w", err)
 	}
 	p := &Proxy{target: target, port: port, listener: l, conns: make(map[net.Conn]struct{})}

@@ -1,0 +1,49 @@
+package relay
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// TestSlowStepIsSaid: what a relay hangs at is in its log and in its status, and it is
+// not ready meanwhile.
+func TestSlowStepIsSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.DebugLevel)
+		r := &Relay{log: zap.New(core), said: map[string]time.Time{}}
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go r.watchSteps(ctx)
+		r.status.set(statePolling, nil)
+		time.Sleep(time.Hour)
+		if logs.Len() != 0 || r.Ready() != nil {
+			t.Errorf("%d warnings while it polls, ready: %v", logs.Len(), r.Ready())
+		}
+		for range 10 {
+			r.status.do("another step")
+			time.Sleep(50 * time.Second)
+		}
+		if logs.Len() != 0 {
+			t.Errorf("%d warnings about quick steps", logs.Len())
+		}
+		r.status.do("read the stream back")
+		time.Sleep(5 * time.Minute)
+		said := logs.FilterMessageSnippet("takes long").All()
+		if len(said) < 3 || len(said) > 5 || said[0].ContextMap()["step"] != "read the stream back" {
+			t.Errorf("warnings in five minutes: %v", said)
+		}
+		if err := r.Ready(); err == nil || err.Error() != "waiting: read the stream back" {
+			t.Errorf("ready: %v", err)
+		}
+		r.status.set(stateStreaming, nil)
+		time.Sleep(time.Hour)
+		if logs.Len() != len(said) || r.Status().Step != "" {
+			t.Errorf("%d warnings, step %q after the step", logs.Len()-len(said), r.Status().Step)
+		}
+	})
+}
