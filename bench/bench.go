@@ -42,6 +42,10 @@ type Config struct {
 	Shards []int
 	// Runs is how often each drain is repeated.
 	Runs int
+	// Binary has the source's limit measured with binary tuples, too.
+	Binary bool
+	// DuplicateWindow is that of the streams.
+	DuplicateWindow time.Duration
 	// Rates are the commits a second at which latency is measured, each for so long.
 	Rates []int
 	For   time.Duration
@@ -197,7 +201,7 @@ func (b *bench) drains(ctx context.Context) error {
 		case set.Of > 1:
 			b.report.note("the source's limit was not measured: it takes a drain by one relay first (--shards 1,...)")
 		default:
-			if err := b.source(ctx); err != nil {
+			if err := b.sources(ctx); err != nil {
 				return err
 			}
 		}

@@ -79,7 +79,7 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	}
 	for _, part := range set.parts() {
 		if _, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
-			Name: part.Stream(), Subjects: []string{"walpost_bench" + part.suffix() + ".>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true,
+			Name: part.Stream(), Subjects: []string{"walpost_bench" + part.suffix() + ".>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true, Duplicates: b.DuplicateWindow,
 			AllowBatchPublish: set.Batch == "fast", AllowAtomicPublish: set.Batch == "atomic",
 		}); err != nil {
 			return hint.Errorf("leave out the batches that the server does not know: fast ones need nats-server 2.14, atomic ones 2.12.1 (--batches single)",
@@ -198,8 +198,23 @@ func (b *bench) drain(ctx context.Context, set Setting, rows int) (m Measurement
 		m.RSS = max(m.RSS, p.peak)
 	}
 	m.Postgres, m.Broker = b.since(u)
-	m.Took, err = took(ctx, before)
+	if m.Took, err = took(ctx, before); err == nil && len(before) == 1 && rows >= 10 {
+		m.FirstTenth, m.LastTenth, err = tenths(ctx, before[0], uint64(rows))
+	}
 	return m, err
+}
+
+// tenths are the times that the first and the last tenth of n messages took.
+func tenths(ctx context.Context, s at, n uint64) (first, last time.Duration, err error) {
+	var times [4]time.Time
+	for i, seq := range []uint64{1, n / 10, n - n/10 + 1, n} {
+		msg, err := s.GetMsg(ctx, s.last+seq)
+		if err != nil {
+			return 0, 0, err
+		}
+		times[i] = msg.Time
+	}
+	return times[1].Sub(times[0]), times[3].Sub(times[2]), nil
 }
 
 // took is the time between the first and the last message behind some places, as the

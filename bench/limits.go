@@ -17,17 +17,26 @@ import (
 
 const (
 	nameSource = "source: pg_recvlogical to nothing"
+	nameBinary = "source: pg_recvlogical to nothing, binary tuples"
 	nameSink   = "sink: plain asynchronous publishing"
 )
 
-// source measures how fast the server sends the rows to a reader that does nothing.
-func (b *bench) source(ctx context.Context) error {
+// sources measures how fast the server sends the rows to a reader that does nothing.
+func (b *bench) sources(ctx context.Context) error {
+	err := b.source(ctx, nameSource)
+	if err == nil && b.Binary {
+		err = b.source(ctx, nameBinary, "-o", "binary=true")
+	}
+	return err
+}
+
+func (b *bench) source(ctx context.Context, name string, options ...string) error {
 	program := b.recvlogical()
 	if program == "" {
 		b.report.note("pg_recvlogical is neither on the PATH nor beside the server: the source's limit was not measured")
 		return nil
 	}
-	b.Say("%s", nameSource)
+	b.Say("%s", name)
 	conn, err := b.connect(ctx)
 	if err != nil {
 		return err
@@ -44,8 +53,8 @@ func (b *bench) source(ctx context.Context) error {
 	}
 	u := b.usage()
 	begun := time.Now()
-	p, err := start(exec.CommandContext(ctx, program, "-d", b.url, "--slot", copied, "--start", "--no-loop", "--endpos", end,
-		"-o", "proto_version=1", "-o", "publication_names="+Slot, "-f", "-", "-F", "0"))
+	p, err := start(exec.CommandContext(ctx, program, append([]string{"-d", b.url, "--slot", copied, "--start", "--no-loop", "--endpos", end,
+		"-o", "proto_version=1", "-o", "publication_names=" + Slot, "-f", "-", "-F", "0"}, options...)...))
 	if err != nil {
 		return err
 	}
@@ -56,7 +65,7 @@ func (b *bench) source(ctx context.Context) error {
 	}
 	m := Measurement{Rows: b.Rows, Took: took, Relay: p.cpu()}
 	m.Postgres, _ = b.since(u)
-	b.report.add(nameSource, m)
+	b.report.add(name, m)
 	_, err = conn.Exec(ctx, `SELECT pg_drop_replication_slot($1)`, copied)
 	return err
 }

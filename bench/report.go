@@ -37,6 +37,10 @@ type Measurement struct {
 	Postgres time.Duration `json:"postgres_cpu"`
 	Broker   time.Duration `json:"nats_cpu"`
 	RSS      int64         `json:"relay_rss"` // at most, in bytes; 0 is not known
+	// FirstTenth and LastTenth are the times of the first and the last tenth of the rows;
+	// 0 where they are not known.
+	FirstTenth time.Duration `json:"first_tenth,omitempty"`
+	LastTenth  time.Duration `json:"last_tenth,omitempty"`
 }
 
 // Latency is how long rows took at a rate.
@@ -84,6 +88,17 @@ func (d *Drain) CPU() (client, postgres, broker float64) {
 		d.perMillion(func(m Measurement) time.Duration { return m.Broker })
 }
 
+// Steadiness is the median of the last tenth's rate divided by the first one's, 0 where
+// it is not known.
+func (d *Drain) Steadiness() float64 {
+	return median(each(d.Runs, func(m Measurement) float64 {
+		if m.LastTenth <= 0 {
+			return 0
+		}
+		return m.FirstTenth.Seconds() / m.LastTenth.Seconds()
+	}))
+}
+
 // RSS is the median of the client's greatest resident memory, in bytes.
 func (d *Drain) RSS() int64 {
 	return median(each(d.Runs, func(m Measurement) int64 { return m.RSS }))
@@ -107,7 +122,7 @@ func (r *Report) Print(w io.Writer) error {
 	fmt.Fprintf(w, "PostgreSQL %s, NATS %s, R%d: %d rows of %d bytes, %d in each transaction; medians of %d runs\n\n",
 		r.PostgreSQL, r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, r.runs())
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "rows/s\tof source\tclient CPU s/M\tPostgreSQL s/M\tNATS s/M\tRSS MiB\t ")
+	fmt.Fprintln(t, "rows/s\tof source\tlast/first tenth\tclient CPU s/M\tPostgreSQL s/M\tNATS s/M\tRSS MiB\t ")
 	source := 0.0
 	for _, d := range r.Drains {
 		if d.Name == nameSource {
@@ -123,8 +138,12 @@ func (r *Report) Print(w io.Writer) error {
 		if n := d.RSS(); n > 0 {
 			rss = fmt.Sprint(n >> 20)
 		}
+		steady := "-"
+		if x := d.Steadiness(); x > 0 {
+			steady = fmt.Sprintf("%.2f", x)
+		}
 		client, postgres, broker := d.CPU()
-		fmt.Fprintf(t, "%.0f\t%s\t%.2f\t%.2f\t%.2f\t%s\t %s\n", d.Rate(), of, client, postgres, broker, rss, d.Name)
+		fmt.Fprintf(t, "%.0f\t%s\t%s\t%.2f\t%.2f\t%.2f\t%s\t %s\n", d.Rate(), of, steady, client, postgres, broker, rss, d.Name)
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -414,3 +414,34 @@ func eventuallyConnected(t *testing.T, r *laneRig) {
 		}
 	}
 }
+
+// TestBatchMessageForAnotherStream: where the streams' subjects were changed under a lane,
+// another stream gets a later message of a batch. It refuses it, although no header says
+// for which stream it is and its expected sequence happens to be the other's.
+func TestBatchMessageForAnotherStream(t *testing.T) {
+	for _, allowed := range []bool{true, false} {
+		eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
+			l := r.lane()
+			_, err := r.js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.order.>"}, AllowAtomicPublish: true, AllowBatchPublish: true})
+			r.must(err)
+			other, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OTHER", Subjects: []string{"events.other"}, AllowAtomicPublish: allowed, AllowBatchPublish: allowed})
+			r.must(err)
+			_, err = r.js.Publish(t.Context(), "events.other", nil)
+			r.must(err)
+			for id, eventType := range []string{"order.created", "other", "order.created"} {
+				ev := r.event(id, `{}`)
+				ev.Commit, ev.Values[outbox.EventType] = 1, []byte(eventType)
+				r.must(l.Send(t.Context(), ev, id))
+			}
+			l.EndTransaction()
+			r.must(l.Flush())
+			<-l.Failed()
+			l.Drain(t.Context())
+			info, err := other.Info(t.Context())
+			r.must(err)
+			if info.State.Msgs != 1 {
+				t.Errorf("the other stream holds %d messages of the lane (%v)", info.State.Msgs-1, l.Err())
+			}
+		})
+	}
+}

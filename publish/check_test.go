@@ -148,7 +148,7 @@ func TestCreateAndInfo(t *testing.T) {
 	}
 	c := info.Config
 	if c.Storage != jetstream.FileStorage || c.Retention != jetstream.LimitsPolicy || c.Discard != jetstream.DiscardNew || !c.AllowDirect ||
-		c.Duplicates != 2*time.Minute || c.Replicas != 1 || c.AllowRollup || c.MaxMsgs != -1 || !slices.Equal(c.Subjects, []string{"events.>"}) {
+		c.Duplicates != DuplicateWindow || c.Replicas != 1 || c.AllowRollup || c.MaxMsgs != -1 || !slices.Equal(c.Subjects, []string{"events.>"}) {
 		t.Errorf("created %+v", c)
 	}
 	js := must(jetstream.New(nc))(t)

@@ -35,6 +35,8 @@ type EnvelopeConfig struct {
 type Stamp struct {
 	Ref      outbox.Ref
 	Position outbox.Position
+	// Staged: the message is one of a unit, which adds what is expected of the stream.
+	Staged bool
 	// Chained sends ExpectedLast as Nats-Expected-Last-Sequence.
 	Chained      bool
 	ExpectedLast uint64
@@ -68,7 +70,6 @@ func NewEnvelope(cfg EnvelopeConfig) (*Envelope, error) {
 			"source %+q: %w", cfg.Source, err)
 	}
 	e := &Envelope{cfg: cfg, source: cfg.Source, headers: newHeaders()}
-	e.headers.fix(hStream, cfg.Stream)
 	switch cfg.Format {
 	case "", FormatBinary:
 		e.cfg.Format = FormatBinary
@@ -158,7 +159,10 @@ func (e *Envelope) identify(st Stamp) {
 	h.block = append(h.block, '/')
 	h.block = append(h.block, e.eventID...)
 	h.close()
-	if st.Chained {
+	if !st.Staged {
+		h.put(hStream, e.cfg.Stream)
+	}
+	if st.Chained && !st.Staged {
 		h.open(hExpectedLast)
 		h.block = strconv.AppendUint(h.block, st.ExpectedLast, 10)
 		h.close()

@@ -250,14 +250,14 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 	}
 	ref := ev.Ref()
 	staged := l.batched()
-	stamp := Stamp{Ref: ref, Position: at, Chained: l.cfg.Chained && !staged, ExpectedLast: l.cfg.Base + l.ring.head, Via: via, Commit: ev.Commit, N: ev.N}
+	stamp := Stamp{Ref: ref, Position: at, Staged: staged, Chained: l.cfg.Chained, ExpectedLast: l.cfg.Base + l.ring.head, Via: via, Commit: ev.Commit, N: ev.N}
 	if stamp.Position.Passed = l.Passed(); stamp.Position.Passed < at.Commit {
 		stamp.Position.Passed = 0 // it says nothing that the position does not
 	}
 	header, body, err := l.cfg.Envelope.Build(ev, stamp)
-	alone := err == nil && staged && l.cfg.Envelope.Room(len(header), len(body)) < batchHeaders
+	alone := err == nil && staged && l.cfg.Envelope.Room(len(header), len(body)) < batchHeaders+len(l.cfg.Stream.cfg.Name)
 	if alone {
-		stamp.Chained = true
+		stamp.Staged = false
 		header, body, err = l.cfg.Envelope.Build(ev, stamp)
 	}
 	if err != nil {

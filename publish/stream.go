@@ -105,7 +105,8 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 }
 
 // Create creates the stream: files, limits retention without a limit, and
-// discard new, so that a limit set later becomes back-pressure and not a loss.
+// discard new, so that a limit set later becomes back-pressure and not a loss. Its
+// duplicate window is DuplicateWindow, or two minutes where the stream is to be shared.
 // It fails where a stream of that name exists with another configuration. Call
 // it at process start only, and only where no row is marked yet.
 func (s *Stream) Create(ctx context.Context) error {
@@ -130,7 +131,17 @@ func (s *Stream) serverIs(major, minor, patch int) bool {
 	return slices.Compare(v[:], []int{major, minor, patch}) >= 0
 }
 
+// DuplicateWindow is that of a stream that is made for the relay alone: the shortest that
+// JetStream takes. There the chain and the read-back keep duplicates away, and JetStream
+// has every id of the window in its memory: those of two minutes can be millions, and cost
+// it a fifth of its rate.
+const DuplicateWindow = 100 * time.Millisecond
+
 func (s *Stream) newConfig() jetstream.StreamConfig {
+	duplicates := DuplicateWindow
+	if s.cfg.Shared {
+		duplicates = 2 * time.Minute
+	}
 	replicas := s.cfg.Replicas
 	if replicas == 0 {
 		replicas = 1
@@ -150,7 +161,7 @@ func (s *Stream) newConfig() jetstream.StreamConfig {
 		Storage:     jetstream.FileStorage,
 		Discard:     jetstream.DiscardNew,
 		Replicas:    replicas,
-		Duplicates:  2 * time.Minute,
+		Duplicates:  duplicates,
 		AllowDirect: true,
 	}
 }

@@ -65,6 +65,8 @@ func newBenchCommand() *cobra.Command {
 	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update"}, "what the relay does with delivered rows, one drain for each")
 	f.StringSliceVar(&b.Batches, "batches", []string{"single", "fast"}, "how messages are handed over, one drain for each: single, fast, atomic; latency with the last")
 	f.IntSliceVar(&b.Shards, "shards", []int{1}, "numbers of relays that share the rows, one drain for each")
+	f.DurationVar(&b.DuplicateWindow, "duplicate-window", publish.DuplicateWindow, "that of the streams")
+	f.BoolVar(&b.Binary, "binary", false, "measure what the server sends with binary tuples, too")
 	f.IntVar(&b.Replicas, "replicas", 1, "replicas of the stream")
 	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
 	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000}, "commits a second at which latency is measured; 0 measures none")
@@ -78,6 +80,8 @@ func checkBench(b *bench.Config) error {
 	switch {
 	case b.Rows < 1 || b.PerTx < 1 || b.Replicas < 1 || b.Runs < 0 || b.Payload < 32:
 		return fmt.Errorf("--rows, --per-transaction and --replicas are 1 or more, --payload is 32 or more, --runs is not negative")
+	case b.DuplicateWindow < 100*time.Millisecond:
+		return fmt.Errorf("--duplicate-window is 100ms or more, which is JetStream's least")
 	case b.For < time.Second:
 		return fmt.Errorf("--for is 1s or more")
 	}

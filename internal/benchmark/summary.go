@@ -50,8 +50,8 @@ func (k *kept) table(w io.Writer, folder string) {
 		k.Title, short(r.PostgreSQL), r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, k.name, folder, k.name)
 	if len(r.Drains) > 0 {
 		fmt.Fprintf(w, "![rows a second](%s/%s.svg)\n\n", folder, k.name)
-		fmt.Fprintln(w, "| | rows/s | of the source | client CPU, s/M | PostgreSQL CPU, s/M | NATS CPU, s/M | sum | of what the sum allows | memory, MiB |")
-		fmt.Fprintln(w, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+		fmt.Fprintln(w, "| | rows/s | of the source | last/first tenth | client CPU, s/M | PostgreSQL CPU, s/M | NATS CPU, s/M | sum | of what the sum allows | memory, MiB |")
+		fmt.Fprintln(w, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
 	}
 	source := 0.0
 	for i, d := range r.Drains {
@@ -60,8 +60,12 @@ func (k *kept) table(w io.Writer, folder string) {
 		}
 		client, postgres, broker := d.CPU()
 		sum := client + postgres + broker
-		fmt.Fprintf(w, "| %s | %.0f | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", d.Name, d.Rate(), d.Rate()/source, client, postgres, broker,
-			sum, d.Rate()*sum/1e6/cores, mib(d.RSS()))
+		steady := "-"
+		if x := d.Steadiness(); x > 0 {
+			steady = fmt.Sprintf("%.2f", x)
+		}
+		fmt.Fprintf(w, "| %s | %.0f | %.2f | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", d.Name, d.Rate(), d.Rate()/source, steady,
+			client, postgres, broker, sum, d.Rate()*sum/1e6/cores, mib(d.RSS()))
 	}
 	if len(r.Latencies) == 0 {
 		return
