@@ -44,8 +44,8 @@ type Config struct {
 	Runs int
 	// Binary has the source's limit measured with binary tuples, too.
 	Binary bool
-	// DuplicateWindow is that of the streams.
-	DuplicateWindow time.Duration
+	// DuplicateWindow is that of the streams for a kind of batches.
+	DuplicateWindow func(batch string) time.Duration
 	// Rates are the commits a second at which latency is measured, each for so long.
 	Rates []int
 	For   time.Duration

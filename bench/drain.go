@@ -79,7 +79,7 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	}
 	for _, part := range set.parts() {
 		if _, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
-			Name: part.Stream(), Subjects: []string{"walpost_bench" + part.suffix() + ".>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true, Duplicates: b.DuplicateWindow,
+			Name: part.Stream(), Subjects: []string{"walpost_bench" + part.suffix() + ".>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true, Duplicates: b.DuplicateWindow(set.Batch),
 			AllowBatchPublish: set.Batch == "fast", AllowAtomicPublish: set.Batch == "atomic",
 		}); err != nil {
 			return hint.Errorf("leave out the batches that the server does not know: fast ones need nats-server 2.14, atomic ones 2.12.1 (--batches single)",

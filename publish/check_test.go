@@ -2,6 +2,7 @@ package publish
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -148,7 +149,7 @@ func TestCreateAndInfo(t *testing.T) {
 	}
 	c := info.Config
 	if c.Storage != jetstream.FileStorage || c.Retention != jetstream.LimitsPolicy || c.Discard != jetstream.DiscardNew || !c.AllowDirect ||
-		c.Duplicates != DuplicateWindow || c.Replicas != 1 || c.AllowRollup || c.MaxMsgs != -1 || !slices.Equal(c.Subjects, []string{"events.>"}) {
+		c.Duplicates != 2*time.Minute || c.Replicas != 1 || c.AllowRollup || c.MaxMsgs != -1 || !slices.Equal(c.Subjects, []string{"events.>"}) {
 		t.Errorf("created %+v", c)
 	}
 	js := must(jetstream.New(nc))(t)
@@ -161,6 +162,17 @@ func TestCreateAndInfo(t *testing.T) {
 	got := must(s.Info(t.Context()))(t)
 	if got.FirstSeq != 2 || got.LastSeq != 3 || got.Messages != 2 || got.Created != info.Created || got.Created.IsZero() {
 		t.Errorf("info %+v", got)
+	}
+
+	for i, x := range []StreamConfig{{Batching: BatchAuto}, {Batching: BatchAtomic}, {Batching: BatchSingle}, {Batching: BatchAuto, Shared: true}} {
+		x.Name, x.Pattern = fmt.Sprint("S", i), fmt.Sprintf("s%d.>", i)
+		stream := must(NewStream(nc, x))(t)
+		if err := stream.Create(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if c := must(stream.Info(t.Context()))(t).Config; (c.Duplicates == 100*time.Millisecond) != (i < 2) || (c.Duplicates == 2*time.Minute) != (i >= 2) {
+			t.Errorf("%+v: a duplicate window of %s", x, c.Duplicates)
+		}
 	}
 
 	other := must(NewStream(nc, StreamConfig{Name: "OTHER", Pattern: "events.*"}))(t)

@@ -34,11 +34,12 @@ postgres.url needs CREATEDB and REPLICATION. CPU time of the servers is known wh
 be seen. It takes their disks, and all the CPU time there is: do not run it beside anything that matters.
 
     walpost bench --rows 1000000 --per-transaction 1
-    walpost bench --latency 1000,5000 --for 30s --mark none`
+    walpost bench --runs 0 --latency 1000,5000 --for 30s`
 
 func newBenchCommand() *cobra.Command {
 	var b bench.Config
 	var asJSON bool
+	var window time.Duration
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure drain rate, latency and cost on your servers", Long: benchHelp, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,8 +47,14 @@ func newBenchCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := checkBench(&b); err != nil {
+			if err := checkBench(&b, window); err != nil {
 				return &usageError{err}
+			}
+			b.DuplicateWindow = func(batch string) time.Duration {
+				if window > 0 {
+					return window
+				}
+				return publish.DuplicateWindow(batch != string(publish.BatchSingle))
 			}
 			report, err := runBench(cmd.Context(), cfg, b, cmd.ErrOrStderr())
 			if report != nil && len(report.Drains)+len(report.Latencies) > 0 {
@@ -65,7 +72,7 @@ func newBenchCommand() *cobra.Command {
 	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update"}, "what the relay does with delivered rows, one drain for each")
 	f.StringSliceVar(&b.Batches, "batches", []string{"single", "fast"}, "how messages are handed over, one drain for each: single, fast, atomic; latency with the last")
 	f.IntSliceVar(&b.Shards, "shards", []int{1}, "numbers of relays that share the rows, one drain for each")
-	f.DurationVar(&b.DuplicateWindow, "duplicate-window", publish.DuplicateWindow, "that of the streams")
+	f.DurationVar(&window, "duplicate-window", 0, "that of the streams; 0 is as walpost makes them, 100ms with batches and 2m without")
 	f.BoolVar(&b.Binary, "binary", false, "measure what the server sends with binary tuples, too")
 	f.IntVar(&b.Replicas, "replicas", 1, "replicas of the stream")
 	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
@@ -76,12 +83,12 @@ func newBenchCommand() *cobra.Command {
 	return cmd
 }
 
-func checkBench(b *bench.Config) error {
+func checkBench(b *bench.Config, window time.Duration) error {
 	switch {
+	case window != 0 && window < 100*time.Millisecond:
+		return fmt.Errorf("--duplicate-window is 100ms or more, which is JetStream's least")
 	case b.Rows < 1 || b.PerTx < 1 || b.Replicas < 1 || b.Runs < 0 || b.Payload < 32:
 		return fmt.Errorf("--rows, --per-transaction and --replicas are 1 or more, --payload is 32 or more, --runs is not negative")
-	case b.DuplicateWindow < 100*time.Millisecond:
-		return fmt.Errorf("--duplicate-window is 100ms or more, which is JetStream's least")
 	case b.For < time.Second:
 		return fmt.Errorf("--for is 1s or more")
 	}
