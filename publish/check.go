@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -111,9 +110,12 @@ func (j *judge) writers() {
 	j.refuse(j.cfg.Shared && j.c.Duplicates <= 0, "stream-no-duplicate-window",
 		"the stream has no duplicate window, and a shared one has nothing else against duplicates",
 		"nats stream edit "+j.cfg.Name+" --dupe-window 2m")
-	j.warn(j.cfg.Shared && j.c.Duplicates > 0 && j.c.Duplicates < 2*time.Minute, "stream-short-duplicate-window",
+	j.warn(j.cfg.Shared && j.c.Duplicates > 0 && j.c.Duplicates < sharedWindow, "stream-short-duplicate-window",
 		fmt.Sprintf("the duplicate window is %s: what a shared stream stored longer ago may be stored twice", j.c.Duplicates),
 		"nats stream edit "+j.cfg.Name+" --dupe-window 2m")
+	j.warn(exclusive && j.c.Duplicates > 0 && j.c.Duplicates < DuplicateWindow(false) && j.cfg.Batching.Resolve(j.c, false) == BatchSingle, "stream-short-duplicate-window",
+		fmt.Sprintf("the duplicate window is %s: without batches it is the second net under what a lost connection delivers late", j.c.Duplicates),
+		"nats stream edit "+j.cfg.Name+" --dupe-window 5s")
 	j.warn(j.c.AllowRollup, "stream-rollup",
 		"allow_rollup_hdrs is set: whoever may publish can purge the stream with one message",
 		"nats stream edit "+j.cfg.Name+" --no-allow-rollup")

@@ -55,6 +55,7 @@ func TestJudge(t *testing.T) {
 		"no window, shared":    {edit: shared(func(c *jetstream.StreamConfig) { c.Duplicates = 0 }), refused: "stream-no-duplicate-window"},
 		"no window":            {edit: set(func(c *jetstream.StreamConfig) { c.Duplicates = 0 })},
 		"short window, shared": {edit: shared(func(c *jetstream.StreamConfig) { c.Duplicates = time.Second }), warning: "stream-short-duplicate-window"},
+		"short window":         {edit: set(func(c *jetstream.StreamConfig) { c.Duplicates = time.Second }), warning: "stream-short-duplicate-window"},
 		"rollup":               {edit: set(func(c *jetstream.StreamConfig) { c.AllowRollup = true }), warning: "stream-rollup"},
 		"interest":             {edit: set(func(c *jetstream.StreamConfig) { c.Retention = jetstream.InterestPolicy }), refused: "stream-interest", weak: true},
 		"workqueue":            {edit: set(func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy }), refused: "stream-workqueue", weak: true},
@@ -149,7 +150,7 @@ func TestCreateAndInfo(t *testing.T) {
 	}
 	c := info.Config
 	if c.Storage != jetstream.FileStorage || c.Retention != jetstream.LimitsPolicy || c.Discard != jetstream.DiscardNew || !c.AllowDirect ||
-		c.Duplicates != 2*time.Minute || c.Replicas != 1 || c.AllowRollup || c.MaxMsgs != -1 || !slices.Equal(c.Subjects, []string{"events.>"}) {
+		c.Duplicates != 5*time.Second || c.Replicas != 1 || c.AllowRollup || c.MaxMsgs != -1 || !slices.Equal(c.Subjects, []string{"events.>"}) {
 		t.Errorf("created %+v", c)
 	}
 	js := must(jetstream.New(nc))(t)
@@ -170,7 +171,7 @@ func TestCreateAndInfo(t *testing.T) {
 		if err := stream.Create(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if c := must(stream.Info(t.Context()))(t).Config; (c.Duplicates == 100*time.Millisecond) != (i < 2) || (c.Duplicates == 2*time.Minute) != (i >= 2) {
+		if c := must(stream.Info(t.Context()))(t).Config; c.Duplicates != []time.Duration{100 * time.Millisecond, 100 * time.Millisecond, 5 * time.Second, 2 * time.Minute}[i] {
 			t.Errorf("%+v: a duplicate window of %s", x, c.Duplicates)
 		}
 	}

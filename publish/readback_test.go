@@ -85,6 +85,34 @@ func TestReadBackOfASilentConsumer(t *testing.T) {
 	}
 }
 
+// TestReadBackOfALostRequest: the connection is half open, and then lost, with requests
+// under way that nobody will answer.
+func TestReadBackOfALostRequest(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	proxy := testenv.NewProxy(t, strings.TrimPrefix(n.URL(), "nats://"))
+	r := newLaneRigOver(t, n, ConnConfig{URL: "nats://" + proxy.Addr()}, nil)
+	const most = 3000
+	r.storeMany(most)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	read := 0
+	found, err := r.stream.ReadBack(ctx, 1, most, ReadBackOptions{
+		Source: "src",
+		Phantom: func(outbox.Position) bool {
+			if read++; read == 700 {
+				proxy.Pause()
+				time.AfterFunc(7*time.Second, func() { proxy.Drop(); proxy.Resume() })
+			}
+			return false
+		},
+		Step: func([]Message) (bool, error) { return true, nil },
+	})
+	r.must(err)
+	if found.Own != most {
+		t.Errorf("read %d messages of %d", found.Own, most)
+	}
+}
+
 // storeMany stores messages that a relay could have sent.
 func (r *laneRig) storeMany(n int) {
 	for i := range n {

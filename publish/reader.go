@@ -71,21 +71,24 @@ func (s *Stream) getMessage(ctx context.Context, request []byte) (gotMessage, er
 // The consumer may live on a replica that lags: it then sees the end too early.
 // So the leader is asked whether what was read last is the last there is.
 func (s *Stream) headers(ctx context.Context, from, to uint64, filter string, each func(seq uint64, at time.Time, h nats.Header)) error {
-	last, err := s.consume(ctx, from, to, filter, each)
-	for try := 1; vanished(err) && try <= 3; try++ {
-		if !s.awaitConnected(ctx, time.Duration(try)*250*time.Millisecond) {
-			break
+	for try := 1; ; try++ {
+		last, err := s.consume(ctx, from, to, filter, each)
+		if last >= from {
+			from, try = last+1, 1 // what was read stands
 		}
-		from = max(last+1, from) // what was read stands
-		last, err = s.consume(ctx, from, to, filter, each)
+		if from > to {
+			return nil
+		}
+		if err == nil {
+			err = s.nothingBetween(ctx, from, to, filter)
+		} else if ctx.Err() == nil && passing(err) && try <= 3 && s.awaitConnected(ctx, time.Duration(try)*250*time.Millisecond) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read stream %q back: %w", s.cfg.Name, err)
+		}
+		return nil
 	}
-	if err == nil && last < to {
-		err = s.nothingBetween(ctx, max(last+1, from), to, filter)
-	}
-	if err != nil {
-		return fmt.Errorf("read stream %q back: %w", s.cfg.Name, err)
-	}
-	return nil
 }
 
 // errSilent: a consumer that has messages delivers none, or leaves some out.
@@ -96,11 +99,12 @@ func silent(format string, args ...any) error {
 		"%w "+format, append([]any{errSilent}, args...)...)
 }
 
-// vanished reports whether another consumer may do better: the one, the request to it, or
+// passing reports whether another consumer may do better: the one, the request to it, or
 // the server it was asked at is gone.
-func vanished(err error) bool {
+func passing(err error) bool {
 	for _, gone := range []error{
-		errSilent, jetstream.ErrConsumerNotFound, jetstream.ErrConsumerDeleted, nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrDisconnected,
+		errSilent, jetstream.ErrConsumerNotFound, jetstream.ErrConsumerDeleted, jetstream.ErrServerShutdown, jetstream.ErrConsumerLeadershipChanged,
+		nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrDisconnected, context.DeadlineExceeded,
 	} {
 		if errors.Is(err, gone) {
 			return true
@@ -125,8 +129,10 @@ func (s *Stream) awaitConnected(ctx context.Context, while time.Duration) bool {
 }
 
 const (
-	// fetchMost is how many messages are asked for at once.
-	fetchMost = 1000
+	// fetchMost is how many messages are asked for at once, and fetchTimeout how long they
+	// may take if they come without a pause of apiTimeout.
+	fetchMost    = 500
+	fetchTimeout = time.Minute
 	// fetchHeartbeat is how often a consumer that has nothing to deliver says so; after
 	// twice as long it is given up. A server that restarts, and that the relay is not
 	// connected to itself, may bring the consumer back and forget the request.
@@ -147,44 +153,61 @@ func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, ea
 	pending, delivered := consumer.CachedInfo().NumPending, uint64(0)
 	for pending > 0 && last < to {
 		before := delivered
-		err := fetch(ctx, consumer, min(fetchMost, pending, to-max(last, from-1)), func(msg jetstream.Msg) error {
+		err := s.fetch(ctx, consumer, min(fetchMost, pending), func(msg jetstream.Msg) (more bool, err error) {
 			meta, err := msg.Metadata()
 			if err != nil {
-				return err
+				return false, err
 			}
 			if delivered++; meta.Sequence.Consumer != delivered {
-				return silent("its message %d", delivered)
+				return false, silent("its message %d", delivered)
 			}
-			if last, pending = meta.Sequence.Stream, meta.NumPending; last <= to {
-				each(last, meta.Timestamp, msg.Headers())
+			if meta.Sequence.Stream <= to {
+				each(meta.Sequence.Stream, meta.Timestamp, msg.Headers())
 			}
-			return nil
+			last, pending = min(meta.Sequence.Stream, to), meta.NumPending
+			return last < to, nil
 		})
-		if err != nil {
-			return min(last, to), err
-		}
-		if delivered == before {
-			break // what was pending may have expired since, or have been purged: the leader knows
+		if err != nil || delivered == before {
+			// What was pending may have expired since, or have been purged: the leader knows.
+			return last, err
 		}
 	}
-	return min(last, to), nil
+	return last, nil
 }
 
-// fetch calls each with the consumer's next messages, fewer than n where it has no more.
-func fetch(ctx context.Context, consumer jetstream.Consumer, n uint64, each func(jetstream.Msg) error) error {
-	request, cancel := context.WithTimeout(ctx, apiTimeout)
+// fetch calls each with the consumer's next messages, fewer than n where no more come for
+// a while, or where each wants no more.
+func (s *Stream) fetch(ctx context.Context, consumer jetstream.Consumer, n uint64, each func(jetstream.Msg) (more bool, err error)) error {
+	if !s.nc.IsConnected() {
+		return nats.ErrDisconnected
+	}
+	request, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	deadline, _ := request.Deadline()
 	batch, err := consumer.Fetch(int(n), jetstream.FetchContext(request), jetstream.FetchHeartbeat(min(fetchHeartbeat, time.Until(deadline)/4)))
 	if err != nil {
 		return err
 	}
-	for msg := range batch.Messages() {
-		if err := each(msg); err != nil {
-			return err
+	idle := time.NewTimer(apiTimeout)
+	defer idle.Stop()
+	for messages := batch.Messages(); ; {
+		select {
+		case msg, ok := <-messages:
+			if !ok {
+				return fetched(ctx, batch.Error(), n)
+			}
+			if more, err := each(msg); err != nil || !more {
+				return err
+			}
+			idle.Reset(apiTimeout)
+		case <-idle.C:
+			return nil
 		}
 	}
-	err = batch.Error()
+}
+
+// fetched says how a fetch of n messages has ended.
+func fetched(ctx context.Context, err error, n uint64) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

@@ -106,7 +106,7 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 
 // Create creates the stream: files, limits retention without a limit, and
 // discard new, so that a limit set later becomes back-pressure and not a loss. Its
-// duplicate window is short where batches go into it and nobody shares it.
+// duplicate window is short where nobody shares it.
 // It fails where a stream of that name exists with another configuration. Call
 // it at process start only, and only where no row is marked yet.
 func (s *Stream) Create(ctx context.Context) error {
@@ -131,17 +131,21 @@ func (s *Stream) serverIs(major, minor, patch int) bool {
 	return slices.Compare(v[:], []int{major, minor, patch}) >= 0
 }
 
-// DuplicateWindow is that of a stream that is made for a relay. With batches it is the
-// shortest that JetStream takes: the chain and the read-back keep duplicates away, and
-// JetStream has every id of the window in its memory, where those of two minutes can be
-// millions, and cost it a fifth of its rate. Single messages that are under way together
-// have it as a second net: of what an earlier session had under way, see Stream.Fence.
+// DuplicateWindow is that of a stream that is made for a relay alone. JetStream has every
+// id of it in its memory, and those of its usual two minutes can be millions, and cost it
+// half of its rate. With batches it is the shortest that JetStream takes: the chain and
+// the read-back keep duplicates away. Single messages that are under way together have it
+// as a second net: under what an earlier session had under way, see Stream.Fence.
 func DuplicateWindow(batches bool) time.Duration {
 	if batches {
 		return 100 * time.Millisecond
 	}
-	return 2 * time.Minute
+	return 5 * time.Second
 }
+
+// sharedWindow is the duplicate window of a stream that others write to: there is nothing
+// else against duplicates.
+const sharedWindow = 2 * time.Minute
 
 func (s *Stream) newConfig() jetstream.StreamConfig {
 	replicas := s.cfg.Replicas
@@ -154,6 +158,10 @@ func (s *Stream) newConfig() jetstream.StreamConfig {
 	auto := s.cfg.Batching == BatchAuto
 	fast := (auto || s.cfg.Batching == BatchFast) && s.serverIs(2, 14, 0)
 	atomic := s.cfg.Batching == BatchAtomic && s.serverIs(2, 12, 1)
+	window := DuplicateWindow(fast || atomic)
+	if s.cfg.Shared {
+		window = sharedWindow
+	}
 	return jetstream.StreamConfig{
 		AllowBatchPublish:  fast,
 		AllowAtomicPublish: atomic,
@@ -165,7 +173,7 @@ func (s *Stream) newConfig() jetstream.StreamConfig {
 		Storage:     jetstream.FileStorage,
 		Discard:     jetstream.DiscardNew,
 		Replicas:    replicas,
-		Duplicates:  DuplicateWindow((fast || atomic) && !s.cfg.Shared),
+		Duplicates:  window,
 		AllowDirect: true,
 	}
 }

@@ -322,9 +322,9 @@ func (r *Relay) sessions(ctx, held context.Context, db *fallback.DB) error {
 	}
 }
 
-// standByFor says once that the slot is somebody else's.
+// standByFor says, once a minute, that the slot is somebody else's.
 func (r *Relay) standByFor(err error) {
-	if r.Status().State != string(stateStandby) {
+	if !r.limited("slot_active", time.Minute) {
 		r.log.Info("standing by: another walsender streams the slot", zap.Error(err))
 	}
 	r.status.set(stateStandby, nil)

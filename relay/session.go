@@ -62,6 +62,9 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 		if err := s.heal(ctx); err != nil {
 			return err
 		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		s.feed = &feed{r: r, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop, seen: s.seen}
 		s.loop.wal, s.loop.feed = wal, s.feed
 		r.until.Store(uint64(s.seen.until))
@@ -100,6 +103,9 @@ func (r *Relay) polled(ctx, held context.Context, db *fallback.DB, sys stream.Sy
 	return s.run(ctx, held, func(ctx context.Context) error {
 		if err := s.heal(ctx); err != nil {
 			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
 		r.status.set(statePolling, nil)
 		looping, stop := context.WithCancelCause(ctx)
@@ -228,6 +234,7 @@ func (r *Relay) watchServer(ctx context.Context, db *fallback.DB, wal *stream.Se
 // replication connection is kept, ticked and not read.
 func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(context.Context) (*publish.StreamInfo, error)) (*publish.StreamInfo, error) {
 	gone := false
+	r.status.own() // the lock and the slot are this relay's
 	r.status.do("ask where the stream ends")
 	defer r.away.Store(false)
 	for first := true; ; first = false {

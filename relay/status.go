@@ -47,6 +47,15 @@ func (s *status) become(to state) {
 	s.state = to
 }
 
+// own ends a standby.
+func (s *status) own() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == stateStandby {
+		s.become(stateWaiting)
+	}
+}
+
 // do notes a step between two times of delivering.
 func (s *status) do(step string) {
 	s.mu.Lock()

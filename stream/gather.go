@@ -9,13 +9,14 @@ import (
 )
 
 const (
-	// gatherPause is the time between two looks at the connection while there is a
+	// gatherPause is the longest time between two looks at the connection while there is a
 	// backlog. A walsender writes each message by itself, and pays for waking a reader
 	// that waits: one that comes late finds many, and drains about twice as fast.
 	gatherPause = 10 * time.Millisecond
 	// backlogAge is how long after its commit a message has to leave the server for it
-	// to be one of a backlog.
-	backlogAge = 100 * time.Millisecond
+	// to be one of a backlog. The pause is at most half of that time, so that it is never
+	// most of what a message has waited for, as where commits take long to be flushed.
+	backlogAge = 10 * time.Millisecond
 	// gatherBuffer is how much is read at once, in bytes.
 	gatherBuffer = 256 << 10
 )
@@ -30,10 +31,18 @@ type gatherer struct {
 	// The reader's own, see Session.Run: dry is called before the connection is read,
 	// when everything that was read is taken.
 	dry func()
-	// backlog is set while what arrives was committed long ago.
-	backlog bool
+	// pause is the time between two looks, 0 where what arrives was committed just now.
+	pause   time.Duration
 	pauses  bool      // a local socket holds too little to be left alone
 	emptied time.Time // when a read last took all there was
+}
+
+// late notes how long after its commit a message has left the server.
+func (g *gatherer) late(by time.Duration) {
+	g.pause = 0
+	if by > backlogAge {
+		g.pause = min(by/2, gatherPause)
+	}
 }
 
 // dialGathering makes a DialFunc, and keeps what it has dialed last.
@@ -53,8 +62,8 @@ func dialGathering(dial pgconn.DialFunc, last **gatherer) pgconn.DialFunc {
 func (g *gatherer) Read(p []byte) (int, error) {
 	if len(g.buf) == 0 {
 		g.dry()
-		if wait := gatherPause - time.Since(g.emptied); g.backlog && g.pauses && wait > 0 {
-			time.Sleep(wait)
+		if g.pause > 0 && g.pauses {
+			time.Sleep(g.pause - time.Since(g.emptied))
 		}
 		n, err := g.Conn.Read(g.full[:])
 		if n < len(g.full) {

@@ -26,7 +26,7 @@ type lagging struct {
 }
 
 func (l *lagging) Row(_ context.Context, ev *outbox.Event, txn *Txn) error {
-	l.row(string(ev.Values[outbox.ID]), l.s.source.backlog)
+	l.row(string(ev.Values[outbox.ID]), l.s.source.pause > 0)
 	return nil
 }
 
@@ -80,7 +80,7 @@ func TestGatheringEnds(t *testing.T) {
 			}
 		}
 		h.idle = func() {
-			if s.source.backlog {
+			if s.source.pause > 0 {
 				t.Error("the server has sent all, and the reader still pauses")
 			}
 			if idle++; idle == 1 {
@@ -132,7 +132,7 @@ func TestGathererPauses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	g.backlog = true
+	g.late(time.Hour)
 	dry := 0
 	g.dry = func() { dry++ }
 	begun, buf := time.Now(), make([]byte, 64<<10)

@@ -239,7 +239,7 @@ func (s *Session) keepalive(ctx context.Context, h Handler, end outbox.LSN, repl
 	if reply {
 		s.Flush()
 	}
-	s.source.backlog = false // it has sent all it had, or a second has passed
+	s.source.late(0) // it has sent all it had, or a second has passed
 	// In the middle of a transaction its LSN is that transaction's own.
 	if s.txn != nil {
 		return nil
@@ -263,7 +263,7 @@ func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, lef
 	case decode.Begin:
 		s.txn, s.committed = s.tracker.Begin(), m.CommitTime.UnixMicro()-serverEpoch
 	case decode.Row:
-		s.source.backlog = left-s.committed > backlogAge.Microseconds()
+		s.source.late(time.Duration(left-s.committed) * time.Microsecond)
 		return h.Row(ctx, m.Event, s.txn)
 	case decode.Commit:
 		h.Commit()

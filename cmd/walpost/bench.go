@@ -72,7 +72,7 @@ func newBenchCommand() *cobra.Command {
 	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update"}, "what the relay does with delivered rows, one drain for each")
 	f.StringSliceVar(&b.Batches, "batches", []string{"single", "fast"}, "how messages are handed over, one drain for each: single, fast, atomic; latency with the last")
 	f.IntSliceVar(&b.Shards, "shards", []int{1}, "numbers of relays that share the rows, one drain for each")
-	f.DurationVar(&window, "duplicate-window", 0, "that of the streams; 0 is as walpost makes them, 100ms with batches and 2m without")
+	f.DurationVar(&window, "duplicate-window", 0, "that of the streams; 0 is as walpost makes them, 100ms with batches and 5s without")
 	f.BoolVar(&b.Binary, "binary", false, "measure what the server sends with binary tuples, too")
 	f.IntVar(&b.Replicas, "replicas", 1, "replicas of the stream")
 	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
