@@ -9,7 +9,7 @@ import (
 )
 
 // wireBuffer is how much is gathered before it is written, in bytes.
-const wireBuffer = 64 << 10
+const wireBuffer = 256 << 10
 
 // wire writes messages into a connection. Over a plain one it writes the protocol
 // itself, many messages at a time: the client would encode each header block out of a
