@@ -53,8 +53,10 @@ func (b *bench) source(ctx context.Context, name string, options ...string) erro
 	}
 	u := b.usage()
 	begun := time.Now()
-	p, err := start(exec.CommandContext(ctx, program, append([]string{"-d", b.url, "--slot", copied, "--start", "--no-loop", "--endpos", end,
-		"-o", "proto_version=1", "-o", "publication_names=" + Slot, "-f", "-", "-F", "0"}, options...)...))
+	p, err := start(exec.CommandContext(ctx, program, append([]string{
+		"-d", b.url, "--slot", copied, "--start", "--no-loop", "--endpos", end,
+		"-o", "proto_version=1", "-o", "publication_names=" + Slot, "-f", "-", "-F", "0",
+	}, options...)...))
 	if err != nil {
 		return err
 	}
