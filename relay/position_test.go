@@ -227,11 +227,15 @@ func TestFalseDuplicate(t *testing.T) {
 	r.cfg.OnPoison = relay.Skip
 	x := r.start().streaming()
 	r.keep()
+	s, err := r.js().Stream(t.Context(), "EVENTS")
+	r.must(err)
+	cfg := s.CachedInfo().Config
+	cfg.Duplicates = 2 * time.Minute
+	_, err = r.js().UpdateStream(t.Context(), cfg)
+	r.must(err)
 	r.put(1, 3)
 	r.pending(0)
 	x.halt()
-	s, err := r.js().Stream(t.Context(), "EVENTS")
-	r.must(err)
 	r.must(s.DeleteMsg(t.Context(), 2))
 	r.exec(`UPDATE outbox_messages SET processed_at = NULL WHERE payload ->> 'n' = '2'`)
 	r.rewind()
