@@ -88,15 +88,19 @@ func (d *Drain) CPU() (client, postgres, broker float64) {
 		d.perMillion(func(m Measurement) time.Duration { return m.Broker })
 }
 
-// Steadiness is the median of the last tenth's rate divided by the first one's, 0 where
-// it is not known.
-func (d *Drain) Steadiness() float64 {
-	return median(each(d.Runs, func(m Measurement) float64 {
+// Steadiness is the median of the last tenth's rate divided by the first one's, with two
+// decimals, or "-" where it is not known.
+func (d *Drain) Steadiness() string {
+	x := median(each(d.Runs, func(m Measurement) float64 {
 		if m.LastTenth <= 0 {
 			return 0
 		}
 		return m.FirstTenth.Seconds() / m.LastTenth.Seconds()
 	}))
+	if x == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", x)
 }
 
 // RSS is the median of the client's greatest resident memory, in bytes.
@@ -138,12 +142,8 @@ func (r *Report) Print(w io.Writer) error {
 		if n := d.RSS(); n > 0 {
 			rss = fmt.Sprint(n >> 20)
 		}
-		steady := "-"
-		if x := d.Steadiness(); x > 0 {
-			steady = fmt.Sprintf("%.2f", x)
-		}
 		client, postgres, broker := d.CPU()
-		fmt.Fprintf(t, "%.0f\t%s\t%s\t%.2f\t%.2f\t%.2f\t%s\t %s\n", d.Rate(), of, steady, client, postgres, broker, rss, d.Name)
+		fmt.Fprintf(t, "%.0f\t%s\t%s\t%.2f\t%.2f\t%.2f\t%s\t %s\n", d.Rate(), of, d.Steadiness(), client, postgres, broker, rss, d.Name)
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -153,7 +153,7 @@ func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, ea
 	pending, delivered := consumer.CachedInfo().NumPending, uint64(0)
 	for pending > 0 && last < to {
 		before := delivered
-		err := s.fetch(ctx, consumer, min(fetchMost, pending), func(msg jetstream.Msg) (more bool, err error) {
+		err := s.fetch(ctx, consumer, min(fetchMost, pending, to-max(last, from-1)), func(msg jetstream.Msg) (more bool, err error) {
 			meta, err := msg.Metadata()
 			if err != nil {
 				return false, err

@@ -126,7 +126,7 @@ func (w *settler) brokeDown(jobs []*job, err error) {
 func (w *settler) postpone(ctx context.Context, j *job, v fallback.Verdict) {
 	if v == fallback.Invisible {
 		if since := time.Since(j.begun); since > slowStep {
-			w.r.trouble("a row that is stored cannot be marked: its transaction is flushed and not visible yet, as where a commit waits for a synchronous standby",
+			w.r.trouble("a row cannot be marked or recorded: its transaction is flushed and not visible yet, as where a commit waits for a synchronous standby",
 				fmt.Errorf("row %s, for %s", j.row.Ref, since.Round(time.Second)))
 		}
 		j.later(5 * time.Millisecond)

@@ -73,16 +73,12 @@ const slowStep = time.Minute
 // watchSteps says, once a minute, where a session hangs.
 func (r *Relay) watchSteps(ctx context.Context) {
 	for sleep(ctx, slowStep/4) {
-		r.sayStep()
-	}
-}
-
-func (r *Relay) sayStep() {
-	r.status.mu.Lock()
-	step, took := r.status.step, time.Since(r.status.stepAt)
-	r.status.mu.Unlock()
-	if step != "" && took > slowStep && !r.limited("slow_step", slowStep) {
-		r.log.Warn("a step between two times of delivering takes long, and new rows wait", zap.String("step", step), zap.Duration("for", took.Round(time.Second)))
+		r.status.mu.Lock()
+		step, took := r.status.step, time.Since(r.status.stepAt)
+		r.status.mu.Unlock()
+		if step != "" && took > slowStep && !r.limited("slow_step", slowStep) {
+			r.log.Warn("a step between two times of delivering takes long, and new rows wait", zap.String("step", step), zap.Duration("for", took.Round(time.Second)))
+		}
 	}
 }
 

@@ -47,3 +47,21 @@ func TestSlowStepIsSaid(t *testing.T) {
 		}
 	})
 }
+
+// TestStandbyEnds: a relay that stood by is ready again only when it delivers.
+func TestStandbyEnds(t *testing.T) {
+	r := &Relay{}
+	r.status.set(stateStandby, nil)
+	if err := r.Ready(); err != nil {
+		t.Errorf("it stands by, and is not ready: %v", err)
+	}
+	r.status.own()
+	if err := r.Ready(); err == nil || err.Error() != "waiting" {
+		t.Errorf("it owns the lock and delivers nothing yet, ready: %v", err)
+	}
+	r.status.set(stateStreaming, nil)
+	r.status.own()
+	if err := r.Ready(); err != nil {
+		t.Errorf("it streams, and is not ready: %v", err)
+	}
+}

@@ -38,9 +38,9 @@ const (
 	// slack is how much more a row may cost than the figure says: reads and batches are of
 	// different sizes each time. Whatever else the machine does only adds, so the least of
 	// some tries counts.
-	slackAllocs = 0.45
+	slackAllocs = 0.2
 	slackBytes  = 64
-	tries       = 3
+	tries       = 8
 )
 
 // figures are what a row may cost, by case.

@@ -60,11 +60,7 @@ func (k *kept) table(w io.Writer, folder string) {
 		}
 		client, postgres, broker := d.CPU()
 		sum := client + postgres + broker
-		steady := "-"
-		if x := d.Steadiness(); x > 0 {
-			steady = fmt.Sprintf("%.2f", x)
-		}
-		fmt.Fprintf(w, "| %s | %.0f | %.2f | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", d.Name, d.Rate(), d.Rate()/source, steady,
+		fmt.Fprintf(w, "| %s | %.0f | %.2f | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", d.Name, d.Rate(), d.Rate()/source, d.Steadiness(),
 			client, postgres, broker, sum, d.Rate()*sum/1e6/cores, mib(d.RSS()))
 	}
 	if len(r.Latencies) == 0 {
