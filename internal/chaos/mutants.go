@@ -131,7 +131,7 @@ var mutants = []mutant{
 	{
 		name: "marked without a PubAck: what was sent is taken for stored", world: oneRelay, only: "NATS killed,NATS frozen,links half open",
 		by: []string{unstored},
-		edits: []edit{{"publish/lane.go", `	l.letLinger()
+		edits: []edit{{"publish/send.go", `	l.letLinger()
 	return nil
 `, `	l.letLinger()
 	l.mu.Lock()
