@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/url"
 	"os/exec"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,10 +28,11 @@ const (
 
 // Config says what is measured.
 type Config struct {
-	// PostgresURL is a server on which the role may create a database. NATS is
-	// connected to the server.
+	// PostgresURL is a server on which the role may create a database: a URL, or keywords
+	// and values. NATS is connected to the server, Domain is its JetStream domain.
 	PostgresURL string
 	NATS        *nats.Conn
+	Domain      string
 	// Replicas is the stream's.
 	Replicas int
 	// Rows is how many rows are drained, PerTx of them in each transaction, each with
@@ -42,7 +45,7 @@ type Config struct {
 	Shards []int
 	// Runs is how often each drain is repeated.
 	Runs int
-	// Binary has the source's limit measured with binary tuples, too.
+	// Binary has the source measured with binary tuples, too.
 	Binary bool
 	// DuplicateWindow is that of the streams for a kind of batches.
 	DuplicateWindow func(batch string) time.Duration
@@ -65,7 +68,7 @@ type Config struct {
 // Run measures. What it has made in the servers it removes, also where it fails.
 func Run(ctx context.Context, cfg Config) (r *Report, err error) {
 	b := &bench{Config: cfg}
-	if b.js, err = jetstream.New(cfg.NATS); err != nil {
+	if b.js, err = b.jetStream(); err != nil {
 		return nil, err
 	}
 	if err := b.createDatabase(ctx); err != nil {
@@ -79,8 +82,8 @@ func Run(ctx context.Context, cfg Config) (r *Report, err error) {
 	if err := b.identify(ctx); err != nil {
 		return nil, err
 	}
-	for range cfg.Runs {
-		if err := b.drains(ctx); err != nil {
+	for run := range cfg.Runs {
+		if err := b.drains(ctx, run); err != nil {
 			return b.report, err
 		}
 	}
@@ -102,6 +105,13 @@ type bench struct {
 	postgres, broker int
 }
 
+func (b *bench) jetStream(options ...jetstream.JetStreamOpt) (jetstream.JetStream, error) {
+	if b.Domain != "" {
+		return jetstream.NewWithDomain(b.NATS, b.Domain, options...)
+	}
+	return jetstream.New(b.NATS, options...)
+}
+
 func (b *bench) createDatabase(ctx context.Context) error {
 	conn, err := pgx.Connect(ctx, b.PostgresURL)
 	if err != nil {
@@ -112,13 +122,24 @@ func (b *bench) createDatabase(ctx context.Context) error {
 		return hint.Errorf("let the role create databases (ALTER ROLE ... CREATEDB), or drop the one that an earlier run has left: DROP DATABASE "+Database,
 			"create a database for the benchmark: %w", err)
 	}
-	u, err := url.Parse(b.PostgresURL)
-	if err != nil {
-		return err
+	b.url, err = inDatabase(b.PostgresURL, Database)
+	return err
+}
+
+// inDatabase is a connection string with another database.
+func inDatabase(conn, database string) (string, error) {
+	if !strings.Contains(conn, "://") {
+		return strings.TrimSpace(conn + " dbname=" + database), nil // the last one counts
 	}
-	u.Path = "/" + Database
-	b.url = u.String()
-	return nil
+	u, err := url.Parse(conn)
+	if err != nil {
+		return "", err
+	}
+	u.Path = "/" + database
+	q := u.Query()
+	q.Del("dbname")
+	u.RawQuery = q.Encode()
+	return u.String(), nil
 }
 
 // remove drops what the benchmark has made.
@@ -168,21 +189,32 @@ func (b *bench) exec(ctx context.Context, statements ...string) error {
 // unsynced does without a flush for each transaction of the session.
 const unsynced = `SET synchronous_commit = off`
 
+// pad is what makes a payload of so many bytes: nothing that PostgreSQL could compress.
+func pad(payload int) string {
+	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-"
+	random := rand.New(rand.NewPCG(1, 2))
+	b := make([]byte, max(payload-len(`{"n": 123456, "pad": ""}`), 0))
+	for i := range b {
+		b[i] = letters[random.IntN(len(letters))]
+	}
+	return string(b)
+}
+
 // fillSQL inserts rows, so many in each transaction.
 func fillSQL(rows, perTx, payload int) string {
 	return fmt.Sprintf(`DO $$
 		BEGIN
 			FOR i IN 1 .. %d BY %d LOOP
 				INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
-				SELECT 'bench', g %% 1000, '%s', jsonb_build_object('n', g, 'pad', repeat('x', %d))
+				SELECT 'bench', g %% 1000, '%s', jsonb_build_object('n', g, 'pad', '%s')
 				FROM generate_series(i, least(i + %d - 1, %d)) g;
 				COMMIT;
 			END LOOP;
-		END $$`, rows, perTx, event, max(payload-24, 0), perTx, rows)
+		END $$`, rows, perTx, event, pad(payload), perTx, rows)
 }
 
-// drains measures each limit and each drain once.
-func (b *bench) drains(ctx context.Context) error {
+// drains measures the source, each drain, and the sink once.
+func (b *bench) drains(ctx context.Context, run int) error {
 	b.Say("filling %d rows, %d in each transaction, with %d bytes", b.Rows, b.PerTx, b.Payload)
 	var all []Setting
 	for _, of := range b.Shards {
@@ -199,9 +231,9 @@ func (b *bench) drains(ctx context.Context) error {
 		switch {
 		case i > 0:
 		case set.Of > 1:
-			b.report.note("the source's limit was not measured: it takes a drain by one relay first (--shards 1,...)")
+			b.report.note("the source was not measured: it takes a drain by one relay first (--shards 1,...)")
 		default:
-			if err := b.sources(ctx); err != nil {
+			if err := b.sources(ctx, run); err != nil {
 				return err
 			}
 		}
@@ -211,17 +243,15 @@ func (b *bench) drains(ctx context.Context) error {
 			return err
 		}
 		b.report.add(set.String(), m)
-		if i == len(all)-1 {
-			if err := b.sink(ctx, set.parts()[0].Stream()); err != nil {
-				return err
-			}
-		}
 	}
-	return nil
+	return b.sinks(ctx, all[len(all)-1])
 }
 
-// settled waits for the marks.
-func (b *bench) settled(ctx context.Context, mark string) error {
+// patience is how long a relay may get nothing done.
+const patience = time.Minute
+
+// settled waits for the marks, for as long as the relay has not ended.
+func (b *bench) settled(ctx context.Context, mark string, ended func() error) error {
 	if mark == "none" {
 		return nil
 	}
@@ -230,7 +260,14 @@ func (b *bench) settled(ctx context.Context, mark string) error {
 		return err
 	}
 	defer conn.Close(ctx)
+	begun := time.Now()
 	for left := 1; left > 0; {
+		if err := ended(); err != nil {
+			return fmt.Errorf("the relay has ended before it has marked every row: %w", err)
+		}
+		if time.Since(begun) > patience {
+			return fmt.Errorf("the relay has stored every row, and some are not marked after %s", patience)
+		}
 		if err := conn.QueryRow(ctx, `SELECT count(*)::int FROM (SELECT FROM outbox_messages WHERE processed_at IS NULL LIMIT 1) x`).Scan(&left); err != nil {
 			return err
 		}

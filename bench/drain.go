@@ -148,7 +148,7 @@ func (b *bench) drain(ctx context.Context, set Setting, rows int) (m Measurement
 	if err != nil {
 		return m, err
 	}
-	u := b.usage()
+	u, begun := b.usage(), time.Now()
 	var relays []*process
 	for _, part := range set.parts() {
 		cmd, err := b.Command(part)
@@ -177,19 +177,23 @@ func (b *bench) drain(ctx context.Context, set Setting, rows int) (m Measurement
 		if n > last {
 			last, since = n, time.Now()
 		}
-		for _, p := range relays {
-			if err := p.ended(); err != nil || time.Since(since) > time.Minute {
-				return m, fmt.Errorf("the relay has stored %d of %d rows and goes on no further: %w\n%s", n, rows, err, p.said())
-			}
+		err := anyEnded(relays)
+		if err == nil && time.Since(since) > patience {
+			err = fmt.Errorf("none for %s", patience)
+		}
+		if err != nil {
+			return m, fmt.Errorf("the relay has stored %d of %d rows and goes on no further: %w\n%s", n, rows, err, said(relays))
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return m, err
 		}
 	}
-	if err := b.settled(ctx, set.Mark); err != nil {
-		return m, err
+	stored := time.Now()
+	if err := b.settled(ctx, set.Mark, func() error { return anyEnded(relays) }); err != nil {
+		return m, fmt.Errorf("%w\n%s", err, said(relays))
 	}
-	m.Rows = rows
+	m.Rows, m.Whole = rows, time.Since(begun)
+	marked := time.Since(stored)
 	for _, p := range relays {
 		if err := p.stop(); err != nil {
 			return m, fmt.Errorf("stop the relay: %w\n%s", err, p.said())
@@ -198,10 +202,30 @@ func (b *bench) drain(ctx context.Context, set Setting, rows int) (m Measurement
 		m.RSS = max(m.RSS, p.peak)
 	}
 	m.Postgres, m.Broker = b.since(u)
-	if m.Took, err = took(ctx, before); err == nil && len(before) == 1 && rows >= 10 {
+	if m.Took, err = took(ctx, before, uint64(rows)); err == nil && len(before) == 1 && rows >= 10 {
 		m.FirstTenth, m.LastTenth, err = tenths(ctx, before[0], uint64(rows))
 	}
+	if set.Mark != "none" {
+		m.Took += marked
+	}
 	return m, err
+}
+
+func anyEnded(all []*process) error {
+	for _, p := range all {
+		if err := p.ended(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func said(all []*process) string {
+	var text []string
+	for _, p := range all {
+		text = append(text, p.said())
+	}
+	return strings.Join(text, "\n")
 }
 
 // tenths are the times that the first and the last tenth of n messages took.
@@ -217,10 +241,11 @@ func tenths(ctx context.Context, s at, n uint64) (first, last time.Duration, err
 	return times[1].Sub(times[0]), times[3].Sub(times[2]), nil
 }
 
-// took is the time between the first and the last message behind some places, as the
-// streams' timestamps say.
-func took(ctx context.Context, streams []at) (time.Duration, error) {
+// took is the time between the first and the last of n messages behind some places, as
+// the streams' timestamps say.
+func took(ctx context.Context, streams []at, n uint64) (time.Duration, error) {
 	var first, last time.Time
+	var found uint64
 	for _, s := range streams {
 		info, err := s.Info(ctx)
 		if err != nil {
@@ -229,6 +254,7 @@ func took(ctx context.Context, streams []at) (time.Duration, error) {
 		if info.State.LastSeq == s.last {
 			continue
 		}
+		found += info.State.LastSeq - s.last
 		from, err := s.GetMsg(ctx, s.last+1)
 		if err != nil {
 			return 0, err
@@ -243,6 +269,9 @@ func took(ctx context.Context, streams []at) (time.Duration, error) {
 		if to.Time.After(last) {
 			last = to.Time
 		}
+	}
+	if found != n {
+		return 0, fmt.Errorf("%d messages were stored, and not %d", found, n)
 	}
 	return last.Sub(first), nil
 }

@@ -28,9 +28,10 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 	var mu sync.Mutex
 	var acks []time.Duration
 	measuring := false
-	relaying := make(chan error, 1)
+	relaying, ended := error(nil), make(chan struct{})
 	go func() {
-		relaying <- b.Relay(work, set, func(d time.Duration) {
+		defer close(ended)
+		relaying = b.Relay(work, set, func(d time.Duration) {
 			mu.Lock()
 			defer mu.Unlock()
 			if measuring {
@@ -38,11 +39,22 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 			}
 		})
 	}()
+	hasEnded := func() error {
+		select {
+		case <-ended:
+			return errors.Join(relaying, errors.New("it has ended"))
+		default:
+			return nil
+		}
+	}
 	arrivals, err := b.consume(work)
 	if err != nil {
 		return err
 	}
 	if err := b.write(ctx, 100, 2*time.Second, nil); err != nil { // warm
+		return err
+	}
+	if err := b.settled(ctx, set.Mark, hasEnded); err != nil {
 		return err
 	}
 	mu.Lock()
@@ -54,15 +66,18 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 		return err
 	}
 	took := time.Since(begun)
-	if err := b.settled(ctx, "delete"); err != nil {
+	if err := b.settled(ctx, set.Mark, hasEnded); err != nil {
 		return err
 	}
 	if err := pause(ctx, 200*time.Millisecond); err != nil {
 		return err
 	}
 	stop()
-	if err := <-relaying; err != nil && !errors.Is(err, context.Canceled) {
-		return err
+	if <-ended; relaying != nil && !errors.Is(relaying, context.Canceled) {
+		return relaying
+	}
+	if b.postgres == 0 {
+		b.report.note("the time to the PubAck is by two clocks, PostgreSQL's and this machine's: it holds what they differ by")
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -80,7 +95,7 @@ type commits struct {
 
 // write commits rows for so long.
 func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits) error {
-	n := int(float64(rate) * d.Seconds())
+	pad, n := pad(b.Payload), int(float64(rate)*d.Seconds())
 	begun := time.Now()
 	errs := make([]error, writers)
 	var all sync.WaitGroup
@@ -103,7 +118,7 @@ func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits
 					number = i
 				}
 				_, errs[w] = conn.Exec(ctx, `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
-					VALUES ('bench', $1, '`+event+`', jsonb_build_object('n', $2::int, 'pad', repeat('x', $3::int)))`, i%1000, number, max(b.Payload-24, 0))
+					VALUES ('bench', $1, '`+event+`', jsonb_build_object('n', $2::int, 'pad', $3::text))`, i%1000, number, pad)
 				if errs[w] != nil {
 					return
 				}

@@ -3,7 +3,9 @@ package bench
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
+	"strconv"
 	"text/tabwriter"
 	"time"
 )
@@ -16,7 +18,7 @@ type Report struct {
 	Rows       int    `json:"rows"`
 	PerTx      int    `json:"rows_per_transaction"`
 	Payload    int    `json:"payload_bytes"`
-	// Drains are all runs of each drain, and of the two limits.
+	// Drains are all runs of the source, of each drain, and of the sink.
 	Drains    []*Drain  `json:"drains"`
 	Latencies []Latency `json:"latencies,omitempty"`
 	Notes     []string  `json:"notes,omitempty"`
@@ -30,9 +32,13 @@ type Drain struct {
 
 // Measurement is one run. Times are in nanoseconds.
 type Measurement struct {
-	Rows int           `json:"rows"`
+	Rows int `json:"rows"`
+	// Took is what the rate is made of: a relay's is from the first message to the last
+	// one, and to the last mark where there are marks.
 	Took time.Duration `json:"took"`
-	// Relay, Postgres and Broker are CPU time; 0 where it is not known.
+	// Whole begins with the start of the process.
+	Whole time.Duration `json:"whole,omitempty"`
+	// Relay, Postgres and Broker are CPU time, of the whole; 0 where it is not known.
 	Relay    time.Duration `json:"relay_cpu"`
 	Postgres time.Duration `json:"postgres_cpu"`
 	Broker   time.Duration `json:"nats_cpu"`
@@ -88,19 +94,38 @@ func (d *Drain) CPU() (client, postgres, broker float64) {
 		d.perMillion(func(m Measurement) time.Duration { return m.Broker })
 }
 
-// Steadiness is the median of the last tenth's rate divided by the first one's, with two
-// decimals, or "-" where it is not known.
-func (d *Drain) Steadiness() string {
-	x := median(each(d.Runs, func(m Measurement) float64 {
+// Steadiness is the median of the last tenth's rate divided by the first one's, 0 where
+// it is not known.
+func (d *Drain) Steadiness() float64 {
+	return median(each(d.Runs, func(m Measurement) float64 {
 		if m.LastTenth <= 0 {
 			return 0
 		}
 		return m.FirstTenth.Seconds() / m.LastTenth.Seconds()
 	}))
-	if x == 0 {
+}
+
+// Whole is the median of the time from the start of the process.
+func (d *Drain) Whole() time.Duration {
+	return median(each(d.Runs, func(m Measurement) time.Duration { return m.Whole }))
+}
+
+// Source is the rate of the source, 0 where it was not measured.
+func (r *Report) Source() float64 {
+	for _, d := range r.Drains {
+		if d.Name == nameSource {
+			return d.Rate()
+		}
+	}
+	return 0
+}
+
+// Known is a figure with so many decimals, or "-" where it is 0 or infinite: not known.
+func Known(decimals int, x float64) string {
+	if x == 0 || math.IsInf(x, 0) || math.IsNaN(x) {
 		return "-"
 	}
-	return fmt.Sprintf("%.2f", x)
+	return strconv.FormatFloat(x, 'f', decimals, 64)
 }
 
 // RSS is the median of the client's greatest resident memory, in bytes.
@@ -126,24 +151,11 @@ func (r *Report) Print(w io.Writer) error {
 	fmt.Fprintf(w, "PostgreSQL %s, NATS %s, R%d: %d rows of %d bytes, %d in each transaction; medians of %d runs\n\n",
 		r.PostgreSQL, r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, r.runs())
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "rows/s\tof source\tlast/first tenth\tclient CPU s/M\tPostgreSQL s/M\tNATS s/M\tRSS MiB\t ")
-	source := 0.0
+	fmt.Fprintln(t, "rows/s\tof source\tfrom start s\tlast/first tenth\tclient CPU s/M\tPostgreSQL s/M\tNATS s/M\tRSS MiB\t ")
 	for _, d := range r.Drains {
-		if d.Name == nameSource {
-			source = d.Rate()
-		}
-	}
-	for _, d := range r.Drains {
-		of := "-"
-		if source > 0 {
-			of = fmt.Sprintf("%.2f", d.Rate()/source)
-		}
-		rss := "-"
-		if n := d.RSS(); n > 0 {
-			rss = fmt.Sprint(n >> 20)
-		}
 		client, postgres, broker := d.CPU()
-		fmt.Fprintf(t, "%.0f\t%s\t%s\t%.2f\t%.2f\t%.2f\t%s\t %s\n", d.Rate(), of, d.Steadiness(), client, postgres, broker, rss, d.Name)
+		fmt.Fprintf(t, "%.0f\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t %s\n", d.Rate(), Known(2, d.Rate()/r.Source()), Known(2, d.Whole().Seconds()), Known(2, d.Steadiness()),
+			Known(2, client), Known(2, postgres), Known(2, broker), Known(0, float64(d.RSS())/(1<<20)), d.Name)
 	}
 	if err := t.Flush(); err != nil {
 		return err

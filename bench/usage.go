@@ -71,34 +71,62 @@ func (b *bench) since(u usage) (postgres, broker time.Duration) {
 // tick is the kernel's unit, on every platform that Go knows.
 const tick = 10 * time.Millisecond
 
+// ownCPU is what this process has taken so far.
+func ownCPU() time.Duration { return cpuOf(os.Getpid()) }
+
 // cpuOf is the CPU time of a process, of its children that have ended, and of those
 // that live.
 func cpuOf(pid int) (total time.Duration) {
 	if pid == 0 {
 		return 0
 	}
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, name := range stats {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			continue
-		}
-		// The program's name, in parentheses, may hold anything.
-		_, rest, found := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), ") ")
-		fields := strings.Fields(rest)
-		if !found || len(fields) < 15 {
-			continue
-		}
-		ppid := fields[1]
-		own := filepath.Base(filepath.Dir(name)) == strconv.Itoa(pid)
-		if !own && ppid != strconv.Itoa(pid) {
-			continue
-		}
-		for i, field := range fields[11:15] { // utime, stime, cutime, cstime
-			if n, err := strconv.ParseInt(field, 10, 64); err == nil && (own || i < 2) {
-				total += time.Duration(n) * tick
+	// What ends in between would be counted neither among those that live nor among those
+	// that have ended.
+	for range 100 {
+		before, _ := readStat(pid)
+		total = before.own + before.ended
+		complete := true
+		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+		for _, name := range stats {
+			child, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+			if err != nil || child == pid {
+				continue
 			}
+			s, ok := readStat(child)
+			complete = complete && ok
+			if s.parent == pid {
+				total += s.own
+			}
+		}
+		if after, _ := readStat(pid); complete && after.ended == before.ended {
+			break
 		}
 	}
 	return total
+}
+
+// stat is what the kernel says of a process.
+type stat struct {
+	parent     int
+	own, ended time.Duration // CPU time, its own and that of its children that have ended
+}
+
+func readStat(pid int) (s stat, ok bool) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return s, false
+	}
+	// The program's name, in parentheses, may hold anything.
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(fields) < 15 {
+		return s, false
+	}
+	s.parent, _ = strconv.Atoi(fields[1])
+	times := [4]time.Duration{} // utime, stime, cutime, cstime
+	for i := range times {
+		n, _ := strconv.ParseInt(fields[11+i], 10, 64)
+		times[i] = time.Duration(n) * tick
+	}
+	s.own, s.ended = times[0]+times[1], times[2]+times[3]
+	return s, true
 }

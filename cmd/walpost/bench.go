@@ -129,7 +129,7 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		return nil, err
 	}
 	defer nc.Close()
-	b.PostgresURL, b.NATS = cfg.Postgres.URL, nc
+	b.PostgresURL, b.NATS, b.Domain = cfg.Postgres.URL, nc, cfg.NATS.Domain
 	b.Say = func(format string, args ...any) {
 		fmt.Fprintf(stderr, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05")}, args...)...)
 	}

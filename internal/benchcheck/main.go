@@ -89,9 +89,10 @@ func run(ctx context.Context) error {
 				if err != nil {
 					return fmt.Errorf("%s: %w", name, err)
 				}
-				if try == 0 || c.Allocs < got[name].Allocs {
-					got[name] = c
+				if least, found := got[name]; found {
+					c = cost{min(c.Allocs, least.Allocs), min(c.Bytes, least.Bytes)}
 				}
+				got[name] = c
 				if !*write && got[name].within(committed[name]) {
 					break
 				}

@@ -3,10 +3,17 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"flag"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/walpost/walpost/internal/testenv"
@@ -15,16 +22,56 @@ import (
 func main() { testenv.Command(run) }
 
 func run(ctx context.Context) error {
-	replicas := flag.Int("servers", 1, "NATS servers")
-	always := flag.Bool("sync", false, "have NATS flush each write (sync_interval: always)")
-	encrypted := flag.Bool("tls", false, "connect to PostgreSQL over TLS")
+	var on servers
+	flag.IntVar(&on.replicas, "servers", 1, "NATS servers")
+	flag.BoolVar(&on.always, "sync", false, "have NATS flush each write (sync_interval: always)")
+	flag.BoolVar(&on.tls, "tls", false, "connect to PostgreSQL over TLS")
+	keep := flag.String("keep", "", "measure what docs/BENCHMARKS.md shows, and keep it in a folder")
+	only := flag.String("cases", "", "with -keep: the names of what is measured, such as tx100,tx1; empty is all")
 	summary := flag.String("summary", "", "run nothing: print the results of a folder as Markdown, and draw its plots")
 	flag.Parse()
 	if *summary != "" {
 		return summarize(os.Stdout, *summary)
 	}
+	program, err := testenv.Build(ctx, "github.com/walpost/walpost/cmd/walpost")
+	if err != nil {
+		return err
+	}
+	if *keep == "" {
+		return on.bench(ctx, program, flag.Args(), os.Stdout)
+	}
+	for _, c := range cases {
+		if *only != "" && !slices.Contains(strings.Split(*only, ","), c.name) {
+			continue
+		}
+		fmt.Fprintf(os.Stderr, "%s: %s\n", c.name, c.title)
+		if err := c.measure(ctx, program, *keep); err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+	}
+	return nil
+}
+
+func (c measured) measure(ctx context.Context, program, folder string) error {
+	var out bytes.Buffer
+	if err := c.bench(ctx, program, append(c.args, "--json"), &out); err != nil {
+		return err
+	}
+	k := kept{Title: c.title}
+	if err := json.Unmarshal(out.Bytes(), &k.Report); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(k, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(folder, c.name+".json"), append(text, '\n'), 0o644)
+}
+
+// bench runs walpost bench.
+func (on servers) bench(ctx context.Context, program string, args []string, out io.Writer) (err error) {
 	// As a server would have it: the defaults of the tests forgo durability.
-	pg, err := testenv.StartPostgres(ctx, testenv.PGOptions{FSync: true, TLS: *encrypted, Settings: map[string]string{
+	pg, err := testenv.StartPostgres(ctx, testenv.PGOptions{FSync: true, TLS: on.tls, Settings: map[string]string{
 		"synchronous_commit": "on", "shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min",
 	}})
 	if err != nil {
@@ -32,31 +79,27 @@ func run(ctx context.Context) error {
 	}
 	defer pg.Close()
 	options := testenv.NATSOptions{Process: true, JetStream: "max_file_store: 64GB"}
-	if *always {
+	if on.always {
 		options.JetStream += "\nsync_interval: always"
 	}
 	var urls string
-	if *replicas == 1 {
+	if on.replicas > 1 {
+		c, err := testenv.StartNATSCluster(ctx, on.replicas, options)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		urls = c.Nodes[0].URL()
+	} else {
 		n, err := testenv.StartNATS(ctx, options)
 		if err != nil {
 			return err
 		}
 		defer n.Close()
 		urls = n.URL()
-	} else {
-		c, err := testenv.StartNATSCluster(ctx, *replicas, options)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		urls = c.Nodes[0].URL()
 	}
-	program, err := testenv.Build(ctx, "github.com/walpost/walpost/cmd/walpost")
-	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(ctx, program, append([]string{"bench", "--postgres-url", pg.URL("postgres"), "--nats-url", urls}, flag.Args()...)...)
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd := exec.CommandContext(ctx, program, append([]string{"bench", "--postgres-url", pg.URL("postgres"), "--nats-url", urls}, args...)...)
+	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	return cmd.Run()
 }

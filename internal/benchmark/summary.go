@@ -23,18 +23,14 @@ type kept struct {
 
 // summarize prints the tables of a folder's results, and draws a plot of each beside it.
 func summarize(w io.Writer, folder string) error {
-	names, err := filepath.Glob(filepath.Join(folder, "*.json"))
-	if err != nil || len(names) == 0 {
-		return fmt.Errorf("no results in %s: %w", folder, err)
-	}
-	for _, name := range names {
-		text, err := os.ReadFile(name)
+	for _, c := range cases {
+		text, err := os.ReadFile(filepath.Join(folder, c.name+".json"))
 		if err != nil {
 			return err
 		}
-		k := kept{name: strings.TrimSuffix(filepath.Base(name), ".json")}
+		k := kept{name: c.name}
 		if err := json.Unmarshal(text, &k); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return fmt.Errorf("%s: %w", c.name, err)
 		}
 		k.table(w, filepath.Base(folder))
 		if err := os.WriteFile(filepath.Join(folder, k.name+".svg"), []byte(k.plot()), 0o644); err != nil {
@@ -50,18 +46,17 @@ func (k *kept) table(w io.Writer, folder string) {
 		k.Title, short(r.PostgreSQL), r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, k.name, folder, k.name)
 	if len(r.Drains) > 0 {
 		fmt.Fprintf(w, "![rows a second](%s/%s.svg)\n\n", folder, k.name)
-		fmt.Fprintln(w, "| | rows/s | of the source | last/first tenth | client CPU, s/M | PostgreSQL CPU, s/M | NATS CPU, s/M | sum | of what the sum allows | memory, MiB |")
-		fmt.Fprintln(w, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+		fmt.Fprintln(w, "| | rows/s | of the source | from the start, s | last/first tenth | client CPU, s/M | PostgreSQL CPU, s/M | NATS CPU, s/M | sum | of what the sum allows | memory, MiB |")
+		fmt.Fprintln(w, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
 	}
-	source := 0.0
-	for i, d := range r.Drains {
-		if i == 0 {
-			source = d.Rate()
-		}
+	for _, d := range r.Drains {
 		client, postgres, broker := d.CPU()
-		sum := client + postgres + broker
-		fmt.Fprintf(w, "| %s | %.0f | %.2f | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", d.Name, d.Rate(), d.Rate()/source, d.Steadiness(),
-			client, postgres, broker, sum, d.Rate()*sum/1e6/cores, mib(d.RSS()))
+		sum, known := client+postgres+broker, bench.Known
+		if r.Replicas > 1 { // it is known of one server only
+			sum = 0
+		}
+		fmt.Fprintf(w, "| %s | %.0f | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", d.Name, d.Rate(), known(2, d.Rate()/r.Source()), known(2, d.Whole().Seconds()),
+			known(2, d.Steadiness()), known(2, client), known(2, postgres), known(2, broker), known(2, sum), known(2, d.Rate()*sum/1e6/cores), known(0, float64(d.RSS())/(1<<20)))
 	}
 	if len(r.Latencies) == 0 {
 		return
@@ -77,13 +72,6 @@ func (k *kept) table(w io.Writer, folder string) {
 		}
 		fmt.Fprintln(w)
 	}
-}
-
-func mib(bytes int64) string {
-	if bytes == 0 {
-		return "-"
-	}
-	return fmt.Sprint((bytes + 1<<19) >> 20)
 }
 
 // cores is what the results were measured on.

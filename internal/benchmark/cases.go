@@ -1,0 +1,52 @@
+package main
+
+// measured is one result that is kept: what walpost bench is told, and on which servers.
+type measured struct {
+	name, title string
+	servers
+	args []string
+}
+
+// servers are what a measurement is done on.
+type servers struct {
+	replicas int  // NATS servers
+	always   bool // NATS flushes each write
+	tls      bool // to PostgreSQL
+}
+
+// cases are the results of docs/BENCHMARKS.md.
+var cases = []measured{
+	{"tx100", "100 rows in each transaction, 300 bytes", servers{}, []string{
+		"--rows", "300000", "--latency", "100,1000,5000,10000", "--binary",
+	}},
+	{"tx1", "One row in each transaction, 300 bytes", servers{}, []string{
+		"--rows", "300000", "--per-transaction", "1", "--marks", "none", "--latency", "0",
+	}},
+	{"onetx", "One transaction of a million rows", servers{}, []string{
+		"--rows", "1000000", "--per-transaction", "1000000", "--marks", "none", "--runs", "1", "--latency", "0",
+	}},
+	{"backlog", "A backlog of ten million rows", servers{}, []string{
+		"--rows", "10000000", "--marks", "none", "--runs", "1", "--latency", "0",
+	}},
+	{"backlog2m", "A backlog of ten million rows, and a duplicate window of two minutes", servers{}, []string{
+		"--rows", "10000000", "--marks", "none", "--batches", "single", "--runs", "1", "--latency", "0", "--duplicate-window", "2m",
+	}},
+	{"bytes2k", "Payloads of 2 kB", servers{}, []string{
+		"--rows", "100000", "--payload", "2000", "--marks", "none", "--latency", "0",
+	}},
+	{"bytes50k", "Payloads of 50 kB", servers{}, []string{
+		"--rows", "8000", "--payload", "50000", "--per-transaction", "10", "--marks", "none", "--latency", "0",
+	}},
+	{"tls", "TLS to PostgreSQL", servers{tls: true}, []string{
+		"--rows", "300000", "--marks", "none", "--latency", "0",
+	}},
+	{"syncalways", "sync_interval: always", servers{always: true}, []string{
+		"--rows", "100000", "--marks", "none", "--batches", "single,fast,atomic", "--latency", "0",
+	}},
+	{"r3", "Three replicas", servers{replicas: 3}, []string{
+		"--rows", "100000", "--marks", "none", "--batches", "single,fast,atomic", "--replicas", "3", "--latency", "0",
+	}},
+	{"shards", "Several relays, 300 bytes", servers{}, []string{
+		"--rows", "300000", "--marks", "none", "--batches", "fast", "--shards", "1,2,4", "--latency", "0",
+	}},
+}
