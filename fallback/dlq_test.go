@@ -423,19 +423,25 @@ func (b *bench) eventually(sql string) {
 	}
 }
 
+// bury makes a dead letter of a row that only the WAL has.
+func (b *bench) bury(id, aggregate string) {
+	b.t.Helper()
+	ev := &outbox.Event{Table: b.table}
+	for f, v := range map[outbox.Field]string{
+		outbox.ID: id, outbox.EventType: "x", outbox.Payload: `{"n": 0.10}`, outbox.AggregateType: "order", outbox.AggregateID: aggregate,
+		outbox.TenantID: "0", outbox.EventVersion: "1", outbox.OccurredAt: "2024-01-01 00:00:00+00",
+	} {
+		ev.Values[f] = []byte(v)
+	}
+	b.must(b.db.Bury(b.t.Context(), ev, "subject: bad"))
+}
+
 // TestRetryOfWhatOnlyTheWALHolds: the row is inserted and deleted in the
 // transaction that deletes the dead letter, and never without a slot to carry it.
 func TestRetryOfWhatOnlyTheWALHolds(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
 		b := newBench(t, pg, outbox.MarkNone)
-		ev := &outbox.Event{Table: b.table}
-		for f, v := range map[outbox.Field]string{
-			outbox.ID: "7", outbox.EventType: "x", outbox.Payload: `{"n": 0.10}`, outbox.AggregateType: "order", outbox.AggregateID: "1",
-			outbox.TenantID: "0", outbox.EventVersion: "1", outbox.OccurredAt: "2024-01-01 00:00:00+00",
-		} {
-			ev.Values[f] = []byte(v)
-		}
-		b.must(b.db.Bury(t.Context(), ev, "subject: bad"))
+		b.bury("7", "1")
 		refused := func(want string) {
 			t.Helper()
 			done, left := b.retry(b.dlq(b.table), fallback.Filter{})

@@ -127,7 +127,7 @@ func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Tim
 	if !archived(t) {
 		return nil, nil
 	}
-	rows, err := db.markedSince(ctx, t, Archive, "t.archived_at", "t.outbox = "+quoteLiteral(t.String()), since, next, limit)
+	rows, err := db.markedSince(ctx, t, Archive, "t.archived_at", "t.outbox = "+quoteLiteral(t.String())+sentSQL(t), since, next, limit)
 	if Code(err) == "42P01" { // undefined_table
 		return nil, nil
 	}

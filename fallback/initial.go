@@ -40,8 +40,8 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 		}
 		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 			for _, t := range tables {
-				sql := fmt.Sprintf(`UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL)`,
-					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), quoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped)
+				sql := fmt.Sprintf(`UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL%[7]s)`,
+					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), quoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped, shardSQL(t, "s"))
 				tag, err := tx.Exec(ctx, sql)
 				if err != nil {
 					return fmt.Errorf("mark the rows that are pending in %s: %w", t, err)

@@ -128,37 +128,59 @@ func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time,
 	if t.Mark != outbox.MarkUpdate {
 		return nil, nil
 	}
-	return db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true", since, next, limit)
+	return db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true"+sentSQL(t), since, next, limit)
 }
 
-// markedSince leaves out the rows that a first start was told not to send.
-func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, where string, since time.Time, next *MarkCursor, limit int) (rows []MarkedRow, err error) {
-	where += shardSQL(t, "t")
-	if t.Layout.Has(outbox.LastError) {
-		where += fmt.Sprintf(" AND (t.%s LIKE '%s%%') IS NOT TRUE", t.Column(outbox.LastError), Skipped)
+// sentSQL leaves out the rows that a first start was told not to send.
+func sentSQL(t *outbox.Table) string {
+	if !t.Layout.Has(outbox.LastError) {
+		return ""
 	}
-	start := *next
-	if start.at.IsZero() {
-		start = MarkCursor{at: since}
+	return fmt.Sprintf(" AND (t.%s LIKE '%s%%') IS NOT TRUE", t.Column(outbox.LastError), Skipped)
+}
+
+// markedPage is how many rows one statement reads where some may be other shards'.
+const markedPage = 5000
+
+// markedSince passes over other shards' rows here and not in a statement: there may be
+// more of them between two of this one's than a statement has time for.
+func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, where string, since time.Time, next *MarkCursor, limit int) (rows []MarkedRow, err error) {
+	page, own := limit, "true"
+	if !t.Shard.All() {
+		page, own = markedPage, t.ShardSQL("t")
 	}
 	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
-	sql := fmt.Sprintf(`SELECT concat(%[1]s), %[2]s, %[3]s, %[7]s FROM %[4]s t WHERE %[6]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[5]s)
-		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, t.HashSQL("t"), from, t.IDType, where, moved)
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		result, _ := conn.Query(ctx, sql, start.at, start.id, limit)
-		row := MarkedRow{Ref: outbox.Ref{Table: t}}
-		var hash int64
-		var archived *time.Time
-		_, err := pgx.ForEachRow(result, []any{&row.ID, &row.Marked, &hash, &archived}, func() error {
-			next.id, next.at, row.Hash = row.ID, row.Marked, uint64(hash)
-			if archived != nil {
-				row.Archived = *archived
-			}
-			rows = append(rows, row)
-			return nil
+	sql := fmt.Sprintf(`SELECT concat(%[1]s), %[2]s, %[3]s, %[7]s, %[8]s FROM %[4]s t WHERE %[6]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[5]s)
+		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, t.HashSQL("t"), from, t.IDType, where, moved, own)
+	for read := page; err == nil && read == page && len(rows) < limit; {
+		start := *next
+		if start.at.IsZero() {
+			start = MarkCursor{at: since}
+		}
+		read = 0
+		err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			result, _ := conn.Query(ctx, sql, start.at, start.id, page)
+			row := MarkedRow{Ref: outbox.Ref{Table: t}}
+			var hash int64
+			var archived *time.Time
+			var own bool
+			_, err := pgx.ForEachRow(result, []any{&row.ID, &row.Marked, &hash, &archived, &own}, func() error {
+				read++
+				if len(rows) == limit {
+					return nil
+				}
+				next.id, next.at, row.Hash = row.ID, row.Marked, uint64(hash)
+				if archived != nil {
+					row.Archived = *archived
+				}
+				if own {
+					rows = append(rows, row)
+				}
+				return nil
+			})
+			return err
 		})
-		return err
-	})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read marked rows of %s: %w", t, err)
 	}
@@ -235,8 +257,11 @@ func (db *DB) HasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err
 	if t.Mark != outbox.MarkUpdate {
 		return false, nil
 	}
-	err = db.row(ctx, []any{&has}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s IS NOT NULL%s)`,
-		t.SQL(), t.Column(outbox.ProcessedAt), shardSQL(t, "t")))
+	if !t.Shard.All() {
+		rows, err := db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true", time.Time{}, &MarkCursor{}, 1)
+		return len(rows) > 0, err
+	}
+	err = db.row(ctx, []any{&has}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s IS NOT NULL)`, t.SQL(), t.Column(outbox.ProcessedAt)))
 	if err != nil {
 		return false, fmt.Errorf("look for marked rows of %s: %w", t, err)
 	}
@@ -252,7 +277,11 @@ func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err e
 	if err != nil || !readable || !has {
 		return has, err
 	}
-	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+Archive+` t WHERE t.outbox = $1`+shardSQL(t, "t")+`)`, t.String())
+	if archived(t) && !t.Shard.All() {
+		rows, err := db.ArchivedSince(ctx, t, time.Time{}, &MarkCursor{}, 1)
+		return len(rows) > 0, err
+	}
+	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+Archive+` t WHERE t.outbox = $1)`, t.String())
 	return has, err
 }
 

@@ -164,12 +164,16 @@ func (t *target) take(ctx context.Context, tx pgx.Tx, run []letter) ([]Outcome, 
 	return append(first, second...), err
 }
 
-var errNotTaken = errors.New("the table did not take the row: a trigger or a rule is in the way")
+var (
+	errNotTaken   = errors.New("the table did not take the row: a trigger or a rule is in the way")
+	errOtherShard = hint.Errorf("retry it with the configuration of the relay whose shard it is: with mark none only the WAL that this one reads would hold it",
+		"the row is another shard's")
+)
 
 // rowsFault: another row may well succeed.
 func rowsFault(err error) bool {
 	code := Code(err)
-	return errors.Is(err, errNotTaken) || slices.ContainsFunc([]string{"22", "23", "44", "P0"}, func(class string) bool {
+	return errors.Is(err, errNotTaken) || errors.Is(err, errOtherShard) || slices.ContainsFunc([]string{"22", "23", "44", "P0"}, func(class string) bool {
 		return strings.HasPrefix(code, class)
 	})
 }
@@ -187,12 +191,16 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 	if t.table.Mark != outbox.MarkNone {
 		return gone, nil
 	}
-	tag, err := tx.Exec(ctx, fmt.Sprintf(`DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)`,
-		t.table.SQL(), t.table.Column(outbox.ID), t.idType()), rows)
-	if err == nil && tag.RowsAffected() != int64(len(rows)) {
-		err = errNotTaken
+	tag, err := tx.Exec(ctx, fmt.Sprintf(`DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s`,
+		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), shardSQL(t.table, "t")), rows)
+	switch {
+	case err != nil || tag.RowsAffected() == int64(len(rows)):
+		return gone, err
+	case t.table.Shard.All():
+		return gone, errNotTaken
+	default:
+		return gone, errOtherShard
 	}
-	return gone, err
 }
 
 // others tells of those that were not moved: their rows are there again. Those

@@ -69,14 +69,14 @@ func (l *Lane) batched() bool { return l.batches.kind == BatchFast || l.batches.
 // most is how many messages a unit has at most, and how many bytes are staged for it:
 // half of the window, so that the next one can gather.
 func (l *Lane) most() (messages, bytes int) {
-	messages, bytes = max(1, l.cfg.Window/2), l.cfg.WindowBytes/2
+	messages, bytes = min(max(1, l.cfg.Window/2), maxUnit), l.cfg.WindowBytes/2
 	if l.batches.singly > 0 {
 		messages = min(messages, 64)
 	}
-	if l.batches.kind == BatchAtomic {
-		return min(messages, maxAtomic), bytes
+	if l.batches.kind == BatchFast {
+		bytes = min(bytes, maxFastBytes)
 	}
-	return messages, min(bytes, maxFastBytes)
+	return messages, bytes
 }
 
 // stage keeps a message for its unit. The caller has found a place for it.

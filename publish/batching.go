@@ -25,9 +25,10 @@ const (
 )
 
 const (
-	// maxAtomic is the server's limit on the messages of an atomic batch.
-	maxAtomic = 1000
-	// maxFastBytes bounds what is staged for a fast batch, which has no limit of its own.
+	// maxUnit is the server's limit on the messages of an atomic batch. A fast one, which
+	// has no limit of its own, would be no faster with more of them or more bytes: only the
+	// relay's memory would grow.
+	maxUnit      = 1000
 	maxFastBytes = 2 << 20
 	// atomicLeast is how many messages of single rows have to wait for an atomic batch to
 	// be worth it: a server without replicas makes a store for each, which takes it

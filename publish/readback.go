@@ -199,15 +199,21 @@ func (s *Stream) SeqSince(ctx context.Context, at time.Time) (uint64, error) {
 	if consumer.CachedInfo().NumPending == 0 {
 		return info.LastSeq + 1, nil
 	}
-	msg, err := consumer.Next(jetstream.FetchContext(ctx))
+	seq := uint64(0)
+	err = s.fetch(ctx, consumer, 1, func(msg *nats.Msg) (more bool, err error) {
+		meta, err := msg.Metadata()
+		if err == nil {
+			seq = meta.Sequence.Stream
+		}
+		return false, err
+	})
+	if err == nil && seq == 0 {
+		err = silent("its first message")
+	}
 	if err != nil {
 		return 0, fmt.Errorf("find the stream's messages since %s: %w", since, err)
 	}
-	meta, err := msg.Metadata()
-	if err != nil {
-		return 0, err
-	}
-	return meta.Sequence.Stream, nil
+	return seq, nil
 }
 
 func (o *ReadBackOptions) phantom(p outbox.Position) bool { return o.Phantom != nil && o.Phantom(p) }

@@ -85,6 +85,39 @@ func TestReadBackOfASilentConsumer(t *testing.T) {
 	}
 }
 
+// TestReadBackOfAStatus: messages that anybody has published may look like what a server
+// says of a request.
+func TestReadBackOfAStatus(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r.storeMany(3)
+	for _, status := range []string{"100", "200", "404", "408", "409", "503"} {
+		_, err := r.nc.RequestMsg(&nats.Msg{Subject: "events.a", Header: nats.Header{"Status": {status}, "Description": {"Consumer Deleted"}}}, 5*time.Second)
+		r.must(err)
+	}
+	r.storeMany(5) // two more
+	found, err := r.stream.ReadBack(t.Context(), 1, 11, ReadBackOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
+	r.must(err)
+	if found.Own != 5 {
+		t.Errorf("read %d messages of its own of 5", found.Own)
+	}
+	seq, err := r.stream.SeqSince(t.Context(), time.Now().Add(-time.Hour))
+	if err != nil || seq != 1 {
+		t.Errorf("the first message is %d: %v", seq, err)
+	}
+}
+
+// TestReadBackInSmallRequests: a server may bound what is asked for at once.
+func TestReadBackInSmallRequests(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{JetStream: "limits { max_request_batch: 2 }"})
+	r := newLaneRigOver(t, n, ConnConfig{URL: n.URL()}, nil)
+	r.storeMany(7)
+	found, err := r.stream.ReadBack(t.Context(), 1, 7, ReadBackOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
+	r.must(err)
+	if found.Own != 7 {
+		t.Errorf("read %d messages of 7", found.Own)
+	}
+}
+
 // TestReadBackOfALostRequest: the connection is half open, and then lost, with requests
 // under way that nobody will answer.
 func TestReadBackOfALostRequest(t *testing.T) {

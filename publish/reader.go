@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -103,8 +104,7 @@ func silent(format string, args ...any) error {
 // the server it was asked at is gone.
 func passing(err error) bool {
 	for _, gone := range []error{
-		errSilent, jetstream.ErrConsumerNotFound, jetstream.ErrConsumerDeleted, jetstream.ErrServerShutdown, jetstream.ErrConsumerLeadershipChanged,
-		nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrDisconnected, context.DeadlineExceeded,
+		errSilent, nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrDisconnected, context.DeadlineExceeded,
 	} {
 		if errors.Is(err, gone) {
 			return true
@@ -134,7 +134,7 @@ const (
 	fetchMost    = 500
 	fetchTimeout = time.Minute
 	// fetchHeartbeat is how often a consumer that has nothing to deliver says so; after
-	// twice as long it is given up. A server that restarts, and that the relay is not
+	// twice as long without a word it is given up. A server that restarts, and that the relay is not
 	// connected to itself, may bring the consumer back and forget the request.
 	fetchHeartbeat = time.Second
 )
@@ -153,7 +153,7 @@ func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, ea
 	pending, delivered := consumer.CachedInfo().NumPending, uint64(0)
 	for pending > 0 && last < to {
 		before := delivered
-		err := s.fetch(ctx, consumer, min(fetchMost, pending, to-max(last, from-1)), func(msg jetstream.Msg) (more bool, err error) {
+		err := s.fetch(ctx, consumer, min(fetchMost, pending, to-max(last, from-1)), func(msg *nats.Msg) (more bool, err error) {
 			meta, err := msg.Metadata()
 			if err != nil {
 				return false, err
@@ -162,7 +162,7 @@ func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, ea
 				return false, silent("its message %d", delivered)
 			}
 			if meta.Sequence.Stream <= to {
-				each(meta.Sequence.Stream, meta.Timestamp, msg.Headers())
+				each(meta.Sequence.Stream, meta.Timestamp, msg.Header)
 			}
 			last, pending = min(meta.Sequence.Stream, to), meta.NumPending
 			return last < to, nil
@@ -176,47 +176,72 @@ func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, ea
 }
 
 // fetch calls each with the consumer's next messages, fewer than n where no more come for
-// a while, or where each wants no more.
-func (s *Stream) fetch(ctx context.Context, consumer jetstream.Consumer, n uint64, each func(jetstream.Msg) (more bool, err error)) error {
+// a while, or where each wants no more. The client's own would take a message that has a
+// header Status, as anybody may publish one, for word from the server: it has no body
+// here, as no message has.
+func (s *Stream) fetch(ctx context.Context, consumer jetstream.Consumer, n uint64, each func(*nats.Msg) (more bool, err error)) error {
 	if !s.nc.IsConnected() {
 		return nats.ErrDisconnected
 	}
-	request, cancel := context.WithTimeout(ctx, fetchTimeout)
-	defer cancel()
-	deadline, _ := request.Deadline()
-	batch, err := consumer.Fetch(int(n), jetstream.FetchContext(request), jetstream.FetchHeartbeat(min(fetchHeartbeat, time.Until(deadline)/4)))
+	info := consumer.CachedInfo()
+	if most := info.Config.MaxRequestBatch; most > 0 {
+		n = min(n, uint64(most))
+	}
+	messages := make(chan *nats.Msg, n+8) // and what the server says besides
+	sub, err := s.nc.ChanSubscribe(s.nc.NewInbox(), messages)
 	if err != nil {
 		return err
 	}
-	idle := time.NewTimer(apiTimeout)
+	defer func() { _ = sub.Unsubscribe() }()
+	request := fmt.Appendf(nil, `{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, n, fetchTimeout, fetchHeartbeat)
+	if err := s.nc.PublishRequest(s.APISubject("CONSUMER.MSG.NEXT."+s.cfg.Name+"."+info.Name), sub.Subject, request); err != nil {
+		return err
+	}
+	idle, silence := time.NewTimer(apiTimeout), time.NewTimer(2*fetchHeartbeat)
 	defer idle.Stop()
-	for messages := batch.Messages(); ; {
+	defer silence.Stop()
+	for got := uint64(0); got < n; {
 		select {
-		case msg, ok := <-messages:
-			if !ok {
-				return fetched(ctx, batch.Error(), n)
+		case msg := <-messages:
+			silence.Reset(2 * fetchHeartbeat)
+			if !strings.HasPrefix(msg.Reply, "$JS.ACK.") {
+				if over, err := heard(msg); over || err != nil {
+					return err
+				}
+				continue
 			}
+			idle.Reset(apiTimeout)
+			got++
 			if more, err := each(msg); err != nil || !more {
 				return err
 			}
-			idle.Reset(apiTimeout)
+		case <-silence.C:
+			if len(messages) == 0 {
+				return silent("its next %d messages", n-got)
+			}
 		case <-idle.C:
-			return nil
+			if len(messages) == 0 {
+				return nil
+			}
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
+	return nil
 }
 
-// fetched says how a fetch of n messages has ended.
-func fetched(ctx context.Context, err error, n uint64) error {
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case errors.Is(err, jetstream.ErrNoHeartbeat):
-		return silent("its next %d messages", n)
-	case errors.Is(err, context.DeadlineExceeded):
-		return nil
+// heard takes what the server says about a request: whether it is over.
+func heard(msg *nats.Msg) (over bool, err error) {
+	switch status := msg.Header.Get("Status"); status {
+	case "100": // a heartbeat
+		return false, nil
+	case "404", "408": // there is nothing more, or there was no more in time
+		return true, nil
+	case "503":
+		return true, nats.ErrNoResponders
+	default:
+		return true, silent("and says %s %s", status, msg.Header.Get("Description"))
 	}
-	return err
 }
 
 // consumer makes a consumer of headers that vanishes by itself where done cannot delete it.

@@ -94,6 +94,8 @@ func (r *Relay) skipInitial(ctx context.Context, db *fallback.DB) error {
 		r.known.begun = err == nil
 		return err
 	}
+	r.status.own()
+	r.status.do("mark what was pending before the first start")
 	skipped, err := fallback.SkipPending(ctx, r.database(), r.cfg.Outboxes)
 	if err != nil {
 		return err

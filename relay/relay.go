@@ -153,6 +153,10 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 			return nil, hint.Errorf("give the relay a stream of its own and nats.shared: false, or choose another mark",
 				"outbox %s: mark none cannot share a stream: only the position in it says what was stored", t)
 		}
+		if !t.Shard.All() && cfg.Stream.Shared {
+			return nil, hint.Errorf("give every shard a stream of its own, join them for consumers in a stream with sources, and leave nats.shared out",
+				"shard %s with nats.shared: the shards have one source, and take each other's messages for their own", t.Shard)
+		}
 	}
 	if marks := marksOf(cfg.Outboxes); marks[outbox.MarkNone] && len(marks) > 1 {
 		return nil, hint.Errorf("run a relay of its own, with a slot and a stream of its own, for the outboxes with mark none",

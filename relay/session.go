@@ -68,7 +68,7 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 		s.feed = &feed{r: r, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop, seen: s.seen}
 		s.loop.wal, s.loop.feed = wal, s.feed
 		r.until.Store(uint64(s.seen.until))
-		r.status.set(stateStreaming, nil)
+		r.status.deliver(ctx, stateStreaming)
 		r.log.Info("streaming", zap.String("slot", r.cfg.Slot), zap.Stringer("from", wal.Tracker().Confirmed()),
 			zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.seen.until))
 		looping, stop := context.WithCancelCause(ctx)
@@ -107,7 +107,7 @@ func (r *Relay) polled(ctx, held context.Context, db *fallback.DB, sys stream.Sy
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		r.status.set(statePolling, nil)
+		r.status.deliver(ctx, statePolling)
 		looping, stop := context.WithCancelCause(ctx)
 		var wg sync.WaitGroup
 		wg.Go(func() { stop(beside(looping, s)) })
@@ -239,6 +239,7 @@ func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(c
 	defer r.away.Store(false)
 	for first := true; ; first = false {
 		info, err := ask(ctx)
+		r.status.failing(err)
 		r.away.Store(err != nil)
 		if err == nil {
 			if !first {
@@ -253,12 +254,10 @@ func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(c
 			return nil, fmt.Errorf("wait for the stream: the replication connection is lost: %w", err)
 		}
 		if first {
-			r.status.set(stateWaiting, err)
 			r.logFailure("JetStream is away: PostgreSQL keeps the WAL meanwhile", err)
 		}
 		if errors.Is(err, publish.ErrStreamNotFound) && !gone {
 			gone = true // maybe only now: a server that comes back may have lost its disk
-			r.status.set(stateWaiting, err)
 			r.alarm("stream_gone", "the stream does not exist any more; it is not created anew under a running relay", zap.Error(err))
 		}
 		sleep(ctx, 250*time.Millisecond)
@@ -378,8 +377,12 @@ func (s *session) finish(ctx context.Context, cause error) error {
 
 func (r *Relay) newLane(ctx context.Context, info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
 	batching := r.cfg.Stream.Batching.Resolve(&info.Config, r.cfg.Stream.Shared)
-	if r.known.single {
+	if r.known.single && batching != publish.BatchSingle {
 		batching = publish.BatchSingle
+		if least := publish.DuplicateWindow(false); info.Config.Duplicates < least && !r.limited("short_window", time.Hour) {
+			r.log.Warn("messages go one by one into a stream whose duplicate window was made for batches",
+				zap.Duration("duplicate_window", info.Config.Duplicates), zap.String("hint", fmt.Sprintf("nats stream edit %s --dupe-window %s", r.cfg.Stream.Name, least)))
+		}
 	}
 	lane, err := publish.NewLane(ctx, publish.LaneConfig{
 		Conn: r.nc, Stream: r.stream, Subjects: r.subjects, Envelope: r.envelope,

@@ -7,8 +7,11 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -169,5 +172,15 @@ func TestShardOfAnotherPublication(t *testing.T) {
 	r.must(err)
 	if err := stream.CheckPublication(t.Context(), conn, r.cfg.Publication, second.cfg.Outboxes); err == nil || !strings.Contains(err.Error(), "all rows") {
 		t.Errorf("a publication of everything: %v", err)
+	}
+}
+
+// TestShardsShareNoStream: they have one source, and would take each other's messages for
+// their own.
+func TestShardsShareNoStream(t *testing.T) {
+	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate, Shard: outbox.Shard{Index: 1, Of: 2}}
+	cfg := relay.Config{Subject: "events.{event_type}", Outboxes: []*outbox.Table{table}, Stream: publish.StreamConfig{Name: "EVENTS", Shared: true}}
+	if _, err := relay.New(cfg, zap.NewNop(), prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "shard 1/2") || hint.Of(err) == "" {
+		t.Errorf("%v (%s)", err, hint.Of(err))
 	}
 }

@@ -88,6 +88,7 @@ func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *strea
 		return err
 	}
 	r.known.unusable = nil
+	r.status.own()
 	sys, err := slots.System(ctx)
 	if err != nil {
 		return err
@@ -119,7 +120,7 @@ func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *strea
 // makeSlot makes the slot under a name for the meantime, waits until the tables
 // have nothing from before it, and gives it its name.
 func (r *Relay) makeSlot(ctx context.Context, slots *stream.Slots, s *session) error {
-	if err := r.createSlot(ctx, slots); err != nil {
+	if err := r.createSlot(ctx, slots, r.newSlot()); err != nil {
 		return err
 	}
 	crash("created")
@@ -162,17 +163,15 @@ func (r *Relay) createBare(ctx context.Context, slots *stream.Slots, first bool)
 	if !first {
 		r.alarm("wal_lost", "with mark none only the WAL had the events: those that the slot had not brought yet are lost")
 	}
-	if err := r.ensurePublication(ctx); err != nil {
-		return err
-	}
-	if err := slots.Create(ctx, r.cfg.Slot); err != nil {
+	r.status.do("create the slot")
+	if err := r.createSlot(ctx, slots, r.cfg.Slot); err != nil {
 		return err
 	}
 	return errModeChanged
 }
 
 // createSlot waits for every transaction that is running, and says for which.
-func (r *Relay) createSlot(ctx context.Context, slots *stream.Slots) error {
+func (r *Relay) createSlot(ctx context.Context, slots *stream.Slots, name string) error {
 	// The publication comes first: decoding looks it up as of each change.
 	if err := r.ensurePublication(ctx); err != nil {
 		return err
@@ -183,7 +182,7 @@ func (r *Relay) createSlot(ctx context.Context, slots *stream.Slots) error {
 		defer close(said)
 		r.sayWait(ctx, slots.PID(), done)
 	}()
-	err := slots.Create(ctx, r.newSlot())
+	err := slots.Create(ctx, name)
 	close(done)
 	<-said
 	return err
@@ -206,7 +205,7 @@ func (r *Relay) sayWait(ctx context.Context, pid uint32, done <-chan struct{}) {
 			continue
 		}
 		who := r.blockerOf(ctx, pid)
-		r.log.Warn("the creation of the slot waits for a transaction; the tables are polled meanwhile",
+		r.log.Warn("the creation of the slot waits for a transaction",
 			zap.Duration("waiting", time.Since(began).Round(time.Second)), zap.String("for", who))
 	}
 }

@@ -47,6 +47,23 @@ func (s *status) become(to state) {
 	s.state = to
 }
 
+// deliver begins a time of delivering, unless the session is over already.
+func (s *status) deliver(ctx context.Context, to state) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() == nil {
+		s.become(to)
+		s.err, s.step = nil, ""
+	}
+}
+
+// failing notes what keeps the present step from being done, nil where nothing does.
+func (s *status) failing(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+}
+
 // own ends a standby.
 func (s *status) own() {
 	s.mu.Lock()
@@ -74,10 +91,10 @@ const slowStep = time.Minute
 func (r *Relay) watchSteps(ctx context.Context) {
 	for sleep(ctx, slowStep/4) {
 		r.status.mu.Lock()
-		step, took := r.status.step, time.Since(r.status.stepAt)
+		step, took, err := r.status.step, time.Since(r.status.stepAt), r.status.err
 		r.status.mu.Unlock()
 		if step != "" && took > slowStep && !r.limited("slow_step", slowStep) {
-			r.log.Warn("a step between two times of delivering takes long, and new rows wait", zap.String("step", step), zap.Duration("for", took.Round(time.Second)))
+			r.log.Warn("a step between two times of delivering takes long, and new rows wait", zap.String("step", step), zap.Duration("for", took.Round(time.Second)), zap.Error(err))
 		}
 	}
 }

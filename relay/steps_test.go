@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,9 +60,20 @@ func TestStandbyEnds(t *testing.T) {
 	if err := r.Ready(); err == nil || err.Error() != "waiting" {
 		t.Errorf("it owns the lock and delivers nothing yet, ready: %v", err)
 	}
-	r.status.set(stateStreaming, nil)
+	ctx, end := context.WithCancel(t.Context())
+	r.status.deliver(ctx, stateStreaming)
 	r.status.own()
 	if err := r.Ready(); err != nil {
 		t.Errorf("it streams, and is not ready: %v", err)
+	}
+	end()
+	r.status.do("settle what was sent")
+	r.status.deliver(ctx, stateStreaming)
+	if r.Ready() == nil {
+		t.Error("the session has ended, and it is ready")
+	}
+	r.status.failing(errors.New("no answer"))
+	if err := r.Ready(); err == nil || err.Error() != "waiting: settle what was sent: no answer" {
+		t.Errorf("what fails is not said: %v", err)
 	}
 }

@@ -153,9 +153,9 @@ func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Tab
 	case want == "" && filter != nil:
 		return false, hint.Errorf(recreate, "publication %q filters the rows of %s: %s", name, t, *filter)
 	case want != "" && filter == nil:
-		return false, hint.Errorf("give each shard a publication of its own, or: "+recreate, "publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard)
+		return false, hint.Errorf("give each shard a slot, a publication and a stream of its own, or, while nothing is pending and the slot has nothing left to bring: "+recreate, "publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard)
 	case want != "" && !sameFilter(*filter, want):
-		return false, hint.Errorf("give each shard a publication of its own, or: "+recreate,
+		return false, hint.Errorf("give each shard a slot, a publication and a stream of its own, or, while nothing is pending and the slot has nothing left to bring: "+recreate,
 			"publication %q publishes other rows of %s than those of shard %s: %s", name, t, t.Shard, *filter)
 	}
 	for f := outbox.ID; f < outbox.NumFields; f++ {

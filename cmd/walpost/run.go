@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
-	"runtime/debug"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -52,7 +50,6 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 	}
 	defer log.Sync() //nolint:errcheck // standard error is not buffered, and a terminal refuses to be synced
 	registry := newRegistry()
-	saveMemory()
 	relay, err := newRelay(cfg, log, registry, nil)
 	if err != nil {
 		return err
@@ -68,14 +65,6 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 		log.Info("walpost ends")
 	}
 	return err
-}
-
-// saveMemory has garbage collected at half of the usual growth, unless GOGC says otherwise: what is done for a row allocates next
-// to nothing, so it costs no time that could be measured, and five MiB fewer are resident.
-func saveMemory() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50)
-	}
 }
 
 // runBoth runs the relay beside the server. The server outlives the relay, so that draining can be watched; a server that
