@@ -148,12 +148,17 @@ SELECT DISTINCT tenant, kind, aggregate FROM (
 // candidates runs a query for id, tenant, kind and id of the aggregate, recorded,
 // scheduled, attempts, early, bytes.
 func (db *DB) candidates(ctx context.Context, t *outbox.Table, sql string, args ...any) (cs []Candidate, err error) {
+	keys := map[string]string{} // rows of one aggregate share its key: a pass may keep them for long
 	err = db.raw(ctx, sql, args, func(v [][]byte) error {
 		attempts, _ := strconv.Atoi(string(v[6]))
 		bytes, _ := strconv.Atoi(string(v[8]))
+		key := outbox.AggregateKey(v[1], v[2], v[3])
+		if _, found := keys[key]; !found {
+			keys[key] = key
+		}
 		cs = append(cs, Candidate{
 			Attempts: attempts, Early: string(v[7]) == "t", Bytes: bytes,
-			ID: string(v[0]), Aggregate: outbox.AggregateKey(v[1], v[2], v[3]), Recorded: string(v[4]) == "t", Scheduled: string(v[5]) == "t",
+			ID: string(v[0]), Aggregate: keys[key], Recorded: string(v[4]) == "t", Scheduled: string(v[5]) == "t",
 		})
 		return nil
 	})
