@@ -113,3 +113,30 @@ func TestMarksOfAShard(t *testing.T) {
 		t.Errorf("%d marked rows of the other shard: %v", len(rows), err)
 	}
 }
+
+// TestMarksOfAShardWithItsOwnColumns: the archive has columns of the canonical table only.
+func TestMarksOfAShardWithItsOwnColumns(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'b.c', '{}')`)
+	b.delivered(1, "2 hours", "2 hours")
+	if r := b.retain(); r.Tables[0].Archived != 1 {
+		t.Fatalf("report %+v", r)
+	}
+	b.exec(`CREATE TABLE other (LIKE outbox_messages INCLUDING ALL); ALTER TABLE other RENAME aggregate_id TO owner`)
+	layout, err := outbox.CustomLayout(map[string]string{"id": "id", "event_type": "event_type", "payload": "payload", "aggregate_id": "owner", "processed_at": "processed_at"})
+	b.must(err)
+	table := &outbox.Table{Schema: "public", Name: "other", Layout: layout, Mark: outbox.MarkUpdate, Shard: outbox.Shard{Index: 1, Of: 2}}
+	b.must(b.db.CheckTable(t.Context(), table))
+	if has, err := b.db.HasMarks(t.Context(), table); err != nil || has {
+		t.Errorf("it has marks: %v, %v", has, err)
+	}
+	canonical := false
+	for _, shard := range b.shards() {
+		has, err := b.db.HasMarks(t.Context(), shard)
+		b.must(err)
+		canonical = canonical || has
+	}
+	if !canonical {
+		t.Error("the archived row is of no shard")
+	}
+}

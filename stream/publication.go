@@ -149,13 +149,14 @@ func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Tab
 	}
 	recreate := fmt.Sprintf("BEGIN; ALTER PUBLICATION %[1]s DROP TABLE %[2]s; %[3]s; COMMIT",
 		outbox.QuoteIdent(name), t.SQL(), addTablesSQL(name, []*outbox.Table{t}))
+	apart := "give each shard a slot, a publication and a stream of its own, or, while nothing is pending and the slot has nothing left to bring: " + recreate
 	switch want := t.ShardSQL(""); {
 	case want == "" && filter != nil:
 		return false, hint.Errorf(recreate, "publication %q filters the rows of %s: %s", name, t, *filter)
 	case want != "" && filter == nil:
-		return false, hint.Errorf("give each shard a slot, a publication and a stream of its own, or, while nothing is pending and the slot has nothing left to bring: "+recreate, "publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard)
+		return false, hint.Errorf(apart, "publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard)
 	case want != "" && !sameFilter(*filter, want):
-		return false, hint.Errorf("give each shard a slot, a publication and a stream of its own, or, while nothing is pending and the slot has nothing left to bring: "+recreate,
+		return false, hint.Errorf(apart,
 			"publication %q publishes other rows of %s than those of shard %s: %s", name, t, t.Shard, *filter)
 	}
 	for f := outbox.ID; f < outbox.NumFields; f++ {

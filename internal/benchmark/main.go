@@ -40,8 +40,14 @@ func run(ctx context.Context) error {
 	if *keep == "" {
 		return on.bench(ctx, program, flag.Args(), os.Stdout)
 	}
+	names := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
+	for _, name := range names {
+		if !slices.ContainsFunc(cases, func(c measured) bool { return c.name == name }) {
+			return fmt.Errorf("-cases: there is no %q", name)
+		}
+	}
 	for _, c := range cases {
-		if *only != "" && !slices.Contains(strings.Split(*only, ","), c.name) {
+		if len(names) > 0 && !slices.Contains(names, c.name) {
 			continue
 		}
 		fmt.Fprintf(os.Stderr, "%s: %s\n", c.name, c.title)
