@@ -24,6 +24,10 @@ var ErrBatch = errors.New("a batch was not stored as it was sent")
 // together are only numbers, and a message of somebody else's moves the sequence to
 // where a later one of them fits.
 //
+// A fast batch is written as its messages come, in parts, all but the newest: that is
+// the last one as soon as nothing more comes, or the batch has become large. An atomic
+// batch has to be complete before it is written.
+//
 // A PubAck proves a batch when its sequence is that of the batch's last message:
 // whatever the server may have left out of it, as duplicates or by mistake, makes it
 // smaller.
@@ -33,6 +37,9 @@ type batches struct {
 	kind   Batching
 	id     string // what the ids of the lane's batches begin with
 	singly int    // so many messages are still to be sent by themselves
+
+	unit uint64 // the index of the first message of the unit that was written last
+	open int    // so many messages of it were written, and it goes on; 0 where it is complete
 
 	staged []staged
 	arena  []byte     // their headers and bodies
@@ -66,17 +73,19 @@ type staged struct {
 // batched reports whether the lane stages what it sends.
 func (l *Lane) batched() bool { return l.batches.kind == BatchFast || l.batches.kind == BatchAtomic }
 
-// most is how many messages a unit has at most, and how many bytes are staged for it:
-// half of the window, so that the next one can gather.
-func (l *Lane) most() (messages, bytes int) {
-	messages, bytes = min(max(1, l.cfg.Window/2), maxUnit), l.cfg.WindowBytes/2
-	if l.batches.singly > 0 {
-		messages = min(messages, 64)
+// most is how many messages and bytes a unit has at most, and how many may be staged
+// while one is under way.
+func (l *Lane) most() (unit, unitBytes, staged, stagedBytes int) {
+	half, bytes := max(1, l.cfg.Window/2), l.cfg.WindowBytes/2
+	switch b := &l.batches; {
+	case b.singly > 0:
+		half = min(half, 64)
+	case b.kind == BatchFast:
+		return max(half, l.cfg.Window-maxStage), bytes, min(half, maxStage), min(bytes, maxStageBytes)
+	default:
+		half = min(half, maxAtomic)
 	}
-	if l.batches.kind == BatchFast {
-		bytes = min(bytes, maxFastBytes)
-	}
-	return messages, bytes
+	return half, bytes, half, bytes
 }
 
 // stage keeps a message for its unit. The caller has found a place for it.
@@ -93,31 +102,45 @@ func (l *Lane) stage(subject string, index uint64, commit outbox.LSN, header, bo
 	b.staged = append(b.staged, s)
 }
 
-// stageIsFull reports whether what is staged has to go before more is.
+// stageIsFull reports whether what is staged has to go before more is. The caller
+// holds mu.
 func (l *Lane) stageIsFull() bool {
-	messages, bytes := l.most()
-	return len(l.batches.staged) >= messages || len(l.batches.arena) > bytes
+	b := &l.batches
+	_, _, messages, bytes := l.most()
+	return len(b.staged) >= messages || len(b.arena) > bytes || !l.underWay() && b.isPart()
+}
+
+// isPart reports whether enough is staged for it to be written as a part of a fast batch.
+func (b *batches) isPart() bool {
+	return b.kind == BatchFast && b.singly == 0 && len(b.staged) > 1 && (len(b.staged) >= partMessages || len(b.arena) >= partBytes)
 }
 
 // underWay reports whether a unit waits for its PubAck. The caller holds mu.
 func (l *Lane) underWay() bool { return l.ring.low < l.batches.written }
 
-// publishStaged publishes the next unit and says whether there was any, unless one is
-// under way: then what is staged goes when that has its PubAck. With all, transactions
-// may be cut.
-func (l *Lane) publishStaged(all bool) (bool, error) {
+// publishStaged publishes the next unit, or a part of it, and says whether there was any,
+// unless one is under way: then what is staged goes when that has its PubAck. More is set
+// where more is to come at once: then a fast batch goes on, and an atomic one may end in
+// the midst of a transaction.
+func (l *Lane) publishStaged(more bool) (bool, error) {
 	b := &l.batches
+	l.mu.Lock()
 	n := len(b.staged)
-	if b.kind == BatchAtomic && !all {
+	if b.kind == BatchAtomic && !(more && b.whole == 0 && l.ring.inflight == n) {
 		n = b.whole
 	}
 	if n == 0 {
+		l.mu.Unlock()
 		return false, nil
 	}
-	unit := l.unit(n)
-	l.mu.Lock()
+	messages, bytes, _, _ := l.most()
+	unit, goesOn := l.unitOf(n, more && b.isPart() && l.ring.inflight < messages && l.ring.bytes < bytes)
 	wait := l.underWay()
-	b.due = wait || unit < n
+	if wait {
+		b.due = b.due || !more // with more the sender comes again itself
+	} else {
+		b.due = unit < n && !goesOn
+	}
 	if l.err != nil && !errors.Is(l.err, ErrDrained) {
 		wait = true // in vain
 	}
@@ -126,32 +149,45 @@ func (l *Lane) publishStaged(all bool) (bool, error) {
 		return false, nil
 	}
 	b.singly -= min(b.singly, unit)
-	return true, l.publishUnit(unit)
+	return true, l.publishUnit(unit, goesOn)
 }
 
-// unit is how many of the first n staged messages go together.
-func (l *Lane) unit(n int) int {
+// unitOf is how many of the first n staged messages go together, and whether the batch
+// that they are of goes on after them: then one message stays, to be the last one.
+func (l *Lane) unitOf(n int, goesOn bool) (int, bool) {
 	b := &l.batches
 	if b.singly > 0 {
-		return 1
+		return 1, false
 	}
 	if b.kind == BatchAtomic && n > 1 && n < atomicLeast && !b.staged[1].joined {
-		return 1
+		return 1, false
 	}
 	for i, s := range b.staged[:n] {
 		if s.alone {
-			return max(i, 1)
+			return max(i, 1), false
 		}
 	}
-	return n
+	if goesOn {
+		return n - 1, true
+	}
+	return n, false
 }
 
-func (l *Lane) publishUnit(n int) error {
+// publishUnit writes the first n staged messages. A unit that goes on is not complete.
+func (l *Lane) publishUnit(n int, goesOn bool) error {
 	b := &l.batches
-	if n > 1 {
+	if b.open == 0 {
+		b.unit = b.first
+	}
+	total := b.open + n
+	batch := goesOn || total > 1
+	if batch {
 		l.mu.Lock()
-		b.sent = append(b.sent, sentBatch{b.first, n})
+		err := l.announce(total)
 		l.mu.Unlock()
+		if err != nil {
+			return err
+		}
 	}
 	start := 0
 	for i, s := range b.staged[:n] {
@@ -160,20 +196,19 @@ func (l *Lane) publishUnit(n int) error {
 				return err
 			}
 		}
-		header := l.unitHeader(b.arena[start:s.header], i, n, s.alone)
-		if err := l.wire.publish(s.subject, l.unitReply(i, n), header, b.arena[s.header:s.body]); err != nil {
+		last := i == n-1 && !goesOn
+		header := l.unitHeader(b.arena[start:s.header], b.open+i, batch, last, s.alone)
+		if err := l.wire.publish(s.subject, l.unitReply(b.open+i, batch, last), header, b.arena[s.header:s.body]); err != nil {
 			return err
 		}
 		start = s.body
 	}
-	l.mu.Lock() // the time for the PubAck begins when all is written
-	for i := b.first; i < b.first+uint64(n); i++ {
-		if s := l.ring.at(i); s.state == sent {
-			s.sentAt = l.ticks
-		}
+	if b.open = total; !goesOn {
+		l.complete(total)
+	} else {
+		l.lingering = false
+		l.letLinger() // from here on
 	}
-	b.written = b.first + uint64(n)
-	l.mu.Unlock()
 	rest := copy(b.arena, b.arena[start:])
 	b.arena = b.arena[:rest]
 	b.staged = slices.Delete(b.staged, 0, n)
@@ -186,17 +221,46 @@ func (l *Lane) publishUnit(n int) error {
 	return nil
 }
 
+// announce notes how many messages of the batch were written, before they are: whatever
+// makes it fail concerns all of them. The caller holds mu.
+func (l *Lane) announce(total int) error {
+	b := &l.batches
+	if b.open == 0 {
+		b.sent = append(b.sent, sentBatch{b.unit, total})
+		return nil
+	}
+	i := slices.IndexFunc(b.sent, func(x sentBatch) bool { return x.first == b.unit })
+	if i < 0 { // it has failed, or has got a PubAck that it was not to have yet
+		return errors.Join(l.err, ErrBatch)
+	}
+	b.sent[i].n = total
+	return nil
+}
+
+// complete notes that a unit is under way, in full.
+func (l *Lane) complete(total int) {
+	b := &l.batches
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b.written, b.open = b.unit+uint64(total), 0
+	for i := b.unit; i < b.written; i++ {
+		if s := l.ring.at(i); s.state == sent {
+			s.sentAt = l.ticks // the time for the PubAck begins when all is written
+		}
+	}
+}
+
 // unitHeader completes a header block with what only the unit knows. Of an atomic
 // batch only the first message may expect a sequence. The stream's name is in the first
 // message only: another stream, if one should get a later one, knows of no such batch and
 // refuses it, and the header would cost NATS 4 % of its time.
-func (l *Lane) unitHeader(block []byte, i, n int, complete bool) []byte {
+func (l *Lane) unitHeader(block []byte, i int, batch, last, complete bool) []byte {
 	if complete {
 		return block
 	}
 	b := &l.batches
 	h := append(l.header[:0], block[:len(block)-len(headerEnd)]...)
-	atomic := b.kind == BatchAtomic && n > 1
+	atomic := b.kind == BatchAtomic && batch
 	if i == 0 {
 		h = append(h, nats.ExpectedStreamHdr+": "...)
 		h = append(h, l.cfg.Stream.cfg.Name...)
@@ -204,7 +268,7 @@ func (l *Lane) unitHeader(block []byte, i, n int, complete bool) []byte {
 	}
 	if !atomic || i == 0 {
 		h = append(h, nats.ExpectedLastSeqHdr+": "...)
-		h = strconv.AppendUint(h, l.cfg.Base+b.first+uint64(i), 10)
+		h = strconv.AppendUint(h, l.cfg.Base+b.unit+uint64(i), 10)
 		h = append(h, "\r\n"...)
 	}
 	if atomic {
@@ -213,7 +277,7 @@ func (l *Lane) unitHeader(block []byte, i, n int, complete bool) []byte {
 		h = append(h, "\r\n"+batchSequenceHeader+": "...)
 		h = strconv.AppendInt(h, int64(i+1), 10)
 		h = append(h, "\r\n"...)
-		if i == n-1 {
+		if last {
 			h = append(h, batchCommitHeader+": 1\r\n"...)
 		}
 	}
@@ -234,31 +298,31 @@ const (
 func (l *Lane) appendBatchID(dst []byte) []byte {
 	dst = append(dst, l.batches.id...)
 	dst = append(dst, '-')
-	return strconv.AppendUint(dst, l.batches.first, 36)
+	return strconv.AppendUint(dst, l.batches.unit, 36)
 }
 
 // unitReply is where the reply to a message of a unit goes. Of an atomic batch only
 // the last one has any. The state of a fast one travels in it: its id, an
 // acknowledgement every so many messages, of which none is needed, to fail at a gap, the
 // message's number, and what it does: 0 begins, 1 goes on, 2 is the last.
-func (l *Lane) unitReply(i, n int) []byte {
+func (l *Lane) unitReply(i int, batch, last bool) []byte {
 	b := &l.batches
 	r := append(l.reply[:0], l.inbox...)
 	switch {
-	case n > 1 && b.kind == BatchFast:
+	case batch && b.kind == BatchFast:
 		r = l.appendBatchID(r)
 		r = append(r, ".500.fail."...)
 		r = strconv.AppendInt(r, int64(i+1), 10)
 		op := byte('1')
 		if i == 0 {
 			op = '0'
-		} else if i == n-1 {
+		} else if last {
 			op = '2'
 		}
 		r = append(r, '.', op)
 		r = append(r, ".$FI"...)
-	case i == n-1:
-		r = strconv.AppendUint(r, b.first+uint64(i), 36)
+	case last:
+		r = strconv.AppendUint(r, b.unit+uint64(i), 36)
 	default:
 		return nil
 	}

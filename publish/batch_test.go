@@ -103,7 +103,7 @@ func TestBatchesStoreInOrder(t *testing.T) {
 		begin := 0
 		for _, end := range ends {
 			one := func(h nats.Header) bool { return h.Get(batchIDHeader) != all[begin].Get(batchIDHeader) }
-			if size := end - begin; size > 1 && size <= maxUnit && (all[begin].Get(batchIDHeader) == "" || slices.ContainsFunc(all[begin:end], one)) {
+			if size := end - begin; size > 1 && size <= maxAtomic && (all[begin].Get(batchIDHeader) == "" || slices.ContainsFunc(all[begin:end], one)) {
 				t.Errorf("the transaction of the rows %d to %d is not in one batch", begin, end-1)
 			}
 			begin = end
@@ -220,7 +220,7 @@ func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 			if len(refusals) != 0 || len(r.headers()) != 0 {
 				t.Fatalf("refused %v, %d stored", refusals, len(r.headers()))
 			}
-			r.cfg.Singly = maxUnit
+			r.cfg.Singly = maxAtomic
 			l = r.lane()
 			r.burst(l, 0, 600, payload)
 			<-l.Failed()
@@ -342,7 +342,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 			}
 			l.Close()
 		}
-		r.cfg.Singly = maxUnit
+		r.cfg.Singly = maxAtomic
 		l = r.lane()
 		r.must(l.Send(t.Context(), r.event(150, `{}`), 150))
 		l.EndTransaction()

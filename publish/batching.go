@@ -25,11 +25,15 @@ const (
 )
 
 const (
-	// maxUnit is the server's limit on the messages of an atomic batch. A fast one, which
-	// has no limit of its own, would be no faster with more of them or more bytes: only the
-	// relay's memory would grow.
-	maxUnit      = 1000
-	maxFastBytes = 2 << 20
+	// maxAtomic is the server's limit on the messages of an atomic batch.
+	maxAtomic = 1000
+	// A fast batch has no limit of its own, and a part of it goes as soon as it is of such
+	// a size. What gathers while a batch is under way is in the relay's memory: more of it
+	// would make nothing faster.
+	partMessages  = 256
+	partBytes     = 192 << 10
+	maxStage      = 1000
+	maxStageBytes = 2 << 20
 	// atomicLeast is how many messages of single rows have to wait for an atomic batch to
 	// be worth it: a server without replicas makes a store for each, which takes it
 	// milliseconds.

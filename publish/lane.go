@@ -56,10 +56,10 @@ type LaneConfig struct {
 	// position of the newest message of the relay's own. Passed is E, the greatest
 	// LSN under which anything can have been sent before.
 	Position outbox.Position
-	// OnStored is called at each PubAck with the row's commit timestamp, which is
-	// zero for a row of the table, on the goroutine that receives
-	// acknowledgements. It must not block.
-	OnStored func(commit time.Time)
+	// OnStored is called after each PubAck with the commit timestamp, which is zero for
+	// rows of the table, and how many messages of that commit it was for, on the
+	// goroutine that receives acknowledgements. It must not block.
+	OnStored func(commit time.Time, n int)
 }
 
 // Lane is the one way into the stream for one session. What is sent through it
@@ -94,6 +94,8 @@ type Lane struct {
 	last      outbox.Position   // of the newest row of the WAL
 	// passed is the greatest LSN under which rows of the table were sent.
 	passed atomic.Uint64
+
+	acked []acked // what OnStored is to be told; the acknowledgements' goroutine has it
 
 	// mu guards what follows; it is never held across a write to the network.
 	mu      sync.Mutex

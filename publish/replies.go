@@ -12,6 +12,25 @@ import (
 
 // onReply runs on the subscription's goroutine, in the order of arrival.
 func (l *Lane) onReply(msg *nats.Msg) {
+	l.takeReply(msg)
+	// The next batch is on its way meanwhile.
+	for _, a := range l.acked {
+		var commit time.Time
+		if a.commit != 0 {
+			commit = time.UnixMicro(a.commit)
+		}
+		l.cfg.OnStored(commit, a.n)
+	}
+	l.acked = l.acked[:0]
+}
+
+// acked is so many messages of one commit that were stored.
+type acked struct {
+	commit int64 // see slot
+	n      int
+}
+
+func (l *Lane) takeReply(msg *nats.Msg) {
 	tail := strings.TrimPrefix(msg.Subject, l.inbox)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,11 +79,11 @@ func (l *Lane) onStored(s *slot, index, seq uint64) {
 	l.ring.replied(s, stored)
 	l.stored = append(l.stored, index)
 	if l.cfg.OnStored != nil {
-		var commit time.Time
-		if s.commit != 0 {
-			commit = time.UnixMicro(s.commit)
+		if n := len(l.acked); n > 0 && l.acked[n-1].commit == s.commit {
+			l.acked[n-1].n++
+		} else {
+			l.acked = append(l.acked, acked{s.commit, 1})
 		}
-		l.cfg.OnStored(commit)
 	}
 	signal(l.news)
 }

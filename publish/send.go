@@ -122,10 +122,7 @@ func micros(t time.Time) int64 {
 
 // makeRoom has sent what stands in the way of PubAcks.
 func (l *Lane) makeRoom() (bool, error) {
-	l.mu.Lock()
-	nothing := l.ring.inflight == len(l.batches.staged) // is under way
-	l.mu.Unlock()
-	gone, err := l.publishStaged(nothing && l.batches.whole == 0)
+	gone, err := l.publishStaged(true)
 	return gone, errors.Join(err, l.wire.flush())
 }
 

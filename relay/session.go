@@ -400,16 +400,18 @@ func (r *Relay) newLane(ctx context.Context, info *publish.StreamInfo, sys strea
 	return lane, err
 }
 
-func (r *Relay) onStored(commit time.Time) {
-	r.metrics.throughput.Inc()
-	r.stored.Add(1)
+func (r *Relay) onStored(commit time.Time, n int) {
+	r.metrics.throughput.Add(float64(n))
+	r.stored.Add(int64(n))
 	if commit.IsZero() { // of a row of the table nobody knows when it was committed
 		return
 	}
 	d := time.Since(commit)
-	r.metrics.latency.Observe(d.Seconds())
-	if r.cfg.OnStored != nil {
-		r.cfg.OnStored(d)
+	for range n {
+		r.metrics.latency.Observe(d.Seconds())
+		if r.cfg.OnStored != nil {
+			r.cfg.OnStored(d)
+		}
 	}
 }
 

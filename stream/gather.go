@@ -29,12 +29,13 @@ type gatherer struct {
 	full [gatherBuffer]byte
 
 	// The reader's own, see Session.Run: dry is called before the connection is read,
-	// when everything that was read is taken.
+	// when everything that had arrived is taken.
 	dry func()
 	// pause is the time between two looks, 0 where what arrives was committed just now.
 	pause   time.Duration
 	pauses  bool      // a local socket holds too little to be left alone
-	emptied time.Time // when a read last took all there was
+	more    bool      // the last read did not take all there was
+	emptied time.Time // when one last did
 }
 
 // late notes how long after its commit a message has left the server.
@@ -61,12 +62,14 @@ func dialGathering(dial pgconn.DialFunc, last **gatherer) pgconn.DialFunc {
 // Read implements net.Conn.
 func (g *gatherer) Read(p []byte) (int, error) {
 	if len(g.buf) == 0 {
-		g.dry()
+		if !g.more {
+			g.dry()
+		}
 		if g.pause > 0 && g.pauses {
 			time.Sleep(g.pause - time.Since(g.emptied))
 		}
 		n, err := g.Conn.Read(g.full[:])
-		if n < len(g.full) {
+		if g.more = n == len(g.full); !g.more {
 			g.emptied = time.Now()
 		}
 		if n == 0 {

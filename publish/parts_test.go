@@ -1,0 +1,174 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// partly is a lane of fast batches that nothing but Flush and a full stage has written,
+// and what it gets for PubAcks.
+func partly(t *testing.T) (*laneRig, *Lane, *nats.Subscription) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *jetstream.StreamConfig) { c.AllowBatchPublish = true })
+	r.cfg.Batching, r.cfg.Window = BatchFast, 4096
+	l := r.lane()
+	l.linger.Stop()
+	l.linger = time.AfterFunc(time.Hour, func() {})
+	acks, err := r.nc.SubscribeSync(l.inbox + ">")
+	r.must(err)
+	r.must(r.nc.Flush())
+	return r, l, acks
+}
+
+// nextAck is the next PubAck that is not one of those in between.
+func (r *laneRig) nextAck(acks *nats.Subscription) Ack {
+	r.t.Helper()
+	for {
+		msg, err := acks.NextMsg(5 * time.Second)
+		r.must(err)
+		if ack, err := ParseAck(msg, "EVENTS"); err == nil && ack.Seq > 0 {
+			return ack
+		}
+	}
+}
+
+// awaitStored waits until the stream has so many messages.
+func (r *laneRig) awaitStored(n uint64) {
+	r.t.Helper()
+	for {
+		info, err := r.stream.Info(r.t.Context())
+		r.must(err)
+		if info.Messages >= n {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestFastBatchGoesOn: a fast batch is stored while its rows come, and has one PubAck
+// when they have come.
+func TestFastBatchGoesOn(t *testing.T) {
+	r, l, acks := partly(t)
+	const parts = 3
+	for id := range parts*partMessages + 1 {
+		r.must(r.send(l, id))
+	}
+	r.awaitStored(2 * partMessages)
+	if c := l.Counts(); c.Inflight != parts*partMessages+1 {
+		t.Errorf("%d rows wait for the PubAck, want all", c.Inflight)
+	}
+	r.must(l.Flush())
+	r.settleAll(l, parts*partMessages+1)
+	if ack := r.nextAck(acks); ack.Count != parts*partMessages+1 {
+		t.Errorf("the first PubAck counts %d messages", ack.Count)
+	}
+	if n := len(r.headers()); n != parts*partMessages+1 {
+		t.Errorf("%d rows are stored", n)
+	}
+}
+
+// TestFastBatchEndsWhenItIsLarge: what never pauses has PubAcks all the same, before the
+// window is full.
+func TestFastBatchEndsWhenItIsLarge(t *testing.T) {
+	r, l, acks := partly(t)
+	const rows = 20_000
+	taken := make(chan []int)
+	go func() { taken <- r.settleAll(l, rows) }()
+	for id := range rows {
+		r.must(r.send(l, id))
+	}
+	r.must(l.Flush())
+	<-taken
+	var largest uint64
+	for seq := uint64(0); seq < rows; {
+		ack := r.nextAck(acks)
+		seq, largest = ack.Seq, max(largest, ack.Count)
+	}
+	if least := uint64(r.cfg.Window - maxStage); largest < least || largest > least+partMessages {
+		t.Errorf("the largest of the batches had %d messages, want %d, or a part more", largest, least)
+	}
+}
+
+// TestStageIsBounded: what gathers while a batch is under way is in memory.
+func TestStageIsBounded(t *testing.T) {
+	for _, c := range []struct{ payload, want int }{{2, maxStage}, {50_000, maxStageBytes/50_000 + 1}} {
+		r, l, _ := partly(t)
+		l.batches.written = U // under way for ever
+		payload := `"` + strings.Repeat("x", c.payload-2) + `"`
+		n := 0
+		for ; n < U; n++ {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			err := l.Send(ctx, r.event(n, payload), n)
+			cancel()
+			if err != nil {
+				break
+			}
+		}
+		if n < c.want*9/10 || n > c.want {
+			t.Errorf("%d messages of %d bytes were taken, want %d", n, c.payload, c.want)
+		}
+	}
+}
+
+// TestFastBatchEndsBeforeALargeMessage: one whose headers leave no room for those of a
+// batch goes alone, in its order.
+func TestFastBatchEndsBeforeALargeMessage(t *testing.T) {
+	r, l, acks := partly(t)
+	const large = 2*partMessages + 7
+	payload := make([]byte, 8<<10)
+	for i := range payload {
+		payload[i] = 'x'
+	}
+	header, _, err := r.cfg.Envelope.Build(r.event(large, string(payload)), Stamp{Chained: true, Staged: true, Ref: r.event(large, "").Ref()})
+	r.must(err)
+	r.cfg.Envelope.Limit(int64(len(header)+len(payload)+batchHeaders), 0)
+	for id := range 3 * partMessages {
+		body := `{}`
+		if id == large {
+			body = string(payload)
+		}
+		r.must(l.Send(t.Context(), r.event(id, body), id))
+	}
+	r.must(l.Flush())
+	for i, tag := range r.settleAll(l, 3*partMessages) {
+		if tag != i {
+			t.Fatalf("acknowledgement %d is of message %d", i, tag)
+		}
+	}
+	if first, second := r.nextAck(acks), r.nextAck(acks); first.Count != large || second.Seq != large+1 || second.Count != 0 {
+		t.Errorf("PubAcks %+v and %+v, want one of %d messages, and one of the large one", first, second, large)
+	}
+}
+
+// TestFastBatchBreaksInItsMidst: somebody else's message comes between two parts. What
+// was written before it is stored and counts as unknown, and nothing behind it is stored.
+func TestFastBatchBreaksInItsMidst(t *testing.T) {
+	r, l, _ := partly(t)
+	for id := range partMessages + 1 {
+		r.must(r.send(l, id))
+	}
+	r.awaitStored(partMessages - 1)
+	_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
+	r.must(err)
+	r.burst(l, partMessages+1, 3000, small)
+	<-l.Failed()
+	if err := l.Err(); !errors.Is(err, ErrChain) {
+		t.Errorf("%v, want ErrChain", err)
+	}
+	if refusals := l.Drain(t.Context()); len(refusals) != 0 {
+		t.Errorf("a broken chain is no row's fault: %v", refusals)
+	}
+	if c := l.Counts(); c.Inflight != 0 || c.Forgotten == 0 {
+		t.Errorf("%d rows wait for a PubAck, %d are forgotten", c.Inflight, c.Forgotten)
+	}
+	if ds := l.Take(nil, U); len(ds) != 0 || len(r.headers()) != partMessages {
+		t.Errorf("%d rows count as stored, and the stream has %d messages, want %d", len(ds), len(r.headers()), partMessages)
+	}
+}
