@@ -47,8 +47,8 @@ type batches struct {
 	whole  int        // the first so many are all of their transactions
 	commit outbox.LSN // of the last one, 0 where the table brought it
 
-	// Guarded by the lane's mu: the batches without a PubAck, up to where nothing is
-	// staged any more, whether the sender has left something staged because a unit was
+	// Guarded by the lane's mu: the batches without a PubAck, up to where units are
+	// complete, whether the sender has left something staged because a unit was
 	// under way, and whether a batch has stopped the lane.
 	sent    []sentBatch
 	written uint64
@@ -76,16 +76,18 @@ func (l *Lane) batched() bool { return l.batches.kind == BatchFast || l.batches.
 // most is how many messages and bytes a unit has at most, and how many may be staged
 // while one is under way.
 func (l *Lane) most() (unit, unitBytes, staged, stagedBytes int) {
-	half, bytes := max(1, l.cfg.Window/2), l.cfg.WindowBytes/2
+	unit, unitBytes = max(1, l.cfg.Window/2), l.cfg.WindowBytes/2
+	staged, stagedBytes = min(unit, maxStage), min(unitBytes, maxStageBytes)
 	switch b := &l.batches; {
 	case b.singly > 0:
-		half = min(half, 64)
+		staged = min(staged, 64)
 	case b.kind == BatchFast:
-		return max(half, l.cfg.Window-maxStage), bytes, min(half, maxStage), min(bytes, maxStageBytes)
-	default:
-		half = min(half, maxAtomic)
+		unit = max(unit, l.cfg.Window-maxStage)
+	default: // what is written has to be staged as a whole
+		unit = min(unit, maxAtomic)
+		staged, stagedBytes = unit, unitBytes
 	}
-	return half, bytes, half, bytes
+	return unit, unitBytes, staged, stagedBytes
 }
 
 // stage keeps a message for its unit. The caller has found a place for it.
@@ -134,7 +136,7 @@ func (l *Lane) publishStaged(more bool) (bool, error) {
 		return false, nil
 	}
 	messages, bytes, _, _ := l.most()
-	unit, goesOn := l.unitOf(n, more && b.isPart() && l.ring.inflight < messages && l.ring.bytes < bytes)
+	unit, goesOn := l.unitOf(n, more && b.isPart() && l.ring.inflight+partMessages <= messages && l.ring.bytes+partBytes <= bytes)
 	wait := l.underWay()
 	if wait {
 		b.due = b.due || !more // with more the sender comes again itself
@@ -350,7 +352,7 @@ func (b *batches) judge(err error, n, size int) {
 		b.refused = true
 	case errors.Is(err, ErrBatch), ClassOf(err) == ClassRow, ack != nil && (ack.ErrCode == errBatchDuplicate || ack.ErrCode == errBatchIncomplete),
 		ClassOf(err) == ClassChain && n > 1: // behind one that was taken for a duplicate
-		b.suspect = size
+		b.suspect = min(size, maxAtomic) // of a larger one, what is before n is stored
 	}
 }
 
@@ -365,11 +367,15 @@ func (l *Lane) dropBatchOf(index uint64) {
 	}
 }
 
-// forgetStaged drops what was never published.
+// forgetStaged drops what was never published, and a batch that will never end.
 func (l *Lane) forgetStaged() {
 	b := &l.batches
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if b.open > 0 {
+		l.onBatchFailure(b.unit, 0, ErrBatch)
+		b.open = 0
+	}
 	for i := range b.staged {
 		if s := l.ring.at(b.first + uint64(i)); s.state == sent {
 			l.ring.replied(s, settled)
@@ -405,7 +411,7 @@ func (l *Lane) onFastReply(msg *nats.Msg, id, state string) {
 		Error    json.RawMessage `json:"error"`
 	}
 	if bytes.HasPrefix(msg.Data, []byte(`{"type":"ack"`)) {
-		// Of some of it. What proves the batch is its end, which is on its way.
+		// Of some of it. What proves the batch is its end.
 		if s := l.ring.at(l.ring.low); s.state == sent {
 			s.sentAt = l.ticks
 		}

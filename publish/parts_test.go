@@ -91,8 +91,8 @@ func TestFastBatchEndsWhenItIsLarge(t *testing.T) {
 		ack := r.nextAck(acks)
 		seq, largest = ack.Seq, max(largest, ack.Count)
 	}
-	if least := uint64(r.cfg.Window - maxStage); largest < least || largest > least+partMessages {
-		t.Errorf("the largest of the batches had %d messages, want %d, or a part more", largest, least)
+	if most := uint64(r.cfg.Window - maxStage); largest > most || largest < most-partMessages {
+		t.Errorf("the largest of the batches had %d messages, want %d, or less than a part fewer", largest, most)
 	}
 }
 
@@ -170,5 +170,21 @@ func TestFastBatchBreaksInItsMidst(t *testing.T) {
 	}
 	if ds := l.Take(nil, U); len(ds) != 0 || len(r.headers()) != partMessages {
 		t.Errorf("%d rows count as stored, and the stream has %d messages, want %d", len(ds), len(r.headers()), partMessages)
+	}
+}
+
+// TestDrainOfABatchThatGoesOn: a batch that will never end has no PubAck to wait for.
+func TestDrainOfABatchThatGoesOn(t *testing.T) {
+	r, l, _ := partly(t)
+	for id := range partMessages + 1 {
+		r.must(r.send(l, id))
+	}
+	r.awaitStored(partMessages - 1)
+	l.fail(errors.New("something else"))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	l.Drain(ctx)
+	if c := l.Counts(); ctx.Err() != nil || c.Inflight != 0 || c.Forgotten != partMessages+1 {
+		t.Errorf("%d rows wait for a PubAck, %d are forgotten, want all: %v", c.Inflight, c.Forgotten, ctx.Err())
 	}
 }

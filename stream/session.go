@@ -51,7 +51,8 @@ type Handler interface {
 	// Idle is called when the server has nothing more to send for now.
 	Idle(ctx context.Context) error
 	// Dry is called before the reader waits, when everything that has arrived is handed
-	// over. It comes often, also between two rows of a transaction.
+	// over, unless the last read was as large as one can be: then more is likely to be
+	// there. It comes often, also between two rows of a transaction.
 	Dry()
 }
 

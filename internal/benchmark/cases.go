@@ -26,7 +26,7 @@ var cases = []measured{
 		"--rows", "1000000", "--per-transaction", "1000000", "--marks", "none", "--runs", "1", "--latency", "0",
 	}},
 	{"backlog", "A backlog of ten million rows", servers{}, []string{
-		"--rows", "10000000", "--marks", "none", "--runs", "1", "--latency", "0",
+		"--rows", "10000000", "--marks", "none", "--latency", "0",
 	}},
 	{"bytes2k", "Payloads of 2 kB", servers{}, []string{
 		"--rows", "100000", "--payload", "2000", "--marks", "none", "--latency", "0",

@@ -137,7 +137,9 @@ var mutants = []mutant{
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s := l.ring.at(index); l.ring.holds(index) && s.state == sent {
-		l.onStored(s, index, l.cfg.Base+index+1)
+		l.ring.replied(s, stored)
+		l.stored = append(l.stored, index)
+		signal(l.news)
 	}
 	return nil
 `}},
