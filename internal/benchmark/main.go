@@ -15,6 +15,10 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/testenv"
 )
@@ -96,6 +100,9 @@ func (on servers) bench(ctx context.Context, program string, args []string, out 
 		}
 		defer c.Close()
 		urls = c.Nodes[0].URL()
+		if err := awaitLeader(ctx, urls); err != nil {
+			return err
+		}
 	} else {
 		n, err := testenv.StartNATS(ctx, options)
 		if err != nil {
@@ -108,4 +115,29 @@ func (on servers) bench(ctx context.Context, program string, args []string, out 
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	return cmd.Run()
+}
+
+// awaitLeader waits until a cluster answers for JetStream.
+func awaitLeader(ctx context.Context, url string) error {
+	nc, err := nats.Connect(url)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		if _, err = js.AccountInfo(ctx); err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the NATS cluster has no leader: %w", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
