@@ -128,16 +128,13 @@ func awaitLeader(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	for {
-		if _, err = js.AccountInfo(ctx); err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("the NATS cluster has no leader: %w", err)
-		case <-time.After(100 * time.Millisecond):
+	for range 30 {
+		once, cancel := context.WithTimeout(ctx, 2*time.Second)
+		_, err = js.AccountInfo(once)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return ctx.Err()
 		}
 	}
+	return fmt.Errorf("the NATS cluster has no leader: %w", err)
 }
