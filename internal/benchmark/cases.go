@@ -20,7 +20,7 @@ var cases = []measured{
 		"--rows", "300000", "--latency", "100,1000,5000,10000", "--binary",
 	}},
 	{"tx1", "One row in each transaction, 300 bytes", servers{}, []string{
-		"--rows", "300000", "--per-transaction", "1", "--marks", "none", "--latency", "0",
+		"--rows", "300000", "--per-transaction", "1", "--marks", "none", "--runs", "5", "--latency", "0",
 	}},
 	{"onetx", "One transaction of a million rows", servers{}, []string{
 		"--rows", "1000000", "--per-transaction", "1000000", "--marks", "none", "--runs", "1", "--latency", "0",
