@@ -100,7 +100,9 @@ func TestFastBatchEndsWhenItIsLarge(t *testing.T) {
 func TestStageIsBounded(t *testing.T) {
 	for _, c := range []struct{ payload, want int }{{2, maxStage}, {50_000, maxStageBytes/50_000 + 1}} {
 		r, l, _ := partly(t)
+		l.mu.Lock()
 		l.batches.written = U // under way for ever
+		l.mu.Unlock()
 		payload := `"` + strings.Repeat("x", c.payload-2) + `"`
 		n := 0
 		for ; n < U; n++ {
@@ -151,13 +153,14 @@ func TestFastBatchEndsBeforeALargeMessage(t *testing.T) {
 // was written before it is stored and counts as unknown, and nothing behind it is stored.
 func TestFastBatchBreaksInItsMidst(t *testing.T) {
 	r, l, _ := partly(t)
-	for id := range partMessages + 1 {
+	const before = 5 * (partMessages - 1) // one of each part stays for the next
+	for id := range before + 2 {
 		r.must(r.send(l, id))
 	}
-	r.awaitStored(partMessages - 1)
+	r.awaitStored(before)
 	_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
 	r.must(err)
-	r.burst(l, partMessages+1, 3000, small)
+	r.burst(l, before+2, 3000, small)
 	<-l.Failed()
 	if err := l.Err(); !errors.Is(err, ErrChain) {
 		t.Errorf("%v, want ErrChain", err)
@@ -168,8 +171,11 @@ func TestFastBatchBreaksInItsMidst(t *testing.T) {
 	if c := l.Counts(); c.Inflight != 0 || c.Forgotten == 0 {
 		t.Errorf("%d rows wait for a PubAck, %d are forgotten", c.Inflight, c.Forgotten)
 	}
-	if ds := l.Take(nil, U); len(ds) != 0 || len(r.headers()) != partMessages {
-		t.Errorf("%d rows count as stored, and the stream has %d messages, want %d", len(ds), len(r.headers()), partMessages)
+	if ds := l.Take(nil, U); len(ds) != 0 || len(r.headers()) != before+1 {
+		t.Errorf("%d rows count as stored, and the stream has %d messages, want %d", len(ds), len(r.headers()), before+1)
+	}
+	if suspect, _ := l.BatchFailed(); suspect != maxAtomic {
+		t.Errorf("%d rows are to be sent singly, want %d", suspect, maxAtomic)
 	}
 }
 
