@@ -42,15 +42,23 @@ const (
 // whose first message goes alone, and most likely sequences that have been taken. Batches
 // are not concerned: they are stored whole, and one is under way at a time.
 //
-// doubt says why the fence is less than it could be: the stream gave no such answer, or
-// it was not quiet within 5 s, because somebody else goes on writing to it.
-func (s *Stream) Fence(ctx context.Context, fresh bool) (info *StreamInfo, doubt, err error) {
+// acked is the greatest sequence that was acknowledged, 0 where none is known: a replica
+// that has become the leader may say where the stream ends before it has applied that, and
+// is asked again for 5 s.
+//
+// doubt says why the fence is less than it could be: the stream gave no such answer, it
+// did not come to acked, or it was not quiet within 5 s, because somebody else goes on
+// writing to it.
+func (s *Stream) Fence(ctx context.Context, fresh bool, acked uint64) (info *StreamInfo, doubt, err error) {
 	if info, err = s.Info(ctx); err != nil {
 		return nil, nil, err
 	}
 	last, doubt := s.askRefused(ctx, s.fenceSubject(info), fresh)
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
+	}
+	if info.Config.Replicas > 1 {
+		last = max(last, acked)
 	}
 	for begun, before, looked := time.Now(), uint64(0), false; ; looked = true {
 		if info, err = s.Info(ctx); err != nil {
@@ -61,6 +69,9 @@ func (s *Stream) Fence(ctx context.Context, fresh bool) (info *StreamInfo, doubt
 			return info, doubt, nil
 		}
 		if time.Since(begun) > quietPatience {
+			if info.LastSeq < last {
+				return info, fmt.Errorf("the stream ends at sequence %d, and its leader has known %d", info.LastSeq, last), nil
+			}
 			return info, hint.Errorf("let nobody else publish into the relay's stream, or set nats.shared",
 				"the stream is not quiet: it has gone on to sequence %d", info.LastSeq), nil
 		}

@@ -1,13 +1,16 @@
 package publish
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/testenv"
 )
@@ -27,7 +30,7 @@ func TestFence(t *testing.T) {
 			}}))
 		}
 		resumed := time.AfterFunc(100*time.Millisecond, func() { r.must(n.Resume()) })
-		info, doubt, err := r.stream.Fence(t.Context(), false)
+		info, doubt, err := r.stream.Fence(t.Context(), false, 0)
 		r.must(errors.Join(err, doubt))
 		resumed.Stop()
 		if want := uint64((round + 1) * many); info.LastSeq != want {
@@ -61,7 +64,7 @@ func TestFenceWithoutPermission(t *testing.T) {
 				_ = writer.Publish("events.order.placed", []byte("x"))
 			}
 		}()
-		info, doubt, err := s.Fence(t.Context(), fresh)
+		info, doubt, err := s.Fence(t.Context(), fresh, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,11 +94,11 @@ func TestFenceBesideAWriter(t *testing.T) {
 		}
 	}()
 	defer func() { close(stop); <-stopped }()
-	_, doubt, err := r.stream.Fence(t.Context(), true)
+	_, doubt, err := r.stream.Fence(t.Context(), true, 0)
 	r.must(err)
 	wantError(t, doubt, "not quiet")
 	// On a connection that it knows the answer is enough.
-	_, doubt, err = r.stream.Fence(t.Context(), false)
+	_, doubt, err = r.stream.Fence(t.Context(), false, 0)
 	r.must(errors.Join(err, doubt))
 }
 
@@ -103,7 +106,7 @@ func TestFenceBesideAWriter(t *testing.T) {
 func TestFenceOfAnotherSubject(t *testing.T) {
 	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	s := must(NewStream(r.nc, StreamConfig{Name: "EVENTS", Pattern: "other.>"}))(t)
-	_, doubt, err := s.Fence(t.Context(), false)
+	_, doubt, err := s.Fence(t.Context(), false, 0)
 	r.must(err)
 	wantError(t, doubt, "listens on no subject")
 }
@@ -140,9 +143,36 @@ func TestFenceOfALostConnection(t *testing.T) {
 		r.must(lost.PublishMsg(&nats.Msg{Subject: "events.x", Data: []byte(strings.Repeat("x", 500))}))
 	}
 	lost.Close() // all is written, and most of it has not arrived
-	info, doubt, err := r.stream.Fence(t.Context(), true)
+	info, doubt, err := r.stream.Fence(t.Context(), true, 0)
 	r.must(errors.Join(err, doubt))
 	if info.LastSeq != many {
 		t.Errorf("the fence was passed at sequence %d, before %d", info.LastSeq, many)
+	}
+}
+
+// TestFenceAwaitsWhatWasAcknowledged: a replicated stream that seems to end before it is
+// asked again, for a while; one without replicas is believed.
+func TestFenceAwaitsWhatWasAcknowledged(t *testing.T) {
+	nc := connect(t, ConnConfig{URL: testenv.NewNATSCluster(t, 3).Nodes[0].URL()})
+	js := must(jetstream.New(nc))(t)
+	for _, replicas := range []int{3, 1} {
+		name := fmt.Sprintf("R%d", replicas)
+		must(js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}, Replicas: replicas}))(t)
+		s := must(NewStream(nc, StreamConfig{Name: name, Pattern: name + ".>"}))(t)
+		must(js.Publish(t.Context(), name+".x", nil))(t)
+		if replicas == 1 {
+			if info, doubt, err := s.Fence(t.Context(), false, 2); err != nil || doubt != nil || info.LastSeq != 1 {
+				t.Errorf("%s: sequence %d, doubt %v, %v", name, info.LastSeq, doubt, err)
+			}
+			continue
+		}
+		late := time.AfterFunc(time.Second, func() { _, _ = js.Publish(context.Background(), name+".x", nil) })
+		if info, doubt, err := s.Fence(t.Context(), false, 2); err != nil || doubt != nil || info.LastSeq != 2 {
+			t.Errorf("%s: sequence %d, doubt %v, %v", name, info.LastSeq, doubt, err)
+		}
+		late.Stop()
+		if info, doubt, err := s.Fence(t.Context(), false, 3); err != nil || doubt == nil || info.LastSeq != 2 {
+			t.Errorf("%s: sequence %d, doubt %v, %v; want a doubt", name, info.LastSeq, doubt, err)
+		}
 	}
 }

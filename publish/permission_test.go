@@ -72,7 +72,7 @@ func TestMinimalPermissionsSuffice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	info, doubt, err := s.Fence(t.Context(), true)
+	info, doubt, err := s.Fence(t.Context(), true, 0)
 	if err := errors.Join(doubt, err); err != nil {
 		t.Fatal(err)
 	}

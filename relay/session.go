@@ -68,9 +68,9 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 		s.feed = &feed{r: r, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop, seen: s.seen}
 		s.loop.wal, s.loop.feed = wal, s.feed
 		r.until.Store(uint64(s.seen.until))
-		r.status.deliver(ctx, stateStreaming)
 		r.log.Info("streaming", zap.String("slot", r.cfg.Slot), zap.Stringer("from", wal.Tracker().Confirmed()),
 			zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.seen.until))
+		r.status.deliver(ctx, stateStreaming)
 		looping, stop := context.WithCancelCause(ctx)
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -270,7 +270,7 @@ func (r *Relay) fence(ctx context.Context) (*publish.StreamInfo, error) {
 		return r.stream.Info(ctx)
 	}
 	for conn := r.connection(); ; {
-		info, doubt, err := r.stream.Fence(ctx, conn != r.known.conn)
+		info, doubt, err := r.stream.Fence(ctx, conn != r.known.conn, r.known.lastSeq)
 		if err != nil {
 			return nil, err
 		}
