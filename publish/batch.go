@@ -148,13 +148,6 @@ func (l *Lane) onFastReply(msg *nats.Msg, id, state string) {
 		Sequence uint64          `json:"seq"`
 		Error    json.RawMessage `json:"error"`
 	}
-	if bytes.HasPrefix(msg.Data, []byte(`{"type":"ack"`)) {
-		// Of some of it. What proves the batch is its end.
-		if s := l.ring.at(l.ring.low); s.state == sent {
-			s.sentAt = l.ticks
-		}
-		return
-	}
 	if bytes.HasPrefix(msg.Data, []byte(`{"type":`)) && json.Unmarshal(msg.Data, &flow) == nil {
 		err := fmt.Errorf("a message of a batch was lost: %s", excerpt(msg.Data))
 		if flow.Type == "err" {

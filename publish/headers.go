@@ -69,6 +69,14 @@ var headerNames = [numHeaders]string{
 	hContentType:      "content-type",
 }
 
+// headerPrefixes are what stands before the headers' values.
+var headerPrefixes = func() (all [numHeaders]string) {
+	for id, name := range headerNames {
+		all[id] = name + ": "
+	}
+	return all
+}()
+
 // maxHeader is the server's limit on a message's encoded headers, in bytes.
 const maxHeader = 65535
 
@@ -103,8 +111,7 @@ func (h *headers) begin() { h.block = h.block[:h.fixed] }
 // open starts a header: what is appended to block from then on is its value.
 func (h *headers) open(id header) {
 	h.start = len(h.block)
-	h.block = append(h.block, headerNames[id]...)
-	h.block = append(h.block, ": "...)
+	h.block = append(h.block, headerPrefixes[id]...)
 	h.value = len(h.block)
 }
 

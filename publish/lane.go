@@ -56,10 +56,15 @@ type LaneConfig struct {
 	// position of the newest message of the relay's own. Passed is E, the greatest
 	// LSN under which anything can have been sent before.
 	Position outbox.Position
-	// OnStored is called after each PubAck with the commit timestamp, which is zero for
-	// rows of the table, and how many messages of that commit it was for, on the
-	// goroutine that receives acknowledgements. It must not block.
-	OnStored func(commit time.Time, n int)
+	// OnStored is called after each PubAck with what it was for, in order, on the goroutine
+	// that receives acknowledgements. It must not block, nor keep what it is given.
+	OnStored func([]Stored)
+}
+
+// Stored are so many messages of one commit that a PubAck was for.
+type Stored struct {
+	Commit int64 // its timestamp, in microseconds of Unix time; 0 for rows of the table
+	N      int
 }
 
 // Lane is the one way into the stream for one session. What is sent through it
@@ -89,13 +94,13 @@ type Lane struct {
 	batches   batches
 	unwritten uint64            // the index of the first message in the wire's buffer
 	reply     []byte            // the reply subject of the message that is being sent
-	header    []byte            // its header block, where it is completed for a batch
+	header    []byte            // the rest of its header block, see unitHeader
 	types     map[string]string // event types, see intern
 	last      outbox.Position   // of the newest row of the WAL
 	// passed is the greatest LSN under which rows of the table were sent.
 	passed atomic.Uint64
 
-	acked []acked // what OnStored is to be told; the acknowledgements' goroutine has it
+	acked []Stored // what OnStored is to be told; the acknowledgements' goroutine has it
 
 	// mu guards what follows; it is never held across a write to the network.
 	mu      sync.Mutex

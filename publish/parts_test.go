@@ -3,6 +3,7 @@ package publish
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -192,5 +193,32 @@ func TestDrainOfABatchThatGoesOn(t *testing.T) {
 	l.Drain(ctx)
 	if c := l.Counts(); ctx.Err() != nil || c.Inflight != 0 || c.Forgotten != partMessages+1 {
 		t.Errorf("%d rows wait for a PubAck, %d are forgotten, want all: %v", c.Inflight, c.Forgotten, ctx.Err())
+	}
+}
+
+// TestStoredIsTold: what a PubAck was for is told once, commit by commit, and an
+// acknowledgement in between tells nothing.
+func TestStoredIsTold(t *testing.T) {
+	r, l, _ := partly(t)
+	told := make(chan []Stored, 100)
+	l.cfg.OnStored = func(s []Stored) { told <- slices.Clone(s) }
+	first, second := time.UnixMicro(1_700_000_000_000_001), time.UnixMicro(1_700_000_000_000_002)
+	const n, m = 700, 300 // JetStream acknowledges each 500
+	for id := range n + m {
+		ev := r.event(id, `{}`)
+		if ev.CommitTime = first; id >= n {
+			ev.CommitTime = second
+		}
+		r.must(l.Send(t.Context(), ev, id))
+	}
+	polled := r.event(n+m, `{}`)
+	polled.CommitTime = time.Time{}
+	r.must(l.SendPolled(t.Context(), polled, n+m))
+	r.awaitStored(2 * partMessages)
+	r.must(l.Flush())
+	r.settleAll(l, n+m+1)
+	want := []Stored{{first.UnixMicro(), n}, {second.UnixMicro(), m}, {0, 1}}
+	if got := <-told; !slices.Equal(got, want) || len(told) > 0 {
+		t.Errorf("told %v, and %d times more; want %v once", got, len(told), want)
 	}
 }

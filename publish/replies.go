@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strconv"
@@ -13,29 +14,26 @@ import (
 // onReply runs on the subscription's goroutine, in the order of arrival.
 func (l *Lane) onReply(msg *nats.Msg) {
 	l.takeReply(msg)
-	// The next batch is on its way meanwhile.
-	for _, a := range l.acked {
-		var commit time.Time
-		if a.commit != 0 {
-			commit = time.UnixMicro(a.commit)
-		}
-		l.cfg.OnStored(commit, a.n)
+	if len(l.acked) > 0 { // the next batch is on its way meanwhile
+		l.cfg.OnStored(l.acked)
+		l.acked = l.acked[:0]
 	}
-	l.acked = l.acked[:0]
-}
-
-// acked is so many messages of one commit that were stored.
-type acked struct {
-	commit int64 // see slot
-	n      int
 }
 
 func (l *Lane) takeReply(msg *nats.Msg) {
 	tail := strings.TrimPrefix(msg.Subject, l.inbox)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	id, state, fast := strings.Cut(tail, ".")
+	if fast && bytes.HasPrefix(msg.Data, []byte(`{"type":"ack"`)) {
+		// Of some of a batch: nobody waits for it. What proves the batch is its end.
+		if s := l.ring.at(l.ring.low); s.state == sent {
+			s.sentAt = l.ticks
+		}
+		return
+	}
 	defer l.replied()
-	if id, state, fast := strings.Cut(tail, "."); fast {
+	if fast {
 		l.onFastReply(msg, id, state)
 		return
 	}
@@ -79,10 +77,10 @@ func (l *Lane) onStored(s *slot, index, seq uint64) {
 	l.ring.replied(s, stored)
 	l.stored = append(l.stored, index)
 	if l.cfg.OnStored != nil {
-		if n := len(l.acked); n > 0 && l.acked[n-1].commit == s.commit {
-			l.acked[n-1].n++
+		if n := len(l.acked); n > 0 && l.acked[n-1].Commit == s.commit {
+			l.acked[n-1].N++
 		} else {
-			l.acked = append(l.acked, acked{s.commit, 1})
+			l.acked = append(l.acked, Stored{s.commit, 1})
 		}
 	}
 	signal(l.news)

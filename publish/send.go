@@ -98,7 +98,7 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 			l.unwritten = index
 		}
 		l.reply = strconv.AppendUint(append(l.reply[:0], l.inbox...), index, 36)
-		if err := l.wire.publish(subject, l.reply, header, body); err != nil {
+		if err := l.wire.publish(subject, l.reply, header, nil, body); err != nil {
 			return l.broken(err)
 		}
 	}

@@ -144,8 +144,12 @@ func (l *Lane) publishUnit(n int, goesOn bool) error {
 			}
 		}
 		last := i == n-1 && !goesOn
-		header := l.unitHeader(b.arena[start:s.header], b.open+i, batch, last, s.alone)
-		if err := l.wire.publish(s.subject, l.unitReply(b.open+i, batch, last), header, b.arena[s.header:s.body]); err != nil {
+		header, more := b.arena[start:s.header], []byte(nil)
+		if !s.alone {
+			header = header[:len(header)-len(headerEnd)]
+			more = l.unitHeader(b.open+i, batch, last)
+		}
+		if err := l.wire.publish(s.subject, l.unitReply(b.open+i, batch, last), header, more, b.arena[s.header:s.body]); err != nil {
 			return err
 		}
 		start = s.body
@@ -197,16 +201,13 @@ func (l *Lane) complete(total int) {
 	}
 }
 
-// unitHeader completes a header block with what only the unit knows. Of an atomic
+// unitHeader is the rest of a header block, which only the unit knows. Of an atomic
 // batch only the first message may expect a sequence. The stream's name is in the first
 // message only: another stream, if one should get a later one, knows of no such batch and
 // refuses it, and the header would cost NATS 4 % of its time.
-func (l *Lane) unitHeader(block []byte, i int, batch, last, complete bool) []byte {
-	if complete {
-		return block
-	}
+func (l *Lane) unitHeader(i int, batch, last bool) []byte {
 	b := &l.batches
-	h := append(l.header[:0], block[:len(block)-len(headerEnd)]...)
+	h := l.header[:0]
 	atomic := b.kind == BatchAtomic && batch
 	if i == 0 {
 		h = append(h, nats.ExpectedStreamHdr+": "...)

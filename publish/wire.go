@@ -3,6 +3,7 @@ package publish
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 
 	"github.com/nats-io/nats.go"
@@ -20,10 +21,13 @@ type wire struct {
 	buf  []byte
 }
 
-// publish writes a message, or keeps it for the next flush. Nothing of it is used
-// after the return.
-func (w *wire) publish(subject string, reply, header, body []byte) error {
+// publish writes a message, whose header block is in two parts, or keeps it for the next
+// flush. Nothing of it is used after the return.
+func (w *wire) publish(subject string, reply, header, more, body []byte) error {
 	if w.sock == nil {
+		if len(more) > 0 {
+			header = slices.Concat(header, more)
+		}
 		return w.publishByClient(subject, reply, header, body)
 	}
 	b := w.buf
@@ -38,12 +42,13 @@ func (w *wire) publish(subject string, reply, header, body []byte) error {
 		b = append(b, ' ')
 	}
 	if len(header) > 0 {
-		b = strconv.AppendInt(b, int64(len(header)), 10)
+		b = strconv.AppendInt(b, int64(len(header)+len(more)), 10)
 		b = append(b, ' ')
 	}
-	b = strconv.AppendInt(b, int64(len(header)+len(body)), 10)
+	b = strconv.AppendInt(b, int64(len(header)+len(more)+len(body)), 10)
 	b = append(b, "\r\n"...)
 	b = append(b, header...)
+	b = append(b, more...)
 	w.buf = b
 	if len(b)+len(body)+len("\r\n") > wireBuffer {
 		return w.write(net.Buffers{b, body, []byte("\r\n")})

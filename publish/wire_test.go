@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
 
 // TestWire has a lane and the client write into one connection, small messages and
-// large ones: each arrives whole, over every kind of connection.
+// large ones, singly and in batches: each arrives whole, over every kind of connection.
 func TestWire(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue(t)
@@ -29,38 +30,46 @@ func TestWire(t *testing.T) {
 		"TLS":       {config: fmt.Sprintf(`tls { cert_file: %q, key_file: %q }`, cert, key), conn: ConnConfig{TLS: TLSConfig{CA: ca.file}}},
 		"websocket": {config: `websocket { listen: "127.0.0.1:-1", no_tls: true }`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := testenv.NewNATS(t, testenv.NATSOptions{Config: tt.config})
-			tt.conn.URL = n.URL()
-			if name == "websocket" {
-				tt.conn.URL = n.Server().WebsocketURL()
-			}
-			r := newLaneRigOver(t, n, tt.conn, nil)
-			l := r.lane()
-			if got := l.wire.sock != nil; got != tt.plain {
-				t.Errorf("past the client: %v, want %v", got, tt.plain)
-			}
-			stop := beside(t, r.nc)
-			const rows = 400
-			payload := func(i int) string { return strings.Repeat("x", i%7*i*70) } // up to 160 kB
-			for i := range rows {
-				r.must(l.Send(t.Context(), r.event(i, payload(i)), i))
-			}
-			r.must(l.Flush())
-			r.settleAll(l, rows)
-			stop()
-			s, err := r.js.Stream(t.Context(), "EVENTS")
-			r.must(err)
-			for i := range rows {
-				m, err := s.GetMsg(t.Context(), uint64(i+1))
-				r.must(err)
-				id, _ := outbox.ParseMessageID("src", m.Header.Get(nats.MsgIdHdr))
-				if id.ID != fmt.Sprint(i) || string(m.Data) != payload(i) {
-					t.Fatalf("sequence %d holds row %s with %d bytes, want row %d with %d", i+1, id.ID, len(m.Data), i, len(payload(i)))
+		for _, kind := range []Batching{BatchSingle, BatchFast, BatchAtomic} {
+			t.Run(name+"/"+string(kind), func(t *testing.T) {
+				t.Parallel()
+				n := testenv.NewNATS(t, testenv.NATSOptions{Config: tt.config})
+				conn := tt.conn
+				conn.URL = n.URL()
+				if name == "websocket" {
+					conn.URL = n.Server().WebsocketURL()
 				}
-			}
-		})
+				r := newLaneRigOver(t, n, conn, func(c *jetstream.StreamConfig) { c.AllowBatchPublish, c.AllowAtomicPublish = true, true })
+				r.cfg.Batching = kind
+				l := r.lane()
+				if got := l.wire.sock != nil; got != tt.plain {
+					t.Errorf("past the client: %v, want %v", got, tt.plain)
+				}
+				stop := beside(t, r.nc)
+				const rows = 400
+				payload := func(i int) string { return strings.Repeat("x", i%7*i*70) } // up to 160 kB
+				for i := range rows {
+					r.must(l.Send(t.Context(), r.event(i, payload(i)), i))
+					l.EndTransaction()
+				}
+				r.must(l.Flush())
+				r.settleAll(l, rows)
+				stop()
+				s, err := r.js.Stream(t.Context(), "EVENTS")
+				r.must(err)
+				for i := range rows {
+					m, err := s.GetMsg(t.Context(), uint64(i+1))
+					r.must(err)
+					id, _ := outbox.ParseMessageID("src", m.Header.Get(nats.MsgIdHdr))
+					if id.ID != fmt.Sprint(i) || string(m.Data) != payload(i) {
+						t.Fatalf("sequence %d holds row %s with %d bytes, want row %d with %d", i+1, id.ID, len(m.Data), i, len(payload(i)))
+					}
+					if after := m.Header.Get(nats.ExpectedLastSeqHdr); after != fmt.Sprint(i) && (kind != BatchAtomic || after != "" || m.Header.Get(batchIDHeader) == "") {
+						t.Fatalf("sequence %d was expected behind %q, batch %q", i+1, after, m.Header.Get(batchIDHeader))
+					}
+				}
+			})
+		}
 	}
 }
 

@@ -400,19 +400,23 @@ func (r *Relay) newLane(ctx context.Context, info *publish.StreamInfo, sys strea
 	return lane, err
 }
 
-func (r *Relay) onStored(commit time.Time, n int) {
-	r.metrics.throughput.Add(float64(n))
-	r.stored.Add(int64(n))
-	if commit.IsZero() { // of a row of the table nobody knows when it was committed
-		return
-	}
-	d := time.Since(commit)
-	for range n {
-		r.metrics.latency.Observe(d.Seconds())
-		if r.cfg.OnStored != nil {
-			r.cfg.OnStored(d)
+func (r *Relay) onStored(stored []publish.Stored) {
+	now, total := time.Now().UnixMicro(), 0
+	for _, s := range stored {
+		total += s.N
+		if s.Commit == 0 { // of a row of the table nobody knows when it was committed
+			continue
+		}
+		d := time.Duration(now-s.Commit) * time.Microsecond
+		for range s.N {
+			r.metrics.latency.Observe(d.Seconds())
+			if r.cfg.OnStored != nil {
+				r.cfg.OnStored(d)
+			}
 		}
 	}
+	r.metrics.throughput.Add(float64(total))
+	r.stored.Add(int64(total))
 }
 
 // judgeRivals gives the place up after two chain errors in a row that messages
