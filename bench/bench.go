@@ -61,6 +61,10 @@ type Config struct {
 	// commit.
 	Command func(Setting) (*exec.Cmd, error)
 	Relay   func(ctx context.Context, s Setting, onStored func(time.Duration)) error
+	// Publish stores n messages as a relay does that reads events of a type and with a
+	// payload, so many in each transaction, in this process, and returns when all have
+	// their PubAck.
+	Publish func(ctx context.Context, s Setting, eventType, payload string, n, perTx int) error
 	// Say is told what is being measured.
 	Say func(format string, args ...any)
 }
@@ -213,7 +217,7 @@ func fillSQL(rows, perTx, payload int) string {
 		END $$`, rows, perTx, event, pad(payload), perTx, rows)
 }
 
-// drains measures the source, each drain, and the sink once.
+// drains measures the source, each drain, and the sinks once.
 func (b *bench) drains(ctx context.Context, run int) error {
 	b.Say("filling %d rows, %d in each transaction, with %d bytes", b.Rows, b.PerTx, b.Payload)
 	var all []Setting
@@ -244,7 +248,7 @@ func (b *bench) drains(ctx context.Context, run int) error {
 		}
 		b.report.add(set.String(), m)
 	}
-	return b.sinks(ctx, all[len(all)-1])
+	return b.sinks(ctx, all[len(all)-1], run)
 }
 
 // patience is how long a relay may get nothing done.

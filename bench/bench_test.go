@@ -37,8 +37,8 @@ func TestBench(t *testing.T) {
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Drains) != 15 || len(r.Notes) > 0 {
-		t.Fatalf("%d drains, %q: want the source, two sinks, and three marks, with batches and without, of one relay and two", len(r.Drains), r.Notes)
+	if len(r.Drains) != 17 || len(r.Notes) > 0 {
+		t.Fatalf("%d drains, %q: want the source, four sinks, and three marks, with batches and without, of one relay and two", len(r.Drains), r.Notes)
 	}
 	for _, d := range r.Drains {
 		if rate := d.Rate(); len(d.Runs) != 2 || rate <= 0 || math.IsInf(rate, 0) {

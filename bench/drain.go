@@ -21,14 +21,18 @@ type Setting struct {
 }
 
 func (s Setting) String() string {
-	name := "walpost, mark " + s.Mark
-	if s.Batch != "single" {
-		name += ", " + s.Batch + " batches"
-	}
+	name := "walpost, mark " + s.Mark + s.batches()
 	if s.Of > 1 {
 		name = fmt.Sprintf("%d relays: %s", s.Of, name)
 	}
 	return name
+}
+
+func (s Setting) batches() string {
+	if s.Batch == "single" {
+		return ""
+	}
+	return ", " + s.Batch + " batches"
 }
 
 // suffix tells what is the relay's own from what is another's.
@@ -78,12 +82,8 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 		`DO $$ DECLARE p name; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$`,
 	}
 	for _, part := range set.parts() {
-		if _, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
-			Name: part.Stream(), Subjects: []string{"walpost_bench" + part.suffix() + ".>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true, Duplicates: b.DuplicateWindow(set.Batch),
-			AllowBatchPublish: set.Batch == "fast", AllowAtomicPublish: set.Batch == "atomic",
-		}); err != nil {
-			return hint.Errorf("leave out the batches that the server does not know: fast ones need nats-server 2.14, atomic ones 2.12.1 (--batches single)",
-				"create a stream for %s: %w", set, err)
+		if _, err := b.createStream(ctx, part); err != nil {
+			return err
 		}
 		publication, err := b.Publication(part)
 		if err != nil {
@@ -103,6 +103,19 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 		return err
 	}
 	return b.exec(ctx, unsynced, fillSQL(rows, b.PerTx, b.Payload), `CHECKPOINT`)
+}
+
+// createStream makes a relay's stream.
+func (b *bench) createStream(ctx context.Context, set Setting) (jetstream.Stream, error) {
+	s, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
+		Name: set.Stream(), Subjects: []string{"walpost_bench" + set.suffix() + ".>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true, Duplicates: b.DuplicateWindow(set.Batch),
+		AllowBatchPublish: set.Batch == "fast", AllowAtomicPublish: set.Batch == "atomic",
+	})
+	if err != nil {
+		return nil, hint.Errorf("leave out the batches that the server does not know: fast ones need nats-server 2.14, atomic ones 2.12.1 (--batches single)",
+			"create a stream for %s: %w", set, err)
+	}
+	return s, nil
 }
 
 // deleteStreams deletes every stream that a benchmark makes.

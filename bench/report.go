@@ -18,7 +18,7 @@ type Report struct {
 	Rows       int    `json:"rows"`
 	PerTx      int    `json:"rows_per_transaction"`
 	Payload    int    `json:"payload_bytes"`
-	// Drains are all runs of the source, of each drain, and of the sink.
+	// Drains are all runs of the source, of each drain, and of the sinks.
 	Drains    []*Drain  `json:"drains"`
 	Latencies []Latency `json:"latencies,omitempty"`
 	Notes     []string  `json:"notes,omitempty"`

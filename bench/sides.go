@@ -29,15 +29,7 @@ func (b *bench) sources(ctx context.Context, run int) error {
 	if b.Binary {
 		all = append(all, func() error { return b.source(ctx, nameBinary, "-o", "binary=true") })
 	}
-	if run%2 == 1 { // so that neither is always the first
-		slices.Reverse(all)
-	}
-	for _, measure := range all {
-		if err := measure(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return inTurn(all, run)
 }
 
 func (b *bench) source(ctx context.Context, name string, options ...string) error {
@@ -121,9 +113,10 @@ const (
 	sinkBytes   = 32 << 20
 )
 
-// sinks measures how fast JetStream takes the newest message that a relay has stored,
-// again and again, from a client that does nothing else: once for each duplicate window.
-func (b *bench) sinks(ctx context.Context, set Setting) error {
+// sinks measures how fast JetStream takes such messages from a client that does nothing
+// else: from walpost's own lane with each kind of batches, and the newest one that a relay
+// has stored, again and again, from nats.go with each duplicate window.
+func (b *bench) sinks(ctx context.Context, set Setting, run int) error {
 	var windows []time.Duration
 	for _, batch := range b.Batches {
 		if w := b.DuplicateWindow(batch); !slices.Contains(windows, w) {
@@ -146,12 +139,46 @@ func (b *bench) sinks(ctx context.Context, set Setting) error {
 	if err := b.deleteStreams(ctx); err != nil {
 		return err
 	}
+	var all []func() error
+	for _, batch := range b.Batches {
+		all = append(all, func() error { return b.ownSink(ctx, Setting{Mark: "none", Batch: batch}) })
+	}
 	for _, w := range windows {
-		if err := b.sink(ctx, &nats.Msg{Subject: last.Subject, Header: last.Header, Data: last.Data}, w); err != nil {
+		all = append(all, func() error {
+			return b.sink(ctx, &nats.Msg{Subject: last.Subject, Header: last.Header, Data: last.Data}, w)
+		})
+	}
+	return inTurn(all, run)
+}
+
+// inTurn does all, the last one first in every other run, so that none is always the
+// first.
+func inTurn(all []func() error, run int) error {
+	if run%2 == 1 {
+		slices.Reverse(all)
+	}
+	for _, do := range all {
+		if err := do(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// ownSink is the bound that JetStream sets to a relay's drain: a stream takes in one
+// message after the other, however many processors there are.
+func (b *bench) ownSink(ctx context.Context, set Setting) error {
+	name := "sink: walpost's publishing alone" + set.batches()
+	b.Say("%s", name)
+	s, err := b.createStream(ctx, set)
+	if err != nil {
+		return err
+	}
+	u, self, begun := b.usage(), ownCPU(), time.Now()
+	if err := b.Publish(ctx, set, event, fmt.Sprintf(`{"n": %d, "pad": "%s"}`, b.Rows, pad(b.Payload)), b.Rows, b.PerTx); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return b.sunk(ctx, name, s, u, self, begun)
 }
 
 func (b *bench) sink(ctx context.Context, like *nats.Msg, window time.Duration) error {
@@ -182,6 +209,11 @@ func (b *bench) sink(ctx context.Context, like *nats.Msg, window time.Duration) 
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	return b.sunk(ctx, name, s, u, self, begun)
+}
+
+// sunk adds what was measured of a sink since it has begun.
+func (b *bench) sunk(ctx context.Context, name string, s jetstream.Stream, u usage, self time.Duration, begun time.Time) (err error) {
 	m := Measurement{Rows: b.Rows, Whole: time.Since(begun), Relay: ownCPU() - self}
 	_, m.Broker = b.since(u)
 	if m.Took, err = took(ctx, []at{{s, 0}}, uint64(b.Rows)); err != nil {

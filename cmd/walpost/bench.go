@@ -23,7 +23,7 @@ import (
 const benchHelp = `Measures, on the two servers of the configuration and in one run, how fast
 
   - the walsender lets the rows be read (pg_recvlogical to nothing),
-  - JetStream takes the messages (plain asynchronous publishing),
+  - JetStream takes the messages (walpost's own publishing with nothing to read, and plain asynchronous publishing),
   - walpost drains the one into the other, with each kind of mark,
 
 what CPU time and memory that takes, and how long a commit takes to its PubAck and to a consumer, at different rates. Rates are
@@ -163,6 +163,9 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 			return err
 		}
 		return r.Run(ctx)
+	}
+	b.Publish = func(ctx context.Context, set bench.Setting, eventType, payload string, n, perTx int) error {
+		return publishAlone(ctx, nc, benchConfig(cfg, set), eventType, payload, n, perTx)
 	}
 	return bench.Run(ctx, b)
 }

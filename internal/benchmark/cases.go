@@ -41,7 +41,7 @@ var cases = []measured{
 		"--rows", "100000", "--marks", "none", "--batches", "single,fast,atomic", "--latency", "0",
 	}},
 	{"r3", "Three replicas", servers{replicas: 3}, []string{
-		"--rows", "100000", "--marks", "none", "--batches", "single,fast,atomic", "--replicas", "3", "--latency", "0",
+		"--rows", "300000", "--marks", "none", "--batches", "single,fast,atomic", "--replicas", "3", "--latency", "0",
 	}},
 	{"shards", "Several relays, 300 bytes", servers{}, []string{
 		"--rows", "300000", "--marks", "none", "--batches", "fast", "--shards", "1,2,4", "--latency", "0",
