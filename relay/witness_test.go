@@ -43,6 +43,20 @@ func (x *running) metric(name string, labels ...string) float64 {
 	return sum
 }
 
+// histogram is how many values a histogram has seen, and their sum.
+func (x *running) histogram(name string) (count uint64, sum float64) {
+	x.rig.t.Helper()
+	families, err := x.registry.Gather()
+	x.rig.must(err)
+	for _, f := range families {
+		if f.GetName() == name {
+			h := f.GetMetric()[0].GetHistogram()
+			count, sum = h.GetSampleCount(), h.GetSampleSum()
+		}
+	}
+	return count, sum
+}
+
 func carries(has map[string]string, labels []string) bool {
 	for l := range slices.Chunk(labels, 2) {
 		if has[l[0]] != l[1] {
