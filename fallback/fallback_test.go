@@ -351,7 +351,7 @@ func TestWatchNoticesALostConnection(t *testing.T) {
 	pid := b.db.Conn().PgConn().PID()
 	go func() { watched <- b.db.Watch(t.Context()) }()
 	b.exec(`SELECT pg_terminate_backend($1)`, pid)
-	if err := <-watched; fallback.Code(err) != "57P01" && err == nil {
+	if err := <-watched; fallback.Code(err) != "57P01" {
 		t.Fatalf("%v, want 57P01", err)
 	}
 	if b.db.Alive() {
@@ -439,5 +439,24 @@ func TestFetchIsBounded(t *testing.T) {
 			t.Fatalf("it begins with row %s, not %s", got, ids[0])
 		}
 		ids = ids[len(rows):]
+	}
+}
+
+// TestSlotGauges: a slot that is not there keeps nothing, and cannot be lost.
+func TestSlotGauges(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	cfg := b.config()
+	cfg.Slot = "gauges"
+	db, err := fallback.Open(t.Context(), cfg)
+	b.must(err)
+	defer db.Close()
+	if g, err := db.Slot(t.Context()); err != nil || g != (fallback.SlotGauges{Safe: -1}) {
+		t.Errorf("without a slot: %+v, %v", g, err)
+	}
+	b.exec(`SELECT pg_create_logical_replication_slot('gauges', 'pgoutput')`)
+	defer b.exec(`SELECT pg_drop_replication_slot('gauges')`)
+	b.insert(100)
+	if g, err := db.Slot(t.Context()); err != nil || g.Retained <= 0 || g.ConfirmedLag <= 0 || g.Safe != -1 {
+		t.Errorf("with one: %+v, %v", g, err)
 	}
 }

@@ -17,14 +17,18 @@ type SlotGauges struct {
 	ConfirmedLag float64 // WAL behind the confirmed LSN
 }
 
-// Slot reads the gauges of the relay's slot; all zero where there is none.
+// Slot reads the gauges of the relay's slot. Where there is none, nothing is kept, and
+// nothing can be lost.
 func (db *DB) Slot(ctx context.Context) (g SlotGauges, err error) {
 	err = db.row(ctx, []any{&g.Retained, &g.Safe, &g.ConfirmedLag}, `SELECT
 		coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::float8,
 		coalesce(safe_wal_size, -1)::float8,
 		coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)::float8
 		FROM pg_replication_slots WHERE slot_name = $1`, db.slot)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return SlotGauges{Safe: -1}, nil
+	}
+	if err != nil {
 		return g, fmt.Errorf("read slot gauges: %w", err)
 	}
 	return g, nil

@@ -60,6 +60,18 @@ func newHolds() *holds {
 // any is cheap: most of the time there is no hold.
 func (h *holds) any() bool { return h.size.Load() > 0 }
 
+// aggregates is how many there are whose rows have an order to be held for.
+func (h *holds) aggregates() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for a := range h.byKey {
+		if a.ordered() {
+			n++
+		}
+	}
+	return n
+}
+
 func (h *holds) has(a aggregate) bool {
 	if !h.any() {
 		return false

@@ -56,8 +56,8 @@ func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 	})
 	mode := f.NewGaugeVec(prometheus.GaugeOpts{Name: "walpost_mode", Help: "1 for the mode that the relay is in."}, []string{"mode"})
 	gauge("walpost_held_aggregates", "Aggregates whose rows wait behind a failed one.", func() float64 {
-		if h := r.holds.Load(); h != nil {
-			return float64(h.size.Load())
+		if h := r.holds.Load(); h != nil && r.cfg.OnPoison != Skip {
+			return float64(h.aggregates())
 		}
 		return 0
 	})
@@ -101,7 +101,7 @@ func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 		}, []string{"reason"}),
 		retries: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_publish_retries_total",
-			Help: "Messages sent without a PubAck when the lane stopped; the WAL brings their rows again.",
+			Help: "Messages sent without a PubAck when the lane stopped; the WAL or the table brings their rows again.",
 		}, []string{"reason"}),
 		alarms: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_alarms_total",

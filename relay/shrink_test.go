@@ -52,6 +52,9 @@ func TestAnOldRowIsTheNewestMessage(t *testing.T) {
 	r.put(2, 6)
 	r.pending(0)
 	r.passes(r.here())
+	if n := x.metric("walpost_held_aggregates"); n != 0 {
+		t.Errorf("%v aggregates are held, and failed rows are skipped", n)
+	}
 	x.halt()
 	r.storedIs(2, 6)
 
