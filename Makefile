@@ -21,7 +21,7 @@ build: ## build the programs into bin/
 .PHONY: test
 test: deps pg-extra ## run every test, race-enabled, on every PostgreSQL version within reach
 	@. .ci/pgenv && go run ./internal/testenv/pgversions && \
-		CGO_ENABLED=1 go test -race -count=1 -parallel 4 -timeout 60m ./...
+		CGO_ENABLED=1 go test -race -count=1 -parallel 4 -timeout 30m ./...
 
 .PHONY: lint
 lint: ## vet, staticcheck, and the formatting

@@ -98,7 +98,7 @@ func explainConnect(err error) error {
 	case "42501":
 		return hint.Wrap(err, "GRANT CONNECT ON DATABASE ... TO the role of postgres.url")
 	case "53300":
-		return hint.Wrap(err, "raise max_connections: a relay takes up to five")
+		return hint.Wrap(err, "raise max_connections: a relay takes up to six")
 	case "08P01":
 		return hint.Wrap(err, directHint)
 	case "":

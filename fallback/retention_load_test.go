@@ -168,8 +168,8 @@ func TestRetainWorksOffABacklog(t *testing.T) {
 	if r.Tables[0].Archived != int64(rows) {
 		t.Errorf("report %+v", r)
 	}
-	if slow := part(busy, 99); slow > time.Second {
-		t.Errorf("producers had to wait: %s", slow)
+	if slow := part(busy, 99); slow > took/2 {
+		t.Errorf("producers had to wait for the pass: %s", slow)
 	}
 }
 

@@ -95,14 +95,18 @@ func TestNotifyTriggerWaitsPolitely(t *testing.T) {
 		}
 	}
 	t.Logf("an insert took %s at most", longest)
-	if longest < 100*time.Millisecond || longest > 5*time.Second {
-		t.Errorf("an insert took %s beside a trigger that waits half a second", longest)
+	if longest < 100*time.Millisecond {
+		t.Errorf("no insert took longer than %s beside a trigger that waits half a second: the test shows nothing", longest)
 	}
 	if got.err == nil || !strings.Contains(got.err.Error(), "create trigger on public.outbox_messages: ") || !strings.Contains(hint.Of(got.err), "pg_stat_activity") {
 		t.Errorf("install = %q, %v, hint %q", got.done, got.err, hint.Of(got.err))
 	}
 	go install()
-	time.Sleep(time.Second)
+	for waits := false; !waits && t.Context().Err() == nil; time.Sleep(5 * time.Millisecond) {
+		if err := producer.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'outbox_messages'::regclass)`).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+	}
 	exec(t, writer, `COMMIT`)
 	if got = <-ended; got.err != nil || len(got.done) != 1 {
 		t.Errorf("install = %q, %v", got.done, got.err)

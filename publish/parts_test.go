@@ -43,14 +43,14 @@ func (r *laneRig) nextAck(acks *nats.Subscription) Ack {
 // awaitStored waits until the stream has so many messages.
 func (r *laneRig) awaitStored(n uint64) {
 	r.t.Helper()
-	for {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		info, err := r.stream.Info(r.t.Context())
 		r.must(err)
 		if info.Messages >= n {
 			return
 		}
-		time.Sleep(time.Millisecond)
 	}
+	r.t.Fatalf("waited in vain for %d messages", n)
 }
 
 // TestFastBatchGoesOn: a fast batch is stored while its rows come, and has one PubAck

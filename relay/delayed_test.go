@@ -266,12 +266,14 @@ func TestDelayedRowsOutliveARelay(t *testing.T) {
 func TestDelayedRowIsPoison(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
+	r.cfg.FallbackInterval = 100 * time.Millisecond
 	x := r.start().streaming()
-	r.exec(set{"event_type": `'order placed'`, "available_at": `clock_timestamp() + interval '2 seconds'`, "trace_id": `clock_timestamp() + interval '2 seconds'`}.
+	r.exec(set{"event_type": `'order placed'`, "occurred_at": `now() - interval '1 hour'`, "available_at": `now() + interval '1 hour'`}.
 		insert("outbox_messages", 1, canonicalRow))
 	r.put(2, 3)
 	r.pending(1) // it holds nobody while it waits
 	r.storedIs(2, 3)
+	r.exec(`UPDATE outbox_messages SET available_at = clock_timestamp(), trace_id = clock_timestamp() WHERE payload ->> 'n' = '1'`)
 	r.pending(0)
 	row := func(sql string) string {
 		return r.query1(`SELECT ` + sql + ` FROM outbox_messages WHERE payload ->> 'n' = '1'`)
@@ -300,10 +302,11 @@ func TestDelayedRowBehindAParkedRow(t *testing.T) {
 	r.cfg.FallbackInterval = 100 * time.Millisecond
 	x := r.start().streaming()
 	r.exec(set{"event_type": `'order placed'`}.insert("outbox_messages", 1, canonicalRow))
-	r.exec(set{"available_at": `clock_timestamp() + interval '2 seconds'`}.insert("outbox_messages", 2, canonicalRow))
+	r.exec(set{"occurred_at": `now() - interval '1 hour'`, "available_at": `now() + interval '1 hour'`}.insert("outbox_messages", 2, canonicalRow))
 	r.put(3, 4)
 	eventually(t, "the live rows are held", func() bool { return r.count(heldRows) == 2 })
 	r.pending(1)
+	r.exec(`UPDATE outbox_messages SET available_at = now() WHERE payload ->> 'n' = '2'`)
 	eventually(t, "the delayed one is held too", func() bool { return r.count(heldRows) == 3 })
 	if n := r.storedCount(); n != 0 {
 		t.Fatalf("%d rows have passed the failed one", n)

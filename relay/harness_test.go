@@ -214,6 +214,16 @@ func (x *running) halt() {
 	})
 }
 
+// ends waits until the relay has ended by itself.
+func (x *running) ends() {
+	x.rig.t.Helper()
+	select {
+	case <-x.done:
+	case <-time.After(90 * time.Second):
+		x.rig.t.Fatal("the relay has not ended by itself")
+	}
+}
+
 func (x *running) streaming() *running {
 	x.rig.t.Helper()
 	eventually(x.rig.t, "the relay streams", func() bool { return x.Status().State == "streaming" })

@@ -83,7 +83,7 @@ func TestRetention(t *testing.T) {
 		x.halt()
 		r.must(r.js().DeleteStream(t.Context(), "EVENTS"))
 		x = r.start()
-		<-x.done
+		x.ends()
 		if x.err == nil || !strings.Contains(x.err.Error(), "marked as stored") || r.streamExists() {
 			t.Errorf("every row is in the archive and the stream is gone: the relay ended with %v", x.err)
 		}

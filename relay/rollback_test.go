@@ -57,9 +57,7 @@ func TestRunningRelayLosesThousands(t *testing.T) {
 			put := func() { next++; r.exec(putAggregatesSQL, next, next) }
 			restored := make(chan struct{})
 			go func() { defer close(restored); restore() }()
-			for x.alarm("events_lost") == nil {
-				put()
-			}
+			eventually(t, "alarm events_lost", func() bool { put(); return x.alarm("events_lost") != nil })
 			<-restored
 			for range 50 {
 				put()
