@@ -32,8 +32,6 @@ type StreamConfig struct {
 	Batching Batching
 	// AcceptWeak turns the refusal of a weak stream into a warning.
 	AcceptWeak bool
-	// Replicas is what [Stream.Create] asks for; 0 is 3 in a cluster, else 1.
-	Replicas int
 }
 
 // StreamInfo is the stream as its leader reports it.
@@ -44,9 +42,7 @@ type StreamInfo struct {
 	FirstTime time.Time
 	// Created tells a stream from another that took its name later.
 	Created time.Time
-	// Leader is empty outside a cluster.
-	Leader string
-	Config jetstream.StreamConfig
+	Config  jetstream.StreamConfig
 }
 
 // Stream asks the JetStream API about one stream. It changes nothing except by
@@ -98,9 +94,6 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 		Created:   info.Created,
 		Config:    info.Config,
 	}
-	if info.Cluster != nil {
-		out.Leader = info.Cluster.Leader
-	}
 	return out, nil
 }
 
@@ -148,12 +141,9 @@ func DuplicateWindow(batches bool) time.Duration {
 const sharedWindow = 2 * time.Minute
 
 func (s *Stream) newConfig() jetstream.StreamConfig {
-	replicas := s.cfg.Replicas
-	if replicas == 0 {
-		replicas = 1
-		if s.nc.ConnectedClusterName() != "" {
-			replicas = 3
-		}
+	replicas := 1
+	if s.nc.ConnectedClusterName() != "" {
+		replicas = 3
 	}
 	auto := s.cfg.Batching == BatchAuto
 	fast := (auto || s.cfg.Batching == BatchFast) && s.serverIs(2, 14, 0)

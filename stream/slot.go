@@ -31,7 +31,6 @@ type Slot struct {
 	Plugin         string
 	Database       string
 	WALStatus      string // reserved, extended, unreserved or lost
-	ActivePID      string // "" where nobody streams it
 	ConfirmedFlush outbox.LSN
 }
 
@@ -39,7 +38,7 @@ type Slot struct {
 // replication connection speaks.
 func readSlot(ctx context.Context, conn *pgconn.PgConn, name string) (*Slot, error) {
 	rows, err := simpleQuery(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(wal_status, ''),
-		coalesce(active_pid::text, ''), coalesce(confirmed_flush_lsn::text, '0/0'), temporary, current_database()
+		coalesce(confirmed_flush_lsn::text, '0/0'), temporary, current_database()
 		FROM pg_replication_slots WHERE slot_name = `+quoteLiteral(name))
 	if err != nil {
 		return nil, fmt.Errorf("read slot %q: %w", name, err)
@@ -48,11 +47,11 @@ func readSlot(ctx context.Context, conn *pgconn.PgConn, name string) (*Slot, err
 		return nil, fmt.Errorf("slot %q: %w", name, ErrNoSlot)
 	}
 	r := rows[0]
-	s := &Slot{Name: name, Plugin: r[0], Database: r[1], WALStatus: r[2], ActivePID: r[3]}
-	if s.ConfirmedFlush, err = outbox.ParseLSN(r[4]); err != nil {
+	s := &Slot{Name: name, Plugin: r[0], Database: r[1], WALStatus: r[2]}
+	if s.ConfirmedFlush, err = outbox.ParseLSN(r[3]); err != nil {
 		return nil, fmt.Errorf("read slot %q: %w", name, err)
 	}
-	return s, s.check(r[5] == "t", r[6])
+	return s, s.check(r[4] == "t", r[5])
 }
 
 func (s *Slot) check(temporary bool, database string) error {

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -194,21 +191,4 @@ func layoutNames() []string {
 		}
 	}
 	return names
-}
-
-// Password reads nats.password_file anew at every call, so that a rotated secret is taken up by the next connection. It
-// is empty where no file is named. One line break at the end is not part of the password.
-func (n *NATSConfig) Password() (string, error) {
-	if n.PasswordFile == "" {
-		return "", nil
-	}
-	b, err := os.ReadFile(n.PasswordFile)
-	if err != nil {
-		return "", fmt.Errorf("read nats.password_file: %w", err)
-	}
-	password := strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r")
-	if password == "" {
-		return "", fmt.Errorf("read nats.password_file: %w", errors.New(n.PasswordFile+" is empty"))
-	}
-	return password, nil
 }

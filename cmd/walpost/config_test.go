@@ -229,38 +229,13 @@ func TestDidYouMean(t *testing.T) {
 	}
 }
 
-func TestPasswordFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "password")
-	n := NATSConfig{PasswordFile: path}
-	if _, err := n.Password(); err == nil {
-		t.Error("a missing file is no error")
-	}
-	for content, want := range map[string]string{"hunter2\n": "hunter2", "hunter2": "hunter2", " spaces \r\n": " spaces "} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := n.Password(); err != nil || got != want {
-			t.Errorf("password = %q, %v, want %q", got, err, want)
-		}
-	}
-	if err := os.WriteFile(path, []byte("\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := n.Password(); err == nil {
-		t.Error("an empty file is no error")
-	}
-	if p, err := (&NATSConfig{}).Password(); p != "" || err != nil {
-		t.Errorf("no file = %q, %v", p, err)
-	}
-}
-
 func TestValidateNamesEveryProblem(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Outboxes = nil
 	cfg.Mode = "stroll"
 	cfg.NATS.InboxPrefix = "a..b"
 	cfg.Source = "two words"
-	err := cfg.Validate()
+	err := cfg.validate(nil)
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -272,15 +247,15 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 	if hint.Of(err) == "" {
 		t.Error("no hint")
 	}
-	if err := defaultConfig().Validate(); err != nil {
+	if err := defaultConfig().validate(nil); err != nil {
 		t.Errorf("the defaults are invalid: %v", err)
 	}
 	cfg = defaultConfig()
 	cfg.Shard = "1/4"
-	if err := cfg.Validate(); err == nil || !strings.Contains(hint.Of(err), "walpost_1") {
+	if err := cfg.validate(nil); err == nil || !strings.Contains(hint.Of(err), "walpost_1") {
 		t.Errorf("a shard with the default slot: %v", err)
 	}
-	if cfg.Postgres.Slot = "walpost_1"; cfg.Validate() != nil {
-		t.Errorf("a shard with its own slot: %v", cfg.Validate())
+	if cfg.Postgres.Slot = "walpost_1"; cfg.validate(nil) != nil {
+		t.Errorf("a shard with its own slot: %v", cfg.validate(nil))
 	}
 }

@@ -145,8 +145,8 @@ func (c *Config) natsKeys() []key {
 		{
 			"nats.create_stream", "WALPOST_CREATE_STREAM",
 			boolValue{&n.CreateStream},
-			"Whether to create the stream at process start where it does not exist and no row is marked yet. An existing one is checked, " +
-				"never changed.",
+			"Whether to create the stream at process start where it does not exist and nothing can have been stored: no row is marked, and " +
+				"with mark delete or none there is no slot. An existing one is checked, never changed.",
 		},
 		{
 			"nats.subject", "WALPOST_SUBJECT",

@@ -33,8 +33,8 @@ of each, without a limit unless --limit is given; what is not known is null.`
 const dlqShowHelp = `Shows one dead letter, with every column of the row that it was. With --json: what list writes, the payload (as JSON where it
 is JSON, else as a string), and the row as the table keeps it in "original".`
 
-const dlqRetryHelp = `Puts rows back into their outboxes, under their own ids and with every value as it was, but due at once and without attempts, and
-deletes their dead letters in the same transaction, 250 at a time. Remove first what they died of: a row that still cannot be sent
+const dlqRetryHelp = `Puts rows back into their outboxes, under their own ids and with every value as it was, but due at once, without attempts and
+with a last_error that says so, and deletes their dead letters in the same transaction, 250 at a time. Remove first what they died of: a row that still cannot be sent
 dies again.
 
 A row comes back behind what was committed meanwhile, also of its own aggregate. It is the same event, with the same message id.

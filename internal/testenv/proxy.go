@@ -42,9 +42,6 @@ func StartProxy(target string) (*Proxy, error) {
 // Addr is the proxy's host:port.
 func (p *Proxy) Addr() string { return loopback(p.port) }
 
-// Port is the port of [Proxy.Addr].
-func (p *Proxy) Port() int { return p.port }
-
 // Drop closes the present connections; new ones are served.
 func (p *Proxy) Drop() {
 	p.mu.Lock()
