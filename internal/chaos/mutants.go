@@ -145,7 +145,7 @@ var mutants = []mutant{
 `}},
 	},
 	{
-		name: "law 5 asks for the flush LSN", world: streaming, only: "relay killed,links slow",
+		name: "the proof asks for the flushed LSN", world: streaming, only: "relay killed,links slow",
 		by:    []string{"missed_rows", "duplicated"},
 		edits: []edit{{"fallback/db.go", "SELECT pg_current_wal_insert_lsn()::text", "SELECT pg_current_wal_flush_lsn()::text"}},
 	},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -19,6 +20,25 @@ func TestTheTablesAddUpTheRuns(t *testing.T) {
 	}
 	if !strings.HasSuffix(string(page), "\n"+want.String()) {
 		t.Error("docs/CHAOS.md does not end with what `go run ./internal/chaos -summary -results docs/chaos.jsonl` prints")
+	}
+	runs, _, err := readResults("../../docs/chaos.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults, events := 0, 0.0
+	for _, r := range runs {
+		events += float64(r.Events)
+		for _, n := range r.Faults {
+			faults += n
+		}
+	}
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := fmt.Sprintf("%d runs, %d,%03d faults, %.1f million events", len(runs), faults/1000, faults%1000, events/1e6)
+	if !strings.Contains(string(readme), total) {
+		t.Errorf("README.md does not say %q", total)
 	}
 }
 

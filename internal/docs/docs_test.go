@@ -22,7 +22,8 @@ import (
 const root = "../.."
 
 var documents = []string{
-	"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/GUARANTEES.md", "docs/OPERATIONS.md",
+	"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/BENCHMARKS.md", "docs/CHAOS.md",
+	"docs/GUARANTEES.md", "docs/OPERATIONS.md",
 }
 
 func read(t *testing.T, file string) string {
