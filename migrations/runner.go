@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -75,8 +77,8 @@ func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
 	return applied(done, err), explain(err)
 }
 
-// Down takes back what was applied above the version, or with [OneStep] what was applied last, newest first. It refuses
-// to drop a table that still holds something undelivered or unexpired.
+// Down takes back what was applied above the version, or with [OneStep] what was applied last, newest first. It takes
+// nothing back where one of the tables still holds something undelivered or unexpired.
 func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 	if to != OneStep {
 		if err := checkTarget(to, 0); err != nil {
@@ -93,12 +95,33 @@ func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 	if to < 0 || lastApplied(states) <= to {
 		return nil, nil // and a database that was never migrated gets no version table from taking nothing back
 	}
+	for _, s := range slices.Backward(states) {
+		question := guard(s.Name)
+		if s.Version <= to || s.AppliedAt.IsZero() || question == "" {
+			continue
+		}
+		if _, err := r.db.ExecContext(ctx, question); err != nil {
+			return nil, explain(fmt.Errorf("take back %s: %w", s.Name, err))
+		}
+	}
 	p, err := r.provider(nil)
 	if err != nil {
 		return nil, err
 	}
 	done, err := p.DownTo(ctx, to)
 	return applied(done, err), explain(err)
+}
+
+// guard is the question that a file asks in its Down section before it drops its table, empty where it asks none.
+func guard(file string) string {
+	text, err := files.ReadFile(file)
+	if err != nil {
+		panic(err)
+	}
+	_, down, _ := strings.Cut(string(text), "-- +goose Down")
+	_, question, _ := strings.Cut(down, "-- +goose StatementBegin")
+	question, _, _ = strings.Cut(question, "-- +goose StatementEnd")
+	return question
 }
 
 func lastApplied(states []State) int64 {
