@@ -105,18 +105,16 @@ func (r *retention) adviseArchive(err error, t *outbox.Table) string {
 // checkArchivable returns the outbox's columns, quoted, or why its rows have to
 // stay. A column that the archive lacks would be lost with the row.
 func (r *retention) checkArchivable(ctx context.Context, a *archive, t *outbox.Table) (columns []string, skipped string, err error) {
-	var own, kept map[string]string
+	var ownFacts, keptFacts tableFacts
 	var indexed bool
 	err = r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		if own, _, err = readColumns(ctx, conn, t); err != nil {
-			return err
-		}
-		if kept, _, err = readColumns(ctx, conn, &a.Table); err != nil {
+		if err := errors.Join(ownFacts.readColumns(ctx, conn, t), keptFacts.readColumns(ctx, conn, &a.Table)); err != nil {
 			return err
 		}
 		return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
 			WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND a.attname = $2)`, t.SQL(), t.Layout.Columns[outbox.ProcessedAt]).Scan(&indexed)
 	})
+	own := ownFacts.types
 	if err != nil {
 		return nil, "", fmt.Errorf("read columns of %s: %w", t, err)
 	}
@@ -128,7 +126,7 @@ func (r *retention) checkArchivable(ctx context.Context, a *archive, t *outbox.T
 			t.SQL(), t.Column(outbox.ProcessedAt)), nil
 	}
 	for _, c := range slices.Sorted(maps.Keys(own)) {
-		if kept[c] == "" {
+		if keptFacts.types[c] == "" {
 			return nil, fmt.Sprintf("the archive has no column for %s: ALTER TABLE %s ADD COLUMN %[1]s %[3]s", outbox.QuoteIdent(c), Archive, own[c]), nil
 		}
 		columns = append(columns, outbox.QuoteIdent(c))

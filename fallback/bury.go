@@ -103,14 +103,7 @@ func fittingSQL(t *outbox.Table, f outbox.Field) string {
 // committed when Bury returns. The same event is written once, however often the
 // WAL brings it.
 func (db *DB) Bury(ctx context.Context, ev *outbox.Event, failure string) error {
-	original := map[string]*string{}
-	for f := outbox.ID; f < outbox.NumFields; f++ {
-		if !ev.Table.Layout.Has(f) {
-			continue
-		}
-		original[ev.Table.Layout.Columns[f]] = text(ev.Values[f])
-	}
-	row, err := json.Marshal(original)
+	row, err := originalOf(ev)
 	if err != nil {
 		return fmt.Errorf("bury row: %w", err)
 	}
@@ -127,6 +120,32 @@ func (db *DB) Bury(ctx context.Context, ev *outbox.Event, failure string) error 
 		return fmt.Errorf("bury row: %w", err)
 	}
 	return nil
+}
+
+// IsDead reports whether Bury has written the event.
+func (db *DB) IsDead(ctx context.Context, ev *outbox.Event) (dead bool, err error) {
+	row, err := originalOf(ev)
+	if err == nil {
+		err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+DeadLetters+` WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)`,
+				ev.Table.String(), string(ev.Values[outbox.ID]), string(row)).Scan(&dead)
+		})
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for a dead letter: %w", err)
+	}
+	return dead, nil
+}
+
+// originalOf is the row as Bury keeps it.
+func originalOf(ev *outbox.Event) ([]byte, error) {
+	original := map[string]*string{}
+	for f := outbox.ID; f < outbox.NumFields; f++ {
+		if ev.Table.Layout.Has(f) {
+			original[ev.Table.Layout.Columns[f]] = text(ev.Values[f])
+		}
+	}
+	return json.Marshal(original)
 }
 
 func text(v []byte) *string {

@@ -74,6 +74,7 @@ type tableFacts struct {
 	rowSecurity       bool
 	types             map[string]string
 	nullable          map[string]bool
+	generated         map[string]bool
 	role              string
 	idIndexed         bool
 	dlqExists         bool
@@ -94,7 +95,7 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (f tableFac
 	if err != nil {
 		return f, fmt.Errorf("read table %s: %w", t, err)
 	}
-	if f.types, f.nullable, err = readColumns(ctx, conn, t); err != nil {
+	if err = f.readColumns(ctx, conn, t); err != nil {
 		return f, err
 	}
 	err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
@@ -162,20 +163,20 @@ func written(t *outbox.Table) (columns []string) {
 	return columns
 }
 
-func readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (types map[string]string, nullable map[string]bool, err error) {
-	types, nullable = map[string]string{}, map[string]bool{}
-	rows, _ := conn.Query(ctx, `SELECT attname::text, format_type(atttypid, atttypmod), NOT attnotnull FROM pg_attribute
+func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
+	f.types, f.nullable, f.generated = map[string]string{}, map[string]bool{}, map[string]bool{}
+	rows, _ := conn.Query(ctx, `SELECT attname::text, format_type(atttypid, atttypmod), NOT attnotnull, attgenerated <> '' FROM pg_attribute
 		WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.SQL())
 	var name, typ string
-	var null bool
-	_, err = pgx.ForEachRow(rows, []any{&name, &typ, &null}, func() error {
-		types[name], nullable[name] = typ, null
+	var null, generated bool
+	_, err := pgx.ForEachRow(rows, []any{&name, &typ, &null, &generated}, func() error {
+		f.types[name], f.nullable[name], f.generated[name] = typ, null, generated
 		return nil
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("read columns of %s: %w", t, err)
+		return fmt.Errorf("read columns of %s: %w", t, err)
 	}
-	return types, nullable, nil
+	return nil
 }
 
 func (f *tableFacts) checkKind(t *outbox.Table) error {
@@ -194,8 +195,13 @@ func (f *tableFacts) checkKind(t *outbox.Table) error {
 func (f *tableFacts) checkColumns(t *outbox.Table) error {
 	var missing []string
 	for field := outbox.ID; field < outbox.NumFields; field++ {
-		if column := t.Layout.Columns[field]; column != "" && f.types[column] == "" {
+		column := t.Layout.Columns[field]
+		if column != "" && f.types[column] == "" {
 			missing = append(missing, called(column, field))
+		}
+		if f.generated[column] {
+			return hint.Errorf("have a trigger fill a plain column, or leave the field out of outboxes[].layout",
+				"column %s of %s is a generated one: pgoutput leaves those out", called(column, field), t)
 		}
 	}
 	if len(missing) > 0 {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -266,6 +268,13 @@ func Code(err error) string {
 		return pg.Code
 	}
 	return ""
+}
+
+// Away reports whether a connection to the server could not be made, or was lost without a
+// word from it.
+func Away(err error) bool {
+	var connect *pgconn.ConnectError
+	return errors.As(err, &connect) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // Passing reports whether a statement failed for a reason that goes away by

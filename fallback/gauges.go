@@ -61,6 +61,18 @@ func (db *DB) SyncState(ctx context.Context, pid uint32) (state string, err erro
 	return state, nil
 }
 
+// SignOfLife is a text that changes while the walsender of a process id reads WAL or takes
+// standby statuses, "" where it is not to be seen, and what the process waits for.
+func (db *DB) SignOfLife(ctx context.Context, pid uint32) (life, waits string, err error) {
+	err = db.row(ctx, []any{&life, &waits}, `SELECT coalesce(r.sent_lsn::text || ' ' || r.reply_time::text, ''),
+			coalesce(a.wait_event_type || ' ' || a.wait_event, 'nothing')
+		FROM pg_stat_replication r JOIN pg_stat_activity a USING (pid) WHERE pid = $1`, pid)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", "", fmt.Errorf("look at the walsender: %w", err)
+	}
+	return life, waits, nil
+}
+
 // Identify says which server this is: the system identifier, which is empty where
 // the role may not know it, the timeline and the database. It is for where no
 // replication connection is to be had.

@@ -242,7 +242,7 @@ func markArgs(rows []MarkedRow) (ids []string, hashes []int64, marks []time.Time
 // archive now. An archive that holds something and may not be read counts as rows
 // of every table.
 func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
-	has, err := db.HasMarkedRows(ctx, t)
+	has, err := db.hasMarkedRows(ctx, t)
 	if err != nil || has || t.Mark != outbox.MarkUpdate {
 		return has, err
 	}
@@ -252,8 +252,8 @@ func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
 	return has, nil
 }
 
-// HasMarkedRows reports whether any row that is in the table is marked.
-func (db *DB) HasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err error) {
+// hasMarkedRows reports whether any row that is in the table is marked.
+func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err error) {
 	if t.Mark != outbox.MarkUpdate {
 		return false, nil
 	}

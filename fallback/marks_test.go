@@ -41,9 +41,6 @@ func TestHasMarks(t *testing.T) {
 		t.Fatalf("report %+v", r)
 	}
 	want("archived", b.db, b.table, true)
-	if has, err := b.db.HasMarkedRows(t.Context(), b.table); err != nil || has {
-		t.Errorf("archived: the table has marked rows: %v, %v", has, err)
-	}
 	want("archived", b.db, &other, false)
 	want("archived, and not to be read", poor, b.table, true)
 	b.exec(`DROP TABLE outbox_messages_archive`)

@@ -354,7 +354,7 @@ func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
 		},
 	})
 	r.must(err)
-	if found.Own != 8 || found.Phantoms != 2 || found.ForeignTail {
+	if found.Own != 8 || found.Phantoms != 2 || found.Foreign != 18 || found.Disordered {
 		t.Errorf("found %+v", found)
 	}
 	if found.Tail.ID.ID != "7" || found.Tail.Position.Commit != 7 {

@@ -60,8 +60,11 @@ type Found struct {
 	Own    int
 	// Phantoms are own messages of WAL that the server never had.
 	Phantoms int
-	// ForeignTail: the stream's last message is another writer's.
-	ForeignTail bool
+	// Foreign is the newest message of another writer among those that were read, 0
+	// without one.
+	Foreign uint64
+	// Disordered: a message of the WAL stands behind one that the WAL has later.
+	Disordered bool
 }
 
 // ReadBack reads the relay's own messages from the tail towards the first.
@@ -69,13 +72,14 @@ type Found struct {
 func (s *Stream) ReadBack(ctx context.Context, firstSeq, lastSeq uint64, o ReadBackOptions) (Found, error) {
 	var found Found
 	var chunk, step []Message // reused: together they are most of what a start needs
+	var later outbox.Position // of the message of the WAL behind the one that is looked at
 	for to, span := lastSeq, uint64(U); to > 0 && to >= firstSeq; {
 		from := max(firstSeq, 1)
 		if to-from >= span {
 			from = to - span + 1
 		}
 		var err error
-		if chunk, err = s.readChunk(ctx, chunk[:0], o, from, to, lastSeq, &found); err != nil {
+		if chunk, err = s.readChunk(ctx, chunk[:0], o, from, to, &found); err != nil {
 			return found, err
 		}
 		for _, m := range slices.Backward(chunk) {
@@ -86,6 +90,10 @@ func (s *Stream) ReadBack(ctx context.Context, firstSeq, lastSeq uint64, o ReadB
 				found.Beyond = true
 			default:
 				found.Tail, found.HasTail = m, true
+			}
+			if !m.Polled && m.Position.SystemID != "" {
+				found.Disordered = found.Disordered || later.SystemID == m.Position.SystemID && !later.Covers(m.Position.Commit, m.Position.N)
+				later = m.Position
 			}
 			found.Own++
 			if step = append(step, m); len(step) < U {
@@ -114,7 +122,7 @@ func (s *Stream) ReadOn(ctx context.Context, from, lastSeq uint64, o ReadBackOpt
 	for ; from <= lastSeq; from += U {
 		var found Found
 		var err error
-		if chunk, err = s.readChunk(ctx, chunk[:0], o, from, min(from+U-1, lastSeq), lastSeq, &found); err != nil {
+		if chunk, err = s.readChunk(ctx, chunk[:0], o, from, min(from+U-1, lastSeq), &found); err != nil {
 			return err
 		}
 		if more, err := o.Step(chunk); err != nil || !more {
@@ -125,7 +133,7 @@ func (s *Stream) ReadOn(ctx context.Context, from, lastSeq uint64, o ReadBackOpt
 }
 
 // readChunk appends the own messages of a chunk, oldest first.
-func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptions, from, to, lastSeq uint64, found *Found) ([]Message, error) {
+func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptions, from, to uint64, found *Found) ([]Message, error) {
 	filter := ""
 	if s.cfg.Shared {
 		filter = s.cfg.Pattern // a great deal may be none of the relay's business
@@ -135,7 +143,7 @@ func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptio
 		var own bool
 		// Copies: a header's values are pieces of one string with all of them.
 		if m.ID, own = outbox.ParseMessageID(o.Source, strings.Clone(h.Get(nats.MsgIdHdr))); !own {
-			found.ForeignTail = found.ForeignTail || seq == lastSeq
+			found.Foreign = max(found.Foreign, seq)
 			return
 		}
 		if p, err := outbox.ParsePosition(strings.Clone(h.Get(PositionHeader))); err == nil {

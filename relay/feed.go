@@ -59,6 +59,9 @@ func (f *feed) gated(each func(outbox.Ref)) {
 
 // Row implements stream.Handler.
 func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	if ev.Table.Mark == outbox.MarkUpdate && ev.Values[outbox.ProcessedAt] != nil {
+		return nil // inserted as a marked one, such as by a mark that moves a row into another partition
+	}
 	wait, err := f.delayed(ev)
 	if err != nil {
 		txn.Add()
@@ -72,7 +75,12 @@ func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error
 		return f.leave(ctx, ev, txn)
 	}
 	if ev.Table.Mark == outbox.MarkNone && f.seen.tail.Covers(ev.Commit, ev.N) {
-		return nil
+		if !f.seen.displaced(ev) {
+			return nil
+		}
+		if dead, err := f.db.IsDead(ctx, ev); err != nil || dead {
+			return err
+		}
 	}
 	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {
 		return f.hold(ctx, ev, txn)

@@ -214,3 +214,24 @@ func TestStopWhileRowsAreLocked(t *testing.T) {
 	r.storedIs(1, 210)
 	x.quiet("events_lost", "nothing_to_compare")
 }
+
+// TestColumnChangesItsType: jsonb writes most rows otherwise than json did. Those are no
+// losses.
+func TestColumnChangesItsType(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.exec(`ALTER TABLE outbox_messages ALTER COLUMN payload TYPE json`)
+	x := r.start().streaming()
+	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+		SELECT 'order', n, 'order.placed', CASE WHEN n = 1 THEN '{"n": 1}' ELSE format('{"n":%s}', n) END::json FROM generate_series(1, 100) n`)
+	r.pending(0)
+	r.passes(r.here())
+	x.halt()
+	r.exec(`ALTER TABLE outbox_messages ALTER COLUMN payload TYPE jsonb`)
+	x = r.start().streaming()
+	r.put(101, 101)
+	r.pending(0)
+	r.storedIs(1, 101)
+	x.alarmed("rows_changed")
+	x.quiet("events_lost")
+}

@@ -129,8 +129,9 @@ func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 	return m
 }
 
-// standBy sets what only the active relay looks at: nothing stays that was true
-// once, for an alert would never end.
+// standBy sets what only the active relay looks at: where another one does, nothing stays
+// that was true once, for an alert would never end. A relay that cannot look keeps what it
+// saw.
 func (m *metrics) standBy() {
 	for _, g := range []prometheus.Gauge{m.lag, m.dlqDepth, m.retained, m.confirmedLag, m.slotWait} {
 		g.Set(0)

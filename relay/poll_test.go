@@ -168,6 +168,7 @@ func TestInitial(t *testing.T) {
 		r.put(11, 20)
 		r.pending(0)
 		r.storedIs(11, 20)
+		x.quietBut()
 	})
 	t.Run("none, and no WAL", func(t *testing.T) {
 		t.Parallel()

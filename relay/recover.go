@@ -26,6 +26,11 @@ type seen struct {
 	// not yet, with the number of own messages behind each, until the WAL has
 	// passed E. About every other row that was read back the table decides.
 	stored map[outbox.Ref]uint64
+	// sent are the rows of the newest U messages, of tables without marks, where one of
+	// them may be missing among the others: nil where the tail says it all. From sentFrom
+	// on they are complete.
+	sent     map[outbox.Ref]struct{}
+	sentFrom outbox.Position
 	// unmarked are rows that are in the stream and could not be marked yet, with
 	// the number of own messages behind each.
 	unmarked map[outbox.Ref]uint64
@@ -53,6 +58,18 @@ func (s *seen) behind(ref outbox.Ref, recorded bool) (n uint64, ok bool) {
 	return n, ok
 }
 
+// displaced reports whether a row without a mark is not in the stream although later ones
+// are. Messages are under way one behind the other; where another writer's takes the place
+// of one of them, that one is refused, and those behind it fit. The lane ends with that, so
+// less than U messages can follow it, and the next session sends it first.
+func (s *seen) displaced(ev *outbox.Event) bool {
+	if s.sent == nil || s.sentFrom.Covers(ev.Commit, ev.N) {
+		return false
+	}
+	_, sent := s.sent[ev.Ref()]
+	return !sent
+}
+
 // forget drops what the WAL will not bring any more: it is past E.
 func (s *seen) forget() {
 	if s.past {
@@ -61,7 +78,7 @@ func (s *seen) forget() {
 	s.past = true
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stored, s.unmarked = nil, nil
+	s.stored, s.unmarked, s.sent = nil, nil, nil
 }
 
 // readBack looks at the relay's newest messages and marks those whose rows are
@@ -72,8 +89,8 @@ func (s *seen) forget() {
 // the next one finds them.
 func (r *Relay) readBack(ctx context.Context, db *fallback.DB, sys stream.System, info *publish.StreamInfo) (*seen, error) {
 	r.noticeLoss(info)
-	b := &reader{r: r, db: db, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}}
-	b.seen = &seen{unmarked: map[outbox.Ref]uint64{}, stored: map[outbox.Ref]uint64{}}
+	b := &reader{r: r, db: db, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}, changed: map[changed]struct{}{}}
+	b.seen = &seen{unmarked: map[outbox.Ref]uint64{}, stored: map[outbox.Ref]uint64{}, sent: map[outbox.Ref]struct{}{}}
 	for _, t := range r.cfg.Outboxes {
 		b.tables[t.String()] = t
 	}
@@ -83,6 +100,11 @@ func (r *Relay) readBack(ctx context.Context, db *fallback.DB, sys stream.System
 		return nil, err
 	}
 	b.trimmed = b.wanted && info.FirstSeq > 1
+	if f := b.seen.found; f.Foreign == 0 && !f.Disordered {
+		b.seen.sent = nil
+	} else if f.Own < publish.U && info.FirstSeq <= 1 || !sys.Comparable(b.seen.sentFrom) {
+		b.seen.sentFrom = outbox.Position{} // nothing of this WAL is further back
+	}
 	if err := b.compare(); err != nil {
 		return nil, err
 	}
@@ -140,8 +162,11 @@ type reader struct {
 	// one of the rows.
 	refs     map[outbox.Ref]struct{}
 	compared bool
-	since    time.Time
-	stepNo   int
+	// changed are rows that the table shows otherwise than their messages do, or other
+	// ones that have got their ids.
+	changed map[changed]struct{}
+	since   time.Time
+	stepNo  int
 	// wanted is set where the last step asked for another one; trimmed, where the
 	// stream had none because it has dropped its oldest messages.
 	wanted, trimmed bool
@@ -151,9 +176,21 @@ type reader struct {
 	passed uint64
 }
 
+type changed struct {
+	table *outbox.Table
+	id    string
+}
+
 // look is the way back: it finds out how far the read-back has to go.
 func (b *reader) look(messages []publish.Message) (more bool, err error) {
-	b.stepNo++
+	if b.stepNo++; b.stepNo == 1 {
+		for _, m := range messages {
+			if t := b.tables[m.ID.Table]; t != nil && t.Mark == outbox.MarkNone {
+				b.seen.sent[outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}] = struct{}{}
+			}
+		}
+		b.seen.sentFrom = messages[len(messages)-1].Position
+	}
 	err = b.each(messages, func(t *outbox.Table, ms []publish.Message, rows []fallback.Row, states []fallback.State) error {
 		for i, s := range states {
 			more = b.note(t, ms[i], rows[i].Ref, s) || more
@@ -170,6 +207,9 @@ func (b *reader) note(t *outbox.Table, m publish.Message, ref outbox.Ref, s fall
 	b.compared = b.compared || s.Exists
 	switch {
 	case !s.Exists || !s.Same:
+		if s.Exists {
+			b.changed[changed{t, ref.ID}] = struct{}{}
+		}
 		// Gone, or not visible yet: then its message lies within U of the tail.
 		if b.stepNo <= 2 {
 			b.seen.stored[ref] = m.Behind
@@ -307,14 +347,20 @@ func (b *reader) heal(t *outbox.Table) error {
 	}
 	var next fallback.MarkCursor
 	var first, last string
-	lost := 0
+	lost, rewritten := 0, 0
 	for {
 		marked, err := b.db.MarkedSince(b.ctx, t, since, &next, settleBatch)
 		if err != nil {
 			return err
 		}
 		gone := slices.DeleteFunc(slices.Clone(marked), func(row fallback.MarkedRow) bool {
-			_, ok := b.refs[row.Ref]
+			if _, ok := b.refs[row.Ref]; ok {
+				return true
+			}
+			_, ok := b.changed[changed{t, row.ID}]
+			if ok {
+				rewritten++
+			}
 			return ok
 		})
 		if len(gone) > 0 {
@@ -330,6 +376,10 @@ func (b *reader) heal(t *outbox.Table) error {
 		if len(marked) < settleBatch {
 			break
 		}
+	}
+	if rewritten > 0 {
+		b.r.alarm("rows_changed", "marked rows are not what the stream holds under their ids: they were changed after they had been stored, "+
+			"or their ids were used again; whether the stream has lost one of them cannot be told", zapTable(t), zap.Int("rows", rewritten))
 	}
 	if lost == 0 {
 		return nil
@@ -373,8 +423,8 @@ func (b *reader) unmark(t *outbox.Table, rows []fallback.MarkedRow) error {
 
 // alarmUnreadable: the table has marks, but no message says since when.
 func (b *reader) alarmUnreadable(t *outbox.Table) error {
-	marked, err := b.db.HasMarkedRows(b.ctx, t) // archived ones are not compared
-	if err != nil || !marked {
+	marked, err := b.db.MarkedSince(b.ctx, t, time.Time{}, &fallback.MarkCursor{}, 1) // archived ones are not compared
+	if err != nil || len(marked) == 0 {
 		return err
 	}
 	b.r.alarm("nothing_to_compare", "rows are marked as stored, but none of the stream's messages can be compared with them: "+

@@ -123,11 +123,12 @@ type known struct {
 	lastSeq uint64    // greatest sequence of a PubAck
 	created time.Time // of the stream
 	advance bool      // the last session stored or recorded something
+	base    uint64    // the sequence that the last lane began behind
 	laneSeq uint64    // the last lane's greatest sequence
 	chained bool      // the last session ended in a chain error
 	rivals  int       // consecutive sessions that another relay seems to have broken
 	suspect int       // the size of the batch that one of its rows may have made fail, in the last lane
-	single  bool      // the server takes no batches
+	single  time.Time // when the server last refused a batch
 	conn    string    // the connection to NATS that the last session began on
 	// unusable is why the last session's slot is to be made anew.
 	unusable error
@@ -221,6 +222,7 @@ func (r *Relay) Run(parent context.Context) error {
 		}
 		b.wait(ctx)
 	}
+	r.metrics.standBy()
 	r.status.set(stateStopped, nil)
 	r.log.Info("stopped")
 	if parent.Err() == nil {
@@ -242,6 +244,9 @@ func (r *Relay) tenure(ctx context.Context) error {
 	if err := r.standBy(ctx, db); err != nil || ctx.Err() != nil {
 		return err
 	}
+	// Another relay may have made the slot anew meanwhile, and retried what was refused.
+	r.known.unusable = nil
+	clear(r.poison)
 	r.log.Info("active: this relay holds the lock", zap.String("slot", r.cfg.Slot))
 	// Losing the connection that marks ends everything at once, even a session
 	// that is draining because ctx is done.
@@ -254,7 +259,7 @@ func (r *Relay) tenure(ctx context.Context) error {
 	}()
 	defer func() { lose(nil); <-watched }()
 	observed := r.observe(held)
-	defer func() { lose(nil); <-observed; r.metrics.standBy() }()
+	defer func() { lose(nil); <-observed; r.metrics.mode.Reset() }()
 	watching := make(chan struct{})
 	go func() {
 		defer close(watching)
@@ -274,6 +279,7 @@ func (r *Relay) standBy(ctx context.Context, db *fallback.DB) error {
 			return err
 		}
 		if first {
+			r.metrics.standBy()
 			r.status.set(stateStandby, nil)
 			r.log.Info("standing by: another relay holds the lock", zap.String("slot", r.cfg.Slot))
 		}
@@ -290,6 +296,7 @@ func (r *Relay) sessions(ctx, held context.Context, db *fallback.DB) error {
 	defer stop(nil)
 	defer context.AfterFunc(held, func() { stop(context.Cause(held)) })()
 	b := backoff{least: 50 * time.Millisecond, most: 5 * time.Second}
+	var taken time.Time // since when the slot is somebody else's
 	for {
 		r.known.advance = false
 		err := r.session(work, held, db)
@@ -313,10 +320,14 @@ func (r *Relay) sessions(ctx, held context.Context, db *fallback.DB) error {
 		}
 		if errors.Is(err, stream.ErrSlotActive) {
 			// Its walsender may outlive a relay that was cut off, for some seconds.
-			r.standByFor(err)
+			if taken.IsZero() {
+				taken = time.Now()
+			}
+			r.standByFor(err, time.Since(taken))
 			sleep(work, 250*time.Millisecond)
 			continue
 		}
+		taken = time.Time{}
 		r.status.set(stateWaiting, err)
 		r.sayWhy(err)
 		if r.known.advance {
@@ -326,8 +337,20 @@ func (r *Relay) sessions(ctx, held context.Context, db *fallback.DB) error {
 	}
 }
 
-// standByFor says, once a minute, that the slot is somebody else's.
-func (r *Relay) standByFor(err error) {
+// slotPatience is three times as long as the server keeps the walsender of a relay that is
+// gone.
+const slotPatience = 30 * time.Second
+
+// standByFor says that the slot is somebody else's. This relay has the lock, so in the long
+// run it is no relay's.
+func (r *Relay) standByFor(err error, since time.Duration) {
+	if since > slotPatience {
+		if !r.limited("slot_in_use", 10*time.Minute) {
+			r.alarm("slot_in_use", "something that is no relay streams the slot: nothing is delivered until it ends", zap.Error(err))
+		}
+		r.status.set(stateWaiting, err)
+		return
+	}
 	if !r.limited("slot_active", time.Minute) {
 		r.log.Info("standing by: another walsender streams the slot", zap.Error(err))
 	}
@@ -382,6 +405,8 @@ func reason(err error) string {
 		return "over_budget"
 	case fallback.Code(err) != "":
 		return "postgres_" + fallback.Code(err)
+	case fallback.Away(err):
+		return "postgres_away"
 	case publish.ClassOf(err) != publish.ClassUnknown:
 		return "jetstream_" + publish.ClassOf(err).String()
 	}

@@ -141,7 +141,7 @@ func (r *Relay) newSession(ctx context.Context, db *fallback.DB, sys stream.Syst
 	if err != nil {
 		return nil, err
 	}
-	if err := r.judgeRivals(seen); err != nil {
+	if err := r.judgeRivals(seen, info.LastSeq); err != nil {
 		return nil, err
 	}
 	s := &session{r: r, db: db, seen: seen, holds: newHolds()}
@@ -219,13 +219,56 @@ func (r *Relay) refuseSynchronous(ctx context.Context, db *fallback.DB, wal *str
 // watchServer fails when commits come to wait for the relay (a walsender counts as
 // a standby from its first status on), and when the slot keeps more WAL than it may.
 func (r *Relay) watchServer(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
+	var h hearing
 	for sleep(ctx, time.Second) {
 		if err := r.refuseSynchronous(ctx, db, wal); err != nil {
+			return err
+		}
+		if err := r.hear(ctx, db, wal.PID(), &h); err != nil {
 			return err
 		}
 		if err := r.checkBudget(ctx, db, wal); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// silentLooks is for how many looks, one a second, a walsender may neither read WAL nor take
+// a standby status, of which one is sent every second.
+const silentLooks = 30
+
+// hearing is what was last heard of a walsender.
+type hearing struct {
+	life        string
+	since       int  // how many looks ago
+	interrupted bool // the session delivered until then
+}
+
+// hear raises an alarm where the walsender hangs: behind a lock on a catalog, in the
+// system's I/O, or stopped. Neither the WAL nor the tables deliver then, since only the WAL
+// can prove what it did not bring.
+func (r *Relay) hear(ctx context.Context, db *fallback.DB, pid uint32, h *hearing) error {
+	life, waits, err := db.SignOfLife(ctx, pid)
+	if err != nil {
+		return err
+	}
+	silent := h.since >= silentLooks
+	if life == "" || life != h.life {
+		h.life, h.since = life, 0
+		if silent {
+			r.log.Info("the walsender works again", zap.Uint32("pid", pid))
+		}
+		if h.interrupted {
+			h.interrupted = false
+			r.status.deliver(ctx, stateStreaming)
+		}
+		return nil
+	}
+	if h.since++; h.since == silentLooks {
+		r.alarm("walsender_silent", "the walsender has read no WAL and taken no standby status for half a minute: nothing is delivered until it does",
+			zap.Uint32("pid", pid), zap.String("waits_for", waits))
+		h.interrupted = r.status.interrupt("wait for the walsender")
 	}
 	return nil
 }
@@ -352,9 +395,10 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	r.known.laneSeq, r.known.chained = s.lane.LastSeq(), errors.Is(cause, publish.ErrChain)
 	suspect, refused := s.lane.BatchFailed()
 	r.known.suspect = suspect
-	if refused && !r.known.single {
-		r.known.single = true
-		r.log.Warn("the server refuses batches: messages go one by one from now on", zap.Error(cause))
+	if refused {
+		if r.known.single = time.Now(); !r.limited("batches_refused", time.Hour) {
+			r.log.Warn("the server refuses batches: messages go one by one in the next session, and in those that begin within a minute", zap.Error(cause))
+		}
 	}
 	if s.lane.Progress() {
 		r.known.rivals = 0
@@ -375,9 +419,13 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	return cause
 }
 
+// batchesAgain is for how long no session tries batches that were refused: the reason may
+// pass, such as too many of others' that are open.
+const batchesAgain = time.Minute
+
 func (r *Relay) newLane(ctx context.Context, info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
 	batching := r.cfg.Stream.Batching.Resolve(&info.Config, r.cfg.Stream.Shared)
-	if r.known.single && batching != publish.BatchSingle {
+	if batching != publish.BatchSingle && !r.known.single.IsZero() && time.Since(r.known.single) < batchesAgain {
 		batching = publish.BatchSingle
 		if least := publish.DuplicateWindow(false); info.Config.Duplicates < least && !r.limited("short_window", time.Hour) {
 			r.log.Warn("messages go one by one into a stream whose duplicate window was made for batches",
@@ -397,6 +445,7 @@ func (r *Relay) newLane(ctx context.Context, info *publish.StreamInfo, sys strea
 	if err == nil {
 		lane.Adapt(info)
 	}
+	r.known.base = info.LastSeq
 	return lane, err
 }
 
@@ -421,14 +470,16 @@ func (r *Relay) onStored(stored []publish.Stored) {
 
 // judgeRivals gives the place up after two chain errors in a row that messages
 // of our own source caused: another relay is alive.
-func (r *Relay) judgeRivals(s *seen) error {
+func (r *Relay) judgeRivals(s *seen, lastSeq uint64) error {
 	if r.cfg.Stream.Shared {
 		return nil
 	}
-	if s.found.ForeignTail {
+	// The last lane's own messages may stand behind it.
+	foreign := s.found.Foreign > 0 && (s.found.Foreign == lastSeq || r.known.chained && s.found.Foreign > r.known.base)
+	if foreign {
 		r.alarm("foreign_message", "somebody else writes to the stream that belongs to this relay alone")
 	}
-	if r.known.chained && !s.found.ForeignTail && s.found.Tail.Seq > r.known.laneSeq {
+	if r.known.chained && !foreign && s.found.Tail.Seq > r.known.laneSeq {
 		r.known.rivals++
 	} else {
 		r.known.rivals = 0

@@ -84,6 +84,17 @@ func (s *status) do(step string) {
 	s.step, s.stepAt = step, time.Now()
 }
 
+// interrupt ends a time of delivering with a step, where there is one.
+func (s *status) interrupt(step string) (delivered bool) {
+	s.mu.Lock()
+	delivered = s.state == stateStreaming || s.state == statePolling
+	s.mu.Unlock()
+	if delivered {
+		s.do(step)
+	}
+	return delivered
+}
+
 // slowStep is how long a step may take before the log says so.
 const slowStep = time.Minute
 
