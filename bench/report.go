@@ -161,7 +161,7 @@ func (r *Report) Print(w io.Writer) error {
 		return err
 	}
 	if len(r.Latencies) > 0 {
-		fmt.Fprintln(w, "\nFrom the commit, in milliseconds:")
+		fmt.Fprintln(w, "\nTo PubAck from the commit's own timestamp, to a consumer from the answer to COMMIT, in milliseconds:")
 		fmt.Fprintln(t, "\ncommits/s\treached\tto PubAck p50\tp99\tp99.9\tmax\tto a consumer p50\tp99\tp99.9\tmax\t")
 		for _, l := range r.Latencies {
 			fmt.Fprintf(t, "%d\t%.0f\t%s%s\n", l.Rate, l.Reached, l.PubAck.cells(), l.Consumer.cells())

@@ -364,11 +364,14 @@ func TestCheckTable(t *testing.T) {
 	b.exec(`CREATE UNLOGGED TABLE quick (LIKE outbox_messages)`)
 	b.exec(`CREATE TABLE bare (id bigint, event_type text, payload jsonb)`)
 	b.exec(`CREATE VIEW seen AS SELECT * FROM outbox_messages`)
+	b.exec(`CREATE TABLE derived (LIKE outbox_messages);
+		ALTER TABLE derived DROP COLUMN trace_id, ADD COLUMN trace_id text GENERATED ALWAYS AS (payload ->> 'trace') STORED`)
 	for name, want := range map[string]string{
 		"missing":         "does not exist",
 		"quick":           "unlogged",
 		"bare":            `lacks what layout "canonical" needs: "tenant_id"`,
 		"seen":            "is not a table",
+		"derived":         `"trace_id" of public.derived is a generated one`,
 		"outbox_messages": "",
 	} {
 		table := &outbox.Table{Schema: "public", Name: name, Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}

@@ -22,7 +22,7 @@ type SlotGauges struct {
 func (db *DB) Slot(ctx context.Context) (g SlotGauges, err error) {
 	err = db.row(ctx, []any{&g.Retained, &g.Safe, &g.ConfirmedLag}, `SELECT
 		coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::float8,
-		coalesce(safe_wal_size, -1)::float8,
+		CASE WHEN wal_status = 'lost' THEN 0 ELSE coalesce(safe_wal_size, -1) END::float8,
 		coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)::float8
 		FROM pg_replication_slots WHERE slot_name = $1`, db.slot)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -107,7 +107,7 @@ func (db *DB) DropSlot(ctx context.Context, name string) error {
 func (db *DB) BlockerOf(ctx context.Context, pid uint32) (who string, err error) {
 	err = db.row(ctx, []any{&who}, `SELECT coalesce(
 		(SELECT format('pid %s, application %L, user %L, database %L, in its transaction since %s, last query: %s',
-			a.pid, a.application_name, a.usename, a.datname, a.xact_start, left(a.query, 200))
+			a.pid, a.application_name, a.usename, a.datname, coalesce(a.xact_start::text, 'unknown'), left(a.query, 200))
 			FROM pg_stat_activity a WHERE a.pid = ANY (pg_blocking_pids($1)) ORDER BY a.xact_start LIMIT 1),
 		(SELECT format('prepared transaction %L of user %L in database %L, since %s', p.gid, p.owner, p.database, p.prepared)
 			FROM pg_locks l JOIN pg_prepared_xacts p ON p.transaction = l.transactionid WHERE l.pid = $1 AND NOT l.granted LIMIT 1), '')`, int32(pid))

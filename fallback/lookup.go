@@ -289,7 +289,7 @@ func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err e
 // cannot be told.
 func (db *DB) Blocker(ctx context.Context, t *outbox.Table, id string) (string, error) {
 	sql := fmt.Sprintf(`SELECT format('pid %%s, application %%L, user %%L, in its transaction since %%s, last query: %%s',
-			a.pid, a.application_name, a.usename, a.xact_start, left(a.query, 200))
+			a.pid, a.application_name, a.usename, coalesce(a.xact_start::text, 'unknown'), left(a.query, 200))
 		FROM %s t JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = t.xmax
 		JOIN pg_stat_activity a USING (pid) WHERE t.%s = $1::text::%s LIMIT 1`, t.SQL(), t.Column(outbox.ID), t.IDType)
 	var who string

@@ -10,6 +10,7 @@ package migrations
 
 import (
 	"embed"
+	"errors"
 	"fmt"
 	"math"
 	"path"
@@ -78,6 +79,9 @@ func nameOf(version int64) string {
 	return fmt.Sprintf("migration %d", version)
 }
 
+// ErrNoVersion means that there is no migration of the version that was asked for.
+var ErrNoVersion = errors.New("no such version")
+
 // checkTarget reports a version that does not exist: a typing error must not pass for "nothing to do".
 func checkTarget(to, least int64) error {
 	last := int64(len(All()))
@@ -85,7 +89,7 @@ func checkTarget(to, least int64) error {
 		return nil
 	}
 	return hint.Errorf(fmt.Sprintf("the versions are %d to %d: see `walpost migrate status`", least, last),
-		"find migration %d: no such version", to)
+		"find migration %d: %w", to, ErrNoVersion)
 }
 
 // ownsOutbox tells whether one of the outboxes is the table of the first migration in that schema.

@@ -17,6 +17,9 @@ const (
 	RowDuplicate  = "duplicate"  // JetStream took it for another message that it no longer has
 )
 
+// RowClasses are all of them.
+var RowClasses = []string{RowSubject, RowUncovered, RowPermission, RowHeaders, RowSize, RowDuplicate}
+
 // RowError is a row's own fault: it would come back however often the row was
 // sent, so the row is parked and the lane goes on. Nothing else is a RowError,
 // an outage least of all.

@@ -82,6 +82,9 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	stream, err := s.js.Stream(ctx, s.cfg.Name)
+	if errors.Is(err, nats.ErrReconnectBufExceeded) { // there is none
+		err = nats.ErrDisconnected
+	}
 	if err != nil {
 		return nil, s.explain("read", "STREAM.INFO", err)
 	}

@@ -290,6 +290,7 @@ func (f *feed) refuse(ctx context.Context, ev *outbox.Event, txn *stream.Txn, fa
 		if err := f.db.Bury(ctx, ev, failure.Error()); err != nil {
 			return err
 		}
+		f.r.buried(ev.Ref(), failure.Error())
 		delete(f.r.poison, ev.Ref())
 		txn.Settled()
 	} else if err := f.settler.park(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID, Failure: failure.Error()}, aggregateOf(ev), txn); err != nil {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
 
@@ -27,9 +26,6 @@ func (r *Relay) checkInitial(ctx context.Context, db *fallback.DB, streams, newS
 	}
 	for _, t := range r.cfg.Outboxes {
 		switch {
-		case r.cfg.Initial == "none" && (t.Mark != outbox.MarkUpdate || !t.Layout.Records()):
-			return hint.Errorf("delete the rows that shall not be published yourself, and leave postgres.initial out",
-				"postgres.initial: none marks rows instead of sending them, and says so in last_error: outbox %s needs mark: update and such a column for that", t)
 		case r.cfg.Initial == "none" && !streams:
 			return hint.Errorf("mark the rows that shall not be published yourself, and leave postgres.initial out",
 				"postgres.initial none needs the WAL: only its slot tells a first start from a later one")

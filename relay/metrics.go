@@ -33,6 +33,33 @@ type metrics struct {
 	slotWait     prometheus.Gauge
 }
 
+// alarmNames are those that Relay.alarm is called with.
+var alarmNames = []string{
+	"events_lost",
+	"false_duplicate",
+	"foreign_message",
+	"missed_rows",
+	"nothing_to_compare",
+	"phantoms",
+	"publication_skipped",
+	"rival",
+	"row_locked",
+	"row_unsettled",
+	"rows_changed",
+	"slot_given_up",
+	"slot_in_use",
+	"slot_left",
+	"slot_not_made",
+	"standby_slot",
+	"stream_gone",
+	"stream_replaced",
+	"stream_rolled_back",
+	"synchronous",
+	"undecodable",
+	"wal_lost",
+	"walsender_silent",
+}
+
 func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 	f := promauto.With(registry)
 	gauge := func(name, help string, read func() float64) {
@@ -125,6 +152,9 @@ func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 			Help: "How long the creation of the slot has been waiting for other transactions; 0 while none is made.",
 		}),
 	}
+	for _, name := range alarmNames { // an increase from nothing is none to Prometheus
+		m.alarms.WithLabelValues(name)
+	}
 	m.standBy()
 	return m
 }
@@ -153,6 +183,13 @@ func (r *Relay) refused(ref outbox.Ref, eventType string, failure *publish.RowEr
 	}
 	r.log.Warn("a row cannot be delivered: its failure is recorded", zap.Stringer("row", ref), zap.String("event_type", eventType),
 		zap.String("class", failure.Class), zap.String("failure", failure.Reason))
+}
+
+// buried logs a row that has become a dead letter, and then one in ten seconds.
+func (r *Relay) buried(ref outbox.Ref, failure string) {
+	if !r.limited("buried", 10*time.Second) {
+		r.log.Warn("a row has become a dead letter: see `walpost dlq list`", zap.Stringer("row", ref), zap.String("failure", failure))
+	}
 }
 
 func (r *Relay) eventTypeLabel(name, class string) string {

@@ -3,7 +3,9 @@ package main
 import (
 	"io"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
 )
 
 func newConfigCommand() *cobra.Command {
@@ -21,6 +23,10 @@ its value, without secrets, and with the place that it came from. It connects to
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := load(cmd.Flags())
 			if err != nil {
+				return err
+			}
+			l.warn(cmd.ErrOrStderr())
+			if _, err := newRelay(l.cfg, zap.NewNop(), prometheus.NewRegistry(), nil); err != nil {
 				return err
 			}
 			_, err = io.WriteString(cmd.OutOrStdout(), effectiveYAML(l))

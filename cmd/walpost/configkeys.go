@@ -71,8 +71,8 @@ func (c *Config) postgresKeys() []key {
 		{
 			"postgres.max_retained_wal", "WALPOST_MAX_RETAINED_WAL",
 			sizeValue{&p.MaxRetainedWAL, 0, 100e12},
-			"How much WAL the slot may hold back on the server, in bytes or with a unit (GB, GiB, ...). Past it the slot is given up and " +
-				"recreated, and the table delivers what was missed. 0 is no budget.",
+			"How much WAL the slot may hold back on the server, in bytes or with a unit (GB, GiB, ...), at least 64 MiB. Past it the slot is " +
+				"given up and recreated, and the table delivers what was missed. 0 is no budget.",
 		},
 		{
 			"postgres.initial", "WALPOST_INITIAL",

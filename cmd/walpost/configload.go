@@ -69,7 +69,39 @@ func loadConfig(cmd *cobra.Command) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.warn(cmd.ErrOrStderr())
 	return l.cfg, nil
+}
+
+// warn names variables that look like one of walpost's and are none. They are no error: others may have set them for
+// themselves.
+func (l *loader) warn(w io.Writer) {
+	for _, entry := range os.Environ() {
+		name, _, _ := strings.Cut(entry, "=")
+		if h := l.cfg.meantVariable(name); h != "" {
+			fmt.Fprintf(w, "warning: %s is not read: %s\n", name, h)
+		}
+	}
+}
+
+// meantVariable is a hint with the variable that somebody may have meant by another one.
+func (c *Config) meantVariable(name string) string {
+	const prefix = "WALPOST_"
+	typed, ours := strings.CutPrefix(name, prefix)
+	if !ours {
+		return ""
+	}
+	var known []string
+	for _, k := range c.keys() {
+		if k.env == name {
+			return ""
+		}
+		if k.env != "" && typed == strings.ToUpper(strings.ReplaceAll(k.name, ".", "_")) { // as the file calls it
+			return fmt.Sprintf("did you mean %s?", k.env)
+		}
+		known = append(known, strings.TrimPrefix(k.env, prefix))
+	}
+	return strings.Replace(didYouMean(typed, known), "mean ", "mean "+prefix, 1)
 }
 
 func load(flags *pflag.FlagSet) (*loader, error) {

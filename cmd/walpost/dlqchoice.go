@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
 )
 
 // dlqChoice is what the command line says about which dead letters are meant.
@@ -59,6 +61,9 @@ func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f fallback.Filter
 	}
 	if len(ids) > 0 && len(given) > 0 {
 		return f, &usageError{hint.Errorf("give one of the two", "dead letter ids and %s exclude each other", strings.Join(given, ", "))}
+	}
+	if c.class != "" && !slices.Contains(publish.RowClasses, c.class) {
+		return f, &usageError{hint.Errorf(didYouMean(c.class, publish.RowClasses), "--class: %q is none of %s", c.class, strings.Join(publish.RowClasses, ", "))}
 	}
 	if c.limit < 0 {
 		return f, &usageError{fmt.Errorf("--limit: %d is negative", c.limit)}

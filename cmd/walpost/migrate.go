@@ -74,12 +74,16 @@ func migration(name, short, long string, without int64, do func(context.Context,
 				return err
 			}
 			o.given = cmd.Flags().Changed("to")
-			return do(cmd.Context(), cmd.OutOrStdout(), cfg, o)
+			err = do(cmd.Context(), cmd.OutOrStdout(), cfg, o)
+			if errors.Is(err, migrations.ErrNoVersion) {
+				return &usageError{err}
+			}
+			return err
 		},
 	}
 	if name != "status" {
 		cmd.Flags().Int64Var(&o.to, "to", without, "up to, or down to, this version")
-		cmd.Flags().Lookup("to").DefValue = "" // the number that stands for its absence says nothing
+		cmd.Flags().Lookup("to").DefValue = "0" // not shown: the number that stands for its absence says nothing
 		cmd.Flags().BoolVar(&o.notify, "notify-trigger", false, "the trigger that wakes a relay that polls")
 	}
 	addConfigFlags(cmd)

@@ -34,6 +34,13 @@ func (c *Config) validate(origin map[string]string) error {
 			"relays with the same slot stand by for each other, and %q is the default", defaultSlot))
 	}
 	c.checkCredentials(report)
+	if b := publish.Batching(c.Publish.Batch); c.NATS.Shared && (b == publish.BatchFast || b == publish.BatchAtomic) {
+		report("publish.batch", hint.Errorf("leave it out, or give the relay a stream of its own", "%s in a shared stream, where no expected sequence proves a batch", b))
+	}
+	if n := c.Postgres.MaxRetainedWAL; n > 0 && n < leastRetainedWAL {
+		report("postgres.max_retained_wal", hint.Errorf("write a unit, as in 10GB, or 0 for no budget",
+			"%s is less than %s, and a slot always keeps some", formatSize(n), formatSize(leastRetainedWAL)))
+	}
 	if r := c.Retention; r.DropAfter > 0 && r.DropAfter < r.ArchiveAfter {
 		report("retention.drop_after", fmt.Errorf("%s is less than retention.archive_after (%s)",
 			formatDuration(c.Retention.DropAfter), formatDuration(c.Retention.ArchiveAfter)))
@@ -43,6 +50,9 @@ func (c *Config) validate(origin map[string]string) error {
 	}
 	return &usageError{all}
 }
+
+// leastRetainedWAL is four of the segments that PostgreSQL writes WAL in by default.
+const leastRetainedWAL = 64 << 20
 
 func problem(name, origin string, err error) error {
 	if origin == "" {
@@ -87,6 +97,15 @@ func (c *Config) checkCredentials(report func(string, error)) {
 	}
 	if n.PasswordFile != "" && n.User == "" {
 		report("nats.password_file", errors.New("it needs nats.user"))
+	}
+	if n.User != "" && n.PasswordFile == "" {
+		report("nats.user", errors.New("it needs nats.password_file"))
+	}
+	for server := range strings.SplitSeq(n.URL, ",") {
+		if strings.Contains(server, "@") && len(used) > 0 {
+			report("nats.url", hint.Errorf("keep one of them", "it has credentials, and nats.%s is set: they are alternatives", used[0]))
+			break
+		}
 	}
 	if (n.TLS.Cert == "") != (n.TLS.Key == "") {
 		report("nats.tls", errors.New("cert and key need each other"))

@@ -236,7 +236,7 @@ func printVerify(w io.Writer, r *verify.Report, asJSON bool) error {
 		fmt.Fprintf(w, "repaired  %d rows are pending again\n", r.Repaired)
 	}
 	for _, n := range r.Notes {
-		fmt.Fprintf(w, "note: %s\n", escape(n))
+		fmt.Fprintf(w, "note: %s\n", escape(strings.Join(strings.Fields(n), " ")))
 	}
 	return nil
 }
