@@ -82,6 +82,9 @@ func tellVerify(w io.Writer, report *verify.Report, broken error, repair, asJSON
 		return errors.Join(broken, err)
 	}
 	if broken != nil {
+		if fallback.Code(broken) == "42501" && hint.Of(broken) == "" {
+			broken = hint.Wrap(broken, "as the table's owner, GRANT the role of postgres.url what `walpost verify --help` names")
+		}
 		return fmt.Errorf("the comparison broke off, and the report is incomplete: %w", broken)
 	}
 	if n := report.Faults(); n > 0 {
