@@ -14,10 +14,7 @@ func tableCases() []badStart {
 		{name: "columns_missing", sql: `ALTER TABLE outbox_messages DROP attempts, DROP trace_id`},
 		{name: "available_at_text", sql: `ALTER TABLE outbox_messages ALTER available_at DROP DEFAULT, ALTER available_at TYPE text`},
 		{name: "processed_at_boolean", sql: `DROP INDEX outbox_messages_processed_idx; ALTER TABLE outbox_messages DROP processed_at; ALTER TABLE outbox_messages ADD processed_at boolean`},
-		{
-			name: "initial_none_delete",
-			env:  map[string]string{"WALPOST_INITIAL": "none", "WALPOST_MARK": "delete"},
-		},
+		{name: "generated", sql: `ALTER TABLE outbox_messages DROP trace_id, ADD trace_id text GENERATED ALWAYS AS (payload ->> 'trace') STORED`},
 		{
 			name: "initial_unsaid",
 			sql: `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
