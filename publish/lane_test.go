@@ -53,7 +53,10 @@ func newLaneRigOver(t *testing.T, n *testenv.NATS, conn ConnConfig, change func(
 	r.must(err)
 	subjects := NewSubjects(template)
 	subjects.Cover([]string{"events.>"})
-	r.cfg = LaneConfig{Conn: r.nc, Stream: r.stream, Subjects: subjects, Envelope: envelope, Chained: true, Window: 1000, WindowBytes: 8 << 20}
+	r.cfg = LaneConfig{
+		Conn: r.nc, Stream: r.stream, Subjects: subjects, Envelope: envelope, Chained: true, Window: 1000, WindowBytes: 8 << 20,
+		AckTimeout: time.Minute, // the machine may be busy with something else
+	}
 	return r
 }
 
