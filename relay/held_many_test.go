@@ -43,9 +43,7 @@ func testManyHeldRows(t *testing.T, pg *testenv.Postgres, mode relay.Mode) {
 	stop := l.start(load{writers: 1, rows: 5, pause: 20 * time.Millisecond})
 	for range 2 {
 		r.othersPass()
-		if n := x.metric("walpost_held_aggregates"); n != 4 {
-			t.Errorf("%v aggregates are held, want 4", n)
-		}
+		eventually(t, "4 aggregates are held", func() bool { return x.metric("walpost_held_aggregates") == 4 })
 		x.halt()
 		x = r.startAtWork()
 	}
