@@ -182,12 +182,20 @@ func (db *DB) Alive() bool {
 	return !db.conn.IsClosed()
 }
 
+// lockKeySQL is the key of the advisory lock.
+func (db *DB) lockKeySQL() string {
+	return "hashtextextended(" + quoteLiteral("walpost/"+db.slot) + ", 0)"
+}
+
+// tryLockSQL names the slot, and takes no argument: by this text in pg_stat_activity those are counted that stand by.
+func (db *DB) tryLockSQL() string { return "SELECT pg_try_advisory_lock(" + db.lockKeySQL() + ")" }
+
 // TryLock takes the lock that makes this relay the active one. It reports false
 // where another relay holds it.
 func (db *DB) TryLock(ctx context.Context) (bool, error) {
 	var ok bool
 	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		return conn.QueryRow(ctx, `SELECT pg_try_advisory_lock(hashtextextended('walpost/' || $1, 0))`, db.slot).Scan(&ok)
+		return conn.QueryRow(ctx, db.tryLockSQL()).Scan(&ok)
 	})
 	if err != nil {
 		return false, fmt.Errorf("take advisory lock: %w", err)

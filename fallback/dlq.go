@@ -146,12 +146,16 @@ func (q *DLQ) explain(err error, doing string, privileges ...string) error {
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("%s: %w", doing, err)
+	return explainLetters(fmt.Errorf("%s: %w", doing, err), q.conn.Config().User, privileges...)
+}
+
+// explainLetters adds what helps a role that works with dead letters. privileges are those that it needs besides.
+func explainLetters(err error, user string, privileges ...string) error {
 	switch Code(err) {
 	case "42P01":
 		return hint.Wrap(err, "run `walpost migrate up`")
 	case "42501":
-		role, more := outbox.QuoteIdent(q.conn.Config().User), ""
+		role, more := outbox.QuoteIdent(user), ""
 		for _, p := range privileges {
 			more += "; GRANT " + p + " TO " + role
 		}

@@ -12,26 +12,19 @@ import (
 
 // SlotGauges are sizes in bytes.
 type SlotGauges struct {
-	Retained     float64 // WAL kept because of the slot
-	Safe         float64 // WAL until the slot is lost; -1 is no limit
-	ConfirmedLag float64 // WAL behind the confirmed LSN
+	Retained     int64 `json:"retained_bytes"`      // WAL kept because of the slot
+	Safe         int64 `json:"safe_bytes"`          // WAL until the slot is lost; -1 is no limit
+	ConfirmedLag int64 `json:"confirmed_lag_bytes"` // WAL behind the confirmed LSN
 }
 
 // Slot reads the gauges of the relay's slot. Where there is none, nothing is kept, and
 // nothing can be lost.
-func (db *DB) Slot(ctx context.Context) (g SlotGauges, err error) {
-	err = db.row(ctx, []any{&g.Retained, &g.Safe, &g.ConfirmedLag}, `SELECT
-		coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::float8,
-		CASE WHEN wal_status = 'lost' THEN 0 ELSE coalesce(safe_wal_size, -1) END::float8,
-		coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)::float8
-		FROM pg_replication_slots WHERE slot_name = $1`, db.slot)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return SlotGauges{Safe: -1}, nil
+func (db *DB) Slot(ctx context.Context) (SlotGauges, error) {
+	s, err := db.ReadSlot(ctx, db.slot)
+	if s == nil {
+		return SlotGauges{Safe: -1}, err
 	}
-	if err != nil {
-		return g, fmt.Errorf("read slot gauges: %w", err)
-	}
-	return g, nil
+	return s.SlotGauges, nil
 }
 
 // Limit bounds every later statement of the connection.

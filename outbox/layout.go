@@ -69,6 +69,9 @@ func (l *Layout) Has(f Field) bool { return l.Columns[f] != "" }
 // columns there is no parking and a poison row becomes a dead letter at once.
 func (l *Layout) Records() bool { return l.Has(Attempts) && l.Has(LastError) && l.Has(AvailableAt) }
 
+// Dates reports whether a row tells since when it is due.
+func (l *Layout) Dates() bool { return l.Has(AvailableAt) || l.Has(OccurredAt) }
+
 // Canonical is the layout of the table that `walpost migrate` creates.
 func Canonical() Layout {
 	l := Layout{Name: "canonical", Columns: fieldNames}

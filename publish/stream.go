@@ -38,8 +38,13 @@ type StreamConfig struct {
 type StreamInfo struct {
 	// FirstSeq is LastSeq + 1 where the stream holds nothing.
 	FirstSeq, LastSeq, Messages uint64
-	// FirstTime is when the first message was stored, where there is one.
-	FirstTime time.Time
+	// Bytes is what the messages take in the store.
+	Bytes uint64
+	// FirstTime and LastTime are when the first and the last message were stored, where
+	// there is one.
+	FirstTime, LastTime time.Time
+	// Leader is the server that answered; empty outside a cluster.
+	Leader string
 	// Created tells a stream from another that took its name later.
 	Created time.Time
 	Config  jetstream.StreamConfig
@@ -93,9 +98,14 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 		FirstSeq:  info.State.FirstSeq,
 		LastSeq:   info.State.LastSeq,
 		Messages:  info.State.Msgs,
+		Bytes:     info.State.Bytes,
 		FirstTime: info.State.FirstTime,
+		LastTime:  info.State.LastTime,
 		Created:   info.Created,
 		Config:    info.Config,
+	}
+	if info.Cluster != nil {
+		out.Leader = info.Cluster.Leader
 	}
 	return out, nil
 }

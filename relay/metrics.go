@@ -243,9 +243,9 @@ func (r *Relay) observeOnce(ctx context.Context) error {
 	}
 	slot, err := db.Slot(ctx)
 	if err == nil {
-		r.metrics.retained.Set(slot.Retained)
-		r.metrics.safe.Set(slot.Safe)
-		r.metrics.confirmedLag.Set(slot.ConfirmedLag)
+		r.metrics.retained.Set(float64(slot.Retained))
+		r.metrics.safe.Set(float64(slot.Safe))
+		r.metrics.confirmedLag.Set(float64(slot.ConfirmedLag))
 	}
 	dead, err2 := db.DeadLetterCount(ctx, 100_000)
 	if err2 == nil {

@@ -111,7 +111,7 @@ func (r *Relay) sayLimits(t *outbox.Table) {
 	case !t.Layout.Records():
 		log.Warn("the layout has no columns for failures: a poison row goes straight into the dead letters")
 	}
-	if t.Mark != outbox.MarkNone && !t.Layout.Has(outbox.AvailableAt) && !t.Layout.Has(outbox.OccurredAt) {
+	if t.Mark != outbox.MarkNone && !t.Layout.Dates() {
 		log.Warn("the layout notes no time: outbox_lag_seconds stays 0 for it; watch walpost_confirmed_lag_bytes")
 	}
 	if t.Mark != outbox.MarkNone && !counts(t.IDType) {

@@ -34,7 +34,7 @@ func (r *Relay) leaveSlots(ctx context.Context, db *fallback.DB) bool {
 }
 
 // newSlot is the name of a slot that is being made.
-func (r *Relay) newSlot() string { return r.cfg.Slot + "_new" }
+func (r *Relay) newSlot() string { return stream.NewSlotName(r.cfg.Slot) }
 
 // judgeSlot reports why the slot is to be made anew, nil where it is of use.
 func (r *Relay) judgeSlot(ctx context.Context, slots *stream.Slots) (cause, err error) {
@@ -67,13 +67,13 @@ func (r *Relay) checkBudget(ctx context.Context, db *fallback.DB, wal *stream.Se
 		return nil
 	}
 	slot, err := db.Slot(ctx)
-	if err != nil || slot.Retained <= float64(r.cfg.MaxRetainedWAL) {
+	if err != nil || slot.Retained <= r.cfg.MaxRetainedWAL {
 		return nil // a failing connection is noticed elsewhere
 	}
 	if !r.away.Load() && uint64(wal.Tracker().Confirmed()) < r.until.Load() {
 		return nil
 	}
-	return fmt.Errorf("%w: %.0f bytes, postgres.max_retained_wal is %d", errOverBudget, slot.Retained, r.cfg.MaxRetainedWAL)
+	return fmt.Errorf("%w: %d bytes, postgres.max_retained_wal is %d", errOverBudget, slot.Retained, r.cfg.MaxRetainedWAL)
 }
 
 // rebuild makes the slot anew, without a gap: the new one is there before the

@@ -25,6 +25,9 @@ var ErrNoSlot = errors.New("slot does not exist")
 // server has invalidated it, or it was made by another plugin.
 var ErrSlotLost = errors.New("slot is lost")
 
+// NewSlotName is the name that a relay's slot has while it is being made.
+func NewSlotName(slot string) string { return slot + "_new" }
+
 // Slot is a row of pg_replication_slots.
 type Slot struct {
 	Name           string

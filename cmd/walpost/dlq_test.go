@@ -114,11 +114,13 @@ func (o *office) walpost(args ...string) string {
 }
 
 // relay runs until the returned function is called.
-func (o *office) relay() (stop func()) {
+func (o *office) relay(flags ...string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var stderr bytes.Buffer
 	ended := make(chan int, 1)
-	go func() { ended <- execute(ctx, []string{"run", "--config", o.config}, &bytes.Buffer{}, &stderr) }()
+	go func() {
+		ended <- execute(ctx, append([]string{"run", "--config", o.config}, flags...), &bytes.Buffer{}, &stderr)
+	}()
 	return func() {
 		cancel()
 		if code := <-ended; code != 0 || o.t.Failed() {

@@ -42,7 +42,7 @@ func newRootCommand() *cobra.Command {
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRunCommand(), newMigrateCommand(), newRetentionCommand(), newDLQCommand(), newVerifyCommand(), newBenchCommand(), newConfigCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newMigrateCommand(), newStatusCommand(), newSlotCommand(), newRetentionCommand(), newDLQCommand(), newVerifyCommand(), newBenchCommand(), newConfigCommand(), newVersionCommand())
 	return root
 }
 

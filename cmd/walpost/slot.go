@@ -1,0 +1,323 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
+)
+
+const slotHelp = `The replication slot of the configuration, postgres.slot. A relay that streams makes its slot itself, and makes it anew where it is
+of no use any more: nobody has to create or drop one by hand.`
+
+const slotShowHelp = `Shows the slot as the server has it, and <slot>_new where a relay is making one. That there is none is an answer: the exit code is
+0. Every role may look.
+
+With --json: slot and new_slot, each as in ` + "`walpost status --help`" + `.`
+
+const slotCreateHelp = `Creates the slot as a relay would: for pgoutput, and from PostgreSQL 17 on with FAILOVER. It needs REPLICATION and the publication,
+which ` + "`walpost migrate up`" + ` creates. It refuses where there is such a slot, and where a relay holds the lock.
+
+A relay makes its slot itself. This is for mark none, where the moment matters: events that were committed before the slot is
+there are nobody's, so create it before the first producer starts. And it is for a slot that another role is to own. With mark
+delete or none create the stream before the relay starts: one that finds a slot and no stream takes the stream for lost.
+
+With mark update and delete, create it while nothing is pending. A relay that finds a slot does not search the tables first, as it
+does where it makes the slot: rows from before the slot are delivered as missed ones, with the alarm missed_rows, and may come behind
+later ones of their aggregate. postgres.initial has no say then.
+
+A creation waits until every transaction has ended that runs when it begins, in the whole server. It says for whom, and gives up
+after --wait; nothing is left behind.`
+
+const slotDropHelp = `Drops the slot, and a <slot>_new that a relay has left. It refuses while a relay holds the lock or something streams the slot, and
+says which process that is: stop it first. Where there is no slot there is nothing to do, and the exit code is 0.
+
+With mark update and delete nothing is lost by it: the next relay makes another slot, and delivers what is pending from the tables,
+in the order of their ids. With mark none only the WAL has the events: those that the slot has not brought yet are lost, and so are
+those that are committed until there is a slot again. So it refuses where there is WAL after the confirmed LSN, unless --force;
+there nearly always is a little, because the server itself writes some.
+
+It needs REPLICATION. A slot that nobody uses keeps WAL until the disk is full: drop it with the last relay.`
+
+func newSlotCommand() *cobra.Command {
+	return newGroup("slot", "Show, create and drop the replication slot", slotHelp,
+		newSlotShowCommand(), newSlotCreateCommand(), newSlotDropCommand())
+}
+
+func newSlotShowCommand() *cobra.Command {
+	var asJSON bool
+	cmd := slotCommand("show", "Show the slot", slotShowHelp, func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+		slot, fresh, err := readSlots(cmd.Context(), db, cfg.Postgres.Slot)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return printIndented(cmd.OutOrStdout(), struct {
+				Slot    *slotStatus `json:"slot"`
+				NewSlot *slotStatus `json:"new_slot"`
+			}{slot, fresh})
+		}
+		sheet{cmd.OutOrStdout()}.slots(slot, fresh)
+		return nil
+	})
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	addConfigFlags(cmd)
+	return cmd
+}
+
+func newSlotCreateCommand() *cobra.Command {
+	var text string
+	var wait time.Duration
+	cmd := slotCommand("create", "Create the slot", slotCreateHelp, func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+		return createSlot(cmd.Context(), cfg, db, wait, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		err := (durationValue{p: &wait}).Set(text)
+		if err == nil && wait <= 0 {
+			err = fmt.Errorf("%s is no time to wait", text)
+		}
+		if err != nil {
+			return &usageError{fmt.Errorf("--wait: %w", err)}
+		}
+		return nil
+	}
+	cmd.Flags().StringVar(&text, "wait", "1m", "how long to wait for others' transactions, as in 30s or 1h")
+	addConfigFlags(cmd)
+	return cmd
+}
+
+func newSlotDropCommand() *cobra.Command {
+	var force bool
+	cmd := slotCommand("drop", "Drop the slot", slotDropHelp, func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+		return dropSlot(cmd.Context(), cfg, db, force, cmd.OutOrStdout())
+	})
+	cmd.Flags().BoolVar(&force, "force", false, "with mark none: also where events may be lost")
+	addConfigFlags(cmd)
+	return cmd
+}
+
+func slotCommand(use, short, long string, do func(*cobra.Command, *Config, *fallback.DB) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Long: long, Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			db, err := openLook(cmd.Context(), cfg, "walpost slot")
+			if err != nil {
+				return err
+			}
+			defer db.Close()
+			return do(cmd, cfg, db)
+		},
+	}
+}
+
+// takeLock keeps relays away for as long as the connection lasts: none is at work, and none begins.
+func takeLock(ctx context.Context, db *fallback.DB, advice string) error {
+	ok, err := db.TryLock(ctx)
+	if err != nil || ok {
+		return err
+	}
+	holder, err := db.LockHolder(ctx)
+	if err != nil {
+		return err
+	}
+	who := "somebody who has just ended"
+	if holder != nil {
+		who = sessionText(holder)
+	}
+	return hint.Errorf(advice, "a relay holds the lock of this slot: %s", escape(who))
+}
+
+func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, stdout, stderr io.Writer) error {
+	tables, err := cfg.Tables()
+	if err != nil {
+		return err
+	}
+	if cfg.Mode == "poll" {
+		return hint.Errorf("a relay that polls needs no slot, and would drop it: leave mode out, or the slot", "create slot %q: mode is poll", cfg.Postgres.Slot)
+	}
+	if err := stream.CheckServer(ctx, db.Conn(), cfg.Postgres.Slot); err != nil && !errors.Is(err, stream.ErrNoFreeSlot) { // it takes only one
+		return err
+	}
+	if err := takeLock(ctx, db, "it makes its slot itself; `walpost slot show` shows it"); err != nil {
+		return err
+	}
+	if err := refuseSlots(ctx, db, cfg.Postgres.Slot); err != nil {
+		return err
+	}
+	err = stream.CheckPublication(ctx, db.Conn(), cfg.Postgres.Publication, tables)
+	if errors.Is(err, stream.ErrNoPublication) {
+		err = hint.Wrap(err, "run `walpost migrate up` as the tables' owner: the publication must exist before the slot")
+	}
+	if err != nil {
+		return err
+	}
+	if err := makeSlot(ctx, cfg, db, wait, stderr); err != nil {
+		return err
+	}
+	slot, err := readSlot(ctx, db, cfg.Postgres.Slot)
+	if err != nil {
+		return err
+	}
+	sheet{stdout}.slot("created", slot)
+	for _, t := range tables {
+		if t.Mark == outbox.MarkNone {
+			sheet{stdout}.note(fmt.Sprintf("events of %s that were committed before the slot are nobody's", t), "")
+		}
+	}
+	return warnOfPending(ctx, db, tables, stderr)
+}
+
+func refuseSlots(ctx context.Context, db *fallback.DB, name string) error {
+	slot, fresh, err := readSlots(ctx, db, name)
+	switch {
+	case err != nil:
+		return err
+	case slot.Exists:
+		return hint.Errorf("`walpost slot show` shows it; a relay of this configuration uses it if it can, and makes it anew if not", "slot %q exists", name)
+	case fresh != nil:
+		return hint.Errorf("start a relay, which begins again, or remove it with `walpost slot drop`",
+			"slot %q exists: an earlier relay did not finish making slot %q", fresh.Name, name)
+	}
+	return nil
+}
+
+// makeSlot waits for every transaction that is running, and says for which.
+func makeSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, stderr io.Writer) error {
+	slots, err := stream.OpenSlots(ctx, cfg.Postgres.URL)
+	if err != nil {
+		return err
+	}
+	defer slots.Close()
+	limited, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	made := make(chan error, 1)
+	go func() { made <- slots.Create(limited, cfg.Postgres.Slot) }()
+	blocker := ""
+	for {
+		select {
+		case err := <-made:
+			if err != nil && limited.Err() != nil && ctx.Err() == nil {
+				return hint.Errorf("wait longer (--wait), or end what it waits for", "create slot %q: not within %s; it waited for %s", cfg.Postgres.Slot, formatDuration(wait),
+					cmp.Or(blocker, "others' transactions"))
+			}
+			return err
+		case <-time.After(time.Second):
+		}
+		who, err := db.BlockerOf(ctx, slots.PID())
+		if err == nil && who != "" && who != blocker {
+			blocker = who
+			fmt.Fprintf(stderr, "waiting for %s\n", escape(who))
+		}
+	}
+}
+
+// warnOfPending names the tables with rows that the slot will not bring.
+func warnOfPending(ctx context.Context, db *fallback.DB, tables []*outbox.Table, stderr io.Writer) error {
+	if err := db.Limit(ctx, lookFor); err != nil {
+		return err
+	}
+	for _, t := range tables {
+		if t.Mark == outbox.MarkNone {
+			continue
+		}
+		n, err := db.PendingCount(ctx, t, countMost)
+		if err == nil && n == 0 {
+			continue
+		}
+		what := counted(&n)
+		if err != nil {
+			what = "nobody knows how many: " + oneLine(err.Error())
+		}
+		fmt.Fprintf(stderr, "warning: rows of %s that are pending (%s) come late, with the alarm missed_rows, and perhaps behind later ones of their aggregates\n",
+			escape(t.String()), escape(what))
+	}
+	return nil
+}
+
+func dropSlot(ctx context.Context, cfg *Config, db *fallback.DB, force bool, w io.Writer) error {
+	tables, err := cfg.Tables()
+	if err != nil {
+		return err
+	}
+	const stop = "stop that relay first: one that runs would make the slot anew at once"
+	if err := takeLock(ctx, db, stop); err != nil {
+		return err
+	}
+	slot, fresh, err := readSlots(ctx, db, cfg.Postgres.Slot)
+	if err != nil {
+		return err
+	}
+	var there []*slotStatus
+	for _, s := range []*slotStatus{fresh, slot} { // the relay's order
+		if s != nil && s.Exists {
+			there = append(there, s)
+		}
+	}
+	if len(there) == 0 {
+		_, err := fmt.Fprintf(w, "there is no slot %s\n", slot.Name)
+		return err
+	}
+	none := false
+	for _, t := range tables {
+		none = none || t.Mark == outbox.MarkNone
+	}
+	for _, s := range there {
+		if err := mayDrop(s, none && !force); err != nil {
+			return err
+		}
+	}
+	for _, s := range there {
+		if err := db.DropSlot(ctx, s.Name); err != nil {
+			return adviseDrop(err, db)
+		}
+		fmt.Fprintf(w, "dropped slot %s\n", s.Name)
+	}
+	if none {
+		fmt.Fprintln(w, "with mark none, events that it had not brought are lost, and so are those that are committed until there is a slot again")
+	} else {
+		fmt.Fprintln(w, "nothing is lost: the next relay makes another slot, and the tables deliver what is pending")
+	}
+	return nil
+}
+
+// mayDrop refuses a slot that is in use, somebody else's, or the only one to have events.
+func mayDrop(s *slotStatus, guard bool) error {
+	switch {
+	case !s.Here:
+		return hint.Errorf("check postgres.slot and the database in postgres.url; whoever owns it drops it with SELECT pg_drop_replication_slot(...)",
+			"slot %q is not one of this database's: %s", s.Name, escape(fmt.Sprint(slotTraits(s.SlotState))))
+	case s.ActivePID != nil:
+		who := fmt.Sprintf("process %d", *s.ActivePID)
+		if s.Walsender != nil {
+			who = sessionText(s.Walsender)
+		}
+		return hint.Errorf("end it first; after a relay that was cut off the server does so within seconds", "slot %q is in use by %s", s.Name, escape(who))
+	case guard && s.WALStatus != "lost" && s.ConfirmedLag > 0:
+		return hint.Errorf("have a relay deliver them first; --force drops it all the same",
+			"slot %q holds %s of WAL that was not confirmed: with mark none, events in it would be lost", s.Name, roughSize(s.ConfirmedLag))
+	}
+	return nil
+}
+
+func adviseDrop(err error, db *fallback.DB) error {
+	switch fallback.Code(err) {
+	case "42501":
+		return hint.Wrap(err, fmt.Sprintf("run it as a role with REPLICATION: ALTER ROLE %s REPLICATION (RDS: GRANT rds_replication TO %[1]s)", outbox.QuoteIdent(db.User())))
+	case "55006":
+		return hint.Wrap(err, "something has begun to stream it: `walpost slot show` says which process")
+	}
+	return err
+}

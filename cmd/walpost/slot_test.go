@@ -1,0 +1,173 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// fails runs a command that is to end with exit code 1, and returns what it says.
+func (o *office) fails(args ...string) string {
+	o.t.Helper()
+	var stdout, stderr bytes.Buffer
+	if code := execute(o.t.Context(), append(args, "--config", o.config), &stdout, &stderr); code != exitFailed {
+		o.t.Fatalf("walpost %s ended with %d: %s%s", strings.Join(args, " "), code, &stdout, &stderr)
+	}
+	return stderr.String()
+}
+
+// wantText compares with regular expressions in which ^ and $ are those of lines.
+func wantText(t *testing.T, got string, patterns ...string) {
+	t.Helper()
+	for _, p := range patterns {
+		if !regexp.MustCompile("(?ms)" + p).MatchString(got) {
+			t.Errorf("it says %q, want %s", got, p)
+		}
+	}
+}
+
+func (o *office) slots() string {
+	return o.text(`SELECT coalesce(string_agg(slot_name, ' ' ORDER BY slot_name), 'none') FROM pg_replication_slots WHERE database = current_database()`)
+}
+
+func (o *office) connect() *pgx.Conn {
+	conn, err := pgx.ConnectConfig(o.t.Context(), o.conn.Config())
+	o.must(err)
+	o.t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+// TestSlotCreateAndDrop on every version: the relay's own slot, and nobody else's.
+func TestSlotCreateAndDrop(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		o := newOffice(t, pg, testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
+		name := o.stream.Name
+		equal(t, "drop says", o.walpost("slot", "drop"), "there is no slot "+name+"\n")
+		wantText(t, o.walpost("slot", "show"), name+": does not exist")
+		wantText(t, o.fails("slot", "create"), `^error: publication "walpost": publication does not exist\nhint: run .walpost migrate up`)
+		equal(t, "slots", o.slots(), "none")
+
+		o.walpost("migrate", "up")
+		wantText(t, o.fails("slot", "create", "--mode", "poll"), "mode is poll")
+		wantText(t, o.walpost("slot", "create"), "^created +"+name+": pgoutput, database ")
+		wantText(t, o.fails("slot", "create"), `^error: slot ".*" exists\nhint: `)
+		show := o.walpost("slot", "show")
+		wantText(t, show, name+": pgoutput, database ", `^  in use by +nobody$`)
+		equal(t, "failover", strings.Contains(show, ", failover"), pg.Version() >= 17)
+
+		o.exec(`SELECT pg_create_logical_replication_slot('` + name + `_new', 'pgoutput')`)
+		wantText(t, o.walpost("slot", "show"), "^slot being made +"+name+"_new: ")
+		wantText(t, o.walpost("slot", "drop"), "^dropped slot "+name+"_new\ndropped slot "+name+"\n.*nothing is lost")
+		equal(t, "slots", o.slots(), "none")
+		o.exec(`SELECT pg_create_logical_replication_slot('` + name + `_new', 'pgoutput')`)
+		wantText(t, o.fails("slot", "create"), "did not finish")
+		o.walpost("slot", "drop")
+
+		stop := o.relay()
+		o.eventually("the relay streams", func() bool { return o.status().Relay.Mode == "stream" })
+		for _, c := range []string{"create", "drop"} {
+			wantText(t, o.fails("slot", c), `^error: a relay holds the lock of this slot: process \d+, walpost, .* from 127.0.0.1, connected `)
+		}
+		equal(t, "slots", o.slots(), name)
+		stop()
+		o.walpost("slot", "drop")
+	})
+}
+
+// TestSlotDropLeavesAlone what is in use or somebody else's.
+func TestSlotDropLeavesAlone(t *testing.T) {
+	pg := testenv.NewPostgres(t, testenv.PGOptions{})
+	o := newOffice(t, pg, testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
+	name := o.stream.Name
+	o.walpost("migrate", "up")
+	o.walpost("slot", "create")
+
+	cfg := o.conn.Config().Copy()
+	cfg.RuntimeParams["replication"], cfg.RuntimeParams["application_name"] = "database", "a spy"
+	spy, err := pgx.ConnectConfig(t.Context(), cfg)
+	o.must(err)
+	defer spy.Close(context.Background()) //nolint:errcheck // it ends the streaming
+	spy.PgConn().Frontend().SendQuery(&pgproto3.Query{String: `START_REPLICATION SLOT "` + name + `" LOGICAL 0/0 (proto_version '1', publication_names 'walpost')`})
+	o.must(spy.PgConn().Frontend().Flush())
+	o.eventually("the slot is in use", func() bool { return o.status().Slot.ActivePID != nil })
+	equal(t, "mode", o.status().Relay.Mode, "none")
+	wantText(t, o.walpost("status"), `^note: process \d+ streams slot `+name+` and holds no lock`)
+	wantText(t, o.fails("slot", "drop"), `is in use by process \d+, a spy, `)
+	equal(t, "slots", o.slots(), name)
+	_ = spy.PgConn().Conn().Close()
+	o.eventually("the slot is free", func() bool { return o.status().Slot.ActivePID == nil })
+	o.walpost("slot", "drop")
+
+	o.exec(`SELECT pg_create_physical_replication_slot('` + name + `')`)
+	wantText(t, o.fails("slot", "drop"), "not one of this database's: .physical")
+	wantText(t, o.fails("slot", "create"), "exists")
+	o.exec(`SELECT pg_drop_replication_slot('` + name + `')`)
+	o.must(pg.Exec(t.Context(), "postgres", `SELECT pg_create_logical_replication_slot('`+name+`', 'pgoutput')`))
+	wantText(t, o.fails("slot", "drop"), "not one of this database's: .*database postgres")
+	equal(t, "the other one's slot", o.text(`SELECT count(*) FROM pg_replication_slots`), "1")
+}
+
+// TestSlotDropWithMarkNone keeps the only copy of events, unless it is told not to.
+func TestSlotDropWithMarkNone(t *testing.T) {
+	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages, mark: none}")
+	o.walpost("migrate", "up")
+	wantText(t, o.walpost("slot", "create"), "^created ")
+	o.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'soon.one', '{}'); DELETE FROM outbox_messages`)
+	wantText(t, o.fails("slot", "drop"), `holds .* of WAL that was not confirmed: with mark none, events in it would be lost\nhint: .*--force`)
+	equal(t, "slots", o.slots(), o.stream.Name)
+	wantText(t, o.walpost("slot", "drop", "--force"), "^dropped slot .*\nwith mark none, events that it had not brought are lost")
+	equal(t, "slots", o.slots(), "none")
+	o.walpost("slot", "create")
+	for said := false; !said; { // the server writes WAL by itself now and then
+		o.exec(`SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn()) FROM pg_replication_slots WHERE database = current_database()`)
+		var stdout, stderr bytes.Buffer
+		code := execute(t.Context(), []string{"slot", "drop", "--config", o.config}, &stdout, &stderr)
+		if said = code == 0; !said && !strings.Contains(stderr.String(), "was not confirmed") {
+			t.Fatalf("drop ended with %d: %s", code, &stderr)
+		}
+	}
+}
+
+// TestSlotCreateWaits for others' transactions, says for whom, and leaves nothing behind.
+func TestSlotCreateWaits(t *testing.T) {
+	pg := testenv.NewPostgres(t, testenv.PGOptions{})
+	o := newOffice(t, pg, testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
+	o.walpost("migrate", "up")
+	other := o.connect()
+	_, err := other.Exec(t.Context(), `SET application_name = 'forgotten'; BEGIN; SELECT pg_current_xact_id()`)
+	o.must(err)
+	wantText(t, o.fails("slot", "create", "--wait", "3s"), "^waiting for pid \\d+, application 'forgotten'", `error: create slot .*: not within 3s; it waited for pid \d+, application 'forgotten'`)
+	o.eventually("the creation has ended", func() bool { return o.slots() == "none" })
+	equal(t, "lock", o.status().Relay.Mode, "none")
+	_, err = other.Exec(t.Context(), `ROLLBACK`)
+	o.must(err)
+	o.walpost("slot", "create")
+}
+
+// TestASlotMadeByHand is used as it is. Rows from before it are delivered, once, as missed ones.
+func TestASlotMadeByHand(t *testing.T) {
+	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
+	o.walpost("migrate", "up")
+	const insert = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'soon.%s', '{}')`
+	o.exec(strings.ReplaceAll(insert, "%s", "before"))
+	var stdout, stderr bytes.Buffer
+	equal(t, "exit code", execute(t.Context(), []string{"slot", "create", "--config", o.config}, &stdout, &stderr), 0)
+	wantText(t, stderr.String(), `^warning: rows of public.outbox_messages that are pending \(1\) come late`)
+	o.exec(strings.ReplaceAll(insert, "%s", "after"))
+	confirmed := o.status().Slot.Confirmed
+	stop := o.relay()
+	o.eventually("both are marked", func() bool {
+		return o.text(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL`) == "2"
+	})
+	stop()
+	equal(t, "messages", len(o.messages()), 2)
+	equal(t, "the same slot", o.text(`SELECT pg_wal_lsn_diff(confirmed_flush_lsn, '`+confirmed+`') > 0 FROM pg_replication_slots WHERE database = current_database()`), "true")
+	o.walpost("slot", "drop")
+}

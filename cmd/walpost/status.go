@@ -1,0 +1,350 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+const statusHelp = `What runs now, as the two servers know it: who relays and how many stand by, the slot, each outbox, the dead letters and the
+stream. It only reads, asks no relay, and may run anywhere at any time.
+
+The relay's mode is "stream" where somebody holds its advisory lock and the slot is in use, "poll" where the slot is not (also for
+a moment between two sessions, and while a slot is made: then there is a slot of that name with _new behind it), and "none" where
+nobody holds the lock. Those that stand by are counted by what they ask the server.
+
+It is a report and no check: whatever it finds, the exit code is 0. It is 1 where one of the servers cannot be asked; what the
+other one says is printed all the same. A part that may not be read, is locked, or would take longer than two seconds is left out,
+and named with what helps. Rows and dead letters are counted up to 100,000. With mark none the table tells nothing.
+
+It needs SELECT on the outboxes and on outbox_messages_dlq, and to publish on $JS.API.STREAM.INFO.<stream>; and pg_read_all_stats
+where it runs in another role than the relay, to see the address of its client and who stands by.
+
+--json prints one object. Sizes are in bytes, ages in seconds, times in RFC 3339; what is not known is null.
+
+    at             when it was asked, by this machine's clock
+    server         version, database, standby
+    relay          mode; lock: pid, application_name, user, client_address ("local" is a Unix socket), connected_since; standing_by
+    slot           name, exists; where it does: type, plugin, database, temporary, active_pid, wal_status, restart_lsn,
+                   confirmed_flush_lsn, failover, synced, invalidation_reason, retained_bytes, safe_bytes (until it is lost, -1
+                   is no limit), confirmed_lag_bytes, and walsender, who streams it, as in lock
+    new_slot       the same, of a slot that is being made; null where there is none
+    count_limit    a count that reaches it says "as many or more"
+    outboxes       table, mark, pending, oldest_due_age_seconds (0 where none is due), parked, held
+    dead_letters   how many
+    stream         name, exists; where it does: messages, bytes, first_sequence, last_sequence, last_message_at, created_at,
+                   replicas, leader (null outside a cluster), duplicate_window_seconds, batches (that it takes: fast, atomic)
+    unread         part, error and hint of each part that could not be read
+    errors         server (postgres, nats), error and hint of each that could not be asked`
+
+func newStatusCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show what runs now: relay, slot, backlog, dead letters, stream", Long: statusHelp, Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			tables, err := cfg.Tables()
+			if err != nil {
+				return err
+			}
+			r := &statusReport{At: time.Now().UTC(), CountLimit: countMost, Outboxes: []*outboxStatus{}, Unread: []unread{}, Errors: []unasked{}}
+			errs := problems{}
+			for _, server := range []struct {
+				name string
+				ask  func() error
+			}{
+				{"postgres", func() error { return r.askPostgres(cmd.Context(), cfg, tables) }},
+				{"nats", func() error { return r.askNATS(cmd.Context(), cfg) }},
+			} {
+				if err := server.ask(); err != nil {
+					errs = append(errs, err)
+					r.Errors = append(r.Errors, unasked{server.name, oneLine(err.Error()), hint.Of(err)})
+				}
+			}
+			return apart(printStatus(cmd.OutOrStdout(), r, cfg, asJSON), apart(errs...))
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	addConfigFlags(cmd)
+	return cmd
+}
+
+// statusReport is what --json prints; see statusHelp. nil is not known.
+type statusReport struct {
+	At          time.Time        `json:"at"`
+	Server      *fallback.Server `json:"server"`
+	Relay       *relayStatus     `json:"relay"`
+	Slot        *slotStatus      `json:"slot"`
+	NewSlot     *slotStatus      `json:"new_slot"`
+	CountLimit  int              `json:"count_limit"`
+	Outboxes    []*outboxStatus  `json:"outboxes"`
+	DeadLetters *int             `json:"dead_letters"`
+	Stream      *streamStatus    `json:"stream"`
+	Unread      []unread         `json:"unread"`
+	Errors      []unasked        `json:"errors"`
+}
+
+type relayStatus struct {
+	Mode       string            `json:"mode"`
+	Lock       *fallback.Session `json:"lock"`
+	StandingBy *int              `json:"standing_by"`
+}
+
+type slotStatus struct {
+	Name   string `json:"name"`
+	Exists bool   `json:"exists"`
+	*fallback.SlotState
+	Walsender *fallback.Session `json:"walsender,omitempty"`
+}
+
+type outboxStatus struct {
+	Table         string      `json:"table"`
+	Mark          outbox.Mark `json:"mark"`
+	Pending       *int        `json:"pending"`
+	OldestDueAge  *float64    `json:"oldest_due_age_seconds"`
+	Parked        *int        `json:"parked"`
+	Held          *int        `json:"held"`
+	dates, record bool        // the layout's
+}
+
+type streamStatus struct {
+	Name   string `json:"name"`
+	Exists bool   `json:"exists"`
+	*streamFacts
+}
+
+type streamFacts struct {
+	Messages        uint64     `json:"messages"`
+	Bytes           uint64     `json:"bytes"`
+	FirstSeq        uint64     `json:"first_sequence"`
+	LastSeq         uint64     `json:"last_sequence"`
+	LastMessage     *time.Time `json:"last_message_at"`
+	Created         time.Time  `json:"created_at"`
+	Replicas        int        `json:"replicas"`
+	Leader          *string    `json:"leader"`
+	DuplicateWindow float64    `json:"duplicate_window_seconds"`
+	Batches         []string   `json:"batches"`
+}
+
+// unread is a part of the report that could not be read.
+type unread struct {
+	Part  string `json:"part"`
+	Error string `json:"error"`
+	Hint  string `json:"hint"`
+}
+
+// unasked is a server that could not be asked.
+type unasked struct {
+	Server string `json:"server"`
+	Error  string `json:"error"`
+	Hint   string `json:"hint"`
+}
+
+// look leaves a part out that cannot be read.
+func (r *statusReport) look(part string, err error) bool {
+	if err != nil {
+		r.Unread = append(r.Unread, unread{part, oneLine(err.Error()), hint.Of(err)})
+	}
+	return err == nil
+}
+
+// lookFor is how long one question to PostgreSQL may take.
+const lookFor = 2 * time.Second
+
+// openLook connects a command that looks at a relay's work from outside.
+func openLook(ctx context.Context, cfg *Config, name string) (*fallback.DB, error) {
+	settings := maps.Clone(stream.Settings)
+	settings["application_name"] = name
+	config := fallback.Config{URL: cfg.Postgres.URL, Settings: settings, Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot}
+	if err := fallback.CheckDirect(ctx, config); err != nil {
+		return nil, err
+	}
+	db, err := fallback.Open(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Unbind(ctx); err != nil {
+		db.Close()
+		return nil, err
+	}
+	return db, nil
+}
+
+func (r *statusReport) askPostgres(ctx context.Context, cfg *Config, tables []*outbox.Table) error {
+	db, err := openLook(ctx, cfg, "walpost status")
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	if err := db.Limit(ctx, lookFor); err != nil {
+		return err
+	}
+	server, err := db.Server(ctx)
+	if err != nil {
+		return err
+	}
+	r.Server = &server
+	r.askSlots(ctx, db, cfg.Postgres.Slot)
+	r.askRelay(ctx, db)
+	for _, t := range tables {
+		r.askOutbox(ctx, db, t)
+	}
+	if n, err := db.DeadLetterCount(ctx, countMost); r.look("dead_letters", db.ExplainRead(ctx, nil, err)) {
+		r.DeadLetters = &n
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if !db.Alive() {
+		return errors.New("the connection to PostgreSQL was lost: the report is incomplete")
+	}
+	return nil
+}
+
+func (r *statusReport) askSlots(ctx context.Context, db *fallback.DB, name string) {
+	slot, fresh, err := readSlots(ctx, db, name)
+	if r.look("slot", err) {
+		r.Slot, r.NewSlot = slot, fresh
+	}
+}
+
+// readSlots reads the relay's slot, and the one that is being made, which is nil where there is none.
+func readSlots(ctx context.Context, db *fallback.DB, name string) (slot, fresh *slotStatus, err error) {
+	if slot, err = readSlot(ctx, db, name); err != nil {
+		return nil, nil, err
+	}
+	if fresh, err = readSlot(ctx, db, stream.NewSlotName(name)); err != nil || !fresh.Exists {
+		fresh = nil
+	}
+	return slot, fresh, err
+}
+
+func readSlot(ctx context.Context, db *fallback.DB, name string) (*slotStatus, error) {
+	state, err := db.ReadSlot(ctx, name)
+	s := &slotStatus{Name: name, Exists: state != nil, SlotState: state}
+	if err == nil && state != nil && state.ActivePID != nil {
+		s.Walsender, err = db.ReadSession(ctx, *state.ActivePID)
+	}
+	return s, err
+}
+
+func (r *statusReport) askRelay(ctx context.Context, db *fallback.DB) {
+	holder, err := db.LockHolder(ctx)
+	if !r.look("relay", err) {
+		return
+	}
+	r.Relay = &relayStatus{Mode: "none", Lock: holder}
+	if holder != nil {
+		r.Relay.Mode = "poll"
+		if r.Slot != nil && r.Slot.Exists && r.Slot.ActivePID != nil {
+			r.Relay.Mode = "stream"
+		}
+	}
+	waiting, known, err := db.StandingBy(ctx, holder)
+	if err == nil && known {
+		r.Relay.StandingBy = &waiting
+	}
+	if err == nil && (!known || holder != nil && holder.Hidden()) {
+		err = hint.Errorf("GRANT pg_read_all_stats TO "+outbox.QuoteIdent(db.User()),
+			"the role may not see what others' sessions do: whose client a relay is, and who stands by")
+	}
+	r.look("relay.standing_by", err)
+}
+
+func (r *statusReport) askOutbox(ctx context.Context, db *fallback.DB, t *outbox.Table) {
+	s := &outboxStatus{Table: t.String(), Mark: t.Mark, dates: t.Layout.Dates(), record: t.Layout.Records()}
+	r.Outboxes = append(r.Outboxes, s)
+	if t.Mark == outbox.MarkNone {
+		return
+	}
+	for _, q := range []struct {
+		part string
+		ask  func() error
+	}{
+		{"outboxes.pending", func() error {
+			n, err := db.PendingCount(ctx, t, countMost)
+			if err == nil {
+				s.Pending = &n
+			}
+			return err
+		}},
+		{"outboxes.oldest_due_age_seconds", func() error {
+			age, err := db.OldestPending(ctx, t)
+			if seconds := age.Seconds(); err == nil && s.dates {
+				s.OldestDueAge = &seconds
+			}
+			return err
+		}},
+		{"outboxes.parked", func() error {
+			if !s.record {
+				return nil
+			}
+			parked, held, err := db.RecordedCount(ctx, t, countMost)
+			if err == nil {
+				s.Parked, s.Held = &parked, &held
+			}
+			return err
+		}},
+	} {
+		err := q.ask()
+		if !r.look(q.part, db.ExplainRead(ctx, t, err)) && fallback.Code(err) != "57014" {
+			return // it would be the same for the others; only one may be quicker than another
+		}
+	}
+}
+
+func (r *statusReport) askNATS(ctx context.Context, cfg *Config) error {
+	conn := natsConn(&cfg.NATS)
+	conn.Name = "walpost status"
+	nc, err := publish.Connect(ctx, conn)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	s, err := publish.NewStream(nc, publish.StreamConfig{Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain})
+	if err != nil {
+		return err
+	}
+	info, err := s.Info(ctx)
+	if errors.Is(err, publish.ErrStreamNotFound) {
+		r.Stream = &streamStatus{Name: cfg.NATS.Stream}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r.Stream = &streamStatus{Name: cfg.NATS.Stream, Exists: true, streamFacts: factsOf(info)}
+	return nil
+}
+
+func factsOf(info *publish.StreamInfo) *streamFacts {
+	f := &streamFacts{
+		Messages: info.Messages, Bytes: info.Bytes, FirstSeq: info.FirstSeq, LastSeq: info.LastSeq, Created: info.Created.UTC(),
+		Replicas: info.Config.Replicas, DuplicateWindow: info.Config.Duplicates.Seconds(), Batches: []string{},
+	}
+	if last := info.LastTime.UTC(); info.LastSeq > 0 && last.Year() > 1970 { // a purge of everything leaves no time
+		f.LastMessage = &last
+	}
+	if info.Leader != "" {
+		f.Leader = &info.Leader
+	}
+	if info.Config.AllowBatchPublish {
+		f.Batches = append(f.Batches, string(publish.BatchFast))
+	}
+	if info.Config.AllowAtomicPublish {
+		f.Batches = append(f.Batches, string(publish.BatchAtomic))
+	}
+	return f
+}

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+)
+
+// sheet writes a report for people, a label and its text a line.
+type sheet struct{ w io.Writer }
+
+func (s sheet) line(label, format string, args ...any) {
+	fmt.Fprintf(s.w, "%-16s  %s\n", label, escape(fmt.Sprintf(format, args...)))
+}
+
+// note has the advice on a line of its own.
+func (s sheet) note(text, advice string) {
+	fmt.Fprintf(s.w, "note: %s\n", escape(text))
+	if advice != "" {
+		fmt.Fprintf(s.w, "    hint: %s\n", escape(advice))
+	}
+}
+
+func printIndented(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
+	if asJSON {
+		return printIndented(w, r)
+	}
+	s := sheet{w}
+	if r.Server != nil {
+		s.server(r)
+		s.relay(r.Relay)
+		s.slots(r.Slot, r.NewSlot)
+		for _, o := range r.Outboxes {
+			s.outbox(o)
+		}
+		s.line("dead letters", "%s", counted(r.DeadLetters))
+	}
+	s.stream(r.Stream)
+	for _, u := range r.Unread {
+		s.note("not read: "+u.Error, u.Hint)
+	}
+	if r.Relay != nil && r.Relay.Lock == nil && r.Slot != nil && r.Slot.Exists && r.Slot.ActivePID != nil {
+		s.note(fmt.Sprintf("process %d streams slot %s and holds no lock: it is no relay, or one that has just lost its connection", *r.Slot.ActivePID, r.Slot.Name), "")
+	}
+	return nil
+}
+
+func (s sheet) server(r *statusReport) {
+	kind := ""
+	if r.Server.Standby {
+		kind = "; it is a standby, and relays work on its primary"
+	}
+	s.line("server", "PostgreSQL %s, database %s%s", r.Server.Version, r.Server.Database, kind)
+}
+
+func (s sheet) relay(r *relayStatus) {
+	switch {
+	case r == nil:
+		s.line("relay", "not known")
+		return
+	case r.Lock == nil:
+		s.line("relay", "none: nobody holds the lock, and nothing is relayed")
+	case r.Mode == "stream":
+		s.line("relay", "streams")
+	default:
+		s.line("relay", "polls: nothing streams the slot")
+	}
+	if r.Lock != nil {
+		s.line("  lock", "%s", sessionText(r.Lock))
+	}
+	s.line("  standing by", "%s", counted(r.StandingBy))
+}
+
+// sessionText names a server process.
+func sessionText(p *fallback.Session) string {
+	text := fmt.Sprintf("process %d", p.PID)
+	for _, more := range []string{p.Application, p.User} {
+		if more != "" {
+			text += ", " + more
+		}
+	}
+	if p.Client != nil {
+		text += " from " + *p.Client
+	}
+	if p.Since != nil {
+		text += ", connected " + moment(*p.Since)
+	}
+	return text
+}
+
+// moment is a time and how long ago that was, by this machine's clock.
+func moment(t time.Time) string {
+	return fmt.Sprintf("%s (%s ago)", t.UTC().Format(time.RFC3339), since(max(0, time.Since(t))))
+}
+
+func (s sheet) slots(slot, fresh *slotStatus) {
+	if slot == nil {
+		s.line("slot", "not known")
+		return
+	}
+	s.slot("slot", slot)
+	if fresh != nil {
+		s.slot("slot being made", fresh)
+	}
+}
+
+func (s sheet) slot(label string, slot *slotStatus) {
+	if !slot.Exists {
+		s.line(label, "%s: does not exist", slot.Name)
+		return
+	}
+	s.line(label, "%s: %s", slot.Name, strings.Join(slotTraits(slot.SlotState), ", "))
+	if slot.Walsender != nil {
+		s.line("  in use by", "%s", sessionText(slot.Walsender))
+	} else if slot.ActivePID != nil {
+		s.line("  in use by", "process %d", *slot.ActivePID)
+	} else {
+		s.line("  in use by", "nobody")
+	}
+	limit := "no limit"
+	if slot.Safe >= 0 {
+		limit = roughSize(slot.Safe) + " until it is lost"
+	}
+	s.line("  WAL", "%s: %s kept, %s", slot.WALStatus, roughSize(slot.Retained), limit)
+	if slot.Confirmed != "" {
+		s.line("  confirmed", "%s, %s behind", slot.Confirmed, roughSize(slot.ConfirmedLag))
+	}
+}
+
+// slotTraits are a slot's kind, and what is out of the ordinary.
+func slotTraits(s *fallback.SlotState) []string {
+	traits := []string{s.Type}
+	if s.Plugin != "" {
+		traits = []string{s.Plugin, "database " + s.Database}
+	}
+	for _, t := range []struct {
+		has  bool
+		text string
+	}{
+		{s.Temporary, "temporary"},
+		{s.Failover, "failover"},
+		{s.Synced, "synchronised from the primary"},
+		{s.Invalidation != "", "invalidated: " + s.Invalidation},
+	} {
+		if t.has {
+			traits = append(traits, t.text)
+		}
+	}
+	return traits
+}
+
+func (s sheet) outbox(o *outboxStatus) {
+	s.line("outbox", "%s, mark %s", o.Table, o.Mark)
+	if o.Mark == outbox.MarkNone {
+		s.line("  pending", "the table does not tell: only the WAL has the events")
+		return
+	}
+	s.line("  pending", "%s%s", counted(o.Pending), oldest(o))
+	if o.record {
+		s.line("  failed", "%s parked, %s held", counted(o.Parked), counted(o.Held))
+	} else {
+		s.line("  failed", "the layout records no failures: such rows are dead letters")
+	}
+}
+
+func oldest(o *outboxStatus) string {
+	switch {
+	case !o.dates:
+		return ", since when the layout does not tell"
+	case o.OldestDueAge == nil:
+		return ", the oldest due one not known"
+	case *o.OldestDueAge == 0:
+		return ", none due"
+	}
+	return ", the oldest due for " + since(time.Duration(*o.OldestDueAge*float64(time.Second)))
+}
+
+// counted is a number that was counted up to countMost.
+func counted(n *int) string {
+	switch {
+	case n == nil:
+		return "not known"
+	case *n >= countMost:
+		return fmt.Sprintf("at least %d", *n)
+	}
+	return fmt.Sprint(*n)
+}
+
+func (s sheet) stream(st *streamStatus) {
+	switch {
+	case st == nil:
+		return
+	case !st.Exists:
+		s.line("stream", "%s: does not exist", st.Name)
+		return
+	}
+	s.line("stream", "%s, created %s", st.Name, moment(st.Created))
+	s.line("  messages", "%d, %s, sequences %d to %d", st.Messages, roughSize(int64(st.Bytes)), st.FirstSeq, st.LastSeq)
+	if st.LastMessage != nil {
+		s.line("  last message", "%s", moment(*st.LastMessage))
+	}
+	replicas := count(st.Replicas, "replica")
+	if st.Leader != nil {
+		replicas += ", led by " + *st.Leader
+	}
+	s.line("  kept on", "%s", replicas)
+	batches := "none"
+	if len(st.Batches) > 0 {
+		batches = strings.Join(st.Batches, ", ")
+	}
+	s.line("  takes", "batches: %s; duplicate window %s", batches, formatDuration(time.Duration(st.DuplicateWindow*float64(time.Second))))
+}
+
+// roughSize is a size to three digits.
+func roughSize(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	f, i := float64(n), 0
+	for ; f >= 1000 && i < len(units)-1; i++ {
+		f /= 1024
+	}
+	if i == 0 || f >= 100 {
+		return fmt.Sprintf("%.0f%s", f, units[i])
+	}
+	return fmt.Sprintf("%.1f%s", f, units[i])
+}
