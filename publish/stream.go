@@ -104,7 +104,7 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 		Created:   info.Created,
 		Config:    info.Config,
 	}
-	if info.Cluster != nil {
+	if info.Cluster != nil && info.Cluster.Name != "" {
 		out.Leader = info.Cluster.Leader
 	}
 	return out, nil

@@ -73,7 +73,7 @@ func TestSlotCreateAndDrop(t *testing.T) {
 		stop := o.relay()
 		o.eventually("the relay streams", func() bool { return o.status().Relay.Mode == "stream" })
 		for _, c := range []string{"create", "drop"} {
-			wantText(t, o.fails("slot", c), `^error: a relay holds the lock of this slot: process \d+, walpost, .* from 127.0.0.1, connected `)
+			wantText(t, o.fails("slot", c), `^error: a relay holds the lock of this slot: process \d+, walpost \(role .*\) from 127.0.0.1, connected `)
 		}
 		equal(t, "slots", o.slots(), name)
 		stop()
@@ -99,7 +99,7 @@ func TestSlotDropLeavesAlone(t *testing.T) {
 	o.eventually("the slot is in use", func() bool { return o.status().Slot.ActivePID != nil })
 	equal(t, "mode", o.status().Relay.Mode, "none")
 	wantText(t, o.walpost("status"), `^note: process \d+ streams slot `+name+` and holds no lock`)
-	wantText(t, o.fails("slot", "drop"), `is in use by process \d+, a spy, `)
+	wantText(t, o.fails("slot", "drop"), `is in use by process \d+, a spy \(role `)
 	equal(t, "slots", o.slots(), name)
 	_ = spy.PgConn().Conn().Close()
 	o.eventually("the slot is free", func() bool { return o.status().Slot.ActivePID == nil })

@@ -34,14 +34,14 @@ where it runs in another role than the relay, to see the address of its client a
     at             when it was asked, by this machine's clock
     server         version, database, standby
     relay          mode; lock: pid, application_name, user, client_address ("local" is a Unix socket), connected_since; standing_by
-    slot           name, exists; where it does: type, plugin, database, temporary, active_pid, wal_status, restart_lsn,
-                   confirmed_flush_lsn, failover, synced, invalidation_reason, retained_bytes, safe_bytes (until it is lost, -1
-                   is no limit), confirmed_lag_bytes, and walsender, who streams it, as in lock
+    slot           name, exists, walsender (who streams it, as in lock); where it exists: type, plugin, database, temporary,
+                   active_pid, wal_status, restart_lsn, confirmed_flush_lsn, failover, synced, invalidation_reason,
+                   retained_bytes, safe_bytes (until it is lost, -1 is no limit), confirmed_lag_bytes
     new_slot       the same, of a slot that is being made; null where there is none
     count_limit    a count that reaches it says "as many or more"
     outboxes       table, mark, pending, oldest_due_age_seconds (0 where none is due), parked, held
     dead_letters   how many
-    stream         name, exists; where it does: messages, bytes, first_sequence, last_sequence, last_message_at, created_at,
+    stream         name, exists; where it exists: messages, bytes, first_sequence, last_sequence, last_message_at, created_at,
                    replicas, leader (null outside a cluster), duplicate_window_seconds, batches (that it takes: fast, atomic)
     unread         part, error and hint of each part that could not be read
     errors         server (postgres, nats), error and hint of each that could not be asked`
@@ -106,7 +106,7 @@ type slotStatus struct {
 	Name   string `json:"name"`
 	Exists bool   `json:"exists"`
 	*fallback.SlotState
-	Walsender *fallback.Session `json:"walsender,omitempty"`
+	Walsender *fallback.Session `json:"walsender"`
 }
 
 type outboxStatus struct {
@@ -122,10 +122,11 @@ type outboxStatus struct {
 type streamStatus struct {
 	Name   string `json:"name"`
 	Exists bool   `json:"exists"`
-	*streamFacts
+	*StreamFacts
 }
 
-type streamFacts struct {
+// StreamFacts are those of a stream that exists.
+type StreamFacts struct {
 	Messages        uint64     `json:"messages"`
 	Bytes           uint64     `json:"bytes"`
 	FirstSeq        uint64     `json:"first_sequence"`
@@ -325,12 +326,12 @@ func (r *statusReport) askNATS(ctx context.Context, cfg *Config) error {
 	if err != nil {
 		return err
 	}
-	r.Stream = &streamStatus{Name: cfg.NATS.Stream, Exists: true, streamFacts: factsOf(info)}
+	r.Stream = &streamStatus{Name: cfg.NATS.Stream, Exists: true, StreamFacts: factsOf(info)}
 	return nil
 }
 
-func factsOf(info *publish.StreamInfo) *streamFacts {
-	f := &streamFacts{
+func factsOf(info *publish.StreamInfo) *StreamFacts {
+	f := &StreamFacts{
 		Messages: info.Messages, Bytes: info.Bytes, FirstSeq: info.FirstSeq, LastSeq: info.LastSeq, Created: info.Created.UTC(),
 		Replicas: info.Config.Replicas, DuplicateWindow: info.Config.Duplicates.Seconds(), Batches: []string{},
 	}

@@ -38,8 +38,10 @@ func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
 		return printIndented(w, r)
 	}
 	s := sheet{w}
-	if r.Server != nil {
-		s.server(r)
+	if r.Server == nil {
+		s.line("server", "PostgreSQL could not be asked")
+	} else {
+		s.server(r.Server)
 		s.relay(r.Relay)
 		s.slots(r.Slot, r.NewSlot)
 		for _, o := range r.Outboxes {
@@ -47,7 +49,11 @@ func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
 		}
 		s.line("dead letters", "%s", counted(r.DeadLetters))
 	}
-	s.stream(r.Stream)
+	if r.Stream == nil {
+		s.line("stream", "%s: NATS could not be asked", cfg.NATS.Stream)
+	} else {
+		s.stream(r.Stream)
+	}
 	for _, u := range r.Unread {
 		s.note("not read: "+u.Error, u.Hint)
 	}
@@ -57,12 +63,12 @@ func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
 	return nil
 }
 
-func (s sheet) server(r *statusReport) {
+func (s sheet) server(r *fallback.Server) {
 	kind := ""
-	if r.Server.Standby {
+	if r.Standby {
 		kind = "; it is a standby, and relays work on its primary"
 	}
-	s.line("server", "PostgreSQL %s, database %s%s", r.Server.Version, r.Server.Database, kind)
+	s.line("server", "PostgreSQL %s, database %s%s", r.Version, r.Database, kind)
 }
 
 func (s sheet) relay(r *relayStatus) {
@@ -86,10 +92,11 @@ func (s sheet) relay(r *relayStatus) {
 // sessionText names a server process.
 func sessionText(p *fallback.Session) string {
 	text := fmt.Sprintf("process %d", p.PID)
-	for _, more := range []string{p.Application, p.User} {
-		if more != "" {
-			text += ", " + more
-		}
+	if p.Application != "" {
+		text += ", " + p.Application
+	}
+	if p.User != "" {
+		text += " (role " + p.User + ")"
 	}
 	if p.Client != nil {
 		text += " from " + *p.Client
@@ -168,10 +175,13 @@ func (s sheet) outbox(o *outboxStatus) {
 		return
 	}
 	s.line("  pending", "%s%s", counted(o.Pending), oldest(o))
-	if o.record {
-		s.line("  failed", "%s parked, %s held", counted(o.Parked), counted(o.Held))
-	} else {
+	switch {
+	case !o.record:
 		s.line("  failed", "the layout records no failures: such rows are dead letters")
+	case o.Parked == nil:
+		s.line("  failed", "not known")
+	default:
+		s.line("  failed", "%s parked, %s held", counted(o.Parked), counted(o.Held))
 	}
 }
 
@@ -180,7 +190,7 @@ func oldest(o *outboxStatus) string {
 	case !o.dates:
 		return ", since when the layout does not tell"
 	case o.OldestDueAge == nil:
-		return ", the oldest due one not known"
+		return ""
 	case *o.OldestDueAge == 0:
 		return ", none due"
 	}
@@ -199,10 +209,7 @@ func counted(n *int) string {
 }
 
 func (s sheet) stream(st *streamStatus) {
-	switch {
-	case st == nil:
-		return
-	case !st.Exists:
+	if !st.Exists {
 		s.line("stream", "%s: does not exist", st.Name)
 		return
 	}
