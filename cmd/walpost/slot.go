@@ -31,9 +31,9 @@ A relay makes its slot itself. This is for mark none, where the moment matters: 
 there are nobody's, so create it before the first producer starts. And it is for a slot that another role is to own. With mark
 delete or none create the stream before the relay starts: one that finds a slot and no stream takes the stream for lost.
 
-With mark update and delete, create it while nothing is pending. A relay that finds a slot does not search the tables first, as it
-does where it makes the slot: rows from before the slot are delivered as missed ones, with the alarm missed_rows, and may come behind
-later ones of their aggregate. postgres.initial has no say then.
+With mark update and delete, create it while nothing is pending. A relay that makes its slot delivers first what the tables have;
+one that finds a slot delivers rows from before it as missed ones, with the alarm missed_rows, and behind later ones of their
+aggregates. So it refuses where rows are pending, unless --force. postgres.initial has no say where there is a slot.
 
 A creation waits until every transaction has ended that runs when it begins, in the whole server. It says for whom, and gives up
 after --wait; nothing is left behind.`
@@ -77,8 +77,9 @@ func newSlotShowCommand() *cobra.Command {
 func newSlotCreateCommand() *cobra.Command {
 	var text string
 	var wait time.Duration
+	var force bool
 	cmd := slotCommand("create", "Create the slot", slotCreateHelp, func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
-		return createSlot(cmd.Context(), cfg, db, wait, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return createSlot(cmd.Context(), cfg, db, wait, force, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		err := (durationValue{p: &wait}).Set(text)
@@ -91,6 +92,7 @@ func newSlotCreateCommand() *cobra.Command {
 		return nil
 	}
 	cmd.Flags().StringVar(&text, "wait", "1m", "how long to wait for others' transactions, as in 30s or 1h")
+	cmd.Flags().BoolVar(&force, "force", false, "also where rows are pending that will come late")
 	addConfigFlags(cmd)
 	return cmd
 }
@@ -140,7 +142,7 @@ func takeLock(ctx context.Context, db *fallback.DB, advice string) error {
 	return hint.Errorf(advice, "a relay holds the lock of this slot: %s", escape(who))
 }
 
-func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, stdout, stderr io.Writer) error {
+func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, force bool, stdout, stderr io.Writer) error {
 	tables, err := cfg.Tables()
 	if err != nil {
 		return err
@@ -157,12 +159,20 @@ func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Dur
 	if err := refuseSlots(ctx, db, cfg.Postgres.Slot); err != nil {
 		return err
 	}
+	if err := db.Limit(ctx, lookFor); err != nil {
+		return err
+	}
 	err = stream.CheckPublication(ctx, db.Conn(), cfg.Postgres.Publication, tables)
 	if errors.Is(err, stream.ErrNoPublication) {
 		err = hint.Wrap(err, "run `walpost migrate up` as the tables' owner: the publication must exist before the slot")
 	}
 	if err != nil {
 		return err
+	}
+	if !force {
+		if err := refusePending(ctx, db, tables); err != nil {
+			return err
+		}
 	}
 	if err := makeSlot(ctx, cfg, db, wait, stderr); err != nil {
 		return err
@@ -177,7 +187,10 @@ func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Dur
 			sheet{stdout}.note(fmt.Sprintf("events of %s that were committed before the slot are nobody's", t), "")
 		}
 	}
-	return warnOfPending(ctx, db, tables, stderr)
+	if err := refusePending(ctx, db, tables); err != nil { // some came meanwhile, or it was forced
+		fmt.Fprintf(stderr, "warning: %s\n", escape(oneLine(err.Error())))
+	}
+	return nil
 }
 
 func refuseSlots(ctx context.Context, db *fallback.DB, name string) error {
@@ -224,25 +237,21 @@ func makeSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Durat
 	}
 }
 
-// warnOfPending names the tables with rows that the slot will not bring.
-func warnOfPending(ctx context.Context, db *fallback.DB, tables []*outbox.Table, stderr io.Writer) error {
-	if err := db.Limit(ctx, lookFor); err != nil {
-		return err
-	}
+// refusePending refuses where there are rows that the slot would not bring: only a relay that makes its slot itself delivers them
+// in their order.
+func refusePending(ctx context.Context, db *fallback.DB, tables []*outbox.Table) error {
 	for _, t := range tables {
 		if t.Mark == outbox.MarkNone {
 			continue
 		}
 		n, err := db.PendingCount(ctx, t, countMost)
-		if err == nil && n == 0 {
-			continue
-		}
-		what := counted(&n)
 		if err != nil {
-			what = "nobody knows how many: " + oneLine(err.Error())
+			return db.ExplainRead(ctx, t, err)
 		}
-		fmt.Fprintf(stderr, "warning: rows of %s that are pending (%s) come late, with the alarm missed_rows, and perhaps behind later ones of their aggregates\n",
-			escape(t.String()), escape(what))
+		if n > 0 {
+			return hint.Errorf("have a relay make its slot itself: it delivers them first; --force creates it all the same",
+				"rows of %s are pending (%s): with a slot that is there already they come late, with the alarm missed_rows, and behind later ones of their aggregates", t, counted(&n))
+		}
 	}
 	return nil
 }

@@ -96,7 +96,7 @@ func TestSlotDropLeavesAlone(t *testing.T) {
 	defer spy.Close(context.Background()) //nolint:errcheck // it ends the streaming
 	spy.PgConn().Frontend().SendQuery(&pgproto3.Query{String: `START_REPLICATION SLOT "` + name + `" LOGICAL 0/0 (proto_version '1', publication_names 'walpost')`})
 	o.must(spy.PgConn().Frontend().Flush())
-	o.eventually("the slot is in use", func() bool { return o.status().Slot.ActivePID != nil })
+	o.eventually("the slot is in use", func() bool { s := o.status().Slot; return s.Exists && s.ActivePID != nil })
 	equal(t, "mode", o.status().Relay.Mode, "none")
 	wantText(t, o.walpost("status"), `^note: process \d+ streams slot `+name+` and holds no lock`)
 	wantText(t, o.fails("slot", "drop"), `is in use by process \d+, a spy \(role `)
@@ -146,20 +146,27 @@ func TestSlotCreateWaits(t *testing.T) {
 	wantText(t, o.fails("slot", "create", "--wait", "3s"), "^waiting for pid \\d+, application 'forgotten'", `error: create slot .*: not within 3s; it waited for pid \d+, application 'forgotten'`)
 	o.eventually("the creation has ended", func() bool { return o.slots() == "none" })
 	equal(t, "lock", o.status().Relay.Mode, "none")
+	// A relay waits in the same way, and says so.
+	none := o.relay("--mark", "none")
+	o.eventually("the relay makes its slot", func() bool { s := o.status().Slot; return s.Exists && s.ActivePID != nil })
+	equal(t, "mode", o.status().Relay.Mode, "poll")
+	wantText(t, o.walpost("status"), "^relay +polls, or prepares to stream", "^  confirmed +nothing: it is being created")
 	_, err = other.Exec(t.Context(), `ROLLBACK`)
 	o.must(err)
+	o.eventually("the relay streams", func() bool { return o.status().Relay.Mode == "stream" })
+	none()
+	o.walpost("slot", "drop")
 	o.walpost("slot", "create")
 }
 
-// TestASlotMadeByHand is used as it is. Rows from before it are delivered, once, as missed ones.
+// TestASlotMadeByHand is used as it is. Rows from before it are delivered, once, and behind the others.
 func TestASlotMadeByHand(t *testing.T) {
 	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
 	o.walpost("migrate", "up")
 	const insert = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'soon.%s', '{}')`
 	o.exec(strings.ReplaceAll(insert, "%s", "before"))
-	var stdout, stderr bytes.Buffer
-	equal(t, "exit code", execute(t.Context(), []string{"slot", "create", "--config", o.config}, &stdout, &stderr), 0)
-	wantText(t, stderr.String(), `^warning: rows of public.outbox_messages that are pending \(1\) come late`)
+	wantText(t, o.fails("slot", "create"), `^error: rows of public.outbox_messages are pending \(1\)`)
+	o.walpost("slot", "create", "--force")
 	o.exec(strings.ReplaceAll(insert, "%s", "after"))
 	confirmed := o.status().Slot.Confirmed
 	stop := o.relay()
@@ -167,7 +174,11 @@ func TestASlotMadeByHand(t *testing.T) {
 		return o.text(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL`) == "2"
 	})
 	stop()
-	equal(t, "messages", len(o.messages()), 2)
+	all := o.messages()
+	equal(t, "messages", len(all), 2)
+	equal(t, "first message", all[0].Subject, o.stream.Name+".soon.after")
+	equal(t, "second message", all[1].Subject, o.stream.Name+".soon.before")
+	equal(t, "it came", all[1].Header.Get("Walpost-Via"), "poll")
 	equal(t, "the same slot", o.text(`SELECT pg_wal_lsn_diff(confirmed_flush_lsn, '`+confirmed+`') > 0 FROM pg_replication_slots WHERE database = current_database()`), "true")
 	o.walpost("slot", "drop")
 }

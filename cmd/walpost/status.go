@@ -18,9 +18,8 @@ import (
 const statusHelp = `What runs now, as the two servers know it: who relays and how many stand by, the slot, each outbox, the dead letters and the
 stream. It only reads, asks no relay, and may run anywhere at any time.
 
-The relay's mode is "stream" where somebody holds its advisory lock and the slot is in use, "poll" where the slot is not (also for
-a moment between two sessions, and while a slot is made: then there is a slot of that name with _new behind it), and "none" where
-nobody holds the lock. Those that stand by are counted by what they ask the server.
+The relay's mode is "stream" where somebody holds its advisory lock and the slot is streamed, "poll" where it is not (also for a
+moment between two sessions, and while the slot is made, usually with _new behind its name), and "none" where nobody holds the lock. Those that stand by are counted by what they ask the server.
 
 It is a report and no check: whatever it finds, the exit code is 0. It is 1 where one of the servers cannot be asked; what the
 other one says is printed all the same. A part that may not be read, is locked, or would take longer than two seconds is left out,
@@ -108,6 +107,9 @@ type slotStatus struct {
 	*fallback.SlotState
 	Walsender *fallback.Session `json:"walsender"`
 }
+
+// streamed reports whether something reads the slot. One that is being created is in use, too, and has confirmed nothing yet.
+func (s *slotStatus) streamed() bool { return s.Exists && s.ActivePID != nil && s.Confirmed != "" }
 
 type outboxStatus struct {
 	Table         string      `json:"table"`
@@ -249,7 +251,7 @@ func (r *statusReport) askRelay(ctx context.Context, db *fallback.DB) {
 	r.Relay = &relayStatus{Mode: "none", Lock: holder}
 	if holder != nil {
 		r.Relay.Mode = "poll"
-		if r.Slot != nil && r.Slot.Exists && r.Slot.ActivePID != nil {
+		if r.Slot != nil && r.Slot.streamed() {
 			r.Relay.Mode = "stream"
 		}
 	}

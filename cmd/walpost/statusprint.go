@@ -57,7 +57,7 @@ func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
 	for _, u := range r.Unread {
 		s.note("not read: "+u.Error, u.Hint)
 	}
-	if r.Relay != nil && r.Relay.Lock == nil && r.Slot != nil && r.Slot.Exists && r.Slot.ActivePID != nil {
+	if r.Relay != nil && r.Relay.Lock == nil && r.Slot != nil && r.Slot.streamed() {
 		s.note(fmt.Sprintf("process %d streams slot %s and holds no lock: it is no relay, or one that has just lost its connection", *r.Slot.ActivePID, r.Slot.Name), "")
 	}
 	return nil
@@ -81,7 +81,7 @@ func (s sheet) relay(r *relayStatus) {
 	case r.Mode == "stream":
 		s.line("relay", "streams")
 	default:
-		s.line("relay", "polls: nothing streams the slot")
+		s.line("relay", "polls, or prepares to stream: nothing streams the slot")
 	}
 	if r.Lock != nil {
 		s.line("  lock", "%s", sessionText(r.Lock))
@@ -141,8 +141,11 @@ func (s sheet) slot(label string, slot *slotStatus) {
 		limit = roughSize(slot.Safe) + " until it is lost"
 	}
 	s.line("  WAL", "%s: %s kept, %s", slot.WALStatus, roughSize(slot.Retained), limit)
-	if slot.Confirmed != "" {
+	switch {
+	case slot.Confirmed != "":
 		s.line("  confirmed", "%s, %s behind", slot.Confirmed, roughSize(slot.ConfirmedLag))
+	case slot.Type == "logical":
+		s.line("  confirmed", "nothing: it is being created, and waits for others' transactions")
 	}
 }
 
