@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -204,6 +205,25 @@ func TestStatusOnlyReads(t *testing.T) {
 	equal(t, "pending", number(r.Outboxes[0].Pending), fmt.Sprint(r.CountLimit))
 	equal(t, "unread", len(r.Unread), 0)
 	equal(t, "mode", r.Relay.Mode, "none")
+}
+
+// TestStatusHasPatience for two seconds with each question, and asks the others.
+func TestStatusHasPatience(t *testing.T) {
+	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.slow}")
+	o.walpost("migrate", "up", "--mode", "poll")
+	o.exec(`CREATE TABLE outgoing (LIKE outbox_messages_dlq); CREATE VIEW slow AS SELECT o.* FROM pg_sleep(20), outgoing o`)
+	began := time.Now()
+	r := o.status()
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	hints := r.unreadParts()
+	if got := slices.Sorted(maps.Keys(hints)); !slices.Equal(got, []string{"outboxes.oldest_due_age_seconds", "outboxes.parked", "outboxes.pending"}) {
+		t.Errorf("unread are %v", r.Unread)
+	}
+	wantText(t, hints["outboxes.pending"], "indexes")
+	equal(t, "dead letters", number(r.DeadLetters), "0")
+	equal(t, "stream", r.Stream.Exists, true)
 }
 
 // TestStatusHelpNamesTheJSON: every name, and no other.
