@@ -1,0 +1,37 @@
+-- What the relay's role needs on the tables, and no more. Run it as their owner, after `walpost migrate up`:
+--
+--   psql --set ON_ERROR_STOP=1 --set relay=walpost --set mark=update --file=grants.sql "$OWNER_URL"
+--
+-- relay   the role (walpost); it needs LOGIN REPLICATION besides, from a superuser
+-- mark    outboxes[].mark: update, delete or none (update)
+-- outbox  the table, of the canonical layout (outbox_messages)
+
+\if :{?relay}
+\else
+\set relay walpost
+\endif
+\if :{?mark}
+\else
+\set mark update
+\endif
+\if :{?outbox}
+\else
+\set outbox outbox_messages
+\endif
+
+-- Rows that cannot be delivered go there, whatever the mark is. The relay also counts them.
+GRANT SELECT, INSERT ON outbox_messages_dlq TO :"relay";
+-- For walpost verify.
+GRANT SELECT ON outbox_messages_archive TO :"relay";
+
+SELECT :'mark' = 'update' AS mark_update, :'mark' = 'delete' AS mark_delete, :'mark' = 'none' AS mark_none \gset
+-- DELETE is for a row that becomes a dead letter, too: it moves in one statement.
+\if :mark_update
+GRANT SELECT, UPDATE (processed_at, attempts, last_error, available_at), DELETE ON :outbox TO :"relay";
+\elif :mark_delete
+GRANT SELECT, UPDATE (attempts, last_error, available_at), DELETE ON :outbox TO :"relay";
+\elif :mark_none
+-- The producer deletes its rows itself: nothing more.
+\else
+DO $$ BEGIN RAISE EXCEPTION 'mark is update, delete or none'; END $$;
+\endif
