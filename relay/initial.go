@@ -7,6 +7,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
 
@@ -29,7 +30,7 @@ func (r *Relay) checkInitial(ctx context.Context, db *fallback.DB, streams, newS
 		case r.cfg.Initial == "none" && !streams:
 			return hint.Errorf("mark the rows that shall not be published yourself, and leave postgres.initial out",
 				"postgres.initial none needs the WAL: only its slot tells a first start from a later one")
-		case r.cfg.Initial == "none" || has:
+		case r.cfg.Initial == "none" || has || t.Mark == outbox.MarkNone: // the last is never read, and the role need not be able to
 			continue
 		}
 		n, err := db.PendingCount(ctx, t, initialLimit+1)
