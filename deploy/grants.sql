@@ -19,11 +19,6 @@
 \set outbox outbox_messages
 \endif
 
--- Rows that cannot be delivered go there, whatever the mark is. The relay also counts them.
-GRANT SELECT, INSERT ON outbox_messages_dlq TO :"relay";
--- For walpost verify.
-GRANT SELECT ON outbox_messages_archive TO :"relay";
-
 SELECT :'mark' = 'update' AS mark_update, :'mark' = 'delete' AS mark_delete, :'mark' = 'none' AS mark_none \gset
 -- DELETE is for a row that becomes a dead letter, too: it moves in one statement.
 \if :mark_update
@@ -31,7 +26,12 @@ GRANT SELECT, UPDATE (processed_at, attempts, last_error, available_at), DELETE 
 \elif :mark_delete
 GRANT SELECT, UPDATE (attempts, last_error, available_at), DELETE ON :outbox TO :"relay";
 \elif :mark_none
--- The producer deletes its rows itself: nothing more.
+-- The producer deletes its rows itself: nothing on the table.
 \else
 DO $$ BEGIN RAISE EXCEPTION 'mark is update, delete or none'; END $$;
 \endif
+
+-- Rows that cannot be delivered go there, whatever the mark is. The relay also counts them.
+GRANT SELECT, INSERT ON outbox_messages_dlq TO :"relay";
+-- For walpost verify.
+GRANT SELECT ON outbox_messages_archive TO :"relay";
