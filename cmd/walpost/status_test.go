@@ -198,6 +198,7 @@ func TestStatusOnlyReads(t *testing.T) {
 	}
 	standby := pg.NewStandby(t, "standby", nil)
 	url := standby.URL(o.conn.Config().Database)
+	o.must(standby.Exec(t.Context(), "postgres", `SELECT pg_create_physical_replication_slot('`+o.stream.Name+`', true)`))
 	o.exec(`INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`)
 	o.eventually("the standby has it", func() bool { return number(o.status("--postgres-url", url).DeadLetters) == "1" })
 	r = o.status("--postgres-url", url)
@@ -205,6 +206,29 @@ func TestStatusOnlyReads(t *testing.T) {
 	equal(t, "pending", number(r.Outboxes[0].Pending), fmt.Sprint(r.CountLimit))
 	equal(t, "unread", len(r.Unread), 0)
 	equal(t, "mode", r.Relay.Mode, "none")
+	equal(t, "its own slot", r.Slot.Type, "physical")
+	wantText(t, o.walpost("status", "--postgres-url", url), "^server .*; it is a standby, ")
+}
+
+// TestStatusCountsWhoWaits: not the one that has just got the lock, and not those of another slot.
+func TestStatusCountsWhoWaits(t *testing.T) {
+	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
+	relays := map[string]*pgx.Conn{}
+	for _, name := range []string{"active", "first", "second", "other"} {
+		relays[name] = o.connect()
+		_, err := relays[name].Exec(t.Context(), `SET application_name = 'walpost'`)
+		o.must(err)
+		slot := o.stream.Name
+		if name == "other" {
+			slot += "_2"
+		}
+		_, err = relays[name].Exec(t.Context(), `SELECT pg_try_advisory_lock(hashtextextended('walpost/`+slot+`', 0))`)
+		o.must(err)
+	}
+	r := o.status()
+	equal(t, "who holds the lock", r.Relay.Lock.PID, relays["active"].PgConn().PID())
+	equal(t, "standing by", number(r.Relay.StandingBy), "2")
+	equal(t, "mode", r.Relay.Mode, "poll")
 }
 
 // TestStatusHasPatience for two seconds with each question, and asks the others.
