@@ -191,7 +191,7 @@ func (s sheet) outbox(o *outboxStatus) {
 func oldest(o *outboxStatus) string {
 	switch {
 	case !o.dates:
-		return ", since when the layout does not tell"
+		return "; the layout notes no time"
 	case o.OldestDueAge == nil:
 		return ""
 	case *o.OldestDueAge == 0:
