@@ -199,16 +199,18 @@ func (s *Stream) SeqSince(ctx context.Context, at time.Time) (uint64, error) {
 		return 0, err
 	}
 	since := at.Format(time.RFC3339)
-	consumer, done, err := s.consumer(ctx, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at})
+	consumer, done, err := s.consumer(ctx, jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true,
+	})
 	if err != nil {
-		return 0, fmt.Errorf("find the stream's messages since %s: %w", since, err)
+		return 0, fmt.Errorf("find messages since %s: %w", since, s.explain("read", "CONSUMER.CREATE", err))
 	}
 	defer done()
 	if consumer.CachedInfo().NumPending == 0 {
 		return info.LastSeq + 1, nil
 	}
 	seq := uint64(0)
-	err = s.fetch(ctx, consumer, 1, func(msg *nats.Msg) (more bool, err error) {
+	err = s.fetch(ctx, pull{consumer: consumer, most: 1}, func(msg *nats.Msg) (more bool, err error) {
 		meta, err := msg.Metadata()
 		if err == nil {
 			seq = meta.Sequence.Stream
@@ -219,7 +221,7 @@ func (s *Stream) SeqSince(ctx context.Context, at time.Time) (uint64, error) {
 		err = silent("its first message")
 	}
 	if err != nil {
-		return 0, fmt.Errorf("find the stream's messages since %s: %w", since, err)
+		return 0, fmt.Errorf("find messages since %s: %w", since, s.explain("read", "CONSUMER.MSG.NEXT", err))
 	}
 	return seq, nil
 }

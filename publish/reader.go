@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -144,7 +145,7 @@ const (
 // without end, and without a word, where there is none to be had.
 func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, each func(uint64, time.Time, nats.Header)) (last uint64, err error) {
 	consumer, done, err := s.consumer(ctx, jetstream.ConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, FilterSubject: filter,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, FilterSubject: filter, HeadersOnly: true,
 	})
 	if err != nil {
 		return 0, err
@@ -153,7 +154,8 @@ func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, ea
 	pending, delivered := consumer.CachedInfo().NumPending, uint64(0)
 	for pending > 0 && last < to {
 		before := delivered
-		err := s.fetch(ctx, consumer, min(fetchMost, pending, to-max(last, from-1)), func(msg *nats.Msg) (more bool, err error) {
+		most := min(fetchMost, pending, to-max(last, from-1))
+		err := s.fetch(ctx, pull{consumer: consumer, most: most}, func(msg *nats.Msg) (more bool, err error) {
 			meta, err := msg.Metadata()
 			if err != nil {
 				return false, err
@@ -175,15 +177,25 @@ func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, ea
 	return last, nil
 }
 
-// fetch calls each with the consumer's next messages, fewer than n where no more come for
-// a while, or where each wants no more. The client's own would take a message that has a
-// header Status, as anybody may publish one, for word from the server: it has no body
-// here, as no message has.
-func (s *Stream) fetch(ctx context.Context, consumer jetstream.Consumer, n uint64, each func(*nats.Msg) (more bool, err error)) error {
+// pull is one request to a consumer.
+type pull struct {
+	consumer jetstream.Consumer
+	most     uint64
+	// idle is how long a pause may be; 0 is apiTimeout.
+	idle time.Duration
+	// alive is called with every word from the server; it may be nil.
+	alive func()
+}
+
+// fetch calls each with the consumer's next messages, fewer than asked for where no more
+// come for a while, or where each wants no more. The client's own would take a message
+// that has a header Status and no body, as anybody may publish one and as a consumer of
+// headers has them all, for word from the server.
+func (s *Stream) fetch(ctx context.Context, p pull, each func(*nats.Msg) (more bool, err error)) error {
 	if !s.nc.IsConnected() {
 		return nats.ErrDisconnected
 	}
-	info := consumer.CachedInfo()
+	n, pause, info := p.most, cmp.Or(p.idle, apiTimeout), p.consumer.CachedInfo()
 	if most := info.Config.MaxRequestBatch; most > 0 {
 		n = min(n, uint64(most))
 	}
@@ -197,20 +209,23 @@ func (s *Stream) fetch(ctx context.Context, consumer jetstream.Consumer, n uint6
 	if err := s.nc.PublishRequest(s.APISubject("CONSUMER.MSG.NEXT."+s.cfg.Name+"."+info.Name), sub.Subject, request); err != nil {
 		return err
 	}
-	idle, silence := time.NewTimer(apiTimeout), time.NewTimer(2*fetchHeartbeat)
+	idle, silence := time.NewTimer(pause), time.NewTimer(2*fetchHeartbeat)
 	defer idle.Stop()
 	defer silence.Stop()
 	for got := uint64(0); got < n; {
 		select {
 		case msg := <-messages:
 			silence.Reset(2 * fetchHeartbeat)
+			if p.alive != nil {
+				p.alive()
+			}
 			if !strings.HasPrefix(msg.Reply, "$JS.ACK.") {
 				if over, err := heard(msg); over || err != nil {
 					return err
 				}
 				continue
 			}
-			idle.Reset(apiTimeout)
+			idle.Reset(pause)
 			got++
 			if more, err := each(msg); err != nil || !more {
 				return err
@@ -244,9 +259,9 @@ func heard(msg *nats.Msg) (over bool, err error) {
 	}
 }
 
-// consumer makes a consumer of headers that vanishes by itself where done cannot delete it.
+// consumer makes a consumer that vanishes by itself where done cannot delete it.
 func (s *Stream) consumer(ctx context.Context, cfg jetstream.ConsumerConfig) (consumer jetstream.Consumer, done func(), err error) {
-	cfg.HeadersOnly, cfg.AckPolicy, cfg.MemoryStorage, cfg.Replicas = true, jetstream.AckNonePolicy, true, 1
+	cfg.AckPolicy, cfg.MemoryStorage, cfg.Replicas = jetstream.AckNonePolicy, true, 1
 	cfg.InactiveThreshold = 30 * time.Second
 	creating, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()

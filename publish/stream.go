@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -184,9 +185,12 @@ func (s *Stream) newConfig() jetstream.StreamConfig {
 // explain names the request that failed and what helps.
 func (s *Stream) explain(verb, request string, err error) error {
 	subject := s.APISubject(request + "." + s.cfg.Name)
-	late := errors.Is(err, context.DeadlineExceeded)
+	late := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errSilent)
 	if denied := s.denial(subject); late && denied != nil {
 		err = denied
+	}
+	if strings.HasPrefix(request, "CONSUMER.") {
+		subject += ".>" // a consumer's name, which is another each time
 	}
 	wrapped := fmt.Errorf("%s stream %s: %w", verb, s.cfg.Name, err)
 	var api *jetstream.APIError
@@ -210,10 +214,10 @@ func (s *Stream) explain(verb, request string, err error) error {
 }
 
 // denial is why no reply came: what the server denies it says beside the
-// request. It is nil where the last denial was of something else.
+// request, on the subject or one under it. It is nil where the last denial was of something else.
 func (s *Stream) denial(subject string) error {
 	err := s.nc.LastError()
-	if denied, publishing, ok := PermissionSubject(err); ok && (!publishing || denied == subject) {
+	if denied, publishing, ok := PermissionSubject(err); ok && (!publishing || denied == subject || strings.HasPrefix(denied, subject+".")) {
 		return err
 	}
 	return nil

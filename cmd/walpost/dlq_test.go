@@ -169,9 +169,7 @@ func TestARetriedRowArrives(t *testing.T) {
 				o.walpost("migrate", "up")
 				defer o.exec(`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()`)
 				stop := o.relay()
-				o.eventually("the relay streams", func() bool {
-					return o.text(`SELECT EXISTS (SELECT FROM pg_replication_slots WHERE active AND NOT slot_name ~ '_new$' AND database = current_database())`) == "true"
-				})
+				o.untilStreaming()
 
 				table := o.table()
 				tx, err := o.conn.Begin(t.Context())

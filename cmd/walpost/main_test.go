@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -110,10 +111,17 @@ func reserve(t *testing.T) net.Listener {
 	return ln
 }
 
-// until waits: "until GET /path" for a response of 200, "until SQL STATEMENT" for a row that is 1.
+// until waits: "until GET /path" for a response of 200, "until SQL STATEMENT" for a row that is 1, "until FILE NAME TEXT"
+// for a file with a text in it.
 func until(ts *testscript.TestScript, _ bool, args []string) {
 	holds := func() bool { return querySQL(ts, args[1]) == "1\n" }
-	if args[0] == "GET" {
+	switch args[0] {
+	case "FILE":
+		holds = func() bool {
+			text, err := os.ReadFile(ts.MkAbs(args[1]))
+			return err == nil && strings.Contains(string(text), args[2])
+		}
+	case "GET":
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
 		holds = func() bool {
 			resp, err := client.Get("http://" + ts.Getenv("WALPOST_HTTP_LISTEN") + args[1])

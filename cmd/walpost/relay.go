@@ -76,3 +76,24 @@ func natsConn(n *NATSConfig) publish.ConnConfig {
 		InboxPrefix: n.InboxPrefix,
 	}
 }
+
+// openStream connects a command, under the name that the server shows, for the stream of the configuration.
+func openStream(ctx context.Context, cfg *Config, name string) (s *publish.Stream, t *publish.Template, done func(), err error) {
+	if t, err = publish.NewTemplate(cfg.NATS.Subject); err != nil {
+		return nil, nil, nil, &usageError{err}
+	}
+	conn := natsConn(&cfg.NATS)
+	conn.Name = name
+	nc, err := publish.Connect(ctx, conn)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	s, err = publish.NewStream(nc, publish.StreamConfig{
+		Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Shared: cfg.NATS.Shared, Pattern: t.Pattern(),
+	})
+	if err != nil {
+		nc.Close()
+		return nil, nil, nil, err
+	}
+	return s, t, nc.Close, nil
+}

@@ -42,7 +42,8 @@ func newRootCommand() *cobra.Command {
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRunCommand(), newMigrateCommand(), newStatusCommand(), newSlotCommand(), newRetentionCommand(), newDLQCommand(), newVerifyCommand(), newBenchCommand(), newConfigCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newMigrateCommand(), newStatusCommand(), newTailCommand(), newSlotCommand(), newDLQCommand(), newVerifyCommand(),
+		newRetentionCommand(), newBenchCommand(), newConfigCommand(), newVersionCommand())
 	return root
 }
 

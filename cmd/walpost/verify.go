@@ -15,7 +15,6 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 	"github.com/walpost/walpost/stream"
 	"github.com/walpost/walpost/verify"
@@ -120,23 +119,11 @@ func runVerify(cmd *cobra.Command, cfg *Config, since time.Duration, repair bool
 	if err != nil {
 		return nil, err
 	}
-	conn := natsConn(&cfg.NATS)
-	conn.Name = "walpost verify"
-	nc, err := publish.Connect(ctx, conn)
+	s, _, closeNATS, err := openStream(ctx, cfg, "walpost verify")
 	if err != nil {
 		return nil, err
 	}
-	defer nc.Close()
-	template, err := publish.NewTemplate(cfg.NATS.Subject)
-	if err != nil {
-		return nil, &usageError{err}
-	}
-	s, err := publish.NewStream(nc, publish.StreamConfig{
-		Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Shared: cfg.NATS.Shared, Pattern: template.Pattern(),
-	})
-	if err != nil {
-		return nil, err
-	}
+	defer closeNATS()
 	report, err := verify.Run(ctx, verify.Config{
 		Postgres: db, Slot: cfg.Postgres.Slot, Outboxes: tables, Stream: s, Source: source, Phantom: phantom,
 		Since: since, KeptFor: keptFor(cfg), Repair: repair, Skip: relay.OnPoison(cfg.Fallback.OnPoison) == relay.Skip,

@@ -1,0 +1,164 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// FollowOptions say what is followed.
+type FollowOptions struct {
+	// From is the first sequence, one behind the stream's last at most.
+	From uint64
+	// Filters are the subjects, none of which overlaps another; without any it is all.
+	Filters []string
+	// Waiting is called with the reason whenever nothing can be read, and with nil when it
+	// goes on.
+	Waiting func(error)
+}
+
+const (
+	// followMost is how many messages are asked for at once: they may have to be in memory.
+	followMost = 100
+	// followPatience is how long a stream may look gone or rolled back: a server that has
+	// just started or been elected may not know better.
+	followPatience = 5 * time.Second
+	followPause    = 250 * time.Millisecond
+)
+
+// Follow calls each with the stream's messages from a sequence on as they are stored, in
+// their order and each of them once, whatever restarts and whoever leads meanwhile. It
+// changes nothing but a consumer of its own, which needs no acknowledgements and is
+// deleted in the end, or vanishes half a minute later.
+//
+// It returns nil when ctx is done, and the error of each. What is wrong at first is an
+// error; afterwards it waits without end, except where permissions were taken away, the
+// connection is closed for good, or the stream is gone, is another one, or has lost what
+// was followed already.
+//
+// The client's ordered consumer is not used: see [Stream.fetch] and [Stream.consume].
+func (s *Stream) Follow(ctx context.Context, o FollowOptions, each func(Received) error) error {
+	f := follower{Stream: s, o: o, each: each, next: max(o.From, 1)}
+	var doubtful time.Time // since when the stream looks as it should not
+	for {
+		err := f.session(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case f.refused != nil:
+			return f.refused
+		case !f.began, errors.Is(err, nats.ErrPermissionViolation), errors.Is(err, nats.ErrConnectionClosed):
+			return err
+		case !errors.Is(err, ErrStreamNotFound) && !errors.Is(err, errNotTheStream):
+			doubtful = time.Time{}
+		case doubtful.IsZero():
+			doubtful = time.Now()
+		case time.Since(doubtful) > followPatience:
+			return err
+		}
+		if f.alive {
+			f.alive = false // it may go on at once
+			continue
+		}
+		if !s.nc.IsConnected() {
+			err = nats.ErrDisconnected
+		}
+		f.waiting = true
+		f.o.Waiting(err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(followPause):
+		}
+	}
+}
+
+// errNotTheStream: the stream is another one under the same name, or an older state of it.
+var errNotTheStream = errors.New("not the stream that was followed")
+
+type follower struct {
+	*Stream
+	o       FollowOptions
+	each    func(Received) error
+	created time.Time
+	refused error  // by each
+	next    uint64 // sequence
+	// began: some session had its consumer; alive: the last one got word from it.
+	began, alive, waiting bool
+}
+
+// session follows by one consumer, until that fails.
+func (f *follower) session(ctx context.Context) error {
+	if err := f.check(ctx); err != nil {
+		return err
+	}
+	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: f.next}
+	if len(f.o.Filters) == 1 {
+		cfg.FilterSubject = f.o.Filters[0]
+	} else {
+		cfg.FilterSubjects = f.o.Filters
+	}
+	consumer, done, err := f.consumer(ctx, cfg)
+	if err != nil {
+		return f.explain("follow", "CONSUMER.CREATE", err)
+	}
+	defer done()
+	f.began = true
+	delivered := uint64(0)
+	// A request ends by the server's word, never by a pause: what is sent to one that was
+	// given up would be lost to this consumer.
+	p := pull{consumer: consumer, most: followMost, idle: 2 * fetchTimeout, alive: f.heard}
+	for {
+		err := f.fetch(ctx, p, func(msg *nats.Msg) (more bool, err error) {
+			meta, err := msg.Metadata()
+			if err != nil {
+				return false, err
+			}
+			if delivered++; meta.Sequence.Consumer != delivered {
+				return false, silent("its message %d", delivered)
+			}
+			if f.refused = f.each(received(msg, meta)); f.refused != nil {
+				return false, f.refused
+			}
+			f.next = meta.Sequence.Stream + 1
+			return true, nil
+		})
+		if err != nil {
+			return f.explain("follow", "CONSUMER.MSG.NEXT", err)
+		}
+	}
+}
+
+// check asks whether the stream is the one that was followed.
+func (f *follower) check(ctx context.Context) error {
+	info, err := f.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if f.created.IsZero() {
+		f.created = info.Created
+	}
+	const advice = "start it again, with --since to see what came meanwhile"
+	switch {
+	case !info.Created.Equal(f.created):
+		return hint.Errorf(advice, "follow stream %s: %w: it was created at %s",
+			f.cfg.Name, errNotTheStream, info.Created.UTC().Format(time.RFC3339))
+	case info.LastSeq+1 < f.next:
+		return hint.Errorf(advice, "follow stream %s: %w: it ends at sequence %d, and %d was there already",
+			f.cfg.Name, errNotTheStream, info.LastSeq, f.next-1)
+	}
+	return nil
+}
+
+func (f *follower) heard() {
+	f.alive = true
+	if f.waiting {
+		f.waiting = false
+		f.o.Waiting(nil)
+	}
+}

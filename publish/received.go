@@ -1,0 +1,107 @@
+package publish
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// Received is a message of the stream as a consumer meets it, in either [Format]. What it
+// does not say is empty.
+type Received struct {
+	Seq     uint64
+	At      time.Time // when it was stored
+	Subject string
+	// Relayed: a relay wrote it, of whatever source. Any other writer's messages have the
+	// attributes that they give as CloudEvents do.
+	Relayed bool
+	// Row is what its message id says, where it is Relayed.
+	Row outbox.MessageID
+
+	ID, Source, Type, Time               string // of CloudEvents
+	TenantID, AggregateType, AggregateID string
+	AggregateVersion, EventVersion       string
+	Trace                                string // traceparent, or whatever trace_id was
+	// Polled: the row came from the table. Position and Commit are the headers' values.
+	Polled           bool
+	Position, Commit string
+
+	Payload []byte
+}
+
+// received keeps the message's memory.
+func received(msg *nats.Msg, meta *nats.MsgMetadata) Received {
+	m := Received{Seq: meta.Sequence.Stream, At: meta.Timestamp, Subject: msg.Subject, Payload: msg.Data}
+	m.Position, m.Commit = msg.Header.Get(PositionHeader), msg.Header.Get(CommitHeader)
+	m.Polled = msg.Header.Get(ViaHeader) == ViaPoll && m.Commit == ""
+	if !m.unwrap(msg) {
+		m.describe(msg.Header)
+	}
+	if _, err := outbox.ParsePosition(m.Position); err == nil {
+		m.Row, m.Relayed = outbox.ParseMessageID(m.Source, msg.Header.Get(nats.MsgIdHdr))
+	}
+	return m
+}
+
+// describe reads the attributes of FormatBinary.
+func (m *Received) describe(h nats.Header) {
+	read := func(id header) string { return unpercent(h.Get(headerNames[id])) }
+	m.ID, m.Source, m.Type, m.Time = read(hID), read(hSource), read(hType), read(hTime)
+	m.TenantID, m.AggregateType, m.AggregateID = read(hTenantID), read(hAggregateType), read(hAggregateID)
+	m.AggregateVersion, m.EventVersion = read(hAggregateVersion), read(hEventVersion)
+	if m.Trace = read(hTraceparent); m.Trace == "" {
+		m.Trace = read(hTraceID)
+	}
+}
+
+// unwrap reads a message of FormatCloudEvents; false is no such message.
+func (m *Received) unwrap(msg *nats.Msg) bool {
+	if !strings.HasPrefix(msg.Header.Get(headerNames[hContentType]), "application/cloudevents+json") {
+		return false
+	}
+	var e struct {
+		ID, Source, Type, Time               string
+		TenantID, AggregateType, AggregateID string
+		AggregateVersion, EventVersion       string
+		Traceparent, TraceID                 string
+		Data                                 json.RawMessage
+		Base64                               []byte `json:"data_base64"`
+	}
+	if json.Unmarshal(msg.Data, &e) != nil {
+		return false
+	}
+	m.ID, m.Source, m.Type, m.Time = e.ID, e.Source, e.Type, e.Time
+	m.TenantID, m.AggregateType, m.AggregateID = e.TenantID, e.AggregateType, e.AggregateID
+	m.AggregateVersion, m.EventVersion = e.AggregateVersion, e.EventVersion
+	if m.Trace = e.Traceparent; m.Trace == "" {
+		m.Trace = e.TraceID
+	}
+	if m.Payload = e.Data; m.Payload == nil {
+		m.Payload = e.Base64
+	}
+	return true
+}
+
+// unpercent is the inverse of appendPercent. What was not written by it stays as it is.
+func unpercent(s string) string {
+	if !strings.Contains(s, "%") {
+		return s
+	}
+	out := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		if s[i] == '%' && i+2 < len(s) {
+			high, low := strings.IndexByte(upperHex, s[i+1]), strings.IndexByte(upperHex, s[i+2])
+			if high >= 0 && low >= 0 {
+				out = append(out, byte(high<<4|low))
+				i += 2
+				continue
+			}
+		}
+		out = append(out, s[i])
+	}
+	return string(out)
+}
