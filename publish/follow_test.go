@@ -246,6 +246,26 @@ func TestFollowTakesMoreThanOneRequest(t *testing.T) {
 	}
 }
 
+// TestFollowNoticesAGap: a message that the consumer has sent and that did not arrive is
+// asked for again. Somebody else takes it here.
+func TestFollowNoticesAGap(t *testing.T) {
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	f := follow(t, r.stream, FollowOptions{From: 1})
+	f.until("it has a consumer", func() bool { return consumers(t, r.js) == 1 })
+	taken := must(r.nc.SubscribeSync(r.nc.NewInbox()))(t)
+	stream := must(r.js.Stream(t.Context(), "EVENTS"))(t)
+	for name := range stream.ConsumerNames(t.Context()).Name() {
+		must(0, r.nc.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.EVENTS."+name, taken.Subject, []byte("1")))(t)
+	}
+	for i := range 5 {
+		store(t, r.nc, "events.a", fmt.Sprint(i))
+	}
+	must(taken.NextMsg(30 * time.Second))(t)
+	f.until("it has all", func() bool { return len(f.sequences()) >= 5 })
+	f.end()
+	f.wantAll(1, 5)
+}
+
 func TestFollowEndsWithTheErrorOfEach(t *testing.T) {
 	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	store(t, r.nc, "events.a", "a")
