@@ -290,6 +290,9 @@ func TestFollowNoticesAnotherStream(t *testing.T) {
 		"made anew": {func(ctx context.Context, r *laneRig) error {
 			gone := r.js.DeleteStream(ctx, "EVENTS")
 			_, err := r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
+			for i := range 9 { // it has the sequences that the old one had
+				store(r.t, r.nc, "events.a", fmt.Sprint(i))
+			}
 			return errors.Join(gone, err)
 		}, errNotTheStream},
 	} {
