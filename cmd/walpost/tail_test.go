@@ -85,7 +85,9 @@ func TestTail(t *testing.T) {
 			o.eventually("the first", func() bool { return out.has("soon.placed") })
 			insert("soon.later", `"text"`, "2s")
 			o.eventually("the delayed one", func() bool { return out.has("soon.later") })
-			_, err := o.js.PublishMsg(t.Context(), &nats.Msg{Subject: o.stream.Name + ".soon.other", Data: []byte{0xff}})
+			_, err := o.js.PublishMsg(t.Context(), &nats.Msg{
+				Subject: o.stream.Name + ".soon.other", Header: nats.Header{"ce-type": {"soon.lost"}}, Data: []byte{0xff},
+			})
 			o.must(err)
 			o.eventually("the other writer's", func() bool { return out.has(".soon.other") })
 			stop()
@@ -132,7 +134,7 @@ func (o *office) checkObjects(lines []string) {
 			o.t.Errorf("object %s of message %+v", line, m)
 		}
 		if i == 2 {
-			if got["via"] != nil || got["type"] != nil || got["payload"] != nil || got["payload_base64"] != "/w==" {
+			if got["via"] != nil || got["type"] != "soon.lost" || got["payload"] != nil || got["payload_base64"] != "/w==" {
 				o.t.Errorf("the other writer's is %s", line)
 			}
 			continue
