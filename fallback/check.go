@@ -37,7 +37,8 @@ func CheckDirect(ctx context.Context, cfg Config) error {
 		pids = append(pids, pid)
 	}
 	if pids[0] == pids[1] || pids[0] != pids[2] {
-		return hint.Errorf(directHint, "postgres.url leads to a pooler in transaction mode: a connection has no server session of its own")
+		return hint.Coded("pg-pooler",
+			hint.Errorf(directHint, "postgres.url leads to a pooler in transaction mode: a connection has no server session of its own"))
 	}
 	return nil
 }
@@ -53,20 +54,29 @@ func backend(ctx context.Context, conn *pgx.Conn) (pid string, err error) {
 // CheckTable reads the outbox table's shape and reports what does not fit the
 // layout and the mark, and sets IDType. It changes nothing in the database.
 func (db *DB) CheckTable(ctx context.Context, t *outbox.Table) error {
+	problems, err := db.TableProblems(ctx, t)
+	if err != nil {
+		return err
+	}
+	return problems.First()
+}
+
+// TableProblems are all that [DB.CheckTable] reports the first of.
+func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (p hint.Problems, err error) {
 	var f tableFacts
-	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		f, err = readTable(ctx, conn, t)
 		return err
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for _, check := range []func(*outbox.Table) error{f.checkKind, f.checkColumns, f.checkPrivileges} {
-		if err := check(t); err != nil {
-			return err
-		}
-	}
-	return nil
+	t.IDType = f.types[t.Layout.Columns[outbox.ID]]
+	t.DueNullable = f.nullable[t.Layout.Columns[outbox.AvailableAt]]
+	f.kindProblems(t, &p)
+	f.columnProblems(t, &p)
+	f.privilegeProblems(t, &p)
+	return p, nil
 }
 
 type tableFacts struct {
@@ -86,11 +96,11 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (f tableFac
 	err = conn.QueryRow(ctx, `SELECT c.relkind::text, c.relpersistence::text, row_security_active(c.oid), current_user::text
 		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL()).Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return f, hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table", "table %s does not exist", t)
+		return f, hint.Coded("table-missing", hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table", "table %s does not exist", t))
 	}
 	if Code(err) == "42501" {
-		return f, hint.Wrap(fmt.Errorf("read table %s: %w", t, err),
-			fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url", outbox.QuoteIdent(t.Schema)))
+		return f, hint.Coded("table-schema", hint.Wrap(fmt.Errorf("read table %s: %w", t, err),
+			fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url", outbox.QuoteIdent(t.Schema))))
 	}
 	if err != nil {
 		return f, fmt.Errorf("read table %s: %w", t, err)
@@ -179,53 +189,43 @@ func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.
 	return nil
 }
 
-func (f *tableFacts) checkKind(t *outbox.Table) error {
-	switch {
-	case f.kind != "r" && f.kind != "p":
-		return hint.Errorf("name an ordinary or a partitioned table in outboxes[].table", "%s is not a table", t)
-	case f.persistence != "p":
-		return hint.Errorf(fmt.Sprintf("ALTER TABLE %s SET LOGGED", t.SQL()), "table %s is unlogged: its rows never reach the WAL", t)
-	case f.rowSecurity:
-		return hint.Errorf(fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", outbox.QuoteIdent(f.role)),
-			"row-level security on %s would hide rows from the relay", t)
-	}
-	return nil
+func (f *tableFacts) kindProblems(t *outbox.Table, p *hint.Problems) {
+	table := f.kind == "r" || f.kind == "p"
+	p.If(!table, "table-kind", hint.Errorf("name an ordinary or a partitioned table in outboxes[].table", "%s is not a table", t))
+	p.If(table && f.persistence != "p", "table-unlogged",
+		hint.Errorf(fmt.Sprintf("ALTER TABLE %s SET LOGGED", t.SQL()), "table %s is unlogged: its rows never reach the WAL", t))
+	p.If(table && f.rowSecurity, "table-row-security",
+		hint.Errorf(fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", outbox.QuoteIdent(f.role)),
+			"row-level security on %s would hide rows from the relay", t))
 }
 
-func (f *tableFacts) checkColumns(t *outbox.Table) error {
+func (f *tableFacts) columnProblems(t *outbox.Table, p *hint.Problems) {
 	var missing []string
 	for field := outbox.ID; field < outbox.NumFields; field++ {
 		column := t.Layout.Columns[field]
 		if column != "" && f.types[column] == "" {
 			missing = append(missing, called(column, field))
 		}
-		if f.generated[column] {
-			return hint.Errorf("have a trigger fill a plain column, or leave the field out of outboxes[].layout",
-				"column %s of %s is a generated one: pgoutput leaves those out", called(column, field), t)
-		}
+		p.If(f.generated[column], "table-generated-column",
+			hint.Errorf("have a trigger fill a plain column, or leave the field out of outboxes[].layout",
+				"column %s of %s is a generated one: pgoutput leaves those out", called(column, field), t))
 	}
-	if len(missing) > 0 {
-		return hint.Errorf("add the columns (`walpost migrate print` shows the canonical ones), or say in outboxes[].layout what the table calls them",
-			"table %s lacks what layout %q needs: %s", t, t.Layout.Name, strings.Join(missing, ", "))
-	}
+	p.If(len(missing) > 0, "table-columns",
+		hint.Errorf("add the columns (`walpost migrate print` shows the canonical ones), or say in outboxes[].layout what the table calls them",
+			"table %s lacks what layout %q needs: %s", t, t.Layout.Name, strings.Join(missing, ", ")))
 	for _, field := range []outbox.Field{outbox.AvailableAt, outbox.ProcessedAt} {
 		column := t.Layout.Columns[field]
-		if typ := f.types[column]; column != "" && !strings.HasPrefix(typ, "timestamp") {
-			return hint.Errorf("give the table a column of type timestamptz for it, or leave the field out of outboxes[].layout",
-				"column %s of %s has type %s, want timestamptz", called(column, field), t, typ)
-		}
+		typ := f.types[column]
+		p.If(column != "" && typ != "" && !strings.HasPrefix(typ, "timestamp"), "table-column-type",
+			hint.Errorf("give the table a column of type timestamptz for it, or leave the field out of outboxes[].layout",
+				"column %s of %s has type %s, want timestamptz", called(column, field), t, typ))
 	}
-	t.IDType = f.types[t.Layout.Columns[outbox.ID]]
-	t.DueNullable = f.nullable[t.Layout.Columns[outbox.AvailableAt]]
-	if t.Mark == outbox.MarkUpdate && !t.Layout.Has(outbox.ProcessedAt) {
-		return hint.Errorf("use outboxes[].mark: delete, or map processed_at to a timestamptz column",
-			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name)
-	}
-	if t.Mark != outbox.MarkNone && !f.idIndexed {
-		return hint.Errorf(fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s)", t.SQL(), t.Column(outbox.ID)),
-			"table %s has no index that begins with %q: every mark would scan it", t, t.Layout.Columns[outbox.ID])
-	}
-	return nil
+	p.If(t.Mark == outbox.MarkUpdate && !t.Layout.Has(outbox.ProcessedAt), "table-mark",
+		hint.Errorf("use outboxes[].mark: delete, or map processed_at to a timestamptz column",
+			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name))
+	p.If(t.Mark != outbox.MarkNone && t.IDType != "" && !f.idIndexed, "table-id-index",
+		hint.Errorf(fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s)", t.SQL(), t.Column(outbox.ID)),
+			"table %s has no index that begins with %q: every mark would scan it", t, t.Layout.Columns[outbox.ID]))
 }
 
 // called is a column's name, with the field's where they differ.
@@ -236,27 +236,27 @@ func called(column string, field outbox.Field) string {
 	return fmt.Sprintf("%q (%s)", column, field)
 }
 
-func (f *tableFacts) checkPrivileges(t *outbox.Table) error {
+func (f *tableFacts) privilegeProblems(t *outbox.Table, p *hint.Problems) {
 	role := outbox.QuoteIdent(f.role)
+	p.If(!f.dlqExists, "table-dead-letters-missing",
+		hint.Errorf(fmt.Sprintf("run `walpost migrate up` as the tables' owner; if it is there already, GRANT USAGE ON its schema TO %s and let search_path lead to it", role),
+			"table %s does not exist: rows of %s that cannot be delivered go there", DeadLetters, t))
+	lackingDLQ := f.lackingDLQ
 	if !f.dlqExists {
-		return hint.Errorf(fmt.Sprintf("run `walpost migrate up` as the tables' owner; if it is there already, GRANT USAGE ON its schema TO %s and let search_path lead to it", role),
-			"table %s does not exist: rows of %s that cannot be delivered go there", DeadLetters, t)
+		lackingDLQ = nil
 	}
 	var lacks, grants []string
 	for _, on := range []struct {
 		name, sql string
 		lacking   []string
-	}{{t.String(), t.SQL(), f.lacking}, {DeadLetters, DeadLetters, f.lackingDLQ}} {
+	}{{t.String(), t.SQL(), f.lacking}, {DeadLetters, DeadLetters, lackingDLQ}} {
 		if privileges := strings.Join(on.lacking, ", "); privileges != "" {
 			lacks = append(lacks, privileges+" on "+on.name)
 			grants = append(grants, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, on.sql, role))
 		}
 	}
-	if len(lacks) == 0 {
-		return nil
-	}
-	return hint.Errorf("as the tables' owner: "+strings.Join(grants, "; "),
-		"role %q may not relay %s: it lacks %s", f.role, t, strings.Join(lacks, ", and "))
+	p.If(len(lacks) > 0, "table-privileges", hint.Errorf("as the tables' owner: "+strings.Join(grants, "; "),
+		"role %q may not relay %s: it lacks %s", f.role, t, strings.Join(lacks, ", and ")))
 }
 
 func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -126,8 +126,10 @@ func ClassOf(err error) Class {
 
 const (
 	errAccountResources  = 10002
+	errStreamsMaximum    = 10027
 	errMessageTooLarge   = 10054
 	errStreamMismatch    = 10060
+	errSubjectsTaken     = 10065
 	errWrongLastSequence = 10071
 	errStoreFailed       = 10077
 	errHeaderTooLarge    = 10097

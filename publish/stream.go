@@ -117,9 +117,8 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 // It fails where a stream of that name exists with another configuration. Call
 // it at process start only, and only where no row is marked yet.
 func (s *Stream) Create(ctx context.Context) error {
-	if s.cfg.Pattern == ">" {
-		return hint.Errorf("begin nats.subject with a literal token, as in events.{event_type}, or create the stream yourself",
-			"create stream %s: its subject would be >, which JetStream refuses", s.cfg.Name)
+	if err := s.creatable(); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*apiTimeout) // a replicated stream elects its leader first
 	defer cancel()
@@ -128,6 +127,16 @@ func (s *Stream) Create(ctx context.Context) error {
 		return s.explain("create", "STREAM.CREATE", err)
 	}
 	return nil
+}
+
+// creatable reports an error where no server would create the stream.
+func (s *Stream) creatable() error {
+	if s.cfg.Pattern != ">" {
+		return nil
+	}
+	return hint.Coded("stream-subject-all",
+		hint.Errorf("begin nats.subject with a literal token, as in events.{event_type}, or create the stream yourself",
+			"create stream %s: its subject would be >, which JetStream refuses", s.cfg.Name))
 }
 
 // serverIs reports whether the server is of a version or a later one: it refuses
@@ -201,13 +210,16 @@ func (s *Stream) explain(verb, request string, err error) error {
 	case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse):
 		return hint.Wrap(wrapped, "the stream exists: walpost uses it as it is, and never changes it")
 	case errors.Is(err, nats.ErrNoResponders):
-		return hint.Wrap(wrapped, "nobody answers "+subject+": enable JetStream on the server and for the account, or correct nats.domain")
+		return hint.Wrap(hint.Coded("nats-no-jetstream", wrapped), "nobody answers "+subject+": enable JetStream on the server and for the account, or correct nats.domain")
 	case late && request == "STREAM.CREATE":
 		return hint.Wrap(wrapped, "no reply: let the user publish on "+subject+", or create the stream yourself")
 	case late:
 		return hint.Wrap(wrapped, "no reply: let the user publish on "+subject+" and subscribe to its inbox prefix"+
 			" (nats.inbox_prefix, else _INBOX.>), and check that the stream has a leader")
 	case errors.As(err, &api):
+		if code := int(api.ErrorCode); code == 10039 || code == 10076 {
+			wrapped = hint.Coded("nats-no-jetstream", wrapped)
+		}
 		return hint.Wrap(wrapped, apiHint(int(api.ErrorCode)))
 	}
 	return wrapped
@@ -227,11 +239,11 @@ func apiHint(code int) string {
 	switch code {
 	case 10039, 10076:
 		return "enable JetStream on the server and for the account"
-	case 10065:
+	case errSubjectsTaken:
 		return "another stream listens on these subjects: name it in nats.stream, or change nats.subject"
 	case 10005, 10074:
 		return "the cluster cannot place three replicas now: wait for its servers, or create the stream yourself"
-	case 10113, errAccountResources, 10023, 10047, 10122, 10027:
+	case 10113, errAccountResources, 10023, 10047, 10122, errStreamsMaximum:
 		return "the account's JetStream limits are in the way: raise them, or create the stream yourself with limits"
 	}
 	return ""

@@ -28,8 +28,8 @@ func (r *Relay) checkInitial(ctx context.Context, db *fallback.DB, streams, newS
 	for _, t := range r.cfg.Outboxes {
 		switch {
 		case r.cfg.Initial == "none" && !streams:
-			return hint.Errorf("mark the rows that shall not be published yourself, and leave postgres.initial out",
-				"postgres.initial none needs the WAL: only its slot tells a first start from a later one")
+			return hint.Coded("table-initial", hint.Errorf("mark the rows that shall not be published yourself, and leave postgres.initial out",
+				"postgres.initial none needs the WAL: only its slot tells a first start from a later one"))
 		case r.cfg.Initial == "none" || has || t.Mark == outbox.MarkNone: // the last is never read, and the role need not be able to
 			continue
 		}
@@ -44,8 +44,8 @@ func (r *Relay) checkInitial(ctx context.Context, db *fallback.DB, streams, newS
 		if err != nil || !first {
 			return err
 		}
-		return hint.Errorf("set postgres.initial to pending to publish them all, or to none to mark them as processed without publishing them",
-			"table %s has more than %d pending rows at this first start: postgres.initial must say what becomes of them", t, initialLimit)
+		return hint.Coded("table-initial", hint.Errorf("set postgres.initial to pending to publish them all, or to none to mark them as processed without publishing them",
+			"table %s has more than %d pending rows at this first start: postgres.initial must say what becomes of them", t, initialLimit))
 	}
 	return nil
 }

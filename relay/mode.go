@@ -115,8 +115,9 @@ var errModePoll = errors.New("mode is poll")
 func (r *Relay) mayPoll(why error) error {
 	for _, t := range r.cfg.Outboxes {
 		if t.Mark == outbox.MarkNone {
-			return hint.Errorf("let the relay stream (mode: auto or stream, wal_level = logical, a role with REPLICATION), or set mark: update or delete, which can be polled",
-				"outbox %s: mark none needs the WAL: %w", t, why)
+			return hint.Coded("table-needs-wal",
+				hint.Errorf("let the relay stream (mode: auto or stream, wal_level = logical, a role with REPLICATION), or set mark: update or delete, which can be polled",
+					"outbox %s: mark none needs the WAL: %w", t, why))
 		}
 	}
 	return nil

@@ -76,13 +76,7 @@ func (r *Relay) openDirect(ctx context.Context) (*fallback.DB, error) {
 // checkDatabase reports whether the WAL can be read, and whether the publication is
 // still to be created.
 func (r *Relay) checkDatabase(ctx context.Context, db *fallback.DB) (streams, create bool, err error) {
-	streams = r.cfg.Mode != ModePoll
-	err = stream.CheckServer(ctx, db.Conn(), r.cfg.Slot)
-	if r.cfg.Mode == ModePoll && (err == nil || errors.Is(err, stream.ErrCannotStream)) {
-		err = r.mayPoll(errModePoll)
-	} else if errors.Is(err, stream.ErrCannotStream) && r.cfg.Mode == ModeAuto {
-		streams, err = false, r.mayPoll(err)
-	}
+	streams, err = r.way(stream.CheckServer(ctx, db.Conn(), r.cfg.Slot))
 	if err != nil {
 		return false, false, err
 	}
@@ -102,24 +96,48 @@ func (r *Relay) checkDatabase(ctx context.Context, db *fallback.DB) (streams, cr
 	return true, false, err
 }
 
+// way reports how the rows are got at a server of which err is the first problem, nil
+// where it has none, and whether a start refuses it.
+func (r *Relay) way(err error) (streams bool, refused error) {
+	streams = r.cfg.Mode != ModePoll
+	if r.cfg.Mode == ModePoll && (err == nil || errors.Is(err, stream.ErrCannotStream)) {
+		return streams, r.mayPoll(errModePoll)
+	}
+	if r.cfg.Mode == ModeAuto && errors.Is(err, stream.ErrCannotStream) {
+		return false, r.mayPoll(err)
+	}
+	return streams, err
+}
+
 // sayLimits tells at the start what a table's layout and mark cannot give.
 func (r *Relay) sayLimits(t *outbox.Table) {
 	log := r.log.With(zap.Stringer("table", t))
+	if t.Mark != outbox.MarkNone && !counts(t.IDType) {
+		log = log.With(zap.String("id_type", t.IDType))
+	}
+	for _, f := range limits(t) {
+		log.Warn(f.Text)
+	}
+}
+
+// limits are what a table's layout and mark cannot give.
+func limits(t *outbox.Table) (f hint.Findings) {
 	switch {
 	case t.Mark == outbox.MarkNone:
-		log.Warn("mark none: no delayed rows, no parking, nothing to deliver from the table; a poison row goes straight into the dead letters")
+		f.Warning("table-mark-none", "", "mark none: no delayed rows, no parking, nothing to deliver from the table; a poison row goes straight into the dead letters")
 	case !t.Layout.Records():
-		log.Warn("the layout has no columns for failures: a poison row goes straight into the dead letters")
+		f.Warning("table-no-failure-columns", "", "the layout has no columns for failures: a poison row goes straight into the dead letters")
 	}
 	if t.Mark != outbox.MarkNone && !t.Layout.Dates() {
-		log.Warn("the layout notes no time: outbox_lag_seconds stays 0 for it; watch walpost_confirmed_lag_bytes")
+		f.Warning("table-no-time", "", "the layout notes no time: outbox_lag_seconds stays 0 for it; watch walpost_confirmed_lag_bytes")
 	}
 	if t.Mark != outbox.MarkNone && !counts(t.IDType) {
-		log.Warn("the ids are no numbers: rows that are delivered from the table come in no order", zap.String("id_type", t.IDType))
+		f.Warning("table-ids-unordered", "", "the ids are no numbers: rows that are delivered from the table come in no order")
 	}
 	if t.Mark == outbox.MarkDelete {
-		log.Warn("mark delete: what JetStream loses later cannot be found again in the table; have the stream on three replicas or sync always")
+		f.Warning("table-mark-delete", "", "mark delete: what JetStream loses later cannot be found again in the table; have the stream on three replicas or sync always")
 	}
+	return f
 }
 
 // counts reports whether ids of the type tell which row came first.
@@ -127,29 +145,40 @@ func counts(idType string) bool {
 	return strings.HasPrefix(idType, "numeric") || slices.Contains([]string{"smallint", "integer", "bigint"}, idType)
 }
 
-// identify learns the default source. Where the WAL can be read it takes the road
-// of every session, because the functions that know the system identifier may be
-// closed to the role.
+// identify learns the default source.
 func (r *Relay) identify(ctx context.Context, db *fallback.DB, streams bool) error {
-	var sys stream.System
-	var err error
+	sys, _, err := r.system(ctx, db, streams)
+	if err != nil {
+		return err
+	}
+	return r.nameSource(sys)
+}
+
+// system identifies the server. Where the WAL can be read it takes the road of every
+// session, because the functions that know the system identifier may be closed to the
+// role. why says what keeps the WAL from being read after all.
+func (r *Relay) system(ctx context.Context, db *fallback.DB, streams bool) (sys stream.System, why, err error) {
 	if streams {
 		sys, err = stream.Probe(ctx, r.cfg.PostgresURL, r.cfg.Slot)
 	}
 	if errors.Is(err, stream.ErrCannotStream) && r.cfg.Mode == ModeAuto {
-		streams, err = false, r.mayPoll(err)
+		streams, why, err = false, err, r.mayPoll(err)
 	}
 	if err == nil && !streams {
 		sys, err = identify(ctx, db)
 	}
-	if err != nil {
-		return err
-	}
+	return sys, why, err
+}
+
+// nameSource makes the envelope, with the default source where the configuration
+// names none.
+func (r *Relay) nameSource(sys stream.System) (err error) {
 	source := r.cfg.Source
 	if source == "" {
 		if sys.ID == "" {
-			return hint.Errorf("set source to a name of this database's own, or GRANT EXECUTE ON FUNCTION pg_control_system() TO the role",
-				"the role may not read the system identifier, which the default of source begins with")
+			return hint.Coded("pg-system-identifier",
+				hint.Errorf("set source to a name of this database's own, or GRANT EXECUTE ON FUNCTION pg_control_system() TO the role",
+					"the role may not read the system identifier, which the default of source begins with"))
 		}
 		source = DefaultSource(sys.ID, sys.Database)
 	}
@@ -165,8 +194,8 @@ func identify(ctx context.Context, db *fallback.DB) (sys stream.System, err erro
 	return sys, err
 }
 
-// checkStream connects to NATS and reports whether the stream is to be created.
-func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, err error) {
+// connect opens the connection to NATS.
+func (r *Relay) connect(ctx context.Context) (err error) {
 	conn := r.cfg.NATS
 	conn.OnError = r.onNATSError
 	conn.OnDisconnect = func(err error) {
@@ -181,12 +210,18 @@ func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, 
 	}
 	conn.OnReconnect = func() { r.log.Info("NATS connection is back") }
 	if r.nc, err = publish.Connect(ctx, conn); err != nil {
-		return false, err
-	}
-	if r.stream, err = publish.NewStream(r.nc, r.cfg.Stream); err != nil {
-		return false, err
+		return err
 	}
 	r.subjects = publish.NewSubjects(r.template)
+	r.stream, err = publish.NewStream(r.nc, r.cfg.Stream)
+	return err
+}
+
+// checkStream connects to NATS and reports whether the stream is to be created.
+func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, err error) {
+	if err := r.connect(ctx); err != nil {
+		return false, err
+	}
 	info, findings, err := r.stream.Check(ctx)
 	for _, f := range findings {
 		if !f.Refused {
@@ -206,7 +241,7 @@ func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, 
 // although rows were stored is a loss that must not be papered over.
 func (r *Relay) mayCreateStream(ctx context.Context, db *fallback.DB, missing error) error {
 	if !r.cfg.CreateStream {
-		return hint.Wrap(missing, "create the stream, or allow it with nats.create_stream: true")
+		return hint.Coded("stream-missing", hint.Wrap(missing, "create the stream, or allow it with nats.create_stream: true"))
 	}
 	const advice = "restore the stream, or check nats.url, nats.stream and the account; to begin with an empty stream on purpose, create it yourself"
 	slot, err := db.HasSlot(ctx)
@@ -219,11 +254,11 @@ func (r *Relay) mayCreateStream(ctx context.Context, db *fallback.DB, missing er
 			return err
 		}
 		if marked {
-			return hint.Wrap(fmt.Errorf("%w, but %s has rows that are marked as stored in it", missing, t), advice)
+			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but %s has rows that are marked as stored in it", missing, t), advice))
 		}
 		if slot && t.Mark != outbox.MarkUpdate {
 			// Such rows leave no mark; a slot says that a relay was here before.
-			return hint.Wrap(fmt.Errorf("%w, but slot %q exists: rows of %s may be stored in it", missing, r.cfg.Slot, t), advice)
+			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but slot %q exists: rows of %s may be stored in it", missing, r.cfg.Slot, t), advice))
 		}
 	}
 	return nil

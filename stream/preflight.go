@@ -21,11 +21,20 @@ var ErrNoFreeSlot = errors.New("no replication slot is free")
 // CheckServer reports why the server of the connection cannot be read, which is
 // ErrCannotStream where only the WAL cannot. It changes nothing.
 func CheckServer(ctx context.Context, conn *pgx.Conn, slot string) error {
-	f, err := readServer(ctx, conn, slot)
+	problems, err := ServerProblems(ctx, conn, slot)
 	if err != nil {
 		return err
 	}
-	return f.check(slot)
+	return problems.First()
+}
+
+// ServerProblems are all that [CheckServer] reports the first of.
+func ServerProblems(ctx context.Context, conn *pgx.Conn, slot string) (hint.Problems, error) {
+	f, err := readServer(ctx, conn, slot)
+	if err != nil {
+		return nil, err
+	}
+	return f.problems(slot), nil
 }
 
 // Probe opens a replication connection, as every session does, and looks at the
@@ -86,29 +95,27 @@ func readServer(ctx context.Context, conn *pgx.Conn, slot string) (f serverFacts
 	return f, nil
 }
 
-func (f serverFacts) check(slot string) error {
-	switch {
-	case f.version < 140000:
-		return hint.Errorf("upgrade: 14 is the oldest version that walpost reads", "PostgreSQL %d is too old", f.version/10000)
-	case f.inRecovery:
-		return hint.Errorf("point postgres.url at the primary, for example with target_session_attrs=read-write and several hosts",
-			"the server is a standby")
-	case f.encoding != "UTF8" && f.encoding != "SQL_ASCII":
-		return hint.Errorf("move the database to ENCODING 'UTF8'", "the database's encoding is %s, want UTF8: a row's content hash is taken over UTF-8", f.encoding)
-	case uint64(f.hash) != outbox.HashText([]byte(hashProbe), 1):
-		return hint.Errorf("this server (big-endian?) cannot be read by walpost yet: please report it",
-			"the server computes hashtextextended differently")
-	case f.walLevel != "logical":
-		return hint.Errorf("ALTER SYSTEM SET wal_level = logical, then restart the server; without it mode: auto polls the table",
-			"%w: wal_level is %q, streaming needs \"logical\"", ErrCannotStream, f.walLevel)
-	case !f.mayReplicate:
-		return hint.Errorf(fmt.Sprintf("ALTER ROLE %s REPLICATION (RDS: GRANT rds_replication TO %[1]s); without it mode: auto polls the table", outbox.QuoteIdent(f.role)),
-			"%w: role %q may not replicate", ErrCannotStream, f.role)
-	case f.maxSenders == 0:
-		return hint.Errorf("raise max_wal_senders (needs a restart); without it mode: auto polls the table", "%w: max_wal_senders is 0", ErrCannotStream)
-	case !f.slotExists && f.slots+2 > f.maxSlots:
-		return hint.Errorf("raise max_replication_slots (needs a restart) or drop a slot that nobody needs: a relay takes one, and a second one while it makes it",
-			"%w for %q: others have %d of %d", ErrNoFreeSlot, slot, f.slots, f.maxSlots)
-	}
-	return nil
+func (f serverFacts) problems(slot string) (p hint.Problems) {
+	p.If(f.version < 140000, "pg-version",
+		hint.Errorf("upgrade: 14 is the oldest version that walpost reads", "PostgreSQL %d is too old", f.version/10000))
+	p.If(f.inRecovery, "pg-standby",
+		hint.Errorf("point postgres.url at the primary, for example with target_session_attrs=read-write and several hosts",
+			"the server is a standby"))
+	p.If(f.encoding != "UTF8" && f.encoding != "SQL_ASCII", "pg-encoding",
+		hint.Errorf("move the database to ENCODING 'UTF8'", "the database's encoding is %s, want UTF8: a row's content hash is taken over UTF-8", f.encoding))
+	p.If(uint64(f.hash) != outbox.HashText([]byte(hashProbe), 1), "pg-hash",
+		hint.Errorf("this server (big-endian?) cannot be read by walpost yet: please report it",
+			"the server computes hashtextextended differently"))
+	p.If(f.walLevel != "logical", "pg-wal-level",
+		hint.Errorf("ALTER SYSTEM SET wal_level = logical, then restart the server; without it mode: auto polls the table",
+			"%w: wal_level is %q, streaming needs \"logical\"", ErrCannotStream, f.walLevel))
+	p.If(!f.mayReplicate, "pg-role-replication",
+		hint.Errorf(fmt.Sprintf("ALTER ROLE %s REPLICATION (RDS: GRANT rds_replication TO %[1]s); without it mode: auto polls the table", outbox.QuoteIdent(f.role)),
+			"%w: role %q may not replicate", ErrCannotStream, f.role))
+	p.If(f.maxSenders == 0, "pg-max-wal-senders",
+		hint.Errorf("raise max_wal_senders (needs a restart); without it mode: auto polls the table", "%w: max_wal_senders is 0", ErrCannotStream))
+	p.If(!f.slotExists && f.slots+2 > f.maxSlots, "pg-no-free-slot",
+		hint.Errorf("raise max_replication_slots (needs a restart) or drop a slot that nobody needs: a relay takes one, and a second one while it makes it",
+			"%w for %q: others have %d of %d", ErrNoFreeSlot, slot, f.slots, f.maxSlots))
+	return p
 }

@@ -28,21 +28,30 @@ var ErrNoPublication = errors.New("publication does not exist")
 // CheckPublication reports what is wrong with an existing publication. It
 // returns ErrNoPublication where there is none, and changes nothing.
 func CheckPublication(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) error {
-	missing, err := missingTables(ctx, conn, name, tables)
+	problems, err := PublicationProblems(ctx, conn, name, tables)
 	if err != nil {
 		return err
 	}
-	if len(missing) > 0 {
-		return hint.Errorf("run `walpost migrate up` as the tables' owner, or: "+addTablesSQL(name, missing),
-			"publication %q does not publish %s", name, missing[0])
+	return problems.First()
+}
+
+// PublicationProblems are all that [CheckPublication] reports the first of.
+func PublicationProblems(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (hint.Problems, error) {
+	missing, problems, err := missingTables(ctx, conn, name, tables)
+	if err == nil && len(missing) > 0 {
+		problems.If(true, "publication-tables", hint.Errorf("run `walpost migrate up` as the tables' owner, or: "+addTablesSQL(name, missing),
+			"publication %q does not publish %s", name, missing[0]))
 	}
-	return nil
+	return problems, err
 }
 
 // EnsurePublication creates the publication, or adds the tables that it lacks.
 // It never drops anything. It returns the statement that it ran, or "".
 func EnsurePublication(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (string, error) {
-	missing, err := missingTables(ctx, conn, name, tables)
+	missing, problems, err := missingTables(ctx, conn, name, tables)
+	if err == nil {
+		err = problems.First()
+	}
 	var sql string
 	switch {
 	case errors.Is(err, ErrNoPublication):
@@ -71,7 +80,8 @@ func EnsurePublication(ctx context.Context, conn *pgx.Conn, name string, tables 
 func mayFilter(conn *pgx.Conn, tables []*outbox.Table) error {
 	for _, t := range tables {
 		if !t.Shard.All() && serverVersion(conn.PgConn()) < 15 {
-			return hint.Errorf("leave shard out, or upgrade to 15 or newer", "shard %s: publications filter no rows before PostgreSQL 15", t.Shard)
+			return hint.Coded("publication-no-filters",
+				hint.Errorf("leave shard out, or upgrade to 15 or newer", "shard %s: publications filter no rows before PostgreSQL 15", t.Shard))
 		}
 	}
 	return nil
@@ -101,87 +111,84 @@ var casts = regexp.MustCompile(`::[a-z]+|[()\s"]`)
 
 func plainFilter(s string) string { return casts.ReplaceAllString(strings.ToLower(s), "") }
 
-func missingTables(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) ([]*outbox.Table, error) {
+// missingTables are those that the publication lacks, and what else is wrong with it.
+func missingTables(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (missing []*outbox.Table, p hint.Problems, err error) {
 	var inserts, viaRoot bool
-	err := conn.QueryRow(ctx, `SELECT pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1`, name).Scan(&inserts, &viaRoot)
+	err = conn.QueryRow(ctx, `SELECT pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1`, name).Scan(&inserts, &viaRoot)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, fmt.Errorf("publication %q: %w", name, ErrNoPublication)
+		return nil, nil, fmt.Errorf("publication %q: %w", name, ErrNoPublication)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read publication %q: %w", name, err)
+		return nil, nil, fmt.Errorf("read publication %q: %w", name, err)
 	}
-	if !inserts {
-		return nil, hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name)),
-			"publication %q does not publish inserts", name)
-	}
+	p.If(!inserts, "publication-inserts", hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name)),
+		"publication %q does not publish inserts", name))
 	if err := mayFilter(conn, tables); err != nil {
-		return nil, err
+		return nil, append(p, err), nil
 	}
-	var missing []*outbox.Table
 	for _, t := range tables {
-		published, err := checkMember(ctx, conn, name, t, viaRoot)
+		published, wrong, err := checkMember(ctx, conn, name, t, viaRoot)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if !published {
+		p = append(p, wrong...)
+		if !published && len(wrong) == 0 {
 			missing = append(missing, t)
 		}
 	}
-	return missing, nil
+	return missing, p, nil
 }
 
-// checkMember reports whether the publication has the table, and errors where
-// it has it in a way that would hide rows or columns.
-func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (bool, error) {
+// checkMember reports whether the publication has the table, and whether it has it
+// in a way that would hide rows or columns.
+func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (published bool, p hint.Problems, err error) {
 	// Row filters and column lists came with 15; to_jsonb hides their absence.
 	var filter *string
 	var columns []string
-	err := conn.QueryRow(ctx, `SELECT to_jsonb(p) ->> 'rowfilter',
+	err = conn.QueryRow(ctx, `SELECT to_jsonb(p) ->> 'rowfilter',
 			coalesce((SELECT array_agg(x) FROM jsonb_array_elements_text(nullif(to_jsonb(p) -> 'attnames', 'null')) x), '{}')
 		FROM pg_publication_tables p WHERE pubname = $1 AND schemaname = $2 AND tablename = $3`,
 		name, t.Schema, t.Name).Scan(&filter, &columns)
 	if errors.Is(err, pgx.ErrNoRows) {
 		// A partitioned table that is published by its leaves' names is listed by them.
-		return false, viaRootError(ctx, conn, name, t, viaRoot)
+		p, err = viaRootProblem(ctx, conn, name, t, viaRoot)
+		return false, p, err
 	}
 	if err != nil {
-		return false, fmt.Errorf("read publication %q: %w", name, err)
+		return false, nil, fmt.Errorf("read publication %q: %w", name, err)
 	}
 	recreate := fmt.Sprintf("BEGIN; ALTER PUBLICATION %[1]s DROP TABLE %[2]s; %[3]s; COMMIT",
 		outbox.QuoteIdent(name), t.SQL(), addTablesSQL(name, []*outbox.Table{t}))
 	apart := "give each shard a slot, a publication and a stream of its own, or, while nothing is pending and the slot has nothing left to bring: " + recreate
 	switch want := t.ShardSQL(""); {
 	case want == "" && filter != nil:
-		return false, hint.Errorf(recreate, "publication %q filters the rows of %s: %s", name, t, *filter)
+		p.If(true, "publication-filter", hint.Errorf(recreate, "publication %q filters the rows of %s: %s", name, t, *filter))
 	case want != "" && filter == nil:
-		return false, hint.Errorf(apart, "publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard)
+		p.If(true, "publication-filter", hint.Errorf(apart, "publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard))
 	case want != "" && !sameFilter(*filter, want):
-		return false, hint.Errorf(apart,
-			"publication %q publishes other rows of %s than those of shard %s: %s", name, t, t.Shard, *filter)
+		p.If(true, "publication-filter", hint.Errorf(apart,
+			"publication %q publishes other rows of %s than those of shard %s: %s", name, t, t.Shard, *filter))
 	}
 	for f := outbox.ID; f < outbox.NumFields; f++ {
-		if len(columns) > 0 && t.Layout.Has(f) && !slices.Contains(columns, t.Layout.Columns[f]) {
-			return false, hint.Errorf(recreate, "publication %q leaves out column %q of %s", name, t.Layout.Columns[f], t)
-		}
+		p.If(len(columns) > 0 && t.Layout.Has(f) && !slices.Contains(columns, t.Layout.Columns[f]), "publication-columns",
+			hint.Errorf(recreate, "publication %q leaves out column %q of %s", name, t.Layout.Columns[f], t))
 	}
-	return true, nil
+	return true, p, nil
 }
 
-func viaRootError(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) error {
+func viaRootProblem(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (p hint.Problems, err error) {
 	if viaRoot {
-		return nil
+		return nil, nil
 	}
 	var leaf bool
-	err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_publication_tables p JOIN pg_partition_tree(to_regclass($2)) t
+	err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_publication_tables p JOIN pg_partition_tree(to_regclass($2)) t
 		ON t.relid = to_regclass(format('%I.%I', p.schemaname, p.tablename)) WHERE p.pubname = $1)`, name, t.SQL()).Scan(&leaf)
 	if err != nil {
-		return fmt.Errorf("read publication %q: %w", name, err)
+		return nil, fmt.Errorf("read publication %q: %w", name, err)
 	}
-	if leaf {
-		return hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
-			"publication %q publishes the partitions of %s under their own names", name, t)
-	}
-	return nil
+	p.If(leaf, "publication-partitions", hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
+		"publication %q publishes the partitions of %s under their own names", name, t))
+	return p, nil
 }
 
 // MayCreatePublication reports why this role could not create the publication.
@@ -195,8 +202,8 @@ func MayCreatePublication(ctx context.Context, conn *pgx.Conn, name string, tabl
 			return fmt.Errorf("check privileges on %s: %w", t, err)
 		}
 		if !may {
-			return hint.Errorf("run `walpost migrate up` as the table's owner with CREATE on the database, or: "+PublicationSQL(name, tables),
-				"publication %q does not exist, and this role may not create it", name)
+			return hint.Coded("publication-missing", hint.Errorf("run `walpost migrate up` as the table's owner with CREATE on the database, or: "+PublicationSQL(name, tables),
+				"publication %q does not exist, and this role may not create it", name))
 		}
 	}
 	return nil

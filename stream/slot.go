@@ -61,12 +61,12 @@ func (s *Slot) check(temporary bool, database string) error {
 	const other = "choose another postgres.slot, or drop this one if nobody needs it: SELECT pg_drop_replication_slot('%s')"
 	switch {
 	case s.Plugin == "":
-		return hint.Errorf(fmt.Sprintf(other, s.Name), "slot %q is a physical one, want a logical one of pgoutput", s.Name)
+		return hint.Coded("slot-foreign", hint.Errorf(fmt.Sprintf(other, s.Name), "slot %q is a physical one, want a logical one of pgoutput", s.Name))
 	case s.Database != database:
-		return hint.Errorf("choose another postgres.slot: a slot's name is unique in the whole server",
-			"slot %q belongs to database %q, want %q", s.Name, s.Database, database)
+		return hint.Coded("slot-foreign", hint.Errorf("choose another postgres.slot: a slot's name is unique in the whole server",
+			"slot %q belongs to database %q, want %q", s.Name, s.Database, database))
 	case temporary:
-		return hint.Errorf("choose another postgres.slot", "slot %q is a temporary one of another session", s.Name)
+		return hint.Coded("slot-foreign", hint.Errorf("choose another postgres.slot", "slot %q is a temporary one of another session", s.Name))
 	case s.Plugin != "pgoutput":
 		return fmt.Errorf("slot %q: %w: its plugin is %q, want pgoutput", s.Name, ErrSlotLost, s.Plugin)
 	case s.WALStatus == "lost":

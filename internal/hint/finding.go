@@ -1,0 +1,101 @@
+package hint
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Coded gives an error a stable name, for programs: kebab-case, as in "table-missing". Its text stays as it is. A nil err
+// stays nil.
+func Coded(code string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &coded{err: err, code: code}
+}
+
+// coded is an error with a name. Nobody branches on it, they ask CodeOf.
+type coded struct {
+	err  error
+	code string
+}
+
+func (e *coded) Error() string { return e.err.Error() }
+func (e *coded) Unwrap() error { return e.err }
+
+// CodeOf returns the outermost code found in err's tree, or "".
+func CodeOf(err error) string {
+	var c *coded
+	if errors.As(err, &c) {
+		return c.code
+	}
+	return ""
+}
+
+// Problems are what a start refuses, in the order in which it meets them: it stops at the first, `walpost doctor` tells all.
+type Problems []error
+
+// If adds err, with its code, where bad holds.
+func (p *Problems) If(bad bool, code string, err error) {
+	if bad {
+		*p = append(*p, Coded(code, err))
+	}
+}
+
+// First is what a start ends with, nil where nothing is wrong.
+func (p Problems) First() error {
+	if len(p) == 0 {
+		return nil
+	}
+	return p[0]
+}
+
+// Level says what a finding means.
+type Level string
+
+const (
+	// Error: a start would refuse, nothing would be delivered, or events could be lost.
+	Error Level = "error"
+	// Warn: it works, and an operator should know.
+	Warn Level = "warn"
+	// Info is how things are.
+	Info Level = "info"
+)
+
+// Finding is something about the servers that an operator should know.
+type Finding struct {
+	Level Level  `json:"level"`
+	Code  string `json:"code"` // stable
+	Text  string `json:"text"` // what is the case
+	Fix   string `json:"fix"`  // what to do about it, "" where there is nothing to be done
+}
+
+// Findings gathers them, in the order in which they are found.
+type Findings []Finding
+
+// Fault adds a finding of level Error.
+func (f *Findings) Fault(code, fix, format string, args ...any) {
+	*f = append(*f, Finding{Error, code, fmt.Sprintf(format, args...), fix})
+}
+
+// Warning adds a finding of level Warn.
+func (f *Findings) Warning(code, fix, format string, args ...any) {
+	*f = append(*f, Finding{Warn, code, fmt.Sprintf(format, args...), fix})
+}
+
+// Note adds a finding of level Info.
+func (f *Findings) Note(code, fix, format string, args ...any) {
+	*f = append(*f, Finding{Info, code, fmt.Sprintf(format, args...), fix})
+}
+
+// Failed adds an error under its own code, or under otherwise where it has none. nil adds nothing.
+func (f *Findings) Failed(level Level, otherwise string, err error) {
+	if err == nil {
+		return
+	}
+	code := CodeOf(err)
+	if code == "" {
+		code = otherwise
+	}
+	*f = append(*f, Finding{level, code, err.Error(), Of(err)})
+}
