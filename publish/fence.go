@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/walpost/walpost/internal/hint"
 )
@@ -134,10 +131,7 @@ func (s *Stream) askRefused(ctx context.Context, subject string, fresh bool) (la
 	if !s.asking.begin(subject, fresh, cancel) {
 		return 0, denied
 	}
-	reply, err := s.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: subject, Header: nats.Header{
-		nats.ExpectedStreamHdr:  {s.cfg.Name},
-		nats.ExpectedLastSeqHdr: {strconv.FormatInt(math.MaxInt64, 10)},
-	}})
+	reply, err := s.nc.RequestMsgWithContext(ctx, s.refused(subject))
 	if s.asking.end() {
 		return 0, denied
 	}

@@ -1,0 +1,123 @@
+package fallback
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// LockHeld reports whether a relay of this slot is at work: somebody holds the lock.
+func (db *DB) LockHeld(ctx context.Context) (held bool, err error) {
+	err = db.row(ctx, []any{&held}, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		AND (classid::bigint << 32) | objid::bigint = hashtextextended('walpost/' || $1, 0))`, db.slot)
+	if err != nil {
+		return false, fmt.Errorf("look for a relay at work: %w", err)
+	}
+	return held, nil
+}
+
+// ClockDifference is how far the server's clock is ahead of this machine's, and how far
+// that may be wrong: half the time that the quickest of some answers took.
+func (db *DB) ClockDifference(ctx context.Context) (ahead, give time.Duration, err error) {
+	give = time.Hour
+	for range 5 {
+		began := time.Now()
+		now, err := db.Now(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		if half := time.Since(began) / 2; half < give {
+			ahead, give = now.Sub(began.Add(half)), half
+		}
+	}
+	return ahead, give, nil
+}
+
+// index is one that the canonical table comes with.
+type index struct {
+	columns []outbox.Field
+	// where are its conditions; a whole index does as well where whole is set.
+	where   []condition
+	whole   bool
+	without string // what happens without it
+}
+
+type condition struct {
+	field outbox.Field
+	is    string
+}
+
+var (
+	pending = condition{outbox.ProcessedAt, " IS NULL"}
+	indexes = []index{
+		{[]outbox.Field{outbox.ID}, []condition{pending}, false, "every search for pending rows reads through the delivered ones"},
+		{[]outbox.Field{outbox.AvailableAt, outbox.ID}, []condition{pending}, false, "every search for due rows reads all pending ones"},
+		{[]outbox.Field{outbox.ProcessedAt}, []condition{{outbox.ProcessedAt, " IS NOT NULL"}}, true, "nothing is archived, and a start that looks for lost rows reads the whole table"},
+		{
+			[]outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID, outbox.ID},
+			[]condition{pending, {outbox.LastError, " IS NOT NULL"}},
+			false, "every look for held aggregates reads all pending rows",
+		},
+	}
+)
+
+func (x index) on(t *outbox.Table) string {
+	columns := make([]string, len(x.columns))
+	for i, c := range x.columns {
+		columns[i] = t.Column(c)
+	}
+	return strings.Join(columns, ", ")
+}
+
+func (x index) predicate(t *outbox.Table) string {
+	parts := make([]string, len(x.where))
+	for i, c := range x.where {
+		parts[i] = t.Column(c.field) + c.is
+	}
+	return strings.Join(parts, " AND ")
+}
+
+// is reports whether an index of the table, as columns and predicate, serves as well.
+func (x index) is(t *outbox.Table, columns, predicate string) bool {
+	return strings.HasPrefix(columns+",", plain.Replace(x.on(t))+",") &&
+		(predicate == plain.Replace(x.predicate(t)) || x.whole && predicate == "")
+}
+
+// plain takes from a condition what the server adds to it.
+var plain = strings.NewReplacer("(", "", ")", "", `"`, "")
+
+// IndexFindings names the indexes that a table of the canonical layout with mark update
+// comes with and that this one lacks.
+func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f hint.Findings, err error) {
+	if t.Layout.Name != outbox.Canonical().Name || t.Mark != outbox.MarkUpdate {
+		return nil, nil
+	}
+	type found struct{ Columns, Predicate string }
+	var have []found
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		rows, _ := conn.Query(ctx, `SELECT coalesce((SELECT string_agg(a.attname, ', ' ORDER BY k.n) FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, n)
+				JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum), ''), coalesce(pg_get_expr(i.indpred, i.indrelid), '')
+			FROM pg_index i WHERE i.indrelid = to_regclass($1) AND i.indisvalid`, t.SQL())
+		have, err = pgx.CollectRows(rows, pgx.RowToStructByPos[found])
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read indexes of %s: %w", t, err)
+	}
+	for _, x := range indexes {
+		serves := func(i found) bool { return x.is(t, i.Columns, plain.Replace(i.Predicate)) }
+		if !slices.ContainsFunc(have, serves) {
+			f.Warning("table-index", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s", t.SQL(), x.on(t), x.predicate(t)),
+				"table %s has no index on (%s) where %s: %s", t, plain.Replace(x.on(t)), plain.Replace(x.predicate(t)), x.without)
+		}
+	}
+	return f, nil
+}

@@ -1,0 +1,164 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// tooSmall is a max_payload that leaves less than 64 KiB to a row's payload, where the
+// headers are as large as they may be.
+const tooSmall = 2 * maxHeader
+
+// Examine tells what the server lets the relay do with the stream, nil where there is
+// none yet. It changes nothing: what it sends to find out JetStream has to refuse, and
+// each question has a time limit of 5 s.
+func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f hint.Findings) {
+	f.Note("nats-server", "", "nats-server %s, max_payload %d bytes", s.nc.ConnectedServerVersion(), s.nc.MaxPayload())
+	if most := s.nc.MaxPayload(); most < tooSmall {
+		f.Warning("nats-max-payload", "raise max_payload of the server", "max_payload is %d bytes, and a message's headers may have %d: larger rows are parked", most, maxHeader)
+	}
+	if !s.serverIs(2, 14, 0) && s.cfg.Batching == BatchAuto && !s.cfg.Shared {
+		f.Note("nats-no-fast-batches", "upgrade nats-server to 2.14 or newer", "nats-server %s takes no fast batches", s.nc.ConnectedServerVersion())
+	}
+	denied, err := s.deniedRequests(ctx, info)
+	f.Failed(hint.Error, "nats-unreachable", err)
+	if len(denied) > 0 {
+		f.Fault("nats-api-denied", "let the user publish on "+strings.Join(denied, ", "), "the user may not publish on %s: nothing can be read back from the stream", strings.Join(denied, ", "))
+	}
+	subject := meet(s.cfg.Pattern, s.cfg.Pattern)
+	if info != nil {
+		subject = s.fenceSubject(info)
+	}
+	if subject == "" {
+		return f // the stream listens on none of them
+	}
+	may, err := s.mayPublish(ctx, s.refused(subject))
+	f.Failed(hint.Error, "nats-unreachable", err)
+	if err == nil && !may {
+		f.Warning("nats-publish-denied", fmt.Sprintf("let the user publish on %s", s.cfg.Pattern),
+			"the user may not publish on %s: rows whose subjects are denied are parked, and become dead letters", subject)
+	}
+	return f
+}
+
+// deniedRequests are the subjects of the API that a session needs and that the server
+// denies. None of the requests does anything: they name another stream, no message, or
+// a consumer that does not exist.
+func (s *Stream) deniedRequests(ctx context.Context, info *StreamInfo) (denied []string, err error) {
+	if info == nil {
+		return nil, nil
+	}
+	const nobody = "walpost-doctor"
+	for _, request := range []struct{ subject, body string }{
+		{"STREAM.MSG.GET." + s.cfg.Name, `{"seq":0}`},
+		{"CONSUMER.CREATE." + s.cfg.Name + "." + nobody, `{"stream_name":"","config":{}}`},
+		{"CONSUMER.MSG.NEXT." + s.cfg.Name + "." + nobody, `{"batch":1,"no_wait":true}`},
+		{"CONSUMER.DELETE." + s.cfg.Name + "." + nobody, ``},
+	} {
+		subject := s.APISubject(request.subject)
+		may, err := s.mayPublish(ctx, &nats.Msg{Subject: subject, Reply: s.nc.NewInbox(), Data: []byte(request.body)})
+		if err != nil {
+			return nil, err
+		}
+		if !may {
+			denied = append(denied, subject)
+		}
+	}
+	return denied, nil
+}
+
+// mayPublish sends a message and reports whether the server lets it pass. On one
+// connection the refusal comes before the answer to a ping that follows.
+func (s *Stream) mayPublish(ctx context.Context, m *nats.Msg) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	err := s.nc.PublishMsg(m)
+	if err == nil {
+		err = s.nc.FlushWithContext(ctx)
+	}
+	if err != nil {
+		return false, fmt.Errorf("ask for the permission to publish on %s: %w", m.Subject, err)
+	}
+	denied, publishing, ok := PermissionSubject(s.nc.LastError())
+	return !ok || !publishing || denied != m.Subject, nil
+}
+
+// refused is a message that JetStream refuses for its expectation, and never stores.
+func (s *Stream) refused(subject string) *nats.Msg {
+	return &nats.Msg{Subject: subject, Header: nats.Header{
+		nats.ExpectedStreamHdr:  {s.cfg.Name},
+		nats.ExpectedLastSeqHdr: {strconv.FormatInt(math.MaxInt64, 10)},
+	}}
+}
+
+// MayCreate reports what would keep [Stream.Create] from creating the stream, as far
+// as it can be known before. It changes nothing.
+func (s *Stream) MayCreate(ctx context.Context) error {
+	if err := s.creatable(); err != nil {
+		return err
+	}
+	subject := s.APISubject("STREAM.CREATE." + s.cfg.Name)
+	// A stream without the name that the subject has is refused before anything is done.
+	may, err := s.mayPublish(ctx, &nats.Msg{Subject: subject, Reply: s.nc.NewInbox(), Data: []byte(`{"name":""}`)})
+	if err != nil {
+		return err
+	}
+	if !may {
+		return hint.Coded("stream-create-denied", hint.Errorf("let the user publish on "+subject+", or create the stream yourself",
+			"create stream %s: the user may not publish on %s", s.cfg.Name, subject))
+	}
+	if err := s.subjectsFree(ctx); err != nil {
+		return err
+	}
+	return s.accountTakesOne(ctx)
+}
+
+// accountTakesOne reports an account that has as many streams as it may have, where the
+// user may ask for it.
+func (s *Stream) accountTakesOne(ctx context.Context) error {
+	may, err := s.mayPublish(ctx, &nats.Msg{Subject: s.APISubject("INFO"), Reply: s.nc.NewInbox()})
+	if err != nil || !may {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	account, err := s.js.AccountInfo(ctx)
+	if err != nil {
+		return fmt.Errorf("ask for the account's limits: %w", err)
+	}
+	if most := account.Limits.MaxStreams; most > 0 && account.Streams >= most {
+		return hint.Coded("stream-account-full", hint.Errorf(apiHint(errStreamsMaximum),
+			"create stream %s: the account has %d of %d streams", s.cfg.Name, account.Streams, most))
+	}
+	return nil
+}
+
+// subjectsFree reports another stream that listens on the subjects, where the user may
+// ask for it.
+func (s *Stream) subjectsFree(ctx context.Context) error {
+	names := s.APISubject("STREAM.NAMES")
+	may, err := s.mayPublish(ctx, &nats.Msg{Subject: names, Reply: s.nc.NewInbox(), Data: []byte(`{}`)})
+	if err != nil || !may {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	name, err := s.js.StreamNameBySubject(ctx, s.cfg.Pattern)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for other streams on %s: %w", s.cfg.Pattern, err)
+	}
+	return hint.Coded("stream-subjects-taken", hint.Errorf(apiHint(errSubjectsTaken),
+		"create stream %s: stream %s listens on %s or some of it", s.cfg.Name, name, s.cfg.Pattern))
+}

@@ -1,0 +1,308 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// Examine makes every check of a start, and more, on both servers, and reports what it
+// finds instead of ending at the first. A start would be refused where a finding has
+// the level [hint.Error]; the reverse does not hold. Errors come first. It changes nothing, takes no lock,
+// and may run beside a relay. It is for a Relay of its own, which is not run.
+//
+// Questions have time limits: a PostgreSQL host 10 s for a connection and the server
+// 30 s for a statement, JetStream 5 s.
+func (r *Relay) Examine(ctx context.Context) hint.Findings {
+	r.giveUp = func(error) {}
+	x := &examination{Relay: r}
+	x.postgres(ctx)
+	if x.db != nil {
+		defer x.db.Close()
+	}
+	x.nats(ctx)
+	if r.nc != nil {
+		defer r.nc.Close()
+	}
+	if x.db != nil && r.nc != nil {
+		x.seam(ctx)
+	}
+	return inOrder(x.Findings)
+}
+
+// inOrder has the errors first, and nothing twice: two checks may fail alike.
+func inOrder(found hint.Findings) hint.Findings {
+	levels := []hint.Level{hint.Error, hint.Warn, hint.Info}
+	slices.SortStableFunc(found, func(a, b hint.Finding) int { return slices.Index(levels, a.Level) - slices.Index(levels, b.Level) })
+	var all hint.Findings
+	for _, f := range found {
+		if !slices.ContainsFunc(all, func(g hint.Finding) bool { return g.Code == f.Code && g.Text == f.Text }) {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+type examination struct {
+	hint.Findings
+	*Relay
+
+	db      *fallback.DB // nil where PostgreSQL cannot be asked
+	streams bool         // the WAL would be read
+	standby bool
+	held    bool            // a relay is at work
+	tables  []*outbox.Table // those that are as they should be
+	creates bool            // the stream is to be made
+	named   bool            // the envelope is there
+	stored  bool            // the stream is there
+}
+
+func (x *examination) postgres(ctx context.Context) {
+	db, err := x.openDirect(ctx)
+	if err != nil {
+		x.Failed(hint.Error, "pg-unreachable", err)
+		return
+	}
+	x.db = db
+	if x.held, err = db.LockHeld(ctx); err != nil {
+		x.Failed(hint.Error, "pg-unreachable", err)
+	}
+	problems, err := stream.ServerProblems(ctx, db.Conn(), x.cfg.Slot)
+	if err != nil {
+		x.Failed(hint.Error, "pg-unreachable", err)
+		return
+	}
+	x.server(problems)
+	x.describe(ctx)
+	x.outboxes(ctx)
+	x.replication(ctx)
+	x.settings(ctx)
+	x.clocks(ctx)
+}
+
+// server tells what way makes of each problem. What only streaming needs is none where
+// the tables are polled, unless it comes first.
+func (x *examination) server(problems hint.Problems) {
+	var refused error
+	x.streams, refused = x.way(problems.First())
+	for i, p := range problems {
+		cannot := errors.Is(p, stream.ErrCannotStream)
+		switch {
+		case i == 0 && refused != nil:
+			x.Failed(hint.Error, "pg-unreachable", refused)
+		case cannot && x.cfg.Mode == ModePoll:
+		case cannot && x.cfg.Mode == ModeAuto, errors.Is(p, stream.ErrNoFreeSlot) && !x.streams:
+			x.Failed(hint.Warn, "pg-unreachable", p)
+		default:
+			x.Failed(hint.Error, "pg-unreachable", p)
+		}
+	}
+	for _, p := range problems {
+		x.streams = x.streams && !errors.Is(p, stream.ErrCannotStream) // else what needs it has no answer
+		x.standby = x.standby || hint.CodeOf(p) == "pg-standby"
+	}
+}
+
+// outboxes looks at the tables, and keeps those that are as they should be.
+func (x *examination) outboxes(ctx context.Context) {
+	for _, t := range x.cfg.Outboxes {
+		problems, err := x.db.TableProblems(ctx, t)
+		if err != nil {
+			x.Failed(hint.Error, "table-unreadable", err)
+			continue
+		}
+		for _, p := range problems {
+			x.Failed(hint.Error, "table-unreadable", p)
+		}
+		if t.IDType != "" {
+			for _, f := range limits(t) {
+				f.Text = fmt.Sprintf("outbox %s: %s", t, f.Text)
+				x.Findings = append(x.Findings, f)
+			}
+		}
+		if len(problems) == 0 {
+			x.tables = append(x.tables, t)
+			x.rows(ctx, t)
+		}
+	}
+	if len(x.tables) > 0 {
+		x.deadLetters(ctx)
+	}
+}
+
+// rows looks at a table's indexes and at what is pending in it.
+func (x *examination) rows(ctx context.Context, t *outbox.Table) {
+	found, err := x.db.IndexFindings(ctx, t)
+	x.Findings = append(x.Findings, found...)
+	x.Failed(hint.Warn, "table-unreadable", err)
+	if t.Mark == outbox.MarkNone {
+		return
+	}
+	n, err := x.db.PendingCount(ctx, t, initialLimit+1)
+	x.Failed(hint.Warn, "table-unreadable", err)
+	if n > 0 {
+		x.Note("table-pending", "", "outbox %s: %s pending", t, atMost(n, initialLimit, "row is", "rows are"))
+	}
+}
+
+// letterLimit is where counting dead letters ends.
+const letterLimit = 100_000
+
+func (x *examination) deadLetters(ctx context.Context) {
+	n, err := x.db.DeadLetterCount(ctx, letterLimit+1)
+	x.Failed(hint.Warn, "table-unreadable", err)
+	if n > 0 {
+		x.Warning("table-dead-letters", "`walpost dlq list` shows them; retry them when their cause is gone, or discard them",
+			"%s in %s", atMost(n, letterLimit, "dead letter is", "dead letters are"), fallback.DeadLetters)
+	}
+}
+
+func atMost(n, limit int, one, many string) string {
+	switch {
+	case n == 1:
+		return "1 " + one
+	case n > limit:
+		return fmt.Sprintf("more than %d %s", limit, many)
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// replication asks as a session would, and for the publication where rows would be streamed.
+func (x *examination) replication(ctx context.Context) {
+	if x.standby {
+		return // it cannot answer
+	}
+	if x.streams {
+		x.publication(ctx)
+	}
+	sys, why, err := x.system(ctx, x.db, x.streams)
+	if why != nil {
+		x.streams = false
+	}
+	x.Failed(hint.Warn, "pg-replication-connection", why)
+	x.Failed(hint.Error, "pg-replication-connection", err)
+	if err == nil {
+		err = x.nameSource(sys)
+		x.Failed(hint.Error, "pg-system-identifier", err)
+		x.named = err == nil
+	}
+}
+
+// describe comes before there is a replication connection of its own.
+func (x *examination) describe(ctx context.Context) {
+	found, err := stream.DescribeServer(ctx, x.db.Conn(), x.streams && !x.held)
+	x.Findings = append(x.Findings, found...)
+	x.Failed(hint.Error, "pg-unreachable", err)
+}
+
+func (x *examination) settings(ctx context.Context) {
+	if !x.streams || x.standby {
+		return
+	}
+	found, err := stream.Examine(ctx, x.db.Conn(), stream.Examination{
+		Slot: x.cfg.Slot, Publication: x.cfg.Publication, Tables: x.cfg.Outboxes, MaxRetainedWAL: x.cfg.MaxRetainedWAL, Held: x.held,
+	})
+	x.Findings = append(x.Findings, found...)
+	x.Failed(hint.Error, "pg-unreachable", err)
+}
+
+func (x *examination) publication(ctx context.Context) {
+	problems, err := stream.PublicationProblems(ctx, x.db.Conn(), x.cfg.Publication, x.cfg.Outboxes)
+	if errors.Is(err, stream.ErrNoPublication) {
+		if !x.whole() {
+			return // what the tables lack comes first
+		}
+		if err = stream.MayCreatePublication(ctx, x.db.Conn(), x.cfg.Publication, x.tables); err == nil {
+			x.Note("publication-missing", "", "publication %q does not exist: a start creates it", x.cfg.Publication)
+		}
+	}
+	x.Failed(hint.Error, "pg-unreachable", err)
+	for _, p := range problems {
+		if x.whole() || hint.CodeOf(p) != "publication-columns" { // it cannot have columns that a table lacks
+			x.Failed(hint.Error, "pg-unreachable", p)
+		}
+	}
+}
+
+func (x *examination) clocks(ctx context.Context) {
+	ahead, give, err := x.db.ClockDifference(ctx)
+	if err != nil {
+		x.Failed(hint.Error, "pg-unreachable", err)
+		return
+	}
+	is := "ahead of"
+	if ahead < 0 {
+		ahead, is = -ahead, "behind"
+	}
+	if ahead <= give {
+		x.Note("pg-clock", "", "PostgreSQL's clock and this machine's agree (give or take %s)", give.Round(time.Microsecond))
+		return
+	}
+	x.Note("pg-clock", "", "PostgreSQL's clock is %s %s this machine's (give or take %s): walpost_commit_to_ack_seconds is off by that",
+		ahead.Round(time.Microsecond), is, give.Round(time.Microsecond))
+}
+
+func (x *examination) nats(ctx context.Context) {
+	if err := x.connect(ctx); err != nil {
+		if x.nc != nil {
+			x.nc.Close()
+			x.nc = nil
+		}
+		x.Failed(hint.Error, "nats-unreachable", err)
+		return
+	}
+	info, found, err := x.Relay.stream.Check(ctx)
+	for _, f := range found {
+		level := hint.Warn
+		if f.Refused {
+			level = hint.Error
+		}
+		x.Findings = append(x.Findings, hint.Finding{Level: level, Code: f.Code, Text: "stream " + x.cfg.Stream.Name + ": " + f.Text, Fix: f.Fix})
+	}
+	x.stored = info != nil
+	switch {
+	case errors.Is(err, publish.ErrStreamNotFound):
+		x.missing(ctx, err)
+	case err != nil && len(found) == 0:
+		x.Failed(hint.Error, "stream-unreadable", err)
+		return
+	}
+	x.Findings = append(x.Findings, x.Relay.stream.Examine(ctx, info)...)
+}
+
+// missing judges a stream that does not exist.
+func (x *examination) missing(ctx context.Context, missing error) {
+	if x.cfg.CreateStream && !x.whole() {
+		x.Failed(hint.Warn, "stream-missing", missing) // the tables know whether it may be created
+		return
+	}
+	if err := x.mayCreateStream(ctx, x.db, missing); err != nil {
+		x.Failed(hint.Error, "table-unreadable", err)
+		return
+	}
+	if err := x.Relay.stream.MayCreate(ctx); err != nil {
+		x.Failed(hint.Error, "stream-unreadable", err)
+		return
+	}
+	x.creates = true
+	x.Note("stream-missing", "", "stream %s does not exist: a start creates it", x.cfg.Stream.Name)
+}
+
+// whole reports whether all tables are as they should be.
+func (x *examination) whole() bool { return x.db != nil && len(x.tables) == len(x.cfg.Outboxes) }
+
+// seam is what both servers decide together.
+func (x *examination) seam(ctx context.Context) {
+	if !x.whole() || !x.named || !x.creates && !x.stored {
+		return
+	}
+	x.Failed(hint.Error, "table-unreadable", x.checkInitial(ctx, x.db, x.streams, x.creates))
+}
