@@ -55,7 +55,10 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	printError(stderr, err)
+	var silent *silentError
+	if !errors.As(err, &silent) {
+		printError(stderr, err)
+	}
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return exitUsage
@@ -67,6 +70,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
+
+// silentError ends a command with exit code 1 whose output has said everything.
+type silentError struct{ error }
 
 // printError writes one "error:" line, and a "hint:" line where there is one, for each of the errors that were joined.
 func printError(w io.Writer, err error) {

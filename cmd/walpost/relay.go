@@ -28,11 +28,21 @@ func (s service) Status() any { return s.Relay.Status() }
 
 // newRelay translates the configuration for the relay package. It does no I/O. onStored may be nil.
 func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer, onStored func(time.Duration)) (relayService, error) {
-	tables, err := cfg.Tables()
+	config, err := relayConfig(cfg)
 	if err != nil {
 		return nil, err
 	}
-	r, err := relay.New(relay.Config{
+	config.OnStored = onStored
+	r, err := relay.New(config, log, registry)
+	if err != nil {
+		return nil, &usageError{err} // New does no I/O: what it refuses is the configuration
+	}
+	return service{r}, nil
+}
+
+func relayConfig(cfg *Config) (relay.Config, error) {
+	tables, err := cfg.Tables()
+	return relay.Config{
 		PostgresURL: cfg.Postgres.URL,
 		Slot:        cfg.Postgres.Slot,
 		Publication: cfg.Postgres.Publication,
@@ -61,12 +71,7 @@ func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer, onSt
 		Retry:            fallback.Retry{Backoff: cfg.Fallback.Backoff, MaxAttempts: cfg.Fallback.MaxAttempts},
 		OnPoison:         relay.OnPoison(cfg.Fallback.OnPoison),
 		Retention:        relay.Retention(cfg.Retention),
-		OnStored:         onStored,
-	}, log, registry)
-	if err != nil {
-		return nil, &usageError{err} // New does no I/O: what it refuses is the configuration
-	}
-	return service{r}, nil
+	}, err
 }
 
 func natsConn(n *NATSConfig) publish.ConnConfig {

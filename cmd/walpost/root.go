@@ -22,6 +22,7 @@ A first start:
     walpost config example > walpost.yaml     then change what differs from the defaults
     walpost config check                      shows what is in force, and where each value came from
     walpost migrate up                        as the owner of the tables
+    walpost doctor                            tells everything that would be in the way
     walpost run
 
 The configuration is read from --config FILE (walpost.yaml where there is one), environment variables and flags; a flag goes
@@ -42,8 +43,8 @@ func newRootCommand() *cobra.Command {
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRunCommand(), newMigrateCommand(), newStatusCommand(), newTailCommand(), newSlotCommand(), newDLQCommand(), newVerifyCommand(),
-		newRetentionCommand(), newBenchCommand(), newConfigCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newMigrateCommand(), newDoctorCommand(), newStatusCommand(), newTailCommand(), newSlotCommand(), newDLQCommand(),
+		newVerifyCommand(), newRetentionCommand(), newBenchCommand(), newConfigCommand(), newVersionCommand())
 	return root
 }
 

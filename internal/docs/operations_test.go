@@ -2,6 +2,8 @@ package docs
 
 import (
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -32,6 +34,39 @@ func TestOperationsTellsWhatIsWrongWithAStream(t *testing.T) {
 	for verdict, codes := range documented {
 		t.Errorf("%s says %q of %q, which is no verdict", file, verdict, codes)
 	}
+}
+
+// TestOperationsTellsWhatDoctorFinds compares the codes and their levels.
+func TestOperationsTellsWhatDoctorFinds(t *testing.T) {
+	const file = "docs/OPERATIONS.md"
+	var documented, coded []string
+	levels := map[string]string{}
+	for _, row := range rows(section(t, file, "## Doctor")) {
+		documented = append(documented, row[0])
+		levels[row[0]] = row[1]
+	}
+	found := map[string][]string{}
+	for _, dir := range []string{"stream", "fallback", "publish", "relay"} {
+		for level, all := range map[string][]string{
+			"error": append(arguments(t, dir, 1, "If"), arguments(t, dir, 0, "Coded", "Fault")...),
+			"warn":  arguments(t, dir, 0, "Warning"), "info": arguments(t, dir, 0, "Note"), "": arguments(t, dir, 1, "Failed"),
+		} {
+			for _, code := range all {
+				if !slices.Contains(found[code], level) {
+					found[code] = append(found[code], level)
+				}
+			}
+		}
+	}
+	for code, with := range found {
+		coded = append(coded, code)
+		for _, level := range with {
+			if !strings.Contains(levels[code], level) {
+				t.Errorf("%s says that %s is %q, the code says %q", file, code, levels[code], level)
+			}
+		}
+	}
+	same(t, file, documented, coded)
 }
 
 // TestOperationsTellsWhyRowsAreParked compares the classes of a row's own

@@ -39,6 +39,8 @@ accounts {
 			{user: app, password: secret}
 			{user: noinfo, password: secret, permissions: {publish: {deny: "$JS.API.STREAM.INFO.>"}}}
 			{user: nocreate, password: secret, permissions: {publish: {deny: "$JS.API.STREAM.CREATE.>"}}}
+			{user: noread, password: secret, permissions: {publish: {deny: ["$JS.API.STREAM.MSG.GET.>", "$JS.API.CONSUMER.>"]}}}
+			{user: nopublish, password: secret, permissions: {publish: {deny: "nopublish.>"}}}
 			{user: noinbox, password: secret, permissions: {subscribe: {deny: "_INBOX.>"}}}
 		]
 	}

@@ -22,6 +22,8 @@ type badStart struct {
 	// sql makes it wrong in a database of its own, as the superuser. Without it
 	// the case shares a database.
 	sql string
+	// then is done after it, each statement in a transaction of its own.
+	then []string
 	// stream exists, under the case's name where it has none.
 	stream *jetstream.StreamConfig
 	// user is the role that the relay connects as, the superuser where it is "".
@@ -51,6 +53,9 @@ func (c *badStart) arrange(s *site) {
 	s.t.Helper()
 	if c.sql != "" {
 		s.newDB(c.name, c.sql)
+	}
+	for _, sql := range c.then {
+		s.must(s.pg.Exec(s.t.Context(), c.database(), sql))
 	}
 	if c.stream == nil {
 		return
@@ -99,6 +104,8 @@ type outcome struct {
 	err            error
 	after          time.Duration
 	stdout, stderr bytes.Buffer
+	// doctor is what `walpost doctor --json` said about the same.
+	doctor diagnosis
 	// left is what is set in a pooler's session afterwards. It is asked for at
 	// once: what the relay sets ends the session when nobody uses it.
 	left    []string
@@ -107,14 +114,17 @@ type outcome struct {
 
 // start runs the program in dir until it ends.
 func (c *badStart) start(ctx context.Context, s *site, dir string) (o outcome) {
-	ctx, cancel := context.WithTimeout(ctx, promptly)
+	ctx, cancel := context.WithTimeout(ctx, 2*promptly)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, s.program, "run")
+	starting, stop := context.WithTimeout(ctx, promptly)
+	defer stop()
+	cmd := exec.CommandContext(starting, s.program, "run")
 	cmd.Dir, cmd.Env = dir, c.environment(s)
 	cmd.Stdout, cmd.Stderr = &o.stdout, &o.stderr
 	began := time.Now()
 	o.err = cmd.Run()
 	o.after = time.Since(began)
+	o.doctor = diagnose(ctx, s, dir, c.environment(s))
 	if c.pooler != "" {
 		o.left, o.leftErr = pooled(ctx, c.pooler)
 	}
@@ -137,13 +147,11 @@ func (c *badStart) judge(t *testing.T, s *site, o outcome) {
 	if o.left != nil || o.leftErr != nil {
 		t.Errorf("the pooler's session has been changed: %q, %v", o.left, o.leftErr)
 	}
-	got := strings.NewReplacer(s.names...).Replace(spoken(o.stderr.String()))
-	for _, v := range varying {
-		got = v.of.ReplaceAllString(got, v.is)
-	}
+	got := vary(strings.NewReplacer(s.names...).Replace(spoken(o.stderr.String())))
 	if want := wanted(t, c.name); got != want {
 		t.Errorf("standard error says\n%s\nwant\n%s\nand the log\n%s", got, want, &o.stderr)
 	}
+	c.agree(t, o, exit)
 }
 
 // varying is what no start knows before.

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/relay"
+)
+
+const doctorHelp = `Makes every check of a start, and more, on PostgreSQL and NATS, and tells everything it finds: a start stops at the first. It
+changes nothing, takes no lock, and may run before a relay or beside one, with the relay's configuration.
+
+  error   a start would refuse, nothing would be delivered, or events could be lost
+  warn    it works, and you should know
+  info    how things are
+
+Exit code 1 where there is an error, else 0; 2 for wrong usage or configuration. docs/OPERATIONS.md lists the codes, which are
+stable.
+
+--json prints one object: "findings", the errors first, each with "level", "code", "text" and "fix" ("" where nothing is to be done).
+
+To learn what the NATS user may do, it sends JetStream requests that name nothing, and, on a subject of the stream, an empty message
+that JetStream refuses and never stores: plain subscribers of that subject see it. A server that does not answer is given up after
+some seconds.`
+
+func newDoctorCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "doctor", Short: "Check both servers and what is between them", Long: doctorHelp, Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			found, err := examine(cmd.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			return tellFindings(cmd.OutOrStdout(), found, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the findings as JSON")
+	addConfigFlags(cmd)
+	return cmd
+}
+
+func examine(ctx context.Context, cfg *Config) (hint.Findings, error) {
+	config, err := relayConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	config.NATS.Name = "walpost doctor"
+	r, err := relay.New(config, zap.NewNop(), prometheus.NewRegistry())
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	found := r.Examine(ctx)
+	return found, ctx.Err()
+}
+
+// errFaults ends the command with exit code 1: what was found says the rest.
+var errFaults = errors.New("the relay would not work as it should")
+
+func tellFindings(w io.Writer, found hint.Findings, asJSON bool) error {
+	number := map[hint.Level]int{}
+	for _, f := range found {
+		number[f.Level]++
+	}
+	if err := printFindings(w, found, number, asJSON); err != nil {
+		return err
+	}
+	if number[hint.Error] > 0 {
+		return &silentError{errFaults}
+	}
+	return nil
+}
+
+func printFindings(w io.Writer, found hint.Findings, number map[hint.Level]int, asJSON bool) error {
+	if asJSON {
+		for i := range found {
+			found[i].Text, found[i].Fix = oneLine(found[i].Text), oneLine(found[i].Fix)
+		}
+		return printJSON(w, map[string]any{"findings": append(hint.Findings{}, found...)})
+	}
+	for _, f := range found {
+		fmt.Fprintf(w, "%-5s  %s: %s\n", f.Level, f.Code, escape(oneLine(f.Text)))
+		if f.Fix != "" {
+			fmt.Fprintf(w, "       fix: %s\n", escape(oneLine(f.Fix)))
+		}
+	}
+	_, err := fmt.Fprintln(w, tally(number))
+	return err
+}
+
+func tally(number map[hint.Level]int) string {
+	var parts []string
+	if n := number[hint.Error]; n > 0 {
+		parts = append(parts, count(n, "error"))
+	}
+	if n := number[hint.Warn]; n > 0 {
+		parts = append(parts, count(n, "warning"))
+	}
+	if len(parts) == 0 {
+		return "all is well"
+	}
+	return strings.Join(parts, ", ")
+}
