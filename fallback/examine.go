@@ -13,17 +13,6 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// LockHeld reports whether a relay of this slot is at work: somebody holds the lock.
-func (db *DB) LockHeld(ctx context.Context) (held bool, err error) {
-	err = db.row(ctx, []any{&held}, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
-		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-		AND (classid::bigint << 32) | objid::bigint = hashtextextended('walpost/' || $1, 0))`, db.slot)
-	if err != nil {
-		return false, fmt.Errorf("look for a relay at work: %w", err)
-	}
-	return held, nil
-}
-
 // ClockDifference is how far the server's clock is ahead of this machine's, and how far
 // that may be wrong: half the time that the quickest of some answers took.
 func (db *DB) ClockDifference(ctx context.Context) (ahead, give time.Duration, err error) {

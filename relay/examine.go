@@ -72,9 +72,9 @@ func (x *examination) postgres(ctx context.Context) {
 		return
 	}
 	x.db = db
-	if x.held, err = db.LockHeld(ctx); err != nil {
-		x.Failed(hint.Error, "pg-unreachable", err)
-	}
+	holder, err := db.LockHolder(ctx)
+	x.Failed(hint.Error, "pg-unreachable", err)
+	x.held = holder != nil
 	problems, err := stream.ServerProblems(ctx, db.Conn(), x.cfg.Slot)
 	if err != nil {
 		x.Failed(hint.Error, "pg-unreachable", err)

@@ -274,7 +274,8 @@ func (s *site) inUse() {
 	relay, err := testenv.StartProgram(cmd, filepath.Join(cmd.Dir, "log"))
 	s.must(err)
 	s.connected("used", func(conn *pgx.Conn) {
-		s.until(conn, `SELECT EXISTS (SELECT FROM pg_stat_replication WHERE state = 'streaming')`, filepath.Join(cmd.Dir, "log"))
+		s.until(conn, `SELECT EXISTS (SELECT FROM pg_replication_slots s JOIN pg_stat_replication r ON r.pid = s.active_pid
+			WHERE slot_name = 'used' AND application_name = 'walpost')`, filepath.Join(cmd.Dir, "log"))
 	})
 	d := s.finds(used, "warn stream-one-replica, info slot-active") // its slot moves by itself
 	if d.errors() > 0 || d.exitCode() != 0 {
