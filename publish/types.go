@@ -73,11 +73,12 @@ func (t *Template) filter(one string) (filter string, ok bool) {
 	before, _, told := strings.Cut(t.text, placeholder)
 	begin, open := strings.CutSuffix(one, "*")
 	text := strings.ReplaceAll(t.text, placeholder, begin)
+	whole := begin
 	if open {
 		begin = begin[:strings.LastIndexByte(begin, '.')+1] // whole tokens
-		text = before + begin
+		text, whole = before+begin, strings.TrimSuffix(begin, ".")
 	}
-	if !told || begin != "" && !validTokens([]byte(strings.TrimSuffix(begin, "."))) {
+	if !told || begin != "" && !validTokens([]byte(whole)) {
 		return "", false
 	}
 	tokens := strings.Split(text, ".")

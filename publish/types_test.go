@@ -90,6 +90,7 @@ func FuzzFilters(f *testing.F) {
 		f.Add(template, "order.placed", "order.*", "7")
 		f.Add(template, "order.placed.x", "ord*", "*")
 		f.Add(template, "a", "*", ".")
+		f.Add(template, "order.placed.x", "ord.", "*")
 	}
 	f.Fuzz(func(t *testing.T, text, eventType, pattern, other string) {
 		template, err := NewTemplate(text)
