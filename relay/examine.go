@@ -15,9 +15,9 @@ import (
 )
 
 // Examine makes every check of a start, and more, on both servers, and reports what it
-// finds instead of ending at the first. A start would be refused where a finding has
-// the level [hint.Error]; the reverse does not hold. Errors come first. It changes nothing, takes no lock,
-// and may run beside a relay. It is for a Relay of its own, which is not run.
+// finds instead of ending at the first, errors before the rest. What a start would refuse
+// has the level [hint.Error], and so has what would only fail later. It changes nothing,
+// takes no lock, and may run beside a relay. It is for a Relay of its own, which is not run.
 //
 // Questions have time limits: a PostgreSQL host 10 s for a connection and the server
 // 30 s for a statement, JetStream 5 s.
