@@ -5,6 +5,11 @@
 -- relay   the role (walpost); it needs LOGIN REPLICATION besides, from a superuser
 -- mark    outboxes[].mark: update, delete or none (update)
 -- outbox  the table, of the canonical layout (outbox_messages)
+-- producer  a role that writes events, if it is to have its grant here, too
+
+-- Others who may create objects in a schema of the relay's search_path could have triggers of the outbox call theirs. A new
+-- cluster of PostgreSQL 15 or newer has it so; it takes the schema's owner, and is only a warning for others.
+REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 
 \if :{?relay}
 \else
@@ -35,3 +40,9 @@ DO $$ BEGIN RAISE EXCEPTION 'mark is update, delete or none'; END $$;
 GRANT SELECT, INSERT ON outbox_messages_dlq TO :"relay";
 -- For walpost verify.
 GRANT SELECT ON outbox_messages_archive TO :"relay";
+\if :{?producer}
+-- Column by column: a row that is inserted as processed is not delivered, and looks lost to a later start.
+GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id)
+	ON :outbox TO :"producer";
+\else
+\endif

@@ -21,7 +21,7 @@ securityContext:
 {{/* What every container has; secret has the URL of its role. */}}
 {{- define "walpost.container" -}}
 name: walpost
-image: {{ printf "%s:%s" .Values.image.repository .Values.image.tag | quote }}
+image: {{ empty .Values.image.digest | ternary (printf "%s:%s" .Values.image.repository .Values.image.tag) (printf "%s@%s" .Values.image.repository .Values.image.digest) | quote }}
 env:
   - name: WALPOST_POSTGRES_URL
     valueFrom:
