@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 )
 
 const (
@@ -117,7 +118,7 @@ func (b *bench) jetStream(options ...jetstream.JetStreamOpt) (jetstream.JetStrea
 }
 
 func (b *bench) createDatabase(ctx context.Context) error {
-	conn, err := pgx.Connect(ctx, b.PostgresURL)
+	conn, err := pg.Connect(ctx, pg.Config{URL: b.PostgresURL})
 	if err != nil {
 		return err
 	}
@@ -152,7 +153,7 @@ func (b *bench) remove(ctx context.Context) error {
 	defer cancel()
 	var errs []error
 	errs = append(errs, b.deleteStreams(ctx))
-	conn, err := pgx.Connect(ctx, b.PostgresURL)
+	conn, err := pg.Connect(ctx, pg.Config{URL: b.PostgresURL})
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -174,7 +175,9 @@ func (b *bench) identify(ctx context.Context) error {
 	return conn.QueryRow(ctx, "SHOW server_version").Scan(&b.report.PostgreSQL)
 }
 
-func (b *bench) connect(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, b.url) }
+func (b *bench) connect(ctx context.Context) (*pgx.Conn, error) {
+	return pg.Connect(ctx, pg.Config{URL: b.url})
+}
 
 func (b *bench) exec(ctx context.Context, statements ...string) error {
 	conn, err := b.connect(ctx)
@@ -209,7 +212,7 @@ func fillSQL(rows, perTx, payload int) string {
 	return fmt.Sprintf(`DO $$
 		BEGIN
 			FOR i IN 1 .. %d BY %d LOOP
-				INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+				INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
 				SELECT 'bench', g %% 1000, '%s', jsonb_build_object('n', g, 'pad', '%s')
 				FROM generate_series(i, least(i + %d - 1, %d)) g;
 				COMMIT;
@@ -272,7 +275,7 @@ func (b *bench) settled(ctx context.Context, mark string, ended func() error) er
 		if time.Since(begun) > patience {
 			return fmt.Errorf("the relay has stored every row, and some are not marked after %s", patience)
 		}
-		if err := conn.QueryRow(ctx, `SELECT count(*)::int FROM (SELECT FROM outbox_messages WHERE processed_at IS NULL LIMIT 1) x`).Scan(&left); err != nil {
+		if err := conn.QueryRow(ctx, `SELECT count(*)::int FROM (SELECT FROM public.outbox_messages WHERE processed_at IS NULL LIMIT 1) x`).Scan(&left); err != nil {
 			return err
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {

@@ -78,7 +78,7 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	}
 	statements := []string{
 		`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()`,
-		`TRUNCATE outbox_messages, outbox_messages_dlq`,
+		`TRUNCATE public.outbox_messages, public.outbox_messages_dlq`,
 		`DO $$ DECLARE p name; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$`,
 	}
 	for _, part := range set.parts() {

@@ -117,7 +117,7 @@ func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits
 				if c != nil {
 					number = i
 				}
-				_, errs[w] = conn.Exec(ctx, `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+				_, errs[w] = conn.Exec(ctx, `INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
 					VALUES ('bench', $1, '`+event+`', jsonb_build_object('n', $2::int, 'pad', $3::text))`, i%1000, number, pad)
 				if errs[w] != nil {
 					return

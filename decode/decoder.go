@@ -20,6 +20,10 @@ const (
 	Begin
 	// Row is an INSERT into an outbox table.
 	Row
+	// Misfit is an INSERT into an outbox table that lacks a column of the layout.
+	Misfit
+	// Altered describes an outbox table otherwise than an earlier message did.
+	Altered
 	// Commit ends the transaction.
 	Commit
 )
@@ -32,6 +36,10 @@ func (k Kind) String() string {
 		return "begin"
 	case Row:
 		return "row"
+	case Misfit:
+		return "misfit"
+	case Altered:
+		return "altered"
 	case Commit:
 		return "commit"
 	}
@@ -41,8 +49,10 @@ func (k Kind) String() string {
 // Message is one decoded pgoutput message.
 type Message struct {
 	Kind Kind
-	// Event is the row of a Row, nil otherwise.
+	// Event is the row of a Row, and of a Misfit what there is of one; nil otherwise.
 	Event *outbox.Event
+	// Lacks says what is missing in a Misfit, nil otherwise.
+	Lacks *Lack
 	// Commit is the LSN of the commit record, in Begin and Commit.
 	Commit outbox.LSN
 	// End is the end of the commit record, in Commit: the LSN to confirm once
@@ -53,6 +63,19 @@ type Message struct {
 	XID        uint32
 }
 
+// Lack is why a row makes no event, and all the columns that it has.
+type Lack struct {
+	Reason  error
+	Columns []Column
+	Omitted []string // the names of those whose values are too long, and were not kept
+}
+
+// Column is a column as the WAL has it; a nil Value is NULL.
+type Column struct {
+	Name  string
+	Value []byte
+}
+
 // Decoder reads the messages of one replication session in their order. It is
 // not safe for concurrent use.
 type Decoder struct {
@@ -61,6 +84,8 @@ type Decoder struct {
 	// relation that is not ours, of which nothing else is kept. The walsender
 	// keeps a larger entry for each of them.
 	relations map[uint32]*relation
+	// described is the newest description of each of our tables.
+	described map[*outbox.Table]string
 	// last saves the look-up for the rows that follow each other.
 	last   *relation
 	lastID uint32
@@ -75,13 +100,14 @@ type Decoder struct {
 
 // New returns a decoder that sees the given tables and no others.
 func New(tables []*outbox.Table) *Decoder {
-	return &Decoder{tables: tables, relations: make(map[uint32]*relation)}
+	return &Decoder{tables: tables, relations: make(map[uint32]*relation), described: make(map[*outbox.Table]string)}
 }
 
 // Reset makes the decoder ready for a new session: it forgets the relations
 // and the open transaction.
 func (d *Decoder) Reset() {
 	clear(d.relations)
+	clear(d.described)
 	d.last, d.lastID, d.open, d.text = nil, 0, false, nil
 	d.cursor = cursor{}
 	d.event = outbox.Event{}
@@ -97,6 +123,8 @@ func (d *Decoder) Decode(data []byte) (Message, error) {
 	if data[0] == 'I' { // almost every message of a lagging slot
 		ours, err := d.insert(data[1:])
 		switch {
+		case err == errMisfit:
+			return d.misfit(data)
 		case err != nil:
 			return Message{}, fmt.Errorf("decode INSERT: %w", err)
 		case ours:

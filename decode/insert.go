@@ -29,6 +29,12 @@ func (d *Decoder) insert(p []byte) (bool, error) {
 		return false, err
 	}
 	d.event.N++
+	if r != nil && r.missing != nil {
+		if err := d.row(r, n, p[7:]); err != nil {
+			return false, fmt.Errorf("table %s: %w", r.table, err)
+		}
+		return false, errMisfit
+	}
 	if r == nil {
 		c := cursor{rest: p[5:]}
 		c.tuple()
@@ -53,10 +59,9 @@ func (d *Decoder) find(id uint32) (*relation, error) {
 	if r == nil {
 		return nil, nil
 	}
-	if r.missing != nil {
-		return nil, r.missing
+	if d.last, d.lastID = r, id; r.missing != nil {
+		d.last = nil // the next row makes its table the event's again
 	}
-	d.last, d.lastID = r, id
 	// A row writes every mapped field; what another layout maps is left behind
 	// unless it is cleared here.
 	d.event.Table = r.table
@@ -68,6 +73,9 @@ func (d *Decoder) find(id uint32) (*relation, error) {
 func (d *Decoder) row(r *relation, n int, p []byte) error {
 	if n != len(r.columns) {
 		return fmt.Errorf("%d columns, but %d were described", n, len(r.columns))
+	}
+	if d.event.Omitted != nil {
+		d.event.Omitted = nil
 	}
 	d.text = d.text[:0]
 	if cap(d.text) > keepText {
@@ -97,6 +105,32 @@ func (d *Decoder) row(r *relation, n int, p []byte) error {
 	return nil
 }
 
+// errMisfit means that an INSERT was read whose relation lacks a column.
+var errMisfit = errors.New("misfit")
+
+// misfit reads such an INSERT again: all its columns, by their names.
+func (d *Decoder) misfit(data []byte) (Message, error) {
+	c := cursor{rest: data[1:]}
+	r := d.relations[c.uint32()]
+	c.take(1 + 2)
+	lack := &Lack{Reason: r.missing, Columns: make([]Column, len(r.names))}
+	for i, name := range r.names {
+		lack.Columns[i].Name = name
+		switch c.uint8() {
+		case 'n':
+		case omitted:
+			c.uint32()
+			lack.Omitted = append(lack.Omitted, name)
+		default:
+			lack.Columns[i].Value = c.take(int(c.uint32()))
+		}
+	}
+	if err := c.end(); err != nil {
+		return Message{}, fmt.Errorf("decode INSERT: %w", err)
+	}
+	return Message{Kind: Misfit, Event: &d.event, Lacks: lack}, nil
+}
+
 // value reads one column and returns what follows it.
 func (d *Decoder) value(c column, p []byte) ([]byte, error) {
 	if len(p) == 0 {
@@ -116,6 +150,14 @@ func (d *Decoder) value(c column, p []byte) ([]byte, error) {
 			return nil, fmt.Errorf("want %d bytes, have %d", n, len(p))
 		}
 		v, p = p[:n:n], p[n:]
+	case omitted:
+		if len(p) < 4 {
+			return nil, shortError(4, len(p))
+		}
+		if c.field != unmapped {
+			d.event.Omit(c.field, int(binary.BigEndian.Uint32(p)))
+		}
+		return p[4:], nil
 	case 'u':
 		return nil, errors.New("unchanged TOAST value in an INSERT")
 	default:

@@ -99,29 +99,31 @@ func TestOrdinal(t *testing.T) {
 func TestOtherMessages(t *testing.T) {
 	row := tuple("1", nil, 'u', bin{1, 2})
 	for name, m := range map[string][]byte{
-		"foreign insert":     insert(foreign, "1"),
-		"foreign TOAST":      insert(foreign, 'u'),
-		"update":             msg('U', uint32(ours), 'N', row),
-		"update with key":    msg('U', uint32(ours), 'K', row, 'N', row),
-		"update with old":    msg('U', uint32(ours), 'O', row, 'N', row),
-		"delete by key":      msg('D', uint32(ours), 'K', row),
-		"delete with old":    msg('D', uint32(ours), 'O', row),
-		"truncate":           msg('T', uint32(2), byte(3), uint32(ours), uint32(foreign)),
-		"truncate of none":   msg('T', uint32(0), byte(0)),
-		"origin":             msg('O', uint64(9), "node"),
-		"type":               msg('Y', uint32(9), "public", "mood"),
-		"message":            msg('M', byte(1), uint64(9), "prefix", uint32(3), []byte("abc")),
-		"foreign relation":   relation(9, "public", "other", col{"a", 23}),
-		"system relation":    relation(9, "", "events", col{"a", 23}),
-		"same name":          relation(9, "other", "events", col{"a", 23}),
-		"columnless":         relation(9, "public", "other"),
-		"our table lacks it": relation(9, "public", "events", col{"a", 23}),
+		"foreign insert":   insert(foreign, "1"),
+		"foreign TOAST":    insert(foreign, 'u'),
+		"update":           msg('U', uint32(ours), 'N', row),
+		"update with key":  msg('U', uint32(ours), 'K', row, 'N', row),
+		"update with old":  msg('U', uint32(ours), 'O', row, 'N', row),
+		"delete by key":    msg('D', uint32(ours), 'K', row),
+		"delete with old":  msg('D', uint32(ours), 'O', row),
+		"truncate":         msg('T', uint32(2), byte(3), uint32(ours), uint32(foreign)),
+		"truncate of none": msg('T', uint32(0), byte(0)),
+		"origin":           msg('O', uint64(9), "node"),
+		"type":             msg('Y', uint32(9), "public", "mood"),
+		"message":          msg('M', byte(1), uint64(9), "prefix", uint32(3), []byte("abc")),
+		"foreign relation": relation(9, "public", "other", col{"a", 23}),
+		"system relation":  relation(9, "", "events", col{"a", 23}),
+		"same name":        relation(9, "other", "events", col{"a", 23}),
+		"columnless":       relation(9, "public", "other"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := feed(t, opened(t), m); got != (decode.Message{}) {
 				t.Errorf("got %+v, want nothing", got)
 			}
 		})
+	}
+	if got := feed(t, opened(t), relation(9, "public", "events", col{"a", 23})); got != (decode.Message{Kind: decode.Altered}) {
+		t.Errorf("another description of our table is %+v", got)
 	}
 }
 

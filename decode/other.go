@@ -71,6 +71,8 @@ func (c *cursor) tuple() {
 		switch kind := c.uint8(); kind {
 		case 't', 'b':
 			c.bytes()
+		case omitted:
+			c.uint32()
 		default:
 			c.expect(kind, "nutb")
 		}

@@ -22,9 +22,10 @@ type relation struct {
 	// aliases are fields that the layout maps to a column that has a field
 	// already.
 	aliases []alias
-	// missing is raised by the first row, not by the description: an unused
+	// missing is raised by each row, not by the description: an unused
 	// relation must not stop anything.
 	missing *MissingColumnError
+	names   []string // of all columns, where one is missing
 }
 
 type column struct {
@@ -50,11 +51,21 @@ func (d *Decoder) relation(c *cursor) (Message, error) {
 	if t := d.table(schema, name); t != nil {
 		r = &relation{table: t, columns: make([]column, 0, n)}
 	}
+	described := c.rest
 	if err := r.describe(c, n); err != nil {
 		return Message{}, err
 	}
 	d.relations[id] = r
 	d.last = nil
+	if r == nil {
+		return Message{}, nil
+	}
+	now := fmt.Sprintf("%d %s", id, described)
+	before := d.described[r.table]
+	d.described[r.table] = now
+	if before != "" && before != now {
+		return Message{Kind: Altered}, nil
+	}
 	return Message{}, nil
 }
 
@@ -75,18 +86,22 @@ func (d *Decoder) table(schema, name []byte) *outbox.Table {
 // describe reads the columns; of a nil relation, which is not ours, it keeps
 // nothing.
 func (r *relation) describe(c *cursor, n int) error {
+	var names []string
 	for range n {
 		c.uint8() // flags: part of the key
 		name, typ := c.string(), c.uint32()
 		c.uint32() // type modifier
 		if r != nil && c.err == nil {
 			r.columns = append(r.columns, column{field: r.claim(name), typ: typ})
+			names = append(names, string(name))
 		}
 	}
 	if err := c.end(); err != nil || r == nil {
 		return err
 	}
-	r.missing = r.findMissing()
+	if r.missing = r.findMissing(); r.missing != nil {
+		r.names = names
+	}
 	return nil
 }
 

@@ -70,17 +70,58 @@ func (r *retention) archiveTable(ctx context.Context, a *archive, t *outbox.Tabl
 	}
 	list := strings.Join(columns, ", ")
 	before := r.now.Add(-r.opts.ArchiveAfter)
+	refused := &refusedRows{table: t}
 	err = r.sweep(ctx, sweep{
 		from: t.SQL(), column: t.Column(outbox.ProcessedAt), before: before, count: &report.Archived,
 		into: fmt.Sprintf(`, kept AS (INSERT INTO %s (outbox, %s) SELECT %s, %[2]s FROM gone)`, a.SQL(), list, quoteLiteral(t.String())),
 		ahead: func(ctx context.Context, from pgtype.Timestamptz, rows int) (string, error) {
-			return r.monthsAhead(ctx, a, t, before, from, rows)
+			return r.monthsAhead(ctx, a, t, before, from, rows, refused.sql())
 		},
+		id: t.Column(outbox.ID), refused: refused.add,
 	})
+	if len(refused.ids) > 0 {
+		report.Refused = int64(len(refused.ids))
+		refusal := fmt.Errorf("archive rows of %s: %d stay, the first has id %s: %w", t, len(refused.ids), refused.ids[0], refused.first)
+		err = errors.Join(hint.Wrap(refusal, r.adviseArchive(refused.first, t)), err)
+	} else if err != nil {
+		err = hint.Wrap(fmt.Errorf("archive rows of %s: %w", t, err), r.adviseArchive(err, t))
+	}
 	if err != nil {
-		return r.settle(hint.Wrap(fmt.Errorf("archive rows of %s: %w", t, err), r.adviseArchive(err, t)))
+		return r.settle(err)
 	}
 	return nil
+}
+
+// mostRefused bounds the rows of an outbox that a pass leaves behind.
+const mostRefused = 100
+
+// refusedRows are those that the archive does not take, or the outbox does not give.
+type refusedRows struct {
+	table *outbox.Table
+	ids   []string
+	first error
+}
+
+func (x *refusedRows) add(id string, err error) error {
+	if x.first == nil {
+		x.first = err
+	}
+	if x.ids = append(x.ids, id); len(x.ids) == mostRefused {
+		return fmt.Errorf("the pass ends after so many rows that cannot be archived: %w", err)
+	}
+	return nil
+}
+
+// sql is a condition that leaves them out.
+func (x *refusedRows) sql() string {
+	if len(x.ids) == 0 {
+		return ""
+	}
+	quoted := make([]string, len(x.ids))
+	for i, id := range x.ids {
+		quoted[i] = quoteLiteral(id)
+	}
+	return fmt.Sprintf(" AND t.%s::text <> ALL (ARRAY[%s])", x.table.Column(outbox.ID), strings.Join(quoted, ", "))
 }
 
 func (r *retention) adviseArchive(err error, t *outbox.Table) string {
@@ -93,9 +134,9 @@ func (r *retention) adviseArchive(err error, t *outbox.Table) string {
 		if pg.ConstraintName == "" { // no partition for the row
 			return fmt.Sprintf("CREATE TABLE %s_default PARTITION OF %[1]s DEFAULT", Archive)
 		}
-		return fmt.Sprintf("constraint %s of %s refuses a row of the outbox, and nothing younger is archived: drop it, or correct the row", pg.ConstraintName, pg.TableName)
+		return fmt.Sprintf("constraint %s of %s refuses the row: drop it, or correct the row", pg.ConstraintName, pg.TableName)
 	case "23503": // foreign_key_violation
-		return fmt.Sprintf("constraint %s refers to a row of the outbox, and nothing younger is archived: drop it, or turn archiving off (retention.archive_after: 0s)", pg.ConstraintName)
+		return fmt.Sprintf("constraint %s refers to the row: drop it, or turn archiving off (retention.archive_after: 0s)", pg.ConstraintName)
 	case "42804": // datatype_mismatch
 		return fmt.Sprintf("give the columns of %s the types that they have in %s, or turn archiving off (retention.archive_after: 0s)", Archive, t)
 	}
@@ -135,10 +176,12 @@ func (r *retention) checkArchivable(ctx context.Context, a *archive, t *outbox.T
 }
 
 // monthsAhead creates the months of the rows that the next batch will take, and
-// returns a condition that leaves out the rows of those that cannot be had now.
-func (r *retention) monthsAhead(ctx context.Context, a *archive, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int) (only string, err error) {
+// returns a condition that leaves out the rows of those that cannot be had now, beside those
+// that the given one leaves out.
+func (r *retention) monthsAhead(ctx context.Context, a *archive, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int, but string) (only string, err error) {
+	only = but
 	for a.owned {
-		only = r.readyMonths(t)
+		only = r.readyMonths(t) + but
 		months, err := r.monthsOf(ctx, t, before, from, rows, only)
 		if err != nil {
 			return "", err

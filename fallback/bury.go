@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -18,13 +20,13 @@ import (
 // back what was there: digits, the order of keys, infinity, an array's bounds.
 const DeadLetters = "outbox_messages_dlq"
 
-// burySQL moves rows into the dead letters in the statement that deletes them.
-func burySQL(t *outbox.Table) string {
+// burySQL moves rows into the dead letters, a table, in the statement that deletes them.
+func burySQL(t *outbox.Table, dead string) string {
 	return settleSQL(t, "",
 		fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`, t.SQL(), freeSQL(t), t.Column(outbox.ID)),
 		fmt.Sprintf(`, letter AS MATERIALIZED (
 	SELECT concat(c.id) AS row_id, %s AS original, (SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) AS failure FROM changed c
-), buried AS (%s)`, originalSQL(t, "c.original"), letterSQL(t)))
+), buried AS (%s)`, originalSQL(t, "c.original"), letterSQL(t, dead)))
 }
 
 // originalSQL renders a row of the table as JSON, whatever columns it has by now.
@@ -52,7 +54,7 @@ func originalSQL(t *outbox.Table, row string) string {
 // letterSQL inserts dead letters of a table from the CTE letter(row_id, original,
 // failure). Their other columns are there to be read and searched: what is not
 // mapped, or does not fit, stays NULL, and nothing in a row can make it fail.
-func letterSQL(t *outbox.Table) string {
+func letterSQL(t *outbox.Table, dead string) string {
 	columns, values := "", ""
 	for _, f := range []outbox.Field{
 		outbox.ID, outbox.TenantID, outbox.AggregateType, outbox.AggregateID, outbox.EventType, outbox.EventVersion,
@@ -69,7 +71,7 @@ func letterSQL(t *outbox.Table) string {
 	return fmt.Sprintf(`
 	INSERT INTO %s (outbox, row_id, original, attempts, last_error%s)
 	SELECT %s, l.row_id, l.original, %s, l.failure%s FROM letter l
-`, DeadLetters, columns, quoteLiteral(t.String()), attempts, values)
+`, dead, columns, quoteLiteral(t.String()), attempts, values)
 }
 
 // fittingSQL is a field's value in the type that its column has in the dead
@@ -103,16 +105,24 @@ func fittingSQL(t *outbox.Table, f outbox.Field) string {
 // committed when Bury returns. The same event is written once, however often the
 // WAL brings it.
 func (db *DB) Bury(ctx context.Context, ev *outbox.Event, failure string) error {
-	row, err := originalOf(ev)
+	return db.BuryColumns(ctx, ev, columnsOf(ev), omittedOf(ev), failure)
+}
+
+// BuryColumns is Bury for a row that makes no event: columns are all that it has, nil is NULL. Those
+// that are omitted it has, too, but they are too long.
+func (db *DB) BuryColumns(ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, failure string) error {
+	row, err := originalOf(columns, omitted)
 	if err != nil {
 		return fmt.Errorf("bury row: %w", err)
 	}
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		// MATERIALIZED keeps the planner from casting what does not fit.
-		_, err := conn.Exec(ctx, fmt.Sprintf(`WITH letter AS MATERIALIZED (
+		_, err := conn.Exec(ctx, fmt.Sprintf(`
+WITH letter AS MATERIALIZED (
 	SELECT $2::text AS row_id, $3::text::json AS original, $4::text AS failure
 	WHERE NOT EXISTS (SELECT FROM %s WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)
-)%s`, DeadLetters, letterSQL(ev.Table)),
+), buried AS (%s)
+SELECT 1 WHERE %s`, db.own.deadLetters, letterSQL(ev.Table, db.own.deadLetters), pg.OwnPath),
 			ev.Table.String(), string(ev.Values[outbox.ID]), string(row), failure)
 		return err
 	})
@@ -124,10 +134,10 @@ func (db *DB) Bury(ctx context.Context, ev *outbox.Event, failure string) error 
 
 // IsDead reports whether Bury has written the event.
 func (db *DB) IsDead(ctx context.Context, ev *outbox.Event) (dead bool, err error) {
-	row, err := originalOf(ev)
+	row, err := originalOf(columnsOf(ev), omittedOf(ev))
 	if err == nil {
 		err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-			return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+DeadLetters+` WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)`,
+			return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)`,
 				ev.Table.String(), string(ev.Values[outbox.ID]), string(row)).Scan(&dead)
 		})
 	}
@@ -137,15 +147,60 @@ func (db *DB) IsDead(ctx context.Context, ev *outbox.Event) (dead bool, err erro
 	return dead, nil
 }
 
-// originalOf is the row as Bury keeps it.
-func originalOf(ev *outbox.Event) ([]byte, error) {
-	original := map[string]*string{}
-	for f := outbox.ID; f < outbox.NumFields; f++ {
-		if ev.Table.Layout.Has(f) {
-			original[ev.Table.Layout.Columns[f]] = text(ev.Values[f])
+// jsonText is a value as a JSON string, or null. Bytes that are no UTF-8, as a database
+// without an encoding has them, are left as they are: what json.Marshal puts in their place
+// such a database does not read.
+func jsonText(v *string) json.RawMessage {
+	if v == nil || utf8.ValidString(*v) {
+		quoted, _ := json.Marshal(v) // no string fails
+		return quoted
+	}
+	quoted := []byte{'"'}
+	for _, c := range []byte(*v) {
+		switch {
+		case c < ' ':
+			quoted = fmt.Appendf(quoted, `\u%04x`, c)
+		case c == '"' || c == '\\':
+			quoted = append(quoted, '\\', c)
+		default:
+			quoted = append(quoted, c)
 		}
 	}
+	return append(quoted, '"')
+}
+
+// originalOf is a row as Bury keeps it: its columns, and the names of those that are too long.
+func originalOf(columns map[string]*string, omitted []string) ([]byte, error) {
+	original := map[string]json.RawMessage{}
+	for name, value := range columns {
+		original[name] = jsonText(value)
+	}
+	for _, name := range omitted {
+		original[name] = jsonText(nil)
+	}
+	if omitted != nil {
+		original[OmittedKey], _ = json.Marshal(omitted) // no strings fail
+	}
 	return json.Marshal(original)
+}
+
+// columnsOf is the row, as far as the layout maps it.
+func columnsOf(ev *outbox.Event) map[string]*string {
+	columns := map[string]*string{}
+	for f := outbox.ID; f < outbox.NumFields; f++ {
+		if ev.Table.Layout.Has(f) {
+			columns[ev.Table.Layout.Columns[f]] = text(ev.Values[f])
+		}
+	}
+	return columns
+}
+
+// omittedOf names the row's columns that are too long.
+func omittedOf(ev *outbox.Event) (names []string) {
+	for _, o := range ev.Omitted {
+		names = append(names, ev.Table.Layout.Columns[o.Field])
+	}
+	return names
 }
 
 func text(v []byte) *string {
@@ -159,9 +214,9 @@ func text(v []byte) *string {
 // DiedLately reports whether a row became a dead letter that the slot may still
 // have the insert of: by a transaction that its catalog_xmin does not cover.
 func (db *DB) DiedLately(ctx context.Context, slot string) (died bool, err error) {
-	err = db.row(ctx, []any{&died}, `SELECT to_regclass($1) IS NOT NULL`, DeadLetters)
+	err = db.row(ctx, []any{&died}, `SELECT to_regclass($1) IS NOT NULL`, db.own.deadLetters)
 	if err == nil && died {
-		err = db.row(ctx, []any{&died}, `SELECT EXISTS (SELECT FROM `+DeadLetters+` d, pg_replication_slots s
+		err = db.row(ctx, []any{&died}, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` d, pg_replication_slots s
 			WHERE s.slot_name = $1 AND s.database = current_database() AND age(d.xmin) <= age(s.catalog_xmin))`, slot)
 	}
 	if Code(err) == "42501" {
@@ -175,7 +230,7 @@ func (db *DB) DiedLately(ctx context.Context, slot string) (died bool, err error
 
 // DeadLetterCount counts the dead letters, up to a limit.
 func (db *DB) DeadLetterCount(ctx context.Context, limit int) (n int, err error) {
-	err = db.row(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s LIMIT %d) d`, DeadLetters, limit))
+	err = db.row(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s LIMIT %d) d`, db.own.deadLetters, limit))
 	if err != nil {
 		return 0, fmt.Errorf("count dead letters: %w", err)
 	}

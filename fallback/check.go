@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -19,40 +20,12 @@ import (
 // each stays with its own. It comes before [Open] and sets nothing, because the
 // session that it would change may be another client's next.
 func CheckDirect(ctx context.Context, cfg Config) error {
-	var pids []string
-	var conns [2]*pgx.Conn
-	for i := range conns {
-		conn, err := connect(ctx, cfg)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = conn.Close(ctx) }()
-		conns[i] = conn
-	}
-	for _, conn := range []*pgx.Conn{conns[0], conns[1], conns[0]} {
-		pid, err := backend(ctx, conn)
-		if err != nil {
-			return fmt.Errorf("check for a pooler: %w", err)
-		}
-		pids = append(pids, pid)
-	}
-	if pids[0] == pids[1] || pids[0] != pids[2] {
-		return hint.Coded("pg-pooler",
-			hint.Errorf(directHint, "postgres.url leads to a pooler in transaction mode: a connection has no server session of its own"))
-	}
-	return nil
-}
-
-const directHint = "give postgres.url the host and port of PostgreSQL itself, not a pooler's: what a relay locks and sets must stay with its connection"
-
-// backend asks which server process answers, without a prepared statement.
-func backend(ctx context.Context, conn *pgx.Conn) (pid string, err error) {
-	err = conn.QueryRow(ctx, `SELECT pg_backend_pid()::text`, pgx.QueryExecModeSimpleProtocol).Scan(&pid)
-	return pid, err
+	return explainConnect(pg.CheckDirect(ctx, cfg.connection()))
 }
 
 // CheckTable reads the outbox table's shape and reports what does not fit the
-// layout and the mark, and sets IDType. It changes nothing in the database.
+// layout and the mark, and sets what [outbox.Table] says of it. It changes
+// nothing in the database.
 func (db *DB) CheckTable(ctx context.Context, t *outbox.Table) error {
 	problems, err := db.TableProblems(ctx, t)
 	if err != nil {
@@ -62,37 +35,80 @@ func (db *DB) CheckTable(ctx context.Context, t *outbox.Table) error {
 }
 
 // TableProblems are all that [DB.CheckTable] reports the first of.
-func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (p hint.Problems, err error) {
+func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (hint.Problems, error) {
+	now, problems, err := db.Inspect(ctx, t)
+	if err == nil {
+		*t = now
+	}
+	return problems, err
+}
+
+// Inspect is TableProblems, and the table as it is now. It leaves t as it is, so that it may be asked
+// while statements run. A table that does not exist is an error.
+func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p hint.Problems, err error) {
 	var f tableFacts
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		f, err = readTable(ctx, conn, t)
+		f, err = readTable(ctx, conn, t, db.own.deadLetters)
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return *t, nil, err
 	}
-	t.IDType = f.types[t.Layout.Columns[outbox.ID]]
-	t.DueNullable = f.nullable[t.Layout.Columns[outbox.AvailableAt]]
+	now = *t
+	if idType := f.types[t.Layout.Columns[outbox.ID]]; idType != "" {
+		now.IDType = idType
+	}
+	now.Partitioned = f.kind == "p"
+	payload := f.types[t.Layout.Columns[outbox.Payload]]
+	now.PayloadJSON = payload == "json" || payload == "jsonb"
 	f.kindProblems(t, &p)
 	f.columnProblems(t, &p)
 	f.privilegeProblems(t, &p)
-	return p, nil
+	return now, p, nil
+}
+
+// ErrTableChanged means that a table is not the one that the statements were made for.
+var ErrTableChanged = errors.New("the table has changed")
+
+// checkIDType returns ErrTableChanged where the id column is not of the type that t says.
+func (db *DB) checkIDType(ctx context.Context, t *outbox.Table) error {
+	var now string
+	err := db.row(ctx, []any{&now}, `SELECT coalesce((SELECT format_type(atttypid, atttypmod) FROM pg_attribute
+		WHERE attrelid = to_regclass($1) AND attname = $2 AND NOT attisdropped), '')`, t.SQL(), t.Layout.Columns[outbox.ID])
+	if err != nil {
+		return fmt.Errorf("read the id type of %s: %w", t, err)
+	}
+	if now != "" && now != t.IDType {
+		return fmt.Errorf("%w: %s of %s was %s, and is %s", ErrTableChanged, t.Layout.Columns[outbox.ID], t, t.IDType, now)
+	}
+	return nil
+}
+
+// explainRefusal finds out whether the server refused a statement because of the id column's type.
+func (db *DB) explainRefusal(ctx context.Context, t *outbox.Table, err error) error {
+	if Code(err) == "" || Passing(err) || !db.Alive() {
+		return err
+	}
+	if changed := db.checkIDType(ctx, t); errors.Is(changed, ErrTableChanged) {
+		return fmt.Errorf("%w: %w", changed, err)
+	}
+	return err
 }
 
 type tableFacts struct {
 	kind, persistence string
 	rowSecurity       bool
 	types             map[string]string
-	nullable          map[string]bool
 	generated         map[string]bool
 	role              string
 	idIndexed         bool
+	idForeign         bool // ids are compared by operators that are not pg_catalog's
 	dlqExists         bool
 	// lacking are privileges on the table, and lackingDLQ on the dead letters.
 	lacking, lackingDLQ []string
 }
 
-func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (f tableFacts, err error) {
+func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) (f tableFacts, err error) {
 	err = conn.QueryRow(ctx, `SELECT c.relkind::text, c.relpersistence::text, row_security_active(c.oid), current_user::text
 		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL()).Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -108,18 +124,20 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (f tableFac
 	if err = f.readColumns(ctx, conn, t); err != nil {
 		return f, err
 	}
-	err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-		WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = $2)`,
-		t.SQL(), t.Layout.Columns[outbox.ID]).Scan(&f.idIndexed)
+	err = conn.QueryRow(ctx, `SELECT count(*) > 0, count(*) > 0 AND NOT coalesce(bool_or(EXISTS (SELECT FROM pg_opclass c JOIN pg_amop m ON m.amopfamily = c.opcfamily
+				JOIN pg_operator o ON o.oid = m.amopopr WHERE c.oid = i.indclass[0] AND o.oprname = '=' AND o.oprnamespace = 'pg_catalog'::regnamespace)), false)
+		FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+		WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = $2`,
+		t.SQL(), t.Layout.Columns[outbox.ID]).Scan(&f.idIndexed, &f.idForeign)
 	if err != nil {
 		return f, fmt.Errorf("read indexes of %s: %w", t, err)
 	}
-	return f, f.readPrivileges(ctx, conn, t)
+	return f, f.readPrivileges(ctx, conn, t, dead)
 }
 
 // readPrivileges asks for what marking, recording and burying do to the table,
 // column by column, and to the dead letters: every row may become one.
-func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
+func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) error {
 	var canSelect, canLock, canDelete, canWrite, canRead, canBury bool
 	columns := written(t)
 	err := conn.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'SELECT'), has_table_privilege(to_regclass($1), 'DELETE'),
@@ -127,7 +145,7 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 			coalesce((SELECT bool_and(has_column_privilege(attrelid, attname, 'UPDATE')) FROM pg_attribute
 				WHERE attrelid = to_regclass($1) AND attname = ANY($3) AND NOT attisdropped), true),
 			to_regclass($2) IS NOT NULL, coalesce(has_table_privilege(to_regclass($2), 'SELECT'), false),
-			coalesce(has_table_privilege(to_regclass($2), 'INSERT'), false)`, t.SQL(), DeadLetters, columns).
+			coalesce(has_table_privilege(to_regclass($2), 'INSERT'), false)`, t.SQL(), dead, columns).
 		Scan(&canSelect, &canDelete, &canLock, &canWrite, &f.dlqExists, &canRead, &canBury)
 	if err != nil {
 		return fmt.Errorf("read privileges on %s: %w", t, err)
@@ -174,13 +192,13 @@ func written(t *outbox.Table) (columns []string) {
 }
 
 func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
-	f.types, f.nullable, f.generated = map[string]string{}, map[string]bool{}, map[string]bool{}
-	rows, _ := conn.Query(ctx, `SELECT attname::text, format_type(atttypid, atttypmod), NOT attnotnull, attgenerated <> '' FROM pg_attribute
+	f.types, f.generated = map[string]string{}, map[string]bool{}
+	rows, _ := conn.Query(ctx, `SELECT attname::text, format_type(atttypid, atttypmod), attgenerated <> '' FROM pg_attribute
 		WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.SQL())
 	var name, typ string
-	var null, generated bool
-	_, err := pgx.ForEachRow(rows, []any{&name, &typ, &null, &generated}, func() error {
-		f.types[name], f.nullable[name], f.generated[name] = typ, null, generated
+	var generated bool
+	_, err := pgx.ForEachRow(rows, []any{&name, &typ, &generated}, func() error {
+		f.types[name], f.generated[name] = typ, generated
 		return nil
 	})
 	if err != nil {
@@ -223,9 +241,12 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *hint.Problems) {
 	p.If(t.Mark == outbox.MarkUpdate && !t.Layout.Has(outbox.ProcessedAt), "table-mark",
 		hint.Errorf("use outboxes[].mark: delete, or map processed_at to a timestamptz column",
 			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name))
-	p.If(t.Mark != outbox.MarkNone && t.IDType != "" && !f.idIndexed, "table-id-index",
+	p.If(t.Mark != outbox.MarkNone && f.types[t.Layout.Columns[outbox.ID]] != "" && !f.idIndexed, "table-id-index",
 		hint.Errorf(fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s)", t.SQL(), t.Column(outbox.ID)),
 			"table %s has no index that begins with %q: every mark would scan it", t, t.Layout.Columns[outbox.ID]))
+	p.If(t.Mark != outbox.MarkNone && f.idForeign, "table-id-index",
+		hint.Errorf(fmt.Sprintf("give column %s a type of PostgreSQL's own, such as uuid or text", t.Column(outbox.ID)),
+			"the ids of %s have type %s: its operators are not in pg_catalog, and no other is called", t, f.types[t.Layout.Columns[outbox.ID]]))
 }
 
 // called is a column's name, with the field's where they differ.

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -27,6 +28,8 @@ type Config struct {
 	Dial pgconn.DialFunc
 	// Slot names the advisory lock.
 	Slot string
+	// Schema is the first outbox's. Walpost's own tables are looked for there, and then in the role's own search_path.
+	Schema string
 }
 
 // The lock must not outlive its holder's ability to work: a relay that is
@@ -42,6 +45,7 @@ const (
 // statements take turns.
 type DB struct {
 	slot string
+	own  ownTables
 
 	// mu guards what follows: one statement at a time.
 	mu   sync.Mutex
@@ -50,6 +54,8 @@ type DB struct {
 	lost error  // what the connection died of
 
 	unbound bool // see Unbind
+
+	portion portionSize // of statements that hash rows
 }
 
 // Open connects without taking the lock.
@@ -59,39 +65,33 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 		return nil, err
 	}
 	db := &DB{slot: cfg.Slot, conn: conn}
-	if err := db.prepare(ctx); err != nil {
+	err = db.prepare(ctx)
+	if err == nil {
+		db.own, err = findOwn(ctx, conn, cfg.Schema)
+	}
+	if err != nil {
 		_ = conn.Close(ctx)
 		return nil, err
 	}
 	return db, nil
 }
 
-// connectTimeout bounds the attempt for each host, unless the URL has a
-// connect_timeout.
-const connectTimeout = 10 * time.Second
-
 func connect(ctx context.Context, cfg Config) (*pgx.Conn, error) {
-	c, err := pgx.ParseConfig(cfg.URL)
+	conn, err := pg.Connect(ctx, cfg.connection())
 	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("parse postgres.url: %w", err), "want postgres://user:password@host:5432/database")
-	}
-	for k, v := range cfg.Settings {
-		c.RuntimeParams[k] = v
-	}
-	if cfg.Dial != nil {
-		c.DialFunc = cfg.Dial
-	}
-	if c.ConnectTimeout == 0 {
-		c.ConnectTimeout = connectTimeout // a host that accepts and says nothing would be waited for without end
-	}
-	conn, err := pgx.ConnectConfig(ctx, c)
-	if err != nil {
-		return nil, explainConnect(fmt.Errorf("connect to PostgreSQL: %w", err))
+		return nil, explainConnect(err)
 	}
 	return conn, nil
 }
 
+func (cfg Config) connection() pg.Config {
+	return pg.Config{URL: cfg.URL, Settings: cfg.Settings, Dial: cfg.Dial}
+}
+
 func explainConnect(err error) error {
+	if err == nil || hint.Of(err) != "" {
+		return err
+	}
 	switch Code(err) {
 	case "28P01", "28000":
 		return hint.Wrap(err, "check user and password of postgres.url, and pg_hba.conf")
@@ -102,7 +102,7 @@ func explainConnect(err error) error {
 	case "53300":
 		return hint.Wrap(err, "raise max_connections: a relay takes up to six")
 	case "08P01":
-		return hint.Wrap(err, directHint)
+		return hint.Wrap(err, pg.DirectHint)
 	case "":
 		if strings.Contains(err.Error(), "tls error: ") {
 			return hint.Wrap(err, "enable TLS on the server and name its authority (sslrootcert=...), or change sslmode in postgres.url")
@@ -121,8 +121,8 @@ func (db *DB) prepare(ctx context.Context) error {
 	sql := fmt.Sprintf(`SET idle_session_timeout = %d; SET idle_in_transaction_session_timeout = %[1]d; SET lock_timeout = %d;
 		SET synchronous_commit = local; SET row_security = off;
 		SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
-		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off`,
-		sessionTimeout.Milliseconds(), lockTimeout.Milliseconds())
+		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET statement_timeout = %d`,
+		sessionTimeout.Milliseconds(), lockTimeout.Milliseconds(), statementLimit.Milliseconds())
 	if _, err := db.conn.Exec(ctx, sql); err != nil {
 		return fmt.Errorf("prepare session: %w", err)
 	}
@@ -144,6 +144,14 @@ func (db *DB) Unbind(ctx context.Context) error {
 // Conn lends the connection to checks that run before any goroutine uses DB.
 func (db *DB) Conn() *pgx.Conn { return db.conn }
 
+// Use lends the connection for statements that change nothing and lock no table for long.
+func (db *DB) Use(ctx context.Context, f func(ctx context.Context, conn *pgx.Conn) error) error {
+	return db.do(ctx, f)
+}
+
+// AnyBytes reports whether text of the database may be no UTF-8.
+func (db *DB) AnyBytes() bool { return pg.AnyBytes(db.conn.PgConn()) }
+
 // statementTimeout ends a statement that hangs, and the connection with it.
 const statementTimeout = 30 * time.Second
 
@@ -160,10 +168,10 @@ func (db *DB) do(ctx context.Context, f func(ctx context.Context, conn *pgx.Conn
 	if !db.unbound {
 		ctx = context.WithoutCancel(ctx)
 	}
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
 	db.mu.Lock()
 	defer db.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout) // not while another statement runs
+	defer cancel()
 	if db.lost != nil {
 		return fmt.Errorf("the connection is lost: %w", db.lost)
 	}
@@ -260,6 +268,10 @@ func (db *DB) InsertLSN(ctx context.Context) (outbox.LSN, error) {
 	return outbox.ParseLSN(s)
 }
 
+// Cut ends the connection under a statement that hangs, which only the server knows the
+// outcome of then.
+func (db *DB) Cut() { _ = db.conn.PgConn().Conn().Close() }
+
 // Close gives up the connection and with it the lock.
 func (db *DB) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -271,9 +283,9 @@ func (db *DB) Close() {
 
 // Code is the SQLSTATE in err's tree, or "".
 func Code(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) {
+		return refused.Code
 	}
 	return ""
 }

@@ -27,6 +27,7 @@ type DLQConfig struct {
 // is not safe for concurrent use, but any number may work at the same time.
 type DLQ struct {
 	conn    *pgx.Conn
+	own     ownTables
 	cfg     DLQConfig
 	targets map[string]*target
 }
@@ -42,11 +43,15 @@ func OpenDLQ(ctx context.Context, cfg DLQConfig) (*DLQ, error) {
 	// that hides some is an error.
 	_, err = conn.Exec(ctx, `SET lock_timeout = '30s'; SET row_security = off;
 		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off`)
+	var own ownTables
+	if err == nil {
+		own, err = findOwn(ctx, conn, cfg.Schema)
+	}
 	if err != nil {
 		_ = conn.Close(ctx)
 		return nil, fmt.Errorf("prepare session: %w", err)
 	}
-	return &DLQ{conn: conn, cfg: cfg, targets: map[string]*target{}}, nil
+	return &DLQ{conn: conn, own: own, cfg: cfg, targets: map[string]*target{}}, nil
 }
 
 // Close gives up the connection.
@@ -74,9 +79,20 @@ type DeadLetter struct {
 
 func (l DeadLetter) key() int64 { return l.ID }
 
+const (
+	// listedChars is how much is read of a text in a list, in characters.
+	listedChars = 4096
+	// shownBytes is the longest value that Show reads, and shownOriginal the longest
+	// original, in bytes.
+	shownBytes    = 1 << 20
+	shownOriginal = 4 << 20
+)
+
 func (q *DLQ) columns() string {
-	return fmt.Sprintf("d.dead_letter_id, d.outbox, d.row_id, %s, %s, %s, %s, d.attempts, d.failed_at, d.last_error, now() - d.failed_at",
-		q.field(outbox.EventType), q.field(outbox.TenantID), q.field(outbox.AggregateType), q.field(outbox.AggregateID))
+	listed := func(text string) string { return fmt.Sprintf("left(%s, %d)", text, listedChars) }
+	return fmt.Sprintf("d.dead_letter_id, d.outbox, %s, %s, %s, %s, %s, d.attempts, d.failed_at, %s, now() - d.failed_at",
+		listed("d.row_id"), listed(q.field(outbox.EventType)), listed(q.field(outbox.TenantID)), listed(q.field(outbox.AggregateType)),
+		listed(q.field(outbox.AggregateID)), listed("d.last_error"))
 }
 
 // List hands the dead letters that pass the filter to each, oldest first, until
@@ -98,7 +114,7 @@ func (q *DLQ) List(ctx context.Context, f Filter, each func(DeadLetter) error) e
 func (q *DLQ) Count(ctx context.Context, f Filter, most int) (n int, err error) {
 	where, args, err := q.where(ctx, f)
 	if err == nil {
-		sql := fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s d WHERE %s LIMIT %d) x`, DeadLetters, where, most)
+		sql := fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s d WHERE %s LIMIT %d) x`, q.own.deadLetters, where, most)
 		err = q.conn.QueryRow(ctx, sql, args...).Scan(&n)
 	}
 	return n, q.explain(err, "count dead letters")
@@ -107,35 +123,39 @@ func (q *DLQ) Count(ctx context.Context, f Filter, most int) (n int, err error) 
 // Whole is a dead letter with the row that it was.
 type Whole struct {
 	DeadLetter
-	// Payload is the row's, as its type renders it; nil where it is NULL, or where
-	// the outbox is not configured and the payload not jsonb.
+	// Payload is the row's, as its type renders it; nil where it is NULL, where the
+	// outbox is not configured and the payload not jsonb, or where it is longer than 1 MiB.
 	Payload *string
-	// Original is the row as it is stored, one JSON object; nil is none. Columns is
-	// the same taken apart.
+	// Original is the row as it is stored, one JSON object; nil is none, or one of more
+	// than 4 MiB. Columns is the same taken apart. Size is its length in bytes.
 	Original []byte
+	Size     int
 	Columns  []Column
 }
 
-// Column is one value of a row, as its type renders it; nil is NULL.
+// Column is one value of a row, as its type renders it, and its length in bytes; nil is
+// NULL, or a value of more than 1 MiB.
 type Column struct {
 	Name  string
 	Value *string
+	Size  int
 }
 
 // Show reads one dead letter.
 func (q *DLQ) Show(ctx context.Context, id int64) (*Whole, error) {
 	w := new(Whole)
 	l := &w.DeadLetter
-	err := q.conn.QueryRow(ctx, fmt.Sprintf(`SELECT %s, %s, d.original::text FROM %s d WHERE d.dead_letter_id = $1`,
-		q.columns(), q.field(outbox.Payload), DeadLetters), id).
+	err := q.conn.QueryRow(ctx, fmt.Sprintf(`SELECT %s, CASE WHEN octet_length(%s) <= %d THEN %[2]s END,
+			CASE WHEN octet_length(d.original::text) <= %[4]d THEN d.original::text END, coalesce(octet_length(d.original::text), 0)
+		FROM %[5]s d WHERE d.dead_letter_id = $1`, q.columns(), q.field(outbox.Payload), shownBytes, shownOriginal, q.own.deadLetters), id).
 		Scan(&l.ID, &l.Outbox, &l.RowID, &l.EventType, &l.TenantID, &l.AggregateType, &l.AggregateID, &l.Attempts, &l.FailedAt,
-			&l.LastError, &l.Age, &w.Payload, &w.Original)
+			&l.LastError, &l.Age, &w.Payload, &w.Original, &w.Size)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, hint.Errorf("`walpost dlq list` shows those that are there", "there is no dead letter %d", id)
 	}
 	if err == nil {
-		rows, _ := q.conn.Query(ctx, fmt.Sprintf(`SELECT e.key, e.value FROM %s d, json_each_text(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END) e
-			WHERE d.dead_letter_id = $1`, DeadLetters), id)
+		rows, _ := q.conn.Query(ctx, fmt.Sprintf(`SELECT e.key, CASE WHEN octet_length(e.value) <= %d THEN e.value END, coalesce(octet_length(e.value), 0)
+			FROM %s d, json_each_text(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END) e WHERE d.dead_letter_id = $1`, shownBytes, q.own.deadLetters), id)
 		w.Columns, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
 	}
 	return w, q.explain(err, "show dead letter")

@@ -350,6 +350,15 @@ func TestShow(t *testing.T) {
 	if !strings.HasPrefix(*w.Payload, `{"a": 1000`) || len(w.Columns) != 13 || w.Columns[2].Name != "aggregate_type" || *w.Columns[2].Value != "order" || w.Columns[12].Value != nil {
 		t.Errorf("%+v", w)
 	}
+	b.exec(`UPDATE outbox_messages_dlq SET original = json_build_object('id', 1, 'payload', repeat('x', 5 << 20)), event_type = repeat('x', 5 << 20)`)
+	w, err = b.dlq(b.table).Show(t.Context(), 1)
+	b.must(err)
+	if w.Payload != nil || w.Original != nil || w.Size < 5<<20 || w.Columns[1].Value != nil || w.Columns[1].Size != 5<<20 || *w.Columns[0].Value != "1" {
+		t.Errorf("of a large letter: %+v", w)
+	}
+	if l := b.list(b.dlq(b.table), fallback.Filter{}); len(l) != 1 || len(*l[0].EventType) != 4096 {
+		t.Errorf("%d letters, want one whose texts are cut", len(l))
+	}
 	_, err = b.dlq().Show(t.Context(), 2)
 	if err == nil || err.Error() != "there is no dead letter 2" || hint.Of(err) == "" {
 		t.Errorf("%v", err)

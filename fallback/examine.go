@@ -3,6 +3,7 @@ package fallback
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -36,6 +37,7 @@ type index struct {
 	// where are its conditions; a whole index does as well where whole is set.
 	where   []condition
 	whole   bool
+	sharded bool   // of a shard it begins with what tells the shards apart
 	without string // what happens without it
 }
 
@@ -47,13 +49,13 @@ type condition struct {
 var (
 	pending = condition{outbox.ProcessedAt, " IS NULL"}
 	indexes = []index{
-		{[]outbox.Field{outbox.ID}, []condition{pending}, false, "every search for pending rows reads through the delivered ones"},
-		{[]outbox.Field{outbox.AvailableAt, outbox.ID}, []condition{pending}, false, "every search for due rows reads all pending ones"},
-		{[]outbox.Field{outbox.ProcessedAt}, []condition{{outbox.ProcessedAt, " IS NOT NULL"}}, true, "nothing is archived, and a start that looks for lost rows reads the whole table"},
+		{[]outbox.Field{outbox.ID}, []condition{pending}, false, true, "every search for pending rows reads through the delivered ones"},
+		{[]outbox.Field{outbox.AvailableAt, outbox.ID}, []condition{pending}, false, true, "every search for due rows reads all pending ones"},
+		{[]outbox.Field{outbox.ProcessedAt}, []condition{{outbox.ProcessedAt, " IS NOT NULL"}}, true, false, "nothing is archived, and a start that looks for lost rows reads the whole table"},
 		{
 			[]outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID, outbox.ID},
 			[]condition{pending, {outbox.LastError, " IS NOT NULL"}},
-			false, "every look for held aggregates reads all pending rows",
+			false, false, "every look for held aggregates reads all pending rows",
 		},
 	}
 )
@@ -63,7 +65,23 @@ func (x index) on(t *outbox.Table) string {
 	for i, c := range x.columns {
 		columns[i] = t.Column(c)
 	}
+	if x.ofShard(t) {
+		columns = append([]string{"(" + t.ShardKeySQL("") + ")"}, columns...)
+	}
 	return strings.Join(columns, ", ")
+}
+
+func (x index) ofShard(t *outbox.Table) bool { return x.sharded && !t.Shard.All() }
+
+// missing is the text of a finding.
+func (x index) missing(t *outbox.Table) string {
+	if x.ofShard(t) {
+		whole := *t
+		whole.Shard = outbox.Shard{}
+		return fmt.Sprintf("table %s has no index on (<shard key>, %s) where %s: every search for pending rows reads through those of the other shards",
+			t, unquoted(x.on(&whole)), unquoted(x.predicate(t)))
+	}
+	return fmt.Sprintf("table %s has no index on (%s) where %s: %s", t, unquoted(x.on(t)), unquoted(x.predicate(t)), x.without)
 }
 
 func (x index) predicate(t *outbox.Table) string {
@@ -76,12 +94,16 @@ func (x index) predicate(t *outbox.Table) string {
 
 // is reports whether an index of the table, as columns and predicate, serves as well.
 func (x index) is(t *outbox.Table, columns, predicate string) bool {
-	return strings.HasPrefix(columns+",", plain.Replace(x.on(t))+",") &&
-		(predicate == plain.Replace(x.predicate(t)) || x.whole && predicate == "")
+	return strings.HasPrefix(plain(columns)+",", plain(x.on(t))+",") &&
+		(plain(predicate) == plain(x.predicate(t)) || x.whole && predicate == "")
 }
 
-// plain takes from a condition what the server adds to it.
-var plain = strings.NewReplacer("(", "", ")", "", `"`, "")
+// added is what the server adds to an expression: casts, quotes, parentheses and spaces.
+var added = regexp.MustCompile(`::[a-z]+|[()\s"]`)
+
+func plain(sql string) string { return added.ReplaceAllString(sql, "") }
+
+func unquoted(sql string) string { return strings.ReplaceAll(sql, `"`, "") }
 
 // IndexFindings names the indexes that a table of the canonical layout with mark update
 // comes with and that this one lacks.
@@ -92,8 +114,8 @@ func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f hint.Findin
 	type found struct{ Columns, Predicate string }
 	var have []found
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		rows, _ := conn.Query(ctx, `SELECT coalesce((SELECT string_agg(a.attname, ', ' ORDER BY k.n) FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, n)
-				JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum), ''), coalesce(pg_get_expr(i.indpred, i.indrelid), '')
+		rows, _ := conn.Query(ctx, `SELECT (SELECT string_agg(pg_get_indexdef(i.indexrelid, k, false), ', ' ORDER BY k) FROM generate_series(1, i.indnkeyatts) k),
+				coalesce(pg_get_expr(i.indpred, i.indrelid), '')
 			FROM pg_index i WHERE i.indrelid = to_regclass($1) AND i.indisvalid`, t.SQL())
 		have, err = pgx.CollectRows(rows, pgx.RowToStructByPos[found])
 		return err
@@ -102,10 +124,8 @@ func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f hint.Findin
 		return nil, fmt.Errorf("read indexes of %s: %w", t, err)
 	}
 	for _, x := range indexes {
-		serves := func(i found) bool { return x.is(t, i.Columns, plain.Replace(i.Predicate)) }
-		if !slices.ContainsFunc(have, serves) {
-			f.Warning("table-index", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s", t.SQL(), x.on(t), x.predicate(t)),
-				"table %s has no index on (%s) where %s: %s", t, plain.Replace(x.on(t)), plain.Replace(x.predicate(t)), x.without)
+		if !slices.ContainsFunc(have, func(i found) bool { return x.is(t, i.Columns, i.Predicate) }) {
+			f.Warning("table-index", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s", t.SQL(), x.on(t), x.predicate(t)), "%s", x.missing(t))
 		}
 	}
 	return f, nil

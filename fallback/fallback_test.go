@@ -433,7 +433,7 @@ func TestFetchIsBounded(t *testing.T) {
 		ids = append(ids, strconv.Itoa(n+1))
 	}
 	for calls := 0; len(ids) > 0; calls++ {
-		rows, more, err := db.Fetch(t.Context(), b.table, ids)
+		rows, more, err := db.Fetch(t.Context(), b.table, ids, 2<<20)
 		b.must(err)
 		if len(rows) == 0 || len(rows) > 8 || more != (len(rows) < len(ids)) || calls > 3 {
 			t.Fatalf("call %d: %d rows of %d, more is %t", calls, len(rows), len(ids), more)

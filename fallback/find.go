@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -29,10 +30,10 @@ const (
 )
 
 // Finding is where a row was found, and the key of its aggregate where that is
-// known (see outbox.AggregateKey).
+// known.
 type Finding struct {
 	Place     Place
-	Aggregate string
+	Aggregate outbox.AggregateKey
 }
 
 // Find looks for rows of one table, whatever became of them: in the outbox, then in
@@ -49,21 +50,21 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 		pending = pendingSQL(t, "t")
 	}
 	left, err := db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT * FROM %s t WHERE t.%s = w.id::%s OFFSET 0) t ON %s = w.hash`,
-		t.SQL(), t.Column(outbox.ID), t.IDType, t.HashSQL("t")), aggregateSQL(t), pending, refs, all, found, Marked)
+		t.SQL(), t.Column(outbox.ID), t.IDType, t.HashSQL("t")), keySQL(t), pending, refs, all, found, Marked)
 	if err != nil {
 		return nil, err
 	}
 	if archived(t) && len(left) > 0 {
 		left, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT * FROM %s t WHERE t.outbox = %s AND t.%s = w.id::%s OFFSET 0) t ON %s = w.hash`,
-			Archive, quoteLiteral(t.String()), t.Column(outbox.ID), t.IDType, t.HashSQL("t")),
-			aggregateSQL(t), "NULL", refs, left, found, Archived)
+			db.own.archive, quoteLiteral(t.String()), t.Column(outbox.ID), t.IDType, t.HashSQL("t")),
+			keySQL(t), "NULL", refs, left, found, Archived)
 		if err != nil && Code(err) != "42P01" { // undefined_table
 			return nil, err
 		}
 	}
 	if len(left) > 0 {
-		_, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`, DeadLetters, quoteLiteral(t.String())),
-			"NULL, NULL, NULL", "NULL", refs, left, found, Dead)
+		_, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`, db.own.deadLetters, quoteLiteral(t.String())),
+			"NULL", "NULL", refs, left, found, Dead)
 		if err != nil && Code(err) != "42P01" {
 			return nil, err
 		}
@@ -81,36 +82,31 @@ func archived(t *outbox.Table) bool {
 // there. An id that the type cannot hold is nowhere. OFFSET 0 keeps the planner from
 // hashing every row there is.
 func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pending string, refs []outbox.Ref, left []int, found []Finding, place Place) ([]int, error) {
-	ids, hashes := make([]string, len(left)), make([]int64, len(left))
-	for i, n := range left {
-		ids[i], hashes[i] = refs[n].ID, int64(refs[n].Hash)
-	}
 	sql := fmt.Sprintf(`SELECT w.ord, %s, %s FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord) %s`, aggregate, pending, join)
-	err := db.raw(ctx, sql, []any{ids, hashes}, func(v [][]byte) error {
-		ord, err := strconv.Atoi(string(v[0]))
-		if err != nil {
-			return err
-		}
-		f := &found[left[ord-1]]
-		if f.Place, f.Aggregate = place, outbox.AggregateKey(v[1], v[2], v[3]); string(v[4]) == "t" {
-			f.Place = Pending
-		}
-		return nil
-	})
-	switch {
-	case err == nil:
-	case !strings.HasPrefix(Code(err), "22"):
+	err := portions[int]{
+		size: &db.portion,
+		do: func(some []int) error {
+			ids, hashes := make([]string, len(some)), make([]int64, len(some))
+			for i, n := range some {
+				ids[i], hashes[i] = refs[n].ID, int64(refs[n].Hash)
+			}
+			return db.raw(ctx, sql, []any{ids, hashes}, func(v [][]byte) error {
+				ord, err := strconv.Atoi(string(v[0]))
+				if err != nil {
+					return err
+				}
+				f := &found[some[ord-1]]
+				if f.Place = place; string(v[2]) == "t" {
+					f.Place = Pending
+				}
+				f.Aggregate, err = outbox.ParseAggregateKey(v[1])
+				return err
+			})
+		},
+		alone: func(int, error) error { return nil },
+	}.run(left)
+	if err != nil {
 		return left, fmt.Errorf("look for rows of %s: %w", t, err)
-	case len(left) == 1:
-		return left, nil
-	default:
-		half := len(left) / 2
-		first, err := db.findIn(ctx, t, join, aggregate, pending, refs, left[:half], found, place)
-		if err != nil {
-			return left, err
-		}
-		second, err := db.findIn(ctx, t, join, aggregate, pending, refs, left[half:], found, place)
-		return append(first, second...), err
 	}
 	var still []int
 	for _, n := range left {
@@ -127,7 +123,7 @@ func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Tim
 	if !archived(t) {
 		return nil, nil
 	}
-	rows, err := db.markedSince(ctx, t, Archive, "t.archived_at", "t.outbox = "+quoteLiteral(t.String())+sentSQL(t), since, next, limit)
+	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", "t.outbox = "+quoteLiteral(t.String())+sentSQL(t), since, next, limit)
 	if Code(err) == "42P01" { // undefined_table
 		return nil, nil
 	}
@@ -140,7 +136,7 @@ func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Tim
 func (db *DB) Return(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, err error) {
 	ids, hashes, marks := markArgs(rows)
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		columns, err := returnedColumns(ctx, conn, t)
+		columns, err := returnedColumns(ctx, conn, t, db.own.archive)
 		if err != nil {
 			return err
 		}
@@ -158,7 +154,7 @@ func (db *DB) Return(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n 
 			}
 			values = append(values, column)
 		}
-		return conn.QueryRow(ctx, strings.NewReplacer("{archive}", Archive, "{table}", t.SQL(), "{outbox}", quoteLiteral(t.String()),
+		return conn.QueryRow(ctx, strings.NewReplacer("{archive}", db.own.archive, "{table}", t.SQL(), "{outbox}", quoteLiteral(t.String()),
 			"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"), "{processed}", t.Column(outbox.ProcessedAt),
 			"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", ")).Replace(`
 WITH gone AS (
@@ -168,7 +164,7 @@ WITH gone AS (
 ), put AS (
 	INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM gone g ORDER BY g.{id} RETURNING 1
 )
-SELECT count(*)::int FROM put`), ids, hashes, marks).Scan(&n)
+SELECT count(*)::int FROM put WHERE `+pg.OwnPath), ids, hashes, marks).Scan(&n)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("make archived rows of %s pending again: %w", t, err)
@@ -178,10 +174,10 @@ SELECT count(*)::int FROM put`), ids, hashes, marks).Scan(&n)
 
 // returnedColumns are those that the outbox and the archive both have. What the
 // outbox generates it generates anew.
-func returnedColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) ([]string, error) {
+func returnedColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table, archive string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `SELECT o.attname::text FROM pg_attribute o JOIN pg_attribute a USING (attname)
 		WHERE o.attrelid = to_regclass($1) AND o.attnum > 0 AND NOT o.attisdropped AND o.attgenerated = ''
-			AND a.attrelid = to_regclass($2) AND a.attnum > 0 AND NOT a.attisdropped`, t.SQL(), Archive)
+			AND a.attrelid = to_regclass($2) AND a.attnum > 0 AND NOT a.attisdropped`, t.SQL(), archive)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 

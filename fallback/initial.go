@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -35,20 +36,26 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Hour)
 		defer cancel()
-		if _, err := conn.Exec(ctx, `SET lock_timeout = '1min'; SET enable_seqscan = on`); err != nil {
+		if _, err := conn.Exec(ctx, `SET lock_timeout = '1min'; SET statement_timeout = 0; SET enable_seqscan = on`); err != nil {
 			return err
 		}
 		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 			for _, t := range tables {
-				sql := fmt.Sprintf(`UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL%[7]s)`,
-					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), quoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped, shardSQL(t, "s"))
-				tag, err := tx.Exec(ctx, sql)
+				sql := fmt.Sprintf(`WITH marked AS (UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL%[7]s) RETURNING 1)
+					SELECT count(*) FROM marked WHERE %[8]s`,
+					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), quoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped, shardSQL(t, "s"), pg.OwnPath)
+				var n int64
+				err := tx.QueryRow(ctx, sql).Scan(&n)
+				if err == nil {
+					_, err = tx.Exec(ctx, pg.HidePath)
+				}
 				if err != nil {
 					return fmt.Errorf("mark the rows that are pending in %s: %w", t, err)
 				}
-				rows = append(rows, tag.RowsAffected())
+				rows = append(rows, n)
 			}
-			return nil
+			_, err := tx.Exec(ctx, pg.ShowPath)
+			return err
 		})
 	})
 	return rows, err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -41,20 +42,26 @@ func (s State) Publish() bool {
 // LookUp reads the state of rows of one table. An id that the table's id type
 // cannot hold is no row of it.
 func (db *DB) LookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
-	states, err := db.lookUp(ctx, t, rows)
-	if !strings.HasPrefix(Code(err), "22") {
-		return states, err
-	}
-	if len(rows) == 1 {
-		return []State{{Visible: true}}, nil
-	}
-	half := len(rows) / 2
-	first, err := db.LookUp(ctx, t, rows[:half])
+	states := make([]State, 0, len(rows))
+	err := portions[Row]{
+		size: &db.portion, bytes: rowBytes,
+		do: func(rows []Row) error {
+			some, err := db.lookUp(ctx, t, rows)
+			states = append(states, some...)
+			return err
+		},
+		alone: func(_ Row, err error) error {
+			if err := db.explainRefusal(ctx, t, err); errors.Is(err, ErrTableChanged) {
+				return err
+			}
+			states = append(states, State{Visible: true})
+			return nil
+		},
+	}.run(rows)
 	if err != nil {
 		return nil, err
 	}
-	second, err := db.LookUp(ctx, t, rows[half:])
-	return append(first, second...), err
+	return states, nil
 }
 
 // lookUp reads the states in one snapshot.
@@ -94,9 +101,9 @@ func lookUpSQL(t *outbox.Table) string {
 		processed = "t." + t.Column(outbox.ProcessedAt)
 	}
 	id := t.Column(outbox.ID)
-	return strings.NewReplacer("{table}", t.SQL(), "{id}", id, "{idtype}", t.IDType, "{hash}", t.HashSQL("t"),
+	return strings.NewReplacer("{table}", t.SQL(), "{id}", id, "{idtype}", t.IDType, "{same}", sameSQL(t),
 		"{pending}", pendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed).Replace(`
-SELECT w.ord::int, t.{id} IS NOT NULL, coalesce({hash} = w.hash AND t.{id} IS NOT NULL, false), t.{id} IS NOT NULL AND {pending},
+SELECT w.ord::int, t.{id} IS NOT NULL, coalesce(t.{id} IS NOT NULL AND {same}, false), t.{id} IS NOT NULL AND {pending},
 	t.{id} IS NOT NULL AND {recorded}, w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}
 FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS w(id, hash, xid, ord)
 LEFT JOIN {table} t ON t.{id} = w.id::{idtype}`)
@@ -152,7 +159,9 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
 	sql := fmt.Sprintf(`SELECT concat(%[1]s), %[2]s, %[3]s, %[7]s, %[8]s FROM %[4]s t WHERE %[6]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[5]s)
 		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, t.HashSQL("t"), from, t.IDType, where, moved, own)
+	most := page
 	for read := page; err == nil && read == page && len(rows) < limit; {
+		page = min(most, db.portion.most())
 		start := *next
 		if start.at.IsZero() {
 			start = MarkCursor{at: since}
@@ -180,6 +189,10 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 			})
 			return err
 		})
+		if TooLong(err) && page > 1 { // what was read before it ended counts
+			db.portion.rows.Store(int64(page / 2))
+			read, err = page, nil
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read marked rows of %s: %w", t, err)
@@ -193,13 +206,12 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 // and stays. It returns how many it has made pending, and those that somebody has
 // locked, which it leaves as they are.
 func (db *DB) Unmark(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, locked []MarkedRow, err error) {
-	ids, hashes, marks := markArgs(rows)
 	set := t.Column(outbox.ProcessedAt) + " = NULL"
 	if t.Layout.Records() {
 		set += ", " + t.Column(outbox.LastError) + " = " + quoteLiteral(lostNote)
 	}
 	sql := strings.NewReplacer("{table}", t.SQL(), "{set}", set, "{id}", t.Column(outbox.ID), "{idtype}", t.IDType,
-		"{processed}", t.Column(outbox.ProcessedAt), "{hash}", t.HashSQL("t")).Replace(`
+		"{processed}", t.Column(outbox.ProcessedAt), "{hash}", t.HashSQL("t"), "{own}", pg.OwnPath).Replace(`
 WITH lost AS MATERIALIZED (
 	SELECT w.ord, t.{id} AS id FROM unnest($1::text[], $2::bigint[], $3::timestamptz[]) WITH ORDINALITY AS w(id, hash, mark, ord)
 	JOIN {table} t ON t.{id} = w.id::{idtype} AND (t.{processed} = w.mark) IS TRUE AND {hash} = w.hash
@@ -208,23 +220,26 @@ WITH lost AS MATERIALIZED (
 ), done AS (
 	UPDATE {table} t SET {set} WHERE t.{id} IN (SELECT id FROM free) AND (t.{processed} = ANY ($3::timestamptz[])) IS TRUE AND {hash} = ANY ($2::bigint[]) RETURNING t.{id} AS id
 )
-SELECT ord::int, true FROM lost WHERE id NOT IN (SELECT id FROM free)
+SELECT ord::int, true FROM lost WHERE {own} AND id NOT IN (SELECT id FROM free)
 UNION ALL
-SELECT count(*)::int, false FROM done`) // IS TRUE: the rows are to be found by their ids, whatever index answers to the marks
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		result, _ := conn.Query(ctx, sql, ids, hashes, marks)
-		var number int
-		var isLocked bool
-		_, err := pgx.ForEachRow(result, []any{&number, &isLocked}, func() error {
-			if isLocked {
-				locked = append(locked, rows[number-1])
-			} else {
-				n = number
-			}
-			return nil
+SELECT count(*)::int, false FROM done WHERE {own}`) // IS TRUE: the rows are to be found by their ids, whatever index answers to the marks
+	err = portions[MarkedRow]{size: &db.portion, do: func(some []MarkedRow) error {
+		ids, hashes, marks := markArgs(some)
+		return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			result, _ := conn.Query(ctx, sql, ids, hashes, marks)
+			var number int
+			var isLocked bool
+			_, err := pgx.ForEachRow(result, []any{&number, &isLocked}, func() error {
+				if isLocked {
+					locked = append(locked, some[number-1])
+				} else {
+					n += number
+				}
+				return nil
+			})
+			return err
 		})
-		return err
-	})
+	}}.run(rows)
 	if err != nil {
 		return 0, nil, fmt.Errorf("make rows of %s pending again: %w", t, err)
 	}
@@ -273,7 +288,7 @@ func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err
 func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err error) {
 	var readable bool
 	err = db.row(ctx, []any{&readable, &has}, `SELECT coalesce(has_table_privilege(to_regclass($1), 'SELECT'), false),
-		coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(to_regclass($1))) > 0, false)`, Archive)
+		coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(to_regclass($1))) > 0, false)`, db.own.archive)
 	if err != nil || !readable || !has {
 		return has, err
 	}
@@ -281,7 +296,7 @@ func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err e
 		rows, err := db.ArchivedSince(ctx, t, time.Time{}, &MarkCursor{}, 1)
 		return len(rows) > 0, err
 	}
-	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+Archive+` t WHERE t.outbox = $1)`, t.String())
+	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+db.own.archive+` t WHERE t.outbox = $1)`, t.String())
 	return has, err
 }
 

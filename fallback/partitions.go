@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -36,7 +37,7 @@ func (r *retention) findArchive(ctx context.Context) error {
 	if r.opts.ArchiveAfter == 0 && r.opts.DropAfter == 0 {
 		return nil
 	}
-	has, err := r.exists(ctx, Archive, "so nothing is archived or dropped")
+	has, err := r.exists(ctx, Archive, r.db.own.archive, "so nothing is archived or dropped")
 	if err != nil || !has {
 		return err
 	}
@@ -47,7 +48,7 @@ func (r *retention) findArchive(ctx context.Context) error {
 			pg_has_role(c.relowner, 'USAGE'), coalesce(format('%I.%I', dn.nspname, d.relname), '')
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_partitioned_table pt ON pt.partrelid = c.oid
 			LEFT JOIN pg_class d ON d.oid = pt.partdefid LEFT JOIN pg_namespace dn ON dn.oid = d.relnamespace
-		WHERE c.oid = to_regclass($1)`, Archive)
+		WHERE c.oid = to_regclass($1)`, r.db.own.archive)
 	if err != nil {
 		return fmt.Errorf("read %s: %w", Archive, err)
 	}
@@ -113,7 +114,7 @@ func (r *retention) ensureMonth(ctx context.Context, a *archive, month time.Time
 	name := fmt.Sprintf("%s_%s", a.Name, month.Format("2006_01"))
 	var there bool
 	err = r.db.row(ctx, []any{&there}, `SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
-		Archive, month, month.AddDate(0, 1, 0))
+		a.SQL(), month, month.AddDate(0, 1, 0))
 	if err != nil {
 		return false, fmt.Errorf("look for %s: %w", name, err)
 	}
@@ -176,7 +177,11 @@ func makeWay(ctx context.Context, tx pgx.Tx, from, to, span string) error {
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, fmt.Sprintf(`WITH moved AS (DELETE FROM %s WHERE %s RETURNING *) INSERT INTO %s (%[4]s) SELECT %[4]s FROM moved`, from, span, to, columns))
+	_, err = tx.Exec(ctx, fmt.Sprintf(`WITH moved AS (DELETE FROM %s WHERE %s RETURNING *), here AS (INSERT INTO %s (%[4]s) SELECT %[4]s FROM moved RETURNING 1)
+		SELECT count(*) FROM here WHERE %[5]s`, from, span, to, columns, pg.OwnPath))
+	if err == nil {
+		_, err = tx.Exec(ctx, pg.HidePath)
+	}
 	return err
 }
 

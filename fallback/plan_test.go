@@ -33,14 +33,14 @@ func TestPlansGoByID(t *testing.T) {
 		deleted := *table
 		deleted.Mark = outbox.MarkDelete
 		statements := map[string]string{
-			"update": markSQL(table), "delete": markSQL(&deleted), "park": parkSQL(table, time.Second), "hold": holdSQL(table), "bury": burySQL(table),
+			"update": markSQL(table), "delete": markSQL(&deleted), "park": parkSQL(table, time.Second), "hold": holdSQL(table), "bury": burySQL(table, db.own.deadLetters),
 		}
-		const insert = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+		const insert = `INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
 			SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 20000) g`
 		for _, empty := range []string{
-			`UPDATE outbox_messages SET processed_at = now()`, `DELETE FROM outbox_messages`,
+			`UPDATE public.outbox_messages SET processed_at = now()`, `DELETE FROM public.outbox_messages`,
 		} {
-			for _, sql := range []string{insert, empty, `VACUUM ANALYZE outbox_messages`, insert} {
+			for _, sql := range []string{insert, empty, `VACUUM ANALYZE public.outbox_messages`, insert} {
 				_, err := db.conn.Exec(t.Context(), sql)
 				must(t, err)
 			}
@@ -52,6 +52,20 @@ func TestPlansGoByID(t *testing.T) {
 		must(t, err)
 		readPlan(t, "look up", rows, byID...)
 
+		rows, err = db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+haveRecordsSQL(table, nulls{}), []string{}, []string{}, []string{})
+		must(t, err)
+		readPlan(t, "have records", rows, "Seq Scan on outbox_messages", "outbox_messages_pending_idx", "outbox_messages_due_idx", "Hash Join")
+
+		// A great many rows that are scheduled for later are not looked at, whether or not the time may be NULL.
+		for _, sql := range []string{`SET NOT NULL`, `DROP NOT NULL`} {
+			_, err := db.conn.Exec(t.Context(), `UPDATE public.outbox_messages SET available_at = now() + interval '1 day'; ALTER TABLE public.outbox_messages ALTER available_at `+sql)
+			must(t, err)
+			_, err = db.conn.Exec(t.Context(), `VACUUM ANALYZE public.outbox_messages`)
+			must(t, err)
+			rows, err = db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+freshByDueSQL(table, time.Second), 1000)
+			must(t, err)
+			readPlan(t, "fresh by due", rows, "Seq Scan on outbox_messages", "_pending_idx")
+		}
 		rows, err = db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+overtakenSQL(table, time.Second))
 		must(t, err)
 		readPlan(t, "overtaken", rows, "Nested Loop", "Join", "SubPlan")

@@ -29,10 +29,10 @@ func IsHeld(lastError []byte) bool { return strings.HasPrefix(string(lastError),
 // Candidate is a pending row that the poller may have to deliver.
 type Candidate struct {
 	ID        string
-	Aggregate string // see outbox.AggregateKey
-	Recorded  bool   // parked or held
-	Scheduled bool   // a row without a record that was meant for later
-	Early     bool   // a row without a record that falls due within the threshold
+	Aggregate outbox.AggregateKey
+	Recorded  bool // parked or held
+	Scheduled bool // a row without a record that was meant for later
+	Early     bool // a row without a record that falls due within the threshold
 	Attempts  int
 	Bytes     int // of its payload, as the table keeps it
 }
@@ -46,21 +46,42 @@ type Candidate struct {
 func (db *DB) Fresh(ctx context.Context, t *outbox.Table, threshold time.Duration, limit int) ([]Candidate, error) {
 	if t.Layout.Has(outbox.AvailableAt) {
 		// As a rule few rows are due, and a great many may be scheduled for later.
-		cs, err := db.candidates(ctx, t, freshSQL(t, threshold, "t."+t.Column(outbox.AvailableAt)+", "), limit+1)
+		cs, err := db.candidates(ctx, t, freshByDueSQL(t, threshold), limit+1)
 		if err != nil || len(cs) <= limit {
 			return cs, err
 		}
 	}
-	return db.candidates(ctx, t, freshSQL(t, threshold, ""), limit)
+	return db.candidates(ctx, t, freshSQL(t, threshold, anyHalf(t, threshold), ""), limit)
 }
 
-func freshSQL(t *outbox.Table, threshold time.Duration, order string) string {
+// freshByDueSQL searches by available_at, which is NULL in a row that is due at once. Each half
+// has the order of the index on that column.
+func freshByDueSQL(t *outbox.Table, threshold time.Duration) string {
+	var halves []string
+	for _, half := range freshHalves(t, threshold) {
+		halves = append(halves, "("+freshSQL(t, threshold, half, "t."+t.Column(outbox.AvailableAt)+", ")+")")
+	}
+	return "SELECT x.* FROM (" + strings.Join(halves, " UNION ALL ") + ") x ORDER BY x.id"
+}
+
+// freshHalves are conditions: of the rows that have a due time and are due, or early, and of those
+// that have none. An index answers to each, and not to both in one.
+func freshHalves(t *outbox.Table, threshold time.Duration) []string {
+	if !t.Layout.Has(outbox.AvailableAt) {
+		return []string{"true"}
+	}
+	at := "t." + t.Column(outbox.AvailableAt)
+	return []string{fmt.Sprintf("%s <= now() + %d * interval '1 microsecond'", at, threshold.Microseconds()), at + " IS NULL"}
+}
+
+func freshSQL(t *outbox.Table, threshold time.Duration, due, order string) string {
 	early := "false"
 	if t.Layout.Has(outbox.AvailableAt) {
 		early = "(t." + t.Column(outbox.AvailableAt) + " > now()) IS TRUE"
 	}
-	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false, %[3]s, 0, %[7]s, %[8]s FROM %[4]s t WHERE %[5]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
-		t.Column(outbox.ID), aggregateSQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold), order, early, bytesSQL(t))
+	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false AS recorded, %[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes
+		FROM %[4]s t WHERE %[5]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
+		t.Column(outbox.ID), keySQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due), order, early, bytesSQL(t))
 }
 
 // bytesSQL does not read the value: it may be kept out of line, and compressed.
@@ -78,19 +99,20 @@ func scheduledSQL(t *outbox.Table, threshold time.Duration) string {
 	return fmt.Sprintf("t.%s > t.%s + %d * interval '1 microsecond'", t.Column(outbox.AvailableAt), t.Column(outbox.OccurredAt), threshold.Microseconds())
 }
 
+// anyHalf is the condition under which a row is in one of the halves.
+func anyHalf(t *outbox.Table, threshold time.Duration) string {
+	return "(" + strings.Join(freshHalves(t, threshold), " OR ") + ")"
+}
+
 // freshWhere is the condition under which a row is pending and not recorded, and
-// due, or early.
-func freshWhere(t *outbox.Table, threshold time.Duration) string {
+// due, or early: see freshHalves.
+func freshWhere(t *outbox.Table, threshold time.Duration, due string) string {
 	where := pendingSQL(t, "t")
 	if t.Layout.Has(outbox.LastError) {
 		where += " AND t." + t.Column(outbox.LastError) + " IS NULL"
 	}
 	if t.Layout.Has(outbox.AvailableAt) {
 		at := "t." + t.Column(outbox.AvailableAt)
-		due := fmt.Sprintf("%s <= now() + %d * interval '1 microsecond'", at, threshold.Microseconds())
-		if t.DueNullable { // no index answers to that
-			due = "(" + due + ") IS NOT FALSE"
-		}
 		where += fmt.Sprintf(" AND %s AND ((%s > now()) IS NOT TRUE OR (%s) IS NOT TRUE)", due, at, scheduledSQL(t, threshold))
 	}
 	return where
@@ -108,22 +130,23 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 		ready = fmt.Sprintf("CASE WHEN t.%s IS NULL THEN %s ELSE bool_and(%[2]s) OVER (PARTITION BY %s ORDER BY t.%s) END",
 			t.Column(outbox.AggregateID), ready, by, t.Column(outbox.ID))
 	}
-	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, tenant, kind, aggregate, true, false, attempts, false, bytes
+	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, %s, true, false, attempts, false, bytes
 		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes FROM %s t WHERE %s) x WHERE ready ORDER BY x.id LIMIT $1`,
-		t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
+		columnsKeySQL, t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
 }
 
-// Overtaken lists the keys of the aggregates in which a row without a record is
-// pending and due, and a later one is recorded: a session could not finish with the
-// former, and had recorded the latter.
-func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Duration) (map[string]bool, error) {
+// Overtaken tells in which of the aggregates a row without a record is pending and
+// due, and a later one is recorded: a session could not finish with the former, and
+// had recorded the latter.
+func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Duration, among map[outbox.AggregateKey]bool) (map[outbox.AggregateKey]bool, error) {
 	if !t.Layout.Records() || !t.Layout.Has(outbox.AggregateID) {
 		return nil, nil
 	}
-	keys := map[string]bool{}
-	err := db.raw(ctx, overtakenSQL(t, threshold), nil, func(v [][]byte) error {
-		keys[outbox.AggregateKey(v[0], v[1], v[2])] = true
-		return nil
+	keys := map[outbox.AggregateKey]bool{}
+	err := db.keys(ctx, overtakenSQL(t, threshold), func(key outbox.AggregateKey) {
+		if among[key] {
+			keys[key] = true
+		}
 	})
 	if err != nil {
 		return nil, fmt.Errorf("look for overtaken rows of %s: %w", t, err)
@@ -135,32 +158,28 @@ func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Dur
 // each with each: statistics of a queue say that few rows are pending.
 func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
 	recorded := pendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
-	return strings.NewReplacer("{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold), "{recorded}", recorded, "{pending}", pendingSQL(t, "t"),
+	return strings.NewReplacer("{x}", columnsKeySQL, "{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)), "{recorded}", recorded, "{pending}", pendingSQL(t, "t"),
 		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID), "{error}", t.Column(outbox.LastError), "{by}", partitionSQL(t)).Replace(`
-SELECT DISTINCT tenant, kind, aggregate FROM (
+SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
 	SELECT {key}, t.{error} IS NOT NULL AS recorded, bool_or(t.{error} IS NULL) OVER (PARTITION BY {by} ORDER BY t.{id}) AS behind
 	FROM {table} t
 	WHERE {pending} AND t.{aggregate} IS NOT NULL AND t.{id} <= (SELECT r.{id} FROM {table} r WHERE {recorded} ORDER BY r.{id} DESC LIMIT 1)
 		AND (t.{error} IS NOT NULL OR ({fresh}))
-) x WHERE recorded AND behind`)
+) x WHERE recorded AND behind) x`)
 }
 
-// candidates runs a query for id, tenant, kind and id of the aggregate, recorded,
-// scheduled, attempts, early, bytes.
+// candidates runs a query for id, key of the aggregate, recorded, scheduled, attempts,
+// early, bytes.
 func (db *DB) candidates(ctx context.Context, t *outbox.Table, sql string, args ...any) (cs []Candidate, err error) {
-	keys := map[string]string{} // rows of one aggregate share its key: a pass may keep them for long
 	err = db.raw(ctx, sql, args, func(v [][]byte) error {
-		attempts, _ := strconv.Atoi(string(v[6]))
-		bytes, _ := strconv.Atoi(string(v[8]))
-		key := outbox.AggregateKey(v[1], v[2], v[3])
-		if _, found := keys[key]; !found {
-			keys[key] = key
-		}
+		key, err := outbox.ParseAggregateKey(v[1])
+		attempts, _ := strconv.Atoi(string(v[4]))
+		bytes, _ := strconv.Atoi(string(v[6]))
 		cs = append(cs, Candidate{
-			Attempts: attempts, Early: string(v[7]) == "t", Bytes: bytes,
-			ID: string(v[0]), Aggregate: keys[key], Recorded: string(v[4]) == "t", Scheduled: string(v[5]) == "t",
+			ID: string(v[0]), Aggregate: key, Recorded: string(v[2]) == "t", Scheduled: string(v[3]) == "t",
+			Attempts: attempts, Early: string(v[5]) == "t", Bytes: bytes,
 		})
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("look for pending rows of %s: %w", t, err)
@@ -168,21 +187,28 @@ func (db *DB) candidates(ctx context.Context, t *outbox.Table, sql string, args 
 	return cs, nil
 }
 
-// Aggregates lists the keys of the aggregates that have a recorded row pending; ""
-// stands for all rows that belong to none.
-func (db *DB) Aggregates(ctx context.Context, t *outbox.Table) (keys []string, err error) {
+// Aggregates calls each with every aggregate that has a recorded row pending; the
+// zero key stands for all rows that belong to none. each must not use db.
+func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.AggregateKey)) error {
 	if !t.Layout.Records() {
-		return nil, nil
-	}
-	sql := fmt.Sprintf(`SELECT DISTINCT %s FROM %s t WHERE %s`, aggregateSQL(t), t.SQL(), recordedSQL(t))
-	err = db.raw(ctx, sql, nil, func(v [][]byte) error {
-		keys = append(keys, outbox.AggregateKey(v[0], v[1], v[2]))
 		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look for recorded rows of %s: %w", t, err)
 	}
-	return keys, nil
+	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`, columnsKeySQL, aggregateSQL(t), t.SQL(), recordedSQL(t))
+	if err := db.keys(ctx, sql, each); err != nil {
+		return fmt.Errorf("look for recorded rows of %s: %w", t, err)
+	}
+	return nil
+}
+
+// keys runs a query for keys of aggregates.
+func (db *DB) keys(ctx context.Context, sql string, each func(outbox.AggregateKey)) error {
+	return db.raw(ctx, sql, nil, func(v [][]byte) error {
+		key, err := outbox.ParseAggregateKey(v[0])
+		if err == nil {
+			each(key)
+		}
+		return err
+	})
 }
 
 // fetchBytes is how much of the rows' values Fetch keeps.
@@ -192,21 +218,34 @@ const fetchBytes = 8 << 20
 // somebody has locked are left out, and so are those that are gone or marked. No
 // lock stays when it returns. Where the rows turn out to be large it returns the
 // first of them only, at least one, and says that there are more.
-func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string) (rows []*outbox.Event, more bool, err error) {
-	var columns []string
-	var fields []outbox.Field
-	for f := outbox.ID; f < outbox.NumFields; f++ {
-		if t.Layout.Has(f) {
-			columns, fields = append(columns, "t."+t.Column(f)), append(fields, f)
-		}
+//
+// mostPayload is the longest payload that is fetched, in bytes. What is longer, and what
+// is too long for a header, is left out of the event (outbox.Event.Omitted).
+func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int) (rows []*outbox.Event, more bool, err error) {
+	rows, more, err = db.fetch(ctx, t, ids, mostPayload, "octet_length(%s::text)")
+	switch {
+	case !tooLarge(err):
+		return rows, more, err
+	case len(ids) == 1: // the server cannot tell a length, for it is over 1 GB
+		return db.fetch(ctx, t, ids, mostPayload, fmt.Sprint(outbox.MostText))
 	}
-	sql := fmt.Sprintf(`SELECT %s FROM %s t WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY t.%[3]s FOR UPDATE SKIP LOCKED`,
-		strings.Join(columns, ", "), t.SQL(), t.Column(outbox.ID), t.IDType, unmarkedSQL(t, "t"))
+	if rows, _, err = db.Fetch(ctx, t, ids[:len(ids)/2], mostPayload); err != nil || len(rows) > 0 {
+		return rows, true, err
+	}
+	return db.Fetch(ctx, t, ids[len(ids)/2:], mostPayload)
+}
+
+// fetch is Fetch with an expression for a payload's length.
+func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int, length string) (rows []*outbox.Event, more bool, err error) {
+	sql, fields := fetchSQL(t, mostPayload, length)
 	size := 0
 	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
 		ev := outbox.Event{Table: t}
 		for i, f := range fields {
-			ev.Values[f] = v[i]
+			if ev.Values[f] = v[2*i]; v[2*i+1] != nil {
+				n, _ := strconv.Atoi(string(v[2*i+1]))
+				ev.Omit(f, n)
+			}
 		}
 		if size += ev.Size(); more || size > fetchBytes && len(rows) > 0 {
 			more = true
@@ -219,6 +258,32 @@ func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string) (rows []
 		return nil, false, fmt.Errorf("read pending rows of %s: %w", t, err)
 	}
 	return rows, more, nil
+}
+
+// fetchSQL selects each field's value, and its length in place of one that is too long.
+//
+// The length is asked as text: what is stored may be compressed, and a jsonb number of
+// ten bytes may have 131,072 digits. Of text that costs nothing, the value is not read;
+// of other types the server renders it, where it is not too short for that. (char(n) loses
+// its blanks in text: ten million of them are fetched.)
+func fetchSQL(t *outbox.Table, mostPayload int, payloadLength string) (sql string, fields []outbox.Field) {
+	var lengths, columns []string
+	for f := outbox.ID; f < outbox.NumFields; f++ {
+		if !t.Layout.Has(f) {
+			continue
+		}
+		c, n := "t."+t.Column(f), fmt.Sprintf("n.n%d", f)
+		length := fmt.Sprintf("octet_length(%s::text)", c)
+		if f == outbox.Payload {
+			length = strings.ReplaceAll(payloadLength, "%s", c)
+		}
+		lengths = append(lengths, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length, f.Most(mostPayload), f))
+		columns = append(columns, fmt.Sprintf("CASE WHEN %s IS NULL THEN %s END, %[1]s", n, c))
+		fields = append(fields, f)
+	}
+	return fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
+		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY t.%[4]s FOR UPDATE OF t SKIP LOCKED`,
+		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "), t.Column(outbox.ID), t.IDType, unmarkedSQL(t, "t")), fields
 }
 
 // StillPending tells which of the rows are pending: of rows that Fetch left out,
@@ -255,17 +320,21 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 	return max(time.Duration(seconds*float64(time.Second)), 0), true, nil
 }
 
-// FreshBefore reports whether a row that is pending, due and not recorded was
-// written by a transaction with an id below xid, or may yet be: a transaction that
-// is flushed is not visible before it has ended, which a synchronous standby may
-// put off.
-func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, threshold time.Duration, xid int64) (has bool, err error) {
-	sql := fmt.Sprintf(`SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint < $1 OR EXISTS (SELECT FROM %s t WHERE %s AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1)`,
-		t.SQL(), freshWhere(t, threshold))
-	if err := db.row(ctx, []any{&has}, sql, xid); err != nil {
-		return false, fmt.Errorf("look for older rows of %s: %w", t, err)
+// FreshBefore tells a row that is pending, due and not recorded and that a transaction with
+// an id below xid has written, or that such a transaction is still open: one that is flushed
+// is not visible before it has ended, which a synchronous standby may put off. It is "" where
+// there is neither.
+func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, threshold time.Duration, xid int64) (left string, err error) {
+	sql := `SELECT CASE WHEN pg_snapshot_xmin(pg_current_snapshot())::text::bigint < $1 THEN 'an open transaction' ELSE coalesce(`
+	for _, half := range freshHalves(t, threshold) {
+		sql += fmt.Sprintf(`
+			(SELECT concat('row ', t.%s) FROM %s t WHERE %s AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1 LIMIT 1),`,
+			t.Column(outbox.ID), t.SQL(), freshWhere(t, threshold, half))
 	}
-	return has, nil
+	if err := db.row(ctx, []any{&left}, sql+` '') END`, xid); err != nil {
+		return "", fmt.Errorf("look for older rows of %s: %w", t, err)
+	}
+	return left, nil
 }
 
 // Flush has the server flush its WAL up to what was written when it is called:
@@ -301,24 +370,38 @@ func (db *DB) raw(ctx context.Context, sql string, args []any, each func([][]byt
 	})
 }
 
-// recordedSQL is the condition under which a row is parked or held.
+// recordedSQL is the condition under which a row is parked or held. One that is dead and
+// kept is neither.
 func recordedSQL(t *outbox.Table) string {
-	return pendingSQL(t, "t") + " AND t." + t.Column(outbox.LastError) + " IS NOT NULL"
+	// Not LIKE: the planner would guess how many rows that leaves, and turn away from the index of recorded ones.
+	return fmt.Sprintf("%s AND t.%s IS NOT NULL AND left(t.%[2]s, %d) <> '%[4]s'", pendingSQL(t, "t"), t.Column(outbox.LastError), len(Kept), Kept)
 }
 
-var aggregateFields = []outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID}
+var aggregateFields = [...]outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID}
 
-// aggregateSQL selects the columns that make an aggregate's key.
-func aggregateSQL(t *outbox.Table) string {
-	names := []string{"tenant", "kind", "aggregate"}
+// aggregateColumns are those that make an aggregate's key; "NULL" where there is none.
+func aggregateColumns(t *outbox.Table) (columns [3]string) {
 	for i, f := range aggregateFields {
-		column := "NULL"
+		columns[i] = "NULL"
 		if t.Layout.Has(f) {
-			column = "t." + t.Column(f)
+			columns[i] = "t." + t.Column(f)
 		}
-		names[i] = column + " AS " + names[i]
 	}
-	return strings.Join(names, ", ")
+	return columns
+}
+
+// aggregateSQL selects them by fixed names, of which columnsKeySQL is the key.
+func aggregateSQL(t *outbox.Table) string {
+	c := aggregateColumns(t)
+	return fmt.Sprintf("%s AS tenant, %s AS kind, %s AS aggregate", c[0], c[1], c[2])
+}
+
+var columnsKeySQL = outbox.AggregateKeySQL("x.tenant", "x.kind", "x.aggregate")
+
+// keySQL is the key of a row's aggregate.
+func keySQL(t *outbox.Table) string {
+	c := aggregateColumns(t)
+	return outbox.AggregateKeySQL(c[0], c[1], c[2])
 }
 
 // partitionSQL lists the columns that tell aggregates apart; "" where the layout

@@ -42,7 +42,7 @@ func (r *retention) dropMonths(ctx context.Context, a *archive, before time.Time
 	type month struct{ SQL, Name string }
 	var months []month
 	err := r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		result, _ := conn.Query(ctx, `SELECT m.name, m.relname FROM (`+partitionsSQL+`) m WHERE m.upper <= $2 ORDER BY m.upper`, Archive, before)
+		result, _ := conn.Query(ctx, `SELECT m.name, m.relname FROM (`+partitionsSQL+`) m WHERE m.upper <= $2 ORDER BY m.upper`, a.SQL(), before)
 		months, err = pgx.CollectRows(result, pgx.RowToStructByPos[month])
 		return err
 	})

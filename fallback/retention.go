@@ -67,6 +67,8 @@ func (r *RetainReport) Complaints() []string {
 type TableReport struct {
 	Table    string `json:"table"`
 	Archived int64  `json:"archived"`
+	// Refused are rows that were left behind because they cannot be archived.
+	Refused int64 `json:"refused,omitempty"`
 	// Skipped is why nothing was looked for, or empty.
 	Skipped string `json:"skipped,omitempty"`
 	// Obstacle: the configuration wants it archived, and the schema does not let it.
@@ -109,7 +111,7 @@ func Retain(ctx context.Context, cfg Config, opts RetainOptions) (*RetainReport,
 			break
 		}
 	}
-	err = errors.Join(all...)
+	err = errors.Join(r.withoutPrivileges(flat(all))...)
 	if err == nil && ctx.Err() != nil { // it ended between two statements
 		err = fmt.Errorf("finish pass: %w", ctx.Err())
 	}
@@ -190,8 +192,8 @@ func blocked(err error) bool { return Code(err) == "55P03" || Code(err) == "40P0
 
 // exists reports whether a table of walpost's own is there, and says so where
 // it is not.
-func (r *retention) exists(ctx context.Context, table, without string) (has bool, err error) {
-	if err := r.db.row(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, table); err != nil {
+func (r *retention) exists(ctx context.Context, table, qualified, without string) (has bool, err error) {
+	if err := r.db.row(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified); err != nil {
 		return false, fmt.Errorf("look for %s: %w", table, err)
 	}
 	if !has {
@@ -202,11 +204,11 @@ func (r *retention) exists(ctx context.Context, table, without string) (has bool
 }
 
 func (r *retention) expireKeys(ctx context.Context) error {
-	has, err := r.exists(ctx, IdempotencyKeys, "so no key is deleted")
+	has, err := r.exists(ctx, IdempotencyKeys, r.db.own.keys, "so no key is deleted")
 	if err != nil || !has {
 		return err
 	}
-	err = r.sweep(ctx, sweep{from: IdempotencyKeys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys})
+	err = r.sweep(ctx, sweep{from: r.db.own.keys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys})
 	if Code(err) == "42501" {
 		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+IdempotencyKeys+" TO "+r.role)
 	}

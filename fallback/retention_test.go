@@ -382,6 +382,44 @@ func TestRetainSkips(t *testing.T) {
 	}
 }
 
+// TestRetainLeavesRefusedRows: rows that cannot be archived stay, are named, and keep no other
+// one from it.
+func TestRetainLeavesRefusedRows(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.delivered(2000, "40 days", "2 hours")
+	b.insert(5) // pending
+	b.exec(`ALTER TABLE outbox_messages_archive ADD CHECK (id <> 100)`)
+	b.exec(`ALTER TABLE outbox_messages_archive ALTER tenant_id TYPE smallint`)
+	b.exec(`UPDATE outbox_messages SET tenant_id = 100000 WHERE id = 1500`)
+	b.exec(`CREATE TABLE refers (id bigint REFERENCES outbox_messages)`)
+	b.exec(`INSERT INTO refers VALUES (1501)`)
+	for pass := range 2 {
+		r, err := b.tryRetain(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "3 stay, the first has id 100") || !strings.Contains(hint.Of(err), "outbox_messages_archive_id_check") {
+			t.Errorf("%v (%s), want three rows that stay", err, hint.Of(err))
+		}
+		if want := []int64{1997, 0}[pass]; r.Tables[0].Archived != want || r.Tables[0].Refused != 3 {
+			t.Errorf("pass %d: report %+v, want %d archived", pass, r.Tables[0], want)
+		}
+	}
+	b.wantText("outbox", `SELECT string_agg(id::text, ' ' ORDER BY id) FROM outbox_messages WHERE processed_at IS NOT NULL`, "100 1500 1501")
+	b.wantText("pending", `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`, "5")
+	b.wantText("archive", `SELECT count(DISTINCT id) || ' of ' || count(*) FROM outbox_messages_archive`, "1997 of 1997")
+
+	b.exec(`ALTER TABLE outbox_messages_archive DROP CONSTRAINT outbox_messages_archive_id_check, ALTER tenant_id TYPE bigint`)
+	b.exec(`DROP TABLE refers`)
+	if r := b.retain(); r.Tables[0].Archived != 3 || r.Tables[0].Refused != 0 {
+		t.Errorf("report %+v, want the three archived", r.Tables[0])
+	}
+
+	b.delivered(300, "40 days", "2 hours")
+	b.exec(`ALTER TABLE outbox_messages_archive ADD CHECK (archived_at IS NULL) NOT VALID`)
+	if r, err := b.tryRetain(t.Context()); err == nil || r.Tables[0].Refused != 100 {
+		t.Errorf("every row is refused: %v, report %+v", err, r.Tables[0])
+	}
+	b.wantText("outbox", `SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL`, "300")
+}
+
 // TestRetainPrivileges: those that are documented suffice, and what is lacking is
 // named.
 func TestRetainPrivileges(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -63,7 +64,7 @@ func (q *DLQ) Retry(ctx context.Context, f Filter, dryRun bool, report func(Outc
 // reports as [DLQ.Retry] does.
 func (q *DLQ) Discard(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
 	err := walk(ctx, q, f, letterColumns, func(page []letter) error {
-		return q.change(ctx, page, dryRun, report, discard)
+		return q.change(ctx, page, dryRun, report, q.discard)
 	})
 	return q.explain(err, "discard dead letters", "DELETE ON "+DeadLetters)
 }
@@ -79,6 +80,9 @@ func (q *DLQ) change(ctx context.Context, page []letter, dryRun bool, report fun
 		if outcomes, err = do(ctx, tx, page); err == nil && dryRun {
 			return errDryRun
 		}
+		if err == nil {
+			_, err = tx.Exec(ctx, pg.ShowPath)
+		}
 		return err
 	})
 	if err != nil && !errors.Is(err, errDryRun) {
@@ -90,8 +94,9 @@ func (q *DLQ) change(ctx context.Context, page []letter, dryRun bool, report fun
 	return nil
 }
 
-func discard(ctx context.Context, tx pgx.Tx, page []letter) ([]Outcome, error) {
-	rows, _ := tx.Query(ctx, fmt.Sprintf(`DELETE FROM %s WHERE dead_letter_id = ANY($1::bigint[]) RETURNING dead_letter_id`, DeadLetters), ids(page))
+func (q *DLQ) discard(ctx context.Context, tx pgx.Tx, page []letter) ([]Outcome, error) {
+	rows, _ := tx.Query(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s WHERE dead_letter_id = ANY($1::bigint[]) RETURNING dead_letter_id)
+		SELECT dead_letter_id FROM gone WHERE %s`, q.own.deadLetters, pg.OwnPath), ids(page))
 	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	return outcomes(page, gone, nil), err
 }
@@ -182,7 +187,11 @@ func rowsFault(err error) bool {
 // who moves a row where two try.
 func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64) (gone []int64, err error) {
 	var rows []string
-	if err := tx.QueryRow(ctx, sql, letters).Scan(&gone, &rows); err != nil {
+	err = tx.QueryRow(ctx, sql, letters).Scan(&gone, &rows)
+	if err == nil {
+		_, err = tx.Exec(ctx, pg.HidePath)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if len(rows) != len(gone) {
@@ -191,10 +200,15 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 	if t.table.Mark != outbox.MarkNone {
 		return gone, nil
 	}
-	tag, err := tx.Exec(ctx, fmt.Sprintf(`DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s`,
-		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), shardSQL(t.table, "t")), rows)
+	var deleted int
+	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s RETURNING 1)
+		SELECT count(*)::int FROM gone WHERE %s`,
+		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), shardSQL(t.table, "t"), pg.OwnPath), rows).Scan(&deleted)
+	if err == nil {
+		_, err = tx.Exec(ctx, pg.HidePath)
+	}
 	switch {
-	case err != nil || tag.RowsAffected() == int64(len(rows)):
+	case err != nil || deleted == len(rows):
 		return gone, err
 	case t.table.Shard.All():
 		return gone, errNotTaken
@@ -210,7 +224,7 @@ func (t *target) others(ctx context.Context, tx pgx.Tx, run []letter, done []int
 	if len(all) == len(run) {
 		return all, nil
 	}
-	rows, _ := tx.Query(ctx, fmt.Sprintf(`SELECT dead_letter_id FROM %s WHERE dead_letter_id = ANY($1::bigint[])`, DeadLetters), ids(run))
+	rows, _ := tx.Query(ctx, fmt.Sprintf(`SELECT dead_letter_id FROM %s WHERE dead_letter_id = ANY($1::bigint[])`, t.dead), ids(run))
 	left, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	return append(all, outcomes(run, left, hint.Errorf("the outbox has taken this id anew: compare the two, and discard the dead letter or take the row away",
 		"a row with this id is in the outbox"))...), err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -19,6 +20,8 @@ type Row struct {
 	// XID is the inserting transaction where the WAL told it; zero where the row
 	// was seen in the table.
 	XID uint32
+	// Bytes is about how much its columns hold, zero where that is not known.
+	Bytes int
 	// Failure is what is recorded of a row that cannot be sent.
 	Failure string
 	// Wait is the least time until a row that failed is tried again.
@@ -27,6 +30,8 @@ type Row struct {
 	// Where it is not set, a failure is recorded only in a row that has no record.
 	Polled   bool
 	Attempts int
+	// Large: a value of the row is too long for it to be moved to the dead letters.
+	Large bool
 	// Line: of the rows that Park or Hold is given with the same number, none is
 	// recorded before one that stands earlier.
 	Line int
@@ -78,16 +83,16 @@ func (db *DB) Park(ctx context.Context, t *outbox.Table, rows []Row, retry Retry
 		}
 	}
 	if len(parked) == 0 {
-		return db.record(ctx, t, dead, burySQL(t))
+		return db.bury(ctx, t, dead)
 	}
 	if len(dead) == 0 {
-		return db.record(ctx, t, parked, parkSQL(t, retry.Backoff))
+		return db.park(ctx, t, parked, retry.Backoff)
 	}
-	a, err := db.record(ctx, t, parked, parkSQL(t, retry.Backoff))
+	a, err := db.park(ctx, t, parked, retry.Backoff)
 	if err != nil {
 		return nil, err
 	}
-	b, err := db.record(ctx, t, dead, burySQL(t))
+	b, err := db.bury(ctx, t, dead)
 	if err != nil {
 		return nil, err
 	}
@@ -100,6 +105,29 @@ func (db *DB) Park(ctx context.Context, t *outbox.Table, rows []Row, retry Retry
 		verdicts[i], *from = (*from)[0], (*from)[1:]
 	}
 	return verdicts, nil
+}
+
+// park records failures. A row that takes no record is dead at once: its aggregate may be
+// too long for the index of recorded rows.
+func (db *DB) park(ctx context.Context, t *outbox.Table, rows []Row, backoff time.Duration) ([]Verdict, error) {
+	verdicts, err := db.record(ctx, t, rows, parkSQL(t, backoff))
+	switch {
+	case Code(err) != "54000":
+		return verdicts, err
+	case len(rows) == 1:
+		return db.bury(ctx, t, rows)
+	}
+	return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.park(ctx, t, half, backoff) })
+}
+
+// inHalves settles rows in two statements.
+func inHalves(rows []Row, settle func([]Row) ([]Verdict, error)) ([]Verdict, error) {
+	first, err := settle(rows[:len(rows)/2])
+	if err != nil {
+		return nil, err
+	}
+	second, err := settle(rows[len(rows)/2:])
+	return append(first, second...), err
 }
 
 // Hold records in rows without a record that they wait behind a failed row.
@@ -155,20 +183,28 @@ func (db *DB) record(ctx context.Context, t *outbox.Table, rows []Row, sql strin
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("record rows of %s: %w", t, err)
+		return nil, fmt.Errorf("record rows of %s: %w", t, db.explainRefusal(ctx, t, err))
 	}
 	return verdicts, nil
 }
 
-// settle runs one statement over rows of one table and says what became of
-// each. Everything that it reports stems from one snapshot.
-func (db *DB) settle(ctx context.Context, t *outbox.Table, rows []Row, sql string) (verdicts []Verdict, err error) {
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		verdicts, err = db.settleIn(ctx, conn, rows, sql)
-		return err
-	})
+func rowBytes(r Row) int { return r.Bytes }
+
+// settle runs a statement over rows of one table and says what became of each. What it
+// reports of a portion of them stems from one snapshot.
+func (db *DB) settle(ctx context.Context, t *outbox.Table, rows []Row, sql string) ([]Verdict, error) {
+	verdicts := make([]Verdict, 0, len(rows))
+	err := portions[Row]{size: &db.portion, bytes: rowBytes, do: func(rows []Row) error {
+		return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			some, err := db.settleIn(ctx, conn, rows, sql)
+			if err == nil {
+				verdicts = append(verdicts, some...)
+			}
+			return err
+		})
+	}}.run(rows)
 	if err != nil {
-		return nil, fmt.Errorf("settle rows of %s: %w", t, err)
+		return nil, fmt.Errorf("settle rows of %s: %w", t, db.explainRefusal(ctx, t, err))
 	}
 	return verdicts, nil
 }
@@ -284,8 +320,8 @@ func freeSQL(t *outbox.Table) string {
 // LATERAL with FOR UPDATE or LIMIT, ANY and NOT IN leave it no choice but to look
 // up each id, once.
 func settleSQL(t *outbox.Table, eligible, change, more string) string {
-	same := fmt.Sprintf("t.%s = w.id AND %s AND %s = w.hash%s", t.Column(outbox.ID), unmarkedSQL(t, "t"), t.HashSQL("t"), eligible)
-	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType).Replace(`
+	same := fmt.Sprintf("t.%s = w.id AND %s AND %s%s", t.Column(outbox.ID), unmarkedSQL(t, "t"), sameSQL(t), eligible)
+	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath).Replace(`
 WITH want AS MATERIALIZED (
 	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait
 	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, ord)
@@ -295,9 +331,15 @@ WITH want AS MATERIALIZED (
 ), changed AS ({change}){more}, rest AS MATERIALIZED (
 	SELECT * FROM want w WHERE w.id NOT IN (SELECT c.id FROM changed c)
 )
-SELECT ord, true FROM rest w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t
+SELECT ord, true FROM rest w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t WHERE {own}
 UNION ALL
-SELECT ord, false FROM rest w WHERE xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
+SELECT ord, false FROM rest w WHERE {own} AND xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
+}
+
+// sameSQL is the condition under which the row t has the content of w, or that content is
+// not known. The latter comes first: the row is one that takes long to hash.
+func sameSQL(t *outbox.Table) string {
+	return fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t"))
 }
 
 func markSQL(t *outbox.Table) string {
@@ -314,10 +356,16 @@ func markSQL(t *outbox.Table) string {
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {
 	attempts, lastError, available := t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt)
-	eligible := fmt.Sprintf(" AND (w.attempts IS NULL AND t.%s IS NULL OR coalesce(t.%s, 0)::int = w.attempts)", lastError, attempts)
-	return settleSQL(t, eligible, fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767), %[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
+	return settleSQL(t, eligibleSQL(t), fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767), %[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
 		%[4]s = now() + GREATEST(LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond', (SELECT f.wait FROM free f WHERE f.id = t.%[5]s LIMIT 1)) WHERE %[6]s RETURNING t.%[5]s AS id`,
 		t.SQL(), attempts, lastError, available, t.Column(outbox.ID), freeSQL(t), backoff.Microseconds()), "")
+}
+
+// eligibleSQL narrows the rows whose failure is recorded to those that are as they were
+// read, or have no record where the WAL brought them.
+func eligibleSQL(t *outbox.Table) string {
+	return fmt.Sprintf(" AND (w.attempts IS NULL AND t.%s IS NULL OR coalesce(t.%s, 0)::int = w.attempts)",
+		t.Column(outbox.LastError), t.Column(outbox.Attempts))
 }
 
 func holdSQL(t *outbox.Table) string {

@@ -9,12 +9,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
 // target is an outbox that dead letters go back to.
 type target struct {
 	table   *outbox.Table
+	dead    string // the dead letters, with their schema
 	columns map[string]targetColumn
 	check   error // why none may; nil where they may
 }
@@ -30,7 +32,7 @@ func (q *DLQ) target(ctx context.Context, tx pgx.Tx, name string) (*target, erro
 	if t := q.targets[name]; t != nil && (t.table == nil || t.table.Mark != outbox.MarkNone) {
 		return t, nil
 	}
-	t := &target{columns: map[string]targetColumn{}}
+	t := &target{dead: q.own.deadLetters, columns: map[string]targetColumn{}}
 	for _, o := range q.cfg.Outboxes {
 		if o.String() == name {
 			t.table = o
@@ -90,6 +92,10 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		return "", t.check
 	}
 	layout := &t.table.Layout
+	if slices.Contains(originals, OmittedKey) {
+		return "", hint.Errorf("if the row is still in its outbox, make it small enough there, with last_error = NULL, attempts = 0 and available_at = now(), "+
+			"and discard the dead letter", "the dead letter does not hold the whole row: it was too large")
+	}
 	if !slices.Contains(originals, layout.Columns[outbox.ID]) {
 		return "", hint.Errorf("correct outboxes[].layout, or discard it", "the dead letter has no column %q for the id", layout.Columns[outbox.ID])
 	}
@@ -119,7 +125,7 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		}
 		columns, values = append(columns, outbox.QuoteIdent(name)), append(values, value)
 	}
-	return strings.NewReplacer("{dead}", DeadLetters, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
+	return strings.NewReplacer("{dead}", t.dead, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
 		"{key}", quoteLiteral(layout.Columns[outbox.ID]), "{idtype}", t.idType(),
 		"{columns}", strings.Join(columns, ", "), "{values}", strings.Join(values, ", ")).Replace(`
 WITH gone AS (
@@ -130,5 +136,5 @@ WITH gone AS (
 	INSERT INTO {table} AS t ({columns}) OVERRIDING SYSTEM VALUE
 	SELECT {values} FROM gone g ORDER BY g.dead_letter_id RETURNING concat(t.{id}) AS id
 )
-SELECT ARRAY(SELECT dead_letter_id FROM gone), ARRAY(SELECT id FROM put)`), nil
+SELECT ARRAY(SELECT dead_letter_id FROM gone), ARRAY(SELECT id FROM put) WHERE ` + pg.OwnPath), nil
 }

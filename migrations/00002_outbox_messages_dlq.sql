@@ -1,7 +1,7 @@
 -- +goose Up
 -- Dead letters: rows that could not be delivered. Each was moved here in the transaction that deleted it from its outbox.
 -- One table for all outboxes, so the columns that not every layout has are nullable, and `original` holds the whole row.
-CREATE TABLE outbox_messages_dlq (
+CREATE TABLE {schema}.outbox_messages_dlq (
     dead_letter_id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     -- Where the row came from and goes back to on a retry: the table as "schema.table", the row's id as text, because
     -- other layouts have UUIDs, and the whole row. JSON and not JSONB: it is put back as it was, digits and order included.
@@ -27,19 +27,19 @@ CREATE TABLE outbox_messages_dlq (
 );
 
 -- Not unique: an id that comes again, after TRUNCATE ... RESTART IDENTITY or a failover, is another event and may die too.
-CREATE INDEX outbox_messages_dlq_row_idx ON outbox_messages_dlq (outbox, row_id);
+CREATE INDEX outbox_messages_dlq_row_idx ON {schema}.outbox_messages_dlq (outbox, row_id);
 
 -- +goose Down
 SET LOCAL lock_timeout = '5s';
 
-LOCK TABLE outbox_messages_dlq IN ACCESS EXCLUSIVE MODE;
+LOCK TABLE {schema}.outbox_messages_dlq IN ACCESS EXCLUSIVE MODE;
 
 -- +goose StatementBegin
 DO $$
 DECLARE
     dead BIGINT;
 BEGIN
-    SELECT count(*) INTO dead FROM outbox_messages_dlq;
+    SELECT count(*) INTO dead FROM {schema}.outbox_messages_dlq;
     IF dead > 0 THEN
         RAISE EXCEPTION 'outbox_messages_dlq holds % undelivered row(s)', dead USING
             ERRCODE = 'object_not_in_prerequisite_state',
@@ -49,4 +49,4 @@ END
 $$;
 -- +goose StatementEnd
 
-DROP TABLE outbox_messages_dlq;
+DROP TABLE {schema}.outbox_messages_dlq;

@@ -1,7 +1,7 @@
 -- +goose Up
 -- How far each consumer has come in each stream. A consumer advances its row in the transaction of its own work, which is
 -- what makes the work happen once.
-CREATE TABLE consumer_offsets (
+CREATE TABLE {schema}.consumer_offsets (
     consumer      TEXT        NOT NULL,
     stream        TEXT        NOT NULL,
     -- The stream sequence of the last message that was handled; 0 before the first.
@@ -25,12 +25,12 @@ CREATE TABLE consumer_offsets (
 -- +goose Down
 SET LOCAL lock_timeout = '5s';
 
-LOCK TABLE consumer_offsets IN ACCESS EXCLUSIVE MODE;
+LOCK TABLE {schema}.consumer_offsets IN ACCESS EXCLUSIVE MODE;
 
 -- +goose StatementBegin
 DO $$
 BEGIN
-    IF EXISTS (SELECT FROM consumer_offsets) THEN
+    IF EXISTS (SELECT FROM {schema}.consumer_offsets) THEN
         RAISE EXCEPTION 'consumer_offsets holds the positions of consumers: without them each handles its stream again' USING
             ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'when no consumer needs its position any more: TRUNCATE consumer_offsets';
@@ -39,4 +39,4 @@ END
 $$;
 -- +goose StatementEnd
 
-DROP TABLE consumer_offsets;
+DROP TABLE {schema}.consumer_offsets;

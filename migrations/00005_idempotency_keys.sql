@@ -1,7 +1,7 @@
 -- +goose Up
 -- One row for each Idempotency-Key of an HTTP request. It is inserted when the request begins and gets its response in the
 -- transaction that does the request's work, so a repeated request is answered from here.
-CREATE TABLE idempotency_keys (
+CREATE TABLE {schema}.idempotency_keys (
     tenant_id        BIGINT      NOT NULL DEFAULT 0,
     key              TEXT        NOT NULL,
     -- SHA-256 of what was asked. The same key with another request is the client's error and not a repetition.
@@ -27,17 +27,17 @@ CREATE TABLE idempotency_keys (
     toast.vacuum_truncate = false
 );
 
-CREATE INDEX idempotency_keys_expires_idx ON idempotency_keys (expires_at);
+CREATE INDEX idempotency_keys_expires_idx ON {schema}.idempotency_keys (expires_at);
 
 -- +goose Down
 SET LOCAL lock_timeout = '5s';
 
-LOCK TABLE idempotency_keys IN ACCESS EXCLUSIVE MODE;
+LOCK TABLE {schema}.idempotency_keys IN ACCESS EXCLUSIVE MODE;
 
 -- +goose StatementBegin
 DO $$
 BEGIN
-    IF EXISTS (SELECT FROM idempotency_keys WHERE expires_at > now()) THEN
+    IF EXISTS (SELECT FROM {schema}.idempotency_keys WHERE expires_at > now()) THEN
         RAISE EXCEPTION 'idempotency_keys holds keys that have not expired: without them a repeated request is done again' USING
             ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'wait until they have expired, or drop them on purpose: TRUNCATE idempotency_keys';
@@ -46,4 +46,4 @@ END
 $$;
 -- +goose StatementEnd
 
-DROP TABLE idempotency_keys;
+DROP TABLE {schema}.idempotency_keys;

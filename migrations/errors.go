@@ -32,11 +32,11 @@ func advise(err error) string {
 	if errors.As(err, &connect) {
 		return "check postgres.url (WALPOST_POSTGRES_URL, or the PG* variables), and that PostgreSQL is up and lets this client in"
 	}
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) {
 		return ""
 	}
-	switch pg.Code {
+	switch refused.Code {
 	case "42P07": // duplicate_table
 		return "walpost did not create that table, and leaves it alone. If it is an outbox, describe it with outboxes[].table and " +
 			"outboxes[].layout. If it came from `walpost migrate print`, it is in the hands of the tool that applied it"
@@ -47,5 +47,5 @@ func advise(err error) string {
 	case "25006": // read_only_sql_transaction
 		return "this server is a standby or read-only: point postgres.url at the primary"
 	}
-	return pg.Hint
+	return refused.Hint
 }

@@ -238,6 +238,23 @@ func TestPrintMakesTheSameSchema(t *testing.T) {
 	}
 }
 
+// TestPrintOffersIndexesForShards: they fit the canonical table, and a table of one relay gets none.
+func TestPrintOffersIndexesForShards(t *testing.T) {
+	tables := canonical()
+	tables[0].Mark, tables[0].Shard = outbox.MarkUpdate, outbox.Shard{Index: 2, Of: 3}
+	var sql bytes.Buffer
+	if err := migrations.Print(&sql, migrations.Latest, tables); err != nil {
+		t.Fatal(err)
+	}
+	conn := connect(t, testenv.SharedPostgres(t).NewDB(t))
+	exec(t, conn, sql.String())
+	var n int
+	err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_indexes WHERE tablename = 'outbox_messages' AND indexdef LIKE '%hash_record_extended%'`).Scan(&n)
+	if err != nil || n != 2 {
+		t.Errorf("%d indexes for shards: %v", n, err)
+	}
+}
+
 func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
 	conn, r := connect(t, url), newRunner(t, url, canonical())

@@ -22,22 +22,26 @@ const (
 	notifyAttempts = 20
 )
 
-const notifyFunctionSQL = `CREATE OR REPLACE FUNCTION ` + outbox.NotifyTrigger + `() RETURNS trigger LANGUAGE plpgsql AS $$
+// notifyFunctionSQL makes the function, whose name may have its schema before it.
+func notifyFunctionSQL(function string) string {
+	return `CREATE OR REPLACE FUNCTION ` + function + `() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     NOTIFY ` + outbox.NotifyChannel + `;
     RETURN NULL;
 END
 $$`
+}
 
-func notifyTriggerSQL(table string) string {
-	return fmt.Sprintf("CREATE OR REPLACE TRIGGER %s AFTER INSERT ON %s\n    FOR EACH STATEMENT EXECUTE FUNCTION %[1]s()", outbox.NotifyTrigger, table)
+func notifyTriggerSQL(table, function string) string {
+	return fmt.Sprintf("CREATE OR REPLACE TRIGGER %s AFTER INSERT ON %s\n    FOR EACH STATEMENT EXECUTE FUNCTION %s()", outbox.NotifyTrigger, table, function)
 }
 
 // NotifySQL is what [Runner.InstallNotify] does, as plain SQL that can be applied again and again.
 func NotifySQL(outboxes []*outbox.Table) string {
-	statements := []string{notifyFunctionSQL + ";\n"}
+	statements := []string{notifyFunctionSQL(outbox.NotifyTrigger) + ";\n"}
 	for _, t := range outboxes {
-		statements = append(statements, notifyTriggerSQL(t.SQL())+";\n")
+		statements = append(statements, notifyTriggerSQL(t.SQL(), outbox.NotifyTrigger)+";\n")
 	}
 	return strings.Join(statements, "\n")
 }
@@ -47,16 +51,13 @@ func NotifySQL(outboxes []*outbox.Table) string {
 // it disabled, as far as it came; the others it does not touch. It tries for some twenty seconds to get a table's lock,
 // and holds up its producers for half a second at a time.
 func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
+	schema, err := r.schema(ctx)
+	if err != nil {
+		return nil, explain(err)
+	}
 	err = r.withNotifyLock(ctx, func(conn *sql.Conn) error {
-		const find = `SELECT EXISTS (SELECT FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname = $1)`
-		var exists bool
-		if err := conn.QueryRowContext(ctx, find, outbox.NotifyTrigger).Scan(&exists); err != nil {
-			return err
-		}
-		if !exists {
-			if _, err := conn.ExecContext(ctx, notifyFunctionSQL); err != nil {
-				return fmt.Errorf("create function %s: %w", outbox.NotifyTrigger, err)
-			}
+		if err := makeNotifyFunction(ctx, conn, schema); err != nil {
+			return fmt.Errorf("create function %s: %w", outbox.NotifyTrigger, err)
 		}
 		for _, t := range r.outboxes {
 			var there bool
@@ -67,7 +68,7 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 			if there {
 				continue
 			}
-			if err := patiently(ctx, conn, notifyTriggerSQL(t.SQL())); err != nil {
+			if err := patiently(ctx, conn, notifyTriggerSQL(t.SQL(), notifyFunction(schema))); err != nil {
 				return fmt.Errorf("create trigger on %s: %w", t, err)
 			}
 			done = append(done, t.String())
@@ -77,10 +78,31 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 	return done, err
 }
 
+// makeNotifyFunction leaves a superuser's function as it is. It fails where the function is another role's: what that
+// does would be done with the producers' privileges.
+func makeNotifyFunction(ctx context.Context, conn *sql.Conn, schema string) error {
+	const find = `SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
+		WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0 AND o.rolsuper AND NOT pg_has_role(o.oid, 'USAGE'))`
+	var kept bool
+	err := conn.QueryRowContext(ctx, find, schema, outbox.NotifyTrigger).Scan(&kept)
+	if err == nil && !kept {
+		_, err = conn.ExecContext(ctx, notifyFunctionSQL(notifyFunction(schema)))
+	}
+	return err
+}
+
+func notifyFunction(schema string) string {
+	return outbox.QuoteIdent(schema) + "." + outbox.NotifyTrigger
+}
+
 // RemoveNotify takes back what InstallNotify did, also on tables that are not configured any more. It returns the tables
 // that had the trigger, as far as it came. Its locks are those of InstallNotify, but readers wait too.
 func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
-	tables, exists, err := r.notified(ctx)
+	schema, err := r.schema(ctx)
+	if err != nil {
+		return nil, explain(err)
+	}
+	tables, exists, err := r.notified(ctx, schema)
 	if err != nil {
 		return nil, explain(err)
 	}
@@ -94,18 +116,18 @@ func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
 			}
 			done = append(done, t)
 		}
-		_, err := conn.ExecContext(ctx, "DROP FUNCTION IF EXISTS "+outbox.NotifyTrigger+"()")
+		_, err := conn.ExecContext(ctx, "DROP FUNCTION IF EXISTS "+notifyFunction(schema)+"()")
 		return err
 	})
 	return done, err
 }
 
 // notified lists the tables that have the trigger, and reports whether its function exists.
-func (r *Runner) notified(ctx context.Context) (tables []string, exists bool, err error) {
+func (r *Runner) notified(ctx context.Context, schema string) (tables []string, exists bool, err error) {
 	rows, err := r.db.QueryContext(ctx, `SELECT coalesce(quote_ident(n.nspname) || '.' || quote_ident(c.relname), '')
 		FROM pg_proc p LEFT JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgname = $1 AND t.tgparentid = 0
 			LEFT JOIN pg_class c ON c.oid = t.tgrelid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = $1 ORDER BY 1`, outbox.NotifyTrigger)
+		WHERE p.pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND p.proname = $1 ORDER BY 1`, outbox.NotifyTrigger, schema)
 	if err != nil {
 		return nil, false, err
 	}
@@ -168,6 +190,6 @@ func explainNotify(err error) error {
 }
 
 func isCode(err error, code string) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == code
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == code
 }

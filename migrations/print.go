@@ -35,14 +35,38 @@ func Print(w io.Writer, to int64, outboxes []*outbox.Table) error {
 			return err
 		}
 		fmt.Fprintf(&b, "\n-- From %s\n\n%s\n", m.Name, up)
+		if m.Version == outboxVersion {
+			b.WriteString(sizeCheck)
+		}
+	}
+	if to == Latest {
+		printShardIndexes(&b, outboxes)
 	}
 	_, err := w.Write(b.Bytes())
 	return err
 }
 
+// printShardIndexes offers what no migration makes: most tables are of one relay.
+func printShardIndexes(b *bytes.Buffer, outboxes []*outbox.Table) {
+	for _, t := range outboxes {
+		if sql := t.ShardIndexes(); len(sql) > 0 {
+			fmt.Fprintf(b, "\n-- For the shards of %s, once for all of them. On a table that is written to, use CREATE INDEX CONCURRENTLY.\n\n%s;\n",
+				t, strings.Join(sql, ";\n"))
+		}
+	}
+}
+
+// sizeCheck is offered and not made: only an operator knows the servers' limits, and it costs every INSERT.
+const sizeCheck = `
+-- A row that is larger than the NATS server's max_payload, or the stream's max_msg_size, is never delivered. This tells the
+-- producer instead, at the price of rendering each payload once more. Leave room for the headers:
+-- ALTER TABLE public.outbox_messages ADD CONSTRAINT outbox_messages_payload_size CHECK (octet_length(payload::text) <= 1000000);
+`
+
 // upSection is the part of a file between its Up and its Down annotation, without other annotations.
 func upSection(name string) (string, error) {
 	data, err := files.ReadFile(name)
+	data = bytes.ReplaceAll(data, []byte(schemaMark), nil)
 	if err != nil {
 		return "", err
 	}

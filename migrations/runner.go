@@ -16,6 +16,7 @@ import (
 	"github.com/pressly/goose/v3/lock"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -51,6 +52,7 @@ func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table) *Runner {
 	cfg = cfg.Copy()
 	// goose records the time in a column without time zone.
 	cfg.RuntimeParams["timezone"] = "UTC"
+	pg.Protect(&cfg.Config)
 	return &Runner{cfg: cfg, db: stdlib.OpenDB(*cfg), outboxes: outboxes}
 }
 
@@ -65,11 +67,14 @@ func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
 			return nil, err
 		}
 	}
-	skip, err := r.skipped(ctx)
+	schema, err := r.schema(ctx)
+	if err == nil {
+		err = checkVersionTable(ctx, r.db, schema)
+	}
 	if err != nil {
 		return nil, explain(err)
 	}
-	p, err := r.provider(skip)
+	p, err := r.provider(schema, r.skipped(schema))
 	if err != nil {
 		return nil, err
 	}
@@ -95,8 +100,15 @@ func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 	if to < 0 || lastApplied(states) <= to {
 		return nil, nil // and a database that was never migrated gets no version table from taking nothing back
 	}
+	schema, err := r.schema(ctx)
+	if err == nil {
+		err = checkVersionTable(ctx, r.db, schema)
+	}
+	if err != nil {
+		return nil, explain(err)
+	}
 	for _, s := range slices.Backward(states) {
-		question := guard(s.Name)
+		question := inSchema{schema}.place(guard(s.Name))
 		if s.Version <= to || s.AppliedAt.IsZero() || question == "" {
 			continue
 		}
@@ -104,7 +116,7 @@ func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 			return nil, explain(fmt.Errorf("take back %s: %w", s.Name, err))
 		}
 	}
-	p, err := r.provider(nil)
+	p, err := r.provider(schema, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -136,14 +148,15 @@ func lastApplied(states []State) int64 {
 
 // Status lists every migration. It only reads: a database that was never migrated stays untouched.
 func (r *Runner) Status(ctx context.Context) ([]State, error) {
-	skip, err := r.skipped(ctx)
+	schema, err := r.schema(ctx)
 	if err != nil {
 		return nil, explain(err)
 	}
-	at, err := r.appliedAt(ctx)
+	at, err := r.appliedAt(ctx, schema)
 	if err != nil {
 		return nil, explain(err)
 	}
+	skip := r.skipped(schema)
 	all := All()
 	states := make([]State, len(all))
 	for i, m := range all {
@@ -154,13 +167,12 @@ func (r *Runner) Status(ctx context.Context) ([]State, error) {
 }
 
 // appliedAt asks the table itself, because goose would create it in order to ask.
-func (r *Runner) appliedAt(ctx context.Context) (map[int64]time.Time, error) {
+func (r *Runner) appliedAt(ctx context.Context, schema string) (map[int64]time.Time, error) {
 	var exists bool
-	const find = `SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema() AND tablename = $1)`
-	if err := r.db.QueryRowContext(ctx, find, VersionTable).Scan(&exists); err != nil || !exists {
+	if err := r.db.QueryRowContext(ctx, `SELECT to_regclass($1) IS NOT NULL`, versionTable(schema)).Scan(&exists); err != nil || !exists {
 		return nil, err
 	}
-	rows, err := r.db.QueryContext(ctx, `SELECT version_id, tstamp FROM `+VersionTable+` WHERE is_applied ORDER BY id`)
+	rows, err := r.db.QueryContext(ctx, `SELECT version_id, tstamp FROM `+versionTable(schema)+` WHERE is_applied ORDER BY id`)
 	if err != nil {
 		return nil, err
 	}
@@ -177,30 +189,26 @@ func (r *Runner) appliedAt(ctx context.Context) (map[int64]time.Time, error) {
 	return at, rows.Err()
 }
 
-// skipped lists the versions that this database is not to get.
-func (r *Runner) skipped(ctx context.Context) ([]int64, error) {
-	var schema sql.NullString
-	if err := r.db.QueryRowContext(ctx, `SELECT current_schema()`).Scan(&schema); err != nil {
-		return nil, err
+// skipped lists the versions that a schema is not to get.
+func (r *Runner) skipped(schema string) []int64 {
+	if ownsOutbox(r.outboxes, schema) {
+		return nil
 	}
-	if !schema.Valid {
-		return nil, hint.Errorf("create the schema, or name one that exists in the search_path of postgres.url",
-			"choose a schema: no schema of the search_path exists")
-	}
-	if ownsOutbox(r.outboxes, schema.String) {
-		return nil, nil
-	}
-	return []int64{outboxVersion}, nil
+	return []int64{outboxVersion}
 }
 
-func (r *Runner) provider(exclude []int64) (*goose.Provider, error) {
+func (r *Runner) provider(schema string, exclude []int64) (*goose.Provider, error) {
 	// A second between attempts, sixty of them: the migrations themselves take some hundredths.
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 60))
 	if err != nil {
 		return nil, fmt.Errorf("prepare migration lock: %w", err)
 	}
-	p, err := goose.NewProvider(goose.DialectPostgres, r.db, files,
-		goose.WithTableName(VersionTable),
+	store, err := versions(schema)
+	if err != nil {
+		return nil, fmt.Errorf("prepare migrations: %w", err)
+	}
+	p, err := goose.NewProvider(goose.DialectCustom, r.db, inSchema{schema},
+		goose.WithStore(store),
 		goose.WithSessionLocker(patientLocker{locker}),
 		goose.WithDisableGlobalRegistry(true), // this database is not the application's goose
 		goose.WithLogger(goose.NopLogger()),

@@ -1,9 +1,6 @@
 package outbox
 
-import (
-	"strconv"
-	"time"
-)
+import "time"
 
 // Event is one INSERT into an outbox table, committed in the WAL or selected
 // from the table.
@@ -22,35 +19,47 @@ type Event struct {
 	// Values holds every mapped column's text as PostgreSQL's output function
 	// renders it; nil is NULL or not mapped.
 	Values [NumFields][]byte
+	// Omitted names the values that are too long for any message and were not kept:
+	// they are empty in Values. Only fields up to TraceID are named. Nearly always nil.
+	Omitted []Omitted
+}
+
+// Omitted is a value that was not kept, and its length as text, in bytes.
+type Omitted struct {
+	Field Field
+	Size  int
+}
+
+// MostAttribute is the longest value that is kept of a field that becomes a header or
+// part of a subject, in bytes.
+const MostAttribute = 64 << 10
+
+// Most is the longest value that is kept of a field, in bytes, where a payload may have
+// so many. A row is found by its id, also one that no header can hold.
+func (f Field) Most(payload int) int {
+	switch f {
+	case Payload:
+		return payload
+	case ID:
+		return 1 << 20
+	}
+	return MostAttribute
+}
+
+// MostText is the length of a text that the server cannot render: it has this or more.
+const MostText = 1 << 30
+
+// Omit notes that a field's value was not kept.
+func (e *Event) Omit(f Field, size int) {
+	e.Values[f] = []byte{}
+	if f <= TraceID {
+		e.Omitted = append(e.Omitted, Omitted{f, size})
+	}
 }
 
 // Ref names the row for ever: its table, its id, and the hash of its content.
 func (e *Event) Ref() Ref {
 	return Ref{Table: e.Table, ID: string(e.Values[ID]), Hash: e.Hash()}
-}
-
-// Aggregate is the key of the aggregate that the row belongs to; "" where it
-// belongs to none. It is unique in its table.
-func (e *Event) Aggregate() string {
-	return AggregateKey(e.Values[TenantID], e.Values[AggregateType], e.Values[AggregateID])
-}
-
-// AggregateKey joins what names an aggregate; nil is NULL or not mapped. Rows
-// without an aggregate id belong to none.
-func AggregateKey(tenant, kind, id []byte) string {
-	if id == nil {
-		return ""
-	}
-	key := make([]byte, 0, len(tenant)+len(kind)+len(id)+8)
-	for _, v := range [][]byte{tenant, kind} {
-		if v != nil {
-			key = strconv.AppendInt(key, int64(len(v)), 10)
-			key = append(key, ':')
-			key = append(key, v...)
-		}
-		key = append(key, '/')
-	}
-	return string(append(key, id...))
 }
 
 // Size is the number of bytes that the values occupy.

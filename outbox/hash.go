@@ -7,13 +7,21 @@ import (
 	"strings"
 )
 
+// UnknownHash stands for a content that is not known: the row is found by its id alone.
+const UnknownHash = 0
+
 // Hash identifies the event's content: a chain of PostgreSQL's own
 // hashtextextended over the mapped columns that the event is made of, seeded
 // with a bit mask of the NULLs. It is computed here over the bytes of the WAL
 // and in SQL by [Table.HashSQL] over the table's row, and the two agree.
 // It never covers available_at, attempts, last_error, processed_at or an
 // unmapped column, so a retry or a new column leaves it alone.
+//
+// It is [UnknownHash] where a value was omitted.
 func (e *Event) Hash() uint64 {
+	if len(e.Omitted) > 0 {
+		return UnknownHash
+	}
 	var nulls uint64
 	bit := 0
 	for f := firstHashed; f <= lastHashed; f++ {

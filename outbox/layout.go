@@ -69,6 +69,16 @@ func (l *Layout) Has(f Field) bool { return l.Columns[f] != "" }
 // columns there is no parking and a poison row becomes a dead letter at once.
 func (l *Layout) Records() bool { return l.Has(Attempts) && l.Has(LastError) && l.Has(AvailableAt) }
 
+// RecordLacks are the fields without which a row cannot hold a failure.
+func (l *Layout) RecordLacks() (lacks []string) {
+	for _, f := range [...]Field{Attempts, LastError, AvailableAt} {
+		if !l.Has(f) {
+			lacks = append(lacks, f.String())
+		}
+	}
+	return lacks
+}
+
 // Dates reports whether a row tells since when it is due.
 func (l *Layout) Dates() bool { return l.Has(AvailableAt) || l.Has(OccurredAt) }
 
@@ -132,17 +142,20 @@ const (
 	MarkNone Mark = "none"
 )
 
-// Table is an outbox table as the relay reads it. It does not change after the
-// relay has started.
+// Table is an outbox table as the relay reads it.
 type Table struct {
 	Schema string
 	Name   string
 	Layout Layout
 	Mark   Mark
-	// IDType is the SQL type of the id column, as the catalog names it.
+	// IDType is the SQL type of the id column, as the catalog names it. It is set before a session
+	// begins, and a session ends when it is another one.
 	IDType string
-	// DueNullable: available_at may be NULL, which means at once.
-	DueNullable bool
+	// Partitioned: an UPDATE may move a row from one partition to another, which is an
+	// INSERT in the WAL.
+	Partitioned bool
+	// PayloadJSON: the payload's column is json or jsonb.
+	PayloadJSON bool
 	// Shard is the part of the rows that is looked at; zero is all.
 	Shard Shard
 }

@@ -11,7 +11,7 @@ import (
 type Ref struct {
 	Table *Table
 	ID    string
-	Hash  uint64
+	Hash  uint64 // UnknownHash where a value was omitted
 }
 
 // AppendEventID appends "<table>/<id>/<hash>", which is unique in its source.
@@ -106,7 +106,7 @@ func ParseMessageID(source, s string) (m MessageID, ok bool) {
 	table, ok1 := unescape(f[0])
 	id, ok2 := unescape(f[1])
 	h, err := strconv.ParseUint(f[2], 16, 64)
-	if !ok1 || !ok2 || err != nil || len(f[2]) != 16 {
+	if !ok1 || !ok2 || err != nil || len(f[2]) != 16 || h == UnknownHash { // whoever wrote that knew no row's content
 		return m, false
 	}
 	m.Table, m.ID, m.Hash = table, id, h

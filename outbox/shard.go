@@ -49,6 +49,11 @@ func (t *Table) ShardSQL(alias string) string {
 	if t.Shard.All() {
 		return ""
 	}
+	return fmt.Sprintf("%s = %d", t.ShardKeySQL(alias), t.Shard.Index-1)
+}
+
+// ShardKeySQL is the expression that tells the shards apart.
+func (t *Table) ShardKeySQL(alias string) string {
 	if alias != "" {
 		alias += "."
 	}
@@ -57,5 +62,25 @@ func (t *Table) ShardSQL(alias string) string {
 	if t.Layout.Has(AggregateID) {
 		key = fmt.Sprintf("CASE WHEN %s%s IS NULL THEN %s ELSE %s END", alias, t.Column(AggregateID), key, hash(AggregateID))
 	}
-	return fmt.Sprintf("abs(%s %% %d) = %d", key, t.Shard.Of, t.Shard.Index-1)
+	return fmt.Sprintf("abs(%s %% %d)", key, t.Shard.Of)
+}
+
+// ShardIndexes are the statements for indexes, the same for all shards, by which the searches
+// of a shard pass over the others' rows. There are none without shards, or with mark none.
+func (t *Table) ShardIndexes() (sql []string) {
+	if t.Shard.All() || t.Mark == MarkNone {
+		return nil
+	}
+	where := ""
+	if t.Layout.Has(ProcessedAt) {
+		where = " WHERE " + t.Column(ProcessedAt) + " IS NULL"
+	}
+	columns := []string{t.Column(ID)}
+	if t.Layout.Has(AvailableAt) {
+		columns = append(columns, t.Column(AvailableAt)+", "+t.Column(ID))
+	}
+	for _, c := range columns {
+		sql = append(sql, fmt.Sprintf("CREATE INDEX ON %s ((%s), %s)%s", t.SQL(), t.ShardKeySQL(""), c, where))
+	}
+	return sql
 }

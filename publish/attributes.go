@@ -32,13 +32,9 @@ func (e *Envelope) describe(ev *outbox.Event) {
 	} else {
 		h.percent(hTraceID, trace)
 	}
-	if len(ev.Values[outbox.Payload]) > 0 {
-		h.put(hDataContentType, jsonType)
-		h.put(hContentType, jsonType)
-	}
+	// Not as ce-datacontenttype: the bindings carry that attribute as content-type alone.
+	h.put(hContentType, contentType(ev))
 }
-
-const jsonType = "application/json"
 
 // extensions are the attributes that CloudEvents does not name, in the headers'
 // order.
@@ -63,24 +59,21 @@ func subjectType(ev *outbox.Event) []byte {
 	return ev.Values[outbox.AggregateType]
 }
 
-// appendEventTime appends occurred_at in RFC 3339, or the commit's time where
-// the row has none that RFC 3339 can say, or nothing.
+// appendEventTime appends occurred_at in RFC 3339, or nothing where the row has
+// none that RFC 3339 can say. The commit's time is no substitute: only the WAL
+// knows it, and the same row says the same when the table delivers it.
 func appendEventTime(dst []byte, ev *outbox.Event) []byte {
-	if v := ev.Values[outbox.OccurredAt]; v != nil {
-		if plainUTC(v) {
-			dst = append(dst, v[:10]...)
-			dst = append(dst, 'T')
-			dst = append(dst, v[11:len(v)-len("+00")]...)
-			return append(dst, 'Z')
-		}
-		if t, err := outbox.ParseTimestamp(v); err == nil && !t.IsZero() && t.Year() <= 9999 {
-			return t.UTC().AppendFormat(dst, time.RFC3339Nano)
-		}
+	v := ev.Values[outbox.OccurredAt]
+	if plainUTC(v) {
+		dst = append(dst, v[:10]...)
+		dst = append(dst, 'T')
+		dst = append(dst, v[11:len(v)-len("+00")]...)
+		return append(dst, 'Z')
 	}
-	if ev.CommitTime.IsZero() {
-		return dst
+	if t, err := outbox.ParseTimestamp(v); err == nil && !t.IsZero() && t.Year() <= 9999 {
+		return t.UTC().AppendFormat(dst, time.RFC3339Nano)
 	}
-	return ev.CommitTime.UTC().AppendFormat(dst, time.RFC3339Nano)
+	return dst
 }
 
 // plainUTC reports whether v is a timestamp as PostgreSQL writes most of them,

@@ -108,6 +108,9 @@ func (cfg *ConnConfig) tls() ([]nats.Option, error) {
 		}
 		opts = append(opts, nats.ClientCert(t.Cert, t.Key), nats.Secure())
 	}
+	if t.First {
+		opts = append(opts, nats.TLSHandshakeFirst(), nats.Secure())
+	}
 	return opts, nil
 }
 

@@ -42,7 +42,7 @@ func (r *laneRig) headers() (all []nats.Header) {
 	if info.Messages == 0 {
 		return nil
 	}
-	r.must(r.stream.headers(r.t.Context(), info.FirstSeq, info.LastSeq, "", func(_ uint64, _ time.Time, h nats.Header) { all = append(all, h) }))
+	r.must(r.stream.headers(r.t.Context(), info.FirstSeq, info.LastSeq, "", nil, func(_ uint64, _ time.Time, h nats.Header) { all = append(all, h) }))
 	return all
 }
 
@@ -356,6 +356,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 // TestBatchesAcrossACrash: what the lane says is stored is in the stream, and nothing
 // is in it twice or out of order.
 func TestBatchesAcrossACrash(t *testing.T) {
+	t.Parallel()
 	eachBatching(t, testenv.NATSOptions{Process: true}, nil, func(t *testing.T, r *laneRig) {
 		n := r.nats
 		stored := map[int]bool{}

@@ -29,6 +29,9 @@ func (s *Stream) Check(ctx context.Context) (*StreamInfo, []Finding, error) {
 		return nil, nil, err
 	}
 	found := Judge(s.cfg, &info.Config, s.nc.MaxPayload())
+	now := &judge{cfg: s.cfg, c: &info.Config}
+	now.consumers(info.Consumers)
+	found = append(found, now.found...)
 	return info, found, refusal(s.cfg.Name, found)
 }
 
@@ -158,6 +161,18 @@ func (j *judge) subjects() {
 	}
 }
 
+// sizeLimits names those that are set.
+func (j *judge) sizeLimits() string {
+	var set []string
+	if j.c.MaxMsgs > 0 {
+		set = append(set, fmt.Sprintf("max_msgs is %d", j.c.MaxMsgs))
+	}
+	if j.c.MaxBytes > 0 {
+		set = append(set, fmt.Sprintf("max_bytes is %d", j.c.MaxBytes))
+	}
+	return strings.Join(set, " and ")
+}
+
 // addSubject is a command that keeps the subjects which the new one does not
 // contain.
 func (j *judge) addSubject() string {
@@ -168,6 +183,14 @@ func (j *judge) addSubject() string {
 		}
 	}
 	return cmd + fmt.Sprintf(" --subjects=%q", j.cfg.Pattern)
+}
+
+// consumers are limited as of now.
+func (j *judge) consumers(n int) {
+	most := j.c.MaxConsumers
+	j.warn(most > 0 && n >= most, "stream-max-consumers",
+		fmt.Sprintf("the stream has the %d consumers that max_consumers allows: a start reads messages one by one, verify and tail fail", most),
+		"nats consumer rm "+j.cfg.Name)
 }
 
 func (j *judge) durability() {
@@ -182,6 +205,9 @@ func (j *judge) limits(maxPayload int64) {
 	old := j.c.Discard == jetstream.DiscardOld
 	j.warn(old && (j.c.MaxMsgs > 0 || j.c.MaxBytes > 0), "stream-discard-old",
 		"a full stream drops its oldest messages, whether consumed or not", "nats stream edit "+j.cfg.Name+" --discard=new")
+	j.warn(!old && (j.c.MaxMsgs > 0 || j.c.MaxBytes > 0), "stream-full",
+		fmt.Sprintf("%s with discard new: a full stream takes nothing more, and PostgreSQL keeps the WAL until there is room", j.sizeLimits()),
+		"alert on the stream's size, and delete what was consumed (nats stream purge "+j.cfg.Name+" --seq=N), or raise the limit in time")
 	j.warn(j.c.MaxAge > 0, "stream-max-age",
 		fmt.Sprintf("messages vanish after %s, whether consumed or not", j.c.MaxAge),
 		"keep max_age above the longest outage of a consumer")

@@ -2,7 +2,6 @@ package publish
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"unicode/utf8"
 
 	"github.com/walpost/walpost/outbox"
@@ -10,8 +9,8 @@ import (
 
 // appendCloudEvent appends the event in the CloudEvents JSON format. The payload
 // goes in unchanged where it is one JSON value, so that numbers and the order of
-// keys survive; any other payload goes in as data_base64: spliced in as it is,
-// it could end the object's data and add attributes of its own.
+// keys survive. Any other text goes in as a string, other bytes as data_base64:
+// spliced in as it is, it could end the object's data and add attributes.
 func appendCloudEvent(dst []byte, ev *outbox.Event, ref outbox.Ref, source string) []byte {
 	dst = append(dst, `{"specversion":"1.0"`...)
 	dst = appendMember(dst, "id", ref.AppendEventID(make([]byte, 0, 96)))
@@ -33,20 +32,24 @@ func appendCloudEvent(dst []byte, ev *outbox.Event, ref outbox.Ref, source strin
 	} else {
 		dst = appendMember(dst, "traceid", trace)
 	}
-	dst = appendJSONData(dst, ev.Values[outbox.Payload])
+	kind := contentType(ev)
+	dst = appendMember(dst, "datacontenttype", kind)
+	dst = appendJSONData(dst, kind, ev.Values[outbox.Payload])
 	return append(dst, '}')
 }
 
-func appendJSONData(dst, payload []byte) []byte {
+// appendJSONData does not take the column's type for a proof: a table can change
+// while its rows are read.
+func appendJSONData(dst []byte, kind string, payload []byte) []byte {
 	switch {
-	case len(payload) == 0:
-		return dst
-	case utf8.Valid(payload) && json.Valid(payload):
-		dst = appendMember(dst, "datacontenttype", jsonType)
+	case kind == jsonType && isJSON(payload):
 		dst = append(dst, `,"data":`...)
 		return append(dst, payload...)
+	case kind == textType:
+		return appendMember(dst, "data", payload)
+	case kind == "":
+		return dst
 	}
-	dst = appendMember(dst, "datacontenttype", "application/octet-stream")
 	dst = append(dst, `,"data_base64":"`...)
 	dst = base64.StdEncoding.AppendEncode(dst, payload)
 	return append(dst, '"')

@@ -70,9 +70,16 @@ func checkCloudEvent(t *testing.T, body []byte, ev *outbox.Event) {
 		if isJSON || got["data_base64"] != nil || attrs.Content != "" {
 			t.Errorf("body %q of a NULL payload", body)
 		}
-	case isJSON:
+	case attrs.Content == "application/json":
 		if string(data) != strings.TrimSpace(payload) || attrs.Content != "application/json" {
 			t.Errorf("data %q of payload %q", data, payload)
+		}
+	case !isJSON && attrs.Binary == nil:
+		t.Errorf("no data of payload %q", payload)
+	case utf8.ValidString(payload):
+		var text string
+		if err := json.Unmarshal(data, &text); err != nil || text != payload || attrs.Content != textType {
+			t.Errorf("data %s (%s) of payload %q", data, attrs.Content, payload)
 		}
 	case string(attrs.Binary) != payload || attrs.Content != "application/octet-stream":
 		t.Errorf("data_base64 %q of payload %q", attrs.Binary, payload)

@@ -1,10 +1,13 @@
 package publish
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"net"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -43,9 +46,13 @@ type ConnConfig struct {
 	OnClosed func(error)
 }
 
-// TLSConfig holds PEM files. CA replaces the system's roots; Cert and Key
-// come together. Any of them makes TLS required.
-type TLSConfig struct{ CA, Cert, Key string }
+// TLSConfig holds PEM files. CA replaces the system's roots; Cert and Key come together.
+// First begins with the TLS handshake, as a server with handshake_first wants it. Any of them
+// makes TLS required.
+type TLSConfig struct {
+	CA, Cert, Key string
+	First         bool
+}
 
 // Connect makes the first connection or fails within seconds, trying every
 // server once; from then on the connection comes back by itself, for ever.
@@ -55,9 +62,9 @@ func Connect(ctx context.Context, cfg ConnConfig) (*nats.Conn, error) {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = 5 * time.Second
 	}
-	urls, err := parseURLs(cfg.URL)
+	urls, err := ParseURLs(cfg.URL)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("parse nats.url: %w", err)
 	}
 	auth, err := cfg.auth()
 	if err != nil {
@@ -66,7 +73,7 @@ func Connect(ctx context.Context, cfg ConnConfig) (*nats.Conn, error) {
 	first := newDialer(ctx, cfg.Timeout)
 	defer first.connected()
 	opts := append(auth, nats.SetCustomDialer(first))
-	nc, err := nats.Connect(strings.Join(urls, ","), append(opts, cfg.options()...)...)
+	nc, err := nats.Connect(joined(urls), append(opts, cfg.options()...)...)
 	if ctx.Err() != nil {
 		if nc != nil {
 			nc.Close()
@@ -120,55 +127,65 @@ func call(f func(error), err error) {
 	}
 }
 
-const urlHint = "nats.url is nats://host:4222, or several separated by commas"
+const urlHint = "nats.url is nats://host:4222, or several separated by commas; tls, ws and wss are the other schemes. In user and password " +
+	"write %2C for a comma, and percent-encode other special characters"
 
-// parseURLs fails without repeating a URL, because it may hold a password.
-func parseURLs(s string) ([]string, error) {
-	var urls []string
+// ParseURLs reads nats.url. Its errors repeat none of it: in a text that is no list of URLs, any part may be a
+// password. So a scheme is asked for where there is no port: a password by itself would be a host's name.
+func ParseURLs(s string) ([]*url.URL, error) {
+	var urls []*url.URL
 	for i, one := range strings.Split(s, ",") {
 		one = strings.TrimSpace(one)
 		if one == "" {
-			return nil, hint.Errorf(urlHint, "nats.url: entry %d is empty", i+1)
+			return nil, hint.Errorf(urlHint, "entry %d is empty", i+1)
 		}
-		if !strings.Contains(one, "://") {
+		if _, port, err := net.SplitHostPort(one); err == nil && port != "" && !strings.ContainsAny(one, "@/") {
 			one = "nats://" + one
 		}
 		u, err := url.Parse(one)
-		if err != nil {
-			var bad *url.Error
-			if errors.As(err, &bad) {
-				err = bad.Err
-			}
-			return nil, hint.Errorf(urlHint, "nats.url: entry %d is not a URL%s", i+1, unlessSecret(one, err))
+		switch {
+		case err != nil:
+			return nil, hint.Errorf(urlHint, "entry %d is not a URL", i+1)
+		case !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) || u.Opaque != "":
+			return nil, hint.Errorf(urlHint, "entry %d does not begin with nats://, tls://, ws:// or wss://", i+1)
+		case u.Hostname() == "":
+			return nil, hint.Errorf(urlHint, "entry %d names no host", i+1)
 		}
-		switch u.Scheme {
-		case "nats", "tls", "ws", "wss":
-		default:
-			return nil, hint.Errorf(urlHint, "nats.url: entry %d (%s) has scheme %q, want nats, tls, ws or wss", i+1, u.Redacted(), u.Scheme)
+		if port, err := strconv.Atoi(cmp.Or(u.Port(), "0")); err != nil || port > 65535 {
+			return nil, hint.Errorf(urlHint, "the port of entry %d is not 0 to 65535", i+1)
 		}
-		if u.Hostname() == "" {
-			return nil, hint.Errorf(urlHint, "nats.url: entry %d (%s) names no host", i+1, u.Redacted())
-		}
-		urls = append(urls, one)
+		urls = append(urls, u)
 	}
 	return urls, nil
 }
 
-func unlessSecret(s string, err error) string {
-	if strings.Contains(s, "@") {
-		return ""
+// Unverified are the hosts of nats.url, beyond this machine, to which a connection may be made without TLS: whoever
+// answers in their place gets the credentials and the events. With TLS the certificate is always verified.
+func (cfg *ConnConfig) Unverified() (hosts []string) {
+	urls, _ := ParseURLs(cfg.URL)
+	for _, u := range urls {
+		ip := net.ParseIP(u.Hostname())
+		local := u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+		if !local && u.Scheme != "tls" && u.Scheme != "wss" && cfg.TLS == (TLSConfig{}) {
+			hosts = append(hosts, u.Hostname())
+		}
 	}
-	return fmt.Sprintf(": %q: %v", s, err)
+	return hosts
 }
 
-// redact renders URLs for an error: hosts without user names and passwords.
-func redact(urls []string) string {
+func joined(urls []*url.URL) string {
 	out := make([]string, len(urls))
-	for i, s := range urls {
-		if u, err := url.Parse(s); err == nil {
-			u.User = nil
-			out[i] = u.String()
-		}
+	for i, u := range urls {
+		out[i] = u.String()
+	}
+	return strings.Join(out, ",")
+}
+
+// redact renders URLs for an error: scheme and host alone.
+func redact(urls []*url.URL) string {
+	out := make([]string, len(urls))
+	for i, u := range urls {
+		out[i] = u.Scheme + "://" + u.Host
 	}
 	return strings.Join(out, ", ")
 }

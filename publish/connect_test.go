@@ -52,23 +52,23 @@ func TestConnectRefusesBadConfig(t *testing.T) {
 	}{
 		"no url":           {ConnConfig{}, "entry 1 is empty"},
 		"empty entry":      {ConnConfig{URL: "nats://localhost,"}, "entry 2 is empty"},
-		"scheme":           {ConnConfig{URL: "http://u:s3cret@localhost:4222"}, `scheme "http"`},
+		"scheme":           {ConnConfig{URL: "http://u:s3cret@localhost:4222"}, "does not begin with nats://"},
 		"no host":          {ConnConfig{URL: "nats://:4222"}, "names no host"},
 		"port":             {ConnConfig{URL: "nats://localhost:port"}, "not a URL"},
 		"secret in error":  {ConnConfig{URL: "nats://u:s3cret%zz@localhost"}, "not a URL"},
-		"two ways":         {ConnConfig{URL: "localhost", User: "u", PasswordFile: file, Creds: file}, "more than one"},
-		"user only":        {ConnConfig{URL: "localhost", User: "u"}, "come together"},
-		"password only":    {ConnConfig{URL: "localhost", PasswordFile: file}, "come together"},
-		"no creds file":    {ConnConfig{URL: "localhost", Creds: "/nowhere/x.creds"}, "nats.creds: open /nowhere/x.creds"},
-		"no nkey file":     {ConnConfig{URL: "localhost", NKey: "/nowhere/x.nk"}, "nats.nkey: open"},
-		"junk nkey":        {ConnConfig{URL: "localhost", NKey: file}, "no user seed"},
-		"no password file": {ConnConfig{URL: "localhost", User: "u", PasswordFile: "/nowhere"}, "nats.password_file"},
-		"empty password":   {ConnConfig{URL: "localhost", User: "u", PasswordFile: empty}, "is empty"},
-		"cert only":        {ConnConfig{URL: "localhost", TLS: TLSConfig{Cert: file}}, "come together"},
-		"junk cert":        {ConnConfig{URL: "localhost", TLS: TLSConfig{Cert: file, Key: file}}, "load cert and key"},
-		"no ca":            {ConnConfig{URL: "localhost", TLS: TLSConfig{CA: "/nowhere"}}, "nats.tls.ca: open"},
-		"junk ca":          {ConnConfig{URL: "localhost", TLS: TLSConfig{CA: file}}, "no certificate"},
-		"inbox prefix":     {ConnConfig{URL: "localhost", InboxPrefix: "a.>"}, "invalid custom prefix"},
+		"two ways":         {ConnConfig{URL: "nats://localhost", User: "u", PasswordFile: file, Creds: file}, "more than one"},
+		"user only":        {ConnConfig{URL: "nats://localhost", User: "u"}, "come together"},
+		"password only":    {ConnConfig{URL: "nats://localhost", PasswordFile: file}, "come together"},
+		"no creds file":    {ConnConfig{URL: "nats://localhost", Creds: "/nowhere/x.creds"}, "nats.creds: open /nowhere/x.creds"},
+		"no nkey file":     {ConnConfig{URL: "nats://localhost", NKey: "/nowhere/x.nk"}, "nats.nkey: open"},
+		"junk nkey":        {ConnConfig{URL: "nats://localhost", NKey: file}, "no user seed"},
+		"no password file": {ConnConfig{URL: "nats://localhost", User: "u", PasswordFile: "/nowhere"}, "nats.password_file"},
+		"empty password":   {ConnConfig{URL: "nats://localhost", User: "u", PasswordFile: empty}, "is empty"},
+		"cert only":        {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{Cert: file}}, "come together"},
+		"junk cert":        {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{Cert: file, Key: file}}, "load cert and key"},
+		"no ca":            {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{CA: "/nowhere"}}, "nats.tls.ca: open"},
+		"junk ca":          {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{CA: file}}, "no certificate"},
+		"inbox prefix":     {ConnConfig{URL: "nats://localhost", InboxPrefix: "a.>"}, "invalid custom prefix"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Connect(t.Context(), tt.cfg)
@@ -218,4 +218,35 @@ func TestConnectClosed(t *testing.T) {
 	nc := must(Connect(t.Context(), cfg))(t)
 	nc.Close()
 	receive(t, sig.closed, "close")
+}
+
+// TestParseURLsRepeatsNoSecret, whatever is wrong with a URL.
+func TestParseURLsRepeatsNoSecret(t *testing.T) {
+	for _, urls := range []string{
+		"s3cret", "nats://u:s3cret,x@h", "nats://u:x,s3cret@h", "u:s3cret@h", "nats://u:s3cret%zz@h", "http://u:s3cret@h", "nats://u:s3cret@", "nats://h:99999,nats://s3cret@h",
+		"nats:s3cret", "nats://h,s3cret", "nats://u:4222,s3cret@h:4222",
+	} {
+		_, err := Connect(t.Context(), ConnConfig{URL: urls})
+		if err == nil || strings.Contains(err.Error()+hint.Of(err), "s3cret") {
+			t.Errorf("%s: %v", urls, err)
+		}
+	}
+}
+
+// TestUnverified: only this machine may be reached without TLS.
+func TestUnverified(t *testing.T) {
+	for _, c := range []struct {
+		cfg  ConnConfig
+		want string
+	}{
+		{ConnConfig{URL: "nats://n1:4222"}, "n1"},
+		{ConnConfig{URL: "ws://n1,nats://10.0.0.1,tls://n3,wss://n4"}, "n1 10.0.0.1"},
+		{ConnConfig{URL: "nats://localhost,nats://127.0.0.1:4222,nats://[::1]"}, ""},
+		{ConnConfig{URL: "nats://n1", TLS: TLSConfig{CA: "ca.pem"}}, ""},
+		{ConnConfig{URL: "nats://n1", TLS: TLSConfig{First: true}}, ""},
+	} {
+		if got := strings.Join(c.cfg.Unverified(), " "); got != c.want {
+			t.Errorf("%s: %q, want %q", c.cfg.URL, got, c.want)
+		}
+	}
 }

@@ -1,11 +1,15 @@
 package publish
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,18 +19,23 @@ import (
 )
 
 // connectError adds what helps to an error of the first connect.
-func connectError(cfg ConnConfig, urls []string, err error) error {
+func connectError(cfg ConnConfig, urls []*url.URL, err error) error {
 	at := redact(urls)
-	return hint.Wrap(fmt.Errorf("connect to NATS at %s: %w", at, err), connectHint(cfg, at, err))
+	return hint.Wrap(fmt.Errorf("connect to NATS at %s: %w", at, err), connectHint(cfg, urls, at, err))
 }
 
-func connectHint(cfg ConnConfig, at string, err error) string {
+func connectHint(cfg ConnConfig, urls []*url.URL, at string, err error) string {
 	var dns *net.DNSError
+	var record tls.RecordHeaderError
 	switch {
 	case errors.Is(err, nats.ErrNoServers):
 		return "nothing listens at " + at + ": start nats-server there, or correct nats.url"
 	case errors.As(err, &dns):
 		return "the host name does not resolve: correct nats.url"
+	case cfg.TLS.First && (errors.As(err, &record) || errors.Is(err, io.EOF)):
+		return "the server does not begin with the TLS handshake: take nats.tls.handshake_first out, or set handshake_first in the server's tls block"
+	case !cfg.TLS.First && (errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) && cfg.wantsTLS(urls)):
+		return "the server has ended the connection without a greeting: if its tls block has handshake_first, set nats.tls.handshake_first: true; else check host and port of nats.url"
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return "what listens at " + at + " does not greet as nats-server does: check host and port of nats.url"
 	case cfg.Creds != "" && strings.Contains(err.Error(), cfg.Creds):
@@ -41,6 +50,10 @@ func connectHint(cfg ConnConfig, at string, err error) string {
 		return "the server's certificate is not trusted: set nats.tls.ca to its authority, and use a host name that it holds"
 	}
 	return "check nats.url, and that nats-server can be reached from here"
+}
+
+func (cfg *ConnConfig) wantsTLS(urls []*url.URL) bool {
+	return cfg.TLS != TLSConfig{} || slices.ContainsFunc(urls, func(u *url.URL) bool { return u.Scheme == "tls" })
 }
 
 func isAuthError(err error) bool {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/nats-io/nats.go"
+	"github.com/walpost/walpost/outbox"
 )
 
 // Refusal is a row whose own reply names a failure of its own.
@@ -21,17 +21,21 @@ type Refusal struct {
 // others are refused. Everything else that is unacknowledged is forgotten.
 func (l *Lane) Drain(ctx context.Context) []Refusal {
 	l.fail(ErrDrained)
+	done := l.cutWrites(ctx)
 	l.sending.Lock()
-	_ = l.flush()
+	if ctx.Err() == nil {
+		_ = l.flush()
+	}
 	l.forgetWire()
 	l.forgetStaged()
 	l.sending.Unlock()
+	done()
 	l.awaitReplies(ctx)
 	refusals, doubts, memory := l.collect()
 	for _, s := range doubts {
-		id := s.delivery.Ref.MessageID(l.cfg.Envelope.Source())
-		switch header, err := l.cfg.Stream.Header(ctx, s.ack); {
-		case err == nil && header.Get(nats.MsgIdHdr) == id:
+		own, err := l.isOwn(ctx, s.delivery.Ref, s.ack)
+		switch {
+		case err == nil && own:
 			l.mu.Lock()
 			l.stored = append(l.stored, s.delivery.Index)
 			l.mu.Unlock()
@@ -45,8 +49,45 @@ func (l *Lane) Drain(ctx context.Context) []Refusal {
 	return refusals
 }
 
+// cutWrites makes writes fail that the server does not read, from the end of ctx until
+// the returned function is called: they hold sending, and would for writeTimeout.
+func (l *Lane) cutWrites(ctx context.Context) (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-done:
+			return
+		}
+		for {
+			cutWrite(l.cfg.Conn)
+			select {
+			case <-time.After(pollReplies): // a write may have begun since
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { close(done) }
+}
+
+// pollReplies is the pause between two looks at what is in flight.
+const pollReplies = 10 * time.Millisecond
+
+// isOwn reports whether the message at a sequence is a row's.
+func (l *Lane) isOwn(ctx context.Context, ref outbox.Ref, seq uint64) (bool, error) {
+	m, err := l.cfg.Stream.Message(ctx, seq)
+	if err != nil || m.ID != ref.MessageID(l.cfg.Envelope.Source()) {
+		return false, err
+	}
+	if l.cfg.IsGenuine == nil {
+		return true, nil
+	}
+	return l.cfg.IsGenuine(ctx, ref, seq, m)
+}
+
 func (l *Lane) awaitReplies(ctx context.Context) {
-	t := time.NewTicker(10 * time.Millisecond)
+	t := time.NewTicker(pollReplies)
 	defer t.Stop()
 	for l.Counts().Inflight > 0 && l.cfg.Conn.IsConnected() {
 		select {

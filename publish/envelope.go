@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
@@ -60,6 +61,7 @@ type Envelope struct {
 	body       []byte
 	maxPayload int64
 	maxMsgSize int64
+	anyBytes   bool // see CheckText
 }
 
 // NewEnvelope checks the configuration. Sizes are unlimited until
@@ -76,7 +78,7 @@ func NewEnvelope(cfg EnvelopeConfig) (*Envelope, error) {
 		e.headers.fix(hSpecVersion, "1.0")
 		e.headers.fix(hSource, string(appendPercent(nil, cfg.Source)))
 	case FormatCloudEvents:
-		e.headers.fix(hContentType, "application/cloudevents+json")
+		e.headers.fix(hContentType, envelopeType)
 	default:
 		return nil, hint.Errorf("want binary or cloudevents", "nats.format %q: unknown", cfg.Format)
 	}
@@ -107,6 +109,38 @@ func (e *Envelope) Limit(maxPayload int64, maxMsgSize int32) {
 	e.maxPayload, e.maxMsgSize = maxPayload, int64(maxMsgSize)
 }
 
+// CheckText has Build look whether values are UTF-8: a database without an encoding takes
+// any bytes for text.
+func (e *Envelope) CheckText() { e.anyBytes = true }
+
+// checkText refuses bytes that no consumer could read.
+func checkText(ev *outbox.Event) error {
+	for f := outbox.ID; f <= outbox.TraceID; f++ {
+		if v := ev.Values[f]; !utf8.Valid(v) {
+			at := 0
+			for r, size := utf8.DecodeRune(v); r != utf8.RuneError || size != 1; r, size = utf8.DecodeRune(v[at:]) {
+				at += size
+			}
+			return rowErrorf(RowEncoding, "%s: byte %d is no UTF-8: %s", f, at, excerpt(v[at:min(len(v), at+8)]))
+		}
+	}
+	return nil
+}
+
+// MostPayload is the longest payload that a message can have room for, in bytes.
+func (e *Envelope) MostPayload() int {
+	most := int64(natsMostPayload)
+	for _, limit := range []int64{e.maxPayload, e.maxMsgSize} {
+		if limit > 0 {
+			most = min(most, limit)
+		}
+	}
+	return int(most)
+}
+
+// natsMostPayload is the greatest max_payload that a server accepts.
+const natsMostPayload = 64 << 20
+
 // Build returns a message's header block, as it goes over the wire, and its body.
 // Both are valid until the next Build or until the event's values are overwritten:
 // send the message before. Its error is a [*RowError].
@@ -116,6 +150,11 @@ func (e *Envelope) Build(ev *outbox.Event, st Stamp) (header, body []byte, err e
 	}
 	if err := e.checkTotal(len(ev.Values[outbox.Payload])); err != nil {
 		return nil, nil, err
+	}
+	if e.anyBytes {
+		if err := checkText(ev); err != nil {
+			return nil, nil, err
+		}
 	}
 	h := e.headers
 	h.begin()
@@ -189,6 +228,22 @@ func (e *Envelope) data(ev *outbox.Event, ref outbox.Ref) []byte {
 	}
 	e.body = appendCloudEvent(e.body[:0], ev, ref, e.source)
 	return e.body
+}
+
+// checkOmitted refuses a row of which a value was not kept.
+func (e *Envelope) checkOmitted(ev *outbox.Event) error {
+	if len(ev.Omitted) == 0 {
+		return nil
+	}
+	o := ev.Omitted[0]
+	column, size := ev.Table.Layout.Columns[o.Field], strconv.Itoa(o.Size)
+	if o.Size >= outbox.MostText {
+		size = "more than 1,000,000,000"
+	}
+	if o.Field != outbox.Payload {
+		return rowErrorf(RowHeaders, "column %+q has %s bytes, headers at most %d", column, size, maxHeader)
+	}
+	return rowErrorf(RowSize, "column %+q has %s bytes, a message at most %d", column, size, e.MostPayload())
 }
 
 func (e *Envelope) checkSize(body int) error {

@@ -14,11 +14,12 @@ const (
 	RowPermission = "permission" // the server does not let the relay publish on it
 	RowHeaders    = "headers"    // an attribute is missing or the headers are too large
 	RowSize       = "size"       // the message is larger than the server or the stream takes
+	RowEncoding   = "encoding"   // a value is no UTF-8
 	RowDuplicate  = "duplicate"  // JetStream took it for another message that it no longer has
 )
 
 // RowClasses are all of them.
-var RowClasses = []string{RowSubject, RowUncovered, RowPermission, RowHeaders, RowSize, RowDuplicate}
+var RowClasses = []string{RowSubject, RowUncovered, RowPermission, RowHeaders, RowSize, RowEncoding, RowDuplicate}
 
 // RowError is a row's own fault: it would come back however often the row was
 // sent, so the row is parked and the lane goes on. Nothing else is a RowError,
@@ -126,6 +127,7 @@ func ClassOf(err error) Class {
 
 const (
 	errAccountResources  = 10002
+	errConsumersMaximum  = 10026
 	errStreamsMaximum    = 10027
 	errMessageTooLarge   = 10054
 	errStreamMismatch    = 10060
@@ -141,8 +143,11 @@ const (
 	errBatchUnknown    = 10208
 )
 
-// batchRefusals are the answers to batches that will be given to every one: batches are
-// switched off, smaller ones or fewer at a time are allowed, or the server is too old.
+// batchRefusals are the answers to batches that the next ones would get, too. 10174 and 10205:
+// switched off; 10175, 10177, 10179, 10200, 10206 and 10207: the server reads batches
+// otherwise; 10199: it allows smaller ones only. 10210 and 10211 pass: too many are open. The
+// relay does not see 10210, because only the last message of an atomic batch has a reply: it
+// gets 10176.
 var batchRefusals = []int{10174, 10175, 10177, 10179, 10199, 10200, 10205, 10206, 10207, 10210, 10211}
 
 // Classify names the class of a JetStream error in the reply to a publish.

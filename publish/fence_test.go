@@ -80,6 +80,7 @@ func TestFenceWithoutPermission(t *testing.T) {
 
 // TestFenceBesideAWriter: a stream that is never quiet keeps nobody from beginning.
 func TestFenceBesideAWriter(t *testing.T) {
+	t.Parallel()
 	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -153,6 +154,7 @@ func TestFenceOfALostConnection(t *testing.T) {
 // TestFenceAwaitsWhatWasAcknowledged: a replicated stream that seems to end before it is
 // asked again, for a while; one without replicas is believed.
 func TestFenceAwaitsWhatWasAcknowledged(t *testing.T) {
+	t.Parallel()
 	nc := connect(t, ConnConfig{URL: testenv.NewNATSCluster(t, 3).Nodes[0].URL()})
 	js := must(jetstream.New(nc))(t)
 	for _, replicas := range []int{3, 1} {

@@ -135,6 +135,7 @@ func lastSeq(t *testing.T, s *Stream) uint64 {
 // TestFollowOutlivesTheServer kills it while messages come, and while none has come yet:
 // what is stored before a new consumer is there is not passed over.
 func TestFollowOutlivesTheServer(t *testing.T) {
+	t.Parallel()
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
 	r := newLaneRig(t, n, nil)
 	publisher := connect(t, ConnConfig{URL: n.URL()})
@@ -176,6 +177,7 @@ func consumers(t *testing.T, js jetstream.JetStream) int {
 // TestFollowOutlivesTheLeader: the stream gets another one, and the server goes on which
 // the consumer is.
 func TestFollowOutlivesTheLeader(t *testing.T) {
+	t.Parallel()
 	c := testenv.NewNATSCluster(t, 3)
 	nc := connect(t, ConnConfig{URL: c.URL()})
 	js := must(jetstream.New(nc))(t)
@@ -319,6 +321,7 @@ func TestFollowNoticesAnotherStream(t *testing.T) {
 
 // TestFollowNoticesARolledBackStream: the server comes back with an older store.
 func TestFollowNoticesARolledBackStream(t *testing.T) {
+	t.Parallel()
 	n := testenv.NewNATS(t, testenv.NATSOptions{})
 	r := newLaneRig(t, n, nil)
 	store(t, r.nc, "events.a", "first")

@@ -40,7 +40,6 @@ const (
 	hStream
 	hSpecVersion
 	hSource
-	hDataContentType
 	hContentType
 	numHeaders
 )
@@ -65,7 +64,6 @@ var headerNames = [numHeaders]string{
 	hStream:           nats.ExpectedStreamHdr,
 	hSpecVersion:      "ce-specversion",
 	hSource:           "ce-source",
-	hDataContentType:  "ce-datacontenttype",
 	hContentType:      "content-type",
 }
 

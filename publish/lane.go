@@ -59,6 +59,9 @@ type LaneConfig struct {
 	// OnStored is called after each PubAck with what it was for, in order, on the goroutine
 	// that receives acknowledgements. It must not block, nor keep what it is given.
 	OnStored func([]Stored)
+	// IsGenuine, if set, is asked by Drain about a message with a row's id that JetStream
+	// stored before: whether it has the row's payload.
+	IsGenuine func(ctx context.Context, ref outbox.Ref, seq uint64, m StoredMessage) (bool, error)
 }
 
 // Stored are so many messages of one commit that a PubAck was for.
@@ -196,6 +199,13 @@ func (l *Lane) Adapt(info *StreamInfo) {
 	l.mu.Unlock()
 	l.cfg.Subjects.Cover(info.Config.Subjects)
 	l.cfg.Envelope.Limit(l.cfg.Conn.MaxPayload(), info.Config.MaxMsgSize)
+}
+
+// MostPayload is the longest payload that a message can have room for, in bytes.
+func (l *Lane) MostPayload() int {
+	l.sending.Lock()
+	defer l.sending.Unlock()
+	return l.cfg.Envelope.MostPayload()
 }
 
 // Reserve tells the lane how many messages lie between the oldest message that

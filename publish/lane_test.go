@@ -483,3 +483,43 @@ func TestTheFirstMessageGoesAlone(t *testing.T) {
 	r.must(n.Resume())
 	r.settleAll(l, 5)
 }
+
+// TestDrainDoesNotWaitForAWrite: a drain whose time is over returns although a write stands
+// in its way that the server does not read.
+func TestDrainDoesNotWaitForAWrite(t *testing.T) {
+	t.Parallel()
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newLaneRig(t, n, nil)
+	r.cfg.WindowBytes = 1 << 30
+	l := r.lane()
+	r.must(r.send(l, 1))
+	r.settleAll(l, 1)
+	r.must(n.Pause())
+	sent := make(chan error, 1)
+	go func() {
+		payload := `"` + strings.Repeat("x", 500<<10) + `"`
+		for id := 2; ; id++ {
+			if err := l.Send(t.Context(), r.event(id, payload), id); err != nil {
+				sent <- err
+				return
+			}
+		}
+	}()
+	for since := time.Now(); time.Since(since) < 300*time.Millisecond; time.Sleep(time.Millisecond) {
+		if l.sending.TryLock() { // no write stands in the way for so long yet
+			l.sending.Unlock()
+			since = time.Now()
+		}
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	begun := time.Now()
+	l.Drain(over)
+	if took := time.Since(begun); took > writeTimeout/2 {
+		t.Errorf("the drain took %s: it waited for the write, which may take %s", took, writeTimeout)
+	}
+	if err := <-sent; err == nil || !l.wire.empty() {
+		t.Errorf("the sender ended with %v; written is all: %v", err, l.wire.empty())
+	}
+	r.must(n.Resume())
+}

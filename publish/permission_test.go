@@ -76,7 +76,7 @@ func TestMinimalPermissionsSuffice(t *testing.T) {
 	if err := errors.Join(doubt, err); err != nil {
 		t.Fatal(err)
 	}
-	must(s.Header(t.Context(), info.LastSeq))(t)
+	must(s.Message(t.Context(), info.LastSeq))(t)
 	n := 0
 	must(s.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{
 		Source: e.Source(), Step: func(m []Message) (bool, error) { n += len(m); return true, nil },

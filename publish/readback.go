@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ const PositionHeader = "Walpost-Position"
 type Message struct {
 	Seq      uint64
 	Stored   time.Time
+	Size     int // of the body, in bytes
 	ID       outbox.MessageID
 	Position outbox.Position // zero where the header is missing or unreadable
 	// Polled: the row came from the table, or it had to wait. The position is that of the
@@ -27,11 +29,13 @@ type Message struct {
 	Polled bool
 	// Row is where the WAL has the row; zero where only the table brought it.
 	Row outbox.Position
+	// Bytes is the size of its body.
+	Bytes int
 	// Behind is the number of own messages between this one and the tail.
 	Behind uint64
-	// Aggregate is as outbox.AggregateKey has it, where the headers say it and
-	// ReadBackOptions.Aggregates asked for it.
-	Aggregate string
+	// Aggregate is set where the headers say it and ReadBackOptions.Aggregates asked
+	// for it.
+	Aggregate outbox.AggregateKey
 }
 
 // ReadBackOptions say what is read back and who looks at it.
@@ -47,6 +51,9 @@ type ReadBackOptions struct {
 	Step func([]Message) (more bool, err error)
 	// Aggregates has [Message.Aggregate] filled in.
 	Aggregates bool
+	// NoConsumer, if set, is told that the server allows no consumer more: messages are asked
+	// for one by one.
+	NoConsumer func(error)
 }
 
 // Found is what a read-back met.
@@ -138,7 +145,7 @@ func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptio
 	if s.cfg.Shared {
 		filter = s.cfg.Pattern // a great deal may be none of the relay's business
 	}
-	err := s.headers(ctx, from, to, filter, func(seq uint64, at time.Time, h nats.Header) {
+	err := s.headers(ctx, from, to, filter, o.NoConsumer, func(seq uint64, at time.Time, h nats.Header) {
 		m := Message{Seq: seq, Stored: at}
 		var own bool
 		// Copies: a header's values are pieces of one string with all of them.
@@ -149,6 +156,7 @@ func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptio
 		if p, err := outbox.ParsePosition(strings.Clone(h.Get(PositionHeader))); err == nil {
 			m.Position = p
 		}
+		m.Bytes, _ = strconv.Atoi(h.Get(nats.MsgSize))
 		m.Polled, m.Row = h.Get(ViaHeader) == ViaPoll, m.Position
 		if m.Polled {
 			m.Row = rowIn(h, m.Position)
@@ -160,6 +168,7 @@ func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptio
 			found.Phantoms++
 			return
 		}
+		m.Size, _ = strconv.Atoi(h.Get(nats.MsgSize))
 		chunk = append(chunk, m)
 	})
 	return chunk, err
@@ -179,14 +188,14 @@ func rowIn(h nats.Header, at outbox.Position) outbox.Position {
 }
 
 // aggregateIn is the key of the aggregate that the attributes name.
-func aggregateIn(h nats.Header) string {
+func aggregateIn(h nats.Header) outbox.AggregateKey {
 	attribute := func(id header) []byte {
 		if values := h[headerNames[id]]; len(values) > 0 {
 			return []byte(values[0])
 		}
 		return nil
 	}
-	return outbox.AggregateKey(attribute(hTenantID), attribute(hAggregateType), attribute(hAggregateID))
+	return outbox.AggregateKeyOf(attribute(hTenantID), attribute(hAggregateType), attribute(hAggregateID))
 }
 
 // SeqSince is the sequence of the first message that was stored at or after a

@@ -17,6 +17,7 @@ import (
 // TestReadBackEndsWhereTheStreamIsEmptied: messages that were there when the
 // read-back began and vanish before their turn are not waited for.
 func TestReadBackEndsWhereTheStreamIsEmptied(t *testing.T) {
+	t.Parallel()
 	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	const n = 6000 // some pulls
 	r.storeMany(n)
@@ -67,6 +68,7 @@ func TestReadBackOutlivesItsConsumer(t *testing.T) {
 // TestReadBackOfASilentConsumer: what delivers nothing is not waited for without end.
 // The server drops the requests here; others lose them.
 func TestReadBackOfASilentConsumer(t *testing.T) {
+	t.Parallel()
 	_, cfg := restricted(t, `{ publish { allow: ">", deny: "$JS.API.CONSUMER.MSG.NEXT.>" } }`)
 	createAs(t, "admin", cfg)
 	nc := connect(t, cfg)
@@ -121,6 +123,7 @@ func TestReadBackInSmallRequests(t *testing.T) {
 // TestReadBackOfALostRequest: the connection is half open, and then lost, with requests
 // under way that nobody will answer.
 func TestReadBackOfALostRequest(t *testing.T) {
+	t.Parallel()
 	n := testenv.NewNATS(t, testenv.NATSOptions{})
 	proxy := testenv.NewProxy(t, strings.TrimPrefix(n.URL(), "nats://"))
 	r := newLaneRigOver(t, n, ConnConfig{URL: "nats://" + proxy.Addr()}, nil)
@@ -150,7 +153,7 @@ func TestReadBackOfALostRequest(t *testing.T) {
 func (r *laneRig) storeMany(n int) {
 	for i := range n {
 		m := &nats.Msg{Subject: "events.a", Header: nats.Header{}}
-		m.Header.Set(nats.MsgIdHdr, fmt.Sprintf("src/public.outbox_messages/%d/%016x", i, i))
+		m.Header.Set(nats.MsgIdHdr, fmt.Sprintf("src/public.outbox_messages/%d/%016x", i, i+1))
 		_, err := r.js.PublishMsgAsync(m)
 		r.must(err)
 		if r.js.PublishAsyncPending() >= 2000 {

@@ -3,10 +3,10 @@ package publish
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,27 +19,20 @@ import (
 // ErrMessageGone means that the stream has no message at a sequence.
 var ErrMessageGone = errors.New("message is gone")
 
-// Header reads one message's header from the stream's leader. It returns
-// ErrMessageGone where there is no such message.
-func (s *Stream) Header(ctx context.Context, seq uint64) (nats.Header, error) {
-	reply, err := s.getMessage(ctx, fmt.Appendf(nil, `{"seq":%d}`, seq))
-	if err != nil {
-		return nil, fmt.Errorf("read message %d: %w", seq, err)
-	}
-	raw, err := base64.StdEncoding.DecodeString(reply.Header)
-	if err != nil {
-		return nil, fmt.Errorf("read message %d: %w", seq, err)
-	}
-	if len(raw) == 0 {
-		return nats.Header{}, nil
-	}
-	return nats.DecodeHeadersMsg(raw)
+// gotMessage is what STREAM.MSG.GET says of a message.
+type gotMessage struct {
+	Seq    uint64    `json:"seq"`
+	Header []byte    `json:"hdrs"`
+	Data   []byte    `json:"data"`
+	Time   time.Time `json:"time"`
 }
 
-// gotMessage is what STREAM.MSG.GET says of a message, its body aside.
-type gotMessage struct {
-	Seq    uint64 `json:"seq"`
-	Header string `json:"hdrs"` // base64
+// headers are the message's.
+func (m *gotMessage) headers() (nats.Header, error) {
+	if len(m.Header) == 0 {
+		return nats.Header{}, nil
+	}
+	return nats.DecodeHeadersMsg(m.Header)
 }
 
 // getMessage asks the leader: no replica answers STREAM.MSG.GET.
@@ -72,14 +65,25 @@ func (s *Stream) getMessage(ctx context.Context, request []byte) (gotMessage, er
 //
 // The consumer may live on a replica that lags: it then sees the end too early.
 // So the leader is asked whether what was read last is the last there is.
-func (s *Stream) headers(ctx context.Context, from, to uint64, filter string, each func(seq uint64, at time.Time, h nats.Header)) error {
+//
+// Where no consumer is allowed the leader is asked for one message after the other, and refused is told.
+func (s *Stream) headers(
+	ctx context.Context, from, to uint64, filter string, refused func(error), each func(seq uint64, at time.Time, h nats.Header),
+) error {
+	read := s.consume
 	for try := 1; ; try++ {
-		last, err := s.consume(ctx, from, to, filter, each)
+		last, err := read(ctx, from, to, filter, each)
 		if last >= from {
 			from, try = last+1, 1 // what was read stands
 		}
 		if from > to {
 			return nil
+		}
+		if noConsumer(err) {
+			if read = s.walk; refused != nil {
+				refused(err)
+			}
+			continue
 		}
 		if err == nil {
 			err = s.nothingBetween(ctx, from, to, filter)
@@ -175,6 +179,43 @@ func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, ea
 		}
 	}
 	return last, nil
+}
+
+// noConsumer reports whether the stream or the account has as many consumers as it may.
+func noConsumer(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && (api.ErrorCode == errConsumersMaximum || api.ErrorCode == errAccountResources)
+}
+
+// walk does what consume does without a consumer: it asks for one message after the other.
+func (s *Stream) walk(ctx context.Context, from, to uint64, filter string, each func(uint64, time.Time, nats.Header)) (last uint64, err error) {
+	for from <= to {
+		m, err := s.nextMessage(ctx, from, filter)
+		if errors.Is(err, ErrMessageGone) {
+			return to, nil
+		} else if err != nil {
+			return last, err
+		}
+		if m.Seq > to {
+			return to, nil
+		}
+		h, err := m.headers()
+		if err != nil {
+			h = nats.Header{} // nobody's of the relay
+		}
+		h.Set(nats.MsgSize, strconv.Itoa(len(m.Data)))
+		each(m.Seq, m.Time, h)
+		last, from = m.Seq, m.Seq+1
+	}
+	return last, nil
+}
+
+// nextMessage reads the first message from a sequence on.
+func (s *Stream) nextMessage(ctx context.Context, from uint64, filter string) (gotMessage, error) {
+	if filter == "" {
+		filter = ">"
+	}
+	return s.getMessage(ctx, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, from, filter))
 }
 
 // pull is one request to a consumer.
@@ -278,11 +319,7 @@ func (s *Stream) consumer(ctx context.Context, cfg jetstream.ConsumerConfig) (co
 // nothingBetween fails where the stream's leader has a message from one sequence
 // to another, both included.
 func (s *Stream) nothingBetween(ctx context.Context, from, to uint64, filter string) error {
-	if filter == "" {
-		filter = ">"
-	}
-	request := fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, from, filter)
-	reply, err := s.getMessage(ctx, request)
+	reply, err := s.nextMessage(ctx, from, filter)
 	switch {
 	case errors.Is(err, ErrMessageGone):
 		return nil

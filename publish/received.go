@@ -60,7 +60,7 @@ func (m *Received) describe(h nats.Header) {
 
 // unwrap reads a message of FormatCloudEvents; false is no such message.
 func (m *Received) unwrap(msg *nats.Msg) bool {
-	if !strings.HasPrefix(msg.Header.Get(headerNames[hContentType]), "application/cloudevents+json") {
+	if !strings.HasPrefix(msg.Header.Get(headerNames[hContentType]), envelopeType) {
 		return false
 	}
 	var e struct {
@@ -68,6 +68,7 @@ func (m *Received) unwrap(msg *nats.Msg) bool {
 		TenantID, AggregateType, AggregateID string
 		AggregateVersion, EventVersion       string
 		Traceparent, TraceID                 string
+		DataContentType                      string
 		Data                                 json.RawMessage
 		Base64                               []byte `json:"data_base64"`
 	}
@@ -80,8 +81,14 @@ func (m *Received) unwrap(msg *nats.Msg) bool {
 	if m.Trace = e.Traceparent; m.Trace == "" {
 		m.Trace = e.TraceID
 	}
-	if m.Payload = e.Data; m.Payload == nil {
+	var text string
+	switch {
+	case e.Data == nil:
 		m.Payload = e.Base64
+	case e.DataContentType == textType && json.Unmarshal(e.Data, &text) == nil:
+		m.Payload = []byte(text)
+	default:
+		m.Payload = e.Data
 	}
 	return true
 }

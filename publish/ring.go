@@ -17,6 +17,8 @@ type Delivery struct {
 	EventType string
 	// Tag is what the sender gave along.
 	Tag any
+	// Bytes is the message's size.
+	Bytes int
 	// Index is the message's place in the lane.
 	Index uint64
 }
@@ -38,7 +40,6 @@ type slot struct {
 	subject  string
 	commit   int64  // in microseconds of Unix time; 0 where nobody knows
 	sentAt   uint32 // by the lane's clock
-	size     int
 	state    state
 	ack      uint64 // sequence in the PubAck
 	failure  *RowError
@@ -63,14 +64,14 @@ func (r *ring) push(s slot) {
 	*r.at(r.head) = s
 	r.head++
 	r.inflight++
-	r.bytes += s.size
+	r.bytes += s.delivery.Bytes
 }
 
 // replied notes the reply of message i.
 func (r *ring) replied(s *slot, to state) {
 	s.state = to
 	r.inflight--
-	r.bytes -= s.size
+	r.bytes -= s.delivery.Bytes
 	for r.low < r.head && r.at(r.low).state != sent {
 		r.low++
 	}

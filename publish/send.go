@@ -64,6 +64,9 @@ func (l *Lane) Passed() outbox.LSN { return outbox.LSN(l.passed.Load()) }
 
 // send is Send for the holder of sending.
 func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Position, via string) error {
+	if err := l.cfg.Envelope.checkOmitted(ev); err != nil {
+		return err
+	}
 	subject, err := l.cfg.Subjects.Of(ev)
 	if err != nil {
 		return err
@@ -85,8 +88,8 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 	}
 	l.last = at // only now: a row that is refused may be one of long ago
 	index, err := l.enter(ctx, slot{
-		delivery: Delivery{Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag},
-		subject:  subject, commit: micros(ev.CommitTime), size: len(subject) + len(header) + len(body),
+		delivery: Delivery{Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag, Bytes: len(subject) + len(header) + len(body)},
+		subject:  subject, commit: micros(ev.CommitTime),
 	})
 	if err != nil {
 		return err
@@ -193,7 +196,7 @@ func (l *Lane) intern(eventType []byte) string {
 func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
 	for {
 		l.mu.Lock()
-		index, err, room := l.ring.head, l.err, l.hasRoom(s.size) && !l.stageIsFull()
+		index, err, room := l.ring.head, l.err, l.hasRoom(s.delivery.Bytes) && !l.stageIsFull()
 		if err == nil && room {
 			s.sentAt = l.ticks
 			l.ring.push(s)

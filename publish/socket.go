@@ -32,6 +32,15 @@ func plainSocket(nc *nats.Conn) *socket {
 	return d.current()
 }
 
+// cutWrite makes a write fail that is waiting for the server to read.
+func cutWrite(nc *nats.Conn) {
+	if d, ok := nc.Opts.CustomDialer.(*dialer); ok {
+		if s := d.current(); s != nil {
+			_ = s.Conn.SetWriteDeadline(time.Now())
+		}
+	}
+}
+
 // Write implements net.Conn.
 func (s *socket) Write(p []byte) (int, error) {
 	s.mu.Lock()

@@ -40,12 +40,15 @@ type StreamInfo struct {
 	// FirstSeq is LastSeq + 1 where the stream holds nothing.
 	FirstSeq, LastSeq, Messages uint64
 	// Bytes is what the messages take in the store.
-	Bytes uint64
+	Bytes     uint64
+	Consumers int
 	// FirstTime and LastTime are when the first and the last message were stored, where
 	// there is one.
 	FirstTime, LastTime time.Time
 	// Leader is the server that answered; empty outside a cluster.
 	Leader string
+	// Replicas are the others, as the leader sees them.
+	Replicas []*jetstream.PeerInfo
 	// Created tells a stream from another that took its name later.
 	Created time.Time
 	Config  jetstream.StreamConfig
@@ -99,6 +102,7 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 		FirstSeq:  info.State.FirstSeq,
 		LastSeq:   info.State.LastSeq,
 		Messages:  info.State.Msgs,
+		Consumers: info.State.Consumers,
 		Bytes:     info.State.Bytes,
 		FirstTime: info.State.FirstTime,
 		LastTime:  info.State.LastTime,
@@ -106,7 +110,7 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 		Config:    info.Config,
 	}
 	if info.Cluster != nil && info.Cluster.Name != "" {
-		out.Leader = info.Cluster.Leader
+		out.Leader, out.Replicas = info.Cluster.Leader, info.Cluster.Replicas
 	}
 	return out, nil
 }
@@ -205,7 +209,7 @@ func (s *Stream) explain(verb, request string, err error) error {
 	var api *jetstream.APIError
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return hint.Errorf("check nats.stream and the account, or create it (nats.create_stream: true does so at a first start)",
+		return hint.Errorf("check nats.stream and the account, or create it; with nats.create_stream: true the first start of a relay does",
 			"%s stream %s: %w", verb, s.cfg.Name, ErrStreamNotFound)
 	case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse):
 		return hint.Wrap(wrapped, "the stream exists: walpost uses it as it is, and never changes it")

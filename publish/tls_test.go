@@ -58,10 +58,12 @@ func TestConnectTLS(t *testing.T) {
 	open := testenv.NewNATS(t, testenv.NATSOptions{Config: fmt.Sprintf(block, cert, key, ca.file, false)})
 	mutual := testenv.NewNATS(t, testenv.NATSOptions{Config: fmt.Sprintf(block, cert, key, ca.file, true)})
 	plain := testenv.NewNATS(t, testenv.NATSOptions{})
+	first := testenv.NewNATS(t, testenv.NATSOptions{Config: fmt.Sprintf(`tls { cert_file: %q, key_file: %q, handshake_first: true, timeout: 1 }`, cert, key)})
 	tlsURL := func(s string) string { return strings.Replace(s, "nats://", "tls://", 1) }
 
 	connect(t, ConnConfig{URL: open.URL(), TLS: TLSConfig{CA: ca.file}})
 	connect(t, ConnConfig{URL: tlsURL(open.URL()), TLS: TLSConfig{CA: ca.file}})
+	connect(t, ConnConfig{URL: tlsURL(first.URL()), TLS: TLSConfig{CA: ca.file, First: true}})
 	mine, myKey := ca.issue(t)
 	nc := connect(t, ConnConfig{URL: mutual.URL(), TLS: TLSConfig{CA: ca.file, Cert: mine, Key: myKey}})
 	if !nc.TLSRequired() {
@@ -73,6 +75,8 @@ func TestConnectTLS(t *testing.T) {
 		cfg  ConnConfig
 		hint string
 	}{
+		"handshake first":      {ConnConfig{URL: first.URL(), TLS: TLSConfig{CA: ca.file}}, "set nats.tls.handshake_first: true"},
+		"handshake not first":  {ConnConfig{URL: open.URL(), TLS: TLSConfig{CA: ca.file, First: true}}, "take nats.tls.handshake_first out"},
 		"unknown authority":    {ConnConfig{URL: open.URL()}, "nats.tls.ca"},
 		"wrong authority":      {ConnConfig{URL: open.URL(), TLS: TLSConfig{CA: stranger.file}}, "nats.tls.ca"},
 		"wrong host":           {ConnConfig{URL: strings.Replace(open.URL(), "127.0.0.1", "localhost", 1), TLS: TLSConfig{CA: ca.file}}, "host name"},

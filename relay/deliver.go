@@ -39,7 +39,7 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 	for i, c := range cs {
 		ids[i] = c.ID
 	}
-	rows, more, err := l.db.Fetch(ctx, t, ids)
+	rows, more, err := l.db.Fetch(ctx, t, ids, l.lane.MostPayload())
 	if err != nil {
 		return 0, err
 	}
@@ -48,6 +48,10 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 		cs, ids = cs[:last+1], ids[:last+1]
 	}
 	if err := l.findLocked(ctx, t, p, ids, rows); err != nil {
+		return 0, err
+	}
+	asked, err := l.askRecords(ctx, t, rows...)
+	if err != nil {
 		return 0, err
 	}
 	byID := map[string]*outbox.Event{}
@@ -70,11 +74,35 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 			p.blocked[of] = of.ordered() // it was recorded after it was listed
 			continue
 		}
-		if err := l.send(ctx, p, ev, c.Scheduled); err != nil {
+		if err := l.send(ctx, p, ev, c.Scheduled, asked); err != nil {
 			return 0, err
 		}
 	}
 	return len(cs), l.lane.Flush()
+}
+
+// askRecords asks the table which rows' aggregates have records, where only it can tell.
+func (l *loop) askRecords(ctx context.Context, t *outbox.Table, rows ...*outbox.Event) (asOf, error) {
+	if l.r.cfg.OnPoison == Skip || !l.holds.any() {
+		return 0, nil
+	}
+	return l.holds.ask(rows, func(rows []*outbox.Event) ([]bool, error) { return l.db.HaveRecords(ctx, t, rows) })
+}
+
+// isHeld reports whether a row waits behind a failed one. asked is when the table was asked.
+func (l *loop) isHeld(ctx context.Context, ev *outbox.Event, asked asOf) (bool, error) {
+	if l.r.cfg.OnPoison == Skip {
+		return false, nil
+	}
+	of := aggregateOf(ev)
+	v := l.holds.check(of, asked)
+	for ; v == isUnknown; v = l.holds.check(of, asked) {
+		var err error
+		if asked, err = l.askRecords(ctx, ev.Table, ev); err != nil {
+			return false, err
+		}
+	}
+	return v == isHeld, nil
 }
 
 // findLocked notes which of the rows that could not be read are locked.
@@ -95,18 +123,30 @@ func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []s
 }
 
 // send hands one row to the lane, or to the settler where that is its place.
-func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bool) error {
+func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bool, asked asOf) error {
 	of := aggregateOf(ev)
-	row := fallback.Row{Ref: ev.Ref(), Polled: true, Attempts: attemptsOf(ev)}
+	row := fallback.Row{Ref: ev.Ref(), Polled: true, Attempts: attemptsOf(ev), Large: fallback.Large(ev)}
 	recorded := ev.Values[outbox.LastError] != nil
 	if behind, ok := l.seen.behind(row.Ref, recorded); ok {
 		p.add()
 		return l.settler.stored(ctx, row, behind, p) // it was read in the stream
 	}
-	if !recorded && l.r.cfg.OnPoison != Skip && of.ordered() && l.holds.has(of) {
-		l.holds.record(of)
-		p.add()
-		return l.settler.hold(ctx, row, of, p)
+	if row.Ref.Table.Partitioned {
+		if !l.moved.takeFromTable(row.Ref, p.moved) {
+			return nil // moved into another partition just now: the WAL has brought it
+		}
+		defer l.moved.sent(row.Ref)
+	}
+	if !recorded {
+		held, err := l.isHeld(ctx, ev, asked)
+		if err != nil {
+			return err
+		}
+		if held {
+			l.holds.record(of)
+			p.add()
+			return l.settler.hold(ctx, row, of, p)
+		}
 	}
 	if recorded && l.feed != nil {
 		l.holds.close(of)

@@ -12,28 +12,31 @@ import (
 // endHolds ends the holds of aggregates that have no record left, and lets those
 // that keep one record their queues.
 func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
-	quiet := l.holds.quiet(t)
-	if len(quiet) == 0 {
+	quiet, when := l.holds.quiet(t), l.holds.now()
+	if len(quiet) == 0 && !l.holds.forgets(t) {
 		return nil
 	}
-	keys, err := l.db.Aggregates(ctx, t)
+	var stuck, all []aggregate
+	n := 0
+	err := l.db.Aggregates(ctx, t, func(key outbox.AggregateKey) {
+		of := aggregate{t, key}
+		delete(quiet, of)
+		if !p.recorded[of] && l.holds.isClosing(of) {
+			stuck = append(stuck, of) // nothing of it can be sent for now
+		}
+		if n++; n <= mostHeld/2 {
+			all = append(all, of)
+		}
+	})
 	if err != nil {
 		return err
 	}
-	recorded := map[aggregate]bool{}
-	for _, key := range keys {
-		of := aggregate{t, key}
-		recorded[of] = true
-		if !p.recorded[of] { // nothing of it can be sent for now
-			if err := l.recordQueue(ctx, of); err != nil {
-				return err
-			}
+	for _, of := range stuck {
+		if err := l.recordQueue(ctx, of); err != nil {
+			return err
 		}
 	}
 	for of, joined := range quiet {
-		if recorded[of] {
-			continue
-		}
 		if err := l.holds.end(of, joined, func(q held) error { return l.sendQueued(ctx, q) }); err != nil {
 			var failure *publish.RowError
 			if !errors.As(err, &failure) {
@@ -44,6 +47,7 @@ func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
 			}
 		}
 	}
+	l.holds.counted(t, n, all, when)
 	return l.lane.Flush()
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/walpost/walpost/fallback"
@@ -23,7 +22,7 @@ import (
 // 30 s for a statement, JetStream 5 s.
 func (r *Relay) Examine(ctx context.Context) hint.Findings {
 	r.giveUp = func(error) {}
-	x := &examination{Relay: r}
+	x := &examination{Relay: r, Findings: r.unverified()}
 	x.postgres(ctx)
 	if x.db != nil {
 		defer x.db.Close()
@@ -35,20 +34,7 @@ func (r *Relay) Examine(ctx context.Context) hint.Findings {
 	if x.db != nil && r.nc != nil {
 		x.seam(ctx)
 	}
-	return inOrder(x.Findings)
-}
-
-// inOrder has the errors first, and nothing twice: two checks may fail alike.
-func inOrder(found hint.Findings) hint.Findings {
-	levels := []hint.Level{hint.Error, hint.Warn, hint.Info}
-	slices.SortStableFunc(found, func(a, b hint.Finding) int { return slices.Index(levels, a.Level) - slices.Index(levels, b.Level) })
-	var all hint.Findings
-	for _, f := range found {
-		if !slices.ContainsFunc(all, func(g hint.Finding) bool { return g.Code == f.Code && g.Text == f.Text }) {
-			all = append(all, f)
-		}
-	}
-	return all
+	return hint.InOrder(x.Findings)
 }
 
 type examination struct {
@@ -83,6 +69,7 @@ func (x *examination) postgres(ctx context.Context) {
 	x.server(problems)
 	x.describe(ctx)
 	x.outboxes(ctx)
+	x.schemas(ctx)
 	x.replication(ctx)
 	x.settings(ctx)
 	x.clocks(ctx)
@@ -203,6 +190,12 @@ func (x *examination) describe(ctx context.Context) {
 	x.Failed(hint.Error, "pg-unreachable", err)
 }
 
+func (x *examination) schemas(ctx context.Context) {
+	found, err := x.db.WritableSchemas(ctx, x.cfg.Outboxes)
+	x.Findings = append(x.Findings, found...)
+	x.Failed(hint.Error, "pg-unreachable", err)
+}
+
 func (x *examination) settings(ctx context.Context) {
 	if !x.streams || x.standby {
 		return
@@ -281,7 +274,8 @@ func (x *examination) nats(ctx context.Context) {
 // missing judges a stream that does not exist.
 func (x *examination) missing(ctx context.Context, missing error) {
 	if x.cfg.CreateStream && !x.whole() {
-		x.Failed(hint.Warn, "stream-missing", missing) // the tables know whether it may be created
+		// The tables know whether it may be created.
+		x.Failed(hint.Warn, "stream-missing", hint.Wrap(missing, "put right what the tables lack: the first start then creates it where no row is marked"))
 		return
 	}
 	if err := x.mayCreateStream(ctx, x.db, missing); err != nil {

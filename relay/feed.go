@@ -23,6 +23,11 @@ type feed struct {
 	holds   *holds
 	loop    *loop
 	seen    *seen
+	moved   *moved
+	// movedUntil: up to there the WAL may bring rows of partitioned tables that were
+	// settled and forgotten; the reader's own.
+	movedUntil outbox.LSN
+	altered    chan<- struct{}
 
 	// gate holds rows that the table decides about: those under E, the greatest
 	// LSN under which anything can have been sent before. A row leaves it when its
@@ -71,18 +76,22 @@ func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error
 		f.loop.dueIn(wait)
 		return nil // left to the table
 	}
-	if fallback.IsHeld(ev.Values[outbox.LastError]) && ev.Table.Mark != outbox.MarkNone && ev.Table.Layout.Records() {
+	if f.isRecorded(ev) {
 		return f.leave(ctx, ev, txn)
 	}
-	if ev.Table.Mark == outbox.MarkNone && f.seen.tail.Covers(ev.Commit, ev.N) {
-		if !f.seen.displaced(ev) {
-			return nil
-		}
-		if dead, err := f.db.IsDead(ctx, ev); err != nil || dead {
+	ask := false // the table
+	if ev.Table.Partitioned && ev.Table.Mark != outbox.MarkNone {
+		inHand := false
+		if inHand, ask, err = f.takeMoved(ctx, ev); err != nil || inHand {
 			return err
 		}
 	}
-	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {
+	if ev.Table.Mark == outbox.MarkNone {
+		if settled, err := f.decideByPosition(ctx, ev); settled || err != nil {
+			return err
+		}
+	}
+	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev) || ask) {
 		return f.hold(ctx, ev, txn)
 	}
 	// Nothing overtakes the gate: the positions in the stream never go back.
@@ -93,6 +102,24 @@ func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error
 		f.seen.forget()
 	}
 	return f.send(ctx, ev, txn)
+}
+
+// isRecorded reports whether the row was inserted with a record: a dead letter that is tried
+// again, or a recorded row that has moved into another partition.
+func (f *feed) isRecorded(ev *outbox.Event) bool {
+	record := ev.Values[outbox.LastError]
+	if record == nil || ev.Table.Mark == outbox.MarkNone || !ev.Table.Layout.Records() {
+		return false
+	}
+	return fallback.IsHeld(record) || ev.Table.Partitioned
+}
+
+// Altered implements stream.Handler.
+func (f *feed) Altered() {
+	select {
+	case f.altered <- struct{}{}:
+	default:
+	}
 }
 
 // leave leaves to the loop what was inserted as a held row: a dead letter that is
@@ -116,13 +143,17 @@ func (l left) Settled() {
 	l.loop.nudge()
 }
 
-// mayBeRecorded: where rows pass a failed one, that one itself may come again.
+// mayBeRecorded: where rows pass a failed one, that one itself may come again. Elsewhere the
+// table is asked where only it can tell whether a row is held, about many rows at once.
 func (f *feed) mayBeRecorded(ev *outbox.Event) bool {
 	if !f.holds.any() {
 		return false
 	}
 	of := aggregateOf(ev)
-	return (f.r.cfg.OnPoison == Skip || !of.ordered()) && f.holds.has(of)
+	if f.r.cfg.OnPoison == Skip || !of.ordered() {
+		return f.holds.mayHave(of)
+	}
+	return f.holds.unsure(of)
 }
 
 // Idle implements stream.Handler: the server has sent all it has, so what the
@@ -220,45 +251,85 @@ func (f *feed) decide(ctx context.Context, batch []held) error {
 	if err != nil {
 		return err
 	}
+	evs := make([]*outbox.Event, len(ask))
+	for i, h := range ask {
+		evs[i] = h.ev
+	}
+	asked, err := f.askRecords(ctx, evs...)
+	if err != nil {
+		return err
+	}
 	for i, h := range ask {
 		if !states[i].Publish() {
 			h.txn.Settled()
 			continue
 		}
-		if err := f.sendAdded(ctx, h.ev, h.txn); err != nil {
+		if err := f.sendAdded(ctx, h.ev, h.txn, asked); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// lookUp waits out a table that somebody has locked.
-func (f *feed) lookUp(ctx context.Context, t *outbox.Table, rows []fallback.Row) ([]fallback.State, error) {
+// askRecords asks the table which rows' aggregates have records, where only it can tell. The
+// rows are of one table.
+func (f *feed) askRecords(ctx context.Context, evs ...*outbox.Event) (asOf, error) {
+	if f.r.cfg.OnPoison == Skip || !f.holds.any() {
+		return 0, nil
+	}
+	return f.holds.ask(evs, func(evs []*outbox.Event) (have []bool, err error) {
+		err = f.patiently(ctx, evs[0].Table, func() error {
+			have, err = f.db.HaveRecords(ctx, evs[0].Table, evs)
+			return err
+		})
+		return have, err
+	})
+}
+
+func (f *feed) lookUp(ctx context.Context, t *outbox.Table, rows []fallback.Row) (states []fallback.State, err error) {
+	err = f.patiently(ctx, t, func() error {
+		states, err = f.db.LookUp(ctx, t, rows)
+		return err
+	})
+	return states, err
+}
+
+// patiently waits out a table that somebody has locked.
+func (f *feed) patiently(ctx context.Context, t *outbox.Table, ask func() error) error {
 	for {
-		states, err := f.db.LookUp(ctx, t, rows)
+		err := ask()
 		if err == nil || !fallback.Passing(err) {
-			return states, err
+			return err
 		}
 		f.r.trouble("the table is locked: waiting", err, zapTable(t))
 		if !sleep(ctx, 200*time.Millisecond) {
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
 	}
 }
 
 func (f *feed) send(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	txn.Add()
-	return f.sendAdded(ctx, ev, txn)
+	return f.sendAdded(ctx, ev, txn, 0)
 }
 
-func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+// sendAdded sends a row, unless it is held. asked is when the table was asked for records of
+// its aggregate.
+func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn, asked asOf) error {
 	if len(f.r.poison) > 0 && ev.Table.Mark == outbox.MarkNone {
 		if failure := f.r.poison[ev.Ref()]; failure != nil {
 			return f.refuse(ctx, ev, txn, failure)
 		}
 	}
 	if f.r.cfg.OnPoison != Skip && f.holds.any() {
-		if isHeld, record := f.holds.join(ev, txn); isHeld {
+		v, record := f.holds.join(ev, txn, asked)
+		for ; v == isUnknown; v, record = f.holds.join(ev, txn, asked) {
+			var err error
+			if asked, err = f.askRecords(ctx, ev); err != nil {
+				return err
+			}
+		}
+		if v == isHeld {
 			return f.record(ctx, record)
 		}
 	}
@@ -293,7 +364,7 @@ func (f *feed) refuse(ctx context.Context, ev *outbox.Event, txn *stream.Txn, fa
 		f.r.buried(ev.Ref(), failure.Error())
 		delete(f.r.poison, ev.Ref())
 		txn.Settled()
-	} else if err := f.settler.park(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID, Failure: failure.Error()}, aggregateOf(ev), txn); err != nil {
+	} else if err := f.settler.park(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID, Failure: failure.Error(), Large: fallback.Large(ev)}, aggregateOf(ev), txn); err != nil {
 		return err
 	}
 	// Only now: what was not recorded comes again.

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/walpost/walpost/fallback"
@@ -56,19 +57,31 @@ func (l *loop) answer(ctx context.Context) error {
 		return err
 	}
 	for _, t := range l.r.cfg.Outboxes {
-		for {
-			left, err := db.FreshBefore(ctx, t, l.r.cfg.DelayThreshold, xid)
-			if err != nil && !fallback.Passing(err) {
-				return err
-			}
-			if err == nil && !left {
-				break // rows of the table that come now are not asked for
-			}
-			l.nudge()
-			if !sleep(ctx, 50*time.Millisecond) {
-				return context.Cause(ctx)
-			}
+		if err := l.answerTable(ctx, db, t, xid); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (l *loop) answerTable(ctx context.Context, db *fallback.DB, t *outbox.Table, xid int64) error {
+	const step = "deliver what was written before the slot was made"
+	for begun := time.Now(); ; {
+		left, err := db.FreshBefore(ctx, t, l.r.cfg.DelayThreshold, xid)
+		switch {
+		case err == nil && left == "":
+			return nil // rows of the table that come now are not asked for
+		case err == nil:
+			l.r.status.meanwhile(fmt.Sprintf("%s: waiting for %s of %s", step, left, t), begun)
+		case fallback.Passing(err):
+			l.r.status.meanwhile(step, begun)
+			l.r.trouble("rows from before the slot cannot be looked for: trying again", err, zapTable(t))
+		default:
+			return err
+		}
+		l.nudge()
+		if !sleep(ctx, 50*time.Millisecond) {
+			return context.Cause(ctx)
+		}
+	}
 }

@@ -11,11 +11,11 @@ import (
 // aggregate is what order is kept for.
 type aggregate struct {
 	table *outbox.Table
-	key   string // see outbox.AggregateKey; "" stands for all rows without one
+	key   outbox.AggregateKey // the zero key stands for all rows without one
 }
 
 // ordered reports whether the rows have an order among them.
-func (a aggregate) ordered() bool { return a.key != "" }
+func (a aggregate) ordered() bool { return a.key != outbox.AggregateKey{} }
 
 func aggregateOf(ev *outbox.Event) aggregate { return aggregate{ev.Table, ev.Aggregate()} }
 
@@ -28,22 +28,39 @@ func aggregateOf(ev *outbox.Event) aggregate { return aggregate{ev.Table, ev.Agg
 // While the loop sends what is recorded, the WAL's rows queue up here (closing).
 // When no record is left, the queue is sent, and whoever brings another row waits
 // for that (draining).
+//
+// Memory is bounded: past mostHeld aggregates, half of those that nothing is under
+// way for are forgotten, and their table is partial. About an aggregate that is not
+// known the records in a partial table decide (see join).
 type holds struct {
-	mu    sync.Mutex
+	mu    sync.Mutex // guards what follows, and every hold
 	moved *sync.Cond
 	byKey map[aggregate]*hold
-	size  atomic.Int64
 	rows  int // in all queues
 	bytes int
+	// joins numbers what hold.joined says.
+	joins int
+	// forgotten counts the aggregates that were forgotten. partial are the tables that
+	// had some of them, with the number of aggregates that were last counted there.
+	forgotten uint64
+	partial   map[*outbox.Table]int
+
+	size atomic.Int64 // see any
 }
+
+// mostHeld is how many aggregates are remembered. A variable for tests.
+var mostHeld = 100_000
 
 type hold struct {
 	recording int // rows whose record is not committed yet
-	joined    int // counts the rows that were recorded
+	joined    int // another number after each row that was recorded
 	closing   bool
 	draining  bool
 	queue     []held
 }
+
+// idle reports whether the table knows as much of the aggregate as this does.
+func (x *hold) idle() bool { return x.recording == 0 && !x.draining && len(x.queue) == 0 }
 
 // The queues of all holds that are closing: past either, rows are recorded.
 const (
@@ -52,7 +69,7 @@ const (
 )
 
 func newHolds() *holds {
-	h := &holds{byKey: map[aggregate]*hold{}}
+	h := &holds{byKey: map[aggregate]*hold{}, partial: map[*outbox.Table]int{}}
 	h.moved = sync.NewCond(&h.mu)
 	return h
 }
@@ -60,25 +77,51 @@ func newHolds() *holds {
 // any is cheap: most of the time there is no hold.
 func (h *holds) any() bool { return h.size.Load() > 0 }
 
+func (h *holds) resized() { h.size.Store(int64(len(h.byKey) + len(h.partial))) }
+
 // aggregates is how many there are whose rows have an order to be held for.
 func (h *holds) aggregates() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	known := map[*outbox.Table]int{}
 	for a := range h.byKey {
 		if a.ordered() {
-			n++
+			known[a.table]++
 		}
+	}
+	for t, counted := range h.partial {
+		known[t] = max(known[t], counted)
+	}
+	for _, m := range known {
+		n += m
 	}
 	return n
 }
 
-func (h *holds) has(a aggregate) bool {
-	if !h.any() {
-		return false
-	}
+// mayHave reports whether there is a hold, or only the table can tell.
+func (h *holds) mayHave(a aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.byKey[a] != nil
+	return h.byKey[a] != nil || h.isPartial(a.table)
+}
+
+// unsure reports whether only the table can tell.
+func (h *holds) unsure(a aggregate) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.byKey[a] == nil && h.isPartial(a.table)
+}
+
+// forgets reports whether a table is partial.
+func (h *holds) forgets(t *outbox.Table) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.isPartial(t)
+}
+
+func (h *holds) isPartial(t *outbox.Table) bool {
+	_, partial := h.partial[t]
+	return partial
 }
 
 // open notes that the aggregate has a record in the table.
@@ -91,11 +134,83 @@ func (h *holds) open(a aggregate) {
 func (h *holds) openLocked(a aggregate) *hold {
 	x := h.byKey[a]
 	if x == nil && a.table.Layout.Records() {
-		x = &hold{}
+		h.forget()
+		h.joins++
+		x = &hold{joined: h.joins}
 		h.byKey[a] = x
-		h.size.Store(int64(len(h.byKey)))
+		h.resized()
 	}
 	return x
+}
+
+// forget makes room for another hold. It forgets many at once: whoever has asked a
+// table must ask it again then.
+func (h *holds) forget() {
+	if len(h.byKey) < mostHeld {
+		return
+	}
+	for a, x := range h.byKey {
+		if len(h.byKey) <= mostHeld/2 {
+			return
+		}
+		if x.idle() {
+			delete(h.byKey, a)
+			h.forgotten++
+			h.partial[a.table] = max(h.partial[a.table], 1)
+		}
+	}
+}
+
+// asOf is a moment at which the table is asked about aggregates. The answer holds
+// with what is known here, as long as nothing is forgotten. Zero is no moment.
+type asOf uint64
+
+func (h *holds) now() asOf {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.nowLocked()
+}
+
+func (h *holds) nowLocked() asOf { return asOf(h.forgotten) + 1 }
+
+// ask asks the table about the aggregates of rows of one table, of which only it can
+// tell, and opens the holds of those that have records. have is fallback.DB.HaveRecords.
+func (h *holds) ask(rows []*outbox.Event, have func([]*outbox.Event) ([]bool, error)) (asOf, error) {
+	when := h.now()
+	var unsure []*outbox.Event
+	for _, ev := range rows {
+		if of := aggregateOf(ev); of.ordered() && h.unsure(of) {
+			unsure = append(unsure, ev)
+		}
+	}
+	if len(unsure) == 0 {
+		return when, nil
+	}
+	recorded, err := have(unsure)
+	for i, yes := range recorded {
+		if yes {
+			h.open(aggregateOf(unsure[i]))
+		}
+	}
+	return when, err
+}
+
+// counted notes how many aggregates of a table have records, and, where all are given
+// and none was forgotten since the table was asked, remembers them.
+func (h *holds) counted(t *outbox.Table, n int, all []aggregate, when asOf) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.isPartial(t) {
+		return
+	}
+	if h.partial[t] = max(n, 1); n != len(all) || when != h.nowLocked() {
+		return
+	}
+	delete(h.partial, t)
+	for _, a := range all {
+		h.openLocked(a)
+	}
+	h.resized()
 }
 
 // record notes that a row of the aggregate is about to be recorded, be it the one
@@ -104,8 +219,7 @@ func (h *holds) record(a aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if x := h.openLocked(a); x != nil {
-		x.recording++
-		x.joined++
+		h.recordAll(x, 1)
 	}
 }
 
@@ -118,33 +232,68 @@ func (h *holds) recorded(a aggregate) {
 	}
 }
 
-// join takes a row of the WAL. It reports whether the row is held, and then the
-// rows that are to be recorded: none while they queue up.
-func (h *holds) join(ev *outbox.Event, txn *stream.Txn) (isHeld bool, record []held) {
+// verdict is what is known of a row's aggregate.
+type verdict uint8
+
+const (
+	isFree    verdict = iota
+	isHeld            // the row is not to be sent
+	isUnknown         // only the table can tell
+)
+
+// check tells of an aggregate. asked is when the table was asked about it last.
+func (h *holds) check(a aggregate, asked asOf) verdict {
+	if !h.any() || !a.ordered() {
+		return isFree
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.checkLocked(a, asked)
+}
+
+func (h *holds) checkLocked(a aggregate, asked asOf) verdict {
+	switch {
+	case h.byKey[a] != nil:
+		return isHeld
+	case h.isPartial(a.table) && asked != h.nowLocked():
+		return isUnknown
+	}
+	return isFree
+}
+
+// join takes a row of the WAL. Of one that is held it returns the rows that are to be
+// recorded: none while they queue up.
+func (h *holds) join(ev *outbox.Event, txn *stream.Txn, asked asOf) (v verdict, record []held) {
 	a := aggregateOf(ev)
+	if !a.ordered() {
+		return isFree, nil
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x := h.byKey[a]
-	if !a.ordered() {
-		return false, nil
-	}
 	for x != nil && x.draining {
 		h.moved.Wait()
 		x = h.byKey[a]
 	}
-	if x == nil {
-		return false, nil
+	if v := h.checkLocked(a, asked); v != isHeld {
+		return v, nil
 	}
 	if x.closing && h.rows < queueRows && h.bytes+ev.Size() <= queueBytes {
 		x.queue = append(x.queue, held{ev.Clone(), txn})
 		h.rows++
 		h.bytes += ev.Size()
-		return true, nil
+		return isHeld, nil
 	}
 	record = append(h.takeQueue(x), held{ev, txn})
-	x.joined += len(record)
-	x.recording += len(record)
-	return true, record
+	h.recordAll(x, len(record))
+	return isHeld, record
+}
+
+// recordAll notes that so many rows of a hold are about to be recorded.
+func (h *holds) recordAll(x *hold, rows int) {
+	h.joins++
+	x.joined = h.joins
+	x.recording += rows
 }
 
 // takeQueue gives up closing.
@@ -172,7 +321,15 @@ func (h *holds) close(a aggregate) {
 	}
 }
 
-// closing reports whether rows may be queued up.
+// isClosing reports whether the aggregate's rows may be queued up.
+func (h *holds) isClosing(a aggregate) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	x := h.byKey[a]
+	return x != nil && x.closing
+}
+
+// closing reports whether any rows may be queued up.
 func (h *holds) closing() bool {
 	if !h.any() {
 		return false
@@ -198,8 +355,7 @@ func (h *holds) reopen(a aggregate, record func(held) error) error {
 		return nil
 	}
 	queue := h.takeQueue(x)
-	x.joined += len(queue)
-	x.recording += len(queue)
+	h.recordAll(x, len(queue))
 	x.draining = true
 	defer func() { x.draining = false }()
 	h.mu.Unlock()
@@ -254,7 +410,7 @@ func (h *holds) end(a aggregate, joined int, send func(held) error) error {
 		}
 	}
 	delete(h.byKey, a)
-	h.size.Store(int64(len(h.byKey)))
+	h.resized()
 	return nil
 }
 
@@ -273,18 +429,20 @@ func (h *holds) queued(each func(outbox.Ref)) {
 }
 
 // load reads the records of every table.
-func (h *holds) load(aggregates func(*outbox.Table) ([]string, error), tables []*outbox.Table) error {
+func (h *holds) load(aggregates func(*outbox.Table, func(outbox.AggregateKey)) error, tables []*outbox.Table) error {
 	for _, t := range tables {
 		if t.Mark == outbox.MarkNone {
 			continue
 		}
-		keys, err := aggregates(t)
+		n := 0
+		err := aggregates(t, func(key outbox.AggregateKey) {
+			n++
+			h.open(aggregate{t, key})
+		})
 		if err != nil {
 			return err
 		}
-		for _, key := range keys {
-			h.open(aggregate{t, key})
-		}
+		h.counted(t, n, nil, 0)
 	}
 	return nil
 }

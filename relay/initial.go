@@ -56,16 +56,22 @@ func (r *Relay) isFirst(ctx context.Context, db *fallback.DB, newStream bool) (b
 	if has, err := db.HasSlot(ctx); err != nil || has {
 		return false, err
 	}
+	left, err := r.hasLeftTraces(ctx, db, newStream)
+	return !left && err == nil, err
+}
+
+// hasLeftTraces reports whether a relay has delivered anything: there is a mark, or a message of
+// this source.
+func (r *Relay) hasLeftTraces(ctx context.Context, db *fallback.DB, newStream bool) (bool, error) {
 	for _, t := range r.cfg.Outboxes {
 		if marked, err := db.HasMarks(ctx, t); err != nil || marked {
-			return false, err
+			return marked, err
 		}
 	}
 	if newStream {
-		return true, nil
+		return false, nil
 	}
-	sent, err := r.hasSent(ctx)
-	return !sent, err
+	return r.hasSent(ctx)
 }
 
 // hasSent reports whether the stream holds a message of this source.

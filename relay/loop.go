@@ -38,7 +38,8 @@ type loop struct {
 	wal interface {
 		AwaitReceived(context.Context, outbox.LSN) error
 	}
-	feed *feed
+	feed  *feed
+	moved *moved
 
 	announced atomic.Bool // see Relay.listen
 
@@ -58,7 +59,7 @@ func (r *Relay) newLoop(ctx context.Context, lane *publish.Lane, s *settler, h *
 		return nil, err
 	}
 	l := &loop{
-		r: r, db: db, lane: lane, settler: s, holds: h, seen: seen, wake: make(chan struct{}, 1),
+		r: r, db: db, lane: lane, settler: s, holds: h, seen: seen, moved: &moved{taken: map[outbox.Ref]uint64{}}, wake: make(chan struct{}, 1),
 		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{}, lockedSince: map[*outbox.Table]time.Time{},
 	}
 	s.parked = l.nudge

@@ -36,11 +36,18 @@ func (r *rig) backup() (restore func()) {
 	r.must(r.nats.Stop(r.t.Context()))
 	r.must(r.nats.SnapshotStore(copied))
 	r.must(r.nats.Start(r.t.Context()))
-	return func() {
+	return func() { // it may run beside the test, which no other goroutine may end
 		r.t.Helper()
-		r.must(r.nats.Stop(r.t.Context()))
-		r.must(r.nats.RestoreStore(copied))
-		r.must(r.nats.Start(r.t.Context()))
+		err := r.nats.Stop(r.t.Context())
+		if err == nil {
+			err = r.nats.RestoreStore(copied)
+		}
+		if err == nil {
+			err = r.nats.Start(r.t.Context())
+		}
+		if err != nil {
+			r.t.Error(err)
+		}
 	}
 }
 

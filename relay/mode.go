@@ -60,6 +60,10 @@ const modeCheck = 5 * time.Second
 // session gets the rows in the best way that there is now, until something fails
 // or another way opens up.
 func (r *Relay) session(ctx, held context.Context, db *fallback.DB) error {
+	r.status.do("look at the tables")
+	if err := r.compareTables(ctx, db); err != nil {
+		return err
+	}
 	r.status.do("ask whether the WAL can be read")
 	sys, why, err := r.mayStream(ctx, db)
 	if err != nil {
@@ -77,13 +81,18 @@ func (r *Relay) session(ctx, held context.Context, db *fallback.DB) error {
 	if err := r.skipInitial(ctx, db); err != nil {
 		return err
 	}
-	cause, err := r.judgeSlot(ctx, slots)
+	cause, err := r.judgeSlot(ctx, db, slots)
 	if err != nil {
 		return err
 	}
 	if cause == nil {
 		slots.Close()
-		return r.streamed(ctx, held, db)
+		err := r.streamed(ctx, held, db)
+		var open *unanswered
+		if errors.As(err, &open) {
+			return r.answerFirst(ctx, held, db, open.System)
+		}
+		return err
 	}
 	return r.rebuild(ctx, held, db, slots, cause)
 }
@@ -95,7 +104,7 @@ func (r *Relay) mayStream(ctx context.Context, db *fallback.DB) (sys stream.Syst
 		why = errModePoll
 	} else if err = r.checkServer(ctx); errors.Is(err, stream.ErrCannotStream) && r.cfg.Mode == ModeAuto {
 		why, err = err, nil
-	} else if errors.Is(err, stream.ErrNoFreeSlot) {
+	} else if errors.Is(err, stream.ErrNoFreeSlot) || errors.Is(err, stream.ErrForeignSlot) {
 		err = nil // the tables are polled while the slot cannot be made
 	}
 	if err != nil || why == nil {
@@ -140,11 +149,14 @@ func (r *Relay) checkServer(ctx context.Context) error {
 // pollOnly reads the tables for as long as the WAL cannot be read.
 func (r *Relay) pollOnly(ctx, held context.Context, db *fallback.DB, sys stream.System, why error) error {
 	r.log.Warn("polling: the tables are searched instead of the WAL being read", zap.NamedError("because", why))
-	left := r.leaveSlots(ctx, db)
+	left := r.leaveSlot(ctx, db)
 	return r.polled(ctx, held, db, sys, func(ctx context.Context, _ *session) error {
 		for sleep(ctx, modeCheck) {
 			if !left {
-				left = r.leaveSlots(ctx, db)
+				left = r.leaveSlot(ctx, db)
+			}
+			if at := r.known.batchesAt; !at.IsZero() && !time.Now().Before(at) {
+				return errBatchesAgain
 			}
 			if _, why, err := r.mayStream(ctx, db); err == nil && why == nil {
 				r.log.Info("the WAL can be read now")

@@ -36,6 +36,7 @@ type pass struct {
 	blocked  map[aggregate]bool // rows that somebody has locked keep the later ones out
 	recorded map[aggregate]bool // recorded rows of these were sent
 	missed   []string
+	moved    uint64 // before it was asked what is in hand, see moved
 }
 
 func (p *pass) add() {
@@ -76,7 +77,7 @@ func (p *pass) wait(ctx context.Context, patience time.Duration) {
 // pass is one round over a table.
 func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	var recorded []fallback.Candidate
-	var overtaken map[string]bool
+	var overtaken map[outbox.AggregateKey]bool
 	var err error
 	if p.looks = l.looks(t); p.looks {
 		begun := time.Now()
@@ -111,6 +112,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 			l.lane.Adapt(info)
 		}
 	}
+	p.moved = l.moved.now()
 	inHand := l.inHand(t)
 	free := func(cs []fallback.Candidate) []fallback.Candidate {
 		return slices.DeleteFunc(cs, func(c fallback.Candidate) bool {
@@ -125,10 +127,16 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 		})
 	}
 	for _, cs := range [][]fallback.Candidate{free(recorded), free(fresh)} {
-		for len(cs) > 0 {
-			n, err := l.deliver(ctx, t, p, cs[:batch(cs, l.r.cfg.FallbackBatch)])
+		for most := l.r.cfg.FallbackBatch; len(cs) > 0; {
+			some := cs[:batch(cs, most)]
+			n, err := l.deliver(ctx, t, p, some)
 			if err != nil {
 				return err
+			}
+			if n < len(some) { // they are larger than they are stored: what was read for nothing is read again
+				most = n
+			} else {
+				most = min(2*most, l.r.cfg.FallbackBatch)
 			}
 			cs = cs[n:]
 		}
@@ -140,18 +148,23 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 // nothing brings the rows before them that the last session had sent and knows
 // nothing of: those come first, and their aggregates are overtaken. Fresh ones are
 // held as soon as they are met.
-func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []fallback.Candidate, overtaken map[string]bool, err error) {
+func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []fallback.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
 	hold := l.r.cfg.OnPoison != Skip
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
 	if err != nil || len(cs) == 0 || l.wal != nil || !hold {
 		return cs, nil, err
 	}
-	if overtaken, err = l.db.Overtaken(ctx, t, l.r.cfg.DelayThreshold); err != nil {
+	among := map[outbox.AggregateKey]bool{}
+	for _, c := range cs {
+		among[c.Aggregate] = true
+	}
+	if overtaken, err = l.db.Overtaken(ctx, t, l.r.cfg.DelayThreshold, among); err != nil {
 		return nil, nil, err
 	}
-	// Once more: what was recorded between the two would be in neither.
+	// Once more: what was recorded between the two would be in neither. Nor was it
+	// asked whether another aggregate is overtaken.
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
-	return cs, overtaken, err
+	return slices.DeleteFunc(cs, func(c fallback.Candidate) bool { return !among[c.Aggregate] }), overtaken, err
 }
 
 // looks reports whether it is time to look at recorded rows.
@@ -186,24 +199,36 @@ func (l *loop) prove(ctx context.Context) error {
 	return nil
 }
 
-// inHand is every row of the table that is on its way already: it waits in the
-// gate or in a hold's queue, is being recorded, or is in the lane, and only then
-// sent. Rows move in this order, so none slips through.
+// inHand is every row of the table that is on its way already, and whether it is in the lane.
 func (l *loop) inHand(t *outbox.Table) (sent map[string]bool) {
-	ids, inLane := map[string]bool{}, false
-	add := func(ref outbox.Ref) {
-		if ref.Table == t {
-			ids[ref.ID] = inLane
+	ids := map[string]bool{}
+	note := func(inLane bool) func(outbox.Ref) {
+		return func(ref outbox.Ref) {
+			if ref.Table == t {
+				ids[ref.ID] = inLane
+			}
 		}
 	}
-	if l.feed != nil {
-		l.feed.gated(add)
-	}
-	l.holds.queued(add)
-	l.settler.busy(add)
-	inLane = true
-	l.lane.Unsettled(add)
+	l.eachWaiting(note(false))
+	l.lane.Unsettled(note(true))
 	return ids
+}
+
+// eachInHand calls each with every row that is on its way already: it waits in the gate
+// or in a hold's queue, is being recorded, or is in the lane, and only then sent. Rows
+// move in this order, so none slips through.
+func (l *loop) eachInHand(each func(outbox.Ref)) {
+	l.eachWaiting(each)
+	l.lane.Unsettled(each)
+}
+
+// eachWaiting is eachInHand without the lane.
+func (l *loop) eachWaiting(each func(outbox.Ref)) {
+	if l.feed != nil {
+		l.feed.gated(each)
+	}
+	l.holds.queued(each)
+	l.settler.busy(each)
 }
 
 // report says what a pass has found.

@@ -161,7 +161,7 @@ func TestInitial(t *testing.T) {
 		x := r.start()
 		eventually(t, "the statement that waits is ended", func() bool {
 			return r.count(`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-				WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'UPDATE %'`) > 0
+				WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'WITH marked AS (UPDATE %'`) > 0
 		})
 		r.must(run(t.Context(), c, `COMMIT`))
 		x.streaming()

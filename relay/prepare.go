@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
@@ -18,10 +19,10 @@ import (
 )
 
 // prepare checks both servers and only then changes anything in either: what is
-// wrong at the start is said at once, and leaves no trace.
+// wrong at the start is said at once, and leaves no trace. It may be called again
+// where it has failed.
 func (r *Relay) prepare(ctx context.Context) error {
-	r.status.set(stateStarting, nil)
-	db, err := r.openWhenUp(ctx)
+	db, err := r.openDirect(ctx)
 	if err != nil {
 		return err
 	}
@@ -32,6 +33,9 @@ func (r *Relay) prepare(ctx context.Context) error {
 	}
 	if err := r.identify(ctx, db, streams); err != nil {
 		return err
+	}
+	if db.AnyBytes() {
+		r.envelope.CheckText()
 	}
 	create, err := r.checkStream(ctx, db)
 	if err == nil {
@@ -46,23 +50,19 @@ func (r *Relay) prepare(ctx context.Context) error {
 		err = r.createPublication(ctx, db)
 	}
 	if err != nil && r.nc != nil {
-		r.nc.Close()
+		r.disconnect(ctx)
 	}
 	return err
 }
 
-// openWhenUp waits for a server that is just starting up or shutting down; any
-// other failure to connect is the configuration's until proven otherwise.
-func (r *Relay) openWhenUp(ctx context.Context) (*fallback.DB, error) {
-	for deadline := time.Now().Add(time.Minute); ; {
-		db, err := r.openDirect(ctx)
-		if err == nil || fallback.Code(err) != "57P03" || time.Now().After(deadline) {
-			return db, err
-		}
-		r.log.Info("waiting for PostgreSQL", zap.Error(err))
-		if !sleep(ctx, time.Second) {
-			return nil, ctx.Err()
-		}
+// disconnect ends the connection to NATS, and waits for its last callback: the next attempt has another connection.
+func (r *Relay) disconnect(ctx context.Context) {
+	closed := make(chan struct{})
+	r.nc.SetClosedHandler(func(*nats.Conn) { close(closed) })
+	r.nc.Close()
+	select {
+	case <-closed:
+	case <-ctx.Done(): // the server had closed it for good
 	}
 }
 
@@ -116,7 +116,9 @@ func (r *Relay) sayLimits(t *outbox.Table) {
 		log = log.With(zap.String("id_type", t.IDType))
 	}
 	for _, f := range limits(t) {
-		log.Warn(f.Text)
+		if !r.limited(f.Code+" "+t.String(), time.Hour) { // a start that waits for a server comes here again
+			log.Warn(f.Text)
+		}
 	}
 }
 
@@ -125,6 +127,11 @@ func limits(t *outbox.Table) (f hint.Findings) {
 	switch {
 	case t.Mark == outbox.MarkNone:
 		f.Warning("table-mark-none", "", "mark none: no delayed rows, no parking, nothing to deliver from the table; a poison row goes straight into the dead letters")
+	case t.Layout.Has(outbox.Attempts) || t.Layout.Has(outbox.LastError):
+		if lacks := strings.Join(t.Layout.RecordLacks(), " and "); lacks != "" {
+			f.Warning("table-no-failure-columns", "map that in outboxes[].layout: attempts, last_error and available_at hold a failure together",
+				"the layout has no %s: without that a poison row goes straight into the dead letters", lacks)
+		}
 	case !t.Layout.Records():
 		f.Warning("table-no-failure-columns", "", "the layout has no columns for failures: a poison row goes straight into the dead letters")
 	}
@@ -224,7 +231,7 @@ func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, 
 	}
 	info, findings, err := r.stream.Check(ctx)
 	for _, f := range findings {
-		if !f.Refused {
+		if !f.Refused && !r.limited(f.Code, time.Hour) {
 			r.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
 		}
 	}

@@ -52,7 +52,7 @@ func (w *settler) recordLines(ctx context.Context, key batchKey, lines [][]*job)
 	switch {
 	case w.lost(ctx, err):
 		return err
-	case err != nil && len(jobs) > 1 && !fallback.Passing(err):
+	case err != nil && len(jobs) > 1 && (!fallback.Passing(err) || fallback.TooLong(err)):
 		return w.recordApart(ctx, key, lines)
 	case err != nil:
 		w.brokeDown(jobs, err)

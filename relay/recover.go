@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -26,9 +27,9 @@ type seen struct {
 	// not yet, with the number of own messages behind each, until the WAL has
 	// passed E. About every other row that was read back the table decides.
 	stored map[outbox.Ref]uint64
-	// sent are the rows of the newest U messages, of tables without marks, where one of
-	// them may be missing among the others: nil where the tail says it all. From sentFrom
-	// on they are complete.
+	// sent are the rows of the newest U messages, of tables without marks, where the tail
+	// does not say it all: one of them may be missing among the others, or the tail is not
+	// of this WAL. From sentFrom on they are complete.
 	sent     map[outbox.Ref]struct{}
 	sentFrom outbox.Position
 	// unmarked are rows that are in the stream and could not be marked yet, with
@@ -70,6 +71,16 @@ func (s *seen) displaced(ev *outbox.Event) bool {
 	return !sent
 }
 
+// wasSent reports whether a row without a mark that the tail does not cover was read in the
+// stream, which a server that was put back to an earlier state brings again.
+func (s *seen) wasSent(ev *outbox.Event) bool {
+	if len(s.sent) == 0 {
+		return false
+	}
+	_, sent := s.sent[ev.Ref()]
+	return sent
+}
+
 // forget drops what the WAL will not bring any more: it is past E.
 func (s *seen) forget() {
 	if s.past {
@@ -89,18 +100,24 @@ func (s *seen) forget() {
 // the next one finds them.
 func (r *Relay) readBack(ctx context.Context, db *fallback.DB, sys stream.System, info *publish.StreamInfo) (*seen, error) {
 	r.noticeLoss(info)
-	b := &reader{r: r, db: db, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}, changed: map[changed]struct{}{}}
+	b := &reader{
+		r: r, info: info, db: db, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}, changed: map[changed]struct{}{},
+		from: map[*outbox.Table]time.Time{},
+	}
 	b.seen = &seen{unmarked: map[outbox.Ref]uint64{}, stored: map[outbox.Ref]uint64{}, sent: map[outbox.Ref]struct{}{}}
 	for _, t := range r.cfg.Outboxes {
 		b.tables[t.String()] = t
 	}
-	options := publish.ReadBackOptions{Source: r.envelope.Source(), Phantom: sys.Phantom, Step: b.look}
+	options := publish.ReadBackOptions{Source: r.envelope.Source(), Phantom: sys.Phantom, Step: b.look, NoConsumer: r.sayNoConsumer}
 	var err error
 	if b.seen.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, options); err != nil {
 		return nil, err
 	}
 	b.trimmed = b.wanted && info.FirstSeq > 1
-	if f := b.seen.found; f.Foreign == 0 && !f.Disordered {
+	if err := r.resolveUntil(ctx, db, sys, b.seen); err != nil {
+		return nil, err
+	}
+	if f := b.seen.found; f.Foreign == 0 && !f.Disordered && b.seen.tail.Commit > 0 {
 		b.seen.sent = nil
 	} else if f.Own < publish.U && info.FirstSeq <= 1 || !sys.Comparable(b.seen.sentFrom) {
 		b.seen.sentFrom = outbox.Position{} // nothing of this WAL is further back
@@ -117,7 +134,15 @@ func (r *Relay) readBack(ctx context.Context, db *fallback.DB, sys stream.System
 	if n := b.seen.found.Phantoms; n > 0 {
 		r.alarm("phantoms", "the stream holds events of transactions that this server never had (lost in a failover)", zap.Int("messages", n))
 	}
-	return b.seen, r.resolveUntil(ctx, db, sys, b.seen)
+	return b.seen, nil
+}
+
+// sayNoConsumer: the limit may be the account's, which nothing else tells.
+func (r *Relay) sayNoConsumer(err error) {
+	if !r.limited("no_consumer", time.Hour) {
+		r.log.Warn("the stream or the account has as many consumers as it may: messages are read back one by one, slowly",
+			zap.Error(err), zap.String("code", "stream-max-consumers"), zap.String("hint", "raise max_consumers, or remove a consumer"))
+	}
 }
 
 // noticeLoss compares the stream with what this process has seen of it.
@@ -134,34 +159,56 @@ func (r *Relay) noticeLoss(info *publish.StreamInfo) {
 }
 
 func (r *Relay) resolveUntil(ctx context.Context, db *fallback.DB, sys stream.System, s *seen) error {
-	comparable := s.found.HasTail && sys.Comparable(s.found.Tail.Position)
+	tail := s.found.Tail.Position
+	end, err := db.InsertLSN(ctx)
+	if err != nil {
+		return err
+	}
+	comparable := s.found.HasTail && sys.Comparable(tail)
+	if comparable && tail.Commit > end { // the passed LSN need not have been flushed, and a crash may have taken it back
+		comparable = false
+		r.alarm("server_rolled_back", "the stream holds an event of WAL that the server does not have: the server was restored to an earlier state of the same timeline",
+			zap.Stringer("position", tail), zap.Stringer("insert_lsn", end))
+	}
 	if comparable {
-		s.tail = s.found.Tail.Position
+		s.tail = tail
 		s.until = max(s.tail.Commit, s.tail.Passed)
 	}
 	// The WAL may bring the first insert of a dead letter again, which is no row any
 	// more and no message.
 	died, err := db.DiedLately(ctx, r.cfg.Slot)
-	if err != nil || comparable && !s.found.Beyond && !died {
-		return err
+	if err == nil && (!comparable || s.found.Beyond || died) {
+		s.until = end
 	}
-	s.until, err = db.InsertLSN(ctx)
 	return err
 }
+
+// mostCompared bounds the rows that a read-back keeps. The lane runs at most U messages past an unmarked
+// row, so marks that a relay has made reach back two steps. A variable for tests.
+var mostCompared = 8 * publish.U
+
+// clocks is how far the two servers' clocks may be apart. A mark from longer before its message was
+// stored is no relay's, and would have everything since then read.
+const clocks = time.Hour
 
 // reader is one read-back at work.
 type reader struct {
 	r      *Relay
+	info   *publish.StreamInfo
 	db     *fallback.DB
 	ctx    context.Context
 	tables map[string]*outbox.Table
 	seen   *seen
 	// refs are the rows that were read back and are marked no earlier than since
 	// (T), the earliest mark among the rows of the first step, whatever their
-	// table: one clock made them all. compared is set where the table still has
+	// table: one clock made them all. compared is set where a table still has
 	// one of the rows.
 	refs     map[outbox.Ref]struct{}
+	givenUp  bool // there are more than mostCompared
 	compared bool
+	// from is the earliest mark among the rows of each table that were read back.
+	// Earlier marks of the table may be another relay's, which had it before.
+	from map[*outbox.Table]time.Time
 	// changed are rows that the table shows otherwise than their messages do, or other
 	// ones that have got their ids.
 	changed map[changed]struct{}
@@ -223,10 +270,17 @@ func (b *reader) note(t *outbox.Table, m publish.Message, ref outbox.Ref, s fall
 	case s.ProcessedAt.IsZero():
 		return false
 	}
-	if b.stepNo == 1 && (b.since.IsZero() || s.ProcessedAt.Before(b.since)) {
+	if from := b.from[t]; from.IsZero() || s.ProcessedAt.Before(from) {
+		b.from[t] = s.ProcessedAt
+	}
+	if b.stepNo == 1 && s.ProcessedAt.After(m.Stored.Add(-clocks)) && (b.since.IsZero() || s.ProcessedAt.Before(b.since)) {
 		b.since = s.ProcessedAt
 	}
 	if b.since.IsZero() || s.ProcessedAt.Before(b.since) {
+		return false
+	}
+	if len(b.refs) >= mostCompared {
+		b.givenUp = true
 		return false
 	}
 	b.refs[ref] = struct{}{}
@@ -243,14 +297,15 @@ func (b *reader) mark(messages []publish.Message) (more bool, err error) {
 	}
 	return true, b.each(messages, func(t *outbox.Table, ms []publish.Message, rows []fallback.Row, states []fallback.State) error {
 		var pending []fallback.Row
-		var behind []uint64
+		var claims []publish.Message
 		for i, s := range states {
 			if s.Exists && s.Same && s.Pending {
-				pending, behind = append(pending, rows[i]), append(behind, ms[i].Behind)
+				pending, claims = append(pending, rows[i]), append(claims, ms[i])
 			}
 		}
-		if len(pending) == 0 {
-			return nil
+		pending, behind, err := b.genuine(t, claims, pending)
+		if err != nil || len(pending) == 0 {
+			return err
 		}
 		return b.settle(t, pending, behind)
 	})
@@ -263,7 +318,7 @@ func (b *reader) each(messages []publish.Message, do func(*outbox.Table, []publi
 		for t, ms := range b.byTable(part) {
 			rows := make([]fallback.Row, len(ms))
 			for i, m := range ms {
-				rows[i] = fallback.Row{Ref: outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}}
+				rows[i] = fallback.Row{Ref: outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}, Bytes: m.Bytes}
 			}
 			states, err := b.lookUp(t, rows)
 			if err != nil {
@@ -321,17 +376,20 @@ func (b *reader) settle(t *outbox.Table, rows []fallback.Row, behind []uint64) e
 // compare looks for rows that carry a mark from the time that was read back and
 // are not in the stream: JetStream has lost them.
 func (b *reader) compare() error {
+	if b.compared && b.since.IsZero() {
+		return nil // every row that was read back was pending until now
+	}
+	if b.givenUp {
+		b.r.alarm("comparison_given_up", "more rows carry late marks than are compared with the stream: whether it has lost one of them is not known",
+			zap.Int("compared", len(b.refs)), zap.Time("marked_since", b.since))
+		return nil
+	}
 	for _, t := range b.r.cfg.Outboxes {
-		if !b.compared {
-			if err := b.alarmUnreadable(t); err != nil {
-				return err
-			}
-			continue
+		compare := b.heal
+		if b.from[t].IsZero() {
+			compare = b.alarmUnreadable
 		}
-		if b.since.IsZero() {
-			continue // every row that was read back was pending until now
-		}
-		if err := b.heal(t); err != nil {
+		if err := compare(t); err != nil {
 			return err
 		}
 	}
@@ -342,6 +400,9 @@ func (b *reader) compare() error {
 // delivered from the table, before any WAL is read.
 func (b *reader) heal(t *outbox.Table) error {
 	since := b.since
+	if from := b.from[t]; from.After(since) {
+		since = from
+	}
 	if b.trimmed { // of the rows that were marked together at that time, some may have been dropped
 		since = since.Add(time.Microsecond)
 	}
@@ -366,6 +427,9 @@ func (b *reader) heal(t *outbox.Table) error {
 		if len(gone) > 0 {
 			if lost == 0 {
 				first = gone[0].ID
+				if err := b.confirm(); err != nil {
+					return err
+				}
 			}
 			lost, last = lost+len(gone), gone[len(gone)-1].ID
 			if err := b.unmark(t, gone); err != nil {
@@ -389,6 +453,25 @@ func (b *reader) heal(t *outbox.Table) error {
 	b.r.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: JetStream has lost them, and they are delivered again",
 		zapTable(t), zap.Int("rows", lost), zap.String("first_id", first), zap.String("last_id", last))
 	return nil
+}
+
+// confirm fails unless what was read back was the stream's end: rows look lost where a
+// leader has answered that was cut off from the others.
+func (b *reader) confirm() error {
+	info, err := b.r.stream.Confirm(b.ctx)
+	if err != nil {
+		return err
+	}
+	if !info.Created.Equal(b.info.Created) || info.LastSeq < b.info.LastSeq {
+		return errors.New("read the stream back: it is another one, or has lost messages, since")
+	}
+	more := publish.ReadBackOptions{Source: b.r.envelope.Source(), Step: func(messages []publish.Message) (bool, error) {
+		if len(messages) > 0 {
+			return false, errors.New("read the stream back: it did not end where its leader said")
+		}
+		return true, nil
+	}}
+	return b.r.stream.ReadOn(b.ctx, b.info.LastSeq+1, info.LastSeq, more)
 }
 
 // unmark waits for rows that somebody has locked: nothing of their aggregates may
@@ -421,13 +504,14 @@ func (b *reader) unmark(t *outbox.Table, rows []fallback.MarkedRow) error {
 	}
 }
 
-// alarmUnreadable: the table has marks, but no message says since when.
+// alarmUnreadable: the table has marks of the time that was read back, and no message
+// of one of its rows was.
 func (b *reader) alarmUnreadable(t *outbox.Table) error {
-	marked, err := b.db.MarkedSince(b.ctx, t, time.Time{}, &fallback.MarkCursor{}, 1) // archived ones are not compared
+	marked, err := b.db.MarkedSince(b.ctx, t, b.since, &fallback.MarkCursor{}, 1) // archived ones are not compared
 	if err != nil || len(marked) == 0 {
 		return err
 	}
 	b.r.alarm("nothing_to_compare", "rows are marked as stored, but none of the stream's messages can be compared with them: "+
-		"the stream was emptied, has expired, or is not the one they were stored in", zapTable(t))
+		"the stream was emptied, has expired, or is not the one they were stored in, as where another relay had the table before", zapTable(t))
 	return nil
 }

@@ -109,6 +109,8 @@ type Relay struct {
 	// anything behind them is sent. Each session's goroutines have it in turn.
 	poison map[outbox.Ref]*publish.RowError
 
+	published published
+
 	// complained is the retention's; each tenure's has it in turn.
 	complained complaint
 
@@ -128,11 +130,16 @@ type known struct {
 	chained bool      // the last session ended in a chain error
 	rivals  int       // consecutive sessions that another relay seems to have broken
 	suspect int       // the size of the batch that one of its rows may have made fail, in the last lane
-	single  time.Time // when the server last refused a batch
-	conn    string    // the connection to NATS that the last session began on
+	// batchesAt is when batches are tried again that the server has refused.
+	batchesAt time.Time
+	conn      string // the connection to NATS that the last session began on
 	// unusable is why the last session's slot is to be made anew.
 	unusable error
-	begun    bool // it was asked whether this is a first start
+	stuck    stuck // starts that ended alike
+	begun    bool  // it was asked whether this is a first start
+	judged   bool  // and whether the slot that is there can be another program's
+	// answered is the timeline on which the tables were answered before the WAL was read.
+	answered uint32
 }
 
 // New checks the configuration. It does no I/O.
@@ -174,6 +181,7 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 	}
 	r.cfg.Stream.Pattern = r.template.Pattern()
 	r.metrics = newMetrics(registry, r)
+	r.published.r = r
 	return r, nil
 }
 
@@ -204,13 +212,14 @@ func marksOf(tables []*outbox.Table) map[outbox.Mark]bool {
 }
 
 // Run delivers until ctx is done, and then drains, confirms and returns nil. An
-// error means that it could not begin, or that the NATS connection was closed for good:
-// every other failure is retried, with backoff, for ever.
+// error means that somebody has to put something right before it can begin, or that the
+// NATS connection was closed for good: every other failure is retried, with backoff, for
+// ever, and so are servers that are away at the start.
 func (r *Relay) Run(parent context.Context) error {
 	ctx, giveUp := context.WithCancelCause(parent)
 	defer giveUp(nil)
 	r.giveUp = giveUp
-	if err := r.prepare(ctx); err != nil {
+	if err := r.begin(ctx); err != nil {
 		if parent.Err() != nil {
 			return nil
 		}
@@ -253,6 +262,9 @@ func (r *Relay) tenure(ctx context.Context) error {
 	if err := r.standBy(ctx, db); err != nil || ctx.Err() != nil {
 		return err
 	}
+	if err := r.readTables(ctx, db); err != nil {
+		return err
+	}
 	// Another relay may have made the slot anew meanwhile, and retried what was refused.
 	r.known.unusable = nil
 	clear(r.poison)
@@ -261,6 +273,12 @@ func (r *Relay) tenure(ctx context.Context) error {
 	// that is draining because ctx is done.
 	held, lose := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer lose(nil)
+	// A statement that hangs then is as good as a crash: the next read-back finds what it did.
+	defer context.AfterFunc(ctx, func() {
+		if sleep(held, drainTimeout) {
+			db.Cut()
+		}
+	})()
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
@@ -315,16 +333,17 @@ func (r *Relay) sessions(ctx, held context.Context, db *fallback.DB) error {
 		if errors.Is(err, errModeChanged) {
 			continue
 		}
+		r.noticeStuck(err)
 		if !errors.Is(err, stream.ErrSlotActive) {
 			r.metrics.sessions.WithLabelValues(reason(err)).Inc()
 		}
-		if unusable(err) {
+		if unusable(err) && !r.bare() { // its slot is the only copy of the rows
 			r.known.unusable = err
 		}
 		if held.Err() != nil {
 			return context.Cause(held)
 		}
-		if !db.Alive() || errors.Is(err, ErrRival) {
+		if !db.Alive() || errors.Is(err, ErrRival) || errors.Is(err, fallback.ErrTableChanged) {
 			return err
 		}
 		if errors.Is(err, stream.ErrSlotActive) {
@@ -370,6 +389,10 @@ func (r *Relay) standByFor(err error, since time.Duration) {
 func (r *Relay) sayWhy(err error) {
 	r.logFailure("session ended, the next one begins with the read-back", err)
 	switch {
+	case r.bare() && unusable(err):
+		if !r.limited("slot_unreadable", factsAgain) {
+			r.alarm("slot_unreadable", "the slot cannot be read on, and with mark none only it has the events: it is kept, and nothing is delivered until an operator drops it", why(err)...)
+		}
 	case errors.Is(err, stream.ErrPublicationSkipped):
 		r.alarm("publication_skipped", "the server left out rows because it could not load the publication: the tables deliver them", zap.Error(err))
 	case errors.Is(err, stream.ErrUndecodable):
@@ -423,7 +446,9 @@ func reason(err error) string {
 }
 
 func (r *Relay) database() fallback.Config {
-	return fallback.Config{URL: r.cfg.PostgresURL, Settings: stream.Settings, Dial: stream.Dialer().DialContext, Slot: r.cfg.Slot}
+	return fallback.Config{
+		URL: r.cfg.PostgresURL, Settings: stream.Settings, Dial: stream.Dialer().DialContext, Slot: r.cfg.Slot, Schema: r.cfg.Outboxes[0].Schema,
+	}
 }
 
 // DefaultSource is the source where the configuration names none: unique for ever,

@@ -18,11 +18,15 @@ import (
 )
 
 // drainTimeout is how long an ending session waits for the PubAcks and marks of
-// what it has sent. What is not there by then is found by the next read-back.
+// what it has sent, finishTimeout for the last marks included. What is not there by then is
+// found by the next read-back.
 const drainTimeout = 10 * time.Second
 
 // errSynchronous: the server counts the relay among its synchronous standbys.
 var errSynchronous = errors.New("the server waits for the relay as for a synchronous standby")
+
+// errReconnected: part of the answer may be the next connection's, which proves nothing.
+var errReconnected = errors.New("ask where the stream ends: the connection to NATS was lost and made again meanwhile")
 
 // streamed is a session that reads the WAL. It lasts until something fails or ctx is
 // done, which it is at the latest when held is: then the lock's connection is lost.
@@ -36,6 +40,9 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 	// At once, whatever the session is doing, so that a server that shuts down is
 	// not held up.
 	defer context.AfterFunc(held, func() { wal.Close(false) })()
+	if err := r.published.begin(ctx, db, wal); err != nil {
+		r.trouble("the publication cannot be looked at: trying again", err)
+	}
 	r.until.Store(math.MaxUint64) // until it is known
 	ctx, stop := context.WithCancelCause(ctx)
 	defer func() {
@@ -51,12 +58,14 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 		return err
 	}
 	r.setMode(modeStream)
-	s, err := r.newSession(ctx, db, wal.System(), info)
+	s, err := r.newSession(ctx, db, wal, wal.System(), info)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	s.wal = wal
+	if r.mayLackRecords(wal.System(), s.seen) {
+		return &unanswered{wal.System()}
+	}
 	r.until.Store(uint64(s.seen.until))
 	return s.run(ctx, held, func(ctx context.Context) error {
 		if err := s.heal(ctx); err != nil {
@@ -65,7 +74,10 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		s.feed = &feed{r: r, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop, seen: s.seen}
+		if err := s.expectMoved(ctx); err != nil {
+			return err
+		}
+		s.feed = &feed{r: r, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop, seen: s.seen, moved: s.loop.moved, altered: s.altered}
 		s.loop.wal, s.loop.feed = wal, s.feed
 		r.until.Store(uint64(s.seen.until))
 		r.log.Info("streaming", zap.String("slot", r.cfg.Slot), zap.Stringer("from", wal.Tracker().Confirmed()),
@@ -80,7 +92,7 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 		})
 		defer wg.Wait()
 		defer stop(nil)
-		if err := wal.Run(looping, s.feed); err != nil {
+		if err := wal.Run(looping, s.feed, s.lane.MostPayload()); err != nil {
 			return err
 		}
 		return context.Cause(looping)
@@ -95,7 +107,7 @@ func (r *Relay) polled(ctx, held context.Context, db *fallback.DB, sys stream.Sy
 		return err
 	}
 	r.setMode(modePoll)
-	s, err := r.newSession(ctx, db, sys, info)
+	s, err := r.newSession(ctx, db, nil, sys, info)
 	if err != nil {
 		return err
 	}
@@ -132,10 +144,11 @@ type session struct {
 	loop    *loop
 	feed    *feed
 	seen    *seen
+	altered chan struct{} // asks watchFacts for a look now
 }
 
 // newSession reads the stream back and opens a lane behind what it found.
-func (r *Relay) newSession(ctx context.Context, db *fallback.DB, sys stream.System, info *publish.StreamInfo) (*session, error) {
+func (r *Relay) newSession(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *publish.StreamInfo) (*session, error) {
 	r.status.do("read the stream back")
 	seen, err := r.readBack(ctx, db, sys, info)
 	if err != nil {
@@ -144,12 +157,12 @@ func (r *Relay) newSession(ctx context.Context, db *fallback.DB, sys stream.Syst
 	if err := r.judgeRivals(seen, info.LastSeq); err != nil {
 		return nil, err
 	}
-	s := &session{r: r, db: db, seen: seen, holds: newHolds()}
-	err = s.holds.load(func(t *outbox.Table) ([]string, error) { return db.Aggregates(ctx, t) }, r.cfg.Outboxes)
+	s := &session{r: r, db: db, wal: wal, seen: seen, holds: newHolds(), altered: make(chan struct{}, 1)}
+	err = s.holds.load(func(t *outbox.Table, each func(outbox.AggregateKey)) error { return db.Aggregates(ctx, t, each) }, r.cfg.Outboxes)
 	if err != nil {
 		return nil, err
 	}
-	if s.lane, err = r.newLane(ctx, info, sys, seen); err != nil {
+	if s.lane, err = s.newLane(ctx, info, sys, seen); err != nil {
 		return nil, err
 	}
 	s.settler = newSettler(r, db, s.lane, s.holds, seen)
@@ -172,6 +185,18 @@ func (s *session) heal(ctx context.Context) error {
 	err := s.loop.heal(ctx)
 	// The WAL is yet to bring what was sent just now, if it does.
 	s.seen.until = max(s.seen.until, s.lane.Passed())
+	return err
+}
+
+// expectMoved has the table decide about every row of partitioned tables that the WAL may
+// bring a second time: what an earlier session has sent may have moved since.
+func (s *session) expectMoved(ctx context.Context) error {
+	if !anyPartitioned(s.r.cfg.Outboxes) {
+		return nil
+	}
+	s.settler.busy(func(ref outbox.Ref) { s.loop.moved.take(ref) })
+	lsn, err := s.db.InsertLSN(ctx)
+	s.seen.until = max(s.seen.until, lsn)
 	return err
 }
 
@@ -241,20 +266,18 @@ func (r *Relay) fence(ctx context.Context) (*publish.StreamInfo, error) {
 	if r.cfg.Stream.Shared {
 		return r.stream.Info(ctx)
 	}
-	for conn := r.connection(); ; {
-		info, doubt, err := r.stream.Fence(ctx, conn != r.known.conn, r.known.lastSeq)
-		if err != nil {
-			return nil, err
-		}
-		before := conn
-		if conn = r.connection(); conn != before {
-			continue // it was lost meanwhile, and the answer may be that of the next one
-		}
-		if r.known.conn = conn; doubt != nil && !r.limited("fence", time.Minute) {
-			r.log.Warn("it is not certain that everything sent before is stored: the session begins all the same", why(doubt)...)
-		}
-		return info, nil
+	conn := r.connection()
+	info, doubt, err := r.stream.Fence(ctx, conn != r.known.conn, r.known.lastSeq)
+	if err != nil {
+		return nil, err
 	}
+	if r.connection() != conn {
+		return nil, errReconnected
+	}
+	if r.known.conn = conn; doubt != nil && !r.limited("fence", time.Minute) {
+		r.log.Warn("it is not certain that everything sent before is stored: the session begins all the same", why(doubt)...)
+	}
+	return info, nil
 }
 
 // connection tells the present connection to NATS from earlier ones.
@@ -269,7 +292,16 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 	r := s.r
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	ended := make(chan struct{}, 3)
+	if at := r.known.batchesAt; s.wal != nil && !at.IsZero() {
+		defer time.AfterFunc(time.Until(at), func() { stop(errBatchesAgain) }).Stop()
+	}
+	ended := make(chan struct{}, 4)
+	go func() {
+		if err := s.watchFacts(working); err != nil {
+			stop(err)
+		}
+		ended <- struct{}{}
+	}()
 	go func() { stop(work(working)); ended <- struct{}{} }()
 	go func() { stop(s.settler.run(ctx)); ended <- struct{}{} }()
 	go func() {
@@ -285,7 +317,7 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 	if s.wal != nil && !s.db.Alive() {
 		s.wal.Close(false) // it may be known here before held is done
 	}
-	r.status.do("settle what was sent")
+	r.status.do(settleStep)
 	refusals := s.drain(held)
 	r.known.advance = len(refusals) > 0 || s.lane.Progress()
 	for range cap(ended) {
@@ -306,7 +338,7 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 // drain lets what was sent be acknowledged and settled, while the lock is held. It
 // returns the rows that JetStream refused.
 func (s *session) drain(held context.Context) []publish.Refusal {
-	ctx, cancel := context.WithTimeout(held, drainTimeout)
+	ctx, cancel := context.WithTimeout(held, drainTimeout-finishTimeout)
 	defer cancel()
 	refused := s.lane.Drain(ctx)
 	s.settler.finish(held, refused) // the draining may have taken all its time
@@ -325,9 +357,7 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	suspect, refused := s.lane.BatchFailed()
 	r.known.suspect = suspect
 	if refused {
-		if r.known.single = time.Now(); !r.limited("batches_refused", time.Hour) {
-			r.log.Warn("the server refuses batches: messages go one by one in the next session, and in those that begin within a minute", zap.Error(cause))
-		}
+		r.refuseBatches(s.lane.Err())
 	}
 	if s.lane.Progress() {
 		r.known.rivals = 0
@@ -348,28 +378,20 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	return cause
 }
 
-// batchesAgain is for how long no session tries batches that were refused: the reason may
-// pass, such as too many of others' that are open.
-const batchesAgain = time.Minute
-
-func (r *Relay) newLane(ctx context.Context, info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
-	batching := r.cfg.Stream.Batching.Resolve(&info.Config, r.cfg.Stream.Shared)
-	if batching != publish.BatchSingle && !r.known.single.IsZero() && time.Since(r.known.single) < batchesAgain {
-		batching = publish.BatchSingle
-		if least := publish.DuplicateWindow(false); info.Config.Duplicates < least && !r.limited("short_window", time.Hour) {
-			r.log.Warn("messages go one by one into a stream whose duplicate window was made for batches",
-				zap.Duration("duplicate_window", info.Config.Duplicates), zap.String("hint", fmt.Sprintf("nats stream edit %s --dupe-window %s", r.cfg.Stream.Name, least)))
-		}
+func (s *session) newLane(ctx context.Context, info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
+	r, timeline := s.r, sys.Timeline
+	if s.wal == nil && seen.tail.Timeline > 0 {
+		timeline = seen.tail.Timeline // see answerFirst
 	}
 	lane, err := publish.NewLane(ctx, publish.LaneConfig{
 		Conn: r.nc, Stream: r.stream, Subjects: r.subjects, Envelope: r.envelope,
 		Chained: !r.cfg.Stream.Shared, Base: info.LastSeq,
 		Window: r.cfg.Window, WindowBytes: r.cfg.WindowBytes,
-		Batching: batching, Singly: r.known.suspect,
+		Batching: r.batching(info), Singly: r.known.suspect,
 		Position: outbox.Position{
-			SystemID: sys.ID, Timeline: sys.Timeline, Commit: seen.tail.Commit, N: seen.tail.N, Passed: seen.until,
+			SystemID: sys.ID, Timeline: timeline, Commit: seen.tail.Commit, N: seen.tail.N, Passed: seen.until,
 		},
-		OnStored: r.onStored,
+		OnStored: r.onStored, IsGenuine: s.isGenuine,
 	})
 	if err == nil {
 		lane.Adapt(info)

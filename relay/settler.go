@@ -268,7 +268,7 @@ func (w *settler) takeStored() bool {
 		by, _ := d.Tag.(waiter)
 		if d.Ref.Table.Mark != outbox.MarkNone {
 			j := w.newJob()
-			j.row.Ref, j.row.XID, j.inLane, j.index, j.by, j.begun, j.due = d.Ref, d.XID, true, d.Index, by, now, now
+			j.row.Ref, j.row.XID, j.row.Bytes, j.inLane, j.index, j.by, j.begun, j.due = d.Ref, d.XID, d.Bytes, true, d.Index, by, now, now
 			w.jobs = append(w.jobs, j)
 		} else if by != nil {
 			by.Settled()

@@ -82,7 +82,7 @@ func (w *settler) mark(ctx context.Context, t *outbox.Table, jobs []*job) error 
 
 // lost reports whether an error is the connection's or the session's end.
 func (w *settler) lost(ctx context.Context, err error) bool {
-	return err != nil && (!w.db.Alive() || ctx.Err() != nil)
+	return err != nil && (!w.db.Alive() || ctx.Err() != nil || errors.Is(err, fallback.ErrTableChanged))
 }
 
 func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]fallback.Verdict, error) {

@@ -1,6 +1,9 @@
 package relay_test
 
 import (
+	"context"
+	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -49,6 +52,49 @@ func TestTerminateUnderLoad(t *testing.T) {
 		l.compare()
 		p.terminate()
 	})
+}
+
+// TestTerminateWhileServersHang: neither a JetStream that does not answer nor a statement
+// that never ends keeps a relay much longer than the ten seconds that it drains.
+func TestTerminateWhileServersHang(t *testing.T) {
+	t.Parallel()
+	for _, hangs := range []string{"JetStream", "the mark", "both"} {
+		t.Run(hangs, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			p := r.launch().awaitState("streaming")
+			r.put(1, 100)
+			r.pending(0)
+			pid := 0
+			if hangs != "JetStream" {
+				pid = r.pid(`SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
+				r.must(syscall.Kill(pid, syscall.SIGSTOP))
+				t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+				r.put(101, 200)
+				eventually(t, "rows are stored that cannot be marked", func() bool { return r.storedCount() == 200 })
+			}
+			if hangs != "the mark" {
+				r.must(r.nats.Pause())
+				r.put(201, 300)
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			if err := p.prog.Stop(ctx); err != nil || p.prog.Err() != nil {
+				t.Errorf("twice as long as it drains after SIGTERM: %v, %v", err, p.prog.Err())
+			}
+			r.must(r.nats.Resume())
+			if pid != 0 {
+				r.must(syscall.Kill(pid, syscall.SIGCONT))
+			}
+			r.put(301, 400)
+			r.launch()
+			r.pending(0)
+			last := r.count(`SELECT max((payload ->> 'n')::int) FROM outbox_messages`)
+			if got := r.numbers(); len(got) != r.count(`SELECT count(*) FROM outbox_messages`) || got[len(got)-1] != last || !slices.IsSorted(got) {
+				t.Errorf("stored %s", brief(got))
+			}
+		})
+	}
 }
 
 // nothingInDoubt looks at a database whose relay has ended well: the stream

@@ -9,48 +9,56 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
-	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
 
 // errOverBudget means that the slot keeps more WAL than postgres.max_retained_wal.
 var errOverBudget = errors.New("the slot keeps more WAL than it may")
 
-// leaveSlots drops the slot of a relay that does not stream any more, and one that
-// was not finished: they would keep WAL for ever. It reports whether they are gone.
-func (r *Relay) leaveSlots(ctx context.Context, db *fallback.DB) bool {
-	for _, name := range []string{r.cfg.Slot, r.newSlot()} {
-		err := db.DropSlot(ctx, name)
-		if err == nil {
-			continue
-		}
-		if !r.limited("slot_left", 10*time.Minute) {
-			r.alarm("slot_left", "the relay polls and cannot drop its slot, which makes the server keep WAL",
-				zap.String("slot", name), zap.Error(err), zap.String("hint", fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", name)))
-		}
-		return false
+// leaveSlot drops the slot of a relay that does not stream any more: it would keep WAL
+// for ever. It reports whether it is gone.
+func (r *Relay) leaveSlot(ctx context.Context, db *fallback.DB) bool {
+	err := db.DropSlot(ctx, r.cfg.Slot)
+	if err != nil && !r.limited("slot_left", 10*time.Minute) {
+		r.alarm("slot_left", "the relay polls and cannot drop its slot, which makes the server keep WAL",
+			zap.String("slot", r.cfg.Slot), zap.Error(err), zap.String("hint", fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", r.cfg.Slot)))
 	}
-	return true
+	return err == nil
 }
 
-// newSlot is the name of a slot that is being made.
-func (r *Relay) newSlot() string { return stream.NewSlotName(r.cfg.Slot) }
-
 // judgeSlot reports why the slot is to be made anew, nil where it is of use.
-func (r *Relay) judgeSlot(ctx context.Context, slots *stream.Slots) (cause, err error) {
-	_, err = slots.Read(ctx, r.cfg.Slot)
+func (r *Relay) judgeSlot(ctx context.Context, db *fallback.DB, slots *stream.Slots) (cause, err error) {
+	slot, err := slots.Read(ctx, r.cfg.Slot)
 	switch {
-	case errors.Is(err, stream.ErrNoSlot), errors.Is(err, stream.ErrSlotLost):
+	case errors.Is(err, stream.ErrNoSlot), errors.Is(err, stream.ErrSlotLost), errors.Is(err, stream.ErrForeignSlot):
 		return err, nil
 	case err != nil:
 		return nil, err
 	case r.known.unusable != nil:
 		return r.known.unusable, nil
 	}
-	if _, err := slots.Read(ctx, r.newSlot()); !errors.Is(err, stream.ErrNoSlot) {
-		return fmt.Errorf("an earlier relay did not finish making slot %q", r.newSlot()), nil
+	return nil, r.sayAdopted(ctx, db, slot)
+}
+
+// sayAdopted tells once in a process's life that the slot may be another program's: nothing
+// shows that a relay was here before.
+func (r *Relay) sayAdopted(ctx context.Context, db *fallback.DB, slot *stream.Slot) error {
+	if r.known.judged {
+		return nil
 	}
-	return nil, nil
+	left, err := r.hasLeftTraces(ctx, db, false)
+	switch {
+	case fallback.Passing(err):
+		return nil // a locked table: the next session asks again
+	case err != nil:
+		return err
+	}
+	r.known.judged = true
+	if !left {
+		r.log.Info("using a slot that is there already, although no relay has delivered anything yet: if another program has made it, give one of the two another name",
+			zap.String("slot", slot.Name), zap.Stringer("confirmed_lsn", slot.ConfirmedFlush))
+	}
+	return nil
 }
 
 // unusable reports whether a session has ended because of its slot.
@@ -63,7 +71,7 @@ func unusable(err error) bool {
 // up: the tables have all that it would bring. While rows flow and what may have
 // been sent before is not passed yet, it is left alone.
 func (r *Relay) checkBudget(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
-	if r.cfg.MaxRetainedWAL <= 0 || marksOf(r.cfg.Outboxes)[outbox.MarkNone] {
+	if r.cfg.MaxRetainedWAL <= 0 || r.bare() {
 		return nil
 	}
 	slot, err := db.Slot(ctx)
@@ -81,35 +89,41 @@ func (r *Relay) checkBudget(ctx context.Context, db *fallback.DB, wal *stream.Se
 // answered. It ends in errModeChanged when that is done.
 func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *stream.Slots, cause error) error {
 	first := errors.Is(cause, stream.ErrNoSlot)
-	if !first {
+	switch {
+	case errors.Is(cause, stream.ErrForeignSlot):
+		if err := r.alarmForeign(cause); err != nil {
+			return err
+		}
+	case !first && !r.bare():
 		r.alarm("slot_given_up", "the slot is of no use any more: it is made anew, and the tables deliver meanwhile", zap.Error(cause))
 	}
-	if err := r.dropSlots(ctx, slots); err != nil {
+	if err := r.dropSlot(ctx, db); err != nil {
 		return err
 	}
-	r.known.unusable = nil
+	r.known.unusable, r.known.judged = nil, true
 	r.status.own()
 	sys, err := slots.System(ctx)
 	if err != nil {
 		return err
 	}
-	if marksOf(r.cfg.Outboxes)[outbox.MarkNone] {
-		return r.createBare(ctx, slots, first)
+	if r.bare() {
+		return r.createBare(ctx, slots, cause)
 	}
+	slots.Close()
 	began := time.Now()
 	sent := r.stored.Load()
 	return r.polled(ctx, held, db, sys, func(ctx context.Context, s *session) error {
-		for err := r.makeSlot(ctx, slots, s); err != nil; err = r.remakeSlot(ctx, s) {
+		for err := r.makeSlot(ctx, db, s); err != nil; err = r.makeSlot(ctx, db, s) {
 			if ctx.Err() != nil {
-				// It would keep WAL until a relay starts.
-				_ = db.DropSlot(context.WithoutCancel(ctx), r.newSlot())
 				return nil
 			}
 			if !r.limited("slot_not_made", time.Minute) {
 				r.alarm("slot_not_made", "the slot cannot be made: the tables are polled until it can", append(why(err), zap.String("slot", r.cfg.Slot))...)
 			}
+			r.status.meanwhile("wait before the slot is made again", time.Now())
 			sleep(ctx, modeCheck)
 		}
+		r.known.answered = sys.Timeline
 		r.metrics.slots.Inc()
 		r.log.Info("the slot is there, and everything from before it is answered", zap.String("slot", r.cfg.Slot), zap.Bool("first", first),
 			zap.Duration("took", time.Since(began).Round(time.Millisecond)), zap.Int64("stored_from_the_tables", r.stored.Load()-sent))
@@ -117,10 +131,34 @@ func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *strea
 	})
 }
 
-// makeSlot makes the slot under a name for the meantime, waits until the tables
-// have nothing from before it, and gives it its name.
-func (r *Relay) makeSlot(ctx context.Context, slots *stream.Slots, s *session) error {
-	if err := r.createSlot(ctx, slots, r.newSlot()); err != nil {
+// alarmForeign: with mark none there is nothing to deliver meanwhile.
+func (r *Relay) alarmForeign(cause error) error {
+	if !r.limited("slot_foreign", time.Minute) {
+		r.alarm("slot_foreign", "another program has a slot of the relay's name: it is left alone, and the relay has none", why(cause)...)
+	}
+	if r.bare() {
+		return cause
+	}
+	return nil
+}
+
+// makeSlot makes a temporary slot, waits until the tables have nothing from before it, and
+// copies it. A relay that ends on the way leaves nothing.
+func (r *Relay) makeSlot(ctx context.Context, db *fallback.DB, s *session) error {
+	slots, err := stream.OpenSlots(ctx, r.cfg.PostgresURL)
+	if err != nil {
+		return err
+	}
+	defer slots.Close()
+	if err := r.dropSlot(ctx, db); err != nil { // of an attempt that failed
+		return err
+	}
+	if _, err := slots.Read(ctx, r.cfg.Slot); errors.Is(err, stream.ErrForeignSlot) {
+		return err
+	}
+	r.status.meanwhile("create the slot", time.Now())
+	name := stream.NewSlotName(r.cfg.Slot)
+	if err := r.createSlot(ctx, slots, func() error { return slots.CreateTemporary(ctx, name) }); err != nil {
 		return err
 	}
 	crash("created")
@@ -128,50 +166,40 @@ func (r *Relay) makeSlot(ctx context.Context, slots *stream.Slots, s *session) e
 		return err
 	}
 	crash("answered")
-	if err := slots.Rename(ctx, r.newSlot(), r.cfg.Slot); err != nil {
+	if err := slots.Copy(ctx, name, r.cfg.Slot); err != nil {
 		return err
 	}
 	crash("renamed")
 	return nil
 }
 
-// remakeSlot begins again where makeSlot has failed.
-func (r *Relay) remakeSlot(ctx context.Context, s *session) error {
-	slots, err := stream.OpenSlots(ctx, r.cfg.PostgresURL)
-	if err != nil {
+// dropSlot drops the relay's own slot; another program's is left alone.
+func (r *Relay) dropSlot(ctx context.Context, db *fallback.DB) error {
+	if err := db.DropSlot(ctx, r.cfg.Slot); fallback.Code(err) == "55006" {
+		return fmt.Errorf("%w: %w", stream.ErrSlotActive, err)
+	} else if err != nil {
 		return err
 	}
-	defer slots.Close()
-	if err := r.dropSlots(ctx, slots); err != nil {
-		return err
-	}
-	return r.makeSlot(ctx, slots, s)
-}
-
-func (r *Relay) dropSlots(ctx context.Context, slots *stream.Slots) error {
-	for _, name := range []string{r.newSlot(), r.cfg.Slot} {
-		if err := slots.Drop(ctx, name); err != nil {
-			return err
-		}
-		crash("dropped")
-	}
+	crash("dropped")
 	return nil
 }
 
-// createBare makes a slot where no table has what it lacks (mark none).
-func (r *Relay) createBare(ctx context.Context, slots *stream.Slots, first bool) error {
-	if !first {
-		r.alarm("wal_lost", "with mark none only the WAL had the events: those that the slot had not brought yet are lost")
-	}
+// createBare makes a slot where no table has what it lacks (mark none). There was none, or one that
+// the server has invalidated, from which nothing can be read any more.
+func (r *Relay) createBare(ctx context.Context, slots *stream.Slots, cause error) error {
 	r.status.do("create the slot")
-	if err := r.createSlot(ctx, slots, r.cfg.Slot); err != nil {
+	if err := r.createSlot(ctx, slots, func() error { return slots.Create(ctx, r.cfg.Slot) }); err != nil {
 		return err
+	}
+	// Only now: until there is a slot, every event is lost.
+	if sent, err := r.hasSent(ctx); sent || err != nil || !errors.Is(cause, stream.ErrNoSlot) {
+		r.alarm("wal_lost", "with mark none only the WAL had the events: those that the slot had not brought yet are lost", zap.Error(cause))
 	}
 	return errModeChanged
 }
 
 // createSlot waits for every transaction that is running, and says for which.
-func (r *Relay) createSlot(ctx context.Context, slots *stream.Slots, name string) error {
+func (r *Relay) createSlot(ctx context.Context, slots *stream.Slots, create func() error) error {
 	// The publication comes first: decoding looks it up as of each change.
 	if err := r.ensurePublication(ctx); err != nil {
 		return err
@@ -182,7 +210,7 @@ func (r *Relay) createSlot(ctx context.Context, slots *stream.Slots, name string
 		defer close(said)
 		r.sayWait(ctx, slots.PID(), done)
 	}()
-	err := slots.Create(ctx, name)
+	err := create()
 	close(done)
 	<-said
 	return err

@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,8 +26,6 @@ func TestSlotIsDisposable(t *testing.T) {
 				from int // the oldest version that can do it
 			}{
 				{"dropped", (*rig).loseByDrop, 0},
-				{"of another plugin", (*rig).loseToPlugin, 0},
-				{"not finished", (*rig).leaveUnfinished, 0},
 				{"too much WAL for the server", (*rig).loseByWAL, 0},
 				{"idle for too long", (*rig).loseByIdling, 18},
 			}
@@ -77,16 +76,6 @@ func (r *rig) withoutRelay(what, sql string, args ...any) {
 
 func (r *rig) loseByDrop() {
 	r.withoutRelay("the slot is dropped", `SELECT pg_drop_replication_slot($1)`, r.cfg.Slot)
-}
-
-func (r *rig) loseToPlugin() {
-	r.withoutRelay("the slot is another one", fmt.Sprintf(`DO $$ BEGIN
-		PERFORM pg_drop_replication_slot('%[1]s'); PERFORM pg_create_logical_replication_slot('%[1]s', 'test_decoding'); END $$`, r.cfg.Slot))
-}
-
-func (r *rig) leaveUnfinished() {
-	r.withoutRelay("there is an unfinished slot", `SELECT pg_copy_logical_replication_slot($1, $2)`, r.cfg.Slot, r.cfg.Slot+"_new")
-	r.exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, r.cfg.Slot)
 }
 
 // loseByWAL writes more WAL than the server keeps for a slot, while the relay
@@ -273,4 +262,34 @@ func TestSlotCreationWaits(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestSlotWaitsForARow: what keeps a new slot from having its name stands in the status
+// while the tables are polled.
+func TestSlotWaitsForARow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.start().streaming().halt() // makes the publication
+	r.dropSlot(r.cfg.Slot)
+	r.put(1, 1)
+	locked, err := r.conn().Begin(t.Context())
+	r.must(err)
+	defer locked.Rollback(t.Context())
+	// No row can be locked to be sent, and no transaction keeps the slot from being created.
+	_, err = locked.Exec(t.Context(), `LOCK TABLE outbox_messages IN EXCLUSIVE MODE`)
+	r.must(err)
+	x := r.start()
+	eventually(t, "the status says for which row the slot waits", func() bool {
+		s := x.Status()
+		return s.State == "polling" && strings.Contains(s.Step, "waiting for row 1 of public.outbox_messages")
+	})
+	if err := x.Ready(); err != nil {
+		t.Errorf("it polls, and is not ready: %v", err)
+	}
+	r.must(locked.Rollback(t.Context()))
+	x.streaming()
+	r.pending(0)
+	if s := x.Status(); s.Step != "" {
+		t.Errorf("it streams, and its step is %q", s.Step)
+	}
 }

@@ -28,7 +28,8 @@ type status struct {
 	state state
 	since time.Time
 	err   error
-	// step is what a session that does not deliver yet, or no more, is doing.
+	// step is what a session does that does not deliver yet, or no more, or that makes the
+	// slot while the tables are polled.
 	step   string
 	stepAt time.Time
 }
@@ -84,6 +85,15 @@ func (s *status) do(step string) {
 	s.step, s.stepAt = step, time.Now()
 }
 
+// meanwhile notes what is done since then while the tables are polled.
+func (s *status) meanwhile(step string, since time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == statePolling {
+		s.step, s.stepAt = step, since
+	}
+}
+
 // interrupt ends a time of delivering with a step, where there is one.
 func (s *status) interrupt(step string) (delivered bool) {
 	s.mu.Lock()
@@ -102,11 +112,16 @@ const slowStep = time.Minute
 func (r *Relay) watchSteps(ctx context.Context) {
 	for sleep(ctx, slowStep/4) {
 		r.status.mu.Lock()
-		step, took, err := r.status.step, time.Since(r.status.stepAt), r.status.err
+		step, took, err, polling := r.status.step, time.Since(r.status.stepAt), r.status.err, r.status.state == statePolling
 		r.status.mu.Unlock()
-		if step != "" && took > slowStep && !r.limited("slow_step", slowStep) {
-			r.log.Warn("a step between two times of delivering takes long, and new rows wait", zap.String("step", step), zap.Duration("for", took.Round(time.Second)), zap.Error(err))
+		if step == "" || took <= slowStep || r.limited("slow_step", slowStep) {
+			continue
 		}
+		message := "a step between two times of delivering takes long, and new rows wait"
+		if polling {
+			message = "making the slot takes long: the tables are polled meanwhile"
+		}
+		r.log.Warn(message, zap.String("step", step), zap.Duration("for", took.Round(time.Second)), zap.Error(err))
 	}
 }
 
@@ -114,7 +129,7 @@ func (r *Relay) watchSteps(ctx context.Context) {
 type Status struct {
 	State     string    `json:"state"`
 	Since     time.Time `json:"since"`
-	Step      string    `json:"step,omitempty"` // while nothing is delivered
+	Step      string    `json:"step,omitempty"` // while nothing is delivered, and while the slot is made
 	LastError string    `json:"last_error,omitempty"`
 	Slot      string    `json:"slot"`
 	Stream    string    `json:"stream"`
@@ -178,4 +193,4 @@ func (r *Relay) limited(kind string, every time.Duration) bool {
 	return false
 }
 
-func zapTable(t *outbox.Table) zap.Field { return zap.Stringer("table", t) }
+func zapTable(t *outbox.Table) zap.Field { return zap.String("table", t.String()) }

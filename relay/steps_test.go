@@ -41,7 +41,21 @@ func TestSlowStepIsSaid(t *testing.T) {
 		if err := r.Ready(); err == nil || err.Error() != "waiting: read the stream back" {
 			t.Errorf("ready: %v", err)
 		}
+		r.status.set(statePolling, nil)
+		begun := time.Now()
+		for range 5 * 60 {
+			r.status.meanwhile("make the slot", begun)
+			time.Sleep(time.Second)
+		}
+		if n := logs.FilterMessageSnippet("polled meanwhile").FilterField(zap.String("step", "make the slot")).Len(); n < 3 || n > 5 {
+			t.Errorf("%d warnings in five minutes of making the slot", n)
+		}
+		if s := r.Status(); s.Step != "make the slot" || r.Ready() != nil {
+			t.Errorf("step %q, ready: %v", s.Step, r.Ready())
+		}
 		r.status.set(stateStreaming, nil)
+		r.status.meanwhile("make the slot", begun)
+		said = logs.All()
 		time.Sleep(time.Hour)
 		if logs.Len() != len(said) || r.Status().Step != "" {
 			t.Errorf("%d warnings, step %q after the step", logs.Len()-len(said), r.Status().Step)

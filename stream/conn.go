@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 )
 
 // Settings fix the text that values are rendered in. Every connection of the
@@ -46,25 +47,11 @@ func Dialer() *net.Dialer {
 
 // connect opens a replication connection to the database of the URL.
 func connect(ctx context.Context, url string, options ...func(*pgconn.Config)) (*pgconn.PgConn, error) {
-	parsed, err := pgx.ParseConfig(url) // it knows more URL parameters than pgconn
-	if err != nil {
-		return nil, fmt.Errorf("parse postgres.url: %w", err)
-	}
-	cfg := &parsed.Config
-	for k, v := range Settings {
-		cfg.RuntimeParams[k] = v
-	}
-	cfg.RuntimeParams["replication"] = "database"
-	cfg.RuntimeParams["client_min_messages"] = "notice" // 18 says in a warning that it leaves rows out
-	cfg.RuntimeParams["wal_sender_timeout"] = fmt.Sprint(walSenderTimeout.Milliseconds())
-	cfg.DialFunc = Dialer().DialContext
-	if cfg.ConnectTimeout == 0 {
-		cfg.ConnectTimeout = 10 * time.Second
-	}
-	for _, option := range options {
-		option(cfg)
-	}
-	conn, err := pgconn.ConnectConfig(ctx, cfg)
+	settings := maps.Clone(Settings)
+	settings["replication"] = "database"
+	settings["client_min_messages"] = "notice" // 18 says in a warning that it leaves rows out
+	settings["wal_sender_timeout"] = fmt.Sprint(walSenderTimeout.Milliseconds())
+	conn, err := pg.ConnectRaw(ctx, pg.Config{URL: url, Settings: settings, Dial: Dialer().DialContext}, options...)
 	if err != nil {
 		return nil, explainConnect(fmt.Errorf("open replication connection: %w", err))
 	}
@@ -90,9 +77,9 @@ func explainConnect(err error) error {
 
 // code is the SQLSTATE in err's tree, or "".
 func code(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) {
+		return refused.Code
 	}
 	return ""
 }

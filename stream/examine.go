@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -128,6 +129,10 @@ func DescribeServer(ctx context.Context, conn *pgx.Conn, begins bool) (f hint.Fi
 	}
 	f.Note("pg-server", "", "PostgreSQL %s, database %q, role %q: %d of %d replication slots and %d of %d walsenders are in use",
 		version, database, role, slots, maxSlots, senders, maxSenders)
+	if pg.AnyBytes(conn.PgConn()) {
+		f.Warning("pg-sql-ascii", "make a database with ENCODING 'UTF8' and move the tables there (pg_dump --encoding, and convert what is no UTF-8)",
+			"the database has the encoding SQL_ASCII, which is none: it takes any bytes for text, and a row that is no UTF-8 is parked")
+	}
 	if begins && maxSenders-senders < 2 {
 		f.Warning("pg-few-wal-senders", "raise max_wal_senders (needs a restart)",
 			"%d of %d walsenders are in use: a relay takes one, and for moments a second one", senders, maxSenders)
@@ -138,11 +143,10 @@ func DescribeServer(ctx context.Context, conn *pgx.Conn, begins bool) (f hint.Fi
 // slotState is what there is to know of the slot.
 type slotState struct {
 	Slot
-	temporary bool
-	database  string // of the connection
-	pid       *int32
-	kept      string
-	over      bool // it keeps more than it may
+	database string // of the connection
+	pid      *int32
+	kept     string
+	over     bool // it keeps more than it may
 	// newerThan: the publication was made or changed behind what the slot has confirmed, as far as
 	// that can be told: a slot begins with the catalog_xmin of another one that lags.
 	newerThan    bool
@@ -155,7 +159,7 @@ func (e *examiner) readState(ctx context.Context) (s slotState, err error) {
 		tables[i] = t.SQL()
 	}
 	s.Name = e.Slot
-	err = e.conn.QueryRow(ctx, `SELECT coalesce(s.plugin, '')::text, coalesce(s.database, '')::text, coalesce(s.wal_status, ''), s.temporary,
+	err = e.conn.QueryRow(ctx, `SELECT coalesce(s.plugin, '')::text, coalesce(s.database, '')::text, coalesce(s.wal_status, ''), s.temporary, s.two_phase,
 			current_database()::text, s.active_pid,
 			pg_size_pretty(coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)), pg_size_pretty($2::bigint),
 			coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0) > $2::bigint AND $2::bigint > 0,
@@ -163,7 +167,7 @@ func (e *examiner) readState(ctx context.Context) (s slotState, err error) {
 				WHERE p.pubname = $3 AND (age(p.xmin) <= age(s.catalog_xmin) OR age(r.xmin) <= age(s.catalog_xmin)))
 				AND NOT EXISTS (SELECT FROM pg_replication_slots o WHERE o.slot_name <> s.slot_name AND age(o.catalog_xmin) >= age(s.catalog_xmin))
 		FROM pg_replication_slots s WHERE s.slot_name = $1`, e.Slot, e.MaxRetainedWAL, e.Publication, tables).
-		Scan(&s.Plugin, &s.Database, &s.WALStatus, &s.temporary, &s.database, &s.pid, &s.kept, &s.retainedText, &s.over, &s.newerThan)
+		Scan(&s.Plugin, &s.Database, &s.WALStatus, &s.temporary, &s.twoPhase, &s.database, &s.pid, &s.kept, &s.retainedText, &s.over, &s.newerThan)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return s, ErrNoSlot
 	}
@@ -171,9 +175,6 @@ func (e *examiner) readState(ctx context.Context) (s slotState, err error) {
 }
 
 func (e *examiner) slot(ctx context.Context) error {
-	if err := e.unfinished(ctx); err != nil {
-		return err
-	}
 	s, err := e.readState(ctx)
 	if errors.Is(err, ErrNoSlot) {
 		e.Note("slot-missing", "", "slot %q does not exist: a start makes it", e.Slot)
@@ -182,12 +183,15 @@ func (e *examiner) slot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.check(s.temporary, s.database); errors.Is(err, ErrSlotLost) {
+	if err := s.check(s.database); errors.Is(err, ErrSlotLost) {
 		return e.lost(ctx, err)
 	} else if err != nil {
 		return nil // Probe reports it
 	}
 	e.use(s)
+	if err := e.inTheWay(ctx); err != nil {
+		return err
+	}
 	if s.over && !e.bare() {
 		e.Warning("slot-over-budget", "have the relay run and keep up, or raise postgres.max_retained_wal",
 			"slot %q keeps %s of WAL, more than postgres.max_retained_wal (%s): the relay gives it up, and the table delivers", e.Slot, s.kept, s.retainedText)
@@ -226,11 +230,11 @@ func (e *examiner) lost(ctx context.Context, cause error) error {
 	return e.waits(ctx)
 }
 
-func (e *examiner) unfinished(ctx context.Context) error {
+func (e *examiner) inTheWay(ctx context.Context) error {
 	var exists bool
-	err := e.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name::text = $1::text || '_new')`, e.Slot).Scan(&exists)
-	if exists && !e.Held {
-		e.Warning("slot-unfinished", "start the relay: it makes the slot anew", "slot %q is there: an earlier relay did not finish making its slot", e.Slot+"_new")
+	err := e.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name::text = $1 AND NOT temporary)`, NewSlotName(e.Slot)).Scan(&exists)
+	if exists {
+		e.Warning("slot-unfinished", dropHint(NewSlotName(e.Slot)), "slot %q is there: a relay needs that name whenever it makes its slot anew", NewSlotName(e.Slot))
 	}
 	return err
 }

@@ -37,6 +37,12 @@ func (l *lagging) Idle(context.Context) error {
 
 func (l *lagging) Commit() {}
 
+func (l *lagging) Misfit(context.Context, *outbox.Event, map[string]*string, []string, error) error {
+	return nil
+}
+
+func (l *lagging) Altered() {}
+
 func (l *lagging) Dry() { l.dry++ }
 
 // TestGatheringEnds: rows that have waited are read with pauses, and as soon as the
@@ -96,7 +102,7 @@ func TestGatheringEnds(t *testing.T) {
 		}
 		defer writer.Wait()
 		defer cancel()
-		if err := s.Run(ctx, h); err != nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		if err := s.Run(ctx, h, 1<<20); err != nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			t.Fatalf("%v, after %d late rows and %d times idle: %v", err, late, idle, ctx.Err())
 		}
 		if late < 5000 || h.dry == 0 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
@@ -50,10 +51,27 @@ func Probe(ctx context.Context, url, slot string) (System, error) {
 	if err != nil {
 		return System{}, err
 	}
-	if _, err := readSlot(ctx, conn, slot); err != nil && !errors.Is(err, ErrNoSlot) && !errors.Is(err, ErrSlotLost) {
+	switch _, err := readSlot(ctx, conn, slot); {
+	case errors.Is(err, ErrNoSlot), errors.Is(err, ErrSlotLost):
+		return sys, checkNewName(ctx, conn, slot)
+	case err != nil:
 		return System{}, err
 	}
 	return sys, nil
+}
+
+// checkNewName: a lasting slot under the name of the temporary one keeps the relay from making its own. A
+// temporary one may be a relay's that is making it.
+func checkNewName(ctx context.Context, conn *pgconn.PgConn, slot string) error {
+	name := NewSlotName(slot)
+	s, err := readSlot(ctx, conn, name)
+	switch {
+	case errors.Is(err, ErrNoSlot), s != nil && s.temporary:
+		return nil
+	case s == nil:
+		return err
+	}
+	return hint.Coded("slot-unfinished", hint.Errorf(dropHint(name), "slot %q: %w: a relay makes slot %q from a temporary one of that name", name, ErrForeignSlot, slot))
 }
 
 type serverFacts struct {

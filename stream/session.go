@@ -23,6 +23,10 @@ import (
 // statusInterval is the longest silence towards the server.
 const statusInterval = time.Second
 
+// mostBesidePayload is how many bytes a message can have beside a payload: an id, thirteen
+// attributes, and their places.
+const mostBesidePayload = 4 << 20
+
 // leaveTimeout is how long a session that ends well waits for the server.
 const leaveTimeout = time.Second
 
@@ -46,6 +50,13 @@ type Handler interface {
 	// until Row returns. A row that is not settled when Row returns is added to
 	// the transaction (Txn.Add) and settled later.
 	Row(ctx context.Context, ev *outbox.Event, txn *Txn) error
+	// Misfit is called for an INSERT into an outbox table that makes no event, because it lacks a
+	// column of the layout. The event has what is mapped, and is valid until Misfit returns; columns
+	// are all that the row has, NULLs as nil, but for the values of those that are omitted: they are too
+	// long. The row is settled then.
+	Misfit(ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error) error
+	// Altered is called where the server describes an outbox table otherwise than before.
+	Altered()
 	// Commit is called after the last row of a transaction.
 	Commit()
 	// Idle is called when the server has nothing more to send for now.
@@ -64,8 +75,8 @@ var ErrPublicationSkipped = errors.New("publication was skipped by the server")
 // exist: decoding looks it up as of each change.
 var ErrBeforePublication = errors.New("the slot is older than the publication")
 
-// ErrUndecodable means that the WAL holds a message that makes no event, such as
-// a row of a time before a mapped column was added.
+// ErrUndecodable means that the WAL holds a message that cannot be read, or a row that
+// makes no event, such as one of a time before a mapped column was added.
 var ErrUndecodable = errors.New("decode WAL")
 
 // Session is one START_REPLICATION. From Open to Close the standby status goes
@@ -74,6 +85,7 @@ type Session struct {
 	cfg     Config
 	conn    *pgconn.PgConn
 	source  *gatherer // below conn
+	abridge *abridger // above it
 	tracker *Tracker
 	system  System
 	wake    chan struct{} // asks the ticker for a status now
@@ -108,11 +120,18 @@ type System struct {
 // ErrNoSlot where there is no slot.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	var source *gatherer
-	conn, err := connect(ctx, cfg.URL, func(c *pgconn.Config) { c.DialFunc = dialGathering(c.DialFunc, &source) })
+	var abridge *abridger
+	conn, err := connect(ctx, cfg.URL, func(c *pgconn.Config) {
+		c.DialFunc = dialGathering(c.DialFunc, &source)
+		c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+			abridge = &abridger{r: r}
+			return pgproto3.NewFrontend(abridge, w)
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{cfg: cfg, conn: conn, source: source, wake: make(chan struct{}, 1), closed: make(chan struct{}), broken: make(chan struct{})}
+	s := &Session{cfg: cfg, conn: conn, source: source, abridge: abridge, wake: make(chan struct{}, 1), closed: make(chan struct{}), broken: make(chan struct{})}
 	if err := s.start(ctx); err != nil {
 		closeConn(conn)
 		return nil, err
@@ -163,14 +182,22 @@ func (s *Session) Tracker() *Tracker { return s.tracker }
 
 // Run reads until ctx is done (nil), the handler fails (its error, unwrapped),
 // or the connection does. After it, the session still ticks.
-func (s *Session) Run(ctx context.Context, h Handler) error {
+//
+// mostPayload is the longest payload that is kept, in bytes. What is longer, and what is
+// too long for a header, is read through and left out of the event (outbox.Event.Omitted).
+func (s *Session) Run(ctx context.Context, h Handler, mostPayload int) error {
 	stop := context.AfterFunc(ctx, func() {
-		// A deadline in the past wakes the reader; a half-read message is kept.
+		// A deadline in the past wakes the reader.
 		_ = s.conn.Conn().SetReadDeadline(time.Unix(1, 0))
 	})
 	defer stop()
 	decoder := decode.New(s.cfg.Tables)
 	s.source.dry = h.Dry
+	s.abridge.most = mostPayload
+	s.abridge.shorten = func(dst []byte, r io.Reader, n int) ([]byte, error) {
+		return decoder.Abridge(dst, r, n, mostPayload)
+	}
+	s.conn.Frontend().SetMaxBodyLen(mostPayload + mostBesidePayload)
 	for {
 		msg, err := s.conn.Frontend().Receive()
 		if err != nil {
@@ -266,6 +293,10 @@ func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, lef
 	case decode.Row:
 		s.source.late(time.Duration(left-s.committed) * time.Microsecond)
 		return h.Row(ctx, m.Event, s.txn)
+	case decode.Misfit:
+		return h.Misfit(ctx, m.Event, textOf(m.Lacks.Columns), m.Lacks.Omitted, m.Lacks.Reason)
+	case decode.Altered:
+		h.Altered()
 	case decode.Commit:
 		h.Commit()
 		s.txn.Commit(m.End)
@@ -273,6 +304,17 @@ func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, lef
 		s.advance(m.End)
 	}
 	return nil
+}
+
+func textOf(columns []decode.Column) map[string]*string {
+	text := map[string]*string{}
+	for _, c := range columns {
+		if text[c.Name] = nil; c.Value != nil {
+			v := string(c.Value)
+			text[c.Name] = &v
+		}
+	}
+	return text
 }
 
 // advance notes that everything committed up to an LSN was received and handed

@@ -22,10 +22,13 @@ var ErrSlotActive = errors.New("slot is active")
 var ErrNoSlot = errors.New("slot does not exist")
 
 // ErrSlotLost means that nothing can ever be read from the slot again: the
-// server has invalidated it, or it was made by another plugin.
+// server has invalidated it.
 var ErrSlotLost = errors.New("slot is lost")
 
-// NewSlotName is the name that a relay's slot has while it is being made.
+// ErrForeignSlot means that a slot of that name belongs to another program. It is never dropped.
+var ErrForeignSlot = errors.New("slot belongs to another program")
+
+// NewSlotName is the name of the temporary slot that a relay's slot is copied from.
 func NewSlotName(slot string) string { return slot + "_new" }
 
 // Slot is a row of pg_replication_slots.
@@ -35,13 +38,15 @@ type Slot struct {
 	Database       string
 	WALStatus      string // reserved, extended, unreserved or lost
 	ConfirmedFlush outbox.LSN
+	temporary      bool
+	twoPhase       bool
 }
 
 // readSlot looks the slot up over the simple protocol, which is all that a
 // replication connection speaks.
 func readSlot(ctx context.Context, conn *pgconn.PgConn, name string) (*Slot, error) {
 	rows, err := simpleQuery(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(wal_status, ''),
-		coalesce(confirmed_flush_lsn::text, '0/0'), temporary, current_database()
+		coalesce(confirmed_flush_lsn::text, '0/0'), temporary, two_phase, current_database()
 		FROM pg_replication_slots WHERE slot_name = `+quoteLiteral(name))
 	if err != nil {
 		return nil, fmt.Errorf("read slot %q: %w", name, err)
@@ -50,32 +55,40 @@ func readSlot(ctx context.Context, conn *pgconn.PgConn, name string) (*Slot, err
 		return nil, fmt.Errorf("slot %q: %w", name, ErrNoSlot)
 	}
 	r := rows[0]
-	s := &Slot{Name: name, Plugin: r[0], Database: r[1], WALStatus: r[2]}
+	s := &Slot{Name: name, Plugin: r[0], Database: r[1], WALStatus: r[2], temporary: r[4] == "t", twoPhase: r[5] == "t"}
 	if s.ConfirmedFlush, err = outbox.ParseLSN(r[3]); err != nil {
 		return nil, fmt.Errorf("read slot %q: %w", name, err)
 	}
-	return s, s.check(r[4] == "t", r[5])
+	return s, s.check(r[6])
 }
 
-func (s *Slot) check(temporary bool, database string) error {
-	const other = "choose another postgres.slot, or drop this one if nobody needs it: SELECT pg_drop_replication_slot('%s')"
+// check tells a slot that a relay can have made from all others. fallback.DB.DropSlot has the same condition.
+func (s *Slot) check(database string) error {
+	foreign := func(what string) error {
+		return hint.Coded("slot-foreign", hint.Errorf(dropHint(s.Name), "slot %q: %w: it is %s, want a logical one of pgoutput in database %q", s.Name, ErrForeignSlot, what, database))
+	}
 	switch {
 	case s.Plugin == "":
-		return hint.Coded("slot-foreign", hint.Errorf(fmt.Sprintf(other, s.Name), "slot %q is a physical one, want a logical one of pgoutput", s.Name))
+		return foreign("physical")
 	case s.Database != database:
-		return hint.Coded("slot-foreign", hint.Errorf("choose another postgres.slot: a slot's name is unique in the whole server",
-			"slot %q belongs to database %q, want %q", s.Name, s.Database, database))
-	case temporary:
-		return hint.Coded("slot-foreign", hint.Errorf("choose another postgres.slot", "slot %q is a temporary one of another session", s.Name))
+		return foreign(fmt.Sprintf("of database %q", s.Database))
+	case s.temporary:
+		return foreign("temporary")
 	case s.Plugin != "pgoutput":
-		return fmt.Errorf("slot %q: %w: its plugin is %q, want pgoutput", s.Name, ErrSlotLost, s.Plugin)
+		return foreign(fmt.Sprintf("of plugin %q", s.Plugin))
+	case s.twoPhase:
+		return foreign("one with two_phase")
 	case s.WALStatus == "lost":
 		return fmt.Errorf("slot %q: %w: the server has invalidated it", s.Name, ErrSlotLost)
 	}
 	return nil
 }
 
-// Slots makes and drops slots, on a replication connection of its own. It is one
+func dropHint(slot string) string {
+	return "choose another postgres.slot: a slot's name is unique in the whole server; or, if nobody needs it: SELECT pg_drop_replication_slot(" + quoteLiteral(slot) + ")"
+}
+
+// Slots makes slots, on a replication connection of its own. It is one
 // goroutine's.
 type Slots struct{ conn *pgconn.PgConn }
 
@@ -104,7 +117,7 @@ func (s *Slots) PID() uint32 { return s.conn.PID() }
 func (s *Slots) System(ctx context.Context) (System, error) { return identify(ctx, s.conn) }
 
 // Read looks a slot up. It returns ErrNoSlot where there is none, ErrSlotLost
-// where it is of no use any more, and another error where it is somebody else's.
+// where it is of no use any more, and ErrForeignSlot where it is somebody else's.
 func (s *Slots) Read(ctx context.Context, name string) (*Slot, error) {
 	return readSlot(ctx, s.conn, name)
 }
@@ -112,36 +125,31 @@ func (s *Slots) Read(ctx context.Context, name string) (*Slot, error) {
 // Create makes a slot. It waits for every transaction that is running, prepared
 // ones included. From 17 on, standbys synchronise it (FAILOVER).
 func (s *Slots) Create(ctx context.Context, name string) error {
+	return s.create(ctx, name, false)
+}
+
+// CreateTemporary makes a slot that ends with the connection, for Copy. It waits as Create does.
+func (s *Slots) CreateTemporary(ctx context.Context, name string) error {
+	return s.create(ctx, name, true)
+}
+
+func (s *Slots) create(ctx context.Context, name string, temporary bool) error {
 	action := "NOEXPORT_SNAPSHOT"
-	if serverVersion(s.conn) >= 17 {
+	if serverVersion(s.conn) >= 17 && !temporary {
 		action = "(FAILOVER, SNAPSHOT 'nothing')"
 	}
 	_, err := pglogrepl.CreateReplicationSlot(ctx, s.conn, outbox.QuoteIdent(name), "pgoutput",
-		pglogrepl.CreateReplicationSlotOptions{SnapshotAction: action, Mode: pglogrepl.LogicalReplication})
+		pglogrepl.CreateReplicationSlotOptions{Temporary: temporary, SnapshotAction: action, Mode: pglogrepl.LogicalReplication})
 	return explainSlot(fmt.Sprintf("create slot %q", name), err)
 }
 
-// Drop drops a slot, where there is one. It returns ErrSlotActive where it is in
-// use.
-func (s *Slots) Drop(ctx context.Context, name string) error {
-	_, err := simpleQuery(ctx, s.conn, fmt.Sprintf(`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
-		WHERE slot_name = %s AND database = current_database()`, quoteLiteral(name)))
-	if code(err) == "42704" { // somebody else was faster
-		return nil
-	}
-	return explainSlot(fmt.Sprintf("drop slot %q", name), err)
-}
-
-// Rename gives a slot another name: it is copied, where it stands, and dropped.
-func (s *Slots) Rename(ctx context.Context, from, to string) error {
+// Copy makes a lasting slot that stands where a temporary one of this connection does.
+func (s *Slots) Copy(ctx context.Context, from, to string) error {
 	_, err := simpleQuery(ctx, s.conn, fmt.Sprintf("SELECT pg_copy_logical_replication_slot(%s, %s, false)", quoteLiteral(from), quoteLiteral(to)))
 	if err == nil && serverVersion(s.conn) >= 17 { // the copy has lost it
 		_, err = simpleQuery(ctx, s.conn, fmt.Sprintf("ALTER_REPLICATION_SLOT %s (FAILOVER true)", outbox.QuoteIdent(to)))
 	}
-	if err != nil {
-		return explainSlot(fmt.Sprintf("copy slot %q to %q", from, to), err)
-	}
-	return s.Drop(ctx, from)
+	return explainSlot(fmt.Sprintf("copy slot %q to %q", from, to), err)
 }
 
 func explainSlot(what string, err error) error {
@@ -151,6 +159,8 @@ func explainSlot(what string, err error) error {
 	switch code(err) {
 	case "55006":
 		return fmt.Errorf("%s: %w: %w", what, ErrSlotActive, err)
+	case "42710":
+		return hint.Wrap(fmt.Errorf("%s: %w", what, err), "SELECT * FROM pg_replication_slots shows whose it is; drop it if nobody needs it")
 	case "53400":
 		return hint.Wrap(fmt.Errorf("%s: %w", what, err),
 			"raise max_replication_slots (needs a restart) or drop a slot that nobody needs: there must be room for two while a relay makes its own")

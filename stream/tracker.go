@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"math"
 	"sync"
 
 	"github.com/walpost/walpost/outbox"
@@ -10,18 +11,20 @@ import (
 // forgotten". It is a FIFO of marks: one per transaction, with the number of
 // rows that are not settled yet, and one per keepalive that came outside a
 // transaction. A mark leaves the queue when it is the oldest, closed, and has
-// nothing pending; the last one out is the confirmed LSN.
+// nothing pending; the last one out is the confirmed LSN, where no limit lies before it.
 //
 // The confirmed LSN never goes back. The zero Tracker is not usable; see
 // [NewTracker].
 type Tracker struct {
 	// mu guards everything below, and every Txn of the tracker.
-	mu        sync.Mutex
-	queue     []*Txn // queue[head:] are waiting, oldest first
-	head      int
-	free      []*Txn
-	confirmed outbox.LSN
-	sweepAt   int // how many have to wait before they are swept
+	mu      sync.Mutex
+	queue   []*Txn // queue[head:] are waiting, oldest first
+	head    int
+	free    []*Txn
+	settled outbox.LSN
+	start   outbox.LSN // what the server held for confirmed at the beginning
+	limit   outbox.LSN
+	sweepAt int // how many have to wait before they are swept
 }
 
 // sweepLeast is how many marks wait before any is swept out of the middle.
@@ -36,13 +39,25 @@ type Txn struct {
 }
 
 // NewTracker starts at what the server holds for confirmed already.
-func NewTracker(confirmed outbox.LSN) *Tracker { return &Tracker{confirmed: confirmed} }
+func NewTracker(confirmed outbox.LSN) *Tracker {
+	return &Tracker{settled: confirmed, start: confirmed, limit: math.MaxUint64}
+}
 
-// Confirmed is the greatest LSN under which everything received is settled.
+// Confirmed is the greatest LSN under which everything received is settled, and the limit at most.
 func (t *Tracker) Confirmed() outbox.LSN {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.confirmed
+	return max(t.start, min(t.settled, t.limit))
+}
+
+// Limit keeps Confirmed from passing an LSN that the server has written WAL up to. A tracker has none
+// at first; once it has, only greater ones count.
+func (t *Tracker) Limit(lsn outbox.LSN) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.limit == math.MaxUint64 || lsn > t.limit {
+		t.limit = lsn
+	}
 }
 
 // Waiting is the number of marks that are not confirmed yet.
@@ -117,7 +132,7 @@ func (t *Tracker) pop() {
 		if !x.closed || x.pending > 0 {
 			return
 		}
-		t.confirmed = max(t.confirmed, x.end)
+		t.settled = max(t.settled, x.end)
 		t.queue[t.head] = nil
 		t.head++
 		t.free = append(t.free, x)

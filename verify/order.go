@@ -29,12 +29,12 @@ type history struct {
 }
 
 // follow checks the order of an aggregate. overtaken: rows that had to wait may have been
-// passed by later ones.
-func (v *comparison) follow(m publish.Message, overtaken bool) {
-	if m.Aggregate == "" || m.Position.SystemID == "" {
+// passed by later ones. again: the message may be a duplicate, which is not out of order.
+func (v *comparison) follow(m publish.Message, overtaken, again bool) {
+	if m.Aggregate == (outbox.AggregateKey{}) || m.Position.SystemID == "" {
 		return
 	}
-	key, at := m.ID.Table+"/"+m.Aggregate, m.Row
+	key, at := m.ID.Table+"/"+string(m.Aggregate[:]), m.Row
 	polled := at.SystemID == "" || m.Polled && overtaken
 	if polled { // compared among itself
 		key, at = "polled/"+key, m.Position
@@ -47,7 +47,12 @@ func (v *comparison) follow(m publish.Message, overtaken bool) {
 	}
 	now := spot{v.historyOf(at), at.N, at.Commit, m.Seq}
 	if known && v.before(now, last, polled) {
-		v.report.add(Reordered, Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("%s, behind sequence %d at %s/%d", at, last.seq, last.commit, last.n)})
+		c := Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("%s, behind sequence %d at %s/%d", at, last.seq, last.commit, last.n)}
+		if again {
+			v.late[m.Seq] = c
+		} else {
+			v.report.add(Reordered, c)
+		}
 		return
 	}
 	v.order[id] = now

@@ -43,14 +43,16 @@ func (v *comparison) judgePending(ctx context.Context) error {
 		return err
 	}
 	for t, ids := range pending {
-		for part := range slices.Chunk(ids, batch) {
-			rows, more, err := v.db.Fetch(ctx, t.Table, part) // those that nobody has locked
+		for len(ids) > 0 {
+			part := ids[:min(batch, len(ids))]
+			rows, more, err := v.db.Fetch(ctx, t.Table, part, keptPayload) // those that nobody has locked
 			if err != nil {
 				return err
 			}
 			if more {
-				v.note("large pending rows of %s were not all looked at", t)
+				part = part[:slices.Index(part, string(rows[len(rows)-1].Values[outbox.ID]))+1]
 			}
+			ids = ids[len(part):]
 			for _, ev := range rows {
 				switch {
 				case ev.Values[outbox.LastError] != nil || t.seen.has(string(ev.Values[outbox.ID])):

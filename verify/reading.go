@@ -83,11 +83,9 @@ func (v *comparison) message(t *table, m publish.Message, f fallback.Finding) {
 		v.stranger(m)
 		return
 	}
-	if !t.seen.add(m.ID.ID) {
-		v.again(t, m)
-	}
-	if m.Aggregate == "" {
+	again := !t.seen.add(m.ID.ID) && v.again(t, m)
+	if m.Aggregate == (outbox.AggregateKey{}) {
 		m.Aggregate = f.Aggregate
 	}
-	v.follow(m, v.cfg.Skip || !t.Layout.Records())
+	v.follow(m, v.cfg.Skip || !t.Layout.Records(), again)
 }

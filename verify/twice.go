@@ -8,13 +8,15 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// again notes a row that came before, perhaps as another message: ids come again.
-func (v *comparison) again(t *table, m publish.Message) {
-	if len(v.twice) >= remembered {
+// again notes a row that came before, perhaps as another message: ids come again. It reports
+// whether judgeTwice will look at it.
+func (v *comparison) again(t *table, m publish.Message) bool {
+	if len(v.twice) >= remembered || len(v.late) >= remembered {
 		v.note("more than %d rows came more than once: only so many were looked at", remembered)
-		return
+		return false
 	}
 	v.twice[t.String()+"/"+m.ID.ID] = struct{}{}
+	return true
 }
 
 // judgeTwice reads the stream again where rows came more than once, and compares
@@ -36,6 +38,9 @@ func (v *comparison) judgeTwice(ctx context.Context) error {
 					continue
 				}
 				first[m.ID] = m.Seq
+				if c, late := v.late[m.Seq]; late {
+					v.report.add(Reordered, c)
+				}
 			}
 			return true, ctx.Err()
 		},

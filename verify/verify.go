@@ -20,6 +20,9 @@ import (
 const (
 	// batch is how many rows are looked for at once.
 	batch = 1000
+	// keptPayload is the longest payload that is read of a pending row, in bytes: of a row
+	// with a longer one the report names no content hash.
+	keptPayload = 1 << 20
 	// suspectRows is how many rows that look missing are looked at again together.
 	suspectRows = 10_000
 	// remembered bounds each list that has to be kept exactly: messages without a
@@ -69,7 +72,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	}
 	v := &comparison{
 		cfg: cfg, db: db, report: newReport(), tables: map[string]*table{}, order: map[uint64]spot{}, seed: maphash.MakeSeed(),
-		numbers: map[history]uint32{}, twice: map[string]struct{}{},
+		numbers: map[history]uint32{}, twice: map[string]struct{}{}, late: map[uint64]Case{},
 	}
 	for _, t := range cfg.Outboxes {
 		if err := db.CheckTable(ctx, t); err != nil {
@@ -105,6 +108,7 @@ type comparison struct {
 	numbers           map[history]uint32  // of the histories
 	strangers         []publish.Message   // without a row, so far
 	twice             map[string]struct{} // message ids of rows that were met more than once
+	late              map[uint64]Case     // by sequence: such messages that are reordered, unless they are duplicates
 }
 
 type table struct {

@@ -33,7 +33,7 @@ func (m message) payload() string { return fmt.Sprintf(`{"step": %d}`, m.step) }
 
 func (m message) msg() *nats.Msg {
 	msg := nats.NewMsg("events.order.paid")
-	msg.Header.Set(nats.MsgIdHdr, fmt.Sprintf("7/shop/public.outbox_messages/%d/%016x", m.row, m.copy))
+	msg.Header.Set(nats.MsgIdHdr, fmt.Sprintf("7/shop/public.outbox_messages/%d/%016x", m.row, m.copy+1)) // a hash of 0 is no row's
 	msg.Header.Set("ce-source", "7/shop")
 	msg.Header.Set("ce-subject", m.aggregate)
 	msg.Header.Set("ce-type", "order%2Epaid")
@@ -130,7 +130,7 @@ func TestTally(t *testing.T) {
 // A message that names no row is not overlooked.
 func TestTallyForeign(t *testing.T) {
 	js := stream(t)
-	for _, id := range []string{"", "7/shop/public.other/1/0000000000000000", "7/shop/public.outbox_messages/x/0000000000000000"} {
+	for _, id := range []string{"", "7/shop/public.other/1/0000000000000001", "7/shop/public.outbox_messages/x/0000000000000001"} {
 		m := message{row: 1}.msg()
 		m.Header.Del(nats.MsgIdHdr)
 		if id != "" {

@@ -26,7 +26,7 @@ type Config struct {
 
 // PostgresConfig says where the outbox is and what the relay keeps there.
 type PostgresConfig struct {
-	// URL is empty where the PG* variables of libpq take its place, which pgx.ParseConfig("") understands.
+	// URL is empty where the PG* variables of libpq take its place, which pg.Parse("") understands.
 	URL            string
 	Slot           string
 	Publication    string
@@ -67,9 +67,10 @@ type NATSConfig struct {
 
 // TLSConfig names files in PEM.
 type TLSConfig struct {
-	CA   string
-	Cert string
-	Key  string
+	CA             string
+	Cert           string
+	Key            string
+	HandshakeFirst bool
 }
 
 // PublishConfig bounds what is on its way to JetStream.

@@ -97,6 +97,7 @@ func TestContract(t *testing.T) {
 		"nats.tls.ca":               {},
 		"nats.tls.cert":             {},
 		"nats.tls.key":              {},
+		"nats.tls.handshake_first":  {"WALPOST_NATS_TLS_FIRST", "false"},
 		"nats.domain":               {},
 		"nats.inbox_prefix":         {},
 		"nats.shared":               {"WALPOST_SHARED", "false"},
@@ -200,16 +201,24 @@ func TestRedaction(t *testing.T) {
 		"host=h password=p user=u":                       "host=h password=xxxxx user=u",
 		`host=h password = 'a \' b' user=u`:              "host=h password = xxxxx user=u",
 		"postgres://h/db?sslpassword=p&sslkey=client.ke": "postgres://h/db?sslpassword=xxxxx&sslkey=client.ke",
+		"host=h password=a://b user=u":                   "host=h password=xxxxx user=u",
+		"host=h passwrod=p user=u":                       "host=h passwrod=xxxxx user=u",
+		"postgres://h/db?passwrod=p&sslmode=require":     "postgres://h/db?passwrod=xxxxx&sslmode=require",
+		"postgres://h/db?pass%77ord=p":                   "postgres://h/db?pass%77ord=xxxxx",
+		`host=h password=a\ b&c\'d user=u`:               "host=h password=xxxxx user=u",
+		`host=h password='a\' b' dbname='my db'`:         "host=h password=xxxxx dbname='my db'",
 	} {
 		if got := redactPostgres(in); got != want {
 			t.Errorf("redactPostgres(%q) = %q, want %q", in, got, want)
 		}
 	}
 	for in, want := range map[string]string{
-		"nats://h:4222,h2":             "nats://h:4222,h2",
+		"nats://h:4222,h2:4222":        "nats://h:4222,nats://h2:4222",
 		"nats://u:p@h,nats://t@h2":     "nats://u:xxxxx@h,nats://xxxxx@h2",
-		"u:p@h:4222":                   "xxxxx@h:4222",
-		"nats://u:p%zz@h, tls://u:p@h": "nats://xxxxx@h,tls://u:xxxxx@h",
+		"u:p@h:4222":                   "xxxxx",
+		"nats://u:p%zz@h, tls://u:p@h": "xxxxx",
+		"nats://u:p,x@h":               "xxxxx",
+		"s3cret":                       "xxxxx",
 	} {
 		if got := redactNATS(in); strings.ReplaceAll(got, " ", "") != want {
 			t.Errorf("redactNATS(%q) = %q, want %q", in, got, want)

@@ -1,16 +1,32 @@
 package main
 
 import (
+	"fmt"
 	"io"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 )
 
 func newConfigCommand() *cobra.Command {
-	return newGroup("config", "Check the configuration, or print an example of it",
-		"The configuration: file, environment variables and flags.", newConfigCheckCommand(), newConfigExampleCommand())
+	return newGroup("config", "Check the configuration, print an example of it, list its flags (help config)",
+		configHelp+configFlags(), newConfigCheckCommand(), newConfigExampleCommand())
+}
+
+const configHelp = `The configuration: file, environment variables and flags. Every command that reads it takes --config FILE and the flags below, each
+with its key in the file and its environment variable. A flag goes before a variable, a variable before the file. A password in
+a flag can be read by every user of the machine: keep it in the environment, in a file or in ~/.pgpass.
+
+`
+
+func configFlags() string {
+	var cmd cobra.Command
+	addConfigFlags(&cmd)
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = f.Name == "config" })
+	return strings.TrimRight(cmd.Flags().FlagUsages(), "\n")
 }
 
 func newConfigCheckCommand() *cobra.Command {
@@ -29,7 +45,7 @@ its value, without secrets, and with the place that it came from. It connects to
 			if _, err := newRelay(l.cfg, zap.NewNop(), prometheus.NewRegistry(), nil); err != nil {
 				return err
 			}
-			_, err = io.WriteString(cmd.OutOrStdout(), effectiveYAML(l))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "# valid; %s\n\n%s", l.source(), effectiveYAML(l))
 			return err
 		},
 	}

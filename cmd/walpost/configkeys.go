@@ -101,7 +101,8 @@ func (c *Config) outboxKeys(i int) []key {
 		{
 			at + "layout", env("WALPOST_LAYOUT"),
 			layoutValue{&o.Layout},
-			"What its columns are called: a known layout, or a map from field to column, as in {id: id, event_type: kind, payload: body}. " +
+			"What its columns are called: a known layout, or a map from field to column, as in {id: id, event_type: kind, payload: body}; in the " +
+				"environment id=id,event_type=kind,payload=body. " +
 				"The fields: id, tenant_id, aggregate_type, aggregate_id, aggregate_version, event_type, event_version, payload, occurred_at, " +
 				"trace_id, available_at, processed_at, attempts, last_error; id, event_type and payload are required.",
 		},
@@ -178,6 +179,11 @@ func (c *Config) credentialKeys() []key {
 		file("nats.tls.ca", "WALPOST_NATS_TLS_CA", &n.TLS.CA, "A PEM file of authorities to trust instead of the system's."),
 		file("nats.tls.cert", "WALPOST_NATS_TLS_CERT", &n.TLS.Cert, "A PEM file with the client's certificate; it needs tls.key."),
 		file("nats.tls.key", "WALPOST_NATS_TLS_KEY", &n.TLS.Key, "A PEM file with the client certificate's key."),
+		{
+			"nats.tls.handshake_first", "WALPOST_NATS_TLS_FIRST",
+			boolValue{&n.TLS.HandshakeFirst},
+			"Begin with the TLS handshake, before the server's greeting: for servers whose tls block has handshake_first.",
+		},
 	}
 }
 

@@ -26,16 +26,27 @@ type loader struct {
 	// origin says where a value that is not the default came from: "walpost.yaml:7", "WALPOST_SLOT" or "--slot".
 	origin   map[string]string
 	problems problems
+	read     string // the file, "" where there is none
 }
 
-// addConfigFlags gives the command --config and a flag for every key that has an environment variable.
+// source says which file was read.
+func (l *loader) source() string {
+	if l.read == "" {
+		return "no file: " + defaultConfigFile + " does not exist here"
+	}
+	return "file: " + l.read
+}
+
+// addConfigFlags gives the command --config and a flag for every key that has an environment variable. Its help leaves the
+// keys' flags out: they are the same for every command, and `walpost help config` lists them.
 func addConfigFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.String("config", "", "the configuration file (default "+defaultConfigFile+" where there is one)")
+	flags.String("config", "", "the configuration file (default "+defaultConfigFile+" where there is one); its keys have flags, too: walpost help config")
 	for _, k := range defaultConfig().keys() {
 		f := flags.VarPF(&flagText{kind: flagKind(k.value)}, k.flag(), "", k.name+" ["+k.env+"]")
 		f.DefValue = k.String()
+		f.Hidden = true
 		if _, ok := k.value.(boolValue); ok {
 			f.NoOptDefVal = "true"
 		}
@@ -76,12 +87,19 @@ func loadConfig(cmd *cobra.Command) (*Config, error) {
 // warn names variables that look like one of walpost's and are none. They are no error: others may have set them for
 // themselves.
 func (l *loader) warn(w io.Writer) {
+	for _, f := range l.cfg.strayVariables() {
+		fmt.Fprintf(w, "warning: %s: %s\n", f.Text, f.Fix)
+	}
+}
+
+func (c *Config) strayVariables() (found hint.Findings) {
 	for _, entry := range os.Environ() {
 		name, _, _ := strings.Cut(entry, "=")
-		if h := l.cfg.meantVariable(name); h != "" {
-			fmt.Fprintf(w, "warning: %s is not read: %s\n", name, h)
+		if h := c.meantVariable(name); h != "" {
+			found.Warning("config-variable", h, "%s is not read", name)
 		}
 	}
+	return found
 }
 
 // meantVariable is a hint with the variable that somebody may have meant by another one.
@@ -179,6 +197,7 @@ func (l *loader) file(flags *pflag.FlagSet) error {
 	if err != nil {
 		return hint.Wrap(fmt.Errorf("read configuration: %w", err), "`walpost config example` prints a file to start from")
 	}
+	l.read = path
 	return l.yaml(path, data)
 }
 

@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/publish"
 )
 
 // value is one configurable field, wherever its text comes from.
@@ -233,8 +234,30 @@ func formatSize(n int64) string {
 
 type layoutValue struct{ p *LayoutConfig }
 
-func (v layoutValue) Set(text string) error { *v.p = LayoutConfig{Name: text}; return nil }
-func (v layoutValue) Kind() string          { return strings.Join(layoutNames(), " | ") + " | map of columns" }
+// Set takes a name, or a map as in id=id,event_type=kind,payload=body.
+func (v layoutValue) Set(text string) error {
+	if !strings.Contains(text, "=") {
+		*v.p = LayoutConfig{Name: text}
+		return nil
+	}
+	columns := map[string]string{}
+	for pair := range strings.SplitSeq(text, ",") {
+		field, column, ok := strings.Cut(pair, "=")
+		field, column = strings.TrimSpace(field), strings.TrimSpace(column)
+		if !ok || field == "" || column == "" {
+			return hint.Errorf("write field=column, joined by commas, as in id=id,event_type=kind,payload=body",
+				"%q maps no field to a column", strings.TrimSpace(pair))
+		}
+		if columns[field] != "" {
+			return fmt.Errorf("field %q is mapped twice", field)
+		}
+		columns[field] = column
+	}
+	*v.p = LayoutConfig{Columns: columns}
+	return nil
+}
+
+func (v layoutValue) Kind() string { return strings.Join(layoutNames(), " | ") + " | map of columns" }
 
 func (v layoutValue) Check() error {
 	_, err := v.p.resolve()
@@ -273,12 +296,17 @@ const secret = "xxxxx"
 
 var (
 	// Up to the last @: a password that was not percent-encoded may hold anything.
-	userinfo       = regexp.MustCompile(`://.*@`)
-	beforeLastHost = regexp.MustCompile(`^.*@`)
-	passwordInDSN  = regexp.MustCompile(`(?i)((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)`)
+	userinfo = regexp.MustCompile(`://.*@`)
+	// A value of keywords and values, where a backslash takes a space into it, and one of a URL's parameters.
+	inKeywords = regexp.MustCompile(`([^\s=]+)(\s*=\s*)('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)+)`)
+	inURL      = regexp.MustCompile(`([^\s=&?]+)(=)([^&]+)`)
+	// The parameters of a connection whose values are shown. Any other may be a mistyped password.
+	shown = regexp.MustCompile(`^(host|hostaddr|port|dbname|database|user|passfile|service|servicefile|connect_timeout|` +
+		`ssl(mode|cert|key|rootcert|negotiation|sni|certmode)|channel_binding|require_auth|krbsrvname|krbspn|target_session_attrs|` +
+		`application_name|options|search_path|timezone|\w+_timeout|default_query_exec_mode|(min|max)_protocol_version)$`)
 )
 
-// redactPostgres hides the password of a URL or of a keyword/value string, wherever libpq would accept one.
+// redactPostgres hides the password of a URL or of a keyword/value string, and every value that may be one.
 func redactPostgres(s string) string {
 	s = userinfo.ReplaceAllStringFunc(s, func(m string) string {
 		user, _, found := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(m, "://"), "@"), ":")
@@ -287,24 +315,31 @@ func redactPostgres(s string) string {
 		}
 		return "://" + user + ":" + secret + "@"
 	})
-	return passwordInDSN.ReplaceAllString(s, "${1}"+secret)
+	parameter := inKeywords
+	if strings.HasPrefix(s, "postgres://") || strings.HasPrefix(s, "postgresql://") {
+		parameter = inURL
+	}
+	return parameter.ReplaceAllStringFunc(s, func(m string) string {
+		parts := parameter.FindStringSubmatch(m)
+		if shown.MatchString(parts[1]) {
+			return m
+		}
+		return parts[1] + parts[2] + secret
+	})
 }
 
-// redactNATS hides what stands before the @ of each server: user and password, or a token.
+// redactNATS hides user, password and token of each server, and everything where that cannot be told apart.
 func redactNATS(s string) string {
-	servers := strings.Split(s, ",")
-	for i, server := range servers {
-		if u, err := url.Parse(strings.TrimSpace(server)); err == nil && u.User != nil {
-			if _, isUser := u.User.Password(); isUser {
-				servers[i] = u.Redacted()
-				continue
-			}
+	urls, err := publish.ParseURLs(s)
+	if err != nil {
+		return secret
+	}
+	servers := make([]string, len(urls))
+	for i, u := range urls {
+		if _, isUser := u.User.Password(); u.User != nil && !isUser {
+			u.User = url.User(secret) // a token
 		}
-		if userinfo.MatchString(server) {
-			servers[i] = userinfo.ReplaceAllString(server, "://"+secret+"@")
-		} else {
-			servers[i] = beforeLastHost.ReplaceAllString(server, secret+"@")
-		}
+		servers[i] = u.Redacted()
 	}
 	return strings.Join(servers, ",")
 }

@@ -3,14 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
-	"maps"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/stream"
 )
 
 const dlqHelp = `Dead letters are rows that could not be delivered: each was moved whole from its outbox to the table
@@ -31,7 +29,10 @@ With --json: dead_letter_id, outbox, row_id, event_type, tenant_id, aggregate_ty
 of each, without a limit unless --limit is given; what is not known is null.`
 
 const dlqShowHelp = `Shows one dead letter, with every column of the row that it was. With --json: what list writes, the payload (as JSON where it
-is JSON, else as a string), and the row as the table keeps it in "original".`
+is JSON, else as a string), and the row as the table keeps it in "original".
+
+A value of more than 1 MiB is not read: its length stands in its place, with the query that reads it. In JSON the payload is null
+then. So is an original of more than 4 MiB, and "original_bytes" has its length.`
 
 const dlqRetryHelp = `Puts rows back into their outboxes, under their own ids and with every value as it was, but due at once, without attempts and
 with a last_error that says so, and deletes their dead letters in the same transaction, 250 at a time. Remove first what they died of: a row that still cannot be sent
@@ -121,12 +122,8 @@ func withDLQ(cmd *cobra.Command, do func(context.Context, *fallback.DLQ) error) 
 	if err != nil {
 		return err
 	}
-	settings := maps.Clone(stream.Settings)
-	settings["application_name"] = "walpost dlq"
 	q, err := fallback.OpenDLQ(cmd.Context(), fallback.DLQConfig{
-		Config: fallback.Config{
-			URL: cfg.Postgres.URL, Settings: settings, Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot,
-		},
+		Config:      database(cfg, "walpost dlq"),
 		Publication: cfg.Postgres.Publication,
 		Outboxes:    tables,
 	})

@@ -98,11 +98,16 @@ func since(d time.Duration) string {
 func showLetter(w io.Writer, l *fallback.Whole, asJSON bool) error {
 	l.FailedAt = l.FailedAt.UTC()
 	if asJSON {
+		unread := l.Size
+		if l.Original != nil {
+			unread = 0
+		}
 		return printJSON(w, struct {
 			fallback.DeadLetter
 			Payload  any             `json:"payload"`
 			Original json.RawMessage `json:"original"`
-		}{l.DeadLetter, asDocument(l.Payload), l.Original})
+			Size     int             `json:"original_bytes,omitempty"`
+		}{l.DeadLetter, asDocument(l.Payload), l.Original, unread})
 	}
 	attempts := "-"
 	if l.Attempts != nil {
@@ -123,7 +128,12 @@ func showLetter(w io.Writer, l *fallback.Whole, asJSON bool) error {
 	}
 	fmt.Fprintln(w, "\nThe row as it was:")
 	for _, c := range l.Columns {
-		if _, err := fmt.Fprintf(w, "    %s: %s\n", escape(c.Name), pretty(c.Value)); err != nil {
+		text := pretty(c.Value)
+		if c.Value == nil && c.Size > 0 {
+			text = fmt.Sprintf("%d bytes, in SELECT original ->> '%s' FROM %s WHERE dead_letter_id = %d",
+				c.Size, escape(strings.ReplaceAll(c.Name, "'", "''")), fallback.DeadLetters, l.ID)
+		}
+		if _, err := fmt.Fprintf(w, "    %s: %s\n", escape(c.Name), text); err != nil {
 			return err
 		}
 	}
@@ -170,12 +180,7 @@ func asDocument(s *string) any {
 
 // printJSON writes one line.
 func printJSON(w io.Writer, v any) error {
-	var out bytes.Buffer
-	e := json.NewEncoder(&out)
+	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintln(w, escape(strings.TrimSuffix(out.String(), "\n")))
-	return err
+	return e.Encode(v)
 }

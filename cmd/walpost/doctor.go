@@ -36,14 +36,15 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check both servers and what is between them", Long: doctorHelp, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, err := loadConfig(cmd)
+			l, err := load(cmd.Flags())
 			if err != nil {
 				return err
 			}
-			found, err := examine(cmd.Context(), cfg)
+			found, err := examine(cmd.Context(), l.cfg)
 			if err != nil {
 				return err
 			}
+			found = hint.InOrder(append(found, l.cfg.strayVariables()...))
 			return tellFindings(cmd.OutOrStdout(), found, asJSON)
 		},
 	}
@@ -83,6 +84,8 @@ func tellFindings(w io.Writer, found hint.Findings, asJSON bool) error {
 	return nil
 }
 
+var levelColours = map[hint.Level]string{hint.Error: red, hint.Warn: yellow}
+
 func printFindings(w io.Writer, found hint.Findings, number map[hint.Level]int, asJSON bool) error {
 	if asJSON {
 		for i := range found {
@@ -91,9 +94,10 @@ func printFindings(w io.Writer, found hint.Findings, number map[hint.Level]int, 
 		return printJSON(w, map[string]any{"findings": append(hint.Findings{}, found...)})
 	}
 	for _, f := range found {
-		fmt.Fprintf(w, "%-5s  %s: %s\n", f.Level, f.Code, escape(oneLine(f.Text)))
+		paint(w, levelColours[f.Level], fmt.Sprintf("%-5s", f.Level))
+		fmt.Fprintf(w, "  %s: %s\n", f.Code, oneLine(f.Text))
 		if f.Fix != "" {
-			fmt.Fprintf(w, "       fix: %s\n", escape(oneLine(f.Fix)))
+			fmt.Fprintf(w, "       fix: %s\n", oneLine(f.Fix))
 		}
 	}
 	_, err := fmt.Fprintln(w, tally(number))

@@ -50,6 +50,7 @@ func newHTTPServer(address string, metrics prometheus.Gatherer, health Health, l
 	mux.Handle("GET /status", statusHandler(health))
 	return &httpServer{address: address, server: &http.Server{
 		Handler:           mux,
+		ConnState:         (&connLimit{most: httpConnections}).track,
 		ReadHeaderTimeout: httpTimeout,
 		ReadTimeout:       httpTimeout,
 		WriteTimeout:      2 * httpTimeout,

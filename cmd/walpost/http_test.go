@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -134,4 +136,36 @@ func TestRunBoth(t *testing.T) {
 			t.Errorf("error = %v, address %q", err, s.Addr())
 		}
 	})
+}
+
+// TestHTTPConnectionsAreLimited: whoever opens connections without end keeps no probe out, and no more than the limit.
+func TestHTTPConnectionsAreLimited(t *testing.T) {
+	s := listen(t, "127.0.0.1:0", fakeHealth{})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	defer func() { stop(); <-done }()
+	var conns []net.Conn
+	for range httpConnections + 20 {
+		c, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_, _ = c.Write([]byte("GET /healthz HTTP/1.1\r\n")) // never finished
+		conns = append(conns, c)
+	}
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get("http://" + s.Addr() + "/healthz")
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("the probe got %v, %v", resp, err)
+	}
+	_ = resp.Body.Close()
+	for i, c := range conns[:20] {
+		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("connection %d is still there: %v", i, err)
+		}
+	}
 }

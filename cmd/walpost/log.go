@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
+	"strings"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -33,17 +33,28 @@ func newLogger(cfg LogConfig, w io.Writer) (*zap.Logger, error) {
 	if format == "console" {
 		encoding.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
 		encoding.EncodeLevel = zapcore.CapitalLevelEncoder
+		if colours(w) {
+			w = levelPainter{trusted(w)}
+		}
 		encoder = zapcore.NewConsoleEncoder(encoding)
 	}
 	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level)), nil
 }
 
-// isTerminal takes any character device for one; of those that are not, standard error is only ever /dev/null.
+// levelPainter gives the levels of a console log their colours. Each Write is one entry: the time, a tab, the level, a tab
+// and the rest, which others may have written in part.
+type levelPainter struct{ w io.Writer }
+
+func (l levelPainter) Write(entry []byte) (int, error) {
+	at, rest, _ := strings.Cut(string(entry), "\t")
+	level, rest, _ := strings.Cut(rest, "\t")
+	_, err := fmt.Fprintf(l.w, "%s\t%s%s%s\t%s", at, logColours[level], level, reset, escapeLines(rest))
+	return len(entry), err
+}
+
+var logColours = map[string]string{"DEBUG": blue, "INFO": blue, "WARN": yellow, "ERROR": red}
+
 func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	_, ok := terminalWidth(w)
+	return ok
 }

@@ -46,7 +46,10 @@ func run() int {
 	}
 }
 
-func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+func execute(ctx context.Context, args []string, out, errs io.Writer) int {
+	stdout, stderr := &screen{w: out}, &screen{w: errs}
+	defer stdout.flush()
+	defer stderr.flush()
 	root := newRootCommand()
 	root.SetArgs(args)
 	root.SetOut(stdout)

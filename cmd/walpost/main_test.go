@@ -74,8 +74,12 @@ func TestMigrateScripts(t *testing.T) {
 var serial atomic.Int32
 
 func newDB(env *testscript.Env, pg *testenv.Postgres) error {
-	url, err := pg.CreateDB(context.Background(), fmt.Sprintf("script%d", serial.Add(1)))
+	name := fmt.Sprintf("script%d", serial.Add(1))
+	url, err := pg.CreateDB(context.Background(), name)
 	env.Setenv("WALPOST_POSTGRES_URL", url)
+	role := name + "_relay" // where a script makes it
+	env.Setenv("ROLE", role)
+	env.Setenv("ROLE_URL", strings.Replace(url, "postgres@", role+"@", 1))
 	return err
 }
 

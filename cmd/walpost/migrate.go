@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -30,6 +31,9 @@ const upHelp = `Applies what is missing, each migration in a transaction of its 
 that it lacks (not in mode poll). Up never drops anything and never takes a lock that a producer would wait for. Several may
 run at the same time: an advisory lock has them take turns.
 
+--grant ROLE gives the relay's role what it needs on the outboxes, the dead letters and the archive, and nothing else; it may be
+repeated with every up.
+
 --notify-trigger is for a relay that polls (mode poll, or a server without logical decoding): every outbox gets a trigger named
 ` + outbox.NotifyTrigger + `, with a function of the same name, and each INSERT statement then does NOTIFY ` + outbox.NotifyChannel + `. Where all of
 its outboxes have it, a relay that polls sends rows a few milliseconds after their commit, not up to 200, and searches the tables
@@ -46,7 +50,8 @@ The trigger ` + outbox.NotifyTrigger + ` and its function go too, from every tab
 back nothing else.`
 
 const printHelp = `Writes what up would do as plain SQL, for a migration tool of your own or for psql --file. It connects to nothing.
---notify-trigger adds the trigger that ` + "`walpost migrate up --help`" + ` describes.`
+--notify-trigger adds the trigger that ` + "`walpost migrate up --help`" + ` describes. Where shard is set it adds the
+indexes for shards, which up does not make.`
 
 func newMigrateCommand() *cobra.Command {
 	return newGroup("migrate", "Create walpost's tables and publication", migrateHelp,
@@ -61,6 +66,7 @@ type migrateOptions struct {
 	to     int64
 	given  bool // --to
 	notify bool
+	grant  string
 }
 
 // migration is one of the subcommands; they share the configuration and the flags. without is what the absence of --to means.
@@ -86,6 +92,9 @@ func migration(name, short, long string, without int64, do func(context.Context,
 		cmd.Flags().Lookup("to").DefValue = "0" // not shown: the number that stands for its absence says nothing
 		cmd.Flags().BoolVar(&o.notify, "notify-trigger", false, "the trigger that wakes a relay that polls")
 	}
+	if name == "up" {
+		cmd.Flags().StringVar(&o.grant, "grant", "", "the relay's role, which is given what it needs on the tables")
+	}
 	addConfigFlags(cmd)
 	return cmd
 }
@@ -103,9 +112,9 @@ func newRunner(cfg *Config) (*migrations.Runner, error) {
 }
 
 func migrationConn(cfg *Config) (*pgx.ConnConfig, error) {
-	conn, err := pgx.ParseConfig(cfg.Postgres.URL)
+	conn, err := pg.Parse(cfg.Postgres.URL)
 	if err != nil {
-		return nil, fmt.Errorf("parse postgres.url: %s", redactPostgres(err.Error()))
+		return nil, fmt.Errorf("parse postgres.url: %w", err)
 	}
 	if conn.RuntimeParams["application_name"] == "" {
 		conn.RuntimeParams["application_name"] = "walpost migrate"
@@ -134,6 +143,11 @@ func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) 
 			return err
 		}
 	}
+	if o.grant != "" {
+		if err := grant(ctx, w, cfg, o.grant); err != nil {
+			return err
+		}
+	}
 	if !o.notify {
 		return nil
 	}
@@ -159,7 +173,7 @@ func ensurePublication(ctx context.Context, w io.Writer, cfg *Config) error {
 	}
 	// Adding a table waits for whoever vacuums, indexes or alters it. Inserts go on.
 	connCfg.RuntimeParams["lock_timeout"] = "10s"
-	conn, err := pgx.ConnectConfig(ctx, connCfg)
+	conn, err := pg.ConnectConfig(ctx, connCfg)
 	if err != nil {
 		return err
 	}
@@ -180,8 +194,8 @@ func ensurePublication(ctx context.Context, w io.Writer, cfg *Config) error {
 }
 
 func advisePublication(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "42P01" { // undefined_table
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && refused.Code == "42P01" { // undefined_table
 		return "check outboxes[].table: `walpost migrate up` creates public.outbox_messages in the canonical layout and no other outbox"
 	}
 	return ""

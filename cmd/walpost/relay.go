@@ -77,7 +77,7 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 func natsConn(n *NATSConfig) publish.ConnConfig {
 	return publish.ConnConfig{
 		URL: n.URL, Creds: n.Creds, NKey: n.NKey, User: n.User, PasswordFile: n.PasswordFile,
-		TLS:         publish.TLSConfig{CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key},
+		TLS:         publish.TLSConfig{CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key, First: n.TLS.HandshakeFirst},
 		InboxPrefix: n.InboxPrefix,
 	}
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/stream"
 )
 
 const retentionHelp = `One pass of archive and purge, and what it did:
@@ -60,7 +59,7 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*fallback.Retai
 	if err != nil {
 		return nil, err
 	}
-	db := fallback.Config{URL: cfg.Postgres.URL, Settings: stream.Settings, Dial: stream.Dialer().DialContext}
+	db := database(cfg, "walpost")
 	if err := fallback.CheckDirect(ctx, db); err != nil {
 		return nil, err
 	}

@@ -17,13 +17,13 @@ start finds out what was stored.
 
 Several may run for one slot: one relays, the others stand by, are ready, and one of them takes over in about a second.
 
-Lost connections are not the end: it tries again, for ever. It ends by itself only where a start finds something that has to be
-put right first (privileges, a missing table, a stream that cannot keep the promise).
+Lost connections are not the end, and neither is a server that is not there yet when it starts: it tries again, for ever, and
+/readyz and the log say why. It ends by itself only where a start finds something that has to be put right first (a wrong
+password, privileges, a missing table, a stream that cannot keep the promise).
 
 While it runs, http.listen serves /metrics (Prometheus), /healthz (restart me when this fails), /readyz and /status (JSON).
 
-Each flag below names its configuration key and environment variable; ` + "`walpost config example`" + ` explains them. A password in a flag
-can be read by every user of the machine: keep it in the environment, in the file or in ~/.pgpass.`
+` + "`walpost help config` lists the flags of the configuration, and `walpost config example` explains its keys."
 
 func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{

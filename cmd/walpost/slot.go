@@ -38,8 +38,9 @@ aggregates. So it refuses where rows are pending, unless --force. postgres.initi
 A creation waits until every transaction has ended that runs when it begins, in the whole server. It says for whom, and gives up
 after --wait; nothing is left behind.`
 
-const slotDropHelp = `Drops the slot, and a <slot>_new that a relay has left. It refuses while a relay holds the lock or something streams the slot, and
-says which process that is: stop it first. Where there is no slot there is nothing to do, and the exit code is 0.
+const slotDropHelp = `Drops the slot. It refuses while a relay holds the lock or something streams the slot, and says which process that is: stop it
+first. It refuses a slot that no relay of this database can have made. Where there is no slot there is nothing to do, and the exit code
+is 0.
 
 With mark update and delete nothing is lost by it: the next relay makes another slot, and delivers what is pending from the tables,
 in the order of their ids. With mark none only the WAL has the events: those that the slot has not brought yet are lost, and so are
@@ -139,7 +140,7 @@ func takeLock(ctx context.Context, db *fallback.DB, advice string) error {
 	if holder != nil {
 		who = sessionText(holder)
 	}
-	return hint.Errorf(advice, "a relay holds the lock of this slot: %s", escape(who))
+	return hint.Errorf(advice, "a relay holds the lock of this slot: %s", who)
 }
 
 func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, force bool, stdout, stderr io.Writer) error {
@@ -156,7 +157,7 @@ func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Dur
 	if err := takeLock(ctx, db, "it makes its slot itself; `walpost slot show` shows it"); err != nil {
 		return err
 	}
-	if err := refuseSlots(ctx, db, cfg.Postgres.Slot); err != nil {
+	if err := refuseSlot(ctx, db, cfg.Postgres.Slot); err != nil {
 		return err
 	}
 	if err := db.Limit(ctx, lookFor); err != nil {
@@ -188,23 +189,17 @@ func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Dur
 		}
 	}
 	if err := refusePending(ctx, db, tables); err != nil { // some came meanwhile, or it was forced
-		fmt.Fprintf(stderr, "warning: %s\n", escape(oneLine(err.Error())))
+		fmt.Fprintf(stderr, "warning: %s\n", oneLine(err.Error()))
 	}
 	return nil
 }
 
-func refuseSlots(ctx context.Context, db *fallback.DB, name string) error {
-	slot, fresh, err := readSlots(ctx, db, name)
-	switch {
-	case err != nil:
-		return err
-	case slot.Exists:
-		return hint.Errorf("`walpost slot show` shows it; a relay of this configuration uses it if it can, and makes it anew if not", "slot %q exists", name)
-	case fresh != nil:
-		return hint.Errorf("start a relay, which begins again, or remove it with `walpost slot drop`",
-			"slot %q exists: an earlier relay did not finish making slot %q", fresh.Name, name)
+func refuseSlot(ctx context.Context, db *fallback.DB, name string) error {
+	slot, err := readSlot(ctx, db, name)
+	if err == nil && slot.Exists {
+		err = hint.Errorf("`walpost slot show` shows it; a relay uses it, or makes it anew, if a relay made it; any other slot keeps a relay from starting", "slot %q exists", name)
 	}
-	return nil
+	return err
 }
 
 // makeSlot waits for every transaction that is running, and says for which.
@@ -232,7 +227,7 @@ func makeSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Durat
 		who, err := db.BlockerOf(ctx, slots.PID())
 		if err == nil && who != "" && who != blocker {
 			blocker = who
-			fmt.Fprintf(stderr, "waiting for %s\n", escape(who))
+			fmt.Fprintf(stderr, "waiting for %s\n", who)
 		}
 	}
 }
@@ -265,17 +260,11 @@ func dropSlot(ctx context.Context, cfg *Config, db *fallback.DB, force bool, w i
 	if err := takeLock(ctx, db, stop); err != nil {
 		return err
 	}
-	slot, fresh, err := readSlots(ctx, db, cfg.Postgres.Slot)
+	slot, err := readSlot(ctx, db, cfg.Postgres.Slot)
 	if err != nil {
 		return err
 	}
-	var there []*slotStatus
-	for _, s := range []*slotStatus{fresh, slot} { // the relay's order
-		if s != nil && s.Exists {
-			there = append(there, s)
-		}
-	}
-	if len(there) == 0 {
+	if !slot.Exists {
 		_, err := fmt.Fprintf(w, "there is no slot %s\n", slot.Name)
 		return err
 	}
@@ -283,17 +272,13 @@ func dropSlot(ctx context.Context, cfg *Config, db *fallback.DB, force bool, w i
 	for _, t := range tables {
 		none = none || t.Mark == outbox.MarkNone
 	}
-	for _, s := range there {
-		if err := mayDrop(s, none && !force); err != nil {
-			return err
-		}
+	if err := mayDrop(slot, none && !force); err != nil {
+		return err
 	}
-	for _, s := range there {
-		if err := db.DropSlot(ctx, s.Name); err != nil {
-			return adviseDrop(err, db)
-		}
-		fmt.Fprintf(w, "dropped slot %s\n", s.Name)
+	if err := db.DropSlot(ctx, slot.Name); err != nil {
+		return adviseDrop(err, db)
 	}
+	fmt.Fprintf(w, "dropped slot %s\n", slot.Name)
 	if none {
 		fmt.Fprintln(w, "with mark none, events that it had not brought are lost, and so are those that are committed until there is a slot again")
 	} else {
@@ -305,15 +290,15 @@ func dropSlot(ctx context.Context, cfg *Config, db *fallback.DB, force bool, w i
 // mayDrop refuses a slot that is in use, somebody else's, or the only one to have events.
 func mayDrop(s *slotStatus, guard bool) error {
 	switch {
-	case !s.Here:
+	case !s.Own:
 		return hint.Errorf("check postgres.slot and the database in postgres.url; whoever owns it drops it with SELECT pg_drop_replication_slot(...)",
-			"slot %q is not one of this database's: %s", s.Name, escape(fmt.Sprint(slotTraits(s.SlotState))))
+			"slot %q is no relay's of this database: %s", s.Name, fmt.Sprint(slotTraits(s.SlotState)))
 	case s.ActivePID != nil:
 		who := fmt.Sprintf("process %d", *s.ActivePID)
 		if s.Walsender != nil {
 			who = sessionText(s.Walsender)
 		}
-		return hint.Errorf("end it first; after a relay that was cut off the server does so within seconds", "slot %q is in use by %s", s.Name, escape(who))
+		return hint.Errorf("end it first; after a relay that was cut off the server does so within seconds", "slot %q is in use by %s", s.Name, who)
 	case guard && s.WALStatus != "lost" && s.ConfirmedLag > 0:
 		return hint.Errorf("have a relay deliver them first; --force drops it all the same",
 			"slot %q holds %s of WAL that was not confirmed: with mark none, events in it would be lost", s.Name, roughSize(s.ConfirmedLag))

@@ -63,12 +63,9 @@ func TestSlotCreateAndDrop(t *testing.T) {
 		equal(t, "failover", strings.Contains(show, ", failover"), pg.Version() >= 17)
 
 		o.exec(`SELECT pg_create_logical_replication_slot('` + name + `_new', 'pgoutput')`)
-		wantText(t, o.walpost("slot", "show"), "^slot being made +"+name+"_new: ")
-		wantText(t, o.walpost("slot", "drop"), "^dropped slot "+name+"_new\ndropped slot "+name+"\n.*nothing is lost")
-		equal(t, "slots", o.slots(), "none")
-		o.exec(`SELECT pg_create_logical_replication_slot('` + name + `_new', 'pgoutput')`)
-		wantText(t, o.fails("slot", "create"), "did not finish")
-		o.walpost("slot", "drop")
+		wantText(t, o.walpost("slot", "drop"), "^dropped slot "+name+"\n.*nothing is lost")
+		equal(t, "slots", o.slots(), name+"_new")
+		o.exec(`SELECT pg_drop_replication_slot('` + name + `_new')`)
 
 		stop := o.relay()
 		o.eventually("the relay streams", func() bool { return o.status().Relay.Mode == "stream" })
@@ -106,11 +103,16 @@ func TestSlotDropLeavesAlone(t *testing.T) {
 	o.walpost("slot", "drop")
 
 	o.exec(`SELECT pg_create_physical_replication_slot('` + name + `')`)
-	wantText(t, o.fails("slot", "drop"), "not one of this database's: .physical")
+	wantText(t, o.fails("slot", "drop"), "no relay's of this database: .physical")
 	wantText(t, o.fails("slot", "create"), "exists")
+	for _, c := range []struct{ args, is string }{{"'test_decoding'", "test_decoding "}, {"'pgoutput', false, true", "pgoutput .* two_phase"}} {
+		o.exec(`SELECT pg_drop_replication_slot('` + name + `')`)
+		o.exec(`SELECT pg_create_logical_replication_slot('` + name + `', ` + c.args + `)`)
+		wantText(t, o.fails("slot", "drop"), "no relay's of this database: ."+c.is)
+	}
 	o.exec(`SELECT pg_drop_replication_slot('` + name + `')`)
 	o.must(pg.Exec(t.Context(), "postgres", `SELECT pg_create_logical_replication_slot('`+name+`', 'pgoutput')`))
-	wantText(t, o.fails("slot", "drop"), "not one of this database's: .*database postgres")
+	wantText(t, o.fails("slot", "drop"), "no relay's of this database: .*database postgres")
 	equal(t, "the other one's slot", o.text(`SELECT count(*) FROM pg_replication_slots`), "1")
 }
 

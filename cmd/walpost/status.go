@@ -33,7 +33,7 @@ where it runs in another role than the relay, to see the address of its client a
     at             when it was asked, by this machine's clock
     server         version, database, standby
     relay          mode; lock: pid, application_name, user, client_address ("local" is a Unix socket), connected_since; standing_by
-    slot           name, exists, walsender (who streams it, as in lock); where it exists: type, plugin, database, temporary,
+    slot           name, exists, walsender (who streams it, as in lock); where it exists: type, plugin, database, temporary, two_phase,
                    active_pid, wal_status, restart_lsn, confirmed_flush_lsn, failover, synced, invalidation_reason,
                    retained_bytes, safe_bytes (until it is lost, -1 is no limit), confirmed_lag_bytes
     new_slot       the same, of a slot that is being made; null where there is none
@@ -166,11 +166,17 @@ func (r *statusReport) look(part string, err error) bool {
 // lookFor is how long one question to PostgreSQL may take.
 const lookFor = 2 * time.Second
 
-// openLook connects a command that looks at a relay's work from outside.
-func openLook(ctx context.Context, cfg *Config, name string) (*fallback.DB, error) {
+// database is how a command reaches PostgreSQL, under the name that the server shows.
+func database(cfg *Config, name string) fallback.Config {
 	settings := maps.Clone(stream.Settings)
 	settings["application_name"] = name
-	config := fallback.Config{URL: cfg.Postgres.URL, Settings: settings, Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot}
+	schema, _, _ := outbox.ParseTable(cfg.Outboxes[0].Table) // it was checked when it was read
+	return fallback.Config{URL: cfg.Postgres.URL, Settings: settings, Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot, Schema: schema}
+}
+
+// openLook connects a command that looks at a relay's work from outside.
+func openLook(ctx context.Context, cfg *Config, name string) (*fallback.DB, error) {
+	config := database(cfg, name)
 	if err := fallback.CheckDirect(ctx, config); err != nil {
 		return nil, err
 	}
@@ -228,7 +234,7 @@ func readSlots(ctx context.Context, db *fallback.DB, name string) (slot, fresh *
 	if slot, err = readSlot(ctx, db, name); err != nil {
 		return nil, nil, err
 	}
-	if fresh, err = readSlot(ctx, db, stream.NewSlotName(name)); err != nil || !fresh.Exists {
+	if fresh, err = readSlot(ctx, db, stream.NewSlotName(name)); err != nil || !fresh.Exists || !fresh.Temporary {
 		fresh = nil
 	}
 	return slot, fresh, err

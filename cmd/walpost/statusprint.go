@@ -160,6 +160,7 @@ func slotTraits(s *fallback.SlotState) []string {
 		text string
 	}{
 		{s.Temporary, "temporary"},
+		{s.TwoPhase, "two_phase"},
 		{s.Failover, "failover"},
 		{s.Synced, "synchronised from the primary"},
 		{s.Invalidation != "", "invalidated: " + s.Invalidation},

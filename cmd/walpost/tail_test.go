@@ -5,8 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -15,11 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"golang.org/x/sys/unix"
 
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // output is written and read by two goroutines.
@@ -221,66 +216,4 @@ func TestTailFiltersOnTheServer(t *testing.T) {
 		}
 		stop()
 	}
-}
-
-// TestTailOnATerminal: aligned, as wide as the terminal, and nothing that it would act on.
-func TestTailOnATerminal(t *testing.T) {
-	master, terminal := pty(t, 80)
-	table := newEventTable(terminal)
-	at := time.Date(2026, 11, 20, 23, 59, 59, 123456789, time.FixedZone("", 3600))
-	event := func(seq uint64, eventType, payload string) publish.Received {
-		return publish.Received{
-			Seq: seq, At: at, Relayed: true, Type: eventType, AggregateType: "order", AggregateID: "42", TenantID: "7",
-			Row: outbox.MessageID{ID: "1"}, Payload: []byte(payload),
-		}
-	}
-	other := publish.Received{Seq: 11, At: at.Add(2 * time.Hour), Subject: "events.\x1b[2J", Payload: []byte(strings.Repeat("ü", 200))}
-	polled := event(10, "order.placed.twice", "{\n\t\"a\":\n 1}")
-	polled.Polled = true
-	for _, m := range []publish.Received{event(9, "order.placed", "\x1b[31m\a"+strings.Repeat("x", 100)), polled, other} {
-		if err := table.print(m); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want := []string{
-		"2026-11-20, times in UTC",
-		"TIME             SEQ  EVENT TYPE    AGGREGATE   TENANT  ROW   PAYLOAD",
-		`22:59:59.123       9  order.placed  order/42    7       1     \u001b[31m\u0007x…`,
-		`22:59:59.123      10  order.placed.twice  order/42    7       1     [via poll] …`,
-		"2026-11-21, times in UTC",
-		`00:59:59.123      11  -                   -           -       -     [other writ…`,
-	}
-	if err := terminal.Close(); err != nil {
-		t.Fatal(err)
-	}
-	text, _ := io.ReadAll(master) // which ends with EIO
-	got := strings.Split(strings.TrimSuffix(strings.ReplaceAll(string(text), "\r\n", "\n"), "\n"), "\n")
-	if !slices.Equal(got, want) {
-		t.Errorf("printed\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
-}
-
-// pty is a terminal of so many columns.
-func pty(t *testing.T, columns uint16) (master, terminal *os.File) {
-	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() { _ = master.Close() })
-	fd := int(master.Fd())
-	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
-	}
-	if err == nil {
-		err = unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns})
-	}
-	if err == nil {
-		terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return master, terminal
 }

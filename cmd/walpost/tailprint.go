@@ -36,10 +36,21 @@ func (t *eventTable) print(m publish.Received) error {
 	cells := []string{at, fmt.Sprint(m.Seq), dash(m.Type), aggregateOf(m), dash(m.TenantID), dash(m.Row.ID)}
 	for i := range cells {
 		cells[i] = cell(cells[i])
+		if terminal && i > 1 { // one long value leaves room for the payloads
+			cells[i] = cut(cells[i], columnLimit(width))
+		}
 	}
 	line := t.line(cells...)
 	_, err := fmt.Fprintln(t.w, cut(line+remark(m)+bodyText(m.Payload, width), width))
 	return err
+}
+
+// columnLimit is how wide a column gets on a terminal; 0 is no limit.
+func columnLimit(width int) int {
+	if width == 0 {
+		return 0
+	}
+	return max(12, width/6)
 }
 
 // begin writes the heading and the day, where it is another one.

@@ -2,32 +2,39 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
-
-	"golang.org/x/sys/unix"
 )
 
-// terminalWidth is the number of columns, 0 where the terminal does not say; ok is false where it is no terminal. Any other
-// device, such as /dev/null, is none.
-func terminalWidth(stream any) (columns int, ok bool) {
-	f, ok := stream.(*os.File)
-	if !ok {
-		return 0, false
+// paint writes a text in a colour on a terminal, unless NO_COLOR is set (no-color.org).
+func paint(w io.Writer, colour, text string) {
+	if colour != "" && colours(w) {
+		w, text = trusted(w), colour+text+reset
 	}
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0, false
-	}
-	return int(size.Col), true
+	fmt.Fprint(w, text)
 }
+
+func colours(w io.Writer) bool {
+	_, terminal := terminalWidth(w)
+	return terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+const (
+	red    = "\x1b[31m"
+	yellow = "\x1b[33m"
+	blue   = "\x1b[34m"
+	reset  = "\x1b[0m"
+)
 
 // escape writes what is not to be printed (control characters, escape sequences, reversed text, broken UTF-8) as JSON does:
 // a terminal does not act on it, and JSON stays what it is.
-func escape(s string) string {
+func escape(s string) string { return escapeAll(s, hidden) }
+
+func escapeAll(s string, hidden func(rune) bool) string {
 	if !strings.ContainsFunc(s, hidden) {
 		return s
 	}

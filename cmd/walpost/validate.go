@@ -4,14 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -113,11 +111,8 @@ func (c *Config) checkCredentials(report func(string, error)) {
 }
 
 func checkPostgresURL(s string) error {
-	if _, err := pgx.ParseConfig(s); err != nil {
-		return hint.Errorf("want postgres://user@host:5432/database?sslmode=verify-full, with special characters percent-encoded",
-			"%s", redactPostgres(err.Error()))
-	}
-	return nil
+	_, err := pg.Parse(s)
+	return err
 }
 
 func checkSlot(s string) error {
@@ -152,32 +147,8 @@ func checkTable(s string) error {
 }
 
 func checkNATSURL(s string) error {
-	for server := range strings.SplitSeq(s, ",") {
-		if err := checkNATSServer(strings.TrimSpace(server)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func checkNATSServer(server string) error {
-	const want = "want nats://host:4222, or tls, ws, wss instead of nats"
-	full := server
-	if !strings.Contains(full, "://") {
-		full = "nats://" + full // as nats.go does
-	}
-	u, err := url.Parse(full)
-	if err != nil {
-		// The error quotes the URL, and with it a password.
-		return hint.Errorf(want, "%q is not a URL", redactNATS(server))
-	}
-	if !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
-		return hint.Errorf(want, "%q has scheme %q", redactNATS(server), u.Scheme)
-	}
-	if u.Hostname() == "" {
-		return hint.Errorf(want, "%q names no host", redactNATS(server))
-	}
-	return checkPort(u.Port())
+	_, err := publish.ParseURLs(s)
+	return err
 }
 
 func checkPort(port string) error {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"strings"
 	"time"
 
@@ -109,9 +108,7 @@ func runVerify(cmd *cobra.Command, cfg *Config, since time.Duration, repair bool
 	if err != nil {
 		return nil, err
 	}
-	settings := maps.Clone(stream.Settings)
-	settings["application_name"] = "walpost verify"
-	db := fallback.Config{URL: cfg.Postgres.URL, Settings: settings, Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot}
+	db := database(cfg, "walpost verify")
 	if err := fallback.CheckDirect(ctx, db); err != nil {
 		return nil, err
 	}
@@ -194,7 +191,7 @@ func progressBar(w io.Writer) func(done, total uint64) {
 		if done >= total {
 			end = "\n"
 		}
-		fmt.Fprintf(w, "\rreading the stream [%s%s] %d of %d%s", strings.Repeat("=", int(n)), strings.Repeat(" ", int(width-n)), done, total, end)
+		fmt.Fprintf(trusted(w), "\rreading the stream [%s%s] %d of %d%s", strings.Repeat("=", int(n)), strings.Repeat(" ", int(width-n)), done, total, end)
 	}
 }
 

@@ -1,14 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 )
 
-// version is set by the release build: -ldflags "-X main.version=1.2.3".
-var version = ""
+// version and revision are set by make build and the Dockerfile: -ldflags "-X main.version=1.2.3". Elsewhere Go stamps what it
+// knows.
+var version, revision string
 
 // build is what is known about this binary.
 type build struct{ Version, Revision, Go string }
@@ -18,7 +20,7 @@ func (b build) String() string {
 }
 
 func buildVersion() build {
-	b := build{Version: version, Revision: "unknown revision", Go: "unknown Go"}
+	b := build{Version: version, Revision: revision, Go: "unknown Go"}
 	info, ok := debug.ReadBuildInfo()
 	if ok {
 		b.Go = info.GoVersion
@@ -26,14 +28,13 @@ func buildVersion() build {
 			b.Version = info.Main.Version
 		}
 		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
+			if s.Key == "vcs.revision" && b.Revision == "" {
 				b.Revision = s.Value[:min(12, len(s.Value))]
 			}
 		}
 	}
-	if b.Version == "" {
-		b.Version = "devel"
-	}
+	b.Version = cmp.Or(b.Version, "devel")
+	b.Revision = cmp.Or(b.Revision, "unknown revision")
 	return b
 }
 

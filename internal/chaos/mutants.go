@@ -47,7 +47,7 @@ func (m *mutant) plant(ctx context.Context, files map[string]string) error {
 	return nil
 }
 
-const sendAdded = "func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {\n"
+const sendAdded = "func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn, asked asOf) error {\n"
 
 func streaming(p *plan)   { p.mode = "auto" }
 func oneServer(p *plan)   { p.mode, p.replicas, p.standby, p.rollback = "auto", 1, false, false }
@@ -90,10 +90,10 @@ var mutants = []mutant{
 	case late != nil:
 		f.late, f.swapping = nil, true
 		defer func() { f.swapping = false }()
-		if err := f.sendAdded(ctx, ev, txn); err != nil {
+		if err := f.sendAdded(ctx, ev, txn, asked); err != nil {
 			return err
 		}
-		return f.sendAdded(ctx, late.ev, late.txn)
+		return f.sendAdded(ctx, late.ev, late.txn, 0)
 	}
 `},
 			{"relay/feed.go", "	size int\n", "	size int\n	late *held\n	swapping bool\n"},
@@ -124,8 +124,8 @@ var mutants = []mutant{
 		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 	// Nothing overtakes the gate`}, {
-			"relay/feed.go", "	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {",
-			"	if !f.seen.tail.Covers(ev.Commit, ev.N) && (f.seen.bygone(ev) || f.mayBeRecorded(ev)) {",
+			"relay/feed.go", "	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev) || ask) {",
+			"	if !f.seen.tail.Covers(ev.Commit, ev.N) && (f.seen.bygone(ev) || f.mayBeRecorded(ev) || ask) {",
 		}},
 	},
 	{

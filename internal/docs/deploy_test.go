@@ -297,3 +297,25 @@ func TestGrantsAreThoseOfTheReadme(t *testing.T) {
 		}
 	}
 }
+
+// TestMakeBuild: `make build` makes walpost alone, and says of what; also where git does not trust the checkout, in which
+// Go's own stamp fails.
+func TestMakeBuild(t *testing.T) {
+	out, err := exec.Command("make", "-n", "-C", root, "build", "VERSION=1.2.3", "REVISION=abc").CombinedOutput()
+	if err != nil {
+		t.Fatalf("make -n build: %v\n%s", err, out)
+	}
+	for _, want := range []string{"-buildvcs=false", "-X main.version=1.2.3 -X main.revision=abc", "./cmd/walpost\n"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("make build does not say %q:\n%s", want, out)
+		}
+	}
+	for _, name := range []string{"main.version", "main.revision"} {
+		if !strings.Contains(read(t, "deploy/Dockerfile"), "-X "+name+"=$") {
+			t.Errorf("deploy/Dockerfile does not stamp %s", name)
+		}
+	}
+	if source := read(t, "cmd/walpost/version.go"); !strings.Contains(source, "var version, revision string") {
+		t.Error("cmd/walpost/version.go has no such variables")
+	}
+}

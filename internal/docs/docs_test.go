@@ -23,7 +23,7 @@ const root = "../.."
 
 var documents = []string{
 	"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/BENCHMARKS.md", "docs/CHAOS.md",
-	"docs/GUARANTEES.md", "docs/OPERATIONS.md", "deploy/README.md",
+	"docs/GUARANTEES.md", "docs/OPERATIONS.md", "docs/SECURITY.md", "deploy/README.md",
 }
 
 func read(t *testing.T, file string) string {

@@ -3,6 +3,7 @@ package hint
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Coded gives an error a stable name, for programs: kebab-case, as in "table-missing". Its text stays as it is. A nil err
@@ -98,4 +99,17 @@ func (f *Findings) Failed(level Level, otherwise string, err error) {
 		code = otherwise
 	}
 	*f = append(*f, Finding{level, code, err.Error(), Of(err)})
+}
+
+// InOrder has the errors first, and nothing twice: two checks may fail alike.
+func InOrder(found Findings) Findings {
+	levels := []Level{Error, Warn, Info}
+	slices.SortStableFunc(found, func(a, b Finding) int { return slices.Index(levels, a.Level) - slices.Index(levels, b.Level) })
+	var all Findings
+	for _, f := range found {
+		if !slices.ContainsFunc(all, func(g Finding) bool { return g.Code == f.Code && g.Text == f.Text }) {
+			all = append(all, f)
+		}
+	}
+	return all
 }

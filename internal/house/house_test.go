@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -19,21 +22,24 @@ const module = "github.com/walpost/walpost/"
 var rooms = map[string][]string{
 	"outbox":   {},
 	"decode":   {module + "outbox"},
-	"stream":   {module + "outbox", module + "decode", hint, pgx, "github.com/jackc/pglogrepl", zap},
+	"stream":   {module + "outbox", module + "decode", hint, pg, pgx, "github.com/jackc/pglogrepl", zap},
 	"publish":  {module + "outbox", hint, "github.com/nats-io/nats.go", "github.com/nats-io/nkeys", zap, prometheus},
-	"fallback": {module + "outbox", hint, pgx, zap, prometheus},
+	"fallback": {module + "outbox", hint, pg, pgx, zap, prometheus},
 	"relay": {
 		module + "outbox", module + "stream", module + "publish", module + "fallback", hint, zap, prometheus,
 		// For the connection that it hands to publish, and the names of its errors.
 		"github.com/nats-io/nats.go",
+		pg, // what a URL says of TLS; connections are stream's and fallback's
 	},
-	"verify":     {module + "outbox", module + "publish", module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
-	"bench":      {hint, pgx, "github.com/nats-io/nats.go"},
-	"migrations": {module + "outbox", hint, pgx, "github.com/pressly/goose/"},
+	"verify":      {module + "outbox", module + "publish", module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
+	"bench":       {hint, pg, pgx, "github.com/nats-io/nats.go"},
+	"internal/pg": {module + "outbox", hint, pgx},
+	"migrations":  {module + "outbox", hint, pg, pgx, "github.com/pressly/goose/"},
 }
 
 const (
 	hint       = module + "internal/hint"
+	pg         = module + "internal/pg"
 	pgx        = "github.com/jackc/pgx/"
 	zap        = "go.uber.org/zap"
 	prometheus = "github.com/prometheus/client_golang/"
@@ -41,7 +47,9 @@ const (
 
 type pkg struct {
 	ImportPath string
+	Dir        string
 	Standard   bool
+	GoFiles    []string
 	Imports    []string
 }
 
@@ -66,6 +74,32 @@ func TestNobodyImportsWhatTheyMustNot(t *testing.T) {
 	}
 	if seen != len(rooms) {
 		t.Errorf("found %d of %d rooms", seen, len(rooms))
+	}
+}
+
+// TestConnectionsAreOpenedByOnePackage: internal/pg gives every connection its search_path. Programs that start servers of
+// their own (they import internal/testenv) play the application, too, and connect as that does.
+func TestConnectionsAreOpenedByOnePackage(t *testing.T) {
+	opens := regexp.MustCompile(`\b(?:pgx|pgconn|pgxpool|sql)\.(?:Connect|ConnectConfig|ConnectWithOptions|ParseConfig|ParseConfigWithOptions|New|NewWithConfig|Open|OpenDB)\(`)
+	opened := 0
+	for _, p := range list(t, module+"...") {
+		if strings.HasPrefix(p.ImportPath, module+"internal/testenv") || slices.Contains(p.Imports, module+"internal/testenv") {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join(p.Dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, found := range opens.FindAllString(string(text), -1) {
+				if opened++; p.ImportPath != pg {
+					t.Errorf("%s/%s calls %s), which only %s may", p.ImportPath, file, found, pg)
+				}
+			}
+		}
+	}
+	if opened == 0 {
+		t.Error("no connection is opened anywhere: the test looks for other names than the code has")
 	}
 }
 
@@ -96,7 +130,7 @@ func permits(rule, path string) bool {
 
 func list(t *testing.T, pattern string) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,Standard", pattern)
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,GoFiles,Imports,Standard", pattern)
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("go list %s: %v", pattern, err)

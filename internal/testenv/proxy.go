@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -24,6 +25,7 @@ type Proxy struct {
 	paused  bool
 	refused bool
 	delay   time.Duration
+	dropAt  string
 	closed  bool
 }
 
@@ -80,11 +82,29 @@ func (p *Proxy) slowness() time.Duration {
 	return p.delay
 }
 
-// Resume ends [Proxy.Pause], [Proxy.Cut] and [Proxy.Slow].
+// DropAt closes the connections each time a client sends a text.
+func (p *Proxy) DropAt(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dropAt = text
+}
+
+// dropsAt closes the connections where that is wanted at these bytes.
+func (p *Proxy) dropsAt(b []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dropAt == "" || !bytes.Contains(b, []byte(p.dropAt)) {
+		return false
+	}
+	p.drop()
+	return true
+}
+
+// Resume ends [Proxy.Pause], [Proxy.Cut], [Proxy.Slow] and [Proxy.DropAt].
 func (p *Proxy) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.paused, p.refused, p.delay = false, false, 0
+	p.paused, p.refused, p.delay, p.dropAt = false, false, 0, ""
 	p.changed.Broadcast()
 }
 
@@ -195,6 +215,9 @@ func (p *Proxy) pump(dst, src net.Conn) {
 		}
 		if d := p.slowness(); d > 0 {
 			time.Sleep(d)
+		}
+		if n > 0 && p.dropsAt(buf[:n]) {
+			break
 		}
 		if n > 0 {
 			if _, werr := dst.Write(buf[:n]); werr != nil {

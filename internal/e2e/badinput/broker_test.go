@@ -24,8 +24,8 @@ func brokerCases(s *site) []badStart {
 		{name: "noinfo", env: with("WALPOST_NATS_URL", s.natsURL("noinfo"))},
 		{name: "noinbox", env: with("WALPOST_NATS_URL", s.natsURL("noinbox"))},
 		{name: "nocreate", env: with("WALPOST_NATS_URL", s.natsURL("nocreate"))},
-		{name: "no_broker", env: with("WALPOST_NATS_URL", "nats://app:hunter2@127.0.0.1:1")},
-		{name: "server_as_broker", env: with("WALPOST_NATS_URL", "nats://"+hostPort(s.pg.URL("")))},
+		{name: "no_broker", waits: true, env: with("WALPOST_NATS_URL", "nats://app:hunter2@127.0.0.1:1")},
+		{name: "server_as_broker", waits: true, env: with("WALPOST_NATS_URL", "nats://"+hostPort(s.pg.URL("")))},
 		{name: "anonymous", env: anonymous},
 		{name: "wrong_secret", env: with("WALPOST_NATS_USER", "app", "WALPOST_NATS_PASSWORD_FILE", s.file("password", "hunter2\n"))},
 		{name: "no_password_file", env: with("WALPOST_NATS_USER", "app", "WALPOST_NATS_PASSWORD_FILE", "/nowhere/password")},
@@ -34,10 +34,10 @@ func brokerCases(s *site) []badStart {
 		{name: "bad_nkey", env: with("WALPOST_NATS_NKEY", s.file("app.nk", "secret\n"))},
 		{name: "bad_ca", env: with("WALPOST_NATS_TLS_CA", s.file("ca.pem", "none\n"))},
 		{name: "no_tls", env: with("WALPOST_NATS_URL", "tls://app:secret@"+hostPort(s.nats.URL()))},
-		{name: "jetstream_disabled", env: with("WALPOST_NATS_URL", plain.URL())},
+		{name: "jetstream_disabled", waits: true, env: with("WALPOST_NATS_URL", plain.URL())},
 		{name: "account_without_jetstream", env: with("WALPOST_NATS_URL", s.natsURL("plain"))},
 		{name: "account_full", env: with("WALPOST_NATS_URL", s.natsURL("full"))},
-		{name: "unknown_domain", env: map[string]string{"WALPOST_NATS_DOMAIN": "leaf"}},
+		{name: "unknown_domain", waits: true, env: map[string]string{"WALPOST_NATS_DOMAIN": "leaf"}},
 	}
 }
 

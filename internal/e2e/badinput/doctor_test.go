@@ -74,6 +74,7 @@ var startCodes = map[string]string{
 	"no_publication": "publication-missing", "no_inserts": "publication-inserts", "another_table": "publication-tables", "row_filter": "publication-filter",
 	"column_list": "publication-columns", "leaves": "publication-partitions", "all_tables_leaves": "publication-partitions",
 	"slot_elsewhere": "slot-foreign", "slot_physical": "slot-foreign",
+	"slot_plugin": "slot-foreign", "slot_two_phase": "slot-foreign", "slot_new_taken": "slot-unfinished",
 
 	"noinfo": "stream-unreadable", "noinbox": "stream-unreadable", "nocreate": "stream-create-denied", "no_broker": "nats-unreachable", "server_as_broker": "nats-unreachable",
 	"anonymous": "nats-unreachable", "wrong_secret": "nats-unreachable", "no_password_file": "nats-unreachable", "bad_creds": "nats-unreachable",
@@ -102,6 +103,13 @@ func (c *badStart) agree(t *testing.T, o outcome, run *exec.ExitError) {
 	if c.name == "port_in_use" {
 		return
 	}
+	if c.waits {
+		if d.exitCode() != 1 {
+			t.Errorf("doctor ends with %v where run waits\n%s%s", d.err, &d.stdout, &d.stderr)
+		}
+		c.sameWords(t, d, waited(o.stderr.String()))
+		return
+	}
 	if run == nil || d.exitCode() != run.ExitCode() {
 		t.Errorf("doctor ends with %v, run with %v\n%s%s", d.err, run, &d.stdout, &d.stderr)
 		return
@@ -112,13 +120,18 @@ func (c *badStart) agree(t *testing.T, o outcome, run *exec.ExitError) {
 		}
 		return
 	}
+	c.sameWords(t, d, spoken(o.stderr.String()))
+}
+
+func (c *badStart) sameWords(t *testing.T, d *diagnosis, said string) {
+	t.Helper()
 	if want := "error " + startCodes[c.name]; !d.has(want) {
 		t.Errorf("doctor has no %s:\n%s", want, &d.stdout)
 	}
 	if slices.Contains(inOtherWords, c.name) {
 		return
 	}
-	text, fix, _ := strings.Cut(spoken(o.stderr.String()), "\n")
+	text, fix, _ := strings.Cut(said, "\n")
 	text, fix = strings.TrimPrefix(text, "error: "), strings.TrimPrefix(strings.TrimSpace(fix), "hint: ")
 	if m := verdict.FindStringSubmatch(text); m != nil {
 		text = m[1]

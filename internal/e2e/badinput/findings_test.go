@@ -97,6 +97,7 @@ func tableFindings() []finding {
 	return []finding{
 		{badStart{name: "first_start"}, fresh + ", info publication-missing"},
 		{badStart{name: "migrated", sql: published}, fresh},
+		{badStart{name: "writable", sql: published + `; GRANT CREATE ON SCHEMA public TO PUBLIC`}, fresh + ", warn pg-schema-writable"},
 		{
 			badStart{
 				name: "much_is_wrong",
@@ -154,14 +155,12 @@ func slotFindings() []finding {
 	}
 	over := own("over", "over", "pgoutput", "WALPOST_MAX_RETAINED_WAL", "64MiB")
 	over.then = append(over.then, slices.Repeat([]string{oneRow + `SELECT pg_switch_wal()`}, 5)...)
+	both := own("both", "both", "pgoutput")
+	both.then = append(both.then, fmt.Sprintf(slotSQL, "both_new", "pgoutput"))
 	return []finding{
 		{own("idle", "idle", "pgoutput"), newStream + ", info slot-idle"},
-		{own("lost", "lost", "test_decoding"), newStream + ", warn slot-lost"},
-		{
-			own("lost_none", "lost_none", "test_decoding", "WALPOST_MARK", "none", "WALPOST_STREAM", "ORDERS", "WALPOST_SUBJECT", "orders.{event_type}"),
-			"error slot-lost, warn table-mark-none, warn stream-one-replica",
-		},
-		{own("unfinished", "unfinished_new", "pgoutput"), fresh + ", warn slot-unfinished"},
+		{own("unfinished", "unfinished_new", "pgoutput"), fresh + ", error slot-unfinished"},
+		{both, newStream + ", info slot-idle, warn slot-unfinished"},
 		{over, newStream + ", info slot-idle, warn slot-over-budget, info table-pending"},
 	}
 }
@@ -225,6 +224,7 @@ func TestFindings(t *testing.T) {
 	find(t, s, []finding{{newer, newStream + ", info slot-idle, warn publication-newer"}})
 	s.must(pg.Exec(t.Context(), "newer", `SELECT pg_drop_replication_slot('newer')`))
 	find(t, s, slices.Concat(tableFindings(), slotFindings(), streamFindings(s)))
+	s.weak()
 	s.inUse()
 	s.limits()
 	s.lastSender()
@@ -232,6 +232,7 @@ func TestFindings(t *testing.T) {
 	if t.Failed() {
 		return // some expectations may be missing
 	}
+	expected = append(expected, "warn config-variable") // of the command: testdata/run/doctor.txtar has it
 	for _, code := range startCodes {
 		expected = append(expected, "error "+code)
 	}
@@ -266,7 +267,7 @@ func (s *site) inUse() {
 		PluginArgs: []string{"proto_version '1'", "publication_names 'walpost'"},
 	}))
 	used := badStart{name: "used", env: map[string]string{"WALPOST_POSTGRES_URL": s.pg.URL("used")}}
-	find(s.t, s, []finding{{used, newStream + ", error slot-in-use"}})
+	s.finds(used, newStream+", error slot-in-use") // the server moves a slot that is streamed
 	s.must(stranger.Close(s.t.Context()))
 
 	cmd := exec.Command(s.program, "run")
@@ -284,6 +285,9 @@ func (s *site) inUse() {
 	s.must(relay.Signal(syscall.SIGTERM))
 	<-relay.Done()
 	s.must(relay.Err())
+
+	s.must(s.pg.Exec(s.t.Context(), "postgres", "CREATE DATABASE bytes TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"))
+	s.finds(badStart{name: "bytes", env: map[string]string{"WALPOST_POSTGRES_URL": s.pg.URL("bytes")}}, "warn pg-sql-ascii")
 
 	s.newDB("locked", published)
 	locker := s.connection("locked", "")
@@ -306,6 +310,15 @@ func (s *site) finds(c badStart, want string) *diagnosis {
 	return &d
 }
 
+// weak has other hosts than this machine's among those that may be connected to.
+func (s *site) weak() {
+	s.newDB("unverified", published)
+	s.finds(badStart{name: "unverified", env: map[string]string{
+		"WALPOST_POSTGRES_URL": strings.Replace(s.pg.URL("unverified"), hostPort(s.pg.URL("unverified")), hostPort(s.pg.URL("unverified"))+",db.invalid:5432", 1),
+		"WALPOST_NATS_URL":     s.natsURL("app") + ",nats://nats.invalid:4222",
+	}}, "warn pg-tls-weak, warn nats-tls-weak, info slot-missing")
+}
+
 // limits has settings that a relay suffers from.
 func (s *site) limits() {
 	s.newDB("limits", published)
@@ -320,6 +333,8 @@ func (s *site) limits() {
 	s.must(s.pg.Exec(s.t.Context(), "limits", oneRow+`SELECT pg_switch_wal()`))
 	s.must(s.pg.Exec(s.t.Context(), "limits", `CHECKPOINT`))
 	s.finds(c, "warn slot-lost")
+	c.env["WALPOST_MARK"] = "none"
+	s.finds(c, "error slot-lost")
 	s.must(s.pg.Reload(s.t.Context(), map[string]string{"max_slot_wal_keep_size": "-1", "max_wal_size": "1GB"}))
 }
 

@@ -7,12 +7,12 @@ func serverCases(s *site) []badStart {
 	s.must(s.pg.Exec(s.t.Context(), "postgres", `CREATE DATABASE latin1 ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0`))
 	return []badStart{
 		{
-			name: "silent_server",
-			env:  map[string]string{"WALPOST_POSTGRES_URL": "postgres://relay:hunter2@" + silent + "/shop?sslmode=disable"},
+			name: "silent_server", waits: true,
+			env: map[string]string{"WALPOST_POSTGRES_URL": "postgres://relay:hunter2@" + silent + "/shop?sslmode=disable"},
 		},
 		{
-			name: "nobody_listens",
-			env:  map[string]string{"WALPOST_POSTGRES_URL": "postgres://relay:hunter2@127.0.0.1:1/shop"},
+			name: "nobody_listens", waits: true,
+			env: map[string]string{"WALPOST_POSTGRES_URL": "postgres://relay:hunter2@127.0.0.1:1/shop"},
 		},
 		{
 			name: "tls_wanted",

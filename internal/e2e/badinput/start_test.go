@@ -3,12 +3,15 @@ package badinput
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"maps"
 	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,6 +39,8 @@ type badStart struct {
 	file string
 	// code is the exit code, 1 where it is 0.
 	code int
+	// waits: the start tries again until it is told to end.
+	waits bool
 }
 
 // ready is the database of the cases that have none of their own.
@@ -112,7 +117,7 @@ type outcome struct {
 	leftErr error
 }
 
-// start runs the program in dir until it ends.
+// start runs the program in dir until it ends, or waits.
 func (c *badStart) start(ctx context.Context, s *site, dir string) (o outcome) {
 	ctx, cancel := context.WithTimeout(ctx, 2*promptly)
 	defer cancel()
@@ -121,6 +126,9 @@ func (c *badStart) start(ctx context.Context, s *site, dir string) (o outcome) {
 	cmd := exec.CommandContext(starting, s.program, "run")
 	cmd.Dir, cmd.Env = dir, c.environment(s)
 	cmd.Stdout, cmd.Stderr = &o.stdout, &o.stderr
+	if c.waits {
+		cmd.Stderr = &endWhenWaiting{to: &o.stderr, end: func() error { return cmd.Process.Signal(syscall.SIGTERM) }}
+	}
 	began := time.Now()
 	o.err = cmd.Run()
 	o.after = time.Since(began)
@@ -138,8 +146,11 @@ func (c *badStart) judge(t *testing.T, s *site, o outcome) {
 		t.Fatalf("has not ended by itself:\n%s", &o.stderr)
 	}
 	var exit *exec.ExitError
-	if want := max(c.code, 1); !errors.As(o.err, &exit) || exit.ExitCode() != want {
+	if want := max(c.code, 1); !c.waits && (!errors.As(o.err, &exit) || exit.ExitCode() != want) {
 		t.Errorf("ended with %v, want exit code %d", o.err, want)
+	}
+	if c.waits && o.err != nil {
+		t.Errorf("ended with %v when it was told to, want exit code 0", o.err)
 	}
 	if o.stdout.Len() > 0 {
 		t.Errorf("standard output: %s", &o.stdout)
@@ -147,7 +158,7 @@ func (c *badStart) judge(t *testing.T, s *site, o outcome) {
 	if o.left != nil || o.leftErr != nil {
 		t.Errorf("the pooler's session has been changed: %q, %v", o.left, o.leftErr)
 	}
-	got := vary(strings.NewReplacer(s.names...).Replace(spoken(o.stderr.String())))
+	got := vary(strings.NewReplacer(s.names...).Replace(spoken(o.stderr.String()) + waited(o.stderr.String())))
 	if want := wanted(t, c.name); got != want {
 		t.Errorf("standard error says\n%s\nwant\n%s\nand the log\n%s", got, want, &o.stderr)
 	}
@@ -173,6 +184,41 @@ func spoken(stderr string) string {
 		}
 	}
 	return lines.String()
+}
+
+const waiting = "start waits for a server, and tries again"
+
+// endWhenWaiting ends the program when it says that it waits.
+type endWhenWaiting struct {
+	to  io.Writer
+	end func() error
+}
+
+func (w *endWhenWaiting) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte(waiting)) {
+		_ = w.end() // it has ended where it did not wait after all
+	}
+	return w.to.Write(p)
+}
+
+// waited is what the log says that is waited for, as standard error would.
+func waited(stderr string) string {
+	for line := range strings.Lines(stderr) {
+		var entry struct{ Msg, Error, Hint string }
+		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == waiting {
+			return "error: " + inOneLine(entry.Error) + "\nhint: " + entry.Hint + "\n"
+		}
+	}
+	return ""
+}
+
+// inOneLine is an error of pgx as standard error has it: it tries a server with TLS and without, and fails twice alike.
+func inOneLine(s string) string {
+	var lines []string
+	for line := range strings.Lines(s) {
+		lines = append(lines, strings.TrimSpace(line))
+	}
+	return strings.Join(slices.Compact(lines), " ")
 }
 
 // atATime is more than there are cores: some starts only wait for a timeout.

@@ -55,5 +55,8 @@ func slotCases(s *site) []badStart {
 	return []badStart{
 		{name: "slot_elsewhere"},
 		{name: "slot_physical"},
+		{name: "slot_plugin", sql: `SELECT pg_create_logical_replication_slot('slot_plugin', 'test_decoding')`},
+		{name: "slot_two_phase", sql: `SELECT pg_create_logical_replication_slot('slot_two_phase', 'pgoutput', false, true)`},
+		{name: "slot_new_taken", sql: `SELECT pg_create_logical_replication_slot('slot_new_taken_new', 'pgoutput')`},
 	}
 }

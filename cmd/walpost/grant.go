@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// grant gives a role what a relay needs on the tables, in one transaction.
+func grant(ctx context.Context, w io.Writer, cfg *Config, role string) error {
+	tables, err := cfg.Tables()
+	if err != nil {
+		return err
+	}
+	config, err := migrationConn(cfg)
+	if err != nil {
+		return err
+	}
+	conn, err := pg.ConnectConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its transaction has ended
+	schemas := pg.Schemas(conn.PgConn())
+	if len(schemas) == 0 {
+		return hint.Errorf("set search_path to a schema that exists", "grant privileges: the connection's search_path names no schema")
+	}
+	statements := grants(tables, schemas[0], role)
+	if _, err := conn.Exec(ctx, strings.Join(statements, "; ")); err != nil {
+		return hint.Wrap(fmt.Errorf("grant privileges to role %s: %w", role, err), adviseGrant(err, role))
+	}
+	for _, s := range statements {
+		fmt.Fprintln(w, s)
+	}
+	return nil
+}
+
+// grants are the statements. The dead letters and the archive stand in schema.
+func grants(tables []*outbox.Table, schema, role string) (all []string) {
+	add := func(privileges, table string) {
+		all = append(all, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, table, outbox.QuoteIdent(role)))
+	}
+	for _, t := range tables {
+		if t.Mark != outbox.MarkNone { // else its producer deletes the rows
+			add(fmt.Sprintf("SELECT, UPDATE (%s), DELETE", strings.Join(updated(t), ", ")), t.SQL())
+		}
+	}
+	in := outbox.QuoteIdent(schema) + "."
+	add("SELECT, INSERT", in+fallback.DeadLetters)
+	add("SELECT", in+fallback.Archive)
+	return all
+}
+
+// updated are the columns that the relay writes. Locking rows takes the privilege on one at least.
+func updated(t *outbox.Table) (columns []string) {
+	if t.Mark == outbox.MarkUpdate {
+		columns = append(columns, t.Column(outbox.ProcessedAt))
+	}
+	if t.Layout.Records() {
+		columns = append(columns, t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt))
+	}
+	if len(columns) == 0 {
+		columns = append(columns, t.Column(outbox.ID))
+	}
+	return columns
+}
+
+func adviseGrant(err error, role string) string {
+	var refused *pgconn.PgError
+	switch {
+	case !errors.As(err, &refused):
+		return ""
+	case refused.Code == "42704": // undefined_object
+		return fmt.Sprintf("as a superuser: CREATE ROLE %s LOGIN REPLICATION", outbox.QuoteIdent(role))
+	case refused.Code == "42501": // insufficient_privilege
+		return "run it as the owner of the tables"
+	}
+	return ""
+}

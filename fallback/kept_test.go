@@ -1,0 +1,125 @@
+package fallback_test
+
+import (
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// digits is a document of some bytes whose text has a gigabyte: each number has 131,072 digits.
+const digits = `(SELECT jsonb_agg('1e131071'::jsonb) FROM generate_series(1, 8300))`
+
+// TestFetchOmits: a value that is too long as text is not fetched, however small it is
+// stored, and its length is known.
+func TestFetchOmits(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, last_error) VALUES
+		('order', 1, 'short', '{"n": 1}', NULL),
+		('order', 2, 'long', to_jsonb(repeat('x', 3 << 20)), NULL),
+		('order', 3, 'digits', '[1e131071, 1e131071, 1e131071, 1e131071, 1e131071, 1e131071, 1e131071, 1e131071, 1e131071]', NULL),
+		('order', 4, repeat('x', 70000), '{}', 'held: ' || repeat('x', 70000)),
+		('order', 5, 'fits', to_jsonb(repeat('x', (1 << 20) - 2)), NULL),
+		('order', 6, 'gigabyte', ` + digits + `, NULL)`)
+	var got []*outbox.Event
+	for ids := []string{"1", "2", "3", "4", "5", "6"}; len(ids) > 0; {
+		rows, more, err := b.db.Fetch(t.Context(), b.table, ids, 1<<20)
+		b.must(err)
+		if got = append(got, rows...); !more && len(got) != 6 || len(rows) == 0 {
+			t.Fatalf("%d rows of %d, more is %t", len(rows), len(ids), more)
+		}
+		ids = ids[len(rows):]
+	}
+	for i, want := range [][]outbox.Omitted{
+		nil,
+		{{Field: outbox.Payload, Size: 3<<20 + 2}},
+		{{Field: outbox.Payload, Size: 9*131072 + 8*2 + 2}},
+		{{Field: outbox.EventType, Size: 70000}},
+		nil,
+		{{Field: outbox.Payload, Size: outbox.MostText}},
+	} {
+		ev := got[i]
+		if string(ev.Values[outbox.ID]) != strconv.Itoa(i+1) || !reflect.DeepEqual(ev.Omitted, want) {
+			t.Errorf("row %d: omitted %v, want %v", i+1, ev.Omitted, want)
+		}
+		if ev.Size() > 1<<20+200 {
+			t.Errorf("row %d has %d bytes", i+1, ev.Size())
+		}
+		if recorded := ev.Values[outbox.LastError] != nil; recorded != (i == 3) {
+			t.Errorf("row %d is recorded: %t", i+1, recorded)
+		}
+		if (ev.Hash() == outbox.UnknownHash) != (want != nil) {
+			t.Errorf("row %d has hash %x", i+1, ev.Hash())
+		}
+	}
+}
+
+// TestKept: a dead row that is too large to be moved stays in its outbox, has a dead
+// letter, is not tried again and holds nobody. Whether that is known before, or a column
+// that nobody has looked at makes the server fail, is all the same.
+func TestKept(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`ALTER TABLE outbox_messages ADD extra jsonb`)
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, extra) VALUES
+		('order', 1, 'a', to_jsonb(repeat('x', 3 << 20)), NULL), ('order', 2, 'b', '{}', ` + digits + `), ('order', 3, 'c', '{}', NULL),
+		('order', 4, 'd', ` + strings.Replace(digits, "8300", "7000", 1) + `, NULL)`)
+	rows := []fallback.Row{
+		{Ref: outbox.Ref{Table: b.table, ID: "1"}, Failure: "size: too large", Polled: true, Large: true},
+		{Ref: outbox.Ref{Table: b.table, ID: "2"}, Failure: "subject: none", Polled: true},
+		{Ref: outbox.Ref{Table: b.table, ID: "3"}, Failure: "subject: none", Polled: true},
+		{Ref: outbox.Ref{Table: b.table, ID: "4"}, Failure: "size: too large", Polled: true, Large: true},
+	}
+	for range 2 { // the second time there is nothing to do
+		verdicts, err := b.db.Park(t.Context(), b.table, rows, fallback.Retry{Backoff: time.Millisecond})
+		b.must(err)
+		b.want(verdicts, fallback.Done, fallback.Done, fallback.Done, fallback.Done)
+	}
+	got := b.text(`SELECT string_agg(concat_ws('|', id, left(last_error, 22), available_at, attempts), ', ' ORDER BY id) FROM outbox_messages`)
+	if want := "1|kept: size: too large|infinity|0, 2|kept: subject: none|infinity|0, 4|kept: size: too large|infinity|0"; got != want {
+		t.Errorf("the outbox holds %s, want %s", got, want)
+	}
+	letters := b.text(`SELECT string_agg(concat_ws('|', row_id, split_part(last_error, ';', 1), event_type, attempts, original ->> 'walpost:omitted'), ', ' ORDER BY row_id) FROM outbox_messages_dlq`)
+	if want := `1|size: too large|a|1|["payload"], 2|subject: none|b|1|[], 3|subject: none|c|1, 4|size: too large|d|1|["payload"]`; letters != want {
+		t.Errorf("the dead letters are %s, want %s", letters, want)
+	}
+	recorded, err := b.db.Recorded(t.Context(), b.table, true, 10)
+	b.must(err)
+	fresh, err := b.db.Fresh(t.Context(), b.table, time.Second, 10)
+	b.must(err)
+	if len(recorded)+len(fresh) > 0 {
+		t.Errorf("to be tried again: %v, %v", recorded, fresh)
+	}
+	q := b.dlq(b.table)
+	done, left := b.retry(q, fallback.Filter{})
+	if len(done) != 1 || len(left) != 3 {
+		t.Errorf("retried are %v, left %v", done, left)
+	}
+	for _, err := range left {
+		if !strings.Contains(err.Error(), "does not hold the whole row") {
+			t.Error(err)
+		}
+	}
+}
+
+// TestKeptWithoutColumns: a row that cannot say that it is dead has one dead letter.
+func TestKeptWithoutColumns(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`CREATE TABLE bare (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)`)
+	b.exec(`INSERT INTO bare VALUES (1, 'order', '1', 'a', repeat('x', 3 << 20))`)
+	table := &outbox.Table{Schema: "public", Name: "bare", Layout: outbox.Debezium(), Mark: outbox.MarkDelete}
+	b.must(b.db.CheckTable(t.Context(), table))
+	for range 2 {
+		verdicts, err := b.db.Park(t.Context(), table, []fallback.Row{{Ref: outbox.Ref{Table: table, ID: "1"}, Failure: "size: too large", Large: true}}, fallback.Retry{MaxAttempts: 10})
+		b.must(err)
+		b.want(verdicts, fallback.Done)
+	}
+	if got := b.text(`SELECT concat((SELECT count(*) FROM bare), '|', (SELECT string_agg(original::text, ' ') FROM outbox_messages_dlq))`); got !=
+		`1|{"id" : "1", "aggregatetype" : "order", "aggregateid" : "1", "type" : "a", "payload" : null, "walpost:omitted" : ["payload"]}` {
+		t.Errorf("rows and dead letters: %s", got)
+	}
+}

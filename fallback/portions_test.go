@@ -1,0 +1,105 @@
+package fallback
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+)
+
+// TestLargeRowsHavePortions: every statement that hashes rows gets through a hundred large ones, although
+// together they take longer than a statement may, and the connection with the lock survives.
+func TestLargeRowsHavePortions(t *testing.T) {
+	defer func(before time.Duration) { statementLimit = before }(statementLimit)
+	statementLimit = 500 * time.Millisecond
+	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+	url := testenv.SharedPostgres(t).NewDB(t)
+	cfg, err := pgx.ParseConfig(url)
+	must(t, err)
+	m := migrations.New(cfg, []*outbox.Table{table})
+	defer m.Close()
+	_, err = m.Up(t.Context(), migrations.Latest)
+	must(t, err)
+	app, err := pgx.Connect(t.Context(), url)
+	must(t, err)
+	defer app.Close(t.Context())
+	const many = 100
+	result, err := app.Query(t.Context(), `INSERT INTO public.outbox_messages AS t (aggregate_type, aggregate_id, event_type, payload)
+		SELECT 'order', g, 'order.placed', (SELECT jsonb_agg(n) FROM generate_series(1, 200000) n) FROM generate_series(1, $1::int) g RETURNING id::text, `+table.HashSQL("t"), many)
+	must(t, err)
+	var rows []Row
+	var refs []outbox.Ref
+	var id string
+	var hash int64
+	_, err = pgx.ForEachRow(result, []any{&id, &hash}, func() error {
+		ref := outbox.Ref{Table: table, ID: id, Hash: uint64(hash)}
+		rows, refs = append(rows, Row{Ref: ref}), append(refs, ref)
+		return nil
+	})
+	must(t, err)
+
+	// Only now: it may not be idle for long.
+	db, err := Open(t.Context(), Config{URL: url, Slot: "walpost"})
+	must(t, err)
+	defer db.Close()
+	must(t, db.CheckTable(t.Context(), table))
+
+	whole := func(rows []Row) error {
+		_, err := db.lookUp(t.Context(), table, rows)
+		return err
+	}
+	if err := whole(rows); !TooLong(err) {
+		t.Fatalf("all rows in one statement: %v, want it to take too long: the test shows nothing", err)
+	}
+	each := func(what string, do func() (int, error)) {
+		t.Helper()
+		db.portion.rows.Store(0)
+		n, err := do()
+		if err != nil || n != many {
+			t.Errorf("%s: %d rows, want %d: %v", what, n, many, err)
+		}
+	}
+	each("look up", func() (n int, err error) {
+		states, err := db.LookUp(t.Context(), table, rows)
+		for _, s := range states {
+			if s.Publish() && s.Same {
+				n++
+			}
+		}
+		return n, err
+	})
+	each("find", func() (n int, err error) {
+		found, err := db.Find(t.Context(), table, refs)
+		for _, f := range found {
+			if f.Place == Pending {
+				n++
+			}
+		}
+		return n, err
+	})
+	each("mark", func() (n int, err error) {
+		verdicts, err := db.Mark(t.Context(), table, rows)
+		for _, v := range verdicts {
+			if v == Done {
+				n++
+			}
+		}
+		return n, err
+	})
+	var marked []MarkedRow
+	each("marked since", func() (int, error) {
+		marked, err = db.MarkedSince(t.Context(), table, time.Time{}, &MarkCursor{}, 1000)
+		return len(marked), err
+	})
+	each("unmark", func() (int, error) {
+		n, _, err := db.Unmark(t.Context(), table, marked)
+		return n, err
+	})
+	if !db.Alive() {
+		t.Error("the connection is lost")
+	}
+}

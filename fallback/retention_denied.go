@@ -1,0 +1,50 @@
+package fallback
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// withoutPrivileges has one error in place of all those that say that the role lacks a
+// privilege: it is one thing to put right.
+func (r *retention) withoutPrivileges(all []error) []error {
+	var texts, grants []string
+	var others []error
+	for _, err := range all {
+		var refused *pgconn.PgError
+		if !errors.As(err, &refused) || refused.Code != "42501" { // insufficient_privilege
+			others = append(others, err)
+			continue
+		}
+		texts = append(texts, refused.Message)
+		if _, grant, ok := strings.Cut(hint.Of(err), "owner: "); ok {
+			grants = append(grants, grant)
+		}
+	}
+	if len(texts) == 0 {
+		return others
+	}
+	slices.Sort(texts)
+	advice := "run `walpost retention` with the owner's postgres.url"
+	if len(grants) > 0 {
+		advice += ", or as the tables' owner: " + strings.Join(grants, "; ")
+	}
+	return append(others, hint.Errorf(advice, "role %s may not archive and delete rows: %s", r.role, strings.Join(slices.Compact(texts), ", ")))
+}
+
+// flat takes joined errors apart.
+func flat(all []error) (each []error) {
+	for _, err := range all {
+		if joined, ok := err.(interface{ Unwrap() []error }); ok {
+			each = append(each, flat(joined.Unwrap())...)
+		} else if err != nil {
+			each = append(each, err)
+		}
+	}
+	return each
+}

@@ -1,0 +1,41 @@
+package fallback
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// PayloadSums are the SHA-256 sums of the rows' payloads, as text and without white space
+// (blank, tab, LF, CR) around it. One is nil where the table does not show that very row.
+func (db *DB) PayloadSums(ctx context.Context, t *outbox.Table, rows []Row) ([][]byte, error) {
+	sums := make([][]byte, len(rows))
+	payload := "''"
+	if t.Layout.Has(outbox.Payload) {
+		payload = "concat(t." + t.Column(outbox.Payload) + ")"
+	}
+	// SQL_ASCII is every encoding's bytes as they are.
+	sql := strings.NewReplacer("{table}", t.SQL(), "{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("t"), "{payload}", payload).Replace(`
+SELECT w.ord::int, sha256(convert_to(btrim({payload}, ' ' || chr(9) || chr(10) || chr(13)), 'SQL_ASCII'))
+FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord)
+JOIN {table} t ON t.{id} = w.id::{idtype} AND {hash} = w.hash`)
+	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		a := db.args(rows)
+		result, _ := conn.Query(ctx, sql, a.ids.value(), a.hashes.value())
+		var ord int
+		var sum []byte
+		_, err := pgx.ForEachRow(result, []any{&ord, &sum}, func() error {
+			sums[ord-1] = append([]byte(nil), sum...)
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("compare payloads of %s: %w", t, err)
+	}
+	return sums, nil
+}

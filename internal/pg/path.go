@@ -1,0 +1,126 @@
+package pg
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// path is what names are looked for in. pg_temp is named, and last: where it is not, PostgreSQL looks there first for
+// tables and types, and a trigger of an outbox may have made one there.
+const path = "pg_catalog, pg_temp"
+
+// readSQL names everything by its schema: it runs with the role's own search_path. It sets nothing where the server
+// process is another one than the connection was told (%d), see [prove].
+const readSQL = `SELECT pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d,
+	pg_catalog.to_json(pg_catalog.current_schemas(false)),
+	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
+		THEN pg_catalog.set_config('walpost.search_path', pg_catalog.current_setting('search_path'), false) END,
+	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
+		THEN pg_catalog.set_config('search_path', '` + path + `', false) END`
+
+const setSQL = `SELECT pg_catalog.set_config('walpost.search_path', pg_catalog.current_setting('search_path'), false),
+	pg_catalog.set_config('search_path', '` + path + `', false)`
+
+// schemasKey is where a connection keeps the schemas of the role's own search_path.
+const schemasKey = "walpost.schemas"
+
+// Protect has every connection of the configuration resolve names in pg_catalog only. What the role's own search_path is
+// stays in the session, as the setting walpost.search_path, for [OwnPath].
+func Protect(cfg *pgconn.Config) {
+	bare, validate := cfg.Copy(), cfg.ValidateConnect
+	cfg.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		if err := protect(ctx, bare, conn); err != nil {
+			return fmt.Errorf("set search_path: %w", err)
+		}
+		if err := takeBytes(ctx, conn); err != nil {
+			return fmt.Errorf("set client_encoding: %w", err)
+		}
+		if validate != nil { // target_session_attrs: it runs a query
+			return validate(ctx, conn)
+		}
+		return nil
+	}
+}
+
+func protect(ctx context.Context, bare *pgconn.Config, conn *pgconn.PgConn) error {
+	if _, done := conn.CustomData()[schemasKey]; done {
+		return nil
+	}
+	row, err := queryRow(ctx, conn, fmt.Sprintf(readSQL, int32(conn.PID())))
+	if err != nil {
+		return err
+	}
+	if row[0] != "t" {
+		if err := prove(ctx, bare, conn); err != nil {
+			return err
+		}
+		if _, err := queryRow(ctx, conn, setSQL); err != nil {
+			return err
+		}
+	}
+	var schemas []string
+	if err := json.Unmarshal([]byte(row[1]), &schemas); err != nil {
+		return fmt.Errorf("read schemas: %w", err)
+	}
+	conn.CustomData()[schemasKey] = schemas
+	return nil
+}
+
+// takeBytes has a server whose database has no encoding send text as it is. It would
+// refuse each value that is no UTF-8, and with it every other row: to a client it has no
+// other way to say so, and a walsender meets the same row for ever.
+func takeBytes(ctx context.Context, conn *pgconn.PgConn) error {
+	if !AnyBytes(conn) {
+		return nil
+	}
+	_, err := queryRow(ctx, conn, `SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)`)
+	return err
+}
+
+// AnyBytes reports whether text from the server may be no UTF-8: its database has the
+// encoding SQL_ASCII, which is none.
+func AnyBytes(conn *pgconn.PgConn) bool {
+	return conn.ParameterStatus("server_encoding") == "SQL_ASCII"
+}
+
+// Schemas are those of the role's own search_path that exist and that it may use.
+func Schemas(conn *pgconn.PgConn) []string {
+	schemas, _ := conn.CustomData()[schemasKey].([]string)
+	return schemas
+}
+
+// OwnPath is a condition that is always true, for a statement that changes rows of a table. It gives the role's own
+// search_path back to what the server runs for the statement and not of it: triggers, CHECK constraints, defaults and
+// index expressions may call functions that rely on it. The statement's own names have been resolved by then, and the
+// transaction's end takes the path away, after its deferred triggers.
+//
+// It has to stand in the WHERE of the outermost SELECT, which is then evaluated before any row is changed, and before any
+// trigger runs. In a transaction of several statements [HidePath] follows the statement.
+const OwnPath = `(SELECT set_config('search_path', current_setting('walpost.search_path'), true)) IS NOT NULL`
+
+// HidePath is the statement that takes the role's own path away again, and ShowPath the one that gives it back for the
+// deferred triggers of a COMMIT. They find their names on any path.
+const (
+	HidePath = `SET LOCAL search_path = ` + path
+	ShowPath = `SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('walpost.search_path'), true)`
+)
+
+// queryRow runs a query of one row over the simple protocol: nothing is prepared.
+func queryRow(ctx context.Context, conn *pgconn.PgConn, sql string) ([]string, error) {
+	results, err := conn.Exec(ctx, sql).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	if len(results) != 1 || len(results[0].Rows) != 1 {
+		return nil, fmt.Errorf("%s results, want one row", strconv.Itoa(len(results)))
+	}
+	row := make([]string, len(results[0].Rows[0]))
+	for i, v := range results[0].Rows[0] {
+		row[i] = string(v)
+	}
+	return row, nil
+}

@@ -1,0 +1,87 @@
+// Package pg connects to PostgreSQL. On its connections functions, operators and types resolve in pg_catalog only:
+// whoever may create objects in another schema cannot have his own called with the connection's privileges.
+//
+// Statements name tables by their schema, and everything else as pg_catalog has it, unqualified.
+package pg
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Config says how to reach a database.
+type Config struct {
+	URL string
+	// Settings are sent as run-time parameters.
+	Settings map[string]string
+	// Dial opens TCP connections; nil is pgx's own way.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// connectTimeout bounds the attempt for each host, unless the URL has a connect_timeout: a host that accepts and says
+// nothing would be waited for without end.
+const connectTimeout = 10 * time.Second
+
+// Connect opens a connection.
+func Connect(ctx context.Context, c Config) (*pgx.Conn, error) {
+	cfg, err := c.parse()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := ConnectConfig(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
+	}
+	return conn, nil
+}
+
+// ConnectConfig opens a connection as a configuration of [Parse] says.
+func ConnectConfig(ctx context.Context, cfg *pgx.ConnConfig) (*pgx.Conn, error) {
+	cfg = cfg.Copy()
+	Protect(&cfg.Config)
+	return pgx.ConnectConfig(ctx, cfg)
+}
+
+// ConnectRaw opens a connection without pgx's part, as replication needs it. The options come last.
+func ConnectRaw(ctx context.Context, c Config, options ...func(*pgconn.Config)) (*pgconn.PgConn, error) {
+	cfg, err := c.parse() // it knows more URL parameters than pgconn
+	if err != nil {
+		return nil, err
+	}
+	Protect(&cfg.Config)
+	for _, option := range options {
+		option(&cfg.Config)
+	}
+	return pgconn.ConnectConfig(ctx, &cfg.Config)
+}
+
+func (c Config) parse() (*pgx.ConnConfig, error) {
+	cfg, err := parseURL(c.URL)
+	if err != nil {
+		return nil, fmt.Errorf("parse postgres.url: %w", err)
+	}
+	for k, v := range c.Settings {
+		cfg.RuntimeParams[k] = v
+	}
+	if c.Dial != nil {
+		cfg.DialFunc = c.Dial
+	}
+	if cfg.ConnectTimeout == 0 {
+		cfg.ConnectTimeout = connectTimeout
+	}
+	return cfg, nil
+}
+
+// Parse reads a URL, or keywords and values, for connections that others open, such as those of a pool.
+func Parse(url string) (*pgx.ConnConfig, error) {
+	cfg, err := parseURL(url)
+	if err == nil {
+		Protect(&cfg.Config)
+	}
+	return cfg, err
+}

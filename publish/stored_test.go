@@ -1,0 +1,67 @@
+package publish
+
+import (
+	"crypto/sha256"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// TestMessageHasThePayloadsSum in either format, whatever the payload is.
+func TestMessageHasThePayloadsSum(t *testing.T) {
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	nc, err := nats.Connect(n.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	s, err := NewStream(nc, StreamConfig{Name: "SUMS", Pattern: "sums.>"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Create(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), IDType: "bigint"}
+	seq := uint64(0)
+	for _, format := range []Format{FormatBinary, FormatCloudEvents} {
+		e, err := NewEnvelope(EnvelopeConfig{Source: "test", Stream: "SUMS", Format: format})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, payload := range []string{`{"n": 1}`, "  [1,\t2]\n", "null", `"text"`, `a "text" \u0041`, " text ", "\xff\x00", ""} {
+			ev := &outbox.Event{Table: table}
+			ev.Values[outbox.ID], ev.Values[outbox.EventType], ev.Values[outbox.Payload] = []byte("1"), []byte("a.b"), []byte(payload)
+			header, body, err := e.Build(ev, Stamp{Ref: ev.Ref()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			msg := nats.NewMsg("sums.a")
+			for line := range strings.SplitSeq(string(header), "\r\n") {
+				if name, value, ok := strings.Cut(line, ": "); ok && !strings.HasPrefix(name, "Nats-") {
+					msg.Header.Set(name, value)
+				}
+			}
+			msg.Data = body
+			reply, err := nc.RequestMsg(msg, apiTimeout)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ParseAck(reply, "SUMS"); err != nil {
+				t.Fatal(err)
+			}
+			seq++
+			m, err := s.Message(t.Context(), seq)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := sha256.Sum256([]byte(strings.Trim(payload, jsonSpace))); m.Sum != want {
+				t.Errorf("%s, payload %q: another sum", format, payload)
+			}
+		}
+	}
+}

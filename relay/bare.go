@@ -1,0 +1,48 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// bare reports whether only the WAL has the rows (mark none).
+func (r *Relay) bare() bool { return marksOf(r.cfg.Outboxes)[outbox.MarkNone] }
+
+// decideByPosition reports whether a row that no table shows was sent, or buried, before.
+func (f *feed) decideByPosition(ctx context.Context, ev *outbox.Event) (settled bool, err error) {
+	if !f.seen.tail.Covers(ev.Commit, ev.N) {
+		return f.seen.bygone(ev) && f.seen.wasSent(ev), nil
+	}
+	if !f.seen.displaced(ev) {
+		return true, nil
+	}
+	return f.db.IsDead(ctx, ev)
+}
+
+// Misfit implements stream.Handler. Where only the WAL has the row, it becomes a dead letter, with
+// all its columns, before anything behind it is sent.
+func (f *feed) Misfit(ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error) error {
+	if ev.Table.Mark != outbox.MarkNone {
+		return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
+	}
+	if f.seen.tail.Covers(ev.Commit, ev.N) && (f.seen.sent == nil || f.seen.sentFrom.Covers(ev.Commit, ev.N)) {
+		return nil // it is a dead letter already, or was sent under another layout
+	}
+	failure := &publish.RowError{Class: publish.RowHeaders, Reason: reason.Error()}
+	if err := f.db.BuryColumns(ctx, ev, columns, omitted, failure.Error()); err != nil {
+		return err
+	}
+	if !f.r.limited("undecodable", factsAgain) {
+		f.r.alarm("undecodable", "the WAL holds a row that the layout does not fit: it is a dead letter",
+			zap.Stringer("row", ev.Ref()), zap.Error(reason))
+	}
+	f.r.buried(ev.Ref(), failure.Error())
+	f.r.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
+	return nil
+}

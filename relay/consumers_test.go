@@ -1,0 +1,55 @@
+package relay_test
+
+import (
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// TestNoConsumerAllowed: somebody else's consumer is the only one that the stream, or the account,
+// may have. A relay that is started again while rows are stored and not marked reads them back all the same.
+func TestNoConsumerAllowed(t *testing.T) {
+	for name, limit := range map[string]struct {
+		config string
+		change func(*jetstream.StreamConfig)
+		says   int
+	}{
+		"stream": {"", func(c *jetstream.StreamConfig) { c.MaxConsumers = 1 }, 2},
+		"account": {`accounts { A { jetstream { max_consumers: 1 }, users: [{user: a, password: a}] } }
+			no_auth_user: a`, nil, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRigWith(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{Process: true, Config: limit.config}))
+			r.createStream(limit.change)
+			x := r.start().streaming()
+			r.put(1, 20)
+			r.pending(0)
+			taker := r.seize(putSQL, "order.placed", 21, 50)
+			eventually(t, "the rows are stored and not marked", func() bool { return r.storedCount() == 50 })
+			_, err := r.js().CreateConsumer(t.Context(), "EVENTS", jetstream.ConsumerConfig{Durable: "others"})
+			r.must(err)
+			x.halt()
+			x = r.start()
+			r.must(run(t.Context(), taker, "COMMIT"))
+			x.streaming()
+			r.put(51, 60)
+			r.pending(0)
+			r.passes(r.here())
+			said := 0
+			for _, e := range x.logs.All() {
+				if e.ContextMap()["code"] == "stream-max-consumers" {
+					said++
+				}
+			}
+			if said != limit.says {
+				t.Errorf("the limit is said %d times, want %d", said, limit.says)
+			}
+			r.must(r.js().DeleteConsumer(t.Context(), "EVENTS", "others"))
+			r.storedIs(1, 60)
+			x.quiet("events_lost", "missed_rows")
+		})
+	}
+}

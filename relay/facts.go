@@ -1,0 +1,150 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
+)
+
+const (
+	// factsEvery is the time between two looks at the tables and the publication.
+	factsEvery = 3 * time.Second
+	// factsAgain is the time after which an alarm about them comes again.
+	factsAgain = 10 * time.Minute
+)
+
+// readTables reads the facts of the tables that statements are made of. It writes them, so it runs before
+// any goroutine of the term that reads a table.
+func (r *Relay) readTables(ctx context.Context, db *fallback.DB) error {
+	for _, t := range r.cfg.Outboxes {
+		now, err := r.inspect(ctx, db, t)
+		if err != nil {
+			return err
+		}
+		t.IDType, t.Partitioned, t.PayloadJSON = now.IDType, now.Partitioned, now.PayloadJSON
+	}
+	return nil
+}
+
+// compareTables returns ErrTableChanged where a table is not as readTables found it: the term ends with it.
+func (r *Relay) compareTables(ctx context.Context, db *fallback.DB) error {
+	for _, t := range r.cfg.Outboxes {
+		now, err := r.inspect(ctx, db, t)
+		if err == nil && now != *t {
+			err = fmt.Errorf("%w: %s", fallback.ErrTableChanged, t)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inspect raises an alarm where a table is not as a start wants it. The relay goes on: a statement
+// that cannot be run fails by itself, and the others need not.
+func (r *Relay) inspect(ctx context.Context, db *fallback.DB, t *outbox.Table) (now outbox.Table, err error) {
+	now, problems, err := db.Inspect(ctx, t)
+	if hint.CodeOf(err) != "" {
+		problems, err = append(problems, err), nil
+	}
+	cause := problems.First()
+	if cause != nil && !r.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(cause), factsAgain) {
+		r.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now", append(why(cause), zapTable(t))...)
+	}
+	return now, err
+}
+
+// watchFacts looks at the tables and the publication again and again, and returns what ends the session.
+func (s *session) watchFacts(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.altered:
+		case <-time.After(factsEvery):
+		}
+		err := s.lookAgain(ctx)
+		switch {
+		case ctx.Err() != nil || !s.db.Alive():
+			return nil
+		case errors.Is(err, fallback.ErrTableChanged):
+			return err
+		case err != nil:
+			s.r.trouble("the tables and the publication cannot be looked at: trying again", err)
+		}
+	}
+}
+
+func (s *session) lookAgain(ctx context.Context) error {
+	if err := s.r.compareTables(ctx, s.db); err != nil || s.wal == nil {
+		return err
+	}
+	return s.r.published.check(ctx, s.db, s.wal)
+}
+
+// published knows up to where the publication is proven to bring every row. Each session has it in
+// turn: its start, and then watchFacts.
+type published struct {
+	r    *Relay
+	last *stream.PublicationLook
+	// proven is an LSN: every row that was committed before it was inserted into a table that the
+	// publication had. With mark none nothing is confirmed past it.
+	proven outbox.LSN
+	// next is proven by the next check. Not by the one that has read it: a transaction that has just
+	// committed a change, and rows beside it, may not be visible yet.
+	next outbox.LSN
+	// gap is why nothing more can be proven in this process (mark none).
+	gap error
+}
+
+// begin limits what a session may confirm to what is proven.
+func (p *published) begin(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
+	if p.r.bare() {
+		wal.Tracker().Limit(p.proven)
+	}
+	return p.check(ctx, db, wal)
+}
+
+// check proves what was committed until the last one: first the LSN is read, and then, in a later
+// snapshot, that nothing has changed since then, or nothing that left a gap.
+func (p *published) check(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
+	end, err := db.InsertLSN(ctx)
+	if err != nil {
+		return err
+	}
+	look := stream.PublicationLook{Publication: p.r.cfg.Publication, Tables: p.r.cfg.Outboxes, Before: p.last}
+	if err := db.Use(ctx, look.Take); err != nil {
+		return err
+	}
+	p.last = &look
+	if !p.r.bare() {
+		p.complain("the publication does not bring every row of the tables: they deliver what it leaves out, late", look.Problem)
+		return nil
+	}
+	if p.gap == nil {
+		p.gap = look.Gap()
+	}
+	if p.gap == nil {
+		p.proven, p.next = p.next, end
+		wal.Tracker().Limit(p.proven)
+		return nil
+	}
+	p.complain("the publication may have left out rows that only the WAL has: nothing behind them is confirmed until the relay is restarted",
+		p.gap, zap.Stringer("proven", p.proven))
+	return nil
+}
+
+func (p *published) complain(message string, cause error, more ...zap.Field) {
+	if cause == nil || p.r.limited("unpublished/"+cause.Error(), factsAgain) {
+		return
+	}
+	p.r.alarm("unpublished", message, append(why(cause), more...)...)
+}

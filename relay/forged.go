@@ -1,0 +1,107 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+const (
+	// compareBatch and compareBytes bound what is compared at once, and readers how many
+	// messages are read at a time: each is in memory as a whole.
+	compareBatch = 64
+	compareBytes = 4 << 20
+	readers      = 4
+)
+
+// genuine leaves out the messages that have a pending row's id and another payload: another
+// writer has forged them, and their rows are still to be sent. Only rows that a crash has
+// left unmarked are pending here, so few bodies are read.
+func (b *reader) genuine(t *outbox.Table, ms []publish.Message, rows []fallback.Row) (kept []fallback.Row, behind []uint64, err error) {
+	for len(ms) > 0 {
+		n, size := 1, ms[0].Size
+		for n < min(len(ms), compareBatch) && size+ms[n].Size <= compareBytes {
+			size += ms[n].Size
+			n++
+		}
+		sums, err := b.payloadSums(t, rows[:n])
+		if err != nil {
+			return nil, nil, err
+		}
+		stored, err := b.r.readMessages(b.ctx, ms[:n])
+		if err != nil {
+			return nil, nil, err
+		}
+		for i, s := range stored {
+			if s != nil && sums[i] != nil && !bytes.Equal(sums[i], s.Sum[:]) {
+				b.r.alarmForged(rows[i].Ref, ms[i].Seq)
+				continue
+			}
+			kept, behind = append(kept, rows[i]), append(behind, ms[i].Behind)
+		}
+		ms, rows = ms[n:], rows[n:]
+	}
+	return kept, behind, nil
+}
+
+func (b *reader) payloadSums(t *outbox.Table, rows []fallback.Row) ([][]byte, error) {
+	for {
+		sums, err := b.db.PayloadSums(b.ctx, t, rows)
+		if err == nil || !fallback.Passing(err) || !b.db.Alive() {
+			return sums, err
+		}
+		b.r.trouble("rows that were read back cannot be compared: trying again", err, zapTable(t))
+		if !sleep(b.ctx, 200*time.Millisecond) {
+			return nil, b.ctx.Err()
+		}
+	}
+}
+
+// readMessages reads whole messages. One that is gone since is nil.
+func (r *Relay) readMessages(ctx context.Context, ms []publish.Message) ([]*publish.StoredMessage, error) {
+	stored, errs := make([]*publish.StoredMessage, len(ms)), make([]error, len(ms))
+	var all sync.WaitGroup
+	for worker := range readers {
+		all.Go(func() {
+			for i := worker; i < len(ms); i += readers {
+				if m, err := r.stream.Message(ctx, ms[i].Seq); err == nil {
+					stored[i] = &m
+				} else if !errors.Is(err, publish.ErrMessageGone) {
+					errs[i] = err
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return stored, errors.Join(errs...)
+}
+
+// isGenuine reports whether a message that JetStream takes for a row's own has the row's
+// payload. With mark none the table cannot say.
+func (s *session) isGenuine(ctx context.Context, ref outbox.Ref, seq uint64, m publish.StoredMessage) (bool, error) {
+	if ref.Table.Mark == outbox.MarkNone {
+		return true, nil
+	}
+	sums, err := s.db.PayloadSums(ctx, ref.Table, []fallback.Row{{Ref: ref}})
+	if err != nil || sums[0] == nil || bytes.Equal(sums[0], m.Sum[:]) {
+		return err == nil, err
+	}
+	s.r.alarmForged(ref, seq)
+	return false, nil
+}
+
+func (r *Relay) alarmForged(ref outbox.Ref, seq uint64) {
+	if !r.limited("forged_message/"+ref.Table.String(), time.Second) {
+		r.alarm("forged_message", "the stream has a message with a pending row's id and another payload: the row is delivered all the same",
+			zap.Stringer("row", ref), zap.Uint64("sequence", seq))
+	}
+}

@@ -1,0 +1,61 @@
+package relay_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/relay"
+)
+
+// someCursedSQL is moveSQL, and one event in ten is of a type that the stream does not take.
+const someCursedSQL = `WITH account AS (UPDATE ledger SET n = n + $2 WHERE id = $1 RETURNING n)
+	INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, trace_id)
+	SELECT 1, 'account', $1, CASE WHEN random() < 0.1 THEN 'account.cursed' ELSE 'account.moved' END, '{}', g
+	FROM account, generate_series(account.n - $2 + 1, account.n) g ORDER BY g`
+
+// TestHeldPastTheCap: more aggregates are held than the relay remembers, so that it forgets some and
+// asks the table about them, while events of all of them are committed, fail and are tried again. The
+// order holds over restarts, and in the end nothing is held.
+func TestHeldPastTheCap(t *testing.T) {
+	for name, mode := range map[string]relay.Mode{"streaming": relay.ModeAuto, "polling": relay.ModePoll} {
+		t.Run(name, func(t *testing.T) { // not in parallel: it changes a variable of the package
+			reset := relay.SetMostHeld(4)
+			defer reset()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.account.moved"} })
+			r.cfg.Mode, r.cfg.FallbackInterval = mode, 100*time.Millisecond
+			r.cfg.Retry = fallback.Retry{Backoff: 50 * time.Millisecond, MaxAttempts: 10_000}
+			l := newLedger(r)
+			r.exec(`INSERT INTO ledger SELECT g FROM generate_series(17, 60) g`)
+			l.accounts = 60
+			x := r.start()
+			defer func() { x.halt() }() // before the variable changes back
+			stop := l.each(3, func(ctx context.Context, c *pgx.Conn) error {
+				_, err := c.Exec(ctx, someCursedSQL, 1+rand.IntN(l.accounts), 1+rand.IntN(4))
+				sleepUntil(ctx, time.Millisecond)
+				return err
+			})
+			for range 3 {
+				l.reaches(l.committed() + 400)
+				eventually(t, "more aggregates are held than are remembered", func() bool { return x.metric("walpost_held_aggregates") > 20 })
+				x.halt()
+				x = r.startAtWork()
+			}
+			r.setSubjects("events.account.moved", "events.account.cursed")
+			l.reaches(l.committed() + 400)
+			stop()
+			l.delivered()
+			eventually(t, "every hold has ended", func() bool { return x.metric("walpost_held_aggregates") == 0 })
+			r.exec(moveSQL, 1, 100, 0) // nothing is asked of the table any more
+			l.delivered()
+			x.halt()
+		})
+	}
+}

@@ -1,0 +1,106 @@
+package relay_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+const moveWindow = 100 * time.Millisecond
+
+// partition makes the outbox one that is partitioned by a column which is none of the
+// event's.
+func (r *rig) partition() {
+	r.t.Helper()
+	r.exec(`ALTER TABLE outbox_messages RENAME TO old_outbox;
+		CREATE TABLE outbox_messages (LIKE old_outbox INCLUDING DEFAULTS INCLUDING IDENTITY, region text NOT NULL DEFAULT 'a') PARTITION BY LIST (region);
+		CREATE TABLE outbox_a PARTITION OF outbox_messages FOR VALUES IN ('a');
+		CREATE TABLE outbox_b PARTITION OF outbox_messages FOR VALUES IN ('b');
+		CREATE INDEX ON outbox_messages (id); CREATE INDEX ON outbox_messages (processed_at);
+		DROP PUBLICATION IF EXISTS walpost; DROP TABLE old_outbox`)
+	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = moveWindow })
+}
+
+const moveRowsSQL = `UPDATE outbox_messages SET region = 'b' WHERE region = 'a' AND processed_at IS NULL`
+
+// TestStoredRowMovesToAnotherPartition before it can be marked: to the WAL that is another
+// INSERT. A row that is stored by another session moves, too.
+func TestStoredRowMovesToAnotherPartition(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.partition()
+	x := r.start().streaming()
+	r.put(1, 10)
+	r.pending(0)
+
+	mover := r.seize(putSQL, "order.placed", 11, 20)
+	eventually(t, "the rows are stored and not marked", func() bool { return r.storedCount() == 20 })
+	r.duplicateWindowPasses(moveWindow)
+	r.must(run(t.Context(), mover, moveRowsSQL))
+	r.must(run(t.Context(), mover, "COMMIT"))
+	r.put(21, 25)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 25)
+
+	mover = r.seize(putSQL, "order.placed", 26, 30)
+	eventually(t, "the rows are stored and not marked", func() bool { return r.storedCount() == 30 })
+	x.halt()
+	r.duplicateWindowPasses(moveWindow)
+	r.must(run(t.Context(), mover, moveRowsSQL))
+	r.must(run(t.Context(), mover, "COMMIT"))
+	x = r.start().streaming()
+	r.put(31, 35)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 35)
+	x.quietBut()
+	x.quiet("missed_rows")
+}
+
+// TestRowsMoveWhileTheRelayIsAway: the WAL has them twice, with so many between that the
+// first ones are marked when the second ones come.
+func TestRowsMoveWhileTheRelayIsAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.partition()
+	x := r.start().streaming()
+	r.put(1, 5)
+	r.pending(0)
+	r.passes(r.here())
+	x.halt()
+	r.put(6, 1000)
+	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, region)
+		SELECT 'order', 1, 'order.placed', jsonb_build_object('n', n), 'b' FROM generate_series(1001, 40000) n ORDER BY n`)
+	r.exec(moveRowsSQL)
+	x = r.start().streaming()
+	r.put(40001, 40005)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 40005)
+	x.quiet("missed_rows")
+}
+
+// TestParkedRowMovesToAnotherPartition: it stays parked, and later rows of its aggregate held.
+func TestParkedRowMovesToAnotherPartition(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.partition()
+	x := r.start().streaming()
+	bad := set{"event_type": `'order placed'`}
+	r.exec(bad.insert("outbox_messages", 1, canonicalRow))
+	r.put(2, 3)
+	parked := `SELECT count(*) FROM outbox_messages WHERE last_error IS NOT NULL`
+	eventually(t, "the rows are parked and held", func() bool { return r.query1(parked) == "3" })
+	r.exec(moveRowsSQL)
+	r.put(4, 5)
+	eventually(t, "the later rows are held, too", func() bool { return r.query1(parked) == "5" })
+	r.passes(r.here())
+	r.exec(`UPDATE outbox_messages SET event_type = 'order.placed', available_at = now() WHERE payload ->> 'n' = '1'`)
+	eventually(t, "all rows are delivered", func() bool { return r.unmarked() == 0 })
+	r.storedIs(1, 5)
+	x.quiet("missed_rows")
+}

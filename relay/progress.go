@@ -1,0 +1,55 @@
+package relay
+
+import (
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+)
+
+// stuckStarts is how many starts in a row end at one step for one reason before that is an alarm.
+const stuckStarts = 3
+
+// stuck counts them.
+type stuck struct {
+	step, reason string
+	starts       int
+}
+
+// noticeStuck raises an alarm where starts get no further: the next one will not either. An outage
+// is none of it, nor is what has an alarm of its own.
+func (r *Relay) noticeStuck(err error) {
+	r.status.mu.Lock()
+	step := r.status.step
+	r.status.mu.Unlock()
+	now := stuck{step: step, reason: reason(err)}
+	switch {
+	case step == "" || step == settleStep: // the session had begun
+		r.known.stuck = stuck{}
+		return
+	case fallback.Away(err) || isOutage(now.reason) || fallback.Code(err) == "55P03": // a table that somebody has locked
+		return
+	}
+	if before := r.known.stuck; before.step == now.step && before.reason == now.reason {
+		now.starts = before.starts
+	}
+	now.starts++
+	r.known.stuck = now
+	if now.starts >= stuckStarts && !r.limited("no_progress", 10*time.Minute) {
+		r.alarm("no_progress", "every start of the relay ends at the same step: nothing is delivered",
+			append(why(err), zap.String("step", step), zap.Int("starts", now.starts))...)
+	}
+}
+
+// settleStep is the last step of a session that had begun.
+const settleStep = "settle what was sent"
+
+func isOutage(reason string) bool {
+	switch reason {
+	case "slot_active", "rival", "chain", "ack_timeout", "nats_away", "postgres_away", "slot_lost", "over_budget", "publication_skipped":
+		return true
+	}
+	return strings.HasPrefix(reason, "postgres_57P") || strings.HasPrefix(reason, "postgres_53") || strings.HasPrefix(reason, "postgres_08")
+}

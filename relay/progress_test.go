@@ -1,0 +1,71 @@
+package relay_test
+
+import (
+	"testing"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/relay"
+)
+
+// TestNoProgress: every start fails at the same step, and somebody hears of it. When the cause is gone
+// the relay goes on.
+func TestNoProgress(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 10)
+	r.pending(0)
+	x.quiet("no_progress")
+	r.exec(`ALTER TABLE outbox_messages RENAME payload TO body`)
+	r.exec(`SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+		WHERE l.locktype = 'advisory' AND d.datname = current_database()`)
+	a := x.alarmed("no_progress")
+	if a["step"] == "" || a["error"] == "" {
+		t.Errorf("the alarm says %v, want a step and an error", a)
+	}
+	r.exec(`ALTER TABLE outbox_messages RENAME body TO payload`)
+	r.put(11, 20)
+	r.pending(0)
+	r.storedIs(1, 20)
+}
+
+// TestComparisonIsBounded: more rows carry a late mark than are kept to be compared, as where
+// somebody has set many.
+func TestComparisonIsBounded(t *testing.T) {
+	reset := relay.SetMostCompared(20)
+	defer reset()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 40)
+	r.pending(0)
+	x.halt()
+	x = r.start().streaming()
+	defer x.halt()
+	x.alarmed("comparison_given_up")
+	r.put(41, 50)
+	r.pending(0)
+	r.storedIs(1, 50)
+	x.quietBut()
+}
+
+// TestMarkOfLongAgo: a mark from before its message was stored does not have everything since then read
+// and compared.
+func TestMarkOfLongAgo(t *testing.T) {
+	reset := relay.SetMostCompared(publish.U + 100)
+	defer reset()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 3000)
+	r.pending(0)
+	r.put(3001, publish.U+3000)
+	r.pending(0)
+	x.halt()
+	r.exec(`UPDATE outbox_messages SET processed_at = '2020-01-01' WHERE payload ->> 'n' = '5000'`)
+	x = r.start().streaming()
+	defer x.halt()
+	r.put(1, 1)
+	r.pending(0)
+	x.quiet("comparison_given_up")
+	x.quietBut()
+}

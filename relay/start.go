@@ -1,0 +1,94 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/fallback"
+)
+
+// begin prepares, and waits for servers that are away. It fails with what somebody has to put right.
+func (r *Relay) begin(ctx context.Context) error {
+	r.status.set(stateStarting, nil)
+	r.sayUnverified()
+	b := backoff{least: 100 * time.Millisecond, most: 5 * time.Second}
+	said := ""
+	for {
+		err := r.prepare(ctx)
+		r.status.failing(err)
+		if err == nil && said != "" {
+			r.log.Info("the servers are there, the start goes on")
+		}
+		if err == nil || !passes(err) || ctx.Err() != nil {
+			return err
+		}
+		if text := err.Error(); text != said || !r.limited("start", time.Minute) {
+			r.limited("start", 0)
+			r.log.Warn("start waits for a server, and tries again", why(err)...)
+			said = text
+		}
+		b.wait(ctx)
+	}
+}
+
+// passes reports whether what keeps a start from going on may pass without anybody's help: the server is down, starting,
+// without a leader or full, or its name does not resolve yet. What the server refuses (a password, a database, a table)
+// does not.
+func passes(err error) bool {
+	if code := fallback.Code(err); code != "" {
+		// Starting up or shutting down, too many connections, a lock, a full disk.
+		return slices.Contains([]string{"57P01", "57P02", "57P03", "53300"}, code) || fallback.Passing(err)
+	}
+	var api *jetstream.APIError
+	if errors.As(err, &api) {
+		return apiPasses(api)
+	}
+	return natsPasses(err) || networkPasses(err)
+}
+
+// apiPasses: JetStream has no leader, or not the servers that it needs. Limits and a JetStream that is off remain.
+func apiPasses(err *jetstream.APIError) bool {
+	const noPeers, notEnabled, notEnabledForAccount, noReplicas = 10005, 10076, 10039, 10074
+	switch err.ErrorCode {
+	case noPeers:
+		return true
+	case notEnabled, notEnabledForAccount, noReplicas, 10023, 10047: // the last two: no room within the limits
+		return false
+	}
+	return err.Code >= 500
+}
+
+// natsPasses knows the client's own errors. Without responders JetStream may be starting, or electing a leader.
+func natsPasses(err error) bool {
+	return slices.ContainsFunc([]error{
+		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected, nats.ErrConnectionClosed, nats.ErrStaleConnection,
+		nats.ErrReconnectBufExceeded, nats.ErrMaxConnectionsExceeded, nats.ErrMaxAccountConnectionsExceeded,
+	}, func(target error) bool { return errors.Is(err, target) })
+}
+
+func networkPasses(err error) bool {
+	var dns *net.DNSError
+	var op *net.OpError
+	switch {
+	case errors.Is(err, fs.ErrPermission): // of a socket
+		return false
+	case errors.As(err, &dns):
+		return true
+	case errors.As(err, &op):
+		return !strings.HasSuffix(op.Op, " error") // an alert of TLS: "remote error"
+	}
+	return slices.ContainsFunc([]error{
+		io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded, context.DeadlineExceeded,
+	}, func(target error) bool { return errors.Is(err, target) })
+}

@@ -1,0 +1,116 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// membership says how a publication has a table, in words that change with every change of it: a
+// row of a catalog that is written anew has another xmin.
+type membership struct {
+	publication string
+	relation    string   // with its place in a partition tree
+	member      string   // by what the publication has the table; "" where by nothing of the table's own
+	members     []string // all such, of every table
+	together    bool     // one transaction made the table what it is, and a member
+}
+
+// readMembership reads one. It takes no lock on the table.
+func readMembership(ctx context.Context, conn *pgx.Conn, publication string, t *outbox.Table) (membership, error) {
+	var m membership
+	schemas := "SELECT NULL::oid AS pnnspid, NULL::text AS member WHERE false"
+	if serverVersion(conn.PgConn()) >= 15 {
+		schemas = `SELECT s.pnnspid, concat('schema ', s.oid, ' ', s.xmin) AS member
+			FROM pg_publication_namespace s JOIN p ON s.pnpubid = p.oid`
+	}
+	err := conn.QueryRow(ctx, `WITH p AS (SELECT oid, xmin, puballtables FROM pg_publication WHERE pubname = $1),
+		c AS (SELECT c.oid, c.xmin, c.relnamespace, concat(c.oid, ' ', c.xmin) AS version FROM pg_class c WHERE c.oid = to_regclass($2)),
+		s AS (`+schemas+`),
+		r AS (SELECT r.prrelid, r.xmin, concat('table ', r.prrelid, ' ', r.oid, ' ', r.xmin) AS member FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid),
+		a AS (SELECT 'all' AS member FROM p WHERE puballtables)
+		SELECT coalesce((SELECT concat(oid, ' ', xmin) FROM p), ''),
+			coalesce((SELECT concat(version, ' ', ARRAY(SELECT relid::oid FROM pg_partition_ancestors(oid) relid)) FROM c), ''),
+			coalesce((SELECT member FROM a), (SELECT member FROM r JOIN c ON r.prrelid = c.oid), (SELECT member FROM s JOIN c ON s.pnnspid = c.relnamespace), ''),
+			ARRAY(SELECT member FROM a UNION ALL SELECT member FROM r UNION ALL SELECT member FROM s ORDER BY 1),
+			coalesce((SELECT r.xmin = c.xmin FROM r JOIN c ON r.prrelid = c.oid), false)`, publication, t.SQL()).
+		Scan(&m.publication, &m.relation, &m.member, &m.members, &m.together)
+	if err != nil {
+		return m, fmt.Errorf("read how publication %q has %s: %w", publication, t, err)
+	}
+	return m, nil
+}
+
+func (m membership) equal(other membership) bool {
+	return m.publication == other.publication && m.relation == other.relation && m.member == other.member &&
+		slices.Equal(m.members, other.members)
+}
+
+// continues reports whether the publication has had the table of that name without a gap since an
+// earlier look, as far as the catalogs tell: by the same entry, or by one that is as old as the table.
+func (m membership) continues(earlier membership) bool {
+	return m.publication == earlier.publication && m.member != "" && (slices.Contains(earlier.members, m.member) || m.together)
+}
+
+// PublicationLook says whether a publication brings every row of the tables.
+type PublicationLook struct {
+	Publication string
+	Tables      []*outbox.Table
+	// Before is the look before this one, nil for the first.
+	Before *PublicationLook
+	// Problem is what is wrong with the publication, nil where nothing is.
+	Problem error
+
+	members map[*outbox.Table]membership
+	gap     error
+}
+
+// Take looks. Where nothing has changed since the last look, it takes no lock on a table.
+func (l *PublicationLook) Take(ctx context.Context, conn *pgx.Conn) (err error) {
+	l.members = map[*outbox.Table]membership{}
+	same := l.Before != nil
+	for _, t := range l.Tables {
+		if l.members[t], err = readMembership(ctx, conn, l.Publication, t); err != nil {
+			return err
+		}
+		same = same && l.members[t].equal(l.Before.members[t])
+	}
+	if same {
+		l.Problem = l.Before.Problem
+	} else if l.Problem, err = publicationProblem(ctx, conn, l.Publication, l.Tables); err != nil {
+		return err
+	}
+	l.gap = l.findGap()
+	l.Before = nil
+	return nil
+}
+
+// Gap is why rows that were committed since the look before may be missing in the WAL.
+func (l *PublicationLook) Gap() error { return l.gap }
+
+func (l *PublicationLook) findGap() error {
+	if l.Problem != nil || l.Before == nil {
+		return l.Problem
+	}
+	for _, t := range l.Tables {
+		if now, before := l.members[t], l.Before.members[t]; !now.equal(before) && !now.continues(before) {
+			return fmt.Errorf("publication %q has table %s by another entry than before: there may have been a gap", l.Publication, t)
+		}
+	}
+	return nil
+}
+
+// publicationProblem tells what is wrong from what keeps that from being found out.
+func publicationProblem(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (problem, err error) {
+	err = CheckPublication(ctx, conn, name, tables)
+	if hint.CodeOf(err) != "" || errors.Is(err, ErrNoPublication) {
+		return err, nil
+	}
+	return nil, err
+}
