@@ -108,6 +108,7 @@ func run(ctx context.Context) error {
 			fmt.Println(r)
 			if !r.ok() {
 				failed++
+				fmt.Println("failed:", r.why()) // again, after the logs
 				fmt.Println("again:", o.again(seed))
 			}
 			err := r.save(o.results)
