@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,10 +25,10 @@ type observer struct {
 	stream *audit.Reader
 	stored map[string]uint64 // the newest message of each key, by sequence
 	early  []sight
-	since  time.Time // of the marks that were not looked at yet
-	afresh bool      // since the promotion
-	judged int       // confirmed LSNs, with rows on their way
-	looks  int       // at the marks
+	since  time.Time    // of the marks that were not looked at yet
+	afresh bool         // since the promotion
+	judged atomic.Int64 // confirmed LSNs, with rows on their way
+	looks  atomic.Int64 // at the marks
 	found  []string
 	stop   context.CancelFunc
 	done   chan struct{}
@@ -66,9 +67,13 @@ func (o *observer) run(ctx context.Context, rng *rand.Rand) {
 func (o *observer) finish(r *result) {
 	o.stop()
 	<-o.done
-	r.Moments, r.Looks, r.Judged = o.found, o.looks, o.judged
-	o.w.log("observer: %d looks at the marks, %d at confirmed LSNs", o.looks, o.judged)
+	r.Moments = o.found
+	o.tell(r)
+	o.w.log("observer: %d looks at the marks, %d at confirmed LSNs", r.Looks, r.Judged)
 }
+
+// tell says how much was seen so far.
+func (o *observer) tell(r *result) { r.Looks, r.Judged = int(o.looks.Load()), int(o.judged.Load()) }
 
 // say keeps the first few.
 func (o *observer) say(format string, args ...any) {
@@ -145,7 +150,7 @@ func (o *observer) judge(confirmed outbox.LSN, now sight) {
 			later = append(later, s)
 			continue
 		}
-		o.judged++
+		o.judged.Add(1)
 		for id := range s.rows {
 			if now.rows[id] {
 				o.say("row %s was committed below %s, is neither marked nor recorded, and %s is confirmed", id, s.end, confirmed)
@@ -201,7 +206,7 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 		}
 	}
 	o.since = newest
-	o.looks++
+	o.looks.Add(1)
 	return nil
 }
 

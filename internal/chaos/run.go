@@ -97,6 +97,11 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 		return errors.Join(err, w.check(ctx, r))
 	}
 	w.log("all is mended")
+	// The load goes on until enough of it was observed.
+	observer.tell(r)
+	for since := time.Now(); r.blind() && time.Since(since) < w.patience && pause(ctx, 100*time.Millisecond); {
+		observer.tell(r)
+	}
 	l.finish()
 	if r.Pending, err = w.settled(ctx); err != nil {
 		for _, relay := range w.relays {
