@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -8,19 +9,27 @@ import (
 	"sync"
 )
 
-// Ports are taken from below the range that systems give to outgoing
-// connections. From inside it, another process's connection could occupy the
-// port while the server is restarted, and a client that keeps dialling the
-// stopped server would one day connect to itself.
+// Ports are taken from below the range that systems give to outgoing connections. From inside it,
+// another process's connection could occupy the port while the server is restarted, and a client
+// that keeps dialling the stopped server would one day connect to itself.
+//
+// They are taken in blocks: a process listens on the first port of a block as long as it lives, and
+// the others are its own, also between the moment when one is found free and that when a server
+// listens on it.
 const (
 	firstPort = 10240
 	lastPort  = 32767
+	blockSize = 128
+	// fewest is how many ports stay unused, so that one that is given back has rested before a
+	// server has it again: a client of the server before may still dial it.
+	fewest = 100
 )
 
-// ports are those in use by this process, running or not.
+// ports are those of this process.
 var ports struct {
-	mu   sync.Mutex
-	used map[int]bool
+	mu     sync.Mutex
+	free   []int // the one that has rested longest comes first
+	guards []net.Listener
 }
 
 // takePort reserves a free loopback port until [freePort].
@@ -36,27 +45,40 @@ func takePort() (int, error) {
 func takeListener() (l net.Listener, port int, err error) {
 	ports.mu.Lock()
 	defer ports.mu.Unlock()
-	if ports.used == nil {
-		ports.used = make(map[int]bool)
+	for {
+		if len(ports.free) < fewest {
+			err = errors.Join(err, takeBlock())
+		}
+		if len(ports.free) == 0 {
+			return nil, 0, fmt.Errorf("find free port: %w", err)
+		}
+		port, ports.free = ports.free[0], ports.free[1:]
+		if l, err = net.Listen("tcp4", loopback(port)); err == nil {
+			return l, port, nil
+		} // else a program that knows nothing of blocks has it
 	}
-	for range 100 {
-		port = firstPort + rand.IntN(lastPort-firstPort+1)
-		if ports.used[port] {
+}
+
+func takeBlock() error {
+	for _, n := range rand.Perm((lastPort - firstPort + 1) / blockSize) {
+		first := firstPort + n*blockSize
+		guard, err := net.Listen("tcp4", loopback(first))
+		if err != nil {
 			continue
 		}
-		if l, err = net.Listen("tcp4", loopback(port)); err != nil {
-			continue
+		ports.guards = append(ports.guards, guard)
+		for port := first + 1; port < first+blockSize; port++ {
+			ports.free = append(ports.free, port)
 		}
-		ports.used[port] = true
-		return l, port, nil
+		return nil
 	}
-	return nil, 0, fmt.Errorf("find free port: %w", err)
+	return errors.New("every block of ports is taken")
 }
 
 func freePort(port int) {
 	ports.mu.Lock()
 	defer ports.mu.Unlock()
-	delete(ports.used, port)
+	ports.free = append(ports.free, port)
 }
 
 func loopback(port int) string {
