@@ -14,3 +14,18 @@ func SetMostCompared(n int) (reset func()) {
 	mostCompared = n
 	return func() { mostCompared = before }
 }
+
+// SetMovedRows changes how many rows of partitioned tables are remembered.
+func SetMovedRows(n int) (reset func()) {
+	before := movedRows
+	movedRows = n
+	return func() { movedRows = before }
+}
+
+// Moved is how many rows of partitioned tables the current session remembers.
+func (r *Relay) Moved() int {
+	m := r.current.Load().loop.moved
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.taken) + len(m.polled)
+}

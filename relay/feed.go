@@ -24,10 +24,7 @@ type feed struct {
 	loop    *loop
 	seen    *seen
 	moved   *moved
-	// movedUntil: up to there the WAL may bring rows of partitioned tables that were
-	// settled and forgotten; the reader's own.
-	movedUntil outbox.LSN
-	altered    chan<- struct{}
+	altered chan<- struct{}
 
 	// gate holds rows that the table decides about: those under E, the greatest
 	// LSN under which anything can have been sent before. A row leaves it when its

@@ -59,7 +59,7 @@ func (r *Relay) newLoop(ctx context.Context, lane *publish.Lane, s *settler, h *
 		return nil, err
 	}
 	l := &loop{
-		r: r, db: db, lane: lane, settler: s, holds: h, seen: seen, moved: &moved{taken: map[outbox.Ref]uint64{}}, wake: make(chan struct{}, 1),
+		r: r, db: db, lane: lane, settler: s, holds: h, seen: seen, moved: newMoved(), wake: make(chan struct{}, 1),
 		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{}, lockedSince: map[*outbox.Table]time.Time{},
 	}
 	s.parked = l.nudge
@@ -186,6 +186,11 @@ func (l *loop) turn(ctx context.Context, t *outbox.Table) (more bool, err error)
 	// before, by this one.
 	if err := l.schedule(ctx, t); err != nil {
 		return false, err
+	}
+	if _, full := l.moved.full(); full {
+		if err := forgetSettled(ctx, l.moved, l.moved.polled, l, l.db); err != nil {
+			return false, err
+		}
 	}
 	p := &pass{blocked: map[aggregate]bool{}, recorded: map[aggregate]bool{}}
 	if err := l.pass(ctx, t, p); err != nil {

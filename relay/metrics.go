@@ -75,8 +75,8 @@ func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 	}
 	counts := func(read func(publish.Counts) int) func() float64 {
 		return func() float64 {
-			if lane := r.lane.Load(); lane != nil {
-				return float64(read(lane.Counts()))
+			if s := r.current.Load(); s != nil {
+				return float64(read(s.lane.Counts()))
 			}
 			return 0
 		}
@@ -91,8 +91,8 @@ func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 	})
 	mode := f.NewGaugeVec(prometheus.GaugeOpts{Name: "walpost_mode", Help: "1 for the mode that the relay is in."}, []string{"mode"})
 	gauge("walpost_held_aggregates", "Aggregates whose rows wait behind a failed one.", func() float64 {
-		if h := r.holds.Load(); h != nil && r.cfg.OnPoison != Skip {
-			return float64(h.aggregates())
+		if s := r.current.Load(); s != nil && r.cfg.OnPoison != Skip {
+			return float64(s.holds.aggregates())
 		}
 		return 0
 	})

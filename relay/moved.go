@@ -2,41 +2,49 @@ package relay
 
 import (
 	"context"
-	"math"
 	"sync"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
 
-// movedRows is how many rows are remembered.
-const movedRows = 4 * publish.U
+// movedRows is how many rows the reader and the loop remember each, and the rows that are in hand. A
+// variable for tests.
+var movedRows = 4 * publish.U
 
 // moved remembers the rows of partitioned tables that the session has sent, or is about to.
 // An UPDATE that moves a row into another partition is a DELETE and an INSERT in the WAL:
 // the WAL brings the row a second time, later than everything that was sent before.
+//
+// The reader and the loop forget only what they have added themselves: of those rows each of them
+// knows that they are in hand, settled, or recorded.
 type moved struct {
-	mu sync.Mutex
-	// taken has a number for each row, which grows with every row.
+	mu sync.Mutex // guards what follows
+	// taken are rows that the WAL has brought, with a number that grows with every row.
 	taken map[outbox.Ref]uint64
 	last  uint64
+	// polled are rows of the loop; true while it is about to send one.
+	polled map[outbox.Ref]bool
+	// until: up to there the WAL may bring rows that were settled and forgotten.
+	until outbox.LSN
 }
 
-// fromTable is the number of a row that the loop is about to send.
-const fromTable = math.MaxUint64
+func newMoved() *moved { return &moved{taken: map[outbox.Ref]uint64{}, polled: map[outbox.Ref]bool{}} }
 
-// take notes that the WAL has brought a row. It reports whether the row was taken before,
-// and whether the loop is about to send it.
-func (m *moved) take(ref outbox.Ref) (again, looping bool) {
+// take notes that the WAL has brought a row. It reports whether the row was taken before, whether
+// the loop is about to send it, and up to which LSN other rows may have been.
+func (m *moved) take(ref outbox.Ref) (again, looping bool, until outbox.LSN) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n, again := m.taken[ref]
-	if n == fromTable {
-		return true, true
+	looping, polled := m.polled[ref]
+	if looping {
+		return true, true, m.until
 	}
+	_, taken := m.taken[ref]
 	m.last++
 	m.taken[ref] = m.last
-	return again, false
+	return taken || polled, false, m.until
 }
 
 // takeFromTable notes that the loop is about to send a row, until sent is called. It
@@ -47,14 +55,14 @@ func (m *moved) takeFromTable(ref outbox.Ref, now uint64) bool {
 	if m.taken[ref] > now {
 		return false
 	}
-	m.taken[ref] = fromTable
+	m.polled[ref] = true
 	return true
 }
 
 func (m *moved) sent(ref outbox.Ref) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.taken[ref] = m.last
+	m.polled[ref] = false
 }
 
 // now is the number of the newest row.
@@ -64,21 +72,30 @@ func (m *moved) now() uint64 {
 	return m.last
 }
 
-func (m *moved) full() bool {
+func (m *moved) full() (taken, polled bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.taken) >= movedRows
+	return len(m.taken) >= movedRows, len(m.polled) >= movedRows
 }
 
-// keep forgets all rows but some.
-func (m *moved) keep(some map[outbox.Ref]struct{}) {
+// forgetSettled has the reader or the loop forget its rows that are settled. The table decides about
+// what the WAL may bring of them: they were settled before the end of the WAL is read.
+func forgetSettled[V any](ctx context.Context, m *moved, rows map[outbox.Ref]V, l *loop, db *fallback.DB) error {
+	inHand := map[outbox.Ref]struct{}{}
+	l.eachInHand(func(ref outbox.Ref) { inHand[ref] = struct{}{} })
+	end, err := db.InsertLSN(ctx)
+	if err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for ref := range m.taken {
-		if _, ok := some[ref]; !ok && m.taken[ref] != fromTable {
-			delete(m.taken, ref)
+	m.until = max(m.until, end)
+	for ref := range rows {
+		if _, ok := inHand[ref]; !ok {
+			delete(rows, ref)
 		}
 	}
+	return nil
 }
 
 // anyPartitioned reports whether the WAL may bring rows twice.
@@ -91,24 +108,20 @@ func anyPartitioned(tables []*outbox.Table) (has bool) {
 
 // takeMoved takes a row of a partitioned table. It reports whether the row is in the relay's
 // hands already, so that this is the row once more, and whether the table has to decide
-// about it. Where the session remembers too many rows, it forgets those that are settled,
-// and the table decides about all that the WAL may bring of them.
+// about it.
 func (f *feed) takeMoved(ctx context.Context, ev *outbox.Event) (inHand, ask bool, err error) {
-	if f.moved.full() {
-		some := map[outbox.Ref]struct{}{}
-		f.loop.eachInHand(func(ref outbox.Ref) { some[ref] = struct{}{} })
-		f.moved.keep(some)
-		if f.movedUntil, err = f.db.InsertLSN(ctx); err != nil {
+	if full, _ := f.moved.full(); full {
+		if err := forgetSettled(ctx, f.moved, f.moved.taken, f.loop, f.db); err != nil {
 			return false, false, err
 		}
 	}
 	ref := ev.Ref()
-	again, inHand := f.moved.take(ref)
+	again, inHand, until := f.moved.take(ref)
 	if _, waits := f.seen.behind(ref, false); waits {
 		return false, true, nil // its transaction waits for the mark, too
 	}
 	if again && !inHand {
 		f.loop.eachInHand(func(other outbox.Ref) { inHand = inHand || other == ref })
 	}
-	return inHand, again || ev.Commit <= f.movedUntil, nil
+	return inHand, again || ev.Commit <= until, nil
 }

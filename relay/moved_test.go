@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/relay"
 )
 
 const moveWindow = 100 * time.Millisecond
@@ -103,4 +104,46 @@ func TestParkedRowMovesToAnotherPartition(t *testing.T) {
 	eventually(t, "all rows are delivered", func() bool { return r.unmarked() == 0 })
 	r.storedIs(1, 5)
 	x.quiet("missed_rows")
+}
+
+// TestFewMovedRowsAreRemembered: however many rows come from the table, whether or not the WAL is read,
+// only those in hand need to be remembered. One of them moves, and is not sent again.
+func TestFewMovedRowsAreRemembered(t *testing.T) {
+	const most = 50
+	for name, mode := range map[string]relay.Mode{"streaming": relay.ModeAuto, "polling": relay.ModePoll} {
+		t.Run(name, func(t *testing.T) { // not in parallel: it changes a variable of the package
+			reset := relay.SetMovedRows(most)
+			defer reset()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.partition()
+			r.cfg.Mode, r.cfg.FallbackInterval = mode, 100*time.Millisecond
+			x := r.start()
+			defer x.halt() // before the variable changes back
+			eventually(t, "the relay is at work", func() bool { return x.Ready() == nil })
+			delay := map[relay.Mode]string{relay.ModeAuto: "1050 milliseconds", relay.ModePoll: "0"}[mode]
+			putLater := func(from, to int) {
+				r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at)
+					SELECT 'order', 1, 'order.placed', jsonb_build_object('n', n), now() + $3::text::interval FROM generate_series($1::int, $2::int) n ORDER BY n`, from, to, delay)
+			}
+			r.exec(`CREATE TABLE gate (); INSERT INTO gate DEFAULT VALUES;
+				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					IF NEW.payload ->> 'n' = '1' AND EXISTS (SELECT FROM public.gate) THEN RAISE 'not yet'; END IF;
+					RETURN NEW;
+				END $$;
+				CREATE TRIGGER refuse BEFORE UPDATE OF processed_at ON outbox_messages FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			for n := 1; n < 300; n += 100 {
+				putLater(n, n+99)
+				eventually(t, "the rows are stored", func() bool { return r.storedCount() == uint64(n+99) })
+			}
+			r.pending(1)
+			r.duplicateWindowPasses(moveWindow)
+			r.exec(moveRowsSQL)
+			putLater(301, 301)
+			r.pending(1)
+			r.exec(`DELETE FROM gate`)
+			r.pending(0)
+			eventually(t, "few rows are remembered", func() bool { return x.Moved() <= most })
+			r.storedIs(1, 301)
+		})
+	}
 }

@@ -296,8 +296,8 @@ func (r *Relay) onNATSError(err error) {
 	subject, publishing, ok := publish.PermissionSubject(err)
 	if ok && publishing {
 		r.stream.Deny(subject)
-		if lane := r.lane.Load(); lane != nil {
-			lane.Deny(subject)
+		if s := r.current.Load(); s != nil {
+			s.lane.Deny(subject)
 		}
 	}
 	r.log.Error("NATS reports an error", zap.Error(err))

@@ -93,13 +93,12 @@ type Relay struct {
 	subjects *publish.Subjects
 	envelope *publish.Envelope
 
-	// lane and holds are the current session's, for errors that come from the
-	// connection, and for gauges. until is its E.
-	lane   atomic.Pointer[publish.Lane]
-	holds  atomic.Pointer[holds]
-	until  atomic.Uint64
-	away   atomic.Bool  // JetStream
-	stored atomic.Int64 // PubAcks of this process
+	// current is the session, for errors that come from the connection, and for gauges.
+	// until is its E.
+	current atomic.Pointer[session]
+	until   atomic.Uint64
+	away    atomic.Bool  // JetStream
+	stored  atomic.Int64 // PubAcks of this process
 
 	said       map[string]time.Time // when something was last logged; guarded by status.mu
 	eventTypes map[string]struct{}  // label values in use; guarded by status.mu

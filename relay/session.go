@@ -170,8 +170,7 @@ func (r *Relay) newSession(ctx context.Context, db *fallback.DB, wal *stream.Ses
 		s.lane.Close()
 		return nil, err
 	}
-	r.lane.Store(s.lane)
-	r.holds.Store(s.holds)
+	r.current.Store(s)
 	return s, nil
 }
 
@@ -201,8 +200,7 @@ func (s *session) expectMoved(ctx context.Context) error {
 }
 
 func (s *session) close() {
-	s.r.lane.Store(nil)
-	s.r.holds.Store(nil)
+	s.r.current.Store(nil)
 	s.lane.Close()
 	s.loop.db.Close()
 }

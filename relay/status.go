@@ -145,8 +145,8 @@ func (r *Relay) Status() Status {
 		s.LastError = r.status.err.Error()
 	}
 	r.status.mu.Unlock()
-	if lane := r.lane.Load(); lane != nil {
-		c := lane.Counts()
+	if x := r.current.Load(); x != nil {
+		c := x.lane.Counts()
 		s.Inflight, s.Unsettled = c.Inflight, c.Unsettled
 	}
 	return s
