@@ -31,9 +31,10 @@ const (
 type Config struct {
 	// PostgresURL is a server on which the role may create a database: a URL, or keywords
 	// and values. NATS is connected to the server, Domain is its JetStream domain.
-	PostgresURL string
-	NATS        *nats.Conn
-	Domain      string
+	PostgresURL   string
+	PostgresFiles pg.Files // beside the URL: its password
+	NATS          *nats.Conn
+	Domain        string
 	// Replicas is the stream's.
 	Replicas int
 	// Rows is how many rows are drained, PerTx of them in each transaction, each with
@@ -118,7 +119,7 @@ func (b *bench) jetStream(options ...jetstream.JetStreamOpt) (jetstream.JetStrea
 }
 
 func (b *bench) createDatabase(ctx context.Context) error {
-	conn, err := pg.Connect(ctx, pg.Config{URL: b.PostgresURL})
+	conn, err := pg.Connect(ctx, pg.Config{URL: b.PostgresURL, Files: b.PostgresFiles})
 	if err != nil {
 		return err
 	}
@@ -153,7 +154,7 @@ func (b *bench) remove(ctx context.Context) error {
 	defer cancel()
 	var errs []error
 	errs = append(errs, b.deleteStreams(ctx))
-	conn, err := pg.Connect(ctx, pg.Config{URL: b.PostgresURL})
+	conn, err := pg.Connect(ctx, pg.Config{URL: b.PostgresURL, Files: b.PostgresFiles})
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -176,7 +177,7 @@ func (b *bench) identify(ctx context.Context) error {
 }
 
 func (b *bench) connect(ctx context.Context) (*pgx.Conn, error) {
-	return pg.Connect(ctx, pg.Config{URL: b.url})
+	return pg.Connect(ctx, pg.Config{URL: b.url, Files: b.PostgresFiles})
 }
 
 func (b *bench) exec(ctx context.Context, statements ...string) error {

@@ -21,7 +21,8 @@ import (
 
 // Config says how to reach the database.
 type Config struct {
-	URL string
+	URL   string
+	Files pg.Files // beside the URL
 	// Settings are sent as run-time parameters; they fix how values render.
 	Settings map[string]string
 	// Dial opens TCP connections with keepalives set.
@@ -85,7 +86,7 @@ func connect(ctx context.Context, cfg Config) (*pgx.Conn, error) {
 }
 
 func (cfg Config) connection() pg.Config {
-	return pg.Config{URL: cfg.URL, Settings: cfg.Settings, Dial: cfg.Dial}
+	return pg.Config{URL: cfg.URL, Files: cfg.Files, Settings: cfg.Settings, Dial: cfg.Dial}
 }
 
 func explainConnect(err error) error {

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/secretfile"
 )
 
 // auth checks every file once, so that a missing one is named at the start and
@@ -75,17 +75,7 @@ func (cfg *ConnConfig) password(opts []nats.Option) ([]nats.Option, error) {
 	})), nil
 }
 
-func readPassword(file string) (string, error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return "", fileError("nats.password_file", err)
-	}
-	p := strings.TrimRight(string(b), "\r\n")
-	if p == "" {
-		return "", hint.Errorf("write the password into it, on one line", "nats.password_file: %s is empty", file)
-	}
-	return p, nil
-}
+func readPassword(file string) (string, error) { return secretfile.Read("nats.password_file", file) }
 
 func (cfg *ConnConfig) tls() ([]nats.Option, error) {
 	t := cfg.TLS

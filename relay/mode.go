@@ -73,7 +73,7 @@ func (r *Relay) session(ctx, held context.Context, db *fallback.DB) error {
 		return r.pollOnly(ctx, held, db, sys, why)
 	}
 	r.status.do("look at the slot")
-	slots, err := stream.OpenSlots(ctx, r.cfg.PostgresURL)
+	slots, err := stream.OpenSlots(ctx, r.server())
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (r *Relay) checkServer(ctx context.Context) error {
 	if err := stream.CheckServer(ctx, db.Conn(), r.cfg.Slot); err != nil {
 		return err
 	}
-	_, err = stream.Probe(ctx, r.cfg.PostgresURL, r.cfg.Slot)
+	_, err = stream.Probe(ctx, r.server(), r.cfg.Slot)
 	return err
 }
 

@@ -166,7 +166,7 @@ func (r *Relay) identify(ctx context.Context, db *fallback.DB, streams bool) err
 // role. why says what keeps the WAL from being read after all.
 func (r *Relay) system(ctx context.Context, db *fallback.DB, streams bool) (sys stream.System, why, err error) {
 	if streams {
-		sys, err = stream.Probe(ctx, r.cfg.PostgresURL, r.cfg.Slot)
+		sys, err = stream.Probe(ctx, r.server(), r.cfg.Slot)
 	}
 	if errors.Is(err, stream.ErrCannotStream) && r.cfg.Mode == ModeAuto {
 		streams, why, err = false, err, r.mayPoll(err)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
@@ -32,9 +33,10 @@ import (
 type Config struct {
 	// PostgresURL, Slot and Publication: what is read. One relay is active per
 	// slot name and database server.
-	PostgresURL string
-	Slot        string
-	Publication string
+	PostgresURL   string
+	PostgresFiles pg.Files // beside the URL
+	Slot          string
+	Publication   string
 	// Outboxes are the tables. IDType is filled in by the relay.
 	Outboxes []*outbox.Table
 	// Source is the namespace of message ids; empty means
@@ -444,9 +446,15 @@ func reason(err error) string {
 	return "other"
 }
 
+// server is the one of the outboxes.
+func (r *Relay) server() pg.Config {
+	return pg.Config{URL: r.cfg.PostgresURL, Files: r.cfg.PostgresFiles}
+}
+
 func (r *Relay) database() fallback.Config {
 	return fallback.Config{
-		URL: r.cfg.PostgresURL, Settings: stream.Settings, Dial: stream.Dialer().DialContext, Slot: r.cfg.Slot, Schema: r.cfg.Outboxes[0].Schema,
+		URL: r.cfg.PostgresURL, Files: r.cfg.PostgresFiles, Settings: stream.Settings, Dial: stream.Dialer().DialContext,
+		Slot: r.cfg.Slot, Schema: r.cfg.Outboxes[0].Schema,
 	}
 }
 

@@ -208,7 +208,7 @@ func (s *session) close() {
 // open starts replication.
 func (r *Relay) open(ctx context.Context, db *fallback.DB) (*stream.Session, error) {
 	wal, err := stream.Open(ctx, stream.Config{
-		URL: r.cfg.PostgresURL, Slot: r.cfg.Slot, Publication: r.cfg.Publication, Tables: r.cfg.Outboxes, Log: r.log,
+		URL: r.cfg.PostgresURL, Files: r.cfg.PostgresFiles, Slot: r.cfg.Slot, Publication: r.cfg.Publication, Tables: r.cfg.Outboxes, Log: r.log,
 		HeldBack: func(why string) {
 			if !r.limited("standby_slot", 30*time.Second) {
 				r.alarm("standby_slot", "PostgreSQL sends no WAL: it waits for a standby that synchronized_standby_slots names", zap.String("notice", why))

@@ -145,7 +145,7 @@ func (r *Relay) alarmForeign(cause error) error {
 // makeSlot makes a temporary slot, waits until the tables have nothing from before it, and
 // copies it. A relay that ends on the way leaves nothing.
 func (r *Relay) makeSlot(ctx context.Context, db *fallback.DB, s *session) error {
-	slots, err := stream.OpenSlots(ctx, r.cfg.PostgresURL)
+	slots, err := stream.OpenSlots(ctx, r.server())
 	if err != nil {
 		return err
 	}

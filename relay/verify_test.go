@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -28,7 +29,7 @@ func (r *rig) verify(change ...func(*verify.Config)) *verify.Report {
 
 func (r *rig) tryVerify(change ...func(*verify.Config)) (*verify.Report, error) {
 	r.t.Helper()
-	slots, err := stream.OpenSlots(r.t.Context(), r.url)
+	slots, err := stream.OpenSlots(r.t.Context(), pg.Config{URL: r.url})
 	r.must(err)
 	defer slots.Close()
 	sys, err := slots.System(r.t.Context())

@@ -45,13 +45,14 @@ func Dialer() *net.Dialer {
 	}
 }
 
-// connect opens a replication connection to the database of the URL.
-func connect(ctx context.Context, url string, options ...func(*pgconn.Config)) (*pgconn.PgConn, error) {
+// connect opens a replication connection to the database.
+func connect(ctx context.Context, server pg.Config, options ...func(*pgconn.Config)) (*pgconn.PgConn, error) {
 	settings := maps.Clone(Settings)
 	settings["replication"] = "database"
 	settings["client_min_messages"] = "notice" // 18 says in a warning that it leaves rows out
 	settings["wal_sender_timeout"] = fmt.Sprint(walSenderTimeout.Milliseconds())
-	conn, err := pg.ConnectRaw(ctx, pg.Config{URL: url, Settings: settings, Dial: Dialer().DialContext}, options...)
+	server.Settings, server.Dial = settings, Dialer().DialContext
+	conn, err := pg.ConnectRaw(ctx, server, options...)
 	if err != nil {
 		return nil, explainConnect(fmt.Errorf("open replication connection: %w", err))
 	}

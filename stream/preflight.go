@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -41,8 +42,8 @@ func ServerProblems(ctx context.Context, conn *pgx.Conn, slot string) (hint.Prob
 // Probe opens a replication connection, as every session does, and looks at the
 // slot if there is one: what could never be streamed is said at the start. It
 // returns what the server says of itself, and changes nothing.
-func Probe(ctx context.Context, url, slot string) (System, error) {
-	conn, err := connect(ctx, url)
+func Probe(ctx context.Context, server pg.Config, slot string) (System, error) {
+	conn, err := connect(ctx, server)
 	if err != nil {
 		return System{}, err
 	}

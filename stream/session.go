@@ -17,6 +17,7 @@ import (
 
 	"github.com/walpost/walpost/decode"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -33,6 +34,7 @@ const leaveTimeout = time.Second
 // Config says what to stream.
 type Config struct {
 	URL         string
+	Files       pg.Files // beside the URL
 	Slot        string
 	Publication string
 	Tables      []*outbox.Table
@@ -121,7 +123,7 @@ type System struct {
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	var source *gatherer
 	var abridge *abridger
-	conn, err := connect(ctx, cfg.URL, func(c *pgconn.Config) {
+	conn, err := connect(ctx, pg.Config{URL: cfg.URL, Files: cfg.Files}, func(c *pgconn.Config) {
 		c.DialFunc = dialGathering(c.DialFunc, &source)
 		c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
 			abridge = &abridger{r: r}

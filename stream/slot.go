@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -92,11 +93,11 @@ func dropHint(slot string) string {
 // goroutine's.
 type Slots struct{ conn *pgconn.PgConn }
 
-// OpenSlots connects. Close it.
-func OpenSlots(ctx context.Context, url string) (*Slots, error) {
+// OpenSlots connects to a server of which URL and Files are given. Close it.
+func OpenSlots(ctx context.Context, server pg.Config) (*Slots, error) {
 	// A creation that is given up must end in the server as well: the name would
 	// be taken for as long as it waits there.
-	conn, err := connect(ctx, url, func(c *pgconn.Config) {
+	conn, err := connect(ctx, server, func(c *pgconn.Config) {
 		c.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
 			return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 2 * time.Second}
 		}

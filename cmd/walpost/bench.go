@@ -129,7 +129,11 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		return nil, err
 	}
 	defer nc.Close()
-	b.PostgresURL, b.NATS, b.Domain = cfg.Postgres.URL, nc, cfg.NATS.Domain
+	if b.PostgresURL, err = cfg.Postgres.server().ReadURL(); err != nil {
+		return nil, err
+	}
+	b.PostgresFiles.Password = cfg.Postgres.PasswordFile
+	b.NATS, b.Domain = nc, cfg.NATS.Domain
 	b.Say = func(format string, args ...any) {
 		fmt.Fprintf(stderr, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05")}, args...)...)
 	}
@@ -174,6 +178,7 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 func benchConfig(cfg *Config, set bench.Setting) *Config {
 	c := *cfg
 	c.Publish.Batch = set.Batch
+	c.Postgres.URLFile = "" // its URL has another database now
 	c.Postgres.URL, c.Postgres.Slot, c.Postgres.Publication, c.Postgres.MaxRetainedWAL = set.URL, set.Slot(), set.Slot(), 0
 	c.Source, c.Shard = "", set.Shard()
 	c.Outboxes = []OutboxConfig{defaultOutbox()}

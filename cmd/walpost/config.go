@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -26,13 +27,20 @@ type Config struct {
 
 // PostgresConfig says where the outbox is and what the relay keeps there.
 type PostgresConfig struct {
-	// URL is empty where the PG* variables of libpq take its place, which pg.Parse("") understands.
+	// URL is empty where URLFile or the PG* variables of libpq take its place.
 	URL            string
+	URLFile        string
+	PasswordFile   string
 	Slot           string
 	Publication    string
 	MaxRetainedWAL int64
 	Initial        string
 }
+
+// server is the database of the outboxes.
+func (p *PostgresConfig) server() pg.Config { return pg.Config{URL: p.URL, Files: p.files()} }
+
+func (p *PostgresConfig) files() pg.Files { return pg.Files{URL: p.URLFile, Password: p.PasswordFile} }
 
 // OutboxConfig is one outbox table.
 type OutboxConfig struct {

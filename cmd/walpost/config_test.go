@@ -80,6 +80,8 @@ func TestEveryFieldHasAKey(t *testing.T) {
 func TestContract(t *testing.T) {
 	want := map[string][2]string{
 		"postgres.url":              {"WALPOST_POSTGRES_URL", "postgres://localhost:5432/postgres"},
+		"postgres.url_file":         {"WALPOST_POSTGRES_URL_FILE", ""},
+		"postgres.password_file":    {"WALPOST_POSTGRES_PASSWORD_FILE", ""},
 		"postgres.slot":             {"WALPOST_SLOT", "walpost"},
 		"postgres.publication":      {"WALPOST_PUBLICATION", "walpost"},
 		"postgres.max_retained_wal": {"WALPOST_MAX_RETAINED_WAL", "10GB"},

@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/internal/pg"
 )
 
 func newConfigCommand() *cobra.Command {
@@ -34,7 +36,8 @@ func newConfigCheckCommand() *cobra.Command {
 		Use:   "check",
 		Short: "Validate the configuration and print what is in force",
 		Long: `Reads the configuration as run would, reports everything that is wrong with it, and prints what is in force: every key with
-its value, without secrets, and with the place that it came from. It connects to nothing and opens no other file.`,
+its value, without secrets, and with the place that it came from. It connects to nothing. Of the files that the configuration
+names it reads postgres.url_file and postgres.password_file only.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := load(cmd.Flags())
@@ -44,6 +47,9 @@ its value, without secrets, and with the place that it came from. It connects to
 			l.warn(cmd.ErrOrStderr())
 			if _, err := newRelay(l.cfg, zap.NewNop(), prometheus.NewRegistry(), nil); err != nil {
 				return err
+			}
+			if _, err := pg.Parse(l.cfg.Postgres.server()); err != nil {
+				return &usageError{err}
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "# valid; %s\n\n%s", l.source(), effectiveYAML(l))
 			return err

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -53,9 +54,19 @@ func (c *Config) postgresKeys() []key {
 	return []key{
 		{
 			"postgres.url", "WALPOST_POSTGRES_URL",
-			stringValue{p: &p.URL, check: checkPostgresURL, redact: redactPostgres},
+			stringValue{p: &p.URL, check: pg.CheckURL, redact: redactPostgres},
 			"The database with the outbox, as a URL or as libpq's keyword/value string. It must lead to the server itself, not to a " +
 				"pooler. Where it is not set, the PG* variables of libpq are used if one of PGHOST, PGPORT, PGDATABASE or PGSERVICE is.",
+		},
+		{
+			"postgres.url_file", "WALPOST_POSTGRES_URL_FILE",
+			stringValue{p: &p.URLFile},
+			"A file with the URL, in place of url, read at every connection.",
+		},
+		{
+			"postgres.password_file", "WALPOST_POSTGRES_PASSWORD_FILE",
+			stringValue{p: &p.PasswordFile},
+			"A file with the password, read at every connection. It goes before any other password, such as one in the URL.",
 		},
 		{
 			"postgres.slot", "WALPOST_SLOT",

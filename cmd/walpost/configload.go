@@ -129,9 +129,15 @@ func load(flags *pflag.FlagSet) (*loader, error) {
 	}
 	l.environment(os.LookupEnv)
 	l.flags(flags)
-	if l.origin["postgres.url"] == "" && libpqSpeaks() {
-		l.cfg.Postgres.URL = ""
-		l.origin["postgres.url"] = "PG* variables"
+	if l.origin["postgres.url"] == "" {
+		switch {
+		case l.cfg.Postgres.URLFile != "":
+			l.cfg.Postgres.URL = ""
+			l.origin["postgres.url"] = "in url_file"
+		case libpqSpeaks():
+			l.cfg.Postgres.URL = ""
+			l.origin["postgres.url"] = "PG* variables"
+		}
 	}
 	var invalid problems
 	if errors.As(l.cfg.validate(l.origin), &invalid) {

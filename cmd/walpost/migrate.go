@@ -112,9 +112,9 @@ func newRunner(cfg *Config) (*migrations.Runner, error) {
 }
 
 func migrationConn(cfg *Config) (*pgx.ConnConfig, error) {
-	conn, err := pg.Parse(cfg.Postgres.URL)
+	conn, err := pg.Parse(cfg.Postgres.server())
 	if err != nil {
-		return nil, fmt.Errorf("parse postgres.url: %w", err)
+		return nil, err
 	}
 	if conn.RuntimeParams["application_name"] == "" {
 		conn.RuntimeParams["application_name"] = "walpost migrate"

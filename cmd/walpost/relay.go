@@ -43,12 +43,13 @@ func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer, onSt
 func relayConfig(cfg *Config) (relay.Config, error) {
 	tables, err := cfg.Tables()
 	return relay.Config{
-		PostgresURL: cfg.Postgres.URL,
-		Slot:        cfg.Postgres.Slot,
-		Publication: cfg.Postgres.Publication,
-		Outboxes:    tables,
-		Source:      cfg.Source,
-		NATS:        natsConn(&cfg.NATS),
+		PostgresURL:   cfg.Postgres.URL,
+		PostgresFiles: cfg.Postgres.files(),
+		Slot:          cfg.Postgres.Slot,
+		Publication:   cfg.Postgres.Publication,
+		Outboxes:      tables,
+		Source:        cfg.Source,
+		NATS:          natsConn(&cfg.NATS),
 		Stream: publish.StreamConfig{
 			Name:       cfg.NATS.Stream,
 			Domain:     cfg.NATS.Domain,

@@ -204,7 +204,7 @@ func refuseSlot(ctx context.Context, db *fallback.DB, name string) error {
 
 // makeSlot waits for every transaction that is running, and says for which.
 func makeSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, stderr io.Writer) error {
-	slots, err := stream.OpenSlots(ctx, cfg.Postgres.URL)
+	slots, err := stream.OpenSlots(ctx, cfg.Postgres.server())
 	if err != nil {
 		return err
 	}

@@ -171,7 +171,10 @@ func database(cfg *Config, name string) fallback.Config {
 	settings := maps.Clone(stream.Settings)
 	settings["application_name"] = name
 	schema, _, _ := outbox.ParseTable(cfg.Outboxes[0].Table) // it was checked when it was read
-	return fallback.Config{URL: cfg.Postgres.URL, Settings: settings, Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot, Schema: schema}
+	return fallback.Config{
+		URL: cfg.Postgres.URL, Files: cfg.Postgres.files(), Settings: settings, Dial: stream.Dialer().DialContext,
+		Slot: cfg.Postgres.Slot, Schema: schema,
+	}
 }
 
 // openLook connects a command that looks at a relay's work from outside.

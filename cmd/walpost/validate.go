@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -25,6 +24,9 @@ func (c *Config) validate(origin map[string]string) error {
 	}
 	for _, k := range c.keys() {
 		report(k.name, k.Check())
+	}
+	if p := &c.Postgres; p.URL != "" && p.URLFile != "" {
+		report("postgres.url_file", hint.Errorf("keep one of them", "postgres.url is set, too: they are alternatives"))
 	}
 	c.checkOutboxes(report)
 	if shard, err := outbox.ParseShard(c.Shard); err == nil && !shard.All() && c.Postgres.Slot == defaultSlot {
@@ -108,11 +110,6 @@ func (c *Config) checkCredentials(report func(string, error)) {
 	if (n.TLS.Cert == "") != (n.TLS.Key == "") {
 		report("nats.tls", errors.New("cert and key need each other"))
 	}
-}
-
-func checkPostgresURL(s string) error {
-	_, err := pg.Parse(s)
-	return err
 }
 
 func checkSlot(s string) error {

@@ -144,7 +144,7 @@ func keptFor(cfg *Config) time.Duration {
 // there is none to be had, unknown says so.
 func identifySource(ctx context.Context, cfg *Config, config fallback.Config) (source string, phantom func(outbox.Position) bool, unknown string, err error) {
 	var sys stream.System
-	slots, err := stream.OpenSlots(ctx, cfg.Postgres.URL)
+	slots, err := stream.OpenSlots(ctx, cfg.Postgres.server())
 	if err == nil {
 		defer slots.Close()
 		sys, err = slots.System(ctx)

@@ -12,15 +12,26 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walpost/walpost/internal/secretfile"
 )
 
 // Config says how to reach a database.
 type Config struct {
-	URL string
+	URL   string
+	Files Files
 	// Settings are sent as run-time parameters.
 	Settings map[string]string
 	// Dial opens TCP connections; nil is pgx's own way.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// Files name the secrets that stand in files. They are read at every connection, so that a secret can be rotated.
+type Files struct {
+	// URL is a file with the whole URL. Config.URL does not count then.
+	URL string
+	// Password is a file with the password. It goes before any other, such as one in the URL.
+	Password string
 }
 
 // connectTimeout bounds the attempt for each host, unless the URL has a connect_timeout: a host that accepts and says
@@ -61,9 +72,18 @@ func ConnectRaw(ctx context.Context, c Config, options ...func(*pgconn.Config)) 
 }
 
 func (c Config) parse() (*pgx.ConnConfig, error) {
-	cfg, err := parseURL(c.URL)
+	url, err := c.ReadURL()
 	if err != nil {
-		return nil, fmt.Errorf("parse postgres.url: %w", err)
+		return nil, err
+	}
+	cfg, err := parseURL(url)
+	if err != nil {
+		return nil, fmt.Errorf("parse %s: %w", c.key(), err)
+	}
+	if c.Files.Password != "" {
+		if cfg.Password, err = secretfile.Read("postgres.password_file", c.Files.Password); err != nil {
+			return nil, err
+		}
 	}
 	for k, v := range c.Settings {
 		cfg.RuntimeParams[k] = v
@@ -77,11 +97,33 @@ func (c Config) parse() (*pgx.ConnConfig, error) {
 	return cfg, nil
 }
 
-// Parse reads a URL, or keywords and values, for connections that others open, such as those of a pool.
-func Parse(url string) (*pgx.ConnConfig, error) {
-	cfg, err := parseURL(url)
+// ReadURL is the URL, or the one that stands in the file. The password file is not looked at.
+func (c Config) ReadURL() (string, error) {
+	if c.Files.URL == "" {
+		return c.URL, nil
+	}
+	return secretfile.Read(c.key(), c.Files.URL)
+}
+
+// key is where the configuration has the URL.
+func (c Config) key() string {
+	if c.Files.URL != "" {
+		return "postgres.url_file"
+	}
+	return "postgres.url"
+}
+
+// Parse reads a URL, or keywords and values, and the files, for connections that others open, such as those of a pool.
+func Parse(c Config) (*pgx.ConnConfig, error) {
+	cfg, err := c.parse()
 	if err == nil {
 		Protect(&cfg.Config)
 	}
 	return cfg, err
+}
+
+// CheckURL tells what is wrong with a URL, or with keywords and values.
+func CheckURL(url string) error {
+	_, err := parseURL(url)
+	return err
 }

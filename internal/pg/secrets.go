@@ -61,10 +61,10 @@ func cutOff(s string) bool {
 	return strings.Contains(u.EscapedPath(), "@") || u.Fragment != ""
 }
 
-// Unverified are the hosts of a URL, beyond this machine, to which a connection may be made without TLS or without a look
+// Unverified are the hosts of the URL, beyond this machine, to which a connection may be made without TLS or without a look
 // at the server's certificate: whoever answers in their place gets the password and the rows.
-func Unverified(conn string) []string {
-	cfg, err := parseURL(conn)
+func (c Config) Unverified() []string {
+	cfg, err := c.parse()
 	if err != nil {
 		return nil
 	}

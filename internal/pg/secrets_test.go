@@ -14,7 +14,7 @@ func TestParseRepeatsNoSecret(t *testing.T) {
 		"postgres://u:p`: failed to configure TLS s3cret@h:x/db", "postgres://u@h/db?target_session_attrs=s3cret",
 		"postgres://u:12/s3cret@h/db", "postgres://u:12?s3cret@h/db", "postgres://u:12#s3cret@h/db", "postgresql://u:12/s3cret@h",
 	} {
-		_, err := Parse(url)
+		_, err := Parse(Config{URL: url})
 		if err == nil || strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("%s: %v", url, err)
 		}
@@ -26,7 +26,7 @@ func TestParseTakesAnAt(t *testing.T) {
 	for url, want := range map[string]string{
 		"postgres://u:p@h/a%40b": "a@b", "postgres://u:p@q@h/db": "db", "postgres:///db?host=@socket": "db", "host=h dbname=a@b": "a@b",
 	} {
-		if cfg, err := Parse(url); err != nil || cfg.Database != want {
+		if cfg, err := Parse(Config{URL: url}); err != nil || cfg.Database != want {
 			t.Errorf("%s: %v", url, err)
 		}
 	}
@@ -49,7 +49,7 @@ func TestUnverified(t *testing.T) {
 		"postgres://u@localhost,db2,db3/x":                   {"db2", "db3"},
 		"postgres://u@localhost,db2,db3/x?sslmode=verify-ca": nil,
 	} {
-		if got := Unverified(url); !slices.Equal(got, want) {
+		if got := (Config{URL: url}).Unverified(); !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", url, got, want)
 		}
 	}
