@@ -197,7 +197,7 @@ func TestManifestsFitTogether(t *testing.T) {
 			t.Errorf("%s has image %q, the deployment %q", what, got, want)
 		}
 		words := container.at("args").any.([]any)
-		if walpost(t, words[0].(string), "--help") == "" || container.at("env", 0, "name").text() != "WALPOST_POSTGRES_URL" {
+		if walpost(t, words[0].(string), "--help") == "" || container.at("env", 0, "name").text() != "WALPOST_POSTGRES_URL_FILE" {
 			t.Errorf("%s runs %v", what, words)
 		}
 		for _, safe := range []any{

@@ -18,19 +18,28 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* What every container has; secret has the URL of its role. */}}
+{{/* What every container has, with its volumeMounts last; secret has the URL of its role. */}}
 {{- define "walpost.container" -}}
 name: walpost
 image: {{ empty .Values.image.digest | ternary (printf "%s:%s" .Values.image.repository .Values.image.tag) (printf "%s@%s" .Values.image.repository .Values.image.digest) | quote }}
 env:
-  - name: WALPOST_POSTGRES_URL
-    valueFrom:
-      secretKeyRef: {{ toJson (pick .secret "name" "key") }}
+  - {name: WALPOST_POSTGRES_URL_FILE, value: {{ printf "/etc/walpost-postgres/%s" .secret.key | quote }}} # read anew at every connection
 resources: {{ toJson .Values.resources }}
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
+volumeMounts:
+  - {name: config, mountPath: /etc/walpost, readOnly: true}
+  - {name: postgres, mountPath: /etc/walpost-postgres, readOnly: true}
+{{- end }}
+
+{{/* What they mount; config is a ConfigMap. */}}
+{{- define "walpost.volumes" -}}
+- name: config
+  configMap: {name: {{ .config }}}
+- name: postgres
+  secret: {secretName: {{ .secret.name | quote }}, items: [{key: {{ .secret.key | quote }}, path: {{ .secret.key | quote }}}]}
 {{- end }}
 
 {{/* A pod that runs one command as the owner; config is its ConfigMap. */}}
@@ -45,9 +54,6 @@ spec:
   containers:
     - args: {{ append .command "--config=/etc/walpost/walpost.yaml" | toJson }}
       {{- include "walpost.container" (dict "Values" .root.Values "secret" .root.Values.ownerSecret) | nindent 6 }}
-      volumeMounts:
-        - {name: config, mountPath: /etc/walpost, readOnly: true}
   volumes:
-    - name: config
-      configMap: {name: {{ .config }}}
+    {{- include "walpost.volumes" (dict "config" .config "secret" .root.Values.ownerSecret) | nindent 4 }}
 {{- end }}
