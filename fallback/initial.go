@@ -11,7 +11,8 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Skipped begins the last_error of rows that a first start was told not to send.
+// Skipped begins the last_error of rows that are marked and were not to be sent: a first start was told so, or they were
+// inserted so.
 const Skipped = "skipped: "
 
 // PendingCount counts the pending rows, up to a limit.

@@ -138,7 +138,7 @@ func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time,
 	return db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true"+sentSQL(t), since, next, limit)
 }
 
-// sentSQL leaves out the rows that a first start was told not to send.
+// sentSQL leaves out the rows that were not to be sent.
 func sentSQL(t *outbox.Table) string {
 	if !t.Layout.Has(outbox.LastError) {
 		return ""

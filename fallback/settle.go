@@ -320,7 +320,12 @@ func freeSQL(t *outbox.Table) string {
 // LATERAL with FOR UPDATE or LIMIT, ANY and NOT IN leave it no choice but to look
 // up each id, once.
 func settleSQL(t *outbox.Table, eligible, change, more string) string {
-	same := fmt.Sprintf("t.%s = w.id AND %s AND %s%s", t.Column(outbox.ID), unmarkedSQL(t, "t"), sameSQL(t), eligible)
+	return settleWhereSQL(t, unmarkedSQL(t, "t"), eligible, change, more)
+}
+
+// settleWhereSQL is settleSQL for rows in another state.
+func settleWhereSQL(t *outbox.Table, state, eligible, change, more string) string {
+	same := fmt.Sprintf("t.%s = w.id AND %s AND %s%s", t.Column(outbox.ID), state, sameSQL(t), eligible)
 	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath).Replace(`
 WITH want AS MATERIALIZED (
 	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait

@@ -62,7 +62,7 @@ func (f *feed) gated(each func(outbox.Ref)) {
 // Row implements stream.Handler.
 func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	if ev.Table.Mark == outbox.MarkUpdate && ev.Values[outbox.ProcessedAt] != nil {
-		return nil // inserted as a marked one, such as by a mark that moves a row into another partition
+		return f.noteInserted(ctx, ev, txn)
 	}
 	wait, err := f.delayed(ev)
 	if err != nil {

@@ -40,6 +40,7 @@ var alarmNames = []string{
 	"false_duplicate",
 	"forged_message",
 	"foreign_message",
+	"inserted_marked",
 	"missed_rows",
 	"no_progress",
 	"nothing_to_compare",

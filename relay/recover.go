@@ -98,10 +98,10 @@ func (s *seen) forget() {
 // later than the oldest mark of the newest step. Then it marks, the oldest row
 // first: broken off at any point, it leaves the pending rows at the tail, where
 // the next one finds them.
-func (r *Relay) readBack(ctx context.Context, db *fallback.DB, sys stream.System, info *publish.StreamInfo) (*seen, error) {
+func (r *Relay) readBack(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *publish.StreamInfo) (*seen, error) {
 	r.noticeLoss(info)
 	b := &reader{
-		r: r, info: info, db: db, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}, changed: map[changed]struct{}{},
+		r: r, info: info, db: db, wal: wal, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}, changed: map[changed]struct{}{},
 		from: map[*outbox.Table]time.Time{},
 	}
 	b.seen = &seen{unmarked: map[outbox.Ref]uint64{}, stored: map[outbox.Ref]uint64{}, sent: map[outbox.Ref]struct{}{}}
@@ -122,7 +122,7 @@ func (r *Relay) readBack(ctx context.Context, db *fallback.DB, sys stream.System
 	} else if f.Own < publish.U && info.FirstSeq <= 1 || !sys.Comparable(b.seen.sentFrom) {
 		b.seen.sentFrom = outbox.Position{} // nothing of this WAL is further back
 	}
-	if err := b.compare(); err != nil {
+	if err := b.compareOnce(); err != nil {
 		return nil, err
 	}
 	if b.oldest.Seq > 0 {
@@ -196,6 +196,7 @@ type reader struct {
 	r      *Relay
 	info   *publish.StreamInfo
 	db     *fallback.DB
+	wal    *stream.Session // nil where none is read
 	ctx    context.Context
 	tables map[string]*outbox.Table
 	seen   *seen
@@ -217,6 +218,7 @@ type reader struct {
 	// wanted is set where the last step asked for another one; trimmed, where the
 	// stream had none because it has dropped its oldest messages.
 	wanted, trimmed bool
+	inserts         *inserts // nil where the WAL was not asked
 	// oldest is the oldest message whose row is pending; Seq is 0 without one.
 	// passed counts the messages on the way on from it.
 	oldest publish.Message
@@ -373,6 +375,26 @@ func (b *reader) settle(t *outbox.Table, rows []fallback.Row, behind []uint64) e
 	return nil
 }
 
+// compareOnce compares, unless the session before this one has done so, and has ended because it
+// had read the WAL for that.
+func (b *reader) compareOnce() error {
+	before := b.r.known.compared
+	if b.r.known.compared = (compared{}); before.holds(b.info) {
+		b.seen.healed = before.healed
+		return nil
+	}
+	err := b.compare()
+	if b.inserts == nil {
+		return err
+	}
+	b.inserts.stop()
+	if err == nil {
+		b.r.known.compared = compared{b.info, b.seen.healed}
+		err = errInsertsRead
+	}
+	return err
+}
+
 // compare looks for rows that carry a mark from the time that was read back and
 // are not in the stream: JetStream has lost them.
 func (b *reader) compare() error {
@@ -380,8 +402,7 @@ func (b *reader) compare() error {
 		return nil // every row that was read back was pending until now
 	}
 	if b.givenUp {
-		b.r.alarm("comparison_given_up", "more rows carry late marks than are compared with the stream: whether it has lost one of them is not known",
-			zap.Int("compared", len(b.refs)), zap.Time("marked_since", b.since))
+		b.giveUp(b.since)
 		return nil
 	}
 	for _, t := range b.r.cfg.Outboxes {
@@ -394,6 +415,11 @@ func (b *reader) compare() error {
 		}
 	}
 	return nil
+}
+
+func (b *reader) giveUp(since time.Time) {
+	b.r.alarm("comparison_given_up", "more rows carry late marks than are compared with the stream: whether it has lost one of them is not known",
+		zap.Int("compared", len(b.refs)), zap.Time("marked_since", since))
 }
 
 // heal makes rows pending again that are marked and not in the stream. They are
@@ -424,6 +450,14 @@ func (b *reader) heal(t *outbox.Table) error {
 			}
 			return ok
 		})
+		gone, full, err := b.leaveInserted(t, gone)
+		if err != nil {
+			return err
+		}
+		if full {
+			b.giveUp(since)
+			return nil
+		}
 		if len(gone) > 0 {
 			if lost == 0 {
 				first = gone[0].ID

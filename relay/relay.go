@@ -141,6 +141,9 @@ type known struct {
 	judged   bool  // and whether the slot that is there can be another program's
 	// answered is the timeline on which the tables were answered before the WAL was read.
 	answered uint32
+	// compared is the stream that the last session has compared with the tables, where it
+	// ended with errInsertsRead.
+	compared compared
 }
 
 // New checks the configuration. It does no I/O.
@@ -267,7 +270,7 @@ func (r *Relay) tenure(ctx context.Context) error {
 		return err
 	}
 	// Another relay may have made the slot anew meanwhile, and retried what was refused.
-	r.known.unusable = nil
+	r.known.unusable, r.known.compared = nil, compared{}
 	clear(r.poison)
 	r.log.Info("active: this relay holds the lock", zap.String("slot", r.cfg.Slot))
 	// Losing the connection that marks ends everything at once, even a session

@@ -150,7 +150,7 @@ type session struct {
 // newSession reads the stream back and opens a lane behind what it found.
 func (r *Relay) newSession(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *publish.StreamInfo) (*session, error) {
 	r.status.do("read the stream back")
-	seen, err := r.readBack(ctx, db, sys, info)
+	seen, err := r.readBack(ctx, db, wal, sys, info)
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,11 @@ const (
 	toMark task = iota // it is stored
 	toPark             // it has failed
 	toHold             // it waits behind a row that has
+	toNote             // it was inserted as processed
 )
+
+// records reports whether the task takes a row out of the WAL's hands: such rows stand in line.
+func (t task) records() bool { return t == toPark || t == toHold }
 
 // waiter is told when a row is settled: a transaction of the WAL, or a pass of the
 // loop.
@@ -223,7 +227,7 @@ func (w *settler) untilDue() time.Duration {
 }
 
 func (w *settler) take(j *job) {
-	if j.task == toMark {
+	if !j.task.records() {
 		w.jobs = append(w.jobs, j)
 		return
 	}

@@ -25,7 +25,7 @@ func (w *settler) pass(ctx context.Context) error {
 			later = append(later, j)
 			continue
 		}
-		key := batchKey{table: j.row.Ref.Table}
+		key := batchKey{table: j.row.Ref.Table, task: j.task}
 		if j.alone {
 			key.alone = j
 		}
@@ -38,7 +38,7 @@ func (w *settler) pass(ctx context.Context) error {
 				w.jobs = append(w.jobs, part...) // for finish
 				continue
 			}
-			err = w.mark(ctx, key.table, part)
+			err = w.mark(ctx, batchKey{table: key.table, task: key.task}, part)
 		}
 	}
 	w.reserve()
@@ -51,17 +51,17 @@ type batchKey struct {
 	alone *job // a row that broke a statement has one to itself
 }
 
-// mark marks rows of one table, each for itself where one of them is refused. What it
-// leaves undone it puts back.
-func (w *settler) mark(ctx context.Context, t *outbox.Table, jobs []*job) error {
-	verdicts, err := w.statement(ctx, batchKey{table: t}, jobs)
+// mark marks rows of one table, or notes that they were inserted so, each for itself where one of
+// them is refused. What it leaves undone it puts back.
+func (w *settler) mark(ctx context.Context, key batchKey, jobs []*job) error {
+	verdicts, err := w.statement(ctx, key, jobs)
 	switch {
 	case w.lost(ctx, err):
 		w.jobs = append(w.jobs, jobs...) // for finish
 		return err
 	case err != nil && len(jobs) > 1 && !fallback.Passing(err):
 		half := len(jobs) / 2
-		return errors.Join(w.mark(ctx, t, jobs[:half]), w.mark(ctx, t, jobs[half:]))
+		return errors.Join(w.mark(ctx, key, jobs[:half]), w.mark(ctx, key, jobs[half:]))
 	case err != nil:
 		w.brokeDown(jobs, err)
 		w.jobs = append(w.jobs, jobs...)
@@ -100,6 +100,8 @@ func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]f
 		crash("holding")
 		defer crash("held")
 		return w.db.Hold(ctx, key.table, rows)
+	case toNote:
+		return w.db.NoteInserted(ctx, key.table, rows)
 	}
 	crash("stored")
 	defer crash("marked")
@@ -133,7 +135,7 @@ func (w *settler) postpone(ctx context.Context, j *job, v fallback.Verdict) {
 		return
 	}
 	j.later(50 * time.Millisecond)
-	if j.task == toMark || w.lines[j.of][0] == j { // the others wait for the first of their line
+	if !j.task.records() || w.lines[j.of][0] == j { // the others wait for the first of their line
 		w.nameBlocker(ctx, j)
 	}
 }
@@ -159,7 +161,7 @@ func (w *settler) settled(jobs []*job) {
 		if w.waiting[j.row.Ref] == j {
 			delete(w.waiting, j.row.Ref)
 		}
-		if j.task != toMark {
+		if j.task.records() {
 			if w.recording[j.row.Ref]--; w.recording[j.row.Ref] <= 0 {
 				delete(w.recording, j.row.Ref)
 			}
@@ -167,7 +169,7 @@ func (w *settler) settled(jobs []*job) {
 	}
 	w.mu.Unlock()
 	for _, j := range jobs {
-		if j.task != toMark {
+		if j.task.records() {
 			w.holds.recorded(j.of)
 		}
 		if j.task == toPark {
@@ -210,7 +212,7 @@ func (w *settler) nameBlocker(ctx context.Context, j *job) {
 	}
 	message := "a stored row is locked by another session and cannot be marked; the relay stops some thousand messages later"
 	if j.task != toMark {
-		message = "a row that is to be recorded as failed or held is locked by another session; the slot waits for it"
+		message = "a row that is to be recorded as failed, held or inserted as processed is locked by another session; the slot waits for it"
 	}
 	w.r.alarm("row_locked", message,
 		zap.Stringer("row", j.row.Ref), zap.String("holder", who))

@@ -1,0 +1,186 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// errInsertsRead ends a session that has read the WAL for inserts only: the next one gets it again.
+var errInsertsRead = fmt.Errorf("%w: the WAL was read for rows that were inserted as processed", errModeChanged)
+
+// isInsertedMark reports whether a row of the WAL carries a mark, and its insert has made it. To the WAL
+// a row that moves into another partition is an insert, too.
+func isInsertedMark(ev *outbox.Event) bool {
+	return ev.Table.Mark == outbox.MarkUpdate && ev.Values[outbox.ProcessedAt] != nil && !ev.Table.Partitioned
+}
+
+// insertedRow is what NoteInserted is given.
+func insertedRow(ev *outbox.Event) fallback.Row {
+	return fallback.Row{Ref: ev.Ref(), XID: ev.XID, Failure: string(ev.Values[outbox.ProcessedAt])}
+}
+
+// sayInserted raises the alarm once an hour for each table.
+func (r *Relay) sayInserted(t *outbox.Table, more ...zap.Field) {
+	if !r.limited("inserted_marked/"+t.String(), time.Hour) {
+		r.alarm("inserted_marked", "rows are inserted as processed: they are not delivered",
+			append(more, zapTable(t))...)
+	}
+}
+
+// noteInserted has it noted in a row that was inserted as processed, before the WAL up to it is
+// confirmed: no later start can tell.
+func (f *feed) noteInserted(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	if !isInsertedMark(ev) {
+		return nil
+	}
+	f.r.sayInserted(ev.Table, zap.Stringer("row", ev.Ref()))
+	if !ev.Table.Layout.Records() {
+		return nil
+	}
+	txn.Add()
+	return f.settler.add(ctx, &job{row: insertedRow(ev), task: toNote, by: txn})
+}
+
+// inserts reads, at a start, the WAL that no session has confirmed, for the rows that were inserted as
+// processed.
+type inserts struct {
+	wal  *stream.Session
+	stop func()
+	ctx  context.Context // done when the reading ends
+
+	pinned bool // the reader's own: nothing is confirmed
+
+	mu   sync.Mutex // guards what follows
+	rows map[outbox.Ref]fallback.Row
+	full bool // there are more than mostCompared
+}
+
+func readInserts(ctx context.Context, wal *stream.Session) *inserts {
+	n := &inserts{wal: wal, rows: map[outbox.Ref]fallback.Row{}}
+	ctx, end := context.WithCancelCause(ctx)
+	n.ctx = ctx
+	var reading sync.WaitGroup
+	reading.Go(func() { end(wal.Run(ctx, n, gateBytes)) })
+	n.stop = func() { end(errInsertsRead); reading.Wait() }
+	return n
+}
+
+// of returns those of some marked rows that were inserted with the marks that they carry. The WAL has
+// been read up to end, and they were marked before.
+func (n *inserts) of(marked []fallback.MarkedRow, end outbox.LSN) (rows []fallback.Row, full bool, err error) {
+	if err := n.wal.AwaitReceived(n.ctx, end); err != nil {
+		return nil, false, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, m := range marked {
+		row, ok := n.rows[m.Ref]
+		if !ok { // too long for its content to be known
+			row, ok = n.rows[outbox.Ref{Table: m.Table, ID: m.ID, Hash: outbox.UnknownHash}]
+		}
+		if !ok {
+			continue
+		}
+		if at, err := outbox.ParseTimestamp([]byte(row.Failure)); err == nil && at.Equal(m.Marked) {
+			rows = append(rows, row)
+		}
+	}
+	return rows, n.full, nil
+}
+
+// Row implements stream.Handler.
+func (n *inserts) Row(_ context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	if !n.pinned {
+		n.pinned = true
+		txn.Add()
+	}
+	if !isInsertedMark(ev) {
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.full = n.full || len(n.rows) >= mostCompared; !n.full {
+		row := insertedRow(ev)
+		n.rows[row.Ref] = row
+	}
+	return nil
+}
+
+// Misfit implements stream.Handler.
+func (n *inserts) Misfit(
+	_ context.Context, _ *outbox.Event, _ map[string]*string, _ []string, reason error,
+) error {
+	return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
+}
+
+// Altered implements stream.Handler.
+func (n *inserts) Altered() {}
+
+// Commit implements stream.Handler.
+func (n *inserts) Commit() {}
+
+// Idle implements stream.Handler.
+func (n *inserts) Idle(context.Context) error { return nil }
+
+// Dry implements stream.Handler.
+func (n *inserts) Dry() {}
+
+// leaveInserted leaves out of marked rows that the stream does not hold those that were inserted so. Rows
+// of the WAL that is confirmed say so themselves. full: which they are is not known.
+func (b *reader) leaveInserted(
+	t *outbox.Table, gone []fallback.MarkedRow,
+) (lost []fallback.MarkedRow, full bool, err error) {
+	if len(gone) == 0 || b.wal == nil || t.Partitioned || !t.Layout.Records() {
+		return gone, false, nil
+	}
+	end, err := b.db.InsertLSN(b.ctx)
+	if err == nil {
+		err = b.db.Flush(b.ctx)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if b.inserts == nil {
+		b.r.status.do("read the WAL for rows that were inserted as processed")
+		b.inserts = readInserts(b.ctx, b.wal)
+	}
+	inserted, full, err := b.inserts.of(gone, end)
+	if err != nil || full || len(inserted) == 0 {
+		return gone, full, err
+	}
+	b.r.sayInserted(t, zap.Int("rows", len(inserted)), zap.String("first_id", inserted[0].Ref.ID))
+	// What is locked is noted when the WAL is read again.
+	if _, err := b.db.NoteInserted(b.ctx, t, inserted); err != nil && (!fallback.Passing(err) || !b.db.Alive()) {
+		return nil, false, err
+	}
+	ids := map[string]struct{}{}
+	for _, row := range inserted {
+		ids[row.Ref.ID] = struct{}{}
+	}
+	return slices.DeleteFunc(gone, func(row fallback.MarkedRow) bool {
+		_, ok := ids[row.ID]
+		return ok
+	}), false, nil
+}
+
+// compared is a stream that was compared with the tables, and how many rows it had lost.
+type compared struct {
+	stream *publish.StreamInfo
+	healed int
+}
+
+// holds reports whether the stream is the one that was compared, and has lost nothing since, as far as
+// can be seen.
+func (c compared) holds(info *publish.StreamInfo) bool {
+	return c.stream != nil && info.Created.Equal(c.stream.Created) && info.LastSeq >= c.stream.LastSeq
+}
