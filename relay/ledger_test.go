@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,7 +30,6 @@ type load struct {
 	rows    int           // most rows in a transaction
 	padding int           // bytes in every payload
 	pause   time.Duration // after each transaction
-	total   int           // rows after which all writers end; 0 is no end
 }
 
 func newLedger(r *rig) *ledger {
@@ -56,17 +54,8 @@ func (l *ledger) move(ctx context.Context, c *pgx.Conn, rows, padding int) error
 // start writes until the returned function is called, which waits for the
 // writers.
 func (l *ledger) start(w load) (stop func()) {
-	var written atomic.Int64
 	return l.each(w.writers, func(ctx context.Context, c *pgx.Conn) error {
-		if w.total > 0 && written.Load() >= int64(w.total) {
-			<-ctx.Done()
-			return nil
-		}
-		rows := 1 + rand.IntN(w.rows)
-		err := l.move(ctx, c, rows, w.padding)
-		if err == nil {
-			written.Add(int64(rows))
-		}
+		err := l.move(ctx, c, 1+rand.IntN(w.rows), w.padding)
 		sleepUntil(ctx, w.pause)
 		return err
 	})
