@@ -11,6 +11,7 @@ import (
 // TestNoConsumerAllowed: somebody else's consumer is the only one that the stream, or the account,
 // may have. A relay that is started again while rows are stored and not marked reads them back all the same.
 func TestNoConsumerAllowed(t *testing.T) {
+	t.Parallel()
 	for name, limit := range map[string]struct {
 		config string
 		change func(*jetstream.StreamConfig)

@@ -78,6 +78,7 @@ func (p *process) crashed(place string) {
 // WAL, each longer than the duplicate window, under a load with rows that fail for
 // a while. Nothing is lost, nothing stored twice, nothing out of its order.
 func TestCrashPoints(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		places []string
 		env    []string

@@ -14,6 +14,7 @@ import (
 // synchronised slot that is past both, but not their records, which came later. A later row of
 // the aggregate does not pass them.
 func TestFailoverLosesRecords(t *testing.T) {
+	t.Parallel()
 	testenv.ClustersWith(t, testenv.PGOptions{}, func(t *testing.T, primary *testenv.Postgres) {
 		if primary.Version() < 17 {
 			t.Skip("failover slots came with 17")

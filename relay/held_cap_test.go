@@ -24,10 +24,10 @@ const someCursedSQL = `WITH account AS (UPDATE ledger SET n = n + $2 WHERE id = 
 // asks the table about them, while events of all of them are committed, fail and are tried again. The
 // order holds over restarts, and in the end nothing is held.
 func TestHeldPastTheCap(t *testing.T) {
+	t.Cleanup(relay.SetMostHeld(4)) // a variable of the package: nothing else runs beside the two
 	for name, mode := range map[string]relay.Mode{"streaming": relay.ModeAuto, "polling": relay.ModePoll} {
-		t.Run(name, func(t *testing.T) { // not in parallel: it changes a variable of the package
-			reset := relay.SetMostHeld(4)
-			defer reset()
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
 			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.account.moved"} })
 			r.cfg.Mode, r.cfg.FallbackInterval = mode, 100*time.Millisecond
@@ -36,7 +36,6 @@ func TestHeldPastTheCap(t *testing.T) {
 			r.exec(`INSERT INTO ledger SELECT g FROM generate_series(17, 60) g`)
 			l.accounts = 60
 			x := r.start()
-			defer func() { x.halt() }() // before the variable changes back
 			stop := l.each(3, func(ctx context.Context, c *pgx.Conn) error {
 				_, err := c.Exec(ctx, someCursedSQL, 1+rand.IntN(l.accounts), 1+rand.IntN(4))
 				sleepUntil(ctx, time.Millisecond)

@@ -96,6 +96,7 @@ func (s shape) recorded(r *rig) (numbers []int, errors []string) {
 // TestRowsThatTheServerRefuses has rows that only JetStream, or the server's
 // authorization, knows to be bad, in the midst of others that are in flight.
 func TestRowsThatTheServerRefuses(t *testing.T) {
+	t.Parallel()
 	refusals := map[string]struct {
 		bad       set
 		eventType string

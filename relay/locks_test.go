@@ -17,6 +17,7 @@ import (
 // TestApplicationTouchesStoredRows: what an application does to a row between
 // its PubAck and its mark pins nothing, and nobody is sent it twice.
 func TestApplicationTouchesStoredRows(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, sql string
 		changed   []int // the number of a row that is another message now

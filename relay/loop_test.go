@@ -56,6 +56,7 @@ func TestHeldRowsWaitForTheRecord(t *testing.T) {
 // TestLockedRecordHoldsUpNobodyElse: a recorded row that somebody has locked keeps
 // its own aggregate waiting at a start, and no other.
 func TestLockedRecordHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []relay.Mode{relay.ModeAuto, relay.ModePoll} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()

@@ -140,6 +140,7 @@ func TestStreamLostUnmarkedRows(t *testing.T) {
 // TestStreamIsDeletedUnderARunningRelay deletes it, in one case with all of the
 // server's files while the server is away, and then has an operator make it anew.
 func TestStreamIsDeletedUnderARunningRelay(t *testing.T) {
+	t.Parallel()
 	for name, remove := range map[string]func(r *rig){
 		"by its API": func(r *rig) { r.must(r.js().DeleteStream(r.t.Context(), "EVENTS")) },
 		"with the disk": func(r *rig) {
@@ -254,6 +255,7 @@ func TestStreamIsDeletedUnderAStoppedRelay(t *testing.T) {
 // TestStreamIsEmptied: where no message can be read, the table decides alone,
 // sequences go on where they were, and it is said that nothing can be compared.
 func TestStreamIsEmptied(t *testing.T) {
+	t.Parallel()
 	for name, empty := range map[string]func(r *rig){
 		"by a purge": func(r *rig) {
 			s, err := r.js().Stream(r.t.Context(), "EVENTS")

@@ -27,6 +27,7 @@ var trapped = os.Getenv("WALPOST_TRAPS") != ""
 // TestNamesAreTheCatalogs has a role that may create in public plant functions, operators, types and views with the names
 // of all that pg_catalog has. The relay streams, polls, parks, holds, buries, retries, archives and starts again, and calls none.
 func TestNamesAreTheCatalogs(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		mode relay.Mode
 		mark outbox.Mark

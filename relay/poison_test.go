@@ -18,6 +18,7 @@ import (
 // flow; after its eleventh attempt it is a dead letter, and the later rows follow.
 // When the cause is gone it comes back, and is delivered.
 func TestPoisonRow(t *testing.T) {
+	t.Parallel()
 	for _, policy := range []relay.OnPoison{relay.Hold, relay.Skip} {
 		t.Run(string(policy), func(t *testing.T) {
 			t.Parallel()

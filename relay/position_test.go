@@ -21,6 +21,7 @@ import (
 // the relay crashed, and whose WAL comes again when the duplicate window is long
 // over, are found behind whatever lies in the stream after them.
 func TestUnmarkedRowsAreFoundInTheStream(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		behind int

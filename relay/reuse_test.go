@@ -63,6 +63,7 @@ func rowIDs(messages []*jetstream.RawStreamMsg) (ids []int) {
 // ids away once more that events in the stream already have, all within the
 // duplicate window.
 func TestPromotedStandbyLackedTheLastRows(t *testing.T) {
+	t.Parallel()
 	testenv.Clusters(t, func(t *testing.T, primary *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, primary)
@@ -167,6 +168,7 @@ func TestRowsBeforeTheSlot(t *testing.T) {
 
 // TestFailoverSlotGoesOn: a slot that was synchronised is as good as the old one.
 func TestFailoverSlotGoesOn(t *testing.T) {
+	t.Parallel()
 	testenv.ClustersWith(t, testenv.PGOptions{}, func(t *testing.T, primary *testenv.Postgres) {
 		if primary.Version() < 17 {
 			t.Skip("failover slots came with 17")

@@ -16,6 +16,7 @@ import (
 // which waits until the commit is visible. The relay says so and lets go of the
 // slot, whether it starts like this or is overtaken by it.
 func TestCountedAsSynchronous(t *testing.T) {
+	t.Parallel()
 	for _, when := range []string{"at the start", "while it streams"} {
 		t.Run(when, func(t *testing.T) {
 			t.Parallel()

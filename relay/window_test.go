@@ -9,6 +9,7 @@ import (
 // TestWindow: while JetStream is silent, as much is on its way as the window
 // takes, in messages or in bytes, and no more.
 func TestWindow(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name            string
 		messages, bytes int
