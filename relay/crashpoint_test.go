@@ -26,10 +26,10 @@ const cursedSQL = `WITH account AS (UPDATE ledger SET n = n + $2 WHERE id = $1 R
 
 // curse writes with poison rows among the others, until the returned function is
 // called.
-func (l *ledger) curse(writers int, share float64) (stop func()) {
+func (l *ledger) curse(writers int, share float64, pause time.Duration) (stop func()) {
 	return l.each(writers, func(ctx context.Context, c *pgx.Conn) error {
 		_, err := c.Exec(ctx, cursedSQL, 1+rand.IntN(l.accounts), 1+rand.IntN(20), share)
-		sleepUntil(ctx, 20*time.Millisecond)
+		sleepUntil(ctx, pause)
 		return err
 	})
 }
@@ -114,11 +114,14 @@ func TestCrashPoints(t *testing.T) {
 				r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = crashWindow })
 				l := newLedger(r)
 				env := append([]string{"WALPOST_FALLBACK_BACKOFF=100ms", "WALPOST_FALLBACK_INTERVAL=500ms", "WALPOST_FALLBACK_MAX_ATTEMPTS=1000"}, c.env...)
-				poison, settle := 0.0, func() {}
+				poison, pause, settle := 0.0, 20*time.Millisecond, func() {}
 				if c.before == nil { // each of the stream's moods ends a session
 					poison, settle = 0.005, r.moods()
 				}
-				stop := l.curse(4, poison)
+				if name == "polling" { // as many fail in a second, of as many as a poller keeps up with
+					poison, pause = 4*poison, 4*pause
+				}
+				stop := l.curse(4, poison, pause)
 				for _, place := range c.places {
 					if c.before != nil {
 						c.before(r)
