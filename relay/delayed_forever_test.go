@@ -12,7 +12,7 @@ import (
 // later on.
 func TestDelayedForever(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
 		r.cfg.FallbackInterval = 100 * time.Millisecond

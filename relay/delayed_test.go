@@ -180,7 +180,7 @@ func (l *ledger) movedIs() {
 // it is due or after.
 func TestDelayedRowInALongTransaction(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
 		l := newLedger(r)

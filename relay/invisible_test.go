@@ -11,7 +11,7 @@ import (
 // and the row is not gone.
 func TestInvisibleRowsAreSent(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
 		r.start().streaming().halt()

@@ -23,7 +23,7 @@ func contains(v any, part string) bool {
 // TestPollMode: a server that cannot decode its WAL has its tables polled.
 func TestPollMode(t *testing.T) {
 	t.Parallel()
-	testenv.ClustersWith(t, testenv.PGOptions{Settings: map[string]string{"wal_level": "replica"}}, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.ClusterWith(t, testenv.PGOptions{Settings: map[string]string{"wal_level": "replica"}}, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
 		l := newLedger(r)
@@ -67,7 +67,7 @@ func TestModeSwitches(t *testing.T) {
 		r.cfg.PostgresURL = strings.Replace(r.url, "postgres@", "relay@", 1)
 		x := r.start()
 		eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
-		stop := l.start(load{writers: 4, rows: 50, pause: 60 * time.Millisecond}) // a poller keeps up with that, race-instrumented too
+		stop := l.start(load{writers: 4, rows: 20, pause: 60 * time.Millisecond}) // a poller keeps up with that, race-instrumented too
 		for range 2 {
 			before := r.storedCount()
 			eventually(t, "events are stored", func() bool { return r.storedCount() > before+500 })
@@ -91,7 +91,7 @@ func TestModeSwitches(t *testing.T) {
 		r.exec(`ALTER ROLE relay NOREPLICATION`)
 		r.cfg.Mode = relay.ModePoll
 		x = r.start()
-		stop = l.start(load{writers: 4, rows: 50, pause: 60 * time.Millisecond})
+		stop = l.start(load{writers: 4, rows: 20, pause: 60 * time.Millisecond})
 		before := r.storedCount()
 		eventually(t, "events are stored", func() bool { return r.storedCount() > before+500 })
 		stop()

@@ -22,7 +22,7 @@ import (
 // the stream, once and in order, beside what the old one had and lost.
 func TestPromotionUnderLoad(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, primary *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, primary *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, primary)
 		r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = window })

@@ -20,7 +20,7 @@ import (
 // sends nothing again.
 func TestTerminateUnderLoad(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
 		l := newLedger(r)

@@ -16,14 +16,14 @@ import (
 // taken and stands by.
 func TestTwoRelays(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 		r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = window }) // which is not what keeps them apart
 		l := newLedger(r)
 		active := r.launch().awaitState("streaming")
 		standby := r.launch().awaitState("standby")
-		stop := l.start(load{writers: 2, rows: 20, pause: 5 * time.Millisecond})
+		stop := l.start(load{writers: 2, rows: 20, pause: 15 * time.Millisecond})
 		for range 2 {
 			begun := r.fail(active, standby, active.kill)
 			t.Logf("after SIGKILL the standby stores events %s later", begun)

@@ -54,7 +54,7 @@ func TestCountedAsSynchronous(t *testing.T) {
 // is stored twice, which must not be the duplicate window's doing.
 func TestInvisibleRows(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
 		r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })

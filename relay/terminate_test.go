@@ -16,7 +16,7 @@ func TestConnectionsAreTerminated(t *testing.T) {
 		{"walsender", `SELECT active_pid FROM pg_replication_slots WHERE active_pid IS NOT NULL AND database = current_database()`},
 	}
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		for _, c := range connections {
 			t.Run(c.name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 // come to be seen long after their messages, and are marked at once.
 func TestVerifyWaitsForInvisibleRows(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		for name, plan := range map[string]func(r *rig, c *verify.Config, show func()){
 			"until they are marked, before they are listed": func(_ *rig, c *verify.Config, show func()) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"sync"
 	"testing"
@@ -70,13 +71,23 @@ func ClustersWith(t *testing.T, opts PGOptions, fn func(t *testing.T, pg *Postgr
 	}
 }
 
-// Cluster runs fn on a fresh cluster of the default version: for long tests of what
-// does not depend on the version.
+// Cluster runs fn on a fresh cluster of one version: for what does not depend on the
+// version. The test's name decides which, so that between them tests are on every one.
 func Cluster(t *testing.T, fn func(t *testing.T, pg *Postgres)) {
+	t.Helper()
+	ClusterWith(t, PGOptions{}, fn)
+}
+
+// ClusterWith is [Cluster] with options; their BinDir is ignored.
+func ClusterWith(t *testing.T, opts PGOptions, fn func(t *testing.T, pg *Postgres)) {
 	t.Helper()
 	all, err := pgbin.All()
 	check(t, err)
-	t.Run("pg"+all[0].Version, func(t *testing.T) { fn(t, NewPostgres(t, PGOptions{BinDir: all[0].Dir})) })
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(t.Name()))
+	b := all[int(h.Sum32()%uint32(len(all)))]
+	opts.BinDir = b.Dir
+	t.Run("pg"+b.Version, func(t *testing.T) { fn(t, NewPostgres(t, opts)) })
 }
 
 // NewPostgres is [StartPostgres] for one test.
