@@ -44,19 +44,20 @@ func (s *Stream) getMessage(ctx context.Context, request []byte) (gotMessage, er
 		return gotMessage{}, err
 	}
 	var reply struct {
-		Error   *struct{ Code int } `json:"error"`
+		Error   *jetstream.APIError `json:"error"`
 		Message gotMessage          `json:"message"`
 	}
 	if err := json.Unmarshal(msg.Data, &reply); err != nil {
 		return gotMessage{}, err
 	}
-	if reply.Error != nil && reply.Error.Code == 404 {
+	switch e := reply.Error; {
+	case e == nil:
+		return reply.Message, nil
+	case e.ErrorCode == jetstream.JSErrCodeMessageNotFound: // with the status 404, as a missing stream has
 		return gotMessage{}, ErrMessageGone
+	default:
+		return gotMessage{}, e
 	}
-	if reply.Error != nil {
-		return gotMessage{}, errors.New(excerpt(msg.Data))
-	}
-	return reply.Message, nil
 }
 
 // headers reads the headers of the messages from one sequence to another, both

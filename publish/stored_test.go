@@ -2,10 +2,12 @@ package publish
 
 import (
 	"crypto/sha256"
+	"errors"
 	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
@@ -63,5 +65,23 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 				t.Errorf("%s, payload %q: another sum", format, payload)
 			}
 		}
+	}
+}
+
+// TestMessageGone tells a message that is gone from a stream that is.
+func TestMessageGone(t *testing.T) {
+	nc := connect(t, ConnConfig{URL: testenv.NewNATS(t, testenv.NATSOptions{}).URL()})
+	s := must(NewStream(nc, StreamConfig{Name: "GONE", Pattern: "gone.>"}))(t)
+	if err := s.Create(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Message(t.Context(), 1); !errors.Is(err, ErrMessageGone) {
+		t.Errorf("of an empty stream: %v", err)
+	}
+	if err := must(jetstream.New(nc))(t).DeleteStream(t.Context(), "GONE"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Message(t.Context(), 1); errors.Is(err, ErrMessageGone) || !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Errorf("of no stream: %v", err)
 	}
 }
