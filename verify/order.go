@@ -38,6 +38,9 @@ func (v *comparison) follow(m publish.Message, overtaken, again bool) {
 	polled := at.SystemID == "" || m.Polled && overtaken
 	if polled { // compared among itself
 		key, at = "polled/"+key, m.Position
+		if v.cfg.Phantom != nil && v.cfg.Phantom(at) {
+			return // the lane's position, which a promotion has taken back
+		}
 	}
 	id := maphash.String(v.seed, key)
 	last, known := v.order[id]

@@ -87,3 +87,27 @@ func TestOrderTakesLittle(t *testing.T) {
 func aggregate(id string) outbox.AggregateKey {
 	return outbox.AggregateKeyOf(nil, []byte("order"), []byte(id))
 }
+
+// TestOrderAfterAPromotion: while the table delivers, the lane's position is the newest message's. A promotion
+// goes back behind those that it has lost, and messages from the table carry such positions, too.
+func TestOrderAfterAPromotion(t *testing.T) {
+	v := newOrder()
+	v.cfg.Phantom = func(p outbox.Position) bool { return p.Timeline == 1 && p.Commit >= 500 }
+	for i, m := range []struct {
+		timeline uint32
+		commit   outbox.LSN
+		want     int64
+	}{
+		{1, 400, 0},
+		{1, 600, 0}, // behind a message that the promotion has lost
+		{1, 400, 0},
+		{2, 550, 0},
+		{2, 540, 1},
+	} {
+		at := outbox.Position{SystemID: "7001", Timeline: m.timeline, Commit: m.commit, N: 1}
+		v.follow(publish.Message{Seq: uint64(i + 1), Aggregate: aggregate("1"), Polled: true, Position: at}, false, false)
+		if got := v.report.Found[Reordered].Count; got != m.want {
+			t.Errorf("message %d: %d reordered, want %d", i+1, got, m.want)
+		}
+	}
+}
