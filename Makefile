@@ -25,10 +25,11 @@ build: ## build walpost into bin/
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/ ./cmd/walpost
 
 .PHONY: test
-# The longest package first: its tests mostly wait, and others run beside it.
+# The longest package first. Tests mostly wait, for servers and for each other, so that more of them run
+# than there are processors, and more packages.
 test: deps pg-extra ## run every test, race-enabled, on every PostgreSQL version within reach
 	@. .ci/pgenv && go run ./internal/testenv/pgversions && \
-		CGO_ENABLED=1 go test -race -count=1 -parallel 4 -timeout 60m ./relay ./...
+		CGO_ENABLED=1 go test -race -count=1 -p 3 -parallel 8 -timeout 60m ./relay ./...
 
 .PHONY: lint
 lint: cross ## vet, staticcheck, the formatting, and the other platforms
@@ -55,7 +56,7 @@ FOR ?= 1h
 
 .PHONY: chaos
 chaos: deps pg-extra ## break everything under a load, and count: a few minutes, fixed seeds (SEEDS=1,2)
-	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 4 -seeds $(SEEDS)
+	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 8 -seeds $(SEEDS)
 
 .PHONY: chaos-soak
 chaos-soak: deps pg-extra ## the same with new seeds for as long as FOR says (1h), added to chaos.jsonl
