@@ -57,6 +57,9 @@ const (
 	Locked
 	// Invisible: the row's transaction is flushed but not visible yet. Try again.
 	Invisible
+	// Gone is said by Mark of rows that the WAL has told: the row's transaction is visible, and no row
+	// has its id. Nothing is left to do for it.
+	Gone
 )
 
 // Mark takes stored rows out of the pending ones. A row is marked only while
@@ -219,12 +222,9 @@ func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) (
 	// An error of Query comes again from its rows.
 	result, _ := q.Query(ctx, sql, a.ids.value(), a.hashes.value(), a.xids.value(), a.failures.value(), a.attempts.value(), a.waits.value())
 	var ord int
-	var locked bool
-	_, err := pgx.ForEachRow(result, []any{&ord, &locked}, func() error {
-		verdicts[ord-1] = Invisible
-		if locked {
-			verdicts[ord-1] = Locked
-		}
+	var v Verdict
+	_, err := pgx.ForEachRow(result, []any{&ord, &v}, func() error {
+		verdicts[ord-1] = v
 		return nil
 	})
 	return verdicts, err
@@ -326,7 +326,8 @@ func settleSQL(t *outbox.Table, eligible, change, more string) string {
 // settleWhereSQL is settleSQL for rows in another state.
 func settleWhereSQL(t *outbox.Table, state, eligible, change, more string) string {
 	same := fmt.Sprintf("t.%s = w.id AND %s AND %s%s", t.Column(outbox.ID), state, sameSQL(t), eligible)
-	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath).Replace(`
+	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
+		"{locked}", Locked.sql(), "{invisible}", Invisible.sql()).Replace(`
 WITH want AS MATERIALIZED (
 	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait
 	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, ord)
@@ -336,9 +337,9 @@ WITH want AS MATERIALIZED (
 ), changed AS ({change}){more}, rest AS MATERIALIZED (
 	SELECT * FROM want w WHERE w.id NOT IN (SELECT c.id FROM changed c)
 )
-SELECT ord, true FROM rest w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t WHERE {own}
+SELECT ord, {locked} FROM rest w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t WHERE {own}
 UNION ALL
-SELECT ord, false FROM rest w WHERE {own} AND xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
+SELECT ord, {invisible} FROM rest w WHERE {own} AND xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
 }
 
 // sameSQL is the condition under which the row t has the content of w, or that content is
@@ -347,7 +348,17 @@ func sameSQL(t *outbox.Table) string {
 	return fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t"))
 }
 
+func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
+
+// markSQL also tells the rows that are gone: where all are marked, none is left to look for.
 func markSQL(t *outbox.Table) string {
+	return markOnlySQL(t) + fmt.Sprintf(`
+UNION ALL
+SELECT ord, %s FROM rest w WHERE %s AND xid IS NOT NULL AND pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())
+	AND NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0)`, Gone.sql(), pg.OwnPath, t.SQL(), t.Column(outbox.ID))
+}
+
+func markOnlySQL(t *outbox.Table) string {
 	if t.Mark == outbox.MarkDelete {
 		return settleSQL(t, "", fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id`, t.SQL(), freeSQL(t), t.Column(outbox.ID)), "")
 	}

@@ -60,6 +60,9 @@ func TestStoredRowMovesToAnotherPartition(t *testing.T) {
 	r.storedIs(1, 35)
 	x.quietBut()
 	x.quiet("missed_rows")
+	if x.logged(vanishes).Len() != 0 {
+		t.Error("rows that have moved are said to have vanished")
+	}
 }
 
 // TestRowsMoveWhileTheRelayIsAway: the WAL has them twice, with so many between that the

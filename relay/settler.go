@@ -58,6 +58,7 @@ type job struct {
 	wait   time.Duration
 	named  bool // the lock's holder was
 	alone  bool // it has broken a statement
+	failed bool // a statement with it has failed, and part of that may be done
 }
 
 // settler marks what was stored and records what failed, in batches, and tells

@@ -55,6 +55,9 @@ type batchKey struct {
 // them is refused. What it leaves undone it puts back.
 func (w *settler) mark(ctx context.Context, key batchKey, jobs []*job) error {
 	verdicts, err := w.statement(ctx, key, jobs)
+	for _, j := range jobs {
+		j.failed = j.failed || err != nil
+	}
 	switch {
 	case w.lost(ctx, err):
 		w.jobs = append(w.jobs, jobs...) // for finish
@@ -69,15 +72,29 @@ func (w *settler) mark(ctx context.Context, key batchKey, jobs []*job) error {
 	}
 	done := make([]*job, 0, len(jobs))
 	for i, j := range jobs {
-		if verdicts[i] == fallback.Done {
+		switch v := verdicts[i]; v {
+		case fallback.Gone:
+			w.sayVanished(j)
+			fallthrough
+		case fallback.Done:
 			done = append(done, j)
-			continue
+		default:
+			w.postpone(ctx, j, v)
+			w.jobs = append(w.jobs, j)
 		}
-		w.postpone(ctx, j, verdicts[i])
-		w.jobs = append(w.jobs, j)
 	}
 	w.settled(done)
 	return nil
+}
+
+// sayVanished says once an hour that rows of a table that the WAL brought are gone before they are marked.
+// One that was read back, or was in a statement that has failed, may have been deleted by its mark.
+func (w *settler) sayVanished(j *job) {
+	if t := j.row.Ref.Table; j.inLane && !j.failed && !w.r.limited("vanished/"+t.String(), time.Hour) {
+		w.r.log.Warn("rows vanish before they are marked: such a row is lost where a start, a new slot or poll mode asks the table for it",
+			zap.Stringer("row", j.row.Ref), zapTable(t), zap.String("hint",
+				"set mark: none where the producer deletes its rows in the transaction that inserts them, or leave the deleting to the relay (mark: delete)"))
+	}
 }
 
 // lost reports whether an error is the connection's or the session's end.
