@@ -9,21 +9,53 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
 // errOverBudget means that the slot keeps more WAL than postgres.max_retained_wal.
 var errOverBudget = errors.New("the slot keeps more WAL than it may")
 
+// errNotStreamed: a slot that nothing shows to be the relay's may be another program's.
+var errNotStreamed = errors.New("the stream holds nothing that a relay has read from a slot")
+
 // leaveSlot drops the slot of a relay that does not stream any more: it would keep WAL
-// for ever. It reports whether it is gone.
+// for ever. It reports whether that is done, or is not to be done.
 func (r *Relay) leaveSlot(ctx context.Context, db *fallback.DB) bool {
-	err := db.DropSlot(ctx, r.cfg.Slot)
-	if err != nil && !r.limited("slot_left", 10*time.Minute) {
-		r.alarm("slot_left", "the relay polls and cannot drop its slot, which makes the server keep WAL",
-			zap.String("slot", r.cfg.Slot), zap.Error(err), zap.String("hint", fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", r.cfg.Slot)))
+	if has, err := db.HasSlot(ctx); err == nil && !has {
+		return true
 	}
-	return err == nil
+	streamed, err := r.hasStreamed(ctx)
+	switch {
+	case err != nil:
+		return false // an outage: asked again
+	case streamed:
+		err = db.DropSlot(ctx, r.cfg.Slot)
+	default:
+		err = errNotStreamed
+	}
+	if err != nil && !r.limited("slot_left", 10*time.Minute) {
+		r.alarm("slot_left", "the relay polls, and the slot of its name is not dropped: it makes the server keep WAL",
+			zap.String("slot", r.cfg.Slot), zap.Error(err), zap.String("hint", fmt.Sprintf("where no other program needs it, SELECT pg_drop_replication_slot('%s')", r.cfg.Slot)))
+	}
+	return err == nil || !streamed
+}
+
+// hasStreamed reports whether one of the newest messages of this source came from the WAL.
+func (r *Relay) hasStreamed(ctx context.Context) (streamed bool, err error) {
+	info, err := r.stream.Info(ctx)
+	if err != nil {
+		return false, err
+	}
+	_, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, publish.ReadBackOptions{
+		Source: r.envelope.Source(), Step: func(messages []publish.Message) (bool, error) {
+			for _, m := range messages {
+				streamed = streamed || !m.Polled && !m.ID.Replay
+			}
+			return false, nil
+		},
+	})
+	return streamed, err
 }
 
 // judgeSlot reports why the slot is to be made anew, nil where it is of use.

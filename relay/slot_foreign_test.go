@@ -6,6 +6,7 @@ import (
 
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/relay"
 )
 
 // unread counts the changes of another program's slot.
@@ -14,8 +15,8 @@ func (r *rig) unread(slot string) string {
 	return r.query1(`SELECT count(*) FROM pg_logical_slot_peek_changes($1, NULL, NULL)`, slot)
 }
 
-// TestForeignSlotAtStart: a start that finds another program's slot under its name, or under the name that it
-// makes its own from, refuses and leaves it as it was.
+// TestForeignSlotAtStart: a start that finds another program's slot under its name, or under the name
+// that it makes its own from, refuses and leaves it as it was.
 func TestForeignSlotAtStart(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, suffix, args string }{
@@ -45,8 +46,9 @@ func TestForeignSlotAtStart(t *testing.T) {
 	}
 }
 
-// TestForeignSlotWhileRunning: another program takes the name under a running relay. Its slot and its unread
-// changes are left alone, the table delivers meanwhile, and the relay makes its own slot when the name is free.
+// TestForeignSlotWhileRunning: another program takes the name under a running relay. Its slot and its
+// unread changes are left alone, the table delivers meanwhile, and the relay makes its own slot when the
+// name is free.
 func TestForeignSlotWhileRunning(t *testing.T) {
 	t.Parallel()
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
@@ -110,8 +112,8 @@ func TestForeignSlotWhilePolling(t *testing.T) {
 	}
 }
 
-// TestAdoptedSlotIsSaid: an idle pgoutput slot that nothing shows to be the relay's is used, and the log says so
-// once, with the position that it is read from.
+// TestAdoptedSlotIsSaid: an idle pgoutput slot that nothing shows to be the relay's is used, and the log
+// says so once, with the position that it is read from.
 func TestAdoptedSlotIsSaid(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
@@ -140,4 +142,41 @@ func TestAdoptedSlotIsSaid(t *testing.T) {
 		t.Error("the log says that the relay's own slot is another program's")
 	}
 	r.storedIs(1, 6)
+}
+
+// TestPollingLeavesASlotThatItNeverStreamed: it may be another program's, also when the relay's own marks
+// and messages are there. One that it has streamed is dropped.
+func TestPollingLeavesASlotThatItNeverStreamed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, r.cfg.Slot)
+	polls := func(from, to int) *running {
+		r.cfg.Mode = relay.ModePoll
+		x := r.start()
+		r.put(from, to)
+		r.pending(0)
+		return x
+	}
+	has := func() bool {
+		return r.query1(`SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)`, r.cfg.Slot) == "true"
+	}
+	for n := range 2 {
+		x := polls(2*n+1, 2*n+2)
+		x.alarmed("slot_left")
+		x.halt()
+		if !has() {
+			t.Fatal("the slot was dropped")
+		}
+	}
+	r.cfg.Mode = relay.ModeAuto
+	x := r.start().streaming()
+	r.put(5, 6)
+	r.pending(0)
+	x.halt()
+	x = polls(7, 8)
+	x.quiet("slot_left")
+	if has() {
+		t.Error("the slot stayed")
+	}
+	r.storedIs(1, 8)
 }
