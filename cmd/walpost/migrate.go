@@ -262,6 +262,7 @@ func migratePrint(_ context.Context, w io.Writer, cfg *Config, o migrateOptions)
 	if err != nil {
 		return err
 	}
+	w = trusted(w) // an escaped name would be another one, and only the configuration's names are in it
 	if err := migrations.Print(w, o.to, tables); err != nil {
 		return err
 	}
