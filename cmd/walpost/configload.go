@@ -102,6 +102,9 @@ func (c *Config) strayVariables() (found hint.Findings) {
 	return found
 }
 
+// asVariable turns a key in capitals into the variable that somebody may expect for it.
+var asVariable = strings.NewReplacer("[0]", "", ".", "_")
+
 // meantVariable is a hint with the variable that somebody may have meant by another one.
 func (c *Config) meantVariable(name string) string {
 	const prefix = "WALPOST_"
@@ -114,7 +117,7 @@ func (c *Config) meantVariable(name string) string {
 		if k.env == name {
 			return ""
 		}
-		if k.env != "" && typed == strings.ToUpper(strings.ReplaceAll(k.name, ".", "_")) { // as the file calls it
+		if k.env != "" && typed == asVariable.Replace(strings.ToUpper(k.name)) { // as the file calls it
 			return fmt.Sprintf("did you mean %s?", k.env)
 		}
 		known = append(known, strings.TrimPrefix(k.env, prefix))
