@@ -156,6 +156,16 @@ func TestTriggersHaveTheRolesPath(t *testing.T) {
 		}
 		b.wantNoted("outbox_messages_archive", "DELETE")
 		b.wantNoted("outbox_messages", "INSERT")
+
+		b.exec(`UPDATE outbox_messages_archive SET occurred_at = now() - interval '70 days'`) // into the default partition
+		b.exec(`UPDATE outbox_messages SET occurred_at = now() - interval '70 days', processed_at = now() - interval '2 hours'`)
+		b.noted("outbox_messages_archive")
+		if r := b.retain(); len(r.Created) != 1 || r.Tables[0].Archived != 2 {
+			t.Errorf("retention: %+v", r)
+		}
+		if got := b.noted("outbox_messages_archive"); !slices.Contains(got, "DELETE deferred") {
+			t.Errorf("rows have left the default partition, and the triggers that have run are %q", got)
+		}
 	})
 }
 

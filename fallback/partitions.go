@@ -157,6 +157,9 @@ func (r *retention) createMonth(ctx context.Context, a *archive, name string, mo
 			}
 		}
 		_, err = tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)`, a.SQL(), name, from, to))
+		if err == nil {
+			_, err = tx.Exec(ctx, pg.ShowPath)
+		}
 		return err
 	})
 }
