@@ -41,8 +41,8 @@ GRANT SELECT, INSERT ON outbox_messages_dlq TO :"relay";
 -- For walpost verify.
 GRANT SELECT ON outbox_messages_archive TO :"relay";
 \if :{?producer}
--- Column by column: a row that is inserted as processed is not delivered.
-GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id)
-	ON :outbox TO :"producer";
+-- Column by column: a row that is inserted as processed is not delivered. The id is for RETURNING, as outbox.Insert has it.
+GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id),
+	SELECT (id) ON :outbox TO :"producer";
 \else
 \endif

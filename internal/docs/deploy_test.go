@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -284,6 +285,8 @@ func TestChartHasTheRules(t *testing.T) {
 
 var grant = regexp.MustCompile(`(?m)^GRANT (?:SELECT|INSERT).* TO walpost;`)
 
+var producerGrant = regexp.MustCompile(`(?s)GRANT INSERT \([^;]* TO shop;`)
+
 // TestGrantsAreThoseOfTheReadme, which are for the default mark.
 func TestGrantsAreThoseOfTheReadme(t *testing.T) {
 	script := strings.ReplaceAll(read(t, "deploy/grants.sql"), ":outbox", "outbox_messages")
@@ -294,6 +297,12 @@ func TestGrantsAreThoseOfTheReadme(t *testing.T) {
 	for _, line := range lines {
 		if want := strings.Replace(line, "TO walpost;", `TO :"relay";`, 1); !strings.Contains(script, want) {
 			t.Errorf("deploy/grants.sql lacks %s", want)
+		}
+	}
+	want := producerGrant.FindString(strings.ReplaceAll(script, `:"producer"`, "shop"))
+	for _, text := range []string{section(t, "README.md", "## Quick start"), section(t, "docs/OPERATIONS.md", "### Rows marked by hand")} {
+		if got := producerGrant.FindString(text); want == "" || !slices.Equal(strings.Fields(got), strings.Fields(want)) {
+			t.Errorf("a producer is granted %q, by deploy/grants.sql %q", got, want)
 		}
 	}
 }
