@@ -22,7 +22,7 @@ const DeadLetters = "outbox_messages_dlq"
 
 // burySQL moves rows into the dead letters, a table, in the statement that deletes them.
 func burySQL(t *outbox.Table, dead string) string {
-	return settleSQL(t, "",
+	return settleSQL(t, sameSQL(t),
 		fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`, t.SQL(), freeSQL(t), t.Column(outbox.ID)),
 		fmt.Sprintf(`, letter AS MATERIALIZED (
 	SELECT concat(c.id) AS row_id, %s AS original, (SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) AS failure FROM changed c

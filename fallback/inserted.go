@@ -21,5 +21,5 @@ func noteInsertedSQL(t *outbox.Table) string {
 	change := fmt.Sprintf(`UPDATE %s t SET %[2]s = concat(%[3]s, ': ' || t.%[2]s)
 		WHERE %[4]s AND t.%[5]s IS NOT NULL RETURNING t.%[6]s AS id`,
 		t.SQL(), lastError, quoteLiteral(Skipped+"inserted as processed"), freeSQL(t), processed, t.Column(outbox.ID))
-	return settleWhereSQL(t, state, "", change, "")
+	return settleWhereSQL(t, state+" AND "+sameSQL(t), change, "")
 }

@@ -2,6 +2,7 @@ package fallback_test
 
 import (
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -59,6 +60,11 @@ func TestFetchOmits(t *testing.T) {
 	}
 }
 
+// omitted is a row whose payload has so many bytes.
+func (b *bench) omitted(id string, size int) fallback.Row {
+	return fallback.Row{Ref: outbox.Ref{Table: b.table, ID: id}, Failure: "size: too large", Polled: true, Omitted: []outbox.Omitted{{Field: outbox.Payload, Size: size}}}
+}
+
 // TestKept: a dead row that is too large to be moved stays in its outbox, has a dead
 // letter, is not tried again and holds nobody. Whether that is known before, or a column
 // that nobody has looked at makes the server fail, is all the same.
@@ -66,13 +72,13 @@ func TestKept(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	b.exec(`ALTER TABLE outbox_messages ADD extra jsonb`)
 	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, extra) VALUES
-		('order', 1, 'a', to_jsonb(repeat('x', 3 << 20)), NULL), ('order', 2, 'b', '{}', ` + digits + `), ('order', 3, 'c', '{}', NULL),
+		('order', 1, 'a', to_jsonb(repeat('x', 17 << 20)), NULL), ('order', 2, 'b', '{}', ` + digits + `), ('order', 3, 'c', '{}', NULL),
 		('order', 4, 'd', ` + strings.Replace(digits, "8300", "7000", 1) + `, NULL)`)
 	rows := []fallback.Row{
-		{Ref: outbox.Ref{Table: b.table, ID: "1"}, Failure: "size: too large", Polled: true, Large: true},
+		b.omitted("1", 17<<20+2),
 		{Ref: outbox.Ref{Table: b.table, ID: "2"}, Failure: "subject: none", Polled: true},
 		{Ref: outbox.Ref{Table: b.table, ID: "3"}, Failure: "subject: none", Polled: true},
-		{Ref: outbox.Ref{Table: b.table, ID: "4"}, Failure: "size: too large", Polled: true, Large: true},
+		b.omitted("4", outbox.MostText),
 	}
 	for range 2 { // the second time there is nothing to do
 		verdicts, err := b.db.Park(t.Context(), b.table, rows, fallback.Retry{Backoff: time.Millisecond})
@@ -106,20 +112,81 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// TestKeptWithoutColumns: a row that cannot say that it is dead has one dead letter.
-func TestKeptWithoutColumns(t *testing.T) {
+// TestKeptWithoutRecord: a row that takes no record has one dead letter, is not tried again and
+// keeps nobody waiting, until it is changed or another row has its id.
+func TestKeptWithoutRecord(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
-	b.exec(`CREATE TABLE bare (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)`)
-	b.exec(`INSERT INTO bare VALUES (1, 'order', '1', 'a', repeat('x', 3 << 20))`)
-	table := &outbox.Table{Schema: "public", Name: "bare", Layout: outbox.Debezium(), Mark: outbox.MarkDelete}
-	b.must(b.db.CheckTable(t.Context(), table))
-	for range 2 {
-		verdicts, err := b.db.Park(t.Context(), table, []fallback.Row{{Ref: outbox.Ref{Table: table, ID: "1"}, Failure: "size: too large", Large: true}}, fallback.Retry{MaxAttempts: 10})
-		b.must(err)
-		b.want(verdicts, fallback.Done)
+	bare := &outbox.Table{Schema: "public", Name: "bare", Layout: outbox.Debezium(), Mark: outbox.MarkDelete}
+	for _, c := range []struct {
+		name   string
+		table  *outbox.Table
+		letter string
+		sql    string
+	}{
+		{"no columns", bare, `1|1|["payload"]`, `CREATE TABLE bare (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text);
+			INSERT INTO bare VALUES (1, 'order', '1', 'a', repeat('x', 17 << 20)), (2, 'order', '1', 'a', '{}')`},
+		{"aggregate too long for an index", b.table, `1|1|["aggregate_type","payload"]`, `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES
+			(repeat('x', 1 << 20), 1, 'a', to_jsonb(repeat('x', 17 << 20))), ('order', 1, 'a', '{}')`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b.exec(c.sql)
+			b.must(b.db.CheckTable(t.Context(), c.table))
+			xid, err := b.db.NewXID(t.Context())
+			b.must(err)
+			fresh := func(want ...string) {
+				t.Helper()
+				cs, err := b.db.Fresh(t.Context(), c.table, time.Second, 10)
+				b.must(err)
+				got := []string{}
+				for _, c := range cs {
+					got = append(got, c.ID)
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("to be delivered are %v, want %v", got, want)
+				}
+			}
+			row := func() fallback.Row {
+				rows, _, err := b.db.Fetch(t.Context(), c.table, []string{"1"}, 1<<20)
+				b.must(err)
+				r := fallback.RowOf(rows[0])
+				r.Failure, r.Polled = "size: too large", true
+				return r
+			}()
+			fresh("1", "2")
+			for range 2 {
+				verdicts, err := b.db.Park(t.Context(), c.table, []fallback.Row{row}, fallback.Retry{MaxAttempts: 10})
+				b.must(err)
+				b.want(verdicts, fallback.Done)
+			}
+			fresh("2")
+			if got := b.text(`SELECT concat(count(*), '|', min(row_id), '|', min(original ->> 'walpost:omitted')) FROM outbox_messages_dlq`); got != c.letter {
+				t.Errorf("the dead letters are %s", got)
+			}
+			b.exec(`DELETE FROM ` + c.table.SQL() + ` WHERE id = 2`)
+			left, err := b.db.FreshBefore(t.Context(), c.table, time.Second, xid)
+			b.must(err)
+			if left != "" {
+				t.Errorf("a slot that is made waits for %s", left)
+			}
+			b.exec(`UPDATE ` + c.table.SQL() + ` SET payload = '{}' WHERE id = 1`)
+			fresh("1")
+			b.exec(`TRUNCATE outbox_messages_dlq`)
+		})
 	}
-	if got := b.text(`SELECT concat((SELECT count(*) FROM bare), '|', (SELECT string_agg(original::text, ' ') FROM outbox_messages_dlq))`); got !=
-		`1|{"id" : "1", "aggregatetype" : "order", "aggregateid" : "1", "type" : "a", "payload" : null, "walpost:omitted" : ["payload"]}` {
-		t.Errorf("rows and dead letters: %s", got)
+}
+
+// TestOmittedIsNotTheID: a row that has got the id of one whose content is not known is left alone.
+func TestOmittedIsNotTheID(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'a', '{}')`)
+	for _, attempts := range []int{0, 10} { // to be parked, to be buried
+		for _, size := range []int{2 << 20, 17 << 20, outbox.MostText} {
+			verdicts, err := b.db.Park(t.Context(), b.table, []fallback.Row{b.omitted("1", size)}, fallback.Retry{MaxAttempts: 10 - attempts})
+			b.must(err)
+			b.want(verdicts, fallback.Done)
+		}
+	}
+	if got := b.text(`SELECT concat((SELECT count(*) FROM outbox_messages WHERE last_error IS NULL), '|', (SELECT count(*) FROM outbox_messages_dlq))`); got != "1|0" {
+		t.Errorf("rows without a record and dead letters: %s, want 1|0", got)
 	}
 }

@@ -101,7 +101,7 @@ func lookUpSQL(t *outbox.Table) string {
 		processed = "t." + t.Column(outbox.ProcessedAt)
 	}
 	id := t.Column(outbox.ID)
-	return strings.NewReplacer("{table}", t.SQL(), "{id}", id, "{idtype}", t.IDType, "{same}", sameSQL(t),
+	return strings.NewReplacer("{table}", t.SQL(), "{id}", id, "{idtype}", t.IDType, "{same}", fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t")),
 		"{pending}", pendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed).Replace(`
 SELECT w.ord::int, t.{id} IS NOT NULL, coalesce(t.{id} IS NOT NULL AND {same}, false), t.{id} IS NOT NULL AND {pending},
 	t.{id} IS NOT NULL AND {recorded}, w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}
@@ -326,8 +326,8 @@ func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration
 		return 0, nil
 	}
 	// The canonical table has an index for just this.
-	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8 FROM %s t WHERE %s AND t.%[1]s <= now() ORDER BY t.%[1]s LIMIT 1`,
-		t.Column(field), t.SQL(), pendingSQL(t, "t"))
+	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8 FROM %s t WHERE %s AND t.%[1]s <= now() AND %[4]s ORDER BY t.%[1]s LIMIT 1`,
+		t.Column(field), t.SQL(), pendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
 	var seconds float64
 	err := db.row(ctx, []any{&seconds}, sql)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {

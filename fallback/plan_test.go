@@ -62,7 +62,7 @@ func TestPlansGoByID(t *testing.T) {
 			must(t, err)
 			_, err = db.conn.Exec(t.Context(), `VACUUM ANALYZE public.outbox_messages`)
 			must(t, err)
-			rows, err = db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+freshByDueSQL(table, time.Second), 1000)
+			rows, err = db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+freshByDueSQL(table, time.Second, db.own.deadLetters), 1000)
 			must(t, err)
 			readPlan(t, "fresh by due", rows, "Seq Scan on outbox_messages", "_pending_idx")
 		}
@@ -74,7 +74,7 @@ func TestPlansGoByID(t *testing.T) {
 
 func checkPlan(t *testing.T, db *DB, name, sql string) {
 	t.Helper()
-	rows, err := db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, []string{}, []int64{}, []*string{}, []string{}, []*int{}, []*time.Duration{})
+	rows, err := db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, []string{}, []int64{}, []*string{}, []string{}, []*int{}, []*time.Duration{}, []*string{})
 	must(t, err)
 	readPlan(t, name, rows, byID...)
 }

@@ -37,7 +37,7 @@ type Candidate struct {
 	Bytes     int // of its payload, as the table keeps it
 }
 
-// Fresh lists rows that are pending, due and not recorded, in the order of their
+// Fresh lists rows that are pending, due, not recorded and not kept, in the order of their
 // ids: the first limit of them, from one snapshot. An earlier row of the same
 // aggregate was visible in that snapshot too.
 //
@@ -46,20 +46,20 @@ type Candidate struct {
 func (db *DB) Fresh(ctx context.Context, t *outbox.Table, threshold time.Duration, limit int) ([]Candidate, error) {
 	if t.Layout.Has(outbox.AvailableAt) {
 		// As a rule few rows are due, and a great many may be scheduled for later.
-		cs, err := db.candidates(ctx, t, freshByDueSQL(t, threshold), limit+1)
+		cs, err := db.candidates(ctx, t, freshByDueSQL(t, threshold, db.own.deadLetters), limit+1)
 		if err != nil || len(cs) <= limit {
 			return cs, err
 		}
 	}
-	return db.candidates(ctx, t, freshSQL(t, threshold, anyHalf(t, threshold), ""), limit)
+	return db.candidates(ctx, t, freshSQL(t, threshold, anyHalf(t, threshold), "", db.own.deadLetters), limit)
 }
 
 // freshByDueSQL searches by available_at, which is NULL in a row that is due at once. Each half
 // has the order of the index on that column.
-func freshByDueSQL(t *outbox.Table, threshold time.Duration) string {
+func freshByDueSQL(t *outbox.Table, threshold time.Duration, letters string) string {
 	var halves []string
 	for _, half := range freshHalves(t, threshold) {
-		halves = append(halves, "("+freshSQL(t, threshold, half, "t."+t.Column(outbox.AvailableAt)+", ")+")")
+		halves = append(halves, "("+freshSQL(t, threshold, half, "t."+t.Column(outbox.AvailableAt)+", ", letters)+")")
 	}
 	return "SELECT x.* FROM (" + strings.Join(halves, " UNION ALL ") + ") x ORDER BY x.id"
 }
@@ -74,14 +74,14 @@ func freshHalves(t *outbox.Table, threshold time.Duration) []string {
 	return []string{fmt.Sprintf("%s <= now() + %d * interval '1 microsecond'", at, threshold.Microseconds()), at + " IS NULL"}
 }
 
-func freshSQL(t *outbox.Table, threshold time.Duration, due, order string) string {
+func freshSQL(t *outbox.Table, threshold time.Duration, due, order, letters string) string {
 	early := "false"
 	if t.Layout.Has(outbox.AvailableAt) {
 		early = "(t." + t.Column(outbox.AvailableAt) + " > now()) IS TRUE"
 	}
 	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false AS recorded, %[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes
-		FROM %[4]s t WHERE %[5]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
-		t.Column(outbox.ID), keySQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due), order, early, bytesSQL(t))
+		FROM %[4]s t WHERE %[5]s AND %[9]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
+		t.Column(outbox.ID), keySQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due), order, early, bytesSQL(t), unkeptSQL(t, letters))
 }
 
 // bytesSQL does not read the value: it may be kept out of line, and compressed.
@@ -222,12 +222,12 @@ const fetchBytes = 8 << 20
 // mostPayload is the longest payload that is fetched, in bytes. What is longer, and what
 // is too long for a header, is left out of the event (outbox.Event.Omitted).
 func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int) (rows []*outbox.Event, more bool, err error) {
-	rows, more, err = db.fetch(ctx, t, ids, mostPayload, "octet_length(%s::text)")
+	rows, more, err = db.fetch(ctx, t, ids, mostPayload, lengthSQL)
 	switch {
-	case !tooLarge(err):
+	case len(ids) == 1 && overLimit(err):
+		return db.fetch(ctx, t, ids, mostPayload, overLimitSQL)
+	case len(ids) == 1 || !overLimit(err) && !TooLong(err) && Code(err) != "53200":
 		return rows, more, err
-	case len(ids) == 1: // the server cannot tell a length, for it is over 1 GB
-		return db.fetch(ctx, t, ids, mostPayload, fmt.Sprint(outbox.MostText))
 	}
 	if rows, _, err = db.Fetch(ctx, t, ids[:len(ids)/2], mostPayload); err != nil || len(rows) > 0 {
 		return rows, true, err
@@ -235,8 +235,8 @@ func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayl
 	return db.Fetch(ctx, t, ids[len(ids)/2:], mostPayload)
 }
 
-// fetch is Fetch with an expression for a payload's length.
-func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int, length string) (rows []*outbox.Event, more bool, err error) {
+// fetch is Fetch with the expression for a value's length.
+func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int, length func(string) string) (rows []*outbox.Event, more bool, err error) {
 	sql, fields := fetchSQL(t, mostPayload, length)
 	size := 0
 	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
@@ -263,27 +263,41 @@ func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayl
 // fetchSQL selects each field's value, and its length in place of one that is too long.
 //
 // The length is asked as text: what is stored may be compressed, and a jsonb number of
-// ten bytes may have 131,072 digits. Of text that costs nothing, the value is not read;
-// of other types the server renders it, where it is not too short for that. (char(n) loses
-// its blanks in text: ten million of them are fetched.)
-func fetchSQL(t *outbox.Table, mostPayload int, payloadLength string) (sql string, fields []outbox.Field) {
+// ten bytes may have 131,072 digits. A value that is too short for that is not rendered.
+func fetchSQL(t *outbox.Table, mostPayload int, length func(string) string) (sql string, fields []outbox.Field) {
 	var lengths, columns []string
 	for f := outbox.ID; f < outbox.NumFields; f++ {
 		if !t.Layout.Has(f) {
 			continue
 		}
 		c, n := "t."+t.Column(f), fmt.Sprintf("n.n%d", f)
-		length := fmt.Sprintf("octet_length(%s::text)", c)
-		if f == outbox.Payload {
-			length = strings.ReplaceAll(payloadLength, "%s", c)
-		}
-		lengths = append(lengths, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length, f.Most(mostPayload), f))
+		lengths = append(lengths, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length(c), f.Most(mostPayload), f))
 		columns = append(columns, fmt.Sprintf("CASE WHEN %s IS NULL THEN %s END, %[1]s", n, c))
 		fields = append(fields, f)
 	}
 	return fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
 		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY t.%[4]s FOR UPDATE OF t SKIP LOCKED`,
 		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "), t.Column(outbox.ID), t.IDType, unmarkedSQL(t, "t")), fields
+}
+
+// lengthSQL is a value's length as text, in bytes. Text is not read for it; other types are
+// rendered. A cast to text is only for types that no user can define one for: concat(),
+// which copies the value once more, calls the type's output function.
+func lengthSQL(c string) string {
+	return strings.ReplaceAll(`CASE WHEN pg_typeof({c}) IN ('text'::regtype, 'varchar'::regtype, 'json'::regtype, 'jsonb'::regtype)
+		THEN octet_length({c}::text) ELSE octet_length(concat({c})) END`, "{c}", c)
+}
+
+// leastOverLimit is a stored size that no value exceeds whose text has less than 1 GB, in bytes: of the
+// densest, an array of numbers with 131,072 digits each, lz4 leaves more than twice as much.
+const leastOverLimit = 256
+
+// overLimitSQL is lengthSQL for a row in which the server has met a text over 1 GB. Which value that
+// is it does not say: it is outbox.MostText for each that may be it.
+func overLimitSQL(c string) string {
+	return strings.NewReplacer("{c}", c, "{least}", strconv.Itoa(leastOverLimit), "{most}", strconv.Itoa(outbox.MostText)).Replace(`
+		CASE WHEN pg_typeof({c}) IN ('text'::regtype, 'varchar'::regtype) THEN octet_length({c}::text)
+		WHEN pg_column_size({c}) > {least} THEN {most} ELSE octet_length(concat({c})) END`)
 }
 
 // StillPending tells which of the rows are pending: of rows that Fetch left out,
@@ -320,7 +334,7 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 	return max(time.Duration(seconds*float64(time.Second)), 0), true, nil
 }
 
-// FreshBefore tells a row that is pending, due and not recorded and that a transaction with
+// FreshBefore tells a row that is pending, due, not recorded and not kept and that a transaction with
 // an id below xid has written, or that such a transaction is still open: one that is flushed
 // is not visible before it has ended, which a synchronous standby may put off. It is "" where
 // there is neither.
@@ -328,8 +342,8 @@ func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, threshold time.D
 	sql := `SELECT CASE WHEN pg_snapshot_xmin(pg_current_snapshot())::text::bigint < $1 THEN 'an open transaction' ELSE coalesce(`
 	for _, half := range freshHalves(t, threshold) {
 		sql += fmt.Sprintf(`
-			(SELECT concat('row ', t.%s) FROM %s t WHERE %s AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1 LIMIT 1),`,
-			t.Column(outbox.ID), t.SQL(), freshWhere(t, threshold, half))
+			(SELECT concat('row ', t.%s) FROM %s t WHERE %s AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1 AND %s LIMIT 1),`,
+			t.Column(outbox.ID), t.SQL(), freshWhere(t, threshold, half), unkeptSQL(t, db.own.deadLetters))
 	}
 	if err := db.row(ctx, []any{&left}, sql+` '') END`, xid); err != nil {
 		return "", fmt.Errorf("look for older rows of %s: %w", t, err)

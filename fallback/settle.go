@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,11 +31,40 @@ type Row struct {
 	// Where it is not set, a failure is recorded only in a row that has no record.
 	Polled   bool
 	Attempts int
-	// Large: a value of the row is too long for it to be moved to the dead letters.
-	Large bool
+	// Omitted is what the row has where its content is not known (outbox.UnknownHash): values of these
+	// lengths. Without any of them the row is known by its id alone.
+	Omitted []outbox.Omitted
 	// Line: of the rows that Park or Hold is given with the same number, none is
 	// recorded before one that stands earlier.
 	Line int
+}
+
+// RowOf is an event's row.
+func RowOf(ev *outbox.Event) Row {
+	r := Row{Ref: ev.Ref(), XID: ev.XID, Bytes: ev.Size(), Omitted: ev.Omitted}
+	for _, o := range ev.Omitted {
+		r.Bytes += o.Size
+	}
+	return r
+}
+
+// large reports whether the row is too large to be moved to the dead letters.
+func (r *Row) large() bool {
+	return slices.ContainsFunc(r.Omitted, func(o outbox.Omitted) bool { return o.Size > mostMoved })
+}
+
+// lengths is the row's Omitted as an array, a length for each field from TenantID on.
+func (r *Row) lengths() string {
+	var n [outbox.TraceID]string
+	for i := range n {
+		n[i] = "NULL"
+	}
+	for _, o := range r.Omitted {
+		if o.Field != outbox.ID {
+			n[o.Field-outbox.TenantID] = strconv.Itoa(o.Size)
+		}
+	}
+	return "{" + strings.Join(n[:], ",") + "}"
 }
 
 // Retry says how often a row that fails is tried.
@@ -220,7 +250,7 @@ func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) (
 	verdicts := make([]Verdict, len(rows))
 	a := db.args(rows)
 	// An error of Query comes again from its rows.
-	result, _ := q.Query(ctx, sql, a.ids.value(), a.hashes.value(), a.xids.value(), a.failures.value(), a.attempts.value(), a.waits.value())
+	result, _ := q.Query(ctx, sql, a.ids.value(), a.hashes.value(), a.xids.value(), a.failures.value(), a.attempts.value(), a.waits.value(), a.lengths.value())
 	var ord int
 	var v Verdict
 	_, err := pgx.ForEachRow(result, []any{&ord, &v}, func() error {
@@ -236,11 +266,12 @@ type args struct {
 	ids, hashes, xids, failures *array
 	attempts                    *array // NULL where the WAL brought the row
 	waits                       *array // NULL for none
+	lengths                     *array // NULL where nothing is omitted
 }
 
 func (db *DB) args(rows []Row) args {
 	n := len(rows)
-	a := args{newArray(n), newArray(3 * n), newArray(n), newArray(0), newArray(0), newArray(0)}
+	a := args{newArray(n), newArray(3 * n), newArray(n), newArray(0), newArray(0), newArray(0), newArray(0)}
 	var xid string
 	for i := range rows {
 		r := &rows[i]
@@ -270,6 +301,11 @@ func (db *DB) args(rows []Row) args {
 			a.waits.string(fmt.Sprintf("%d.%06d seconds", r.Wait/time.Second, r.Wait%time.Second/time.Microsecond))
 		} else {
 			a.waits.null()
+		}
+		if r.Omitted != nil {
+			a.lengths.string(r.lengths())
+		} else {
+			a.lengths.null()
 		}
 	}
 	return a
@@ -310,8 +346,8 @@ func freeSQL(t *outbox.Table) string {
 
 // settleSQL builds a settling statement: lock what is free, in id order, and
 // change it; then tell the rows that are left (still to be changed, so somebody
-// holds them) from those that are not visible yet. eligible narrows the rows
-// that are to be changed; change is the data-modifying command, over the CTE
+// holds them) from those that are not visible yet. same is the condition under which
+// a row of the table t is to be changed for one of w; change is the data-modifying command, over the CTE
 // "free"(ord, id, failure, wait), returning id; more is nothing, or further CTEs, each
 // after a comma.
 //
@@ -319,18 +355,18 @@ func freeSQL(t *outbox.Table) string {
 // statistics are made, and would compare each of them with each that is wanted.
 // LATERAL with FOR UPDATE or LIMIT, ANY and NOT IN leave it no choice but to look
 // up each id, once.
-func settleSQL(t *outbox.Table, eligible, change, more string) string {
-	return settleWhereSQL(t, unmarkedSQL(t, "t"), eligible, change, more)
+func settleSQL(t *outbox.Table, same, change, more string) string {
+	return settleWhereSQL(t, unmarkedSQL(t, "t")+" AND "+same, change, more)
 }
 
-// settleWhereSQL is settleSQL for rows in another state.
-func settleWhereSQL(t *outbox.Table, state, eligible, change, more string) string {
-	same := fmt.Sprintf("t.%s = w.id AND %s AND %s%s", t.Column(outbox.ID), state, sameSQL(t), eligible)
+// settleWhereSQL is settleSQL for rows in another state than pending.
+func settleWhereSQL(t *outbox.Table, same, change, more string) string {
+	same = fmt.Sprintf("t.%s = w.id AND %s", t.Column(outbox.ID), same)
 	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
 		"{locked}", Locked.sql(), "{invisible}", Invisible.sql()).Replace(`
 WITH want AS MATERIALIZED (
-	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait
-	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, ord)
+	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait, w.lengths::int[] AS lengths
+	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[], $7::text[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, lengths, ord)
 ), free AS MATERIALIZED (
 	SELECT w.ord, w.id, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
 		LATERAL (SELECT FROM {table} t WHERE {same} FOR UPDATE SKIP LOCKED) t
@@ -342,10 +378,21 @@ UNION ALL
 SELECT ord, {invisible} FROM rest w WHERE {own} AND xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
 }
 
-// sameSQL is the condition under which the row t has the content of w, or that content is
-// not known. The latter comes first: the row is one that takes long to hash.
+// storedSQL is the condition under which the row t has the content of w, which is known.
+func storedSQL(t *outbox.Table) string { return t.HashSQL("t") + " = w.hash" }
+
+// sameSQL is the condition under which the row t has the content of w. Where that is not known, the
+// values that it lacks have the same lengths: another row that has the id by now may be a good one.
 func sameSQL(t *outbox.Table) string {
-	return fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t"))
+	same := "true"
+	for f := outbox.TenantID; f <= outbox.TraceID; f++ {
+		if t.Layout.Has(f) {
+			c := "t." + t.Column(f)
+			same += fmt.Sprintf(" AND CASE WHEN w.lengths[%d] IS NULL THEN true WHEN w.lengths[%[1]d] = %d THEN pg_column_size(%s) > %d ELSE w.lengths[%[1]d] = %[5]s END",
+				f, outbox.MostText, c, leastOverLimit, lengthSQL(c))
+		}
+	}
+	return fmt.Sprintf("CASE WHEN w.hash = %d THEN %s ELSE %s END", outbox.UnknownHash, same, storedSQL(t))
 }
 
 func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
@@ -360,19 +407,19 @@ SELECT ord, %s FROM rest w WHERE %s AND xid IS NOT NULL AND pg_visible_in_snapsh
 
 func markOnlySQL(t *outbox.Table) string {
 	if t.Mark == outbox.MarkDelete {
-		return settleSQL(t, "", fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id`, t.SQL(), freeSQL(t), t.Column(outbox.ID)), "")
+		return settleSQL(t, storedSQL(t), fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id`, t.SQL(), freeSQL(t), t.Column(outbox.ID)), "")
 	}
 	set := t.Column(outbox.ProcessedAt) + " = now()"
 	if t.Layout.Records() { // a delivered row is not held
 		set += fmt.Sprintf(", %[1]s = CASE WHEN t.%[1]s LIKE '%[2]s%%' THEN NULL ELSE t.%[1]s END", t.Column(outbox.LastError), Held)
 	}
-	return settleSQL(t, "", fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s RETURNING t.%s AS id`,
+	return settleSQL(t, storedSQL(t), fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s RETURNING t.%s AS id`,
 		t.SQL(), set, freeSQL(t), unmarkedSQL(t, "t"), t.Column(outbox.ID)), "")
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {
 	attempts, lastError, available := t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt)
-	return settleSQL(t, eligibleSQL(t), fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767), %[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
+	return settleSQL(t, sameSQL(t)+eligibleSQL(t), fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767), %[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
 		%[4]s = now() + GREATEST(LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond', (SELECT f.wait FROM free f WHERE f.id = t.%[5]s LIMIT 1)) WHERE %[6]s RETURNING t.%[5]s AS id`,
 		t.SQL(), attempts, lastError, available, t.Column(outbox.ID), freeSQL(t), backoff.Microseconds()), "")
 }
@@ -386,6 +433,6 @@ func eligibleSQL(t *outbox.Table) string {
 
 func holdSQL(t *outbox.Table) string {
 	lastError := t.Column(outbox.LastError)
-	return settleSQL(t, " AND t."+lastError+" IS NULL", fmt.Sprintf(`UPDATE %s t SET %s = %s WHERE %s RETURNING t.%s AS id`,
+	return settleSQL(t, sameSQL(t)+" AND t."+lastError+" IS NULL", fmt.Sprintf(`UPDATE %s t SET %s = %s WHERE %s RETURNING t.%s AS id`,
 		t.SQL(), lastError, quoteLiteral(heldNote), freeSQL(t), t.Column(outbox.ID)), "")
 }

@@ -125,7 +125,8 @@ func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []s
 // send hands one row to the lane, or to the settler where that is its place.
 func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bool, asked asOf) error {
 	of := aggregateOf(ev)
-	row := fallback.Row{Ref: ev.Ref(), Polled: true, Attempts: attemptsOf(ev), Large: fallback.Large(ev)}
+	row := fallback.RowOf(ev)
+	row.Polled, row.Attempts = true, attemptsOf(ev)
 	recorded := ev.Values[outbox.LastError] != nil
 	if behind, ok := l.seen.behind(row.Ref, recorded); ok {
 		p.add()

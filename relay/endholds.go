@@ -59,7 +59,8 @@ func (l *loop) sendQueued(ctx context.Context, q held) error {
 	var failure *publish.RowError
 	if errors.As(err, &failure) {
 		l.r.refused(q.ev.Ref(), string(q.ev.Values[outbox.EventType]), failure)
-		row := fallback.Row{Ref: q.ev.Ref(), XID: q.ev.XID, Failure: failure.Error()}
+		row := fallback.RowOf(q.ev)
+		row.Failure = failure.Error()
 		return errors.Join(err, l.settler.park(ctx, row, aggregateOf(q.ev), q.txn))
 	}
 	return err
@@ -67,6 +68,6 @@ func (l *loop) sendQueued(ctx context.Context, q held) error {
 
 func (l *loop) recordQueue(ctx context.Context, of aggregate) error {
 	return l.holds.reopen(of, func(q held) error {
-		return l.settler.hold(ctx, fallback.Row{Ref: q.ev.Ref(), XID: q.ev.XID}, of, q.txn)
+		return l.settler.hold(ctx, fallback.RowOf(q.ev), of, q.txn)
 	})
 }

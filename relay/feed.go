@@ -126,7 +126,7 @@ func (f *feed) leave(ctx context.Context, ev *outbox.Event, txn *stream.Txn) err
 	of := aggregateOf(ev)
 	txn.Add()
 	f.holds.record(of)
-	return f.settler.hold(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, of, left{txn, f.loop})
+	return f.settler.hold(ctx, fallback.RowOf(ev), of, left{txn, f.loop})
 }
 
 // left wakes the loop when the row is visible.
@@ -231,7 +231,7 @@ func (f *feed) decide(ctx context.Context, batch []held) error {
 	var ask []held
 	var rows []fallback.Row
 	for _, h := range batch {
-		row := fallback.Row{Ref: h.ev.Ref(), XID: h.ev.XID}
+		row := fallback.RowOf(h.ev)
 		if behind, ok := f.seen.behind(row.Ref, false); ok {
 			// It was read in the stream. Whatever the table shows, it is not sent.
 			if err := f.settler.stored(ctx, row, behind, h.txn); err != nil {
@@ -344,7 +344,7 @@ func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn,
 // record has rows recorded that wait behind a failed one.
 func (f *feed) record(ctx context.Context, rows []held) error {
 	for _, h := range rows {
-		if err := f.settler.hold(ctx, fallback.Row{Ref: h.ev.Ref(), XID: h.ev.XID}, aggregateOf(h.ev), h.txn); err != nil {
+		if err := f.settler.hold(ctx, fallback.RowOf(h.ev), aggregateOf(h.ev), h.txn); err != nil {
 			return err
 		}
 	}
@@ -361,8 +361,12 @@ func (f *feed) refuse(ctx context.Context, ev *outbox.Event, txn *stream.Txn, fa
 		f.r.buried(ev.Ref(), failure.Error())
 		delete(f.r.poison, ev.Ref())
 		txn.Settled()
-	} else if err := f.settler.park(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID, Failure: failure.Error(), Large: fallback.Large(ev)}, aggregateOf(ev), txn); err != nil {
-		return err
+	} else {
+		row := fallback.RowOf(ev)
+		row.Failure = failure.Error()
+		if err := f.settler.park(ctx, row, aggregateOf(ev), txn); err != nil {
+			return err
+		}
 	}
 	// Only now: what was not recorded comes again.
 	f.r.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)

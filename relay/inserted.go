@@ -26,7 +26,9 @@ func isInsertedMark(ev *outbox.Event) bool {
 
 // insertedRow is what NoteInserted is given.
 func insertedRow(ev *outbox.Event) fallback.Row {
-	return fallback.Row{Ref: ev.Ref(), XID: ev.XID, Failure: string(ev.Values[outbox.ProcessedAt])}
+	row := fallback.RowOf(ev)
+	row.Failure = string(ev.Values[outbox.ProcessedAt])
+	return row
 }
 
 // sayInserted raises the alarm once an hour for each table.
