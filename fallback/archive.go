@@ -121,7 +121,7 @@ func (x *refusedRows) sql() string {
 	for i, id := range x.ids {
 		quoted[i] = quoteLiteral(id)
 	}
-	return fmt.Sprintf(" AND t.%s::text <> ALL (ARRAY[%s])", x.table.Column(outbox.ID), strings.Join(quoted, ", "))
+	return fmt.Sprintf(" AND concat(t.%s) <> ALL (ARRAY[%s])", x.table.Column(outbox.ID), strings.Join(quoted, ", "))
 }
 
 func (r *retention) adviseArchive(err error, t *outbox.Table) string {

@@ -32,7 +32,8 @@ func burySQL(t *outbox.Table, dead string) string {
 // originalSQL renders a row of the table as JSON, whatever columns it has by now.
 // row_to_json would not do: a null document becomes a NULL, a timestamp gets a T,
 // an array forgets that it begins at 7, and a \u0000 that the json type takes
-// makes every look into the object fail. The record's text has each value as it
+// makes every look into the object fail; and it calls a cast to json that a type's owner may
+// have defined, as ::text calls one to text. The record's text by concat() has each value as it
 // is, in quotes where it needs them. A number, or a document without any \u, stays
 // one, to be read with ease; any other value becomes a string.
 func originalSQL(t *outbox.Table, row string) string {
@@ -45,7 +46,7 @@ func originalSQL(t *outbox.Table, row string) string {
 		FROM ROWS FROM (
 				unnest(ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)),
 				unnest(ARRAY(SELECT a.atttypid::regtype::text FROM pg_attribute a WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)),
-				regexp_matches({row}::text, '[(,]("(?:[^"]|"")*"|[^",)]*)', 'g')
+				regexp_matches(concat({row}), '[(,]("(?:[^"]|"")*"|[^",)]*)', 'g')
 			) WITH ORDINALITY AS f(name, type, field, n),
 			LATERAL (SELECT CASE WHEN left(f.field[1], 1) <> '"' THEN f.field[1]
 				ELSE replace(replace(substr(f.field[1], 2, length(f.field[1]) - 2), '""', '"'), '\\', '\') END) AS v(text))`)

@@ -3,8 +3,9 @@ package fallback
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/outbox"
 )
@@ -25,7 +26,7 @@ const OmittedKey = "walpost:omitted"
 const KeptKey = "walpost:kept"
 
 const (
-	// mostMoved is the longest value, in bytes, of a row that is moved to the dead letters.
+	// mostMoved bounds what is moved to the dead letters at once, in bytes of text.
 	// The server copies what it moves a dozen times: with 250 MB it takes gigabytes of
 	// memory and a minute.
 	mostMoved = 16 << 20
@@ -35,17 +36,36 @@ const (
 	shownPayload = 64
 )
 
-// bury moves rows to the dead letters, and keeps those that cannot be moved.
+// bury moves rows to the dead letters, and keeps those that cannot be moved. A statement moves so
+// many bytes at most as one row may have.
 func (db *DB) bury(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
-	if !slices.ContainsFunc(rows, func(r Row) bool { return r.large() }) {
-		verdicts, err := db.record(ctx, t, rows, burySQL(t, db.own.deadLetters))
-		if !tooLarge(err) {
-			return verdicts, err
+	bytes, large := 0, false
+	for i := range rows {
+		bytes += rows[i].Bytes
+		large = large || rows[i].large()
+	}
+	switch {
+	case len(rows) > 1 && (large || bytes > mostMoved):
+		return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.bury(ctx, t, half) })
+	case large:
+		return db.keep(ctx, t, rows)
+	}
+	verdicts, err := db.record(ctx, t, rows, burySQL(t, db.own.deadLetters))
+	switch {
+	case !mayBeLess(err):
+		return verdicts, err
+	case len(rows) > 1:
+		return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.bury(ctx, t, half) })
+	case !overLimit(err): // it may be the row's fault, or the server's trouble
+		if large, unknown := db.isLarge(ctx, t, rows[0].Ref.ID); unknown != nil || !large {
+			return nil, err
 		}
 	}
-	if len(rows) > 1 {
-		return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.bury(ctx, t, half) })
-	}
+	return db.keep(ctx, t, rows)
+}
+
+// keep has dead rows stay in their outbox.
+func (db *DB) keep(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
 	verdicts, err := db.record(ctx, t, rows, keepSQL(t, db.own.deadLetters, t.Layout.Records()))
 	if Code(err) == "54000" { // it takes no record
 		return db.record(ctx, t, rows, keepSQL(t, db.own.deadLetters, false))
@@ -53,10 +73,23 @@ func (db *DB) bury(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict,
 	return verdicts, err
 }
 
-// tooLarge reports whether the server has failed at rows because of their size: a limit of
-// 1 GB, memory, or time.
-func tooLarge(err error) bool {
-	return slices.Contains([]string{"54000", "XX000", "53200", "57014"}, Code(err))
+// isLarge reports whether the row with this id is too large to be moved, whatever columns it has.
+func (db *DB) isLarge(ctx context.Context, t *outbox.Table, id string) (large bool, err error) {
+	var f tableFacts
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error { return f.readColumns(ctx, conn, t) })
+	if err != nil {
+		return false, err
+	}
+	size := "0::bigint"
+	for name := range f.types {
+		size += " + coalesce(" + lengthSQL("t."+outbox.QuoteIdent(name)) + ", 0)"
+	}
+	err = db.row(ctx, []any{&large}, fmt.Sprintf(`SELECT coalesce((SELECT %s > %d FROM %s t WHERE t.%s = $1::text::%s LIMIT 1), false)`,
+		size, mostMoved, t.SQL(), t.Column(outbox.ID), t.IDType), id)
+	if overLimit(err) {
+		return true, nil
+	}
+	return large, err
 }
 
 // overLimit reports whether the server has met a value that is longer than it can handle, 1 GB.
@@ -65,6 +98,9 @@ func overLimit(err error) bool {
 	code := Code(err)
 	return code == "54000" || code == "XX000" && strings.Contains(err.Error(), "invalid memory alloc request size")
 }
+
+// mayBeLess reports whether a statement over fewer rows may not fail: of a limit of the server, time, or memory.
+func mayBeLess(err error) bool { return overLimit(err) || TooLong(err) || Code(err) == "53200" }
 
 // keepSQL notes in a row that it is dead and stays where it is, and writes a dead letter
 // that names it, once. A row that takes no record stays pending: see unkeptSQL.

@@ -1,12 +1,16 @@
 package fallback_test
 
 import (
+	"context"
+	"fmt"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/testenv"
@@ -66,14 +70,15 @@ func (b *bench) omitted(id string, size int) fallback.Row {
 }
 
 // TestKept: a dead row that is too large to be moved stays in its outbox, has a dead
-// letter, is not tried again and holds nobody. Whether that is known before, or a column
-// that nobody has looked at makes the server fail, is all the same.
+// letter, is not tried again and holds nobody. Whether that is known before, or the server
+// meets a limit, is all the same.
 func TestKept(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
-	b.exec(`ALTER TABLE outbox_messages ADD extra jsonb`)
-	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, extra) VALUES
-		('order', 1, 'a', to_jsonb(repeat('x', 17 << 20)), NULL), ('order', 2, 'b', '{}', ` + digits + `), ('order', 3, 'c', '{}', NULL),
-		('order', 4, 'd', ` + strings.Replace(digits, "8300", "7000", 1) + `, NULL)`)
+	b.exec(`CREATE FUNCTION limits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'too large' USING ERRCODE = 'program_limit_exceeded'; END $$;
+		CREATE TRIGGER limits BEFORE DELETE ON outbox_messages FOR EACH ROW WHEN (OLD.id = 2) EXECUTE FUNCTION limits()`)
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES
+		('order', 1, 'a', to_jsonb(repeat('x', 17 << 20))), ('order', 2, 'b', '{}'), ('order', 3, 'c', '{}'),
+		('order', 4, 'd', (SELECT jsonb_agg(md5(g::text)) FROM generate_series(1, 20) g))`)
 	rows := []fallback.Row{
 		b.omitted("1", 17<<20+2),
 		{Ref: outbox.Ref{Table: b.table, ID: "2"}, Failure: "subject: none", Polled: true},
@@ -188,5 +193,87 @@ func TestOmittedIsNotTheID(t *testing.T) {
 	}
 	if got := b.text(`SELECT concat((SELECT count(*) FROM outbox_messages WHERE last_error IS NULL), '|', (SELECT count(*) FROM outbox_messages_dlq))`); got != "1|0" {
 		t.Errorf("rows without a record and dead letters: %s, want 1|0", got)
+	}
+}
+
+// TestAnOutageKeepsNoRow: a row that the server has no time for is neither too long nor too large to be
+// moved, unless it is.
+func TestAnOutageKeepsNoRow(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`ALTER TABLE outbox_messages ADD extra text;
+		INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, extra) VALUES
+			('order', 1, 'a', (SELECT jsonb_agg('1e131071'::jsonb) FROM generate_series(1, 40)), NULL), ('order', 2, 'a', '{}', repeat('x', 17 << 20));
+		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(10); RETURN OLD; END $$;
+		CREATE TRIGGER slow BEFORE DELETE ON outbox_messages FOR EACH ROW EXECUTE FUNCTION slow()`)
+	rows, _, err := b.db.Fetch(t.Context(), b.table, []string{"1", "2"}, 64<<20)
+	b.must(err)
+	limit := func(ms int) {
+		b.must(b.db.Use(t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, fmt.Sprintf(`SET statement_timeout = %d`, ms))
+			return err
+		}))
+	}
+	limit(2)
+	if rows, _, err := b.db.Fetch(t.Context(), b.table, []string{"1"}, 1<<20); !fallback.TooLong(err) {
+		t.Errorf("without time are fetched %v, %v", rows, err)
+	}
+	limit(2000)
+	for i, want := range []string{"", "kept: subject: none"} {
+		row := fallback.RowOf(rows[i])
+		row.Failure, row.Polled = "subject: none", true
+		if _, err := b.db.Park(t.Context(), b.table, []fallback.Row{row}, fallback.Retry{}); fallback.TooLong(err) != (want == "") {
+			t.Errorf("row %d is buried: %v", i+1, err)
+		}
+		if got := b.text(fmt.Sprintf(`SELECT coalesce(last_error, '') FROM outbox_messages WHERE id = %d`, i+1)); got != want {
+			t.Errorf("row %d says %q, want %q", i+1, got, want)
+		}
+	}
+}
+
+// TestCastsOfATypesOwner: no cast is called that the owner of a column's type, or of the table's, has defined.
+func TestCastsOfATypesOwner(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`CREATE TYPE doc AS (body text);
+		CREATE TABLE box (id bigint PRIMARY KEY, event_type text, payload doc, extra doc);
+		INSERT INTO box SELECT n, 'a', ROW(repeat('x', 100 * n))::doc, ROW('y')::doc FROM generate_series(1, 2) n`)
+	for i, cast := range [][2]string{
+		{"doc", "text"},
+		{"doc", "json"},
+		{"doc", "jsonb"},
+		{"box", "text"},
+		{"box", "json"},
+		{"box", "jsonb"},
+		{"text", "doc"},
+		{"json", "doc"},
+		{"text", "box"},
+		{"json", "box"},
+	} {
+		b.exec(fmt.Sprintf(`CREATE FUNCTION called%d(%s) RETURNS %s LANGUAGE plpgsql AS $$ BEGIN RAISE 'a cast is called'; END $$;
+			CREATE CAST (%[2]s AS %[3]s) WITH FUNCTION called%[1]d(%[2]s) AS IMPLICIT`, i, cast[0], cast[1]))
+	}
+	layout, err := outbox.CustomLayout(map[string]string{"id": "id", "event_type": "event_type", "payload": "payload"})
+	b.must(err)
+	table := &outbox.Table{Schema: "public", Name: "box", Layout: layout, Mark: outbox.MarkDelete}
+	b.must(b.db.CheckTable(t.Context(), table))
+	cs, err := b.db.Fresh(t.Context(), table, time.Second, 10)
+	if err != nil || len(cs) != 2 {
+		t.Errorf("pending are %v, %v", cs, err)
+	}
+	rows, _, err := b.db.Fetch(t.Context(), table, []string{"1", "2"}, 150)
+	b.must(err)
+	for _, ev := range rows {
+		row := fallback.RowOf(ev)
+		row.Failure, row.Polled = "size: too large", true
+		_, err := b.db.Park(t.Context(), table, []fallback.Row{row}, fallback.Retry{})
+		b.must(err)
+	}
+	if got := b.text(`SELECT concat(count(*), '|', min(original ->> 'payload') FILTER (WHERE row_id = '1')) FROM outbox_messages_dlq`); got != "2|("+strings.Repeat("x", 100)+")" {
+		t.Errorf("the dead letters are %s", got)
+	}
+	if done, left := b.retry(b.dlq(table), fallback.Filter{}); len(done) != 2 {
+		t.Errorf("retried are %v, left %v", done, left)
+	}
+	if got := b.text(`SELECT string_agg(concat_ws('|', id, length((payload).body), (extra).body), ' ' ORDER BY id) FROM box`); got != "1|100|y 2|200|y" {
+		t.Errorf("the rows are %s", got)
 	}
 }

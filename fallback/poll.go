@@ -226,7 +226,7 @@ func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayl
 	switch {
 	case len(ids) == 1 && overLimit(err):
 		return db.fetch(ctx, t, ids, mostPayload, overLimitSQL)
-	case len(ids) == 1 || !overLimit(err) && !TooLong(err) && Code(err) != "53200":
+	case len(ids) == 1 || !mayBeLess(err):
 		return rows, more, err
 	}
 	if rows, _, err = db.Fetch(ctx, t, ids[:len(ids)/2], mostPayload); err != nil || len(rows) > 0 {

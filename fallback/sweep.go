@@ -117,7 +117,7 @@ func (r *retention) take(ctx context.Context, s *sweep, only string, from *pgtyp
 func (r *retention) refuse(ctx context.Context, s *sweep, only string, from pgtype.Timestamptz) error {
 	var id string
 	err := r.db.row(ctx, []any{&id}, strings.NewReplacer("{from}", s.from, "{column}", s.column, "{id}", s.id, "{only}", only).Replace(
-		`SELECT t.{id}::text FROM {from} t WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
+		`SELECT concat(t.{id}) FROM {from} t WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
 		ORDER BY t.{column} LIMIT 1 FOR UPDATE SKIP LOCKED`), s.before, from)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
@@ -125,7 +125,7 @@ func (r *retention) refuse(ctx context.Context, s *sweep, only string, from pgty
 	if err != nil {
 		return err
 	}
-	_, gone, err := r.take(ctx, s, only+fmt.Sprintf(" AND t.%s::text = %s", s.id, quoteLiteral(id)), &from, 1)
+	_, gone, err := r.take(ctx, s, only+fmt.Sprintf(" AND concat(t.%s) = %s", s.id, quoteLiteral(id)), &from, 1)
 	*s.count += gone
 	if err != nil && refusesRow(err) {
 		return s.refused(id, err)

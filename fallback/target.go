@@ -25,6 +25,7 @@ type targetColumn struct {
 	Name      string
 	Type      string // without a length: a value that is too long is an error and not cut
 	Generated bool
+	Foreign   bool // not a type of PostgreSQL's own, nor a domain over one
 }
 
 // target finds the outbox and reads its columns, once.
@@ -43,8 +44,10 @@ func (q *DLQ) target(ctx context.Context, tx pgx.Tx, name string) (*target, erro
 		t.check = hint.Errorf("add it to outboxes in the configuration that this command reads", "outbox %q is not configured", name)
 		return t, nil
 	}
-	rows, _ := tx.Query(ctx, `SELECT attname::text, format_type(atttypid, -1), attgenerated <> '' FROM pg_attribute
-		WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.table.SQL())
+	rows, _ := tx.Query(ctx, `SELECT attname::text, format_type(atttypid, -1), attgenerated <> '', (
+			WITH RECURSIVE base AS (SELECT atttypid AS oid UNION ALL SELECT t.typbasetype FROM base b JOIN pg_type t USING (oid) WHERE t.typtype = 'd')
+			SELECT bool_or(t.typtype <> 'd' AND t.typnamespace <> 'pg_catalog'::regnamespace) FROM base b JOIN pg_type t USING (oid))
+		FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.table.SQL())
 	columns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[targetColumn])
 	if err != nil {
 		return nil, err
@@ -80,6 +83,16 @@ func (q *DLQ) carried(ctx context.Context, tx pgx.Tx, t *outbox.Table) (refusal,
 		refusal = hint.Errorf("start `walpost run` first, which creates it", "slot %q does not exist or is lost, and with mark none only the WAL holds the rows of %s", q.cfg.Slot, t)
 	}
 	return refusal, nil
+}
+
+// valueSQL is the column's value in an original of the table's. The owner of a type may define a cast of text to it,
+// which is not to be called: json_populate_record calls the type's input function.
+func (c targetColumn) valueSQL(original string, t *outbox.Table) string {
+	text := original + " ->> " + quoteLiteral(c.Name)
+	if !c.Foreign {
+		return fmt.Sprintf("(%s)::%s", text, c.Type)
+	}
+	return fmt.Sprintf("(json_populate_record(NULL::%s, json_build_object(%s, %s))).%s", t.SQL(), quoteLiteral(c.Name), text, outbox.QuoteIdent(c.Name))
 }
 
 func (t *target) idType() string { return t.columns[t.table.Layout.Columns[outbox.ID]].Type }
@@ -119,18 +132,18 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		if c.Generated {
 			continue
 		}
-		value := fmt.Sprintf("(g.original ->> %s)::%s", quoteLiteral(name), c.Type)
+		value := c.valueSQL("g.original", t.table)
 		if v, ok := fresh[name]; ok {
 			value = v
 		}
 		columns, values = append(columns, outbox.QuoteIdent(name)), append(values, value)
 	}
 	return strings.NewReplacer("{dead}", t.dead, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
-		"{key}", quoteLiteral(layout.Columns[outbox.ID]), "{idtype}", t.idType(),
+		"{idvalue}", t.columns[layout.Columns[outbox.ID]].valueSQL("d.original", t.table),
 		"{columns}", strings.Join(columns, ", "), "{values}", strings.Join(values, ", ")).Replace(`
 WITH gone AS (
 	DELETE FROM {dead} d WHERE d.dead_letter_id = ANY($1::bigint[])
-		AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = (d.original ->> {key})::{idtype})
+		AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = {idvalue})
 	RETURNING d.dead_letter_id, d.original
 ), put AS (
 	INSERT INTO {table} AS t ({columns}) OVERRIDING SYSTEM VALUE
