@@ -27,6 +27,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
+	defer context.AfterFunc(ctx, db.Cut)() // there is nothing to drain
 	streams, publication, err := r.checkDatabase(ctx, db)
 	if err != nil {
 		return err

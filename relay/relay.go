@@ -263,11 +263,16 @@ func (r *Relay) tenure(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
+	cut := context.AfterFunc(ctx, db.Cut) // nothing is under way that is worth waiting for
+	defer cut()
 	if err := r.standBy(ctx, db); err != nil || ctx.Err() != nil {
 		return err
 	}
 	if err := r.readTables(ctx, db); err != nil {
 		return err
+	}
+	if !cut() {
+		return ctx.Err()
 	}
 	// Another relay may have made the slot anew meanwhile, and retried what was refused.
 	r.known.unusable, r.known.compared = nil, compared{}

@@ -97,6 +97,24 @@ func TestTerminateWhileServersHang(t *testing.T) {
 	}
 }
 
+// TestTerminateWhileALockIsAskedFor: a relay that stands by has nothing to wait for, whatever the server does.
+func TestTerminateWhileALockIsAskedFor(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.launch().awaitState("streaming")
+	p := r.launch().awaitState("standby")
+	pid := r.pid(`SELECT pid FROM pg_stat_activity a WHERE datname = current_database() AND query LIKE 'SELECT pg_try_advisory_lock%'
+		AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND locktype = 'advisory')`)
+	r.must(syscall.Kill(pid, syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	time.Sleep(2 * time.Second) // for the next time that it asks
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := p.prog.Stop(ctx); err != nil || p.prog.Err() != nil {
+		t.Errorf("twice as long as a relay drains after SIGTERM: %v, %v", err, p.prog.Err())
+	}
+}
+
 // nothingInDoubt looks at a database whose relay has ended well: the stream
 // holds just the marked rows, and the slot brings none of them again, unless the
 // relay ended between two rows of their transaction.
