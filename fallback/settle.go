@@ -338,17 +338,20 @@ func unmarkedSQL(t *outbox.Table, alias string) string {
 	return "true"
 }
 
-// freeSQL is the condition under which a row is to be changed: its id is one of
-// those that "free" has locked.
+// freeSQL is the condition under which a row is to be changed: it is one of those that
+// "free" has locked. Its id alone does not say so: where ids are not unique, as in a
+// partitioned table, another row has it, too. The id is for the index, and IS TRUE keeps IN
+// from becoming a join.
 func freeSQL(t *outbox.Table) string {
-	return fmt.Sprintf("t.%s = ANY (ARRAY(SELECT f.id FROM free f))", t.Column(outbox.ID))
+	return fmt.Sprintf("t.%s = ANY (ARRAY(SELECT f.id FROM free f)) AND ((t.tableoid, t.ctid) IN (SELECT f.place, f.at FROM free f)) IS TRUE",
+		t.Column(outbox.ID))
 }
 
 // settleSQL builds a settling statement: lock what is free, in id order, and
 // change it; then tell the rows that are left (still to be changed, so somebody
 // holds them) from those that are not visible yet. same is the condition under which
 // a row of the table t is to be changed for one of w; change is the data-modifying command, over the CTE
-// "free"(ord, id, failure, wait), returning id; more is nothing, or further CTEs, each
+// "free"(ord, id, place, at, failure, wait), returning id; more is nothing, or further CTEs, each
 // after a comma.
 //
 // The planner believes that few rows are pending, which is so whenever the
@@ -368,10 +371,10 @@ WITH want AS MATERIALIZED (
 	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait, w.lengths::int[] AS lengths
 	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[], $7::text[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, lengths, ord)
 ), free AS MATERIALIZED (
-	SELECT w.ord, w.id, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
-		LATERAL (SELECT FROM {table} t WHERE {same} FOR UPDATE SKIP LOCKED) t
+	SELECT w.ord, w.id, t.place, t.at, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
+		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t WHERE {same} FOR UPDATE SKIP LOCKED) t
 ), changed AS ({change}){more}, rest AS MATERIALIZED (
-	SELECT * FROM want w WHERE w.id NOT IN (SELECT c.id FROM changed c)
+	SELECT * FROM want w WHERE w.ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT c.id FROM changed c)) IS TRUE)
 )
 SELECT ord, {locked} FROM rest w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t WHERE {own}
 UNION ALL

@@ -54,9 +54,10 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 	if err != nil {
 		return 0, err
 	}
-	byID := map[string]*outbox.Event{}
+	byID := map[string][]*outbox.Event{} // more than one where ids are not unique
 	for _, ev := range rows {
-		byID[string(ev.Values[outbox.ID])] = ev
+		id := string(ev.Values[outbox.ID])
+		byID[id] = append(byID[id], ev)
 	}
 	for _, c := range cs {
 		of := aggregate{t, c.Aggregate}
@@ -66,11 +67,11 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 		if c.Early {
 			p.blocked[of] = of.ordered()
 		}
-		ev := byID[c.ID]
-		if ev == nil || c.Early || p.blocked[of] {
+		if len(byID[c.ID]) == 0 || c.Early || p.blocked[of] {
 			continue
 		}
-		if recorded := ev.Values[outbox.LastError] != nil; recorded != c.Recorded || recorded && attemptsOf(ev) != c.Attempts {
+		ev := listed(byID[c.ID], c, of)
+		if ev == nil {
 			p.blocked[of] = of.ordered() // it was recorded after it was listed
 			continue
 		}
@@ -79,6 +80,18 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 		}
 	}
 	return len(cs), l.lane.Flush()
+}
+
+// listed is the one of the rows of an id that is still as it was listed.
+func listed(rows []*outbox.Event, c fallback.Candidate, of aggregate) *outbox.Event {
+	for _, ev := range rows {
+		recorded := ev.Values[outbox.LastError] != nil
+		same := recorded == c.Recorded && (!recorded || attemptsOf(ev) == c.Attempts)
+		if same && (len(rows) == 1 || aggregateOf(ev) == of) {
+			return ev
+		}
+	}
+	return nil
 }
 
 // askRecords asks the table which rows' aggregates have records, where only it can tell.

@@ -113,11 +113,17 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 		}
 	}
 	p.moved = l.moved.now()
-	inHand := l.inHand(t)
+	inHand, seen, behind := l.inHand(t), map[string]bool{}, map[aggregate]bool{}
 	free := func(cs []fallback.Candidate) []fallback.Candidate {
 		return slices.DeleteFunc(cs, func(c fallback.Candidate) bool {
+			of := aggregate{t, c.Aggregate}
+			if seen[c.ID] || behind[of] { // where ids are not unique, the next pass brings another row of this one
+				behind[of] = of.ordered()
+				return true
+			}
+			seen[c.ID] = true
 			sent, taken := inHand[c.ID]
-			if of := (aggregate{t, c.Aggregate}); taken && !sent && c.Recorded {
+			if taken && !sent && c.Recorded {
 				l.dueIn(recordedPause)
 				if of.ordered() && l.r.cfg.OnPoison != Skip {
 					p.blocked[of] = true // it is being recorded anew: the later ones wait for that
