@@ -416,8 +416,9 @@ func markOnlySQL(t *outbox.Table) string {
 	if t.Layout.Records() { // a delivered row is not held
 		set += fmt.Sprintf(", %[1]s = CASE WHEN t.%[1]s LIKE '%[2]s%%' THEN NULL ELSE t.%[1]s END", t.Column(outbox.LastError), Held)
 	}
-	return settleSQL(t, storedSQL(t), fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s RETURNING t.%s AS id`,
-		t.SQL(), set, freeSQL(t), unmarkedSQL(t, "t"), t.Column(outbox.ID)), "")
+	// A row of which a trigger has taken the mark back is not marked: it would be sent again and again.
+	return settleSQL(t, storedSQL(t), fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s RETURNING CASE WHEN t.%s IS NOT NULL THEN t.%s END AS id`,
+		t.SQL(), set, freeSQL(t), unmarkedSQL(t, "t"), t.Column(outbox.ProcessedAt), t.Column(outbox.ID)), "")
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {

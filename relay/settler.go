@@ -59,6 +59,8 @@ type job struct {
 	named  bool // the lock's holder was
 	alone  bool // it has broken a statement
 	failed bool // a statement with it has failed, and part of that may be done
+	// unlocked: nobody had locked it, and still it could not be changed.
+	unlocked bool
 }
 
 // settler marks what was stored and records what failed, in batches, and tells

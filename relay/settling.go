@@ -231,6 +231,15 @@ func (w *settler) nameBlocker(ctx context.Context, j *job) {
 	if j.task != toMark {
 		message = "a row that is to be recorded as failed, held or inserted as processed is locked by another session; the slot waits for it"
 	}
+	if who == fallback.Unlocked {
+		if !j.unlocked { // the lock may have ended just now
+			j.unlocked, j.named = true, false
+		} else if !w.r.limited("row_unsettled", 30*time.Second) {
+			w.r.alarm("row_unsettled", "a trigger of the table suppresses the mark or the record of a row, or takes it back: the slot waits for it",
+				zap.Stringer("row", j.row.Ref))
+		}
+		return
+	}
 	w.r.alarm("row_locked", message,
 		zap.Stringer("row", j.row.Ref), zap.String("holder", who))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -98,4 +99,27 @@ func TestAnIDOfAnotherType(t *testing.T) {
 	r.passes(r.here())
 	r.storedIs(1, 10, 0, 0, 11, 12)
 	x.quietBut()
+}
+
+// TestTriggerTakesTheMarkBack, or suppresses it: the rows are stored once, and the alarm names no lock.
+func TestTriggerTakesTheMarkBack(t *testing.T) {
+	for _, result := range []string{"OLD", "NULL"} {
+		t.Run(result, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.cfg.FallbackInterval = 100 * time.Millisecond
+			r.exec(fmt.Sprintf(`CREATE FUNCTION unchanged() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN %s; END';
+				CREATE TRIGGER unchanged BEFORE UPDATE ON outbox_messages FOR EACH ROW EXECUTE FUNCTION unchanged()`, result))
+			x := r.start().streaming()
+			r.put(1, 3)
+			x.alarmed("row_unsettled")
+			r.pending(3)
+			r.storedIs(1, 3)
+			r.exec(`DROP TRIGGER unchanged ON outbox_messages`)
+			r.pending(0)
+			r.passes(r.here())
+			r.storedIs(1, 3)
+			x.quiet("row_locked", "missed_rows")
+		})
+	}
 }
