@@ -50,6 +50,27 @@ func TestTableThatAnotherRelayServedJoins(t *testing.T) {
 	r.passes(r.here())
 	r.storedIs(1, 30, 150, 160, 31, 50)
 	x.quietBut()
+	x.halt()
+
+	// It goes and comes back, with what OPERATIONS says in between.
+	const skip = `UPDATE second_outbox SET last_error = 'skipped: delivered by another relay' WHERE (payload ->> 'n')::int >= $1`
+	r.exec(skip, 150)
+	both := r.cfg.Outboxes
+	r.cfg.Outboxes = both[:1]
+	x, y = r.start().streaming(), other.start().streaming()
+	r.putSecond(161, 165)
+	r.passes(r.here())
+	x.halt()
+	y.halt()
+	x.quietBut()
+	y.quietBut()
+	r.exec(skip, 161)
+	r.cfg.Outboxes = both
+	x = r.start().streaming()
+	r.put(51, 55)
+	r.pending(0)
+	r.storedIs(1, 30, 150, 160, 31, 55)
+	x.quietBut()
 }
 
 // putSecond is put into the second outbox, and waits until the rows are marked.
