@@ -1,6 +1,7 @@
 package badinput
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,40 +13,97 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
 )
 
-// leastSQL is a role that has nothing, not even from PUBLIC. What it needs on the tables
-// it has from deploy/grants.sql.
+// leastSQL is a role that has nothing, and that of a producer, not even from PUBLIC. What it needs on the tables
+// they have from deploy/grants.sql.
 const leastSQL = publish + `
 	CREATE ROLE NAME LOGIN REPLICATION;
 	REVOKE ALL ON DATABASE NAME FROM PUBLIC;
 	REVOKE ALL ON SCHEMA public FROM PUBLIC;
 	REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC;
 	REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC;
-	GRANT CONNECT ON DATABASE NAME TO NAME;
-	GRANT USAGE ON SCHEMA public TO NAME`
+	CREATE ROLE NAME_shop LOGIN;
+	GRANT CONNECT ON DATABASE NAME TO NAME, NAME_shop;
+	GRANT USAGE ON SCHEMA public TO NAME, NAME_shop`
+
+const grantsFile = "../../../deploy/grants.sql"
 
 // TestLeastPrivileges: the grants that deploy/grants.sql has for a mark, and the README
 // for the default one, are enough to deliver, to park, to bury, and to end in peace.
 func TestLeastPrivileges(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, testenv.NewPostgres(t, testenv.PGOptions{}))
-	grants, err := os.ReadFile("../../../deploy/grants.sql")
-	s.must(err)
 	for _, mark := range []string{"update", "delete", "none"} {
 		t.Run(mark, func(t *testing.T) {
 			s := *s
 			s.t = t
 			name := "least_" + mark
 			s.newDB(name, strings.ReplaceAll(leastSQL, "NAME", name))
-			s.connected(name, func(conn *pgx.Conn) {
-				script := psql{t: t, conn: conn, vars: map[string]string{"relay": name, "mark": mark}}
-				script.run(string(grants))
-			})
+			s.grant(name, map[string]string{"relay": name, "mark": mark, "producer": name + "_shop"})
 			s.relayLeast(name, mark)
+			s.produceLeast(name)
 		})
+	}
+}
+
+// grant runs the script with the program that it is written for, where there is one.
+func (s *site) grant(database string, vars map[string]string) {
+	s.t.Helper()
+	program, err := exec.LookPath("psql")
+	if err != nil {
+		grants, err := os.ReadFile(grantsFile)
+		s.must(err)
+		s.connected(database, func(conn *pgx.Conn) {
+			script := psql{t: s.t, conn: conn, vars: vars}
+			script.run(string(grants))
+		})
+		return
+	}
+	args := []string{"--no-psqlrc", "--set=ON_ERROR_STOP=1", "--file=" + grantsFile}
+	for name, value := range vars {
+		args = append(args, "--set="+name+"="+value)
+	}
+	if out, err := exec.CommandContext(s.t.Context(), program, append(args, s.pg.URL(database))...).CombinedOutput(); err != nil {
+		s.t.Fatalf("psql: %v\n%s", err, out)
+	}
+}
+
+// produceLeast: a producer inserts events, and can do nothing else.
+func (s *site) produceLeast(database string) {
+	s.t.Helper()
+	conn, err := pgx.Connect(s.t.Context(), s.pg.URLFor(database+"_shop", database))
+	s.must(err)
+	defer conn.Close(s.t.Context())
+	event := outbox.Message{
+		TenantID: 7, AggregateType: "order", AggregateID: 42, EventType: "order.placed", Payload: []byte("{}"), TraceID: "t",
+		OccurredAt: time.Now(), AvailableAt: time.Now(),
+	}
+	_, err = outbox.Insert(s.t.Context(), conn, event)
+	s.must(err)
+	for _, column := range []string{"id", "processed_at", "attempts", "last_error"} {
+		sql := `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, %s) VALUES ('order', 1, 'order.placed', '{}', NULL)`
+		s.denied(conn, fmt.Sprintf(sql, column))
+		s.denied(conn, `UPDATE outbox_messages SET `+column+` = NULL`)
+	}
+	for _, sql := range []string{
+		`SELECT payload FROM outbox_messages`, `SELECT processed_at FROM outbox_messages`, `UPDATE outbox_messages SET payload = '{}'`,
+		`DELETE FROM outbox_messages`, `TRUNCATE outbox_messages`, `SELECT FROM outbox_messages FOR UPDATE`,
+		`SELECT id FROM outbox_messages_dlq`, `SELECT id FROM outbox_messages_archive`,
+	} {
+		s.denied(conn, sql)
+	}
+}
+
+func (s *site) denied(conn *pgx.Conn, sql string) {
+	s.t.Helper()
+	var refused *pgconn.PgError
+	if _, err := conn.Exec(s.t.Context(), sql); !errors.As(err, &refused) || refused.Code != "42501" {
+		s.t.Errorf("%s: %v, want it denied", sql, err)
 	}
 }
 
@@ -82,6 +140,9 @@ func (s *site) relayLeast(name, mark string) {
 			VALUES ('order', 1, 'order.placed', '{}'), ('order', 2, 'no subject', '{}')`
 		if mark == "none" {
 			insert = "BEGIN; " + insert + "; DELETE FROM outbox_messages; COMMIT"
+		}
+		if mark != "none" {
+			insert = "SET ROLE " + name + "_shop; " + insert + "; RESET ROLE"
 		}
 		_, err := conn.Exec(s.t.Context(), insert)
 		s.must(err)
