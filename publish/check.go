@@ -28,11 +28,17 @@ func (s *Stream) Check(ctx context.Context) (*StreamInfo, []Finding, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	found, err := s.Judge(info)
+	return info, found, err
+}
+
+// Judge is [Stream.Check] of what has been read.
+func (s *Stream) Judge(info *StreamInfo) ([]Finding, error) {
 	found := Judge(s.cfg, &info.Config, s.nc.MaxPayload())
 	now := &judge{cfg: s.cfg, c: &info.Config}
 	now.consumers(info.Consumers)
 	found = append(found, now.found...)
-	return info, found, refusal(s.cfg.Name, found)
+	return found, refusal(s.cfg.Name, found)
 }
 
 func refusal(stream string, found []Finding) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -62,7 +63,34 @@ func (r *Relay) inspect(ctx context.Context, db *fallback.DB, t *outbox.Table) (
 	return now, err
 }
 
-// watchFacts looks at the tables and the publication again and again, and returns what ends the session.
+// errStreamUnfit means that the stream was changed into one that a start refuses.
+var errStreamUnfit = errors.New("the stream was changed")
+
+// judgeStream raises an alarm where the stream is not as a start wants it. Nothing is sent until it is:
+// what such a stream acknowledges may not be there.
+func (r *Relay) judgeStream(info *publish.StreamInfo) error {
+	findings, err := r.stream.Judge(info)
+	r.sayWeaknesses(findings)
+	if err == nil {
+		return nil
+	}
+	if !r.limited("stream_unfit", factsAgain) {
+		r.alarm("stream_unfit", "the stream was changed, and the relay does not write to it as it is now", why(err)...)
+	}
+	return fmt.Errorf("%w: %w", errStreamUnfit, err)
+}
+
+// sayWeaknesses logs what is no reason to refuse the stream.
+func (r *Relay) sayWeaknesses(findings []publish.Finding) {
+	for _, f := range findings {
+		if !f.Refused && !r.limited(f.Code, time.Hour) {
+			r.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
+		}
+	}
+}
+
+// watchFacts looks at the tables, the publication and the stream again and again, and returns what ends
+// the session.
 func (s *session) watchFacts(ctx context.Context) error {
 	for {
 		select {
@@ -75,7 +103,7 @@ func (s *session) watchFacts(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil || !s.db.Alive():
 			return nil
-		case errors.Is(err, fallback.ErrTableChanged):
+		case errors.Is(err, fallback.ErrTableChanged), errors.Is(err, errStreamUnfit):
 			return err
 		case err != nil:
 			s.r.trouble("the tables and the publication cannot be looked at: trying again", err)
@@ -84,6 +112,11 @@ func (s *session) watchFacts(ctx context.Context) error {
 }
 
 func (s *session) lookAgain(ctx context.Context) error {
+	if info, err := s.r.stream.Info(ctx); err == nil { // where JetStream is away, the lane notices
+		if err := s.r.judgeStream(info); err != nil {
+			return err
+		}
+	}
 	if err := s.r.compareTables(ctx, s.db); err != nil || s.wal == nil {
 		return err
 	}

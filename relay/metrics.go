@@ -61,6 +61,7 @@ var alarmNames = []string{
 	"stream_gone",
 	"stream_replaced",
 	"stream_rolled_back",
+	"stream_unfit",
 	"synchronous",
 	"table_unfit",
 	"undecodable",

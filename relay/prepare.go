@@ -231,11 +231,7 @@ func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, 
 		return false, err
 	}
 	info, findings, err := r.stream.Check(ctx)
-	for _, f := range findings {
-		if !f.Refused && !r.limited(f.Code, time.Hour) {
-			r.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
-		}
-	}
+	r.sayWeaknesses(findings)
 	if errors.Is(err, publish.ErrStreamNotFound) {
 		return true, r.mayCreateStream(ctx, db, err)
 	}

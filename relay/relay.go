@@ -444,6 +444,8 @@ func reason(err error) string {
 		return "slot_lost"
 	case errors.Is(err, errOverBudget):
 		return "over_budget"
+	case errors.Is(err, errStreamUnfit):
+		return "stream_unfit"
 	case fallback.Code(err) != "":
 		return "postgres_" + fallback.Code(err)
 	case fallback.Away(err):

@@ -234,6 +234,9 @@ func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(c
 	defer r.away.Store(false)
 	for first := true; ; first = false {
 		info, err := ask(ctx)
+		if err == nil {
+			err = r.judgeStream(info)
+		}
 		r.status.failing(err)
 		r.away.Store(err != nil)
 		if err == nil {
@@ -248,7 +251,7 @@ func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(c
 		if wal != nil && wal.Broken() {
 			return nil, fmt.Errorf("wait for the stream: the replication connection is lost: %w", err)
 		}
-		if first {
+		if first && !errors.Is(err, errStreamUnfit) {
 			r.logFailure("JetStream is away: PostgreSQL keeps the WAL meanwhile", err)
 		}
 		if errors.Is(err, publish.ErrStreamNotFound) && !gone {
