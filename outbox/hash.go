@@ -10,6 +10,9 @@ import (
 // UnknownHash stands for a content that is not known: the row is found by its id alone.
 const UnknownHash = 0
 
+// unknownText is the hash of a content that would have UnknownHash: a producer can make such a text.
+const unknownText = 1
+
 // Hash identifies the event's content: a chain of PostgreSQL's own
 // hashtextextended over the mapped columns that the event is made of, seeded
 // with a bit mask of the NULLs. It is computed here over the bytes of the WAL
@@ -39,6 +42,9 @@ func (e *Event) Hash() uint64 {
 			h = HashText(e.Values[f], h)
 		}
 	}
+	if h == UnknownHash {
+		return unknownText
+	}
 	return h
 }
 
@@ -62,7 +68,7 @@ func (t *Table) HashSQL(alias string) string {
 	for _, c := range columns {
 		expr = fmt.Sprintf(`hashtextextended(concat(%s) COLLATE "C", %s)`, c, expr)
 	}
-	return expr
+	return fmt.Sprintf("coalesce(nullif(%s, %d), %d)", expr, UnknownHash, unknownText)
 }
 
 // HashText is PostgreSQL's hashtextextended (Bob Jenkins' lookup3 with a 64-bit
