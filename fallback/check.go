@@ -102,7 +102,7 @@ type tableFacts struct {
 	generated         map[string]bool
 	role              string
 	idIndexed         bool
-	idForeign         bool // ids are compared by operators that are not pg_catalog's
+	idForeign         bool // ids are compared by operators that are not pg_catalog's, or have a type that is not
 	dlqExists         bool
 	// lacking are privileges on the table, and lackingDLQ on the dead letters.
 	lacking, lackingDLQ []string
@@ -126,6 +126,7 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 	}
 	err = conn.QueryRow(ctx, `SELECT count(*) > 0, count(*) > 0 AND NOT coalesce(bool_or(EXISTS (SELECT FROM pg_opclass c JOIN pg_amop m ON m.amopfamily = c.opcfamily
 				JOIN pg_operator o ON o.oid = m.amopopr WHERE c.oid = i.indclass[0] AND o.oprname = '=' AND o.oprnamespace = 'pg_catalog'::regnamespace)), false)
+			OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND `+foreignSQL("a.atttypid")+`)
 		FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
 		WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = $2`,
 		t.SQL(), t.Layout.Columns[outbox.ID]).Scan(&f.idIndexed, &f.idForeign)
@@ -207,6 +208,12 @@ func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.
 	return nil
 }
 
+// foreignSQL is the condition under which a type is not PostgreSQL's own, nor a domain over one.
+func foreignSQL(oid string) string {
+	return `EXISTS (WITH RECURSIVE base AS (SELECT ` + oid + ` AS oid UNION ALL SELECT t.typbasetype FROM base b JOIN pg_type t USING (oid) WHERE t.typtype = 'd')
+		SELECT FROM base b JOIN pg_type t USING (oid) WHERE t.typtype <> 'd' AND t.typnamespace <> 'pg_catalog'::regnamespace)`
+}
+
 func (f *tableFacts) kindProblems(t *outbox.Table, p *hint.Problems) {
 	table := f.kind == "r" || f.kind == "p"
 	p.If(!table, "table-kind", hint.Errorf("name an ordinary or a partitioned table in outboxes[].table", "%s is not a table", t))
@@ -246,7 +253,7 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *hint.Problems) {
 			"table %s has no index that begins with %q: every mark would scan it", t, t.Layout.Columns[outbox.ID]))
 	p.If(t.Mark != outbox.MarkNone && f.idForeign, "table-id-index",
 		hint.Errorf(fmt.Sprintf("give column %s a type of PostgreSQL's own, such as uuid or text", t.Column(outbox.ID)),
-			"the ids of %s have type %s: its operators are not in pg_catalog, and no other is called", t, f.types[t.Layout.Columns[outbox.ID]]))
+			"the ids of %s have type %s, which is not PostgreSQL's own: its operators and casts are not called", t, f.types[t.Layout.Columns[outbox.ID]]))
 }
 
 // called is a column's name, with the field's where they differ.

@@ -44,9 +44,7 @@ func (q *DLQ) target(ctx context.Context, tx pgx.Tx, name string) (*target, erro
 		t.check = hint.Errorf("add it to outboxes in the configuration that this command reads", "outbox %q is not configured", name)
 		return t, nil
 	}
-	rows, _ := tx.Query(ctx, `SELECT attname::text, format_type(atttypid, -1), attgenerated <> '', (
-			WITH RECURSIVE base AS (SELECT atttypid AS oid UNION ALL SELECT t.typbasetype FROM base b JOIN pg_type t USING (oid) WHERE t.typtype = 'd')
-			SELECT bool_or(t.typtype <> 'd' AND t.typnamespace <> 'pg_catalog'::regnamespace) FROM base b JOIN pg_type t USING (oid))
+	rows, _ := tx.Query(ctx, `SELECT attname::text, format_type(atttypid, -1), attgenerated <> '', `+foreignSQL("atttypid")+`
 		FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.table.SQL())
 	columns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[targetColumn])
 	if err != nil {
