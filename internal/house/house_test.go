@@ -23,7 +23,7 @@ var rooms = map[string][]string{
 	"outbox":   {},
 	"decode":   {module + "outbox"},
 	"stream":   {module + "outbox", module + "decode", hint, pg, pgx, "github.com/jackc/pglogrepl", zap},
-	"publish":  {module + "outbox", hint, "github.com/nats-io/nats.go", "github.com/nats-io/nkeys", zap, prometheus},
+	"publish":  {module + "outbox", hint, secretfile, "github.com/nats-io/nats.go", "github.com/nats-io/nkeys", zap, prometheus},
 	"fallback": {module + "outbox", hint, pg, pgx, zap, prometheus},
 	"relay": {
 		module + "outbox", module + "stream", module + "publish", module + "fallback", hint, zap, prometheus,
@@ -33,13 +33,16 @@ var rooms = map[string][]string{
 	},
 	"verify":      {module + "outbox", module + "publish", module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
 	"bench":       {hint, pg, pgx, "github.com/nats-io/nats.go"},
-	"internal/pg": {module + "outbox", hint, pgx},
+	"internal/pg": {module + "outbox", hint, secretfile, pgx},
 	"migrations":  {module + "outbox", hint, pg, pgx, "github.com/pressly/goose/"},
+
+	"internal/secretfile": {hint},
 }
 
 const (
 	hint       = module + "internal/hint"
 	pg         = module + "internal/pg"
+	secretfile = module + "internal/secretfile"
 	pgx        = "github.com/jackc/pgx/"
 	zap        = "go.uber.org/zap"
 	prometheus = "github.com/prometheus/client_golang/"
