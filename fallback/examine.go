@@ -33,7 +33,7 @@ func (db *DB) ClockDifference(ctx context.Context) (ahead, give time.Duration, e
 
 // index is one that the canonical table comes with.
 type index struct {
-	columns []outbox.Field
+	columns []outbox.Field // none: the hash of the aggregate
 	// where are its conditions; a whole index does as well where whole is set.
 	where   []condition
 	whole   bool
@@ -47,20 +47,28 @@ type condition struct {
 }
 
 var (
-	pending = condition{outbox.ProcessedAt, " IS NULL"}
+	pending = condition{outbox.ProcessedAt, "%s IS NULL"}
 	indexes = []index{
 		{[]outbox.Field{outbox.ID}, []condition{pending}, false, true, "every search for pending rows reads through the delivered ones"},
 		{[]outbox.Field{outbox.AvailableAt, outbox.ID}, []condition{pending}, false, true, "every search for due rows reads all pending ones"},
-		{[]outbox.Field{outbox.ProcessedAt}, []condition{{outbox.ProcessedAt, " IS NOT NULL"}}, true, false, "nothing is archived, and a start that looks for lost rows reads the whole table"},
-		{
-			[]outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID, outbox.ID},
-			[]condition{pending, {outbox.LastError, " IS NOT NULL"}},
-			false, false, "every look for held aggregates reads all pending rows",
-		},
+		{[]outbox.Field{outbox.ProcessedAt}, []condition{{outbox.ProcessedAt, "%s IS NOT NULL"}}, true, false, "nothing is archived, and a start that looks for lost rows reads the whole table"},
+		{nil, []condition{{outbox.ProcessedAt, "num_nulls(%s) = 1"}, {outbox.LastError, "%s IS NOT NULL"}}, false, false, "every look for held aggregates reads all pending rows"},
 	}
 )
 
+// wanted reports whether a table needs it. Of other tables than canonical ones nobody knows how they are searched by
+// their owners; the look for held aggregates is the relay's alone.
+func (x index) wanted(t *outbox.Table) bool {
+	if x.columns == nil {
+		return t.Mark != outbox.MarkNone && t.Layout.Records() && t.Layout.Has(outbox.AggregateID)
+	}
+	return t.Mark == outbox.MarkUpdate && t.Layout.Name == outbox.Canonical().Name
+}
+
 func (x index) on(t *outbox.Table) string {
+	if x.columns == nil {
+		return t.AggregateHashSQL("")
+	}
 	columns := make([]string, len(x.columns))
 	for i, c := range x.columns {
 		columns[i] = t.Column(c)
@@ -85,9 +93,11 @@ func (x index) missing(t *outbox.Table) string {
 }
 
 func (x index) predicate(t *outbox.Table) string {
-	parts := make([]string, len(x.where))
-	for i, c := range x.where {
-		parts[i] = t.Column(c.field) + c.is
+	var parts []string
+	for _, c := range x.where {
+		if t.Layout.Has(c.field) {
+			parts = append(parts, fmt.Sprintf(c.is, t.Column(c.field)))
+		}
 	}
 	return strings.Join(parts, " AND ")
 }
@@ -105,12 +115,8 @@ func plain(sql string) string { return added.ReplaceAllString(sql, "") }
 
 func unquoted(sql string) string { return strings.ReplaceAll(sql, `"`, "") }
 
-// IndexFindings names the indexes that a table of the canonical layout with mark update
-// comes with and that this one lacks.
+// IndexFindings names the indexes that the table lacks, of those that the canonical one comes with.
 func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f hint.Findings, err error) {
-	if t.Layout.Name != outbox.Canonical().Name || t.Mark != outbox.MarkUpdate {
-		return nil, nil
-	}
 	type found struct{ Columns, Predicate string }
 	var have []found
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
@@ -124,7 +130,7 @@ func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f hint.Findin
 		return nil, fmt.Errorf("read indexes of %s: %w", t, err)
 	}
 	for _, x := range indexes {
-		if !slices.ContainsFunc(have, func(i found) bool { return x.is(t, i.Columns, i.Predicate) }) {
+		if x.wanted(t) && !slices.ContainsFunc(have, func(i found) bool { return x.is(t, i.Columns, i.Predicate) }) {
 			f.Warning("table-index", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s", t.SQL(), x.on(t), x.predicate(t)), "%s", x.missing(t))
 		}
 	}

@@ -48,7 +48,7 @@ func (db *DB) bury(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict,
 	case len(rows) > 1 && (large || bytes > mostMoved):
 		return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.bury(ctx, t, half) })
 	case large:
-		return db.keep(ctx, t, rows)
+		return db.record(ctx, t, rows, keepSQL(t, db.own.deadLetters))
 	}
 	verdicts, err := db.record(ctx, t, rows, burySQL(t, db.own.deadLetters))
 	switch {
@@ -61,16 +61,17 @@ func (db *DB) bury(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict,
 			return nil, err
 		}
 	}
-	return db.keep(ctx, t, rows)
+	return db.record(ctx, t, rows, keepSQL(t, db.own.deadLetters))
 }
 
-// keep has dead rows stay in their outbox.
-func (db *DB) keep(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
-	verdicts, err := db.record(ctx, t, rows, keepSQL(t, db.own.deadLetters, t.Layout.Records()))
-	if Code(err) == "54000" { // it takes no record
-		return db.record(ctx, t, rows, keepSQL(t, db.own.deadLetters, false))
+// inHalves settles rows in two statements.
+func inHalves(rows []Row, settle func([]Row) ([]Verdict, error)) ([]Verdict, error) {
+	first, err := settle(rows[:len(rows)/2])
+	if err != nil {
+		return nil, err
 	}
-	return verdicts, err
+	second, err := settle(rows[len(rows)/2:])
+	return append(first, second...), err
 }
 
 // isLarge reports whether the row with this id is too large to be moved, whatever columns it has.
@@ -103,12 +104,12 @@ func overLimit(err error) bool {
 func mayBeLess(err error) bool { return overLimit(err) || TooLong(err) || Code(err) == "53200" }
 
 // keepSQL notes in a row that it is dead and stays where it is, and writes a dead letter
-// that names it, once. A row that takes no record stays pending: see unkeptSQL.
-func keepSQL(t *outbox.Table, letters string, records bool) string {
+// that names it, once. Where the layout has no columns for that, it stays pending: see unkeptSQL.
+func keepSQL(t *outbox.Table, letters string) string {
 	returning := "t." + t.Column(outbox.ID) + " AS id, " + shownSQL(t) + " AS original"
 	same := sameSQL(t) + " AND " + unkeptSQL(t, letters)
 	change := fmt.Sprintf(`SELECT %s FROM %s t WHERE %s`, returning, t.SQL(), freeSQL(t))
-	if records {
+	if t.Layout.Records() {
 		same = sameSQL(t) + eligibleSQL(t) + fmt.Sprintf(" AND (left(t.%s, %d) = '%s') IS NOT TRUE", t.Column(outbox.LastError), len(Kept), Kept)
 		change = fmt.Sprintf(`UPDATE %s t SET %s = %s || (SELECT f.failure FROM free f WHERE f.id = t.%s LIMIT 1), %s = 'infinity' WHERE %s RETURNING %s`,
 			t.SQL(), t.Column(outbox.LastError), quoteLiteral(Kept), t.Column(outbox.ID), t.Column(outbox.AvailableAt), freeSQL(t), returning)

@@ -387,8 +387,13 @@ func (db *DB) raw(ctx context.Context, sql string, args []any, each func([][]byt
 // recordedSQL is the condition under which a row is parked or held. One that is dead and
 // kept is neither.
 func recordedSQL(t *outbox.Table) string {
-	// Not LIKE: the planner would guess how many rows that leaves, and turn away from the index of recorded ones.
-	return fmt.Sprintf("%s AND t.%s IS NOT NULL AND left(t.%[2]s, %d) <> '%[4]s'", pendingSQL(t, "t"), t.Column(outbox.LastError), len(Kept), Kept)
+	// Only the index of recorded rows answers to the canonical table's condition. Another table may not have it, and an
+	// index of pending rows.
+	pending := unmarkedSQL(t, "t") + shardSQL(t, "t")
+	if t.Layout.Name != outbox.Canonical().Name {
+		pending += " AND " + pendingSQL(t, "t")
+	}
+	return fmt.Sprintf("%s AND t.%s IS NOT NULL AND left(t.%[2]s, %d) <> '%[4]s'", pending, t.Column(outbox.LastError), len(Kept), Kept)
 }
 
 var aggregateFields = [...]outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID}

@@ -1,6 +1,7 @@
 package fallback
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -101,5 +102,46 @@ func TestLargeRowsHavePortions(t *testing.T) {
 	})
 	if !db.Alive() {
 		t.Error("the connection is lost")
+	}
+}
+
+// TestHeldAggregatesHavePortions: a table without an index for it is asked about as many aggregates at once as it has
+// time for.
+func TestHeldAggregatesHavePortions(t *testing.T) {
+	defer func(before time.Duration) { statementLimit = before }(statementLimit)
+	statementLimit = 200 * time.Millisecond
+	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+	url := testenv.SharedPostgres(t).NewDB(t)
+	cfg, err := pgx.ParseConfig(url)
+	must(t, err)
+	m := migrations.New(cfg, []*outbox.Table{table})
+	defer m.Close()
+	_, err = m.Up(t.Context(), migrations.Latest)
+	must(t, err)
+	app, err := pgx.Connect(t.Context(), url)
+	must(t, err)
+	defer app.Close(t.Context())
+	_, err = app.Exec(t.Context(), `DROP INDEX outbox_messages_recorded_idx;
+		INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, last_error) SELECT 'order', g, 'x', '{}', 'held: ' FROM generate_series(1, 10000) g`)
+	must(t, err)
+	events := make([]*outbox.Event, 512)
+	for i := range events {
+		events[i] = &outbox.Event{Table: table}
+		events[i].Values[outbox.TenantID], events[i].Values[outbox.AggregateType] = []byte("0"), []byte("order")
+		events[i].Values[outbox.AggregateID] = []byte(strconv.Itoa(10_000 - len(events)/2 + i + 1))
+	}
+	db, err := Open(t.Context(), Config{URL: url, Slot: "walpost"})
+	must(t, err)
+	defer db.Close()
+	must(t, db.CheckTable(t.Context(), table))
+	have, err := db.HaveRecords(t.Context(), table, events)
+	must(t, err)
+	for i, yes := range have {
+		if yes != (i < len(events)/2) {
+			t.Fatalf("aggregate %s has records: %t", events[i].Values[outbox.AggregateID], yes)
+		}
+	}
+	if db.portion.most() >= len(events) {
+		t.Error("there was time for all at once: the test shows nothing")
 	}
 }

@@ -2,9 +2,12 @@ package fallback
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/outbox"
 )
@@ -12,69 +15,109 @@ import (
 // HaveRecords tells of each event whether its aggregate has a recorded row pending. The
 // events' own rows need not be visible.
 func (db *DB) HaveRecords(ctx context.Context, t *outbox.Table, evs []*outbox.Event) ([]bool, error) {
-	have := make([]bool, len(evs))
-	for nulls, at := range byNulls(evs) {
-		values := [len(aggregateFields)]*array{newArray(len(at)), newArray(len(at)), newArray(len(at))}
-		for _, n := range at {
-			for i, f := range aggregateFields {
-				if v := evs[n].Values[f]; v != nil {
-					values[i].string(string(v))
-				} else {
-					values[i].null()
+	have := make([]bool, 0, len(evs))
+	sql, err := db.haveRecordsSQL(ctx, t)
+	if err == nil {
+		err = portions[*outbox.Event]{
+			size: &db.portion, bytes: (*outbox.Event).Size,
+			do: func(evs []*outbox.Event) error {
+				some := make([]bool, len(evs))
+				err := db.raw(ctx, sql, aggregateArgs(t, evs), func(v [][]byte) error {
+					ord, err := strconv.Atoi(string(v[0]))
+					if err == nil {
+						some[ord-1] = true
+					}
+					return err
+				})
+				if err == nil {
+					have = append(have, some...)
 				}
-			}
-		}
-		err := db.raw(ctx, haveRecordsSQL(t, nulls), []any{values[0].value(), values[1].value(), values[2].value()}, func(v [][]byte) error {
-			ord, err := strconv.Atoi(string(v[0]))
-			if err == nil {
-				have[at[ord-1]] = true
-			}
-			return err
-		})
-		if err != nil {
-			return nil, fmt.Errorf("look for recorded rows of aggregates of %s: %w", t, err)
-		}
+				return err
+			},
+			alone: func(*outbox.Event, error) error {
+				have = append(have, false) // the columns cannot hold such a value
+				return nil
+			},
+		}.run(evs)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for recorded rows of aggregates of %s: %w", t, err)
 	}
 	return have, nil
 }
 
-// nulls tells which of aggregateFields are NULL. An index answers to = and to IS NULL, and
-// not to both in one condition.
-type nulls [len(aggregateFields)]bool
-
-func byNulls(evs []*outbox.Event) map[nulls][]int {
-	by := map[nulls][]int{}
-	for i, ev := range evs {
-		var key nulls
-		for n, f := range aggregateFields {
-			key[n] = ev.Values[f] == nil
+// aggregateArgs are the keys of the events' aggregates, and then the columns that the layout has.
+func aggregateArgs(t *outbox.Table, evs []*outbox.Event) []any {
+	keys := newArray(2 * len(outbox.AggregateKey{}) * len(evs))
+	columns := []*array{keys}
+	for _, f := range aggregateFields {
+		if t.Layout.Has(f) {
+			columns = append(columns, newArray(len(evs)))
 		}
-		by[key] = append(by[key], i)
 	}
-	return by
+	for _, ev := range evs {
+		key := ev.Aggregate()
+		keys.string(hex.EncodeToString(key[:]))
+		n := 0
+		for _, f := range aggregateFields {
+			if !t.Layout.Has(f) {
+				continue
+			}
+			if n++; ev.Values[f] == nil {
+				columns[n].null()
+			} else {
+				columns[n].string(string(ev.Values[f]))
+			}
+		}
+	}
+	args := make([]any, len(columns))
+	for i, c := range columns {
+		args[i] = c.value()
+	}
+	return args
 }
 
-// haveRecordsSQL has the values cast to the columns' types by way of the table's row type. LATERAL and
-// LIMIT leave the planner no choice but to look up each aggregate.
-func haveRecordsSQL(t *outbox.Table, isNull nulls) string {
-	var object []string
-	// A row that is kept counts, too: the planner finds the index by this condition alone. A row that is held for
-	// nothing is delivered by the next search.
-	same := pendingSQL(t, "t") + " AND t." + t.Column(outbox.LastError) + " IS NOT NULL"
-	for i, f := range aggregateFields {
-		if !t.Layout.Has(f) {
-			continue
+// haveRecordsSQL finds the rows by the hash that the index of recorded rows is made of. Columns are hashed as what
+// they are: parameters are given the columns' types and collations, of a domain those that it is made of. Such a
+// parameter calls a type's own input function, and neither a cast nor what a domain checks. LATERAL and LIMIT leave the
+// planner no choice but to look up each aggregate.
+func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, error) {
+	params, names, values := []string{"$1::text[]"}, []string{"key"}, []string{}
+	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		for _, f := range aggregateFields {
+			if !t.Layout.Has(f) {
+				continue
+			}
+			var typ, collate string
+			err := conn.QueryRow(ctx, columnTypeSQL, t.SQL(), t.Layout.Columns[f]).Scan(&typ, &collate)
+			if err != nil {
+				return fmt.Errorf("read the type of %s: %w", t.Layout.Columns[f], err)
+			}
+			name := fmt.Sprintf("c%d", len(names))
+			params, names = append(params, fmt.Sprintf("$%d::%s[]", len(params)+1, typ)), append(names, name)
+			values = append(values, "w."+name+collate)
 		}
-		column := t.Column(f)
-		if isNull[i] {
-			same += " AND t." + column + " IS NULL"
-			continue
-		}
-		same += " AND t." + column + " = p." + column
-		object = append(object, quoteLiteral(t.Layout.Columns[f])+", w."+[...]string{"tenant", "kind", "aggregate"}[i])
-	}
-	return strings.NewReplacer("{table}", t.SQL(), "{object}", strings.Join(object, ", "), "{same}", same).Replace(`
-SELECT w.ord FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(tenant, kind, aggregate, ord),
-	LATERAL jsonb_populate_record(NULL::{table}, jsonb_build_object({object})) p,
-	LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t`)
+		return nil
+	})
+	// A row that is kept counts, too: the planner finds the index by this condition alone, and no other one. A row that
+	// is held for nothing is delivered by the next search.
+	same := fmt.Sprintf("%s%s AND t.%s IS NOT NULL AND %s = w.hash AND %s = w.key",
+		unmarkedSQL(t, "t"), shardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"), keySQL(t))
+	return strings.NewReplacer("{table}", t.SQL(), "{params}", strings.Join(params, ", "), "{names}", strings.Join(names, ", "),
+		"{hash}", outbox.HashRecordSQL(values...), "{same}", same).Replace(`
+WITH want AS MATERIALIZED (
+	SELECT w.ord, decode(w.key, 'hex') AS key, {hash} AS hash FROM unnest({params}) WITH ORDINALITY AS w({names}, ord)
+)
+SELECT w.ord FROM want w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t`), err
 }
+
+// columnTypeSQL is a column's type as an element of an array, and its collation.
+const columnTypeSQL = `
+WITH RECURSIVE typed AS (
+	SELECT t.oid, t.typtype, t.typbasetype, a.attcollation FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+	WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND NOT a.attisdropped
+	UNION ALL
+	SELECT t.oid, t.typtype, t.typbasetype, d.attcollation FROM typed d JOIN pg_type t ON t.oid = d.typbasetype WHERE d.typtype = 'd'
+)
+SELECT format_type(oid, -1), CASE WHEN attcollation = 0 THEN '' ELSE ' COLLATE ' || attcollation::regcollation::text END
+FROM typed WHERE typtype <> 'd'`

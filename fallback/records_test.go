@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -79,5 +80,67 @@ func TestAggregateKeys(t *testing.T) {
 		if want := i%2 == 1; have[i] != want || slices.Contains(recorded, ev.Aggregate()) != want {
 			t.Errorf("row %s: has records: %t, is listed: %t, want %t", ids[i], have[i], slices.Contains(recorded, ev.Aggregate()), want)
 		}
+	}
+}
+
+// TestLongAggregatesAreRecorded: rows whose aggregate no index would take wait like any other.
+func TestLongAggregatesAreRecorded(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+		SELECT (SELECT string_agg(md5(n::text), '') FROM generate_series(1, 200) n), 1, 'order placed', '{}' FROM generate_series(1, 2)`)
+	row := func(id, failure string) []fallback.Row {
+		return []fallback.Row{{Ref: outbox.Ref{Table: b.table, ID: id}, Failure: failure}}
+	}
+	v, err := b.db.Park(t.Context(), b.table, row("1", "subject: a space"), retry)
+	b.must(err)
+	b.want(v, fallback.Done)
+	v, err = b.db.Hold(t.Context(), b.table, row("2", ""))
+	b.must(err)
+	b.want(v, fallback.Done)
+	if got := b.text(`SELECT string_agg(concat_ws('|', id, left(last_error, 6)), ' ' ORDER BY id) FROM outbox_messages`); got != "1|subjec 2|held: " {
+		t.Errorf("the table has %q", got)
+	}
+}
+
+// TestAggregatesOfAnyType: rows of an aggregate are found by its hash whatever the types of its columns are, and nothing
+// that a domain checks is called.
+func TestAggregatesOfAnyType(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`CREATE TABLE called ();
+		CREATE FUNCTION spy(anyelement) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.called DEFAULT VALUES; RETURN true; END $$;
+		CREATE DOMAIN padded AS character(4) CHECK (spy(VALUE)); CREATE DOMAIN needed AS int NOT NULL DEFAULT 1;
+		CREATE TYPE kind AS ENUM ('order', 'Account');
+		CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+		CREATE TABLE strange (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant padded, kind kind, aggregate varchar(9) COLLATE any_case, event_type text, payload text,
+			available_at timestamptz NOT NULL DEFAULT now(), processed_at timestamptz, attempts int NOT NULL DEFAULT 0, last_error text, other needed)`)
+	layout, err := outbox.CustomLayout(map[string]string{
+		"id": "id", "tenant_id": "tenant", "aggregate_type": "kind", "aggregate_id": "aggregate", "event_type": "event_type", "payload": "payload",
+		"available_at": "available_at", "processed_at": "processed_at", "attempts": "attempts", "last_error": "last_error",
+	})
+	b.must(err)
+	table := &outbox.Table{Schema: "public", Name: "strange", Layout: layout, Mark: outbox.MarkUpdate}
+	b.must(b.db.CheckTable(t.Context(), table))
+	findings, err := b.db.IndexFindings(t.Context(), table)
+	b.must(err)
+	if len(findings) != 1 || findings[0].Code != "table-index" {
+		t.Fatalf("without an index doctor finds %v", findings)
+	}
+	b.exec(findings[0].Fix)
+	if findings, err = b.db.IndexFindings(t.Context(), table); err != nil || len(findings) != 0 {
+		t.Errorf("with the index doctor finds %v: %v", findings, err)
+	}
+
+	b.exec(`INSERT INTO strange (tenant, kind, aggregate, event_type, payload) VALUES
+		('a', 'order', 'One', 'x', 'y'), (NULL, 'order', 'One', 'x', 'y'), ('a', 'Account', 'one', 'x', 'y'), ('b', 'order', 'one', 'x', 'y')`)
+	events, _, err := b.db.Fetch(t.Context(), table, []string{"1", "2", "3", "4"}, 1<<20)
+	b.must(err)
+	b.exec(`UPDATE strange SET last_error = 'subject: x' WHERE id < 4; DELETE FROM called`)
+	have, err := b.db.HaveRecords(t.Context(), table, events)
+	b.must(err)
+	if want := []bool{true, true, true, false}; !slices.Equal(have, want) {
+		t.Errorf("have records: %t, want %t", have, want)
+	}
+	if n := b.text(`SELECT count(*) FROM called`); n != "0" {
+		t.Errorf("what the domain checks was called %s times", n)
 	}
 }

@@ -118,10 +118,10 @@ func (db *DB) Park(ctx context.Context, t *outbox.Table, rows []Row, retry Retry
 	if len(parked) == 0 {
 		return db.bury(ctx, t, dead)
 	}
+	a, err := db.record(ctx, t, parked, parkSQL(t, retry.Backoff))
 	if len(dead) == 0 {
-		return db.park(ctx, t, parked, retry.Backoff)
+		return a, err
 	}
-	a, err := db.park(ctx, t, parked, retry.Backoff)
 	if err != nil {
 		return nil, err
 	}
@@ -138,29 +138,6 @@ func (db *DB) Park(ctx context.Context, t *outbox.Table, rows []Row, retry Retry
 		verdicts[i], *from = (*from)[0], (*from)[1:]
 	}
 	return verdicts, nil
-}
-
-// park records failures. A row that takes no record is dead at once: its aggregate may be
-// too long for the index of recorded rows.
-func (db *DB) park(ctx context.Context, t *outbox.Table, rows []Row, backoff time.Duration) ([]Verdict, error) {
-	verdicts, err := db.record(ctx, t, rows, parkSQL(t, backoff))
-	switch {
-	case Code(err) != "54000":
-		return verdicts, err
-	case len(rows) == 1:
-		return db.bury(ctx, t, rows)
-	}
-	return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.park(ctx, t, half, backoff) })
-}
-
-// inHalves settles rows in two statements.
-func inHalves(rows []Row, settle func([]Row) ([]Verdict, error)) ([]Verdict, error) {
-	first, err := settle(rows[:len(rows)/2])
-	if err != nil {
-		return nil, err
-	}
-	second, err := settle(rows[len(rows)/2:])
-	return append(first, second...), err
 }
 
 // Hold records in rows without a record that they wait behind a failed row.
@@ -329,8 +306,8 @@ func shardSQL(t *outbox.Table, alias string) string {
 	return ""
 }
 
-// unmarkedSQL is pendingSQL in words that no partial index answers to: a row is
-// to be found by its id.
+// unmarkedSQL is pendingSQL in words that no partial index answers to but that of recorded rows:
+// a row is to be found by its id, or by its aggregate.
 func unmarkedSQL(t *outbox.Table, alias string) string {
 	if t.Layout.Has(outbox.ProcessedAt) {
 		return "num_nulls(" + alias + "." + t.Column(outbox.ProcessedAt) + ") = 1"

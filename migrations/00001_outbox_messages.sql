@@ -59,10 +59,11 @@ CREATE INDEX outbox_messages_due_idx ON {schema}.outbox_messages (available_at, 
 -- at the right edge of the index, and nothing for an INSERT.
 CREATE INDEX outbox_messages_processed_idx ON {schema}.outbox_messages (processed_at) WHERE processed_at IS NOT NULL;
 
--- Parked and held rows, by aggregate: which may be tried, and which aggregates are held. Empty while nothing fails, and free
--- for rows that do not.
-CREATE INDEX outbox_messages_recorded_idx ON {schema}.outbox_messages (tenant_id, aggregate_type, aggregate_id, id)
-    WHERE processed_at IS NULL AND last_error IS NOT NULL;
+-- Parked and held rows, by a hash of their aggregate: which may be tried, and which aggregates are held. A hash, because no
+-- index takes an aggregate_type of some kilobytes. Empty while nothing fails, and free for rows that do not. num_nulls, so
+-- that a statement can ask for it in words that the first two do not answer to: statistics of a queue make all alike.
+CREATE INDEX outbox_messages_recorded_idx ON {schema}.outbox_messages (hash_record_extended(ROW(tenant_id, aggregate_type, aggregate_id), 0))
+    WHERE num_nulls(processed_at) = 1 AND last_error IS NOT NULL;
 
 -- +goose Down
 SET LOCAL lock_timeout = '5s';

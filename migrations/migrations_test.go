@@ -249,7 +249,7 @@ func TestPrintOffersIndexesForShards(t *testing.T) {
 	conn := connect(t, testenv.SharedPostgres(t).NewDB(t))
 	exec(t, conn, sql.String())
 	var n int
-	err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_indexes WHERE tablename = 'outbox_messages' AND indexdef LIKE '%hash_record_extended%'`).Scan(&n)
+	err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_indexes WHERE tablename = 'outbox_messages' AND indexdef LIKE '%abs(%hash_record_extended%'`).Scan(&n)
 	if err != nil || n != 2 {
 		t.Errorf("%d indexes for shards: %v", n, err)
 	}

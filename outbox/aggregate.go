@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // AggregateKey names an aggregate of one table: half of a SHA-256 over tenant_id, aggregate_type and
@@ -75,6 +76,29 @@ func ParseAggregateKey(text []byte) (key AggregateKey, err error) {
 func AggregateKeySQL(tenant, kind, id string) string {
 	text := fmt.Sprintf("concat(%s, '/', %s, '/', %s, '/')", partSQL(tenant), partSQL(kind), partSQL(id))
 	return fmt.Sprintf("CASE WHEN %s IS NOT NULL THEN substr(%s, 1, 16) END", id, sha256SQL(text))
+}
+
+// AggregateHashSQL is an expression that an index can have, of the columns that tell aggregates apart: a hash of fixed
+// size, whatever they hold. Aggregates that differ may share it. It is empty where the layout knows no aggregates.
+func (t *Table) AggregateHashSQL(alias string) string {
+	if !t.Layout.Has(AggregateID) {
+		return ""
+	}
+	if alias != "" {
+		alias += "."
+	}
+	var columns []string
+	for _, f := range []Field{TenantID, AggregateType, AggregateID} {
+		if t.Layout.Has(f) {
+			columns = append(columns, alias+t.Column(f))
+		}
+	}
+	return HashRecordSQL(columns...)
+}
+
+// HashRecordSQL hashes values: the same in every version of PostgreSQL, and immutable.
+func HashRecordSQL(values ...string) string {
+	return "hash_record_extended(ROW(" + strings.Join(values, ", ") + "), 0)"
 }
 
 // partSQL renders a value with concat(), as [Table.HashSQL] does.

@@ -57,7 +57,7 @@ func (t *Table) ShardKeySQL(alias string) string {
 	if alias != "" {
 		alias += "."
 	}
-	hash := func(f Field) string { return fmt.Sprintf("hash_record_extended(ROW(%s%s), 0)", alias, t.Column(f)) }
+	hash := func(f Field) string { return HashRecordSQL(alias + t.Column(f)) }
 	key := hash(ID)
 	if t.Layout.Has(AggregateID) {
 		key = fmt.Sprintf("CASE WHEN %s%s IS NULL THEN %s ELSE %s END", alias, t.Column(AggregateID), key, hash(AggregateID))
