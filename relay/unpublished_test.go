@@ -81,6 +81,7 @@ func TestPublicationChangesUnderTheRelay(t *testing.T) {
 		"gone":                     {`DROP PUBLICATION walpost`, true},
 		"swapped, added later":     {`BEGIN; ` + rename + `; ` + like + `; COMMIT; ALTER PUBLICATION walpost ADD TABLE outbox_messages`, true},
 		"dropped and made anew":    {rename + `; ` + like + `; DROP TABLE outbox_messages_old`, true},
+		"added with a change":      {`BEGIN; ALTER PUBLICATION walpost DROP TABLE outbox_messages; COMMIT; BEGIN; ALTER PUBLICATION walpost ADD TABLE outbox_messages; ALTER TABLE outbox_messages SET (fillfactor = 90); COMMIT`, true},
 		"swapped at once":          {`BEGIN; ` + rename + `; ` + like + `; ALTER PUBLICATION walpost ADD TABLE outbox_messages; COMMIT`, false},
 		"another one beside it":    {`ALTER PUBLICATION walpost ADD TABLE outbox_messages_dlq`, false},
 		"altered":                  {`ALTER TABLE outbox_messages ADD COLUMN more TEXT; CREATE INDEX ON outbox_messages (more); TRUNCATE outbox_messages`, false},

@@ -16,6 +16,7 @@ import (
 // row of a catalog that is written anew has another xmin.
 type membership struct {
 	publication string
+	oid         uint32   // of the table
 	relation    string   // with its place in a partition tree
 	member      string   // by what the publication has the table; "" where by nothing of the table's own
 	members     []string // all such, of every table
@@ -35,12 +36,12 @@ func readMembership(ctx context.Context, conn *pgx.Conn, publication string, t *
 		s AS (`+schemas+`),
 		r AS (SELECT r.prrelid, r.xmin, concat('table ', r.prrelid, ' ', r.oid, ' ', r.xmin) AS member FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid),
 		a AS (SELECT 'all' AS member FROM p WHERE puballtables)
-		SELECT coalesce((SELECT concat(oid, ' ', xmin) FROM p), ''),
+		SELECT coalesce((SELECT concat(oid, ' ', xmin) FROM p), ''), coalesce((SELECT oid FROM c), 0::oid),
 			coalesce((SELECT concat(version, ' ', ARRAY(SELECT relid::oid FROM pg_partition_ancestors(oid) relid)) FROM c), ''),
 			coalesce((SELECT member FROM a), (SELECT member FROM r JOIN c ON r.prrelid = c.oid), (SELECT member FROM s JOIN c ON s.pnnspid = c.relnamespace), ''),
 			ARRAY(SELECT member FROM a UNION ALL SELECT member FROM r UNION ALL SELECT member FROM s ORDER BY 1),
 			coalesce((SELECT r.xmin = c.xmin FROM r JOIN c ON r.prrelid = c.oid), false)`, publication, t.SQL()).
-		Scan(&m.publication, &m.relation, &m.member, &m.members, &m.together)
+		Scan(&m.publication, &m.oid, &m.relation, &m.member, &m.members, &m.together)
 	if err != nil {
 		return m, fmt.Errorf("read how publication %q has %s: %w", publication, t, err)
 	}
@@ -53,9 +54,10 @@ func (m membership) equal(other membership) bool {
 }
 
 // continues reports whether the publication has had the table of that name without a gap since an
-// earlier look, as far as the catalogs tell: by the same entry, or by one that is as old as the table.
+// earlier look, as far as the catalogs tell: by the same entry, or by one that is as old as another table
+// of that name. An entry of the same table may be as old as any change of it.
 func (m membership) continues(earlier membership) bool {
-	return m.publication == earlier.publication && m.member != "" && (slices.Contains(earlier.members, m.member) || m.together)
+	return m.publication == earlier.publication && m.member != "" && (slices.Contains(earlier.members, m.member) || m.together && m.oid != earlier.oid)
 }
 
 // PublicationLook says whether a publication brings every row of the tables.
