@@ -383,3 +383,18 @@ func TestLostRowsWithoutRecords(t *testing.T) {
 	x.quiet("missed_rows")
 	x.quietBut("events_lost")
 }
+
+// TestMarksBeforeTheirMessages: where all marks are from long before the messages, as where the NATS server's clock is
+// ahead, nothing can be compared, and an alarm says so.
+func TestMarksBeforeTheirMessages(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 5)
+	r.pending(0)
+	r.passes(r.here())
+	x.halt()
+	r.exec(`UPDATE outbox_messages SET processed_at = processed_at - interval '2 hours'`)
+	x = r.start().streaming()
+	x.alarmed("comparison_given_up")
+}
