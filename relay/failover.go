@@ -21,8 +21,8 @@ func (r *Relay) mayLackRecords(sys stream.System, s *seen) bool {
 }
 
 // answerFirst delivers or records, in the order of the tables, everything that is pending. Its
-// messages carry the timeline of the tail, as all that are sent while no WAL is read: a start after
-// a crash on the way finds the old one, and begins again.
+// messages carry the timeline of the tail, or the one before the server's, as all that are sent while no
+// WAL is read: a start after a crash on the way finds the old one, and begins again.
 func (r *Relay) answerFirst(ctx, held context.Context, db *fallback.DB, sys stream.System) error {
 	r.log.Info("the server has been promoted since the newest message: the tables are answered before its WAL is read",
 		zap.Uint32("timeline", sys.Timeline))

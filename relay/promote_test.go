@@ -128,3 +128,34 @@ func (l *ledger) survived(leftAt outbox.LSN, wantPhantoms int64) {
 		l.rig.t.Errorf("the relay has reported %d phantoms, want %d", wantPhantoms, phantoms)
 	}
 }
+
+// TestAnswersBeforeAnyTail: on a promoted server the tables are answered before its WAL is read, and no message says
+// otherwise until they are: a start after a crash on the way would take it for the answer.
+func TestAnswersBeforeAnyTail(t *testing.T) {
+	testenv.Cluster(t, func(t *testing.T, primary *testenv.Postgres) {
+		r := newRig(t, primary)
+		standby := primary.NewStandby(t, "sb", nil)
+		db := r.query1(`SELECT current_database()::text`)
+		eventually(t, "the standby has the database", func() bool {
+			return r.query1(`SELECT coalesce((SELECT replay_lsn >= pg_current_wal_insert_lsn() FROM pg_stat_replication WHERE application_name = 'sb'), false)`) == "true"
+		})
+		r.must(primary.Stop(t.Context(), testenv.Immediate))
+		r.must(standby.Promote(t.Context()))
+		r.pg, r.url = standby, standby.URL(db)
+		r.cfg.PostgresURL = r.url
+		r.put(1, 3)
+		r.exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, r.cfg.Slot)
+		r.start().streaming()
+		r.pending(0)
+		r.put(4, 5)
+		r.pending(0)
+		r.storedIs(1, 5)
+		for i, m := range r.stored() {
+			p, err := outbox.ParsePosition(m.Header.Get(publish.PositionHeader))
+			r.must(err)
+			if want := uint32(1 + i/3); p.Timeline != want {
+				t.Errorf("message %d says timeline %d, want %d", i+1, p.Timeline, want)
+			}
+		}
+	})
+}

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -381,8 +382,8 @@ func (s *session) finish(ctx context.Context, cause error) error {
 
 func (s *session) newLane(ctx context.Context, info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
 	r, timeline := s.r, sys.Timeline
-	if s.wal == nil && seen.tail.Timeline > 0 {
-		timeline = seen.tail.Timeline // see answerFirst
+	if s.wal == nil { // see answerFirst
+		timeline = cmp.Or(seen.tail.Timeline, sys.Parent(), timeline)
 	}
 	lane, err := publish.NewLane(ctx, publish.LaneConfig{
 		Conn: r.nc, Stream: r.stream, Subjects: r.subjects, Envelope: r.envelope,

@@ -67,6 +67,14 @@ func parseHistory(content []byte) (map[uint32]outbox.LSN, error) {
 	return history, lines.Err()
 }
 
+// Parent is the timeline that the present one branched off from, 0 where none is known.
+func (s System) Parent() (timeline uint32) {
+	for tl := range s.History {
+		timeline = max(timeline, tl)
+	}
+	return timeline
+}
+
 // Phantom reports whether a position names WAL that this server never had: a
 // transaction of a timeline that was left before it committed.
 func (s System) Phantom(p outbox.Position) bool {
