@@ -269,6 +269,29 @@ func (db *DB) InsertLSN(ctx context.Context) (outbox.LSN, error) {
 	return outbox.ParseLSN(s)
 }
 
+// Running tells of the transactions with an id the oldest that a snapshot has as running, or the next one, and the
+// newest that is running, or 0. One whose commit waits for a synchronous standby is running, wherever its WAL is.
+func (db *DB) Running(ctx context.Context) (oldest, newest uint64, err error) {
+	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		var xmin, xid string
+		err := conn.QueryRow(ctx, `SELECT pg_snapshot_xmin(pg_current_snapshot())::text, coalesce((SELECT l.transactionid::text FROM pg_locks l
+			WHERE l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock' ORDER BY age(l.transactionid) LIMIT 1), '')`).Scan(&xmin, &xid)
+		if err != nil {
+			return err
+		}
+		if oldest, err = strconv.ParseUint(xmin, 10, 64); err != nil || xid == "" {
+			return err
+		}
+		n, err := strconv.ParseUint(xid, 10, 32)
+		newest = db.fullXID(uint32(n))
+		return err
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("read running transactions: %w", err)
+	}
+	return oldest, newest, nil
+}
+
 // Cut ends the connection under a statement that hangs, which only the server knows the
 // outcome of then.
 func (db *DB) Cut() { _ = db.conn.PgConn().Conn().Close() }

@@ -131,15 +131,22 @@ type published struct {
 	// proven is an LSN: every row that was committed before it was inserted into a table that the
 	// publication had. With mark none nothing is confirmed past it.
 	proven outbox.LSN
-	// next is proven by the next check. Not by the one that has read it: a transaction that has just
-	// committed a change, and rows beside it, may not be visible yet.
-	next outbox.LSN
+	// next is proven by a check after running is over, the newest transaction at that time. Not by the one
+	// that has read it: a transaction that has committed a change, and rows beside it, may not be visible
+	// yet, and is not as long as its commit waits for a synchronous standby.
+	next    outbox.LSN
+	running uint64
+	// of is the server whose LSNs these are.
+	of stream.System
 	// gap is why nothing more can be proven in this process (mark none).
 	gap error
 }
 
 // begin limits what a session may confirm to what is proven.
 func (p *published) begin(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
+	if sys := wal.System(); sys.ID != p.of.ID || sys.Timeline != p.of.Timeline {
+		p.of, p.proven, p.next, p.running = sys, 0, 0, 0
+	}
 	if p.r.bare() {
 		wal.Tracker().Limit(p.proven)
 	}
@@ -150,6 +157,10 @@ func (p *published) begin(ctx context.Context, db *fallback.DB, wal *stream.Sess
 // snapshot, that nothing has changed since then, or nothing that left a gap.
 func (p *published) check(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
 	end, err := db.InsertLSN(ctx)
+	if err != nil {
+		return err
+	}
+	oldest, newest, err := db.Running(ctx)
 	if err != nil {
 		return err
 	}
@@ -166,7 +177,9 @@ func (p *published) check(ctx context.Context, db *fallback.DB, wal *stream.Sess
 		p.gap = look.Gap()
 	}
 	if p.gap == nil {
-		p.proven, p.next = p.next, end
+		if oldest > p.running {
+			p.proven, p.next, p.running = p.next, end, newest
+		}
 		wal.Tracker().Limit(p.proven)
 		return nil
 	}
