@@ -437,15 +437,15 @@ func TestFetchIsBounded(t *testing.T) {
 		ids = append(ids, strconv.Itoa(n+1))
 	}
 	for calls := 0; len(ids) > 0; calls++ {
-		rows, more, err := db.Fetch(t.Context(), b.table, ids, 2<<20)
+		f, err := db.Fetch(t.Context(), b.table, ids, 2<<20)
 		b.must(err)
-		if len(rows) == 0 || len(rows) > 8 || more != (len(rows) < len(ids)) || calls > 3 {
-			t.Fatalf("call %d: %d rows of %d, more is %t", calls, len(rows), len(ids), more)
+		if len(f.Rows) == 0 || len(f.Rows) > 8 || len(f.Rows) != f.N || calls > 3 {
+			t.Fatalf("call %d: %d rows of %d, %d are dealt with", calls, len(f.Rows), len(ids), f.N)
 		}
-		if got := string(rows[0].Values[outbox.ID]); got != ids[0] {
+		if got := string(f.Rows[0].Values[outbox.ID]); got != ids[0] {
 			t.Fatalf("it begins with row %s, not %s", got, ids[0])
 		}
-		ids = ids[len(rows):]
+		ids = ids[f.N:]
 	}
 }
 

@@ -11,11 +11,11 @@ import (
 )
 
 // Kept begins the last_error of a dead row that stays in its outbox because it is too
-// large to be moved. It has a dead letter, is not tried again, and holds no other row.
+// large to be moved, or the server cannot send it. It has a dead letter, is not tried again, and holds no other row.
 const Kept = "kept: "
 
 // keptNote follows the failure in the dead letter of such a row.
-const keptNote = "; the row is too large to be moved, and is still in its outbox"
+const keptNote = "; the row cannot be moved, and is still in its outbox"
 
 // OmittedKey is the key under which a dead letter's original names the columns that it
 // lacks. No retry can put such a row back.
@@ -48,20 +48,20 @@ func (db *DB) bury(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict,
 	case len(rows) > 1 && (large || bytes > mostMoved):
 		return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.bury(ctx, t, half) })
 	case large:
-		return db.record(ctx, t, rows, keepSQL(t, db.own.deadLetters))
+		return db.keep(ctx, t, rows)
 	}
 	verdicts, err := db.record(ctx, t, rows, burySQL(t, db.own.deadLetters))
 	switch {
-	case !mayBeLess(err):
+	case !mayBeLess(err) && !isUnreadable(err):
 		return verdicts, err
 	case len(rows) > 1:
 		return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.bury(ctx, t, half) })
-	case !overLimit(err): // it may be the row's fault, or the server's trouble
-		if large, unknown := db.isLarge(ctx, t, rows[0].Ref.ID); unknown != nil || !large {
+	case !overLimit(err): // it may be the row's fault, a trigger's, or the server's trouble
+		if stays, unknown := db.cannotMove(ctx, t, rows[0].Ref.ID); unknown != nil || !stays {
 			return nil, err
 		}
 	}
-	return db.record(ctx, t, rows, keepSQL(t, db.own.deadLetters))
+	return db.keep(ctx, t, rows)
 }
 
 // inHalves settles rows in two statements.
@@ -74,8 +74,20 @@ func inHalves(rows []Row, settle func([]Row) ([]Verdict, error)) ([]Verdict, err
 	return append(first, second...), err
 }
 
-// isLarge reports whether the row with this id is too large to be moved, whatever columns it has.
-func (db *DB) isLarge(ctx context.Context, t *outbox.Table, id string) (large bool, err error) {
+// keep leaves a row where it is, and says so in a dead letter with as much of it as can be.
+func (db *DB) keep(ctx context.Context, t *outbox.Table, row []Row) (verdicts []Verdict, err error) {
+	for _, original := range []string{shownSQL(t), namedSQL(t)} { // its values may have no text
+		verdicts, err = db.record(ctx, t, row, keepSQL(t, db.own.deadLetters, original))
+		if !isUnreadable(err) {
+			break
+		}
+	}
+	return verdicts, err
+}
+
+// cannotMove reports whether the row with this id is too large to be moved, or has a value that the
+// server cannot render, whatever columns it has.
+func (db *DB) cannotMove(ctx context.Context, t *outbox.Table, id string) (stays bool, err error) {
 	var f tableFacts
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error { return f.readColumns(ctx, conn, t) })
 	if err != nil {
@@ -85,12 +97,12 @@ func (db *DB) isLarge(ctx context.Context, t *outbox.Table, id string) (large bo
 	for name := range f.types {
 		size += " + coalesce(" + lengthSQL("t."+outbox.QuoteIdent(name)) + ", 0)"
 	}
-	err = db.row(ctx, []any{&large}, fmt.Sprintf(`SELECT coalesce((SELECT %s > %d FROM %s t WHERE t.%s = $1::text::%s LIMIT 1), false)`,
+	err = db.row(ctx, []any{&stays}, fmt.Sprintf(`SELECT coalesce((SELECT %s > %d FROM %s t WHERE t.%s = $1::text::%s LIMIT 1), false)`,
 		size, mostMoved, t.SQL(), t.Column(outbox.ID), t.IDType), id)
-	if overLimit(err) {
+	if isUnreadable(err) {
 		return true, nil
 	}
-	return large, err
+	return stays, err
 }
 
 // overLimit reports whether the server has met a value that is longer than it can handle, 1 GB.
@@ -105,8 +117,8 @@ func mayBeLess(err error) bool { return overLimit(err) || TooLong(err) || Code(e
 
 // keepSQL notes in a row that it is dead and stays where it is, and writes a dead letter
 // that names it, once. Where the layout has no columns for that, it stays pending: see unkeptSQL.
-func keepSQL(t *outbox.Table, letters string) string {
-	returning := "t." + t.Column(outbox.ID) + " AS id, " + shownSQL(t) + " AS original"
+func keepSQL(t *outbox.Table, letters, original string) string {
+	returning := "t." + t.Column(outbox.ID) + " AS id, " + original + " AS original"
 	same := sameSQL(t) + " AND " + unkeptSQL(t, letters)
 	change := fmt.Sprintf(`SELECT %s FROM %s t WHERE %s`, returning, t.SQL(), freeSQL(t))
 	if t.Layout.Records() {
@@ -143,4 +155,17 @@ func shownSQL(t *outbox.Table) string {
 	}
 	return fmt.Sprintf("json_build_object(%s, '%s', array_remove(ARRAY[%s]::text[], NULL), '%s', concat(t.xmin))",
 		strings.Join(pairs, ", "), OmittedKey, strings.Join(long, ", "), KeptKey)
+}
+
+// namedSQL is the part of a row that its dead letter shows where the server cannot render what it
+// holds: its id, and the names of the other columns.
+func namedSQL(t *outbox.Table) string {
+	var names []string
+	for f := outbox.ID + 1; f < outbox.NumFields; f++ {
+		if t.Layout.Has(f) {
+			names = append(names, quoteLiteral(t.Layout.Columns[f]))
+		}
+	}
+	return fmt.Sprintf("json_build_object(%s, concat(t.%s), '%s', ARRAY[%s]::text[], '%s', concat(t.xmin))",
+		quoteLiteral(t.Layout.Columns[outbox.ID]), t.Column(outbox.ID), OmittedKey, strings.Join(names, ", "), KeptKey)
 }

@@ -33,12 +33,12 @@ func TestFetchOmits(t *testing.T) {
 		('order', 6, 'gigabyte', ` + digits + `, NULL)`)
 	var got []*outbox.Event
 	for ids := []string{"1", "2", "3", "4", "5", "6"}; len(ids) > 0; {
-		rows, more, err := b.db.Fetch(t.Context(), b.table, ids, 1<<20)
+		f, err := b.db.Fetch(t.Context(), b.table, ids, 1<<20)
 		b.must(err)
-		if got = append(got, rows...); !more && len(got) != 6 || len(rows) == 0 {
-			t.Fatalf("%d rows of %d, more is %t", len(rows), len(ids), more)
+		if got = append(got, f.Rows...); len(f.Rows) == 0 || len(f.Rows) != f.N {
+			t.Fatalf("%d rows of %d, %d are dealt with", len(f.Rows), len(ids), f.N)
 		}
-		ids = ids[len(rows):]
+		ids = ids[f.N:]
 	}
 	for i, want := range [][]outbox.Omitted{
 		nil,
@@ -140,9 +140,9 @@ func TestKeptWithoutRecord(t *testing.T) {
 		}
 	}
 	row := func() fallback.Row {
-		rows, _, err := b.db.Fetch(t.Context(), bare, []string{"1"}, 1<<20)
+		f, err := b.db.Fetch(t.Context(), bare, []string{"1"}, 1<<20)
 		b.must(err)
-		r := fallback.RowOf(rows[0])
+		r := fallback.RowOf(f.Rows[0])
 		r.Failure, r.Polled = "size: too large", true
 		return r
 	}()
@@ -191,7 +191,7 @@ func TestAnOutageKeepsNoRow(t *testing.T) {
 			('order', 1, 'a', (SELECT jsonb_agg('1e131071'::jsonb) FROM generate_series(1, 40)), NULL), ('order', 2, 'a', '{}', repeat('x', 17 << 20));
 		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(10); RETURN OLD; END $$;
 		CREATE TRIGGER slow BEFORE DELETE ON outbox_messages FOR EACH ROW EXECUTE FUNCTION slow()`)
-	rows, _, err := b.db.Fetch(t.Context(), b.table, []string{"1", "2"}, 64<<20)
+	f, err := b.db.Fetch(t.Context(), b.table, []string{"1", "2"}, 64<<20)
 	b.must(err)
 	limit := func(ms int) {
 		b.must(b.db.Use(t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
@@ -200,12 +200,12 @@ func TestAnOutageKeepsNoRow(t *testing.T) {
 		}))
 	}
 	limit(2)
-	if rows, _, err := b.db.Fetch(t.Context(), b.table, []string{"1"}, 1<<20); !fallback.TooLong(err) {
-		t.Errorf("without time are fetched %v, %v", rows, err)
+	if f, err := b.db.Fetch(t.Context(), b.table, []string{"1"}, 1<<20); !fallback.TooLong(err) {
+		t.Errorf("without time are fetched %v, %v", f.Rows, err)
 	}
 	limit(2000)
 	for i, want := range []string{"", "kept: subject: none"} {
-		row := fallback.RowOf(rows[i])
+		row := fallback.RowOf(f.Rows[i])
 		row.Failure, row.Polled = "subject: none", true
 		if _, err := b.db.Park(t.Context(), b.table, []fallback.Row{row}, fallback.Retry{}); fallback.TooLong(err) != (want == "") {
 			t.Errorf("row %d is buried: %v", i+1, err)
@@ -245,9 +245,9 @@ func TestCastsOfATypesOwner(t *testing.T) {
 	if err != nil || len(cs) != 2 {
 		t.Errorf("pending are %v, %v", cs, err)
 	}
-	rows, _, err := b.db.Fetch(t.Context(), table, []string{"1", "2"}, 150)
+	f, err := b.db.Fetch(t.Context(), table, []string{"1", "2"}, 150)
 	b.must(err)
-	for _, ev := range rows {
+	for _, ev := range f.Rows {
 		row := fallback.RowOf(ev)
 		row.Failure, row.Polled = "size: too large", true
 		_, err := b.db.Park(t.Context(), table, []fallback.Row{row}, fallback.Retry{})

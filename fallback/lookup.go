@@ -40,7 +40,8 @@ func (s State) Publish() bool {
 }
 
 // LookUp reads the state of rows of one table. An id that the table's id type
-// cannot hold is no row of it.
+// cannot hold is no row of it. A row whose content the server cannot render is another
+// one by now: it has rendered that of the row which the caller knows.
 func (db *DB) LookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
 	states := make([]State, 0, len(rows))
 	err := portions[Row]{
@@ -50,18 +51,31 @@ func (db *DB) LookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State,
 			states = append(states, some...)
 			return err
 		},
-		alone: func(_ Row, err error) error {
+		alone: func(row Row, err error) error {
 			if err := db.explainRefusal(ctx, t, err); errors.Is(err, ErrTableChanged) {
 				return err
 			}
-			states = append(states, State{Visible: true})
-			return nil
+			exists, err := db.exists(ctx, t, row.Ref.ID)
+			states = append(states, State{Exists: exists, Visible: true})
+			return err
 		},
 	}.run(rows)
 	if err != nil {
 		return nil, err
 	}
 	return states, nil
+}
+
+// exists reports whether the table has a row with an id, whatever else is in it.
+func (db *DB) exists(ctx context.Context, t *outbox.Table, id string) (exists bool, err error) {
+	err = db.row(ctx, []any{&exists}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s = $1::text::%s)`, t.SQL(), t.Column(outbox.ID), t.IDType), id)
+	if isUnreadable(err) {
+		return false, nil // it is none
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for row %q of %s: %w", id, t, err)
+	}
+	return exists, nil
 }
 
 // lookUp reads the states in one snapshot.

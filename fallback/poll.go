@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walpost/walpost/outbox"
 )
@@ -214,25 +216,63 @@ func (db *DB) keys(ctx context.Context, sql string, each func(outbox.AggregateKe
 // fetchBytes is how much of the rows' values Fetch keeps.
 const fetchBytes = 8 << 20
 
+// Fetched is what Fetch has read.
+type Fetched struct {
+	// N is how many of the ids it has dealt with, at least one: not all, where rows turn out to be large.
+	N    int
+	Rows []*outbox.Event
+	// Unreadable are rows that the server cannot send, by their ids, with what it said.
+	Unreadable map[string]error
+}
+
 // Fetch reads rows that are still pending, in the order of their ids. Rows that
 // somebody has locked are left out, and so are those that are gone or marked. No
-// lock stays when it returns. Where the rows turn out to be large it returns the
-// first of them only, at least one, and says that there are more.
+// lock stays when it returns.
 //
 // mostPayload is the longest payload that is fetched, in bytes. What is longer, and what
 // is too long for a header, is left out of the event (outbox.Event.Omitted).
-func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int) (rows []*outbox.Event, more bool, err error) {
-	rows, more, err = db.fetch(ctx, t, ids, mostPayload, lengthSQL)
-	switch {
-	case len(ids) == 1 && overLimit(err):
-		return db.fetch(ctx, t, ids, mostPayload, overLimitSQL)
-	case len(ids) == 1 || !mayBeLess(err):
-		return rows, more, err
+func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int) (f Fetched, err error) {
+	more := false
+	read := func(ids []string, length func(string) string) (err error) {
+		if more {
+			return nil
+		}
+		var rows []*outbox.Event
+		if rows, more, err = db.fetch(ctx, t, ids, mostPayload, length); err != nil {
+			return err
+		}
+		f.Rows, f.N = append(f.Rows, rows...), f.N+len(ids)
+		if more {
+			last := slices.Index(ids, string(rows[len(rows)-1].Values[outbox.ID]))
+			f.N += max(last+1, 1) - len(ids) // an id may be equal to another one by its collation
+		}
+		return nil
 	}
-	if rows, _, err = db.Fetch(ctx, t, ids[:len(ids)/2], mostPayload); err != nil || len(rows) > 0 {
-		return rows, true, err
+	err = portions[string]{
+		size: &db.portion, spoils: func(err error) bool { return isUnreadable(err) || mayBeLess(err) },
+		do: func(ids []string) error { return read(ids, lengthSQL) },
+		alone: func(id string, err error) error {
+			if overLimit(err) {
+				err = read([]string{id}, overLimitSQL)
+			}
+			var said *pgconn.PgError
+			if !isUnreadable(err) || !errors.As(err, &said) {
+				return err
+			}
+			if _, _, fault := db.fetch(ctx, t, nil, mostPayload, lengthSQL); fault != nil {
+				return err // not the row's
+			}
+			if f.Unreadable == nil {
+				f.Unreadable = map[string]error{}
+			}
+			f.Unreadable[id], f.N = said, f.N+1
+			return nil
+		},
+	}.run(ids)
+	if err != nil {
+		return Fetched{}, err
 	}
-	return db.Fetch(ctx, t, ids[len(ids)/2:], mostPayload)
+	return f, nil
 }
 
 // fetch is Fetch with the expression for a value's length.

@@ -35,11 +35,16 @@ type portions[T any] struct {
 	size  *portionSize
 	bytes func(T) int // nil: not known
 	do    func([]T) error
+	// spoils reports whether an error may be due to one of the items. nil: isUnreadable.
+	spoils func(error) bool
 	// alone returns nil where the others may go on. nil: an item is no reason for an error.
 	alone func(T, error) error
 }
 
 func (p portions[T]) run(items []T) error {
+	if p.spoils == nil {
+		p.spoils = isUnreadable
+	}
 	spoilt := len(items) // a portion that long holds an item that spoils it
 	for len(items) > 0 {
 		n := p.next(items[:min(len(items), spoilt, p.size.most())])
@@ -53,10 +58,10 @@ func (p portions[T]) run(items []T) error {
 		case TooLong(err) && n > 1:
 			p.size.rows.Store(int64(n / 2))
 			continue
-		case TooLong(err):
-			// Not the server's code: the next try would take as long.
-			return fmt.Errorf("a single row takes longer than %s: %v", statementLimit, err)
-		case !isValue(err) || p.alone == nil:
+		case p.alone == nil || !p.spoils(err):
+			if TooLong(err) { // not the server's code: the next try would take as long
+				return fmt.Errorf("a single row takes longer than %s: %v", statementLimit, err)
+			}
 			return err
 		case n > 1:
 			spoilt = n / 2
@@ -89,5 +94,9 @@ func (p portions[T]) next(items []T) int {
 // TooLong reports whether a statement met its time limit: a smaller one may not.
 func TooLong(err error) bool { return Code(err) == "57014" }
 
-// isValue reports whether a statement failed for a value, such as an id that the column's type cannot hold.
-func isValue(err error) bool { return strings.HasPrefix(Code(err), "22") }
+// isUnreadable reports whether a statement failed for a value: an id that the column's type cannot hold,
+// or what a row holds, where it cannot be converted or rendered as text, or is longer than 1 GB as text.
+func isUnreadable(err error) bool {
+	code := Code(err)
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || strings.HasPrefix(code, "XX")
+}

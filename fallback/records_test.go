@@ -51,8 +51,9 @@ func TestAggregateKeys(t *testing.T) {
 	for _, c := range cs {
 		ids = append(ids, c.ID)
 	}
-	events, _, err := b.db.Fetch(t.Context(), table, ids, 1<<20)
+	f, err := b.db.Fetch(t.Context(), table, ids, 1<<20)
 	b.must(err)
+	events := f.Rows
 	if len(cs) != len(names)+1 || len(events) != len(cs) {
 		t.Fatalf("%d candidates and %d events, want %d", len(cs), len(events), len(names)+1)
 	}
@@ -132,10 +133,10 @@ func TestAggregatesOfAnyType(t *testing.T) {
 
 	b.exec(`INSERT INTO strange (tenant, kind, aggregate, event_type, payload) VALUES
 		('a', 'order', 'One', 'x', 'y'), (NULL, 'order', 'One', 'x', 'y'), ('a', 'Account', 'one', 'x', 'y'), ('b', 'order', 'one', 'x', 'y')`)
-	events, _, err := b.db.Fetch(t.Context(), table, []string{"1", "2", "3", "4"}, 1<<20)
+	fetched, err := b.db.Fetch(t.Context(), table, []string{"1", "2", "3", "4"}, 1<<20)
 	b.must(err)
 	b.exec(`UPDATE strange SET last_error = 'subject: x' WHERE id < 4; DELETE FROM called`)
-	have, err := b.db.HaveRecords(t.Context(), table, events)
+	have, err := b.db.HaveRecords(t.Context(), table, fetched.Rows)
 	b.must(err)
 	if want := []bool{true, true, true, false}; !slices.Equal(have, want) {
 		t.Errorf("have records: %t, want %t", have, want)

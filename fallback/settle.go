@@ -204,15 +204,25 @@ func rowBytes(r Row) int { return r.Bytes }
 // reports of a portion of them stems from one snapshot.
 func (db *DB) settle(ctx context.Context, t *outbox.Table, rows []Row, sql string) ([]Verdict, error) {
 	verdicts := make([]Verdict, 0, len(rows))
-	err := portions[Row]{size: &db.portion, bytes: rowBytes, do: func(rows []Row) error {
-		return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-			some, err := db.settleIn(ctx, conn, rows, sql)
-			if err == nil {
-				verdicts = append(verdicts, some...)
+	err := portions[Row]{
+		size: &db.portion, bytes: rowBytes,
+		do: func(rows []Row) error {
+			return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+				some, err := db.settleIn(ctx, conn, rows, sql)
+				if err == nil {
+					verdicts = append(verdicts, some...)
+				}
+				return err
+			})
+		},
+		alone: func(row Row, err error) error { // a trigger may have raised it
+			if states, e := db.LookUp(ctx, t, []Row{row}); e != nil || !states[0].Exists || states[0].Same {
+				return err
 			}
-			return err
-		})
-	}}.run(rows)
+			verdicts = append(verdicts, Done)
+			return nil
+		},
+	}.run(rows)
 	if err != nil {
 		return nil, fmt.Errorf("settle rows of %s: %w", t, db.explainRefusal(ctx, t, err))
 	}

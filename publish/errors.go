@@ -15,11 +15,12 @@ const (
 	RowHeaders    = "headers"    // an attribute is missing or the headers are too large
 	RowSize       = "size"       // the message is larger than the server or the stream takes
 	RowEncoding   = "encoding"   // a value is no UTF-8
+	RowUnreadable = "unreadable" // the database cannot send a value of the row
 	RowDuplicate  = "duplicate"  // JetStream took it for another message that it no longer has
 )
 
 // RowClasses are all of them.
-var RowClasses = []string{RowSubject, RowUncovered, RowPermission, RowHeaders, RowSize, RowEncoding, RowDuplicate}
+var RowClasses = []string{RowSubject, RowUncovered, RowPermission, RowHeaders, RowSize, RowEncoding, RowUnreadable, RowDuplicate}
 
 // RowError is a row's own fault: it would come back however often the row was
 // sent, so the row is parked and the lane goes on. Nothing else is a RowError,

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 
@@ -39,15 +40,13 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 	for i, c := range cs {
 		ids[i] = c.ID
 	}
-	rows, more, err := l.db.Fetch(ctx, t, ids, l.lane.MostPayload())
+	fetched, err := l.db.Fetch(ctx, t, ids, l.lane.MostPayload())
 	if err != nil {
 		return 0, err
 	}
-	if more {
-		last := slices.Index(ids, string(rows[len(rows)-1].Values[outbox.ID]))
-		cs, ids = cs[:last+1], ids[:last+1]
-	}
-	if err := l.findLocked(ctx, t, p, ids, rows); err != nil {
+	cs, ids = cs[:fetched.N], ids[:fetched.N]
+	rows := fetched.Rows
+	if err := l.findLocked(ctx, t, p, ids, fetched); err != nil {
 		return 0, err
 	}
 	asked, err := l.askRecords(ctx, t, rows...)
@@ -66,6 +65,11 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 		}
 		if c.Early {
 			p.blocked[of] = of.ordered()
+		}
+		if err := fetched.Unreadable[c.ID]; err != nil && !c.Early && !p.blocked[of] {
+			if err := l.parkUnreadable(ctx, p, t, c, err); err != nil {
+				return 0, err
+			}
 		}
 		if len(byID[c.ID]) == 0 || c.Early || p.blocked[of] {
 			continue
@@ -119,13 +123,16 @@ func (l *loop) isHeld(ctx context.Context, ev *outbox.Event, asked asOf) (bool, 
 }
 
 // findLocked notes which of the rows that could not be read are locked.
-func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []string, rows []*outbox.Event) error {
-	if len(rows) == len(ids) {
-		return nil
-	}
+func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []string, f fallback.Fetched) error {
 	got := map[string]bool{}
-	for _, ev := range rows {
+	for _, ev := range f.Rows {
 		got[string(ev.Values[outbox.ID])] = true
+	}
+	for id := range f.Unreadable {
+		got[id] = true
+	}
+	if len(got) == len(ids) {
+		return nil
 	}
 	missing := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return got[id] })
 	pending, err := l.db.StillPending(ctx, t, missing)
@@ -186,6 +193,21 @@ func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bo
 		p.missed = append(p.missed, row.Ref.ID)
 	}
 	return nil
+}
+
+// parkUnreadable records the failure of a row that the server cannot send. The search has found
+// its id and its aggregate, which is all that a record needs.
+func (l *loop) parkUnreadable(ctx context.Context, p *pass, t *outbox.Table, c fallback.Candidate, why error) error {
+	of := aggregate{t, c.Aggregate}
+	failure := &publish.RowError{Class: publish.RowUnreadable, Reason: fmt.Sprintf("the database cannot send the row: %+.200q", why)}
+	row := fallback.Row{
+		Ref: outbox.Ref{Table: t, ID: c.ID, Hash: outbox.UnknownHash}, Failure: failure.Error(),
+		Polled: c.Recorded, Attempts: c.Attempts,
+	}
+	p.blocked[of] = l.r.cfg.OnPoison != Skip && of.ordered()
+	p.add()
+	l.r.refused(row.Ref, "", failure)
+	return l.settler.park(ctx, row, of, p)
 }
 
 func attemptsOf(ev *outbox.Event) int {

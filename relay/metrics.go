@@ -66,6 +66,7 @@ var alarmNames = []string{
 	"table_unfit",
 	"undecodable",
 	"unpublished",
+	"unsendable",
 	"wal_lost",
 	"walsender_silent",
 }

@@ -135,10 +135,11 @@ type known struct {
 	batchesAt time.Time
 	conn      string // the connection to NATS that the last session began on
 	// unusable is why the last session's slot is to be made anew.
-	unusable error
-	stuck    stuck // starts that ended alike
-	begun    bool  // it was asked whether this is a first start
-	judged   bool  // and whether the slot that is there can be another program's
+	unusable   error
+	unsendable unsendable
+	stuck      stuck // starts that ended alike
+	begun      bool  // it was asked whether this is a first start
+	judged     bool  // and whether the slot that is there can be another program's
 	// answered is the timeline on which the tables were answered before the WAL was read.
 	answered uint32
 	// compared is the stream that the last session has compared with the tables, where it
@@ -275,7 +276,7 @@ func (r *Relay) tenure(ctx context.Context) error {
 		return ctx.Err()
 	}
 	// Another relay may have made the slot anew meanwhile, and retried what was refused.
-	r.known.unusable, r.known.compared = nil, compared{}
+	r.known.unusable, r.known.unsendable, r.known.compared = nil, unsendable{}, compared{}
 	clear(r.poison)
 	r.log.Info("active: this relay holds the lock", zap.String("slot", r.cfg.Slot))
 	// Losing the connection that marks ends everything at once, even a session
@@ -342,6 +343,7 @@ func (r *Relay) sessions(ctx, held context.Context, db *fallback.DB) error {
 		if errors.Is(err, errModeChanged) {
 			continue
 		}
+		err = r.countUnsendable(err)
 		r.noticeStuck(err)
 		if !errors.Is(err, stream.ErrSlotActive) {
 			r.metrics.sessions.WithLabelValues(reason(err)).Inc()
@@ -404,6 +406,8 @@ func (r *Relay) sayWhy(err error) {
 		}
 	case errors.Is(err, stream.ErrPublicationSkipped):
 		r.alarm("publication_skipped", "the server left out rows because it could not load the publication: the tables deliver them", zap.Error(err))
+	case errors.Is(err, errUnsendable):
+		r.alarm("unsendable", "the server cannot send a row: the slot is made anew behind it, and the tables deliver", why(err)...)
 	case errors.Is(err, stream.ErrUndecodable):
 		r.alarm("undecodable", "the WAL holds a row that the layout does not fit: the slot is made anew behind it", zap.Error(err))
 	}

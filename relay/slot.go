@@ -96,7 +96,7 @@ func (r *Relay) sayAdopted(ctx context.Context, db *fallback.DB, slot *stream.Sl
 // unusable reports whether a session has ended because of its slot.
 func unusable(err error) bool {
 	return errors.Is(err, errOverBudget) || errors.Is(err, stream.ErrPublicationSkipped) || errors.Is(err, stream.ErrUndecodable) ||
-		errors.Is(err, stream.ErrSlotLost) || errors.Is(err, stream.ErrBeforePublication)
+		errors.Is(err, errUnsendable) || errors.Is(err, stream.ErrSlotLost) || errors.Is(err, stream.ErrBeforePublication)
 }
 
 // checkBudget fails when the slot keeps more WAL than it may, so that it is given
@@ -132,7 +132,7 @@ func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *strea
 	if err := r.dropSlot(ctx, db); err != nil {
 		return err
 	}
-	r.known.unusable, r.known.judged = nil, true
+	r.known.unusable, r.known.unsendable, r.known.judged = nil, unsendable{}, true
 	r.status.own()
 	sys, err := slots.System(ctx)
 	if err != nil {

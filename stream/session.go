@@ -81,6 +81,18 @@ var ErrBeforePublication = errors.New("the slot is older than the publication")
 // makes no event, such as one of a time before a mapped column was added.
 var ErrUndecodable = errors.New("decode WAL")
 
+// Unsendable means that the walsender has failed at what it was about to send: a value that it cannot
+// convert, whose text is longer than 1 GB, or that nothing can be made of (classes 22, 54 and XX). As
+// a rule it fails there each time.
+type Unsendable struct {
+	// After is the end of the last transaction that the session has received, 0 without one.
+	After outbox.LSN
+	Err   error
+}
+
+func (e *Unsendable) Error() string { return e.Err.Error() }
+func (e *Unsendable) Unwrap() error { return e.Err }
+
 // Session is one START_REPLICATION. From Open to Close the standby status goes
 // out every second, read or not.
 type Session struct {
@@ -96,10 +108,11 @@ type Session struct {
 	ticking sync.WaitGroup
 	closing sync.Once
 
-	// The reader's own: the transaction that is being read, and when it was committed,
-	// in microseconds of the server's clock.
+	// The reader's own: the transaction that is being read, when it was committed, in
+	// microseconds of the server's clock, and where the last one has ended.
 	txn       *Txn
 	committed int64
+	ended     outbox.LSN
 
 	// mu guards what follows: up to where everything was received, and who waits
 	// for how far.
@@ -225,8 +238,11 @@ func (s *Session) handle(ctx context.Context, d *decode.Decoder, h Handler, msg 
 		return s.notice(msg)
 	case *pgproto3.ErrorResponse:
 		err := fmt.Errorf("walsender: %w", pgconn.ErrorResponseToPgError(msg))
-		if msg.Code == "42704" {
+		switch class := msg.Code[:min(2, len(msg.Code))]; {
+		case msg.Code == "42704":
 			return fmt.Errorf("%w: %w", ErrBeforePublication, err)
+		case class == "22", class == "54", class == "XX":
+			return &Unsendable{After: s.ended, Err: err}
 		}
 		return err
 	case *pgproto3.ParameterStatus:
@@ -302,7 +318,7 @@ func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, lef
 	case decode.Commit:
 		h.Commit()
 		s.txn.Commit(m.End)
-		s.txn = nil
+		s.txn, s.ended = nil, m.End
 		s.advance(m.End)
 	}
 	return nil

@@ -2,7 +2,6 @@ package verify
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/walpost/walpost/outbox"
@@ -45,15 +44,12 @@ func (v *comparison) judgePending(ctx context.Context) error {
 	for t, ids := range pending {
 		for len(ids) > 0 {
 			part := ids[:min(batch, len(ids))]
-			rows, more, err := v.db.Fetch(ctx, t.Table, part, keptPayload) // those that nobody has locked
+			fetched, err := v.db.Fetch(ctx, t.Table, part, keptPayload) // those that nobody has locked
 			if err != nil {
 				return err
 			}
-			if more {
-				part = part[:slices.Index(part, string(rows[len(rows)-1].Values[outbox.ID]))+1]
-			}
-			ids = ids[len(part):]
-			for _, ev := range rows {
+			ids = ids[fetched.N:]
+			for _, ev := range fetched.Rows {
 				switch {
 				case ev.Values[outbox.LastError] != nil || t.seen.has(string(ev.Values[outbox.ID])):
 				case !proven:

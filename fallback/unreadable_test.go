@@ -1,0 +1,50 @@
+package fallback_test
+
+import (
+	"testing"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// TestRowThatCannotBeRead: what the server cannot render in a row is no reason to take the row
+// for one that is gone, and keeps no other row from being looked up, marked and fetched. Dead, it
+// stays where it is, and its dead letter has its id.
+func TestRowThatCannotBeRead(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	rows := b.insert(5)
+	b.exec(`CREATE CAST (bigint AS timestamptz) WITHOUT FUNCTION`)
+	b.exec(`ALTER TABLE outbox_messages ALTER trace_id TYPE timestamptz USING NULL`)
+	b.exec(`UPDATE outbox_messages SET trace_id = (-9000000000000000000)::bigint::timestamptz WHERE id = 3`)
+
+	states, err := b.db.LookUp(t.Context(), b.table, rows)
+	b.must(err)
+	for i, s := range states {
+		if good := i != 2; !s.Exists || s.Same != good || s.Publish() != good {
+			t.Errorf("row %d: %+v, want it to exist, and to be what it was: %t", i+1, s, good)
+		}
+	}
+	fetched, err := b.db.Fetch(t.Context(), b.table, []string{"1", "2", "3", "4", "5"}, 1<<20)
+	b.must(err)
+	if fetched.N != 5 || len(fetched.Rows) != 4 || len(fetched.Unreadable) != 1 || fallback.Code(fetched.Unreadable["3"]) != "22008" {
+		t.Errorf("of %d rows %d were fetched, unreadable are %v, want row 3 alone", fetched.N, len(fetched.Rows), fetched.Unreadable)
+	}
+	verdicts, err := b.db.Mark(t.Context(), b.table, rows)
+	b.must(err)
+	b.want(verdicts, fallback.Done, fallback.Done, fallback.Done, fallback.Done, fallback.Done)
+	if got := b.text(`SELECT string_agg(id::text, ' ') FROM outbox_messages WHERE processed_at IS NULL`); got != "3" {
+		t.Errorf("not marked are %s, want 3", got)
+	}
+	for range 2 { // the second time there is nothing to do
+		verdicts, err = b.db.Park(t.Context(), b.table, []fallback.Row{{
+			Ref: outbox.Ref{Table: b.table, ID: "3", Hash: outbox.UnknownHash}, Failure: "unreadable: x", Polled: true,
+		}}, fallback.Retry{})
+		b.must(err)
+		b.want(verdicts, fallback.Done)
+	}
+	got := b.text(`SELECT string_agg(concat_ws('|', row_id, original ->> 'id', original -> 'walpost:omitted' ->> 0, last_error), ', ') FROM outbox_messages_dlq`)
+	if want := "3|3|tenant_id|unreadable: x; the row cannot be moved, and is still in its outbox"; got != want {
+		t.Errorf("the dead letters are %s, want %s", got, want)
+	}
+}
