@@ -3,6 +3,7 @@ package fallback
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -38,51 +39,44 @@ const (
 
 // bury moves rows to the dead letters, and keeps those that cannot be moved. A statement moves so
 // many bytes at most as one row may have.
-func (db *DB) bury(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
-	bytes, large := 0, false
-	for i := range rows {
-		bytes += rows[i].Bytes
-		large = large || rows[i].large()
-	}
-	switch {
-	case len(rows) > 1 && (large || bytes > mostMoved):
-		return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.bury(ctx, t, half) })
-	case large:
-		return db.keep(ctx, t, rows)
-	}
-	verdicts, err := db.record(ctx, t, rows, burySQL(t, db.own.deadLetters))
-	switch {
-	case !mayBeLess(err) && !isUnreadable(err):
-		return verdicts, err
-	case len(rows) > 1:
-		return inHalves(rows, func(half []Row) ([]Verdict, error) { return db.bury(ctx, t, half) })
-	case !overLimit(err): // it may be the row's fault, a trigger's, or the server's trouble
-		if stays, unknown := db.cannotMove(ctx, t, rows[0].Ref.ID); unknown != nil || !stays {
-			return nil, err
+func (rec *recorder) bury(ctx context.Context, rows []Row) error {
+	for len(rows) > 0 {
+		n := slices.IndexFunc(rows, func(r Row) bool { return r.large() })
+		if n == 0 {
+			if err := rec.keep(ctx, rows[0]); err != nil {
+				return err
+			}
+			rows = rows[1:]
+			continue
 		}
+		if n < 0 {
+			n = len(rows)
+		}
+		err := rec.run(ctx, rows[:n], burySQL(rec.table, rec.db.own.deadLetters), func(row Row, err error) error {
+			if !overLimit(err) { // it may be the row's fault, a trigger's, or the server's trouble
+				if stays, unknown := rec.db.cannotMove(ctx, rec.table, row.Ref.ID); unknown != nil || !stays {
+					return err
+				}
+			}
+			return rec.keep(ctx, row)
+		})
+		if err != nil {
+			return err
+		}
+		rows = rows[n:]
 	}
-	return db.keep(ctx, t, rows)
-}
-
-// inHalves settles rows in two statements.
-func inHalves(rows []Row, settle func([]Row) ([]Verdict, error)) ([]Verdict, error) {
-	first, err := settle(rows[:len(rows)/2])
-	if err != nil {
-		return nil, err
-	}
-	second, err := settle(rows[len(rows)/2:])
-	return append(first, second...), err
+	return nil
 }
 
 // keep leaves a row where it is, and says so in a dead letter with as much of it as can be.
-func (db *DB) keep(ctx context.Context, t *outbox.Table, row []Row) (verdicts []Verdict, err error) {
-	for _, original := range []string{shownSQL(t), namedSQL(t)} { // its values may have no text
-		verdicts, err = db.record(ctx, t, row, keepSQL(t, db.own.deadLetters, original))
+func (rec *recorder) keep(ctx context.Context, row Row) (err error) {
+	for _, original := range []string{shownSQL(rec.table), namedSQL(rec.table)} { // its values may have no text
+		err = rec.run(ctx, []Row{row}, keepSQL(rec.table, rec.db.own.deadLetters, original), nil)
 		if !isUnreadable(err) {
 			break
 		}
 	}
-	return verdicts, err
+	return err
 }
 
 // cannotMove reports whether the row with this id is too large to be moved, or has a value that the

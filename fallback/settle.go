@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -107,52 +108,81 @@ func (db *DB) Mark(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict,
 // A row that is recorded already is left alone when the WAL brings it again: that
 // is no attempt.
 func (db *DB) Park(ctx context.Context, t *outbox.Table, rows []Row, retry Retry) ([]Verdict, error) {
-	var parked, dead []Row
-	for _, r := range rows {
-		if !t.Layout.Records() || r.Attempts >= retry.MaxAttempts {
-			dead = append(dead, r)
+	isDead := func(r Row) bool { return !t.Layout.Records() || r.Attempts >= retry.MaxAttempts }
+	rec := db.newRecorder(t)
+	for len(rows) > 0 {
+		dead, n := isDead(rows[0]), 1
+		for n < len(rows) && isDead(rows[n]) == dead {
+			n++
+		}
+		var err error
+		if dead {
+			err = rec.bury(ctx, rows[:n])
 		} else {
-			parked = append(parked, r)
+			err = rec.run(ctx, rows[:n], parkSQL(t, retry.Backoff), nil)
 		}
-	}
-	if len(parked) == 0 {
-		return db.bury(ctx, t, dead)
-	}
-	a, err := db.record(ctx, t, parked, parkSQL(t, retry.Backoff))
-	if len(dead) == 0 {
-		return a, err
-	}
-	if err != nil {
-		return nil, err
-	}
-	b, err := db.bury(ctx, t, dead)
-	if err != nil {
-		return nil, err
-	}
-	verdicts := make([]Verdict, len(rows))
-	for i, r := range rows {
-		from := &a
-		if r.Attempts >= retry.MaxAttempts {
-			from = &b
+		if err != nil {
+			return nil, err
 		}
-		verdicts[i], *from = (*from)[0], (*from)[1:]
+		rows = rows[n:]
 	}
-	return verdicts, nil
+	return rec.verdicts, nil
 }
 
 // Hold records in rows without a record that they wait behind a failed row.
 func (db *DB) Hold(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
-	return db.record(ctx, t, rows, holdSQL(t))
+	rec := db.newRecorder(t)
+	err := rec.run(ctx, rows, holdSQL(t), nil)
+	return rec.verdicts, err
 }
 
-// record is settle, and keeps the rows' lines: where a row is locked or not visible
-// yet, what was done to later ones of its line is taken back, and left for later.
-func (db *DB) record(ctx context.Context, t *outbox.Table, rows []Row, sql string) (verdicts []Verdict, err error) {
-	verdicts = make([]Verdict, len(rows))
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		at := make([]int, len(rows)) // where the rows stand that are tried
-		for i := range at {
-			at[i] = i
+// recorder records rows of one table, in as many statements as it takes, and keeps their lines:
+// where a row is locked or not visible yet, later ones of its line are left for later.
+type recorder struct {
+	db       *DB
+	table    *outbox.Table
+	verdicts []Verdict // of the rows so far
+	stuck    map[int]bool
+}
+
+func (db *DB) newRecorder(t *outbox.Table) *recorder {
+	return &recorder{db: db, table: t, stuck: map[int]bool{}}
+}
+
+// run records rows with a statement. alone is told of one that makes it fail, nil: that is the error.
+func (rec *recorder) run(ctx context.Context, rows []Row, sql string, alone func(Row, error) error) error {
+	err := portions[Row]{
+		size: &rec.db.portion, bytes: rowBytes,
+		spoils: func(err error) bool { return isUnreadable(err) || mayBeLess(err) },
+		do:     func(rows []Row) error { return rec.try(ctx, rows, sql) },
+		alone: func(row Row, err error) error {
+			switch {
+			case rec.db.isAnother(ctx, rec.table, row, err):
+				rec.verdicts = append(rec.verdicts, Done)
+				return nil
+			case alone == nil:
+				return err
+			}
+			return alone(row, err)
+		},
+	}.run(rows)
+	if err != nil {
+		return fmt.Errorf("record rows of %s: %w", rec.table, rec.db.explainRefusal(ctx, rec.table, err))
+	}
+	return nil
+}
+
+// try records rows in one transaction, which takes back what was done to later ones of a line that
+// turns out to be stuck, and begins again without them.
+func (rec *recorder) try(ctx context.Context, rows []Row, sql string) error {
+	verdicts := make([]Verdict, len(rows))
+	stuck := maps.Clone(rec.stuck)
+	err := rec.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		var at []int // where the rows stand that are tried
+		for n, row := range rows {
+			if verdicts[n] = Locked; !stuck[row.Line] {
+				at = append(at, n)
+			}
 		}
 		for len(at) > 0 {
 			some := make([]Row, len(at))
@@ -163,22 +193,21 @@ func (db *DB) record(ctx context.Context, t *outbox.Table, rows []Row, sql strin
 			if err != nil {
 				return err
 			}
-			got, err := db.settleIn(ctx, tx, some, sql)
+			got, err := rec.db.settleIn(ctx, tx, some, sql)
 			if err != nil {
 				return errors.Join(err, tx.Rollback(ctx))
 			}
 			var keep []int
-			stuck := map[int]bool{}
-			undo := false
+			now, undo := map[int]bool{}, false
 			for i, n := range at {
-				verdicts[n] = got[i]
-				switch {
-				case stuck[rows[n].Line]:
+				switch line := rows[n].Line; {
+				case now[line]:
 					undo = undo || got[i] == Done
 					verdicts[n] = Locked
 				case got[i] != Done:
-					stuck[rows[n].Line] = true
+					verdicts[n], now[line], stuck[line] = got[i], true, true
 				default:
+					verdicts[n] = Done
 					keep = append(keep, n)
 				}
 			}
@@ -192,10 +221,10 @@ func (db *DB) record(ctx context.Context, t *outbox.Table, rows []Row, sql strin
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("record rows of %s: %w", t, db.explainRefusal(ctx, t, err))
+	if err == nil {
+		rec.verdicts, rec.stuck = append(rec.verdicts, verdicts...), stuck
 	}
-	return verdicts, nil
+	return err
 }
 
 func rowBytes(r Row) int { return r.Bytes }
@@ -216,7 +245,7 @@ func (db *DB) settle(ctx context.Context, t *outbox.Table, rows []Row, sql strin
 			})
 		},
 		alone: func(row Row, err error) error { // a trigger may have raised it
-			if states, e := db.LookUp(ctx, t, []Row{row}); e != nil || !states[0].Exists || states[0].Same {
+			if !db.isAnother(ctx, t, row, err) {
 				return err
 			}
 			verdicts = append(verdicts, Done)
@@ -227,6 +256,16 @@ func (db *DB) settle(ctx context.Context, t *outbox.Table, rows []Row, sql strin
 		return nil, fmt.Errorf("settle rows of %s: %w", t, db.explainRefusal(ctx, t, err))
 	}
 	return verdicts, nil
+}
+
+// isAnother reports whether a statement has failed at a row for what somebody has changed it to: it is
+// not the row that was to be settled.
+func (db *DB) isAnother(ctx context.Context, t *outbox.Table, row Row, err error) bool {
+	if !isUnreadable(err) || row.Ref.Hash == outbox.UnknownHash {
+		return false
+	}
+	states, err := db.LookUp(ctx, t, []Row{row})
+	return err == nil && states[0].Exists && !states[0].Same
 }
 
 type queryer interface {
