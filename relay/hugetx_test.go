@@ -19,6 +19,7 @@ const mostMemory = 64 << 20
 // memory for it than for small ones, and PostgreSQL hears of both all the time.
 func TestHugeTransaction(t *testing.T) {
 	needsProc(t)
+	t.Parallel()
 	pg := testenv.NewPostgres(t, testenv.PGOptions{})
 	r := newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 	const rows = 1_000_000
