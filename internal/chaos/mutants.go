@@ -151,7 +151,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "the tail is read before the lock and the slot are owned", world: twoRelays, only: "relay killed,relay stopped",
-		by: []string{"events_lost", "duplicated"},
+		by: []string{"events_lost", "duplicated", "stream_rolled_back"},
 		edits: []edit{
 			{"relay/session.go", "	info, err := r.awaitStream(ctx, wal, r.fence)\n", "	info, err := r.early, error(nil)\n	r.early = nil\n	if info == nil {\n		info, err = r.awaitStream(ctx, wal, r.fence)\n	}\n"},
 			{"relay/relay.go", "type Relay struct {\n", "type Relay struct {\n	early *publish.StreamInfo\n"},
