@@ -98,7 +98,9 @@ func scheduledSQL(t *outbox.Table, threshold time.Duration) string {
 	if !t.Layout.Has(outbox.AvailableAt) || !t.Layout.Has(outbox.OccurredAt) {
 		return "false"
 	}
-	return fmt.Sprintf("t.%s > t.%s + %d * interval '1 microsecond'", t.Column(outbox.AvailableAt), t.Column(outbox.OccurredAt), threshold.Microseconds())
+	// Beyond the years that a timestamp has, the sum would be an error.
+	return fmt.Sprintf("CASE WHEN t.%[2]s < '294000-01-01' THEN t.%[1]s > t.%[2]s + %[3]d * interval '1 microsecond' ELSE false END",
+		t.Column(outbox.AvailableAt), t.Column(outbox.OccurredAt), threshold.Microseconds())
 }
 
 // anyHalf is the condition under which a row is in one of the halves.

@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -121,5 +122,18 @@ func TestServerEncoding(t *testing.T) {
 	err = stream.CheckServer(t.Context(), c, "walpost")
 	if err == nil || !strings.Contains(err.Error(), "encoding is LATIN1, want UTF8") || !strings.Contains(hint.Of(err), "ENCODING 'UTF8'") {
 		t.Fatalf("%v (%s), want an error that names both encodings", err, hint.Of(err))
+	}
+}
+
+// TestRowAtTheEndOfTime: a row that is dated to the last moment that PostgreSQL knows is listed as the others are.
+func TestRowAtTheEndOfTime(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.insert(2)
+	for _, last := range []string{"294276-12-31 23:59:59.999999+00", "infinity", "4713-01-01 00:00:00+00 BC", "-infinity"} {
+		b.exec(`UPDATE outbox_messages SET occurred_at = $1::text::timestamptz WHERE id = 1`, last)
+		cs, err := b.db.Fresh(t.Context(), b.table, time.Second, 10)
+		if err != nil || len(cs) != 2 {
+			t.Errorf("occurred_at %s: %d rows are listed: %v", last, len(cs), err)
+		}
 	}
 }
