@@ -126,11 +126,20 @@ func slotCommand(use, short, long string, do func(*cobra.Command, *Config, *fall
 	}
 }
 
+// lockPatience is how long the server may take to notice that the lock's holder has ended: a relay, or
+// the command before.
+const lockPatience = 2 * time.Second
+
 // takeLock keeps relays away for as long as the connection lasts: none is at work, and none begins.
 func takeLock(ctx context.Context, db *fallback.DB, advice string) error {
-	ok, err := db.TryLock(ctx)
-	if err != nil || ok {
-		return err
+	for begun := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		ok, err := db.TryLock(ctx)
+		if err != nil || ok {
+			return err
+		}
+		if time.Since(begun) > lockPatience {
+			break
+		}
 	}
 	holder, err := db.LockHolder(ctx)
 	if err != nil {
