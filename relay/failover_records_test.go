@@ -78,7 +78,7 @@ func TestFailoverLosesRecords(t *testing.T) {
 		})
 		r.storedIs(1, n)
 		r.takePayments()
-		r.pending(0)
+		eventually(t, "all are stored", func() bool { return r.storedCount() >= uint64(n+10) })
 		r.put(n+11, n+20)
 		r.pending(0)
 		r.passes(r.here())
