@@ -49,14 +49,13 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	if t.Mark != outbox.MarkNone {
 		pending = pendingSQL(t, "t")
 	}
-	left, err := db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT * FROM %s t WHERE t.%s = w.id::%s OFFSET 0) t ON %s = w.hash`,
-		t.SQL(), t.Column(outbox.ID), t.IDType, t.HashSQL("t")), keySQL(t), pending, refs, all, found, Marked)
+	left, err := db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, t.SQL(), ""), t.HashSQL("t")), keySQL(t), pending, refs, all, found, Marked)
 	if err != nil {
 		return nil, err
 	}
 	if archived(t) && len(left) > 0 {
-		left, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT * FROM %s t WHERE t.outbox = %s AND t.%s = w.id::%s OFFSET 0) t ON %s = w.hash`,
-			db.own.archive, quoteLiteral(t.String()), t.Column(outbox.ID), t.IDType, t.HashSQL("t")),
+		left, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`,
+			byIDSQL(t, db.own.archive, fmt.Sprintf("t.outbox = %s AND ", quoteLiteral(t.String()))), t.HashSQL("t")),
 			keySQL(t), "NULL", refs, left, found, Archived)
 		if err != nil && Code(err) != "42P01" { // undefined_table
 			return nil, err
@@ -79,8 +78,7 @@ func archived(t *outbox.Table) bool {
 }
 
 // findIn looks for those of refs that left names, and returns those that are not
-// there. An id that the type cannot hold is nowhere. OFFSET 0 keeps the planner from
-// hashing every row there is.
+// there. An id that the type cannot hold is nowhere.
 func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pending string, refs []outbox.Ref, left []int, found []Finding, place Place) ([]int, error) {
 	sql := fmt.Sprintf(`SELECT w.ord, %s, %s FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord) %s`, aggregate, pending, join)
 	err := portions[int]{
@@ -140,36 +138,41 @@ func (db *DB) Return(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n 
 		if err != nil {
 			return err
 		}
-		var names, values []string
-		for _, name := range columns {
-			column := outbox.QuoteIdent(name)
-			names = append(names, column)
-			switch name {
-			case t.Layout.Columns[outbox.ProcessedAt]:
-				column = "NULL"
-			case t.Layout.Columns[outbox.LastError]:
-				column = quoteLiteral(lostNote)
-			default:
-				column = "g." + column
-			}
-			values = append(values, column)
-		}
-		return conn.QueryRow(ctx, strings.NewReplacer("{archive}", db.own.archive, "{table}", t.SQL(), "{outbox}", quoteLiteral(t.String()),
-			"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"), "{processed}", t.Column(outbox.ProcessedAt),
-			"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", ")).Replace(`
-WITH gone AS (
-	DELETE FROM {archive} a USING unnest($1::text[], $2::bigint[], $3::timestamptz[]) AS w(id, hash, mark)
-	WHERE a.outbox = {outbox} AND a.{id} = w.id::{idtype} AND (a.{processed} = w.mark) IS TRUE AND {hash} = w.hash AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = a.{id})
-	RETURNING a.*
-), put AS (
-	INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM gone g ORDER BY g.{id} RETURNING 1
-)
-SELECT count(*)::int FROM put WHERE `+pg.OwnPath), ids, hashes, marks).Scan(&n)
+		return conn.QueryRow(ctx, returnSQL(t, db.own.archive, columns), ids, hashes, marks).Scan(&n)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("make archived rows of %s pending again: %w", t, err)
 	}
 	return n, nil
+}
+
+func returnSQL(t *outbox.Table, archive string, columns []string) string {
+	var names, values []string
+	for _, name := range columns {
+		column := outbox.QuoteIdent(name)
+		names = append(names, column)
+		switch name {
+		case t.Layout.Columns[outbox.ProcessedAt]:
+			column = "NULL"
+		case t.Layout.Columns[outbox.LastError]:
+			column = quoteLiteral(lostNote)
+		default:
+			column = "g." + column
+		}
+		values = append(values, column)
+	}
+	return strings.NewReplacer("{archive}", archive, "{table}", t.SQL(), "{outbox}", quoteLiteral(t.String()),
+		"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"), "{processed}", t.Column(outbox.ProcessedAt),
+		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "), "{own}", pg.OwnPath).Replace(`
+WITH gone AS (
+	DELETE FROM {archive} a WHERE a.outbox = {outbox} AND a.{id} = ANY ($1::text[]::{idtype}[])
+		AND (a.{processed} = ANY ($3::timestamptz[])) IS TRUE AND {hash} = ANY ($2::bigint[])
+		AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = a.{id} OFFSET 0)
+	RETURNING a.*
+), put AS (
+	INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM gone g ORDER BY g.{id} RETURNING 1
+)
+SELECT count(*)::int FROM put WHERE {own}`)
 }
 
 // returnedColumns are those that the outbox and the archive both have. What the

@@ -115,12 +115,19 @@ func lookUpSQL(t *outbox.Table) string {
 		processed = "t." + t.Column(outbox.ProcessedAt)
 	}
 	id := t.Column(outbox.ID)
-	return strings.NewReplacer("{table}", t.SQL(), "{id}", id, "{idtype}", t.IDType, "{same}", fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t")),
+	return strings.NewReplacer("{byid}", byIDSQL(t, t.SQL(), ""), "{id}", id, "{same}", fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t")),
 		"{pending}", pendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed).Replace(`
 SELECT w.ord::int, t.{id} IS NOT NULL, coalesce(t.{id} IS NOT NULL AND {same}, false), t.{id} IS NOT NULL AND {pending},
 	t.{id} IS NOT NULL AND {recorded}, w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}
 FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS w(id, hash, xid, ord)
-LEFT JOIN {table} t ON t.{id} = w.id::{idtype}`)
+LEFT JOIN {byid} ON true`)
+}
+
+// byIDSQL is the rows of a relation that have the id of w, to be joined as t. OFFSET 0 leaves the planner no choice but
+// to look up each id: statistics that were made while nothing was pending hold when a million rows are, and by them it
+// would read the whole table for each.
+func byIDSQL(t *outbox.Table, relation, where string) string {
+	return fmt.Sprintf("LATERAL (SELECT * FROM %s t WHERE %st.%s = w.id::%s OFFSET 0) t", relation, where, t.Column(outbox.ID), t.IDType)
 }
 
 // MarkCursor is where a walk over the marked rows stands; the zero one is its
@@ -220,23 +227,7 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 // and stays. It returns how many it has made pending, and those that somebody has
 // locked, which it leaves as they are.
 func (db *DB) Unmark(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, locked []MarkedRow, err error) {
-	set := t.Column(outbox.ProcessedAt) + " = NULL"
-	if t.Layout.Records() {
-		set += ", " + t.Column(outbox.LastError) + " = " + quoteLiteral(lostNote)
-	}
-	sql := strings.NewReplacer("{table}", t.SQL(), "{set}", set, "{id}", t.Column(outbox.ID), "{idtype}", t.IDType,
-		"{processed}", t.Column(outbox.ProcessedAt), "{hash}", t.HashSQL("t"), "{own}", pg.OwnPath).Replace(`
-WITH lost AS MATERIALIZED (
-	SELECT w.ord, t.{id} AS id FROM unnest($1::text[], $2::bigint[], $3::timestamptz[]) WITH ORDINALITY AS w(id, hash, mark, ord)
-	JOIN {table} t ON t.{id} = w.id::{idtype} AND (t.{processed} = w.mark) IS TRUE AND {hash} = w.hash
-), free AS MATERIALIZED (
-	SELECT t.{id} AS id FROM {table} t WHERE t.{id} IN (SELECT id FROM lost) AND t.{processed} IS NOT NULL ORDER BY t.{id} FOR UPDATE SKIP LOCKED
-), done AS (
-	UPDATE {table} t SET {set} WHERE t.{id} IN (SELECT id FROM free) AND (t.{processed} = ANY ($3::timestamptz[])) IS TRUE AND {hash} = ANY ($2::bigint[]) RETURNING t.{id} AS id
-)
-SELECT ord::int, true FROM lost WHERE {own} AND id NOT IN (SELECT id FROM free)
-UNION ALL
-SELECT count(*)::int, false FROM done WHERE {own}`) // IS TRUE: the rows are to be found by their ids, whatever index answers to the marks
+	sql := unmarkSQL(t)
 	err = portions[MarkedRow]{size: &db.portion, do: func(some []MarkedRow) error {
 		ids, hashes, marks := markArgs(some)
 		return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
@@ -258,6 +249,26 @@ SELECT count(*)::int, false FROM done WHERE {own}`) // IS TRUE: the rows are to 
 		return 0, nil, fmt.Errorf("make rows of %s pending again: %w", t, err)
 	}
 	return n, locked, nil
+}
+
+func unmarkSQL(t *outbox.Table) string {
+	set := t.Column(outbox.ProcessedAt) + " = NULL"
+	if t.Layout.Records() {
+		set += ", " + t.Column(outbox.LastError) + " = " + quoteLiteral(lostNote)
+	}
+	// IS TRUE: the rows are to be found by their ids, whatever index answers to the marks.
+	return strings.NewReplacer("{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", set, "{id}", t.Column(outbox.ID),
+		"{same}", fmt.Sprintf("(t.%s = w.mark) IS TRUE AND %s", t.Column(outbox.ProcessedAt), storedSQL(t)), "{free}", freeSQL(t), "{own}", pg.OwnPath).Replace(`
+WITH lost AS MATERIALIZED (
+	SELECT w.ord, t.{id} AS id, w.hash, w.mark
+	FROM unnest($1::text[], $2::bigint[], $3::timestamptz[]) WITH ORDINALITY AS w(id, hash, mark, ord) JOIN {byid} ON {same}
+), free AS MATERIALIZED (
+	SELECT w.ord, w.id, t.place, t.at FROM (SELECT * FROM lost ORDER BY id) w,
+		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t WHERE t.{id} = w.id AND {same} FOR UPDATE SKIP LOCKED) t
+), done AS (UPDATE {table} t SET {set} WHERE {free} RETURNING t.{id} AS id)
+SELECT ord::int, true FROM lost WHERE {own} AND ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT id FROM done)) IS TRUE)
+UNION ALL
+SELECT count(*)::int, false FROM done WHERE {own}`)
 }
 
 func markArgs(rows []MarkedRow) (ids []string, hashes []int64, marks []time.Time) {

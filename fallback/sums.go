@@ -14,15 +14,7 @@ import (
 // (blank, tab, LF, CR) around it. One is nil where the table does not show that very row.
 func (db *DB) PayloadSums(ctx context.Context, t *outbox.Table, rows []Row) ([][]byte, error) {
 	sums := make([][]byte, len(rows))
-	payload := "''"
-	if t.Layout.Has(outbox.Payload) {
-		payload = "concat(t." + t.Column(outbox.Payload) + ")"
-	}
-	// SQL_ASCII is every encoding's bytes as they are.
-	sql := strings.NewReplacer("{table}", t.SQL(), "{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("t"), "{payload}", payload).Replace(`
-SELECT w.ord::int, sha256(convert_to(btrim({payload}, ' ' || chr(9) || chr(10) || chr(13)), 'SQL_ASCII'))
-FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord)
-JOIN {table} t ON t.{id} = w.id::{idtype} AND {hash} = w.hash`)
+	sql := payloadSumsSQL(t)
 	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		a := db.args(rows)
 		result, _ := conn.Query(ctx, sql, a.ids.value(), a.hashes.value())
@@ -38,4 +30,16 @@ JOIN {table} t ON t.{id} = w.id::{idtype} AND {hash} = w.hash`)
 		return nil, fmt.Errorf("compare payloads of %s: %w", t, err)
 	}
 	return sums, nil
+}
+
+func payloadSumsSQL(t *outbox.Table) string {
+	payload := "''"
+	if t.Layout.Has(outbox.Payload) {
+		payload = "concat(t." + t.Column(outbox.Payload) + ")"
+	}
+	// SQL_ASCII is every encoding's bytes as they are.
+	return strings.NewReplacer("{byid}", byIDSQL(t, t.SQL(), ""), "{hash}", t.HashSQL("t"), "{payload}", payload).Replace(`
+SELECT w.ord::int, sha256(convert_to(btrim({payload}, ' ' || chr(9) || chr(10) || chr(13)), 'SQL_ASCII'))
+FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord)
+JOIN {byid} ON {hash} = w.hash`)
 }

@@ -29,6 +29,7 @@ func TestReadBackIsBrokenOff(t *testing.T) {
 	r.passes(r.here())
 	x.halt()
 
+	r.exec(`VACUUM (ANALYZE, TRUNCATE false) outbox_messages`) // the planner takes the pages for empty ones
 	r.exec(`ALTER PUBLICATION walpost DROP TABLE outbox_messages`)
 	r.exec(`INSERT INTO outbox_messages OVERRIDING SYSTEM VALUE SELECT * FROM deleted`)
 	r.exec(`ALTER PUBLICATION walpost ADD TABLE outbox_messages`)
