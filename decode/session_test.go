@@ -7,12 +7,13 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/walpost/walpost/internal/testenv"
 )
 
 // settings are those that the relay gives to all its sessions.
@@ -73,7 +74,7 @@ func receive(t *testing.T, url, slot, publication string, binary bool) [][]byte 
 	}
 	config.RuntimeParams["replication"] = "database"
 	config.RuntimeParams["logical_decoding_work_mem"] = "64kB"
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	conn, err := pgconn.ConnectConfig(ctx, config)
 	if err != nil {

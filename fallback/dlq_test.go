@@ -425,7 +425,7 @@ func TestTwoRetriesAtOnce(t *testing.T) {
 
 func (b *bench) eventually(sql string) {
 	b.t.Helper()
-	for deadline := time.Now().Add(time.Minute); b.text(sql) != "true"; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); b.text(sql) != "true"; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			b.t.Fatalf("waited in vain for %s", sql)
 		}

@@ -404,7 +404,7 @@ func TestBatchesAcrossACrash(t *testing.T) {
 
 func eventuallyConnected(t *testing.T, r *laneRig) {
 	t.Helper()
-	for until := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for until := time.Now().Add(testenv.Patience); ; time.Sleep(10 * time.Millisecond) {
 		if r.nc.IsConnected() {
 			if _, err := r.stream.Info(t.Context()); err == nil {
 				return

@@ -15,7 +15,7 @@ import (
 func replicated(t *testing.T, c *testenv.NATSCluster) (s *Stream, others []*testenv.NATS) {
 	t.Helper()
 	js := must(jetstream.New(connect(t, ConnConfig{URL: c.URL()})))(t)
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(testenv.Patience)
 	var stream jetstream.Stream
 	for err := error(context.Canceled); err != nil; {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -65,7 +65,7 @@ func TestConfirmNeedsAMajority(t *testing.T) {
 
 func processes(t *testing.T) *testenv.NATSCluster {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	c := must(testenv.StartNATSCluster(ctx, 3, testenv.NATSOptions{Process: true}))(t)
 	t.Cleanup(func() { must(0, c.Close())(t) })

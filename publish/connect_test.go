@@ -37,8 +37,8 @@ func receive[T any](tb testing.TB, c <-chan T, what string) T {
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(30 * time.Second):
-		tb.Fatalf("no %s within 30 s", what)
+	case <-time.After(testenv.Patience):
+		tb.Fatalf("waited in vain for %s", what)
 		panic("unreachable")
 	}
 }

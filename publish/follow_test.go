@@ -59,7 +59,7 @@ func (f *following) sequences() (all []uint64) {
 
 func (f *following) until(what string, holds func() bool) {
 	f.t.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); !holds(); time.Sleep(10 * time.Millisecond) {
 		select {
 		case err := <-f.done:
 			f.t.Fatalf("it ended with %v before: %s", err, what)
@@ -86,7 +86,7 @@ func (f *following) end() {
 		if err != nil {
 			f.t.Errorf("ended with %v", err)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(testenv.Patience):
 		f.t.Fatal("does not end")
 	}
 }
@@ -108,7 +108,7 @@ func (f *following) wantAll(from, to uint64) {
 // store publishes until the message is acknowledged.
 func store(t *testing.T, nc *nats.Conn, subject, id string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); ; time.Sleep(20 * time.Millisecond) {
 		_, err := nc.RequestMsg(&nats.Msg{Subject: subject, Header: nats.Header{nats.MsgIdHdr: {id}}}, time.Second)
 		if err == nil {
 			return
@@ -123,7 +123,7 @@ func lastSeq(t *testing.T, s *Stream) uint64 {
 	t.Helper()
 	var info *StreamInfo
 	var err error
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if info, err = s.Info(t.Context()); err == nil {
 			return info.LastSeq
 		}
@@ -181,7 +181,7 @@ func TestFollowOutlivesTheLeader(t *testing.T) {
 	c := testenv.NewNATSCluster(t, 3)
 	nc := connect(t, ConnConfig{URL: c.URL()})
 	js := must(jetstream.New(nc))(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	must(js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}, Replicas: 3}))(t)
 	s := must(NewStream(nc, StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)
@@ -262,7 +262,7 @@ func TestFollowNoticesAGap(t *testing.T) {
 	for i := range 5 {
 		store(t, r.nc, "events.a", fmt.Sprint(i))
 	}
-	must(taken.NextMsg(30 * time.Second))(t)
+	must(taken.NextMsg(testenv.Patience))(t)
 	f.until("it has all", func() bool { return len(f.sequences()) >= 5 })
 	f.end()
 	f.wantAll(1, 5)
@@ -312,7 +312,7 @@ func TestFollowNoticesAnotherStream(t *testing.T) {
 				if !errors.Is(err, change.want) || hint.Of(err) == "" {
 					t.Errorf("ended with %v (hint: %s), want %v", err, hint.Of(err), change.want)
 				}
-			case <-time.After(time.Minute):
+			case <-time.After(testenv.Patience):
 				t.Fatal("it waits for ever")
 			}
 		})
@@ -340,7 +340,7 @@ func TestFollowNoticesARolledBackStream(t *testing.T) {
 	select {
 	case err := <-f.done:
 		wantError(t, err, "ends at sequence 1, and 4 was there already")
-	case <-time.After(time.Minute):
+	case <-time.After(testenv.Patience):
 		t.Fatal("it waits for ever")
 	}
 }

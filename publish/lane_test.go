@@ -117,7 +117,7 @@ func (r *laneRig) settleAll(l *Lane, n int) (tags []int) {
 				return tags
 			}
 			r.t.Fatalf("lane failed: %v", l.Err())
-		case <-time.After(30 * time.Second):
+		case <-time.After(testenv.Patience):
 			r.t.Fatalf("%d of %d were stored", len(tags), n)
 		}
 	}

@@ -43,7 +43,7 @@ func (r *laneRig) nextAck(acks *nats.Subscription) Ack {
 // awaitStored waits until the stream has so many messages.
 func (r *laneRig) awaitStored(n uint64) {
 	r.t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		info, err := r.stream.Info(r.t.Context())
 		r.must(err)
 		if info.Messages >= n {

@@ -78,7 +78,7 @@ func TestReadBackOfASilentConsumer(t *testing.T) {
 		}
 	}
 	s := must(NewStream(nc, StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	_, err := s.ReadBack(ctx, 1, 3, ReadBackOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
 	wantError(t, err, "the consumer does not deliver its next 3 messages")
@@ -129,7 +129,7 @@ func TestReadBackOfALostRequest(t *testing.T) {
 	r := newLaneRigOver(t, n, ConnConfig{URL: "nats://" + proxy.Addr()}, nil)
 	const most = 3000
 	r.storeMany(most)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	read := 0
 	found, err := r.stream.ReadBack(ctx, 1, most, ReadBackOptions{

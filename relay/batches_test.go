@@ -69,7 +69,7 @@ func (r *rig) openBatch(kind publish.Batching) (end func()) {
 			}
 		}
 		r.must(nc.PublishMsg(m))
-		reply, err := replies.NextMsg(30 * time.Second)
+		reply, err := replies.NextMsg(testenv.Patience)
 		r.must(err)
 		r.t.Logf("message %s of the other batch: %s", number, reply.Data)
 	}

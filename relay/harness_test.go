@@ -211,8 +211,8 @@ func (x *running) halt() {
 		x.stop()
 		select {
 		case <-x.done:
-		case <-time.After(60 * time.Second):
-			x.rig.t.Error("the relay did not stop within a minute")
+		case <-time.After(testenv.Patience):
+			x.rig.t.Error("the relay does not stop")
 		}
 	})
 }
@@ -222,7 +222,7 @@ func (x *running) ends() {
 	x.rig.t.Helper()
 	select {
 	case <-x.done:
-	case <-time.After(90 * time.Second):
+	case <-time.After(testenv.Patience):
 		x.rig.t.Fatal("the relay has not ended by itself")
 	}
 }
@@ -238,7 +238,7 @@ func (x *running) streaming() *running {
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	pause := 5 * time.Millisecond
-	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); time.Sleep(pause) {
+	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(pause) {
 		if ok() {
 			return
 		}

@@ -68,7 +68,7 @@ func TestNotify(t *testing.T) {
 			_, err := c.Exec(t.Context(), putSQL, "order.placed", i+1, i+1)
 			r.must(err)
 			begun := time.Now()
-			_, err = messages.Next(jetstream.NextMaxWait(time.Minute))
+			_, err = messages.Next(jetstream.NextMaxWait(testenv.Patience))
 			r.must(err)
 			took.add(time.Since(begun))
 			time.Sleep(time.Duration(i%10) * time.Millisecond) // also while the pass before goes on

@@ -91,7 +91,7 @@ func (p *process) kill() {
 // terminate is SIGTERM, after which the program has to end with exit code 0.
 func (p *process) terminate() {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience)
 	defer cancel()
 	if err := p.prog.Stop(ctx); err != nil {
 		p.t.Fatal(err)

@@ -68,7 +68,7 @@ func TestFastShutdown(t *testing.T) {
 // shutDown restarts the server and says how long the stop took.
 func (r *rig) shutDown() time.Duration {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(r.t.Context(), testenv.Patience)
 	defer cancel()
 	begun := time.Now()
 	err := r.pg.Stop(ctx, testenv.Fast)

@@ -70,7 +70,7 @@ func TestGatheringEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close(false)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 		var writer sync.WaitGroup
 		late, idle := 0, 0
 		h := &lagging{s: s}

@@ -41,7 +41,7 @@ func (p *process) stop() {
 		p.t.Error("the relay has ended by itself")
 	default:
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience)
 	defer cancel()
 	if err := p.life.Stop(ctx); err != nil {
 		p.t.Errorf("stop the relay: %v", err)

@@ -159,20 +159,17 @@ func (r *rig) awaitSettled() {
 		return ok && pending == 0, fmt.Sprintf("%d rows pending, confirmed %s of %s", pending, confirmed, end), err
 	})
 	if !ok {
-		r.t.Errorf("not everything is settled %s after the load: %s", patience, state)
+		r.t.Errorf("not everything is settled %s after the load: %s", testenv.Patience, state)
 		return
 	}
 	r.t.Logf("settled %s after the load: %s", time.Since(begun).Round(time.Millisecond), state)
 }
 
-// patience is what an effect may take on a machine that is busy with much else.
-const patience = 3 * time.Minute
-
 func (r *rig) eventually(check func(*pgx.Conn) (ok bool, state string, err error)) (ok bool, state string) {
 	r.t.Helper()
 	conn := r.connect()
 	defer conn.Close(context.Background())
-	for deadline := time.Now().Add(patience); !ok && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); !ok && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		var err error
 		ok, state, err = check(conn)
 		r.must(err)

@@ -16,9 +16,9 @@ import (
 	"github.com/walpost/walpost/internal/testenv/pgbin"
 )
 
-// startTimeout bounds every start in a test: generous, because the first
-// NATS process of a machine has to be compiled.
-const startTimeout = 5 * time.Minute
+// Patience is after what time a test takes what it waits for as hung. It is far above what a busy machine
+// takes: no test passes or fails by it.
+const Patience = 5 * time.Minute
 
 // Main is the body of TestMain: it says which versions of PostgreSQL the tests
 // use, runs them, stops what they left behind, and looks for leaked goroutines.
@@ -190,7 +190,7 @@ func NewProxy(tb testing.TB, target string) *Proxy {
 }
 
 func starting(tb testing.TB) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(tb.Context(), startTimeout)
+	return context.WithTimeout(tb.Context(), Patience)
 }
 
 func check(tb testing.TB, err error) {

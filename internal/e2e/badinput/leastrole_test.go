@@ -170,7 +170,7 @@ var denied = regexp.MustCompile(`(?i)permission`)
 // until waits for a statement to say true.
 func (s *site) until(conn *pgx.Conn, sql, logFile string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		var holds bool
 		s.must(conn.QueryRow(s.t.Context(), sql).Scan(&holds))
 		if holds {
