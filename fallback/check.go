@@ -48,8 +48,10 @@ func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (hint.Problems
 func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p hint.Problems, err error) {
 	var f tableFacts
 	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		f, err = readTable(ctx, conn, t, db.own.deadLetters)
-		return err
+		if f, err = readTable(ctx, conn, t, db.own.deadLetters); err != nil {
+			return err
+		}
+		return f.readHashes(ctx, conn, t)
 	})
 	if err != nil {
 		return *t, nil, err
@@ -104,6 +106,8 @@ type tableFacts struct {
 	idIndexed         bool
 	idForeign         bool // ids are compared by operators that are not pg_catalog's, or have a type that is not
 	dlqExists         bool
+	// unhashed are the types of columns that rows are found by a hash of, and that have none.
+	unhashed map[outbox.Field]string
 	// lacking are privileges on the table, and lackingDLQ on the dead letters.
 	lacking, lackingDLQ []string
 }
@@ -208,6 +212,37 @@ func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.
 	return nil
 }
 
+// readHashes asks the server to hash a NULL of each column that the relay, or its shard, finds rows by the hash of.
+func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
+	var fields []outbox.Field
+	if t.Mark != outbox.MarkNone && t.Layout.Records() && t.Layout.Has(outbox.AggregateID) {
+		fields = aggregateFields[:]
+	} else if !t.Shard.All() {
+		fields = []outbox.Field{outbox.AggregateID}
+	}
+	if !t.Shard.All() {
+		fields = append([]outbox.Field{outbox.ID}, fields...)
+	}
+	f.unhashed = map[outbox.Field]string{}
+	for _, field := range fields {
+		column := t.Layout.Columns[field]
+		if f.types[column] == "" {
+			continue // it is not mapped, or missing
+		}
+		typ, _, err := readColumnType(ctx, conn, t, field)
+		if err != nil {
+			return err
+		}
+		_, err = conn.Exec(ctx, "SELECT "+outbox.HashRecordSQL("NULL::"+typ))
+		if Code(err) == "42883" { // undefined_function
+			f.unhashed[field] = f.types[column]
+		} else if err != nil {
+			return fmt.Errorf("hash a NULL of %s: %w", called(column, field), err)
+		}
+	}
+	return nil
+}
+
 // foreignSQL is the condition under which a type is not PostgreSQL's own, nor a domain over one.
 func foreignSQL(oid string) string {
 	return `EXISTS (WITH RECURSIVE base AS (SELECT ` + oid + ` AS oid UNION ALL SELECT t.typbasetype FROM base b JOIN pg_type t USING (oid) WHERE t.typtype = 'd')
@@ -244,6 +279,12 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *hint.Problems) {
 		p.If(column != "" && typ != "" && !strings.HasPrefix(typ, "timestamp"), "table-column-type",
 			hint.Errorf("give the table a column of type timestamptz for it, or leave the field out of outboxes[].layout",
 				"column %s of %s has type %s, want timestamptz", called(column, field), t, typ))
+	}
+	for field := outbox.ID; field < outbox.NumFields; field++ {
+		p.If(f.unhashed[field] != "", "table-column-type",
+			hint.Errorf("give the column a type that PostgreSQL can hash, such as text, uuid, bigint or jsonb",
+				"column %s of %s has type %s, which has no hash function: rows could not be found by it",
+				called(t.Layout.Columns[field], field), t, f.unhashed[field]))
 	}
 	p.If(t.Mark == outbox.MarkUpdate && !t.Layout.Has(outbox.ProcessedAt), "table-mark",
 		hint.Errorf("use outboxes[].mark: delete, or map processed_at to a timestamptz column",

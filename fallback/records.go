@@ -88,10 +88,9 @@ func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, erro
 			if !t.Layout.Has(f) {
 				continue
 			}
-			var typ, collate string
-			err := conn.QueryRow(ctx, columnTypeSQL, t.SQL(), t.Layout.Columns[f]).Scan(&typ, &collate)
+			typ, collate, err := readColumnType(ctx, conn, t, f)
 			if err != nil {
-				return fmt.Errorf("read the type of %s: %w", t.Layout.Columns[f], err)
+				return err
 			}
 			name := fmt.Sprintf("c%d", len(names))
 			params, names = append(params, fmt.Sprintf("$%d::%s[]", len(params)+1, typ)), append(names, name)
@@ -109,6 +108,14 @@ WITH want AS MATERIALIZED (
 	SELECT w.ord, decode(w.key, 'hex') AS key, {hash} AS hash FROM unnest({params}) WITH ORDINALITY AS w({names}, ord)
 )
 SELECT w.ord FROM want w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t`), err
+}
+
+// readColumnType returns a column's type, of a domain the one that it is made of, and its collation.
+func readColumnType(ctx context.Context, conn *pgx.Conn, t *outbox.Table, f outbox.Field) (typ, collate string, err error) {
+	if err = conn.QueryRow(ctx, columnTypeSQL, t.SQL(), t.Layout.Columns[f]).Scan(&typ, &collate); err != nil {
+		return "", "", fmt.Errorf("read the type of %s: %w", t.Layout.Columns[f], err)
+	}
+	return typ, collate, nil
 }
 
 // columnTypeSQL is a column's type as an element of an array, and its collation.

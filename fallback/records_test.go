@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -143,5 +144,29 @@ func TestAggregatesOfAnyType(t *testing.T) {
 	}
 	if n := b.text(`SELECT count(*) FROM called`); n != "0" {
 		t.Errorf("what the domain checks was called %s times", n)
+	}
+}
+
+// TestAggregatesWithoutAHash: a column by whose hash nothing can be found is refused at the start.
+func TestAggregatesWithoutAHash(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`CREATE DOMAIN flags AS bit varying NOT NULL; CREATE TYPE pair AS (a int, b text); CREATE TYPE odd AS (a int, b money)`)
+	for typ, want := range map[string]string{
+		"bit(8)": "type bit(8)", "flags": "type public.flags", "money[]": "type money[]", "json": "type json", "odd": "type public.odd",
+		"pair": "", "jsonb": "", "bytea": "", "interval[]": "", "numeric(9, 2)": "", "int4range": "", "inet": "",
+	} {
+		b.exec(`ALTER TABLE outbox_messages DROP COLUMN aggregate_type; ALTER TABLE outbox_messages ADD aggregate_type ` + typ)
+		err := b.db.CheckTable(t.Context(), b.table)
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("%s: %v", typ, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `"aggregate_type"`) || hint.Of(err) == ""):
+			t.Errorf("%s: %v (%s), want an error that names the column and %s", typ, err, hint.Of(err), want)
+		}
+		ev := &outbox.Event{Table: b.table}
+		_, err = b.db.HaveRecords(t.Context(), b.table, []*outbox.Event{ev})
+		if (want == "") != (err == nil) {
+			t.Errorf("%s: aggregates are looked for: %v", typ, err)
+		}
 	}
 }
