@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -123,6 +124,32 @@ func TestDeployedVariablesExist(t *testing.T) {
 	}
 	if seen < 50 {
 		t.Errorf("found only %d variables", seen)
+	}
+}
+
+var serverURL = regexp.MustCompile("\\b(?:postgres|postgresql|nats|ws)://[^\\s\"'`)]*[^\\s\"'`).,;:]")
+
+// TestExamplesVerifyTheServer: whoever copies a URL of another machine sends no password in clear. The composed
+// services are on one machine, and their file says so.
+func TestExamplesVerifyTheServer(t *testing.T) {
+	seen := 0
+	files := slices.Sorted(slices.Values(slices.Concat(deployed(t), documents)))
+	for _, file := range slices.Compact(files) {
+		if file == "deploy/compose.yaml" {
+			continue
+		}
+		for _, text := range serverURL.FindAllString(read(t, file), -1) {
+			u, err := url.Parse(text)
+			if err != nil || u.Hostname() == "" || u.Hostname() == "localhost" || strings.HasPrefix(u.Hostname(), "127.") {
+				continue
+			}
+			if seen++; !strings.HasPrefix(u.Scheme, "postgres") || u.Query().Get("sslmode") != "verify-full" {
+				t.Errorf("%s has %s: want sslmode=verify-full, or tls:// for NATS", file, text)
+			}
+		}
+	}
+	if seen < 3 {
+		t.Errorf("found only %d URLs of other machines", seen)
 	}
 }
 
