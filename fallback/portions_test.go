@@ -1,6 +1,8 @@
 package fallback
 
 import (
+	"fmt"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -158,4 +160,19 @@ func openLimited(t *testing.T, url string, table *outbox.Table, statement func(*
 		quickest = min(quickest, time.Since(begun))
 	}
 	return open(quickest / 4)
+}
+
+// TestPortionsAreBoundedByBytes: the sizes of the items are known, and a statement has no more of them than it may read.
+func TestPortionsAreBoundedByBytes(t *testing.T) {
+	const mib = 1 << 20
+	items := []int{mib, 15 * mib, 1, 40 * mib, 8 * mib, 8 * mib, 8 * mib}
+	want := [][]int{{mib, 15 * mib}, {1}, {40 * mib}, {8 * mib, 8 * mib}, {8 * mib}}
+	var got [][]int
+	must(t, portions[int]{
+		size: new(portionSize), bytes: func(n int) int { return n },
+		do: func(some []int) error { got = append(got, slices.Clone(some)); return nil },
+	}.run(items))
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("the portions have %d bytes, want %d", got, want)
+	}
 }
