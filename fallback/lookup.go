@@ -151,7 +151,8 @@ type MarkedRow struct {
 
 // MarkedSince lists rows that were marked at or after a time, the oldest mark
 // first, at most limit of them from next on. It returns nothing where the layout
-// does not say when a row was marked.
+// does not say when a row was marked. A row whose content the server cannot render is
+// left out: it is not what was stored.
 func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
 	if t.Mark != outbox.MarkUpdate {
 		return nil, nil
@@ -178,9 +179,13 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 		page, own = markedPage, t.ShardSQL("t")
 	}
 	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
-	sql := fmt.Sprintf(`SELECT concat(%[1]s), %[2]s, %[3]s, %[7]s, %[8]s FROM %[4]s t WHERE %[6]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[5]s)
-		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, t.HashSQL("t"), from, t.IDType, where, moved, own)
-	most := page
+	list := func(more string) string {
+		return fmt.Sprintf(`SELECT concat(%[1]s), %[2]s%[6]s FROM %[3]s t WHERE %[5]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[4]s)
+			ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, from, t.IDType, where, more)
+	}
+	sql, pass := list(fmt.Sprintf(", %s, %s, %s", t.HashSQL("t"), moved, own)), list("")
+	all := page
+	most := all // 1 where the next row may be one that cannot be rendered
 	for read := page; err == nil && read == page && len(rows) < limit; {
 		page = min(most, db.portion.most())
 		start := *next
@@ -210,9 +215,16 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 			})
 			return err
 		})
-		if TooLong(err) && page > 1 { // what was read before it ended counts
+		switch { // what was read before it ended counts
+		case TooLong(err) && page > 1:
 			db.portion.rows.Store(int64(page / 2))
 			read, err = page, nil
+		case isUnreadable(err) && page > 1:
+			most, read, err = 1, page, nil
+		case isUnreadable(err):
+			err, read = db.row(ctx, []any{&next.id, &next.at}, pass, start.at, start.id, 1), page
+		default:
+			most = all
 		}
 	}
 	if err != nil {

@@ -1,7 +1,9 @@
 package fallback_test
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/testenv"
@@ -25,6 +27,13 @@ func TestRowThatCannotBeRead(t *testing.T) {
 			t.Errorf("row %d: %+v, want it to exist, and to be what it was: %t", i+1, s, good)
 		}
 	}
+	sums, err := b.db.PayloadSums(t.Context(), b.table, rows)
+	b.must(err)
+	for i, sum := range sums {
+		if good := i != 2; (sum != nil) != good {
+			t.Errorf("row %d has the sum %x, want one: %t", i+1, sum, good)
+		}
+	}
 	fetched, err := b.db.Fetch(t.Context(), b.table, []string{"1", "2", "3", "4", "5"}, 1<<20)
 	b.must(err)
 	if fetched.N != 5 || len(fetched.Rows) != 4 || len(fetched.Unreadable) != 1 || fallback.Code(fetched.Unreadable["3"]) != "22008" {
@@ -36,6 +45,29 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	if got := b.text(`SELECT string_agg(id::text, ' ') FROM outbox_messages WHERE processed_at IS NULL`); got != "3" {
 		t.Errorf("not marked are %s, want 3", got)
 	}
+	marked := func(limit int, want string) {
+		t.Helper()
+		var got []string
+		for next := (&fallback.MarkCursor{}); ; {
+			page, err := b.db.MarkedSince(t.Context(), b.table, time.Time{}, next, limit)
+			b.must(err)
+			for _, row := range page {
+				got = append(got, row.ID)
+			}
+			if len(page) < limit {
+				break
+			}
+		}
+		if got := strings.Join(got, " "); got != want {
+			t.Errorf("rows %s are listed as marked, want %s", got, want)
+		}
+	}
+	b.exec(`UPDATE outbox_messages SET processed_at = now() - (6 - id) * interval '1 minute'`)
+	marked(2, "1 2 4 5")
+	marked(100, "1 2 4 5")
+	b.exec(`UPDATE outbox_messages SET trace_id = (SELECT trace_id FROM outbox_messages WHERE id = 3) WHERE id IN (1, 2, 5)`)
+	marked(100, "4")
+	b.exec(`UPDATE outbox_messages SET processed_at = NULL WHERE id = 3`)
 	for range 2 { // the second time there is nothing to do
 		verdicts, err = b.db.Park(t.Context(), b.table, []fallback.Row{{
 			Ref: outbox.Ref{Table: b.table, ID: "3", Hash: outbox.UnknownHash}, Failure: "unreadable: x", Polled: true,
