@@ -30,7 +30,7 @@ func TestLargeRowsHavePortions(t *testing.T) {
 	defer app.Close(t.Context())
 	const many = 100
 	result, err := app.Query(t.Context(), `INSERT INTO public.outbox_messages AS t (aggregate_type, aggregate_id, event_type, payload)
-		SELECT 'order', g, 'order.placed', (SELECT jsonb_agg(n) FROM generate_series(1, 200000) n) FROM generate_series(1, $1::int) g RETURNING id::text, `+table.HashSQL("t"), many)
+		SELECT 'order', g, 'order.placed', (SELECT jsonb_agg(n) FROM generate_series(1, 20000) n) FROM generate_series(1, $1::int) g RETURNING id::text, `+table.HashSQL("t"), many)
 	must(t, err)
 	var rows []Row
 	var refs []outbox.Ref

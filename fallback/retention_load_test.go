@@ -29,7 +29,7 @@ func (b *bench) counts() (outbox, archived, ids int) {
 // TestRetainAddsUp: while rows are inserted, marked and made pending again, each
 // is in one place, and those that were made pending stay.
 func TestRetainAddsUp(t *testing.T) {
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		b := newBench(t, pg, outbox.MarkUpdate)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -89,7 +89,7 @@ func TestRetainAddsUp(t *testing.T) {
 // TestRetainGoesOn after passes that were cancelled, or lost their connection, at
 // any moment.
 func TestRetainGoesOn(t *testing.T) {
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		const rows = 20000
 		b := newBench(t, pg, outbox.MarkUpdate)
 		for i := range 4 {
@@ -145,7 +145,7 @@ func TestRetainGoesOn(t *testing.T) {
 // TestRetainWorksOffABacklog while a producer inserts and a transaction holds a
 // snapshot, so that no dead row can be cleaned away.
 func TestRetainWorksOffABacklog(t *testing.T) {
-	rows := 300_000
+	rows := 100_000
 	if testing.Short() {
 		rows = 30_000
 	}
