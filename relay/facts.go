@@ -63,6 +63,22 @@ func (r *Relay) inspect(ctx context.Context, db *fallback.DB, t *outbox.Table) (
 	return now, err
 }
 
+// checkColumns returns what keeps the WAL from bringing every column of a layout, nil where nothing does.
+func (r *Relay) checkColumns(ctx context.Context, db *fallback.DB) error {
+	for _, t := range r.cfg.Outboxes {
+		_, problems, err := db.Inspect(ctx, t)
+		if err != nil {
+			return err
+		}
+		for _, p := range problems {
+			if code := hint.CodeOf(p); code == "table-columns" || code == "table-generated-column" {
+				return p
+			}
+		}
+	}
+	return nil
+}
+
 // errStreamUnfit means that the stream was changed into one that a start refuses.
 var errStreamUnfit = errors.New("the stream was changed")
 

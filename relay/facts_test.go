@@ -1,6 +1,8 @@
 package relay_test
 
 import (
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -52,4 +54,63 @@ func TestNullDueTimeUnderTheRelay(t *testing.T) {
 		VALUES ('order', 1, 'order.placed', '{"n": 2}', NULL), ('order', 1, 'order.placed', '{"n": 3}', now())`)
 	r.pending(0)
 	r.storedIs(1, 3)
+}
+
+// TestSlotWaitsForColumns: the WAL no longer brings a column that the layout names. The slot is given
+// up once, the tables are polled, also the other outbox, and the slot is there again with the column.
+func TestSlotWaitsForColumns(t *testing.T) {
+	t.Parallel()
+	for column, change := range map[string]struct{ sql, undo, hint string }{
+		"trace_id": {
+			`ALTER TABLE outbox_messages DROP COLUMN trace_id;
+				ALTER TABLE outbox_messages ADD COLUMN trace_id text GENERATED ALWAYS AS (event_type) STORED`,
+			`ALTER TABLE outbox_messages ALTER trace_id DROP EXPRESSION`, "have a trigger fill",
+		},
+		"attempts": {
+			`ALTER TABLE outbox_messages RENAME attempts TO tries`,
+			`ALTER TABLE outbox_messages RENAME tries TO attempts`, "add the columns",
+		},
+	} {
+		t.Run(column, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.cfg.FallbackInterval = 500 * time.Millisecond
+			r.addSecond()
+			x := r.start().streaming()
+			r.put(1, 3)
+			r.pending(0)
+			r.exec(change.sql)
+			r.put(4, 6)
+			a := x.alarmed("slot_not_made")
+			if !contains(a["error"], strconv.Quote(column)) || !contains(a["hint"], change.hint) {
+				t.Errorf("the alarm does not say what is wrong with %s: %v", column, a)
+			}
+			r.putSecond(11, 13)
+			eventually(t, "the status says why", func() bool {
+				s := x.Status()
+				return s.State == "polling" && strings.Contains(s.LastError, strconv.Quote(column))
+			})
+			r.exec(change.undo)
+			x.streaming()
+			r.put(7, 9)
+			r.pending(0)
+			r.passes(r.here())
+			if n := r.storedCount(); n != 12 {
+				t.Errorf("%d messages are stored, want 12", n)
+			}
+			if n := x.metric("walpost_alarms_total", "alarm", "slot_given_up"); n != 1 {
+				t.Errorf("the slot was given up %v times", n)
+			}
+			x.quiet("no_progress", "unpublished")
+		})
+	}
+}
+
+// addSecond adds the outbox of putSecond.
+func (r *rig) addSecond() {
+	r.t.Helper()
+	second := *r.cfg.Outboxes[0]
+	second.Name = "second_outbox"
+	r.exec(`CREATE TABLE second_outbox (LIKE outbox_messages INCLUDING ALL)`)
+	r.cfg.Outboxes = append(r.cfg.Outboxes, &second)
 }

@@ -153,6 +153,7 @@ func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *strea
 				r.alarm("slot_not_made", "the slot cannot be made: the tables are polled until it can", append(why(err), zap.String("slot", r.cfg.Slot))...)
 			}
 			r.status.meanwhile("wait before the slot is made again", time.Now())
+			r.status.failing(err)
 			sleep(ctx, modeCheck)
 		}
 		r.known.answered = sys.Timeline
@@ -175,8 +176,12 @@ func (r *Relay) alarmForeign(cause error) error {
 }
 
 // makeSlot makes a temporary slot, waits until the tables have nothing from before it, and
-// copies it. A relay that ends on the way leaves nothing.
+// copies it. A relay that ends on the way leaves nothing. While a table lacks a column of its
+// layout there is no slot: the next row would have it given up.
 func (r *Relay) makeSlot(ctx context.Context, db *fallback.DB, s *session) error {
+	if err := r.checkColumns(ctx, db); err != nil {
+		return err
+	}
 	slots, err := stream.OpenSlots(ctx, r.server())
 	if err != nil {
 		return err

@@ -90,7 +90,7 @@ func (s *status) meanwhile(step string, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state == statePolling {
-		s.step, s.stepAt = step, since
+		s.step, s.stepAt, s.err = step, since, nil
 	}
 }
 

@@ -142,13 +142,15 @@ func missingTables(ctx context.Context, conn *pgx.Conn, name string, tables []*o
 // checkMember reports whether the publication has the table, and whether it has it
 // in a way that would hide rows or columns.
 func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (published bool, p hint.Problems, err error) {
-	// Row filters and column lists came with 15; to_jsonb hides their absence.
+	// Row filters and column lists came with 15; to_jsonb hides their absence. A generated column is in no
+	// list before 18, and is the table's problem, as is one that it lacks.
 	var filter *string
-	var columns []string
-	err = conn.QueryRow(ctx, `SELECT to_jsonb(p) ->> 'rowfilter',
-			coalesce((SELECT array_agg(x) FROM jsonb_array_elements_text(nullif(to_jsonb(p) -> 'attnames', 'null')) x), '{}')
+	var left []string // out
+	err = conn.QueryRow(ctx, `SELECT to_jsonb(p) ->> 'rowfilter', ARRAY(SELECT attname::text FROM pg_attribute
+			WHERE attrelid = to_regclass($4) AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+			AND NOT nullif(to_jsonb(p) -> 'attnames', 'null') ? attname::text)
 		FROM pg_publication_tables p WHERE pubname = $1 AND schemaname = $2 AND tablename = $3`,
-		name, t.Schema, t.Name).Scan(&filter, &columns)
+		name, t.Schema, t.Name, t.SQL()).Scan(&filter, &left)
 	if errors.Is(err, pgx.ErrNoRows) {
 		// A partitioned table that is published by its leaves' names is listed by them.
 		p, err = viaRootProblem(ctx, conn, name, t, viaRoot)
@@ -170,7 +172,7 @@ func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Tab
 			"publication %q publishes other rows of %s than those of shard %s: %s", name, t, t.Shard, *filter))
 	}
 	for f := outbox.ID; f < outbox.NumFields; f++ {
-		p.If(len(columns) > 0 && t.Layout.Has(f) && !slices.Contains(columns, t.Layout.Columns[f]), "publication-columns",
+		p.If(t.Layout.Has(f) && slices.Contains(left, t.Layout.Columns[f]), "publication-columns",
 			hint.Errorf(recreate, "publication %q leaves out column %q of %s", name, t.Layout.Columns[f], t))
 	}
 	return true, p, nil
