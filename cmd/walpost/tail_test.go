@@ -110,8 +110,9 @@ func TestTail(t *testing.T) {
 func (o *office) untilStreaming() {
 	o.t.Helper()
 	o.eventually("the relay streams", func() bool {
-		return o.text(`SELECT EXISTS (SELECT FROM pg_replication_slots
-			WHERE active AND NOT slot_name ~ '_new$' AND database = current_database())`) == "true"
+		// Not while the slot is copied: it is active then, and the table is still what delivers.
+		return o.text(`SELECT EXISTS (SELECT FROM pg_replication_slots s JOIN pg_stat_replication r ON r.pid = s.active_pid
+			WHERE r.state = 'streaming' AND NOT slot_name ~ '_new$' AND database = current_database())`) == "true"
 	})
 }
 
