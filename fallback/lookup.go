@@ -152,7 +152,7 @@ type MarkedRow struct {
 // MarkedSince lists rows that were marked at or after a time, the oldest mark
 // first, at most limit of them from next on. It returns nothing where the layout
 // does not say when a row was marked. A row whose content the server cannot render is
-// left out: it is not what was stored.
+// left out, and so is one that is longer than any message: it is not what was stored.
 func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
 	if t.Mark != outbox.MarkUpdate {
 		return nil, nil
@@ -196,7 +196,7 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 		err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			result, _ := conn.Query(ctx, sql, start.at, start.id, page)
 			row := MarkedRow{Ref: outbox.Ref{Table: t}}
-			var hash int64
+			var hash *int64
 			var archived *time.Time
 			var own bool
 			_, err := pgx.ForEachRow(result, []any{&row.ID, &row.Marked, &hash, &archived, &own}, func() error {
@@ -204,7 +204,11 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 				if len(rows) == limit {
 					return nil
 				}
-				next.id, next.at, row.Hash = row.ID, row.Marked, uint64(hash)
+				next.id, next.at = row.ID, row.Marked
+				if hash == nil {
+					return nil
+				}
+				row.Hash = uint64(*hash)
 				if archived != nil {
 					row.Archived = *archived
 				}

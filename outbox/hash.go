@@ -48,8 +48,13 @@ func (e *Event) Hash() uint64 {
 	return h
 }
 
+// mostHashed is a length that no value of a message exceeds, in bytes: that of the greatest max_payload.
+const mostHashed = 64 << 20
+
 // HashSQL is the SQL expression (bigint) that computes [Event.Hash] of a row of
-// the table under the given alias. concat() is used because it renders a value
+// the table under the given alias. It is NULL where a value is longer than any that a
+// message can have, as far as that shows without reading the value: the server would
+// copy a gigabyte several times, and need seconds. concat() is used because it renders a value
 // by its type's output function, as the WAL does; a cast to text does not for
 // every type.
 func (t *Table) HashSQL(alias string) string {
@@ -68,7 +73,12 @@ func (t *Table) HashSQL(alias string) string {
 	for _, c := range columns {
 		expr = fmt.Sprintf(`hashtextextended(concat(%s) COLLATE "C", %s)`, c, expr)
 	}
-	return fmt.Sprintf("coalesce(nullif(%s, %d), %d)", expr, UnknownHash, unknownText)
+	long := make([]string, len(columns))
+	for i, c := range columns {
+		// What is cast is text already. Of other types the stored size is known, which may be that of compressed data.
+		long[i] = fmt.Sprintf("CASE WHEN pg_typeof(%[1]s) IN ('text'::regtype, 'varchar'::regtype) THEN octet_length(%[1]s::text) ELSE pg_column_size(%[1]s) END > %[2]d", c, mostHashed)
+	}
+	return fmt.Sprintf("CASE WHEN (%s) IS NOT TRUE THEN coalesce(nullif(%s, %d), %d) END", strings.Join(long, " OR "), expr, UnknownHash, unknownText)
 }
 
 // HashText is PostgreSQL's hashtextextended (Bob Jenkins' lookup3 with a 64-bit
