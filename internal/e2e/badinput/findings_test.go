@@ -225,6 +225,7 @@ func TestFindings(t *testing.T) {
 	s.must(pg.Exec(t.Context(), "newer", `SELECT pg_drop_replication_slot('newer')`))
 	find(t, s, slices.Concat(tableFindings(), slotFindings(), streamFindings(s)))
 	s.weak()
+	s.consumed()
 	s.inUse()
 	s.limits()
 	s.lastSender()
@@ -317,6 +318,15 @@ func (s *site) weak() {
 		"WALPOST_POSTGRES_URL": strings.Replace(s.pg.URL("unverified"), hostPort(s.pg.URL("unverified")), hostPort(s.pg.URL("unverified"))+",db.invalid:5432", 1),
 		"WALPOST_NATS_URL":     s.natsURL("app") + ",nats://nats.invalid:4222",
 	}}, "warn pg-tls-weak, warn nats-tls-weak, info slot-missing")
+}
+
+// consumed has a stream with as many consumers as it may have.
+func (s *site) consumed() {
+	c := badStart{name: "consumed", sql: published, stream: &jetstream.StreamConfig{Subjects: []string{"consumed.>"}, MaxConsumers: 1}}
+	c.arrange(s)
+	_, err := s.js.CreateConsumer(s.t.Context(), "consumed", jetstream.ConsumerConfig{Durable: "others"})
+	s.must(err)
+	s.finds(c, "warn stream-max-consumers")
 }
 
 // limits has settings that a relay suffers from.
