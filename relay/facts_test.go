@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -41,11 +42,12 @@ func TestIDTypeChangesUnderTheRelay(t *testing.T) {
 }
 
 // TestNullDueTimeUnderTheRelay: available_at becomes nullable while a relay polls. A row
-// without one is due at once, and no later row of its aggregate passes it.
+// without one is due at once, parked or not, and no later row of its aggregate passes it.
 func TestNullDueTimeUnderTheRelay(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.Mode = relay.ModePoll
+	r.cfg.Mode, r.cfg.FallbackInterval = relay.ModePoll, 100*time.Millisecond
+	r.cfg.Retry = fallback.Retry{Backoff: time.Hour, MaxAttempts: 10}
 	r.startAtWork()
 	r.put(1, 1)
 	r.pending(0)
@@ -54,6 +56,11 @@ func TestNullDueTimeUnderTheRelay(t *testing.T) {
 		VALUES ('order', 1, 'order.placed', '{"n": 2}', NULL), ('order', 1, 'order.placed', '{"n": 3}', now())`)
 	r.pending(0)
 	r.storedIs(1, 3)
+	r.exec(putSQL, "not a subject", 4, 4)
+	eventually(t, "the row is parked", func() bool { return r.count(`SELECT count(*) FROM outbox_messages WHERE attempts = 1`) == 1 })
+	r.exec(`UPDATE outbox_messages SET event_type = 'order.placed', available_at = NULL WHERE attempts = 1`)
+	eventually(t, "the parked row is stored", func() bool { return r.storedCount() == 4 })
+	r.storedIs(1, 4)
 }
 
 // TestSlotWaitsForColumns: the WAL no longer brings a column that the layout names. The slot is given
