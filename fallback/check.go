@@ -61,8 +61,9 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		now.IDType = idType
 	}
 	now.Partitioned = f.kind == "p"
-	payload := f.types[t.Layout.Columns[outbox.Payload]]
-	now.PayloadJSON = payload == "json" || payload == "jsonb"
+	if payload := f.types[t.Layout.Columns[outbox.Payload]]; payload != "" {
+		now.PayloadJSON = payload == "json" || payload == "jsonb"
+	}
 	f.kindProblems(t, &p)
 	f.columnProblems(t, &p)
 	f.privilegeProblems(t, &p)

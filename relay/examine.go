@@ -219,9 +219,7 @@ func (x *examination) publication(ctx context.Context) {
 	}
 	x.Failed(hint.Error, "pg-unreachable", err)
 	for _, p := range problems {
-		if x.whole() || hint.CodeOf(p) != "publication-columns" { // it cannot have columns that a table lacks
-			x.Failed(hint.Error, "pg-unreachable", p)
-		}
+		x.Failed(hint.Error, "pg-unreachable", p)
 	}
 }
 

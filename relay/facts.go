@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -26,7 +27,7 @@ const (
 // any goroutine of the term that reads a table.
 func (r *Relay) readTables(ctx context.Context, db *fallback.DB) error {
 	for _, t := range r.cfg.Outboxes {
-		now, err := r.inspect(ctx, db, t)
+		now, _, err := r.inspect(ctx, db, t)
 		if err != nil {
 			return err
 		}
@@ -36,31 +37,43 @@ func (r *Relay) readTables(ctx context.Context, db *fallback.DB) error {
 }
 
 // compareTables returns ErrTableChanged where a table is not as readTables found it: the term ends with it.
-func (r *Relay) compareTables(ctx context.Context, db *fallback.DB) error {
+// unfit is what a start would refuse a table for.
+func (r *Relay) compareTables(ctx context.Context, db *fallback.DB) (unfit, err error) {
 	for _, t := range r.cfg.Outboxes {
-		now, err := r.inspect(ctx, db, t)
+		now, cause, err := r.inspect(ctx, db, t)
 		if err == nil && now != *t {
 			err = fmt.Errorf("%w: %s", fallback.ErrTableChanged, t)
 		}
 		if err != nil {
-			return err
+			return nil, err
+		}
+		if unfit == nil {
+			unfit = cause
 		}
 	}
-	return nil
+	return unfit, nil
+}
+
+// becauseOf puts what is wrong with a table before the server's refusal of a statement (SQLSTATE class 42).
+func becauseOf(unfit, err error) error {
+	if unfit == nil || !strings.HasPrefix(fallback.Code(err), "42") {
+		return err
+	}
+	return fmt.Errorf("%w: %w", unfit, err)
 }
 
 // inspect raises an alarm where a table is not as a start wants it. The relay goes on: a statement
 // that cannot be run fails by itself, and the others need not.
-func (r *Relay) inspect(ctx context.Context, db *fallback.DB, t *outbox.Table) (now outbox.Table, err error) {
+func (r *Relay) inspect(ctx context.Context, db *fallback.DB, t *outbox.Table) (now outbox.Table, unfit, err error) {
 	now, problems, err := db.Inspect(ctx, t)
 	if hint.CodeOf(err) != "" {
 		problems, err = append(problems, err), nil
 	}
-	cause := problems.First()
-	if cause != nil && !r.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(cause), factsAgain) {
-		r.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now", append(why(cause), zapTable(t))...)
+	unfit = problems.First()
+	if unfit != nil && !r.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(unfit), factsAgain) {
+		r.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now", append(why(unfit), zapTable(t))...)
 	}
-	return now, err
+	return now, unfit, err
 }
 
 // checkColumns returns what keeps the WAL from bringing every column of a layout, nil where nothing does.
@@ -133,7 +146,7 @@ func (s *session) lookAgain(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.r.compareTables(ctx, s.db); err != nil || s.wal == nil {
+	if _, err := s.r.compareTables(ctx, s.db); err != nil || s.wal == nil {
 		return err
 	}
 	return s.r.published.check(ctx, s.db, s.wal)

@@ -113,6 +113,35 @@ func TestSlotWaitsForColumns(t *testing.T) {
 	}
 }
 
+// TestRenamedColumnIsSaid: while nothing is inserted into a table whose column was renamed, the other outbox is
+// delivered. A row ends that, and whatever says so names the table, the column and the remedy.
+func TestRenamedColumnIsSaid(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.cfg.FallbackInterval = 500 * time.Millisecond
+	r.addSecond()
+	x := r.start().streaming()
+	r.put(1, 3)
+	r.pending(0)
+	r.exec(`ALTER TABLE outbox_messages RENAME payload TO body`)
+	x.alarmed("table_unfit")
+	r.putSecond(11, 13)
+	x.quiet("unpublished", "no_progress")
+	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, body) VALUES ('order', 1, 'order.placed', '{"n": 4}')`)
+	a := x.alarmed("no_progress")
+	const lacks = `table public.outbox_messages lacks what layout "canonical" needs: "payload"`
+	if !contains(a["error"], lacks) || !contains(a["hint"], "add the columns") {
+		t.Errorf("the alarm does not say what is wrong: %v", a)
+	}
+	eventually(t, "the status says what is wrong", func() bool { return strings.Contains(x.Status().LastError, lacks) })
+	r.exec(`ALTER TABLE outbox_messages RENAME body TO payload`)
+	x.streaming()
+	r.put(5, 7)
+	r.pending(0)
+	r.putSecond(14, 16)
+	r.storedIs(1, 3, 11, 13, 4, 7, 14, 16)
+}
+
 // addSecond adds the outbox of putSecond.
 func (r *rig) addSecond() {
 	r.t.Helper()

@@ -59,11 +59,13 @@ const modeCheck = 5 * time.Second
 
 // session gets the rows in the best way that there is now, until something fails
 // or another way opens up.
-func (r *Relay) session(ctx, held context.Context, db *fallback.DB) error {
+func (r *Relay) session(ctx, held context.Context, db *fallback.DB) (err error) {
 	r.status.do("look at the tables")
-	if err := r.compareTables(ctx, db); err != nil {
+	unfit, err := r.compareTables(ctx, db)
+	if err != nil {
 		return err
 	}
+	defer func() { err = becauseOf(unfit, err) }()
 	r.status.do("ask whether the WAL can be read")
 	sys, why, err := r.mayStream(ctx, db)
 	if err != nil {
