@@ -197,3 +197,24 @@ func TestIDsOfAnExtensionsType(t *testing.T) {
 		}
 	}
 }
+
+// TestLaterStatementsNameTheCatalogs: a statement that changes rows gives their triggers the role's own search_path. The
+// next one of its transaction looks for its names in pg_catalog alone, as the first did.
+func TestLaterStatementsNameTheCatalogs(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkNone)
+	b.bury("7", "1")
+	b.exec(`CREATE TABLE second_outbox (LIKE outbox_messages INCLUDING ALL)`)
+	b.exec(`CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'insert')`)
+	b.exec(`SELECT pg_create_logical_replication_slot('walpost', 'test_decoding')`)
+	defer b.exec(`SELECT pg_catalog.pg_drop_replication_slot('walpost'::pg_catalog.name)`)
+	traps := testenv.SetTraps(t, b.url)
+	defer traps.Check(t)
+	b.url = traps.URL()
+	if done, left := b.retry(b.dlq(b.table), fallback.Filter{}); len(done) != 1 {
+		t.Errorf("retried %v, left %v", done, left)
+	}
+	first, second := *b.table, *b.table
+	first.Mark, second.Mark, second.Name = outbox.MarkUpdate, outbox.MarkUpdate, "second_outbox"
+	_, err := fallback.SkipPending(t.Context(), b.config(), []*outbox.Table{&first, &second})
+	b.must(err)
+}
