@@ -49,6 +49,32 @@ func TestComparisonIsBounded(t *testing.T) {
 	x.quietBut()
 }
 
+// TestReadBackIsBounded: of rows that were changed, or cannot be marked, no more are kept than of those that are compared.
+func TestReadBackIsBounded(t *testing.T) {
+	reset := relay.SetMostCompared(20)
+	defer reset()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 40)
+	r.pending(0)
+	x.halt()
+	r.exec(`UPDATE outbox_messages SET payload = payload || '{"more": 1}' WHERE (payload ->> 'n')::int <= 30`)
+	x = r.start().streaming()
+	x.alarmed("comparison_given_up")
+	x.halt()
+	r.exec(`UPDATE outbox_messages SET payload = payload - 'more', processed_at = NULL`)
+	taker := r.conn()
+	r.must(run(t.Context(), taker, "BEGIN"))
+	r.must(run(t.Context(), taker, "SELECT FROM outbox_messages FOR UPDATE"))
+	x = r.start()
+	defer x.halt()
+	x.alarmed("no_progress")
+	r.must(run(t.Context(), taker, "COMMIT"))
+	r.put(41, 50)
+	r.pending(0)
+	r.storedIs(1, 50)
+}
+
 // TestMarkOfLongAgo: a mark from before its message was stored does not have everything since then read
 // and compared.
 func TestMarkOfLongAgo(t *testing.T) {

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -205,7 +206,7 @@ type reader struct {
 	// table: one clock made them all. compared is set where a table still has
 	// one of the rows.
 	refs     map[outbox.Ref]struct{}
-	givenUp  bool // there are more than mostCompared
+	givenUp  bool // there are more than mostCompared, or more changed ones
 	early    int  // rows of the first step whose marks are no relay's, see clocks
 	compared bool
 	// from is the earliest mark among the rows of each table that were read back.
@@ -257,7 +258,10 @@ func (b *reader) note(t *outbox.Table, m publish.Message, ref outbox.Ref, s fall
 	b.compared = b.compared || s.Exists
 	switch {
 	case !s.Exists || !s.Same:
-		if s.Exists {
+		switch full := len(b.changed) >= mostCompared; {
+		case s.Exists && full:
+			b.givenUp = true
+		case s.Exists:
 			b.changed[changed{t, ref.ID}] = struct{}{}
 		}
 		// Gone, or not visible yet: then its message lies within U of the tail.
@@ -376,6 +380,9 @@ func (b *reader) settle(t *outbox.Table, rows []fallback.Row, behind []uint64) e
 		}
 		b.seen.unmarked[row.Ref] = behind[i]
 	}
+	if n := len(b.seen.unmarked); n > mostCompared { // somebody has made many pending again, and has them locked
+		return fmt.Errorf("mark rows of %s that were read back: %d are locked", t, n)
+	}
 	b.r.log.Info("marked rows that were found in the stream", zapTable(t), zap.Int("rows", marked), zap.Int("waiting", len(rows)-marked))
 	return nil
 }
@@ -427,7 +434,7 @@ func (b *reader) compare() error {
 }
 
 func (b *reader) giveUp(since time.Time) {
-	b.r.alarm("comparison_given_up", "more rows carry late marks than are compared with the stream: whether it has lost one of them is not known",
+	b.r.alarm("comparison_given_up", "more rows carry late marks, or were changed, than are compared with the stream: whether it has lost one of them is not known",
 		zap.Int("compared", len(b.refs)), zap.Time("marked_since", since))
 }
 
