@@ -153,7 +153,7 @@ func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Tab
 		name, t.Schema, t.Name, t.SQL()).Scan(&filter, &left)
 	if errors.Is(err, pgx.ErrNoRows) {
 		// A partitioned table that is published by its leaves' names is listed by them.
-		p, err = viaRootProblem(ctx, conn, name, t, viaRoot)
+		p, err = absenceProblem(ctx, conn, name, t, viaRoot)
 		return false, p, err
 	}
 	if err != nil {
@@ -178,17 +178,16 @@ func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Tab
 	return true, p, nil
 }
 
-func viaRootProblem(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (p hint.Problems, err error) {
-	if viaRoot {
-		return nil, nil
-	}
-	var leaf bool
-	err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_publication_tables p JOIN pg_partition_tree(to_regclass($2)) t
-		ON t.relid = to_regclass(format('%I.%I', p.schemaname, p.tablename)) WHERE p.pubname = $1)`, name, t.SQL()).Scan(&leaf)
+// absenceProblem is why adding the table to the publication would not have it listed.
+func absenceProblem(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (p hint.Problems, err error) {
+	var missing, leaf bool
+	err = conn.QueryRow(ctx, `SELECT to_regclass($2) IS NULL, EXISTS (SELECT FROM pg_publication_tables p JOIN pg_partition_tree(to_regclass($2)) t
+		ON t.relid = to_regclass(format('%I.%I', p.schemaname, p.tablename)) WHERE p.pubname = $1)`, name, t.SQL()).Scan(&missing, &leaf)
 	if err != nil {
 		return nil, fmt.Errorf("read publication %q: %w", name, err)
 	}
-	p.If(leaf, "publication-partitions", hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
+	p.If(missing, "table-missing", hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table", "table %s does not exist", t))
+	p.If(leaf && !viaRoot, "publication-partitions", hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
 		"publication %q publishes the partitions of %s under their own names", name, t))
 	return p, nil
 }
