@@ -42,6 +42,7 @@ var alarmNames = []string{
 	"foreign_message",
 	"inserted_marked",
 	"missed_rows",
+	"no_consumer",
 	"no_progress",
 	"nothing_to_compare",
 	"phantoms",

@@ -109,7 +109,7 @@ func (r *Relay) readBack(ctx context.Context, db *fallback.DB, wal *stream.Sessi
 	for _, t := range r.cfg.Outboxes {
 		b.tables[t.String()] = t
 	}
-	options := publish.ReadBackOptions{Source: r.envelope.Source(), Phantom: sys.Phantom, Step: b.look, NoConsumer: r.sayNoConsumer}
+	options := publish.ReadBackOptions{Source: r.envelope.Source(), Phantom: sys.Phantom, Step: b.look, NoConsumer: r.alarmNoConsumer}
 	var err error
 	if b.seen.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, options); err != nil {
 		return nil, err
@@ -138,11 +138,11 @@ func (r *Relay) readBack(ctx context.Context, db *fallback.DB, wal *stream.Sessi
 	return b.seen, nil
 }
 
-// sayNoConsumer: the limit may be the account's, which nothing else tells.
-func (r *Relay) sayNoConsumer(err error) {
+// alarmNoConsumer: the limit may be the account's, which nothing else tells.
+func (r *Relay) alarmNoConsumer(err error) {
 	if !r.limited("no_consumer", time.Hour) {
-		r.log.Warn("the stream or the account has as many consumers as it may: messages are read back one by one, slowly",
-			zap.Error(err), zap.String("code", "stream-max-consumers"), zap.String("hint", "raise max_consumers, or remove a consumer"))
+		r.alarm("no_consumer", "the stream or the account has as many consumers as it may: messages are read back one by one, slowly",
+			zap.Error(err), zap.String("hint", "raise max_consumers, or remove a consumer"))
 	}
 }
 
