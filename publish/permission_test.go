@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -189,6 +190,31 @@ func TestConnectCreds(t *testing.T) {
 		wantError(t, err, "connect to NATS")
 		if text := err.Error() + hint.Of(err); strings.Contains(text, string(must(user.Seed())(t))) || !strings.Contains(text, "nats.creds") {
 			t.Errorf("%s: %s", name, text)
+		}
+	}
+}
+
+// TestAccountsConsumers: the limit of the account is named, as that of the stream is.
+func TestAccountsConsumers(t *testing.T) {
+	srv := testenv.NewNATS(t, testenv.NATSOptions{Config: `accounts { A { jetstream { max_consumers: 2 }, users: [{user: a, password: a}] } }
+		no_auth_user: a`})
+	nc := connect(t, ConnConfig{URL: srv.URL()})
+	s := must(NewStream(nc, StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)
+	if err := s.Create(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 3 {
+		info := must(s.Info(t.Context()))(t)
+		named := false
+		for _, f := range s.Examine(t.Context(), info) {
+			named = named || f.Code == "nats-max-consumers"
+		}
+		if named != (n == 2) {
+			t.Errorf("with %d of 2 consumers the limit is named: %t", n, named)
+		}
+		_, err := s.js.CreateConsumer(t.Context(), "EVENTS", jetstream.ConsumerConfig{Durable: fmt.Sprintf("c%d", n)})
+		if (err != nil) != (n == 2) {
+			t.Errorf("consumer %d: %v", n+1, err)
 		}
 	}
 }

@@ -37,6 +37,7 @@ func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f hint.Findings
 	subject := meet(s.cfg.Pattern, s.cfg.Pattern)
 	if info != nil {
 		subject = s.fenceSubject(info)
+		f = append(f, s.consumersLeft(ctx, info)...)
 	}
 	if subject == "" {
 		return f // the stream listens on none of them
@@ -125,21 +126,48 @@ func (s *Stream) MayCreate(ctx context.Context) error {
 // accountTakesOne reports an account that has as many streams as it may have, where the
 // user may ask for it.
 func (s *Stream) accountTakesOne(ctx context.Context) error {
-	may, err := s.mayPublish(ctx, &nats.Msg{Subject: s.APISubject("INFO"), Reply: s.nc.NewInbox()})
-	if err != nil || !may {
+	account, err := s.account(ctx)
+	if err != nil || account == nil {
 		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	account, err := s.js.AccountInfo(ctx)
-	if err != nil {
-		return fmt.Errorf("ask for the account's limits: %w", err)
 	}
 	if most := account.Limits.MaxStreams; most > 0 && account.Streams >= most {
 		return hint.Coded("stream-account-full", hint.Errorf(apiHint(errStreamsMaximum),
 			"create stream %s: the account has %d of %d streams", s.cfg.Name, account.Streams, most))
 	}
 	return nil
+}
+
+// consumersLeft reports a stream that has as many consumers as the account lets it have.
+func (s *Stream) consumersLeft(ctx context.Context, info *StreamInfo) (f hint.Findings) {
+	account, err := s.account(ctx)
+	f.Failed(hint.Warn, "nats-unreachable", err)
+	if err != nil || account == nil {
+		return f
+	}
+	most := account.Limits.MaxConsumers
+	if tier, ok := account.Tiers[fmt.Sprintf("R%d", max(1, info.Config.Replicas))]; ok {
+		most = tier.Limits.MaxConsumers
+	}
+	if own := info.Config.MaxConsumers; most > 0 && info.Consumers >= most && (own <= 0 || info.Consumers < own) {
+		f.Warning("nats-max-consumers", "raise max_consumers of the account, or nats consumer rm "+s.cfg.Name,
+			"the stream has %d consumers, and the account allows %d: a start reads messages one by one, verify and tail fail", info.Consumers, most)
+	}
+	return f
+}
+
+// account is what the server says of the account, nil where the user may not ask for it.
+func (s *Stream) account(ctx context.Context) (*jetstream.AccountInfo, error) {
+	may, err := s.mayPublish(ctx, &nats.Msg{Subject: s.APISubject("INFO"), Reply: s.nc.NewInbox()})
+	if err != nil || !may {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	account, err := s.js.AccountInfo(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("ask for the account's limits: %w", err)
+	}
+	return account, nil
 }
 
 // subjectsFree reports another stream that listens on the subjects, where the user may
