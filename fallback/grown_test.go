@@ -66,6 +66,20 @@ func TestGrownRows(t *testing.T) {
 	if err != nil || sums[0] == nil || sums[1] != nil {
 		t.Errorf("the payloads have the sums %x: %v", sums, err)
 	}
+	_, err = app.Exec(t.Context(), `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, last_error)
+		SELECT payload, 1, 'order.placed', '{}', CASE n WHEN 2 THEN 'x' END FROM outbox_messages, generate_series(1, 2) n WHERE id = 2`)
+	must(t, err)
+	cs, err := db.Fresh(t.Context(), table, time.Second, 10)
+	if err != nil || len(cs) != 3 {
+		t.Errorf("%d rows are listed as pending, want 3: %v", len(cs), err)
+	}
+	aggregates := 0
+	must(t, db.Aggregates(t.Context(), table, func(key outbox.AggregateKey) { aggregates++ }))
+	if aggregates != 1 {
+		t.Errorf("%d aggregates have recorded rows, want 1", aggregates)
+	}
+	_, err = app.Exec(t.Context(), `DELETE FROM outbox_messages WHERE id > 4`)
+	must(t, err)
 	_, err = db.Mark(t.Context(), table, rows[:2])
 	must(t, err)
 	_, locked, err := db.Unmark(t.Context(), table, []MarkedRow{{Ref: refs[3], Marked: marked[0].Marked}})

@@ -101,11 +101,12 @@ func HashRecordSQL(values ...string) string {
 	return "hash_record_extended(ROW(" + strings.Join(values, ", ") + "), 0)"
 }
 
-// partSQL renders a value with concat(), as [Table.HashSQL] does.
+// partSQL renders a value with concat(), as [Table.HashSQL] does. Of one that no message can have, and no event, only
+// the length is part of the key.
 func partSQL(column string) string {
-	return fmt.Sprintf(`CASE WHEN %[1]s IS NOT DISTINCT FROM NULL THEN NULL WHEN octet_length(concat(%[1]s)) <= %[2]d
+	return fmt.Sprintf(`CASE WHEN %[1]s IS NOT DISTINCT FROM NULL THEN NULL WHEN %[4]s > %[5]d THEN concat(%[4]s, ':') WHEN octet_length(concat(%[1]s)) <= %[2]d
 		THEN concat(octet_length(concat(%[1]s)), ':', %[1]s) ELSE concat(octet_length(concat(%[1]s)), ':', encode(%[3]s, 'hex')) END`,
-		column, longPart, sha256SQL("concat("+column+")"))
+		column, longPart, sha256SQL("concat("+column+")"), shownLengthSQL(column), mostHashed)
 }
 
 // sha256SQL hashes the bytes as the server keeps them: a conversion into the client's encoding fails

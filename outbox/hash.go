@@ -75,10 +75,15 @@ func (t *Table) HashSQL(alias string) string {
 	}
 	long := make([]string, len(columns))
 	for i, c := range columns {
-		// What is cast is text already. Of other types the stored size is known, which may be that of compressed data.
-		long[i] = fmt.Sprintf("CASE WHEN pg_typeof(%[1]s) IN ('text'::regtype, 'varchar'::regtype) THEN octet_length(%[1]s::text) ELSE pg_column_size(%[1]s) END > %[2]d", c, mostHashed)
+		long[i] = fmt.Sprintf("%s > %d", shownLengthSQL(c), mostHashed)
 	}
 	return fmt.Sprintf("CASE WHEN (%s) IS NOT TRUE THEN coalesce(nullif(%s, %d), %d) END", strings.Join(long, " OR "), expr, UnknownHash, unknownText)
+}
+
+// shownLengthSQL is how long a value is, in bytes, as far as that shows without reading it. What is cast is text
+// already. Of other types the stored size is known, which may be that of compressed data.
+func shownLengthSQL(c string) string {
+	return fmt.Sprintf("CASE WHEN pg_typeof(%[1]s) IN ('text'::regtype, 'varchar'::regtype) THEN octet_length(%[1]s::text) ELSE pg_column_size(%[1]s) END", c)
 }
 
 // HashText is PostgreSQL's hashtextextended (Bob Jenkins' lookup3 with a 64-bit
