@@ -62,12 +62,24 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 	}
 	now.Partitioned = f.kind == "p"
 	if payload := f.types[t.Layout.Columns[outbox.Payload]]; payload != "" {
-		now.PayloadJSON = payload == "json" || payload == "jsonb"
+		now.PayloadJSON = isJSON(payload)
+	}
+	for field := outbox.ID; field < outbox.NumFields; field++ {
+		if typ := f.types[t.Layout.Columns[field]]; typ != "" {
+			now.Text[field] = isText(typ)
+		}
 	}
 	f.kindProblems(t, &p)
 	f.columnProblems(t, &p)
 	f.privilegeProblems(t, &p)
 	return now, p, nil
+}
+
+func isJSON(typ string) bool { return typ == "json" || typ == "jsonb" }
+
+// isText reports whether a type is text or varchar.
+func isText(typ string) bool {
+	return typ == "text" || strings.HasPrefix(typ, "character varying") && !strings.HasSuffix(typ, "[]")
 }
 
 // ErrTableChanged means that a table is not the one that the statements were made for.
@@ -213,7 +225,7 @@ func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.
 	return nil
 }
 
-// readHashes asks the server to hash a NULL of each column that the relay, or its shard, finds rows by the hash of.
+// readHashes asks the server whether it can hash each column that the relay, or its shard, finds rows by the hash of.
 func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
 	var fields []outbox.Field
 	if t.Mark != outbox.MarkNone && t.Layout.Records() && t.Layout.Has(outbox.AggregateID) {
@@ -230,15 +242,15 @@ func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.T
 		if f.types[column] == "" {
 			continue // it is not mapped, or missing
 		}
-		typ, _, err := readColumnType(ctx, conn, t, field)
-		if err != nil {
-			return err
-		}
-		_, err = conn.Exec(ctx, "SELECT "+outbox.HashRecordSQL("NULL::"+typ))
-		if Code(err) == "42883" { // undefined_function
+		// The column's type is not named: that takes USAGE on its schema.
+		none := fmt.Sprintf("(SELECT t.%s FROM %s t LIMIT 0)", t.Column(field), t.SQL())
+		_, err := conn.Exec(ctx, "SELECT "+outbox.HashRecordSQL(none))
+		switch {
+		case Code(err) == "42883": // undefined_function
 			f.unhashed[field] = f.types[column]
-		} else if err != nil {
-			return fmt.Errorf("hash a NULL of %s: %w", called(column, field), err)
+		case Code(err) == "42501": // what privileges are lacking is said for all columns at once
+		case err != nil:
+			return fmt.Errorf("hash column %s of %s: %w", called(column, field), t, err)
 		}
 	}
 	return nil

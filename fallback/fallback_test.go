@@ -424,6 +424,9 @@ func TestCheckTableNamesMissingPrivileges(t *testing.T) {
 	}
 	b.must(db.CheckTable(t.Context(), &none))
 	b.must(db.CheckTable(t.Context(), b.table))
+	// A column is read without a privilege on its type's schema.
+	b.exec(`CREATE SCHEMA types; CREATE TYPE types.kind AS ENUM ('order'); ALTER TABLE outbox_messages ALTER aggregate_type TYPE types.kind USING 'order'`)
+	b.must(db.CheckTable(t.Context(), b.table))
 }
 
 // TestFetchIsBounded: of rows that turn out to be large it keeps some.

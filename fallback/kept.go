@@ -88,8 +88,8 @@ func (db *DB) cannotMove(ctx context.Context, t *outbox.Table, id string) (stays
 		return false, err
 	}
 	size := "0::bigint"
-	for name := range f.types {
-		size += " + coalesce(" + lengthSQL("t."+outbox.QuoteIdent(name)) + ", 0)"
+	for name, typ := range f.types {
+		size += " + coalesce(" + renderedSQL("t."+outbox.QuoteIdent(name), isText(typ) || isJSON(typ)) + ", 0)"
 	}
 	err = db.row(ctx, []any{&stays}, fmt.Sprintf(`SELECT coalesce((SELECT %s > %d FROM %s t WHERE t.%s = $1::text::%s LIMIT 1), false)`,
 		size, mostMoved, t.SQL(), t.Column(outbox.ID), t.IDType), id)

@@ -223,7 +223,6 @@ func TestCastsOfATypesOwner(t *testing.T) {
 		CREATE TABLE box (id bigint PRIMARY KEY, event_type text, payload doc, extra doc);
 		INSERT INTO box SELECT n, 'a', ROW(repeat('x', 100 * n))::doc, ROW('y')::doc FROM generate_series(1, 2) n`)
 	for i, cast := range [][2]string{
-		{"doc", "text"},
 		{"doc", "json"},
 		{"doc", "jsonb"},
 		{"box", "text"},
@@ -237,6 +236,10 @@ func TestCastsOfATypesOwner(t *testing.T) {
 		b.exec(fmt.Sprintf(`CREATE FUNCTION called%d(%s) RETURNS %s LANGUAGE plpgsql AS $$ BEGIN RAISE 'a cast is called'; END $$;
 			CREATE CAST (%[2]s AS %[3]s) WITH FUNCTION called%[1]d(%[2]s) AS IMPLICIT`, i, cast[0], cast[1]))
 	}
+	// The planner calls this one where a statement names it, also in a branch that is never taken.
+	b.exec(`CREATE FUNCTION trap() RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN RAISE 'a cast is planned'; END $$;
+		CREATE FUNCTION planned(doc) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT public.trap()';
+		CREATE CAST (doc AS text) WITH FUNCTION planned(doc) AS IMPLICIT`)
 	layout, err := outbox.CustomLayout(map[string]string{"id": "id", "event_type": "event_type", "payload": "payload"})
 	b.must(err)
 	table := &outbox.Table{Schema: "public", Name: "box", Layout: layout, Mark: outbox.MarkDelete}

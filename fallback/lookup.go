@@ -227,6 +227,9 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 			most, read, err = 1, page, nil
 		case isUnreadable(err):
 			err, read = db.row(ctx, []any{&next.id, &next.at}, pass, start.at, start.id, 1), page
+			if errors.Is(err, pgx.ErrNoRows) { // it is gone
+				err = nil
+			}
 		default:
 			most = all
 		}

@@ -136,7 +136,7 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 	}
 	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, %s, true, false, attempts, false, bytes
 		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes FROM %s t WHERE %s) x WHERE ready ORDER BY x.id LIMIT $1`,
-		columnsKeySQL, t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
+		columnsKeySQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
 }
 
 // Overtaken tells in which of the aggregates a row without a record is pending and
@@ -162,7 +162,7 @@ func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Dur
 // each with each: statistics of a queue say that few rows are pending.
 func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
 	recorded := pendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
-	return strings.NewReplacer("{x}", columnsKeySQL, "{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)), "{recorded}", recorded, "{pending}", pendingSQL(t, "t"),
+	return strings.NewReplacer("{x}", columnsKeySQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)), "{recorded}", recorded, "{pending}", pendingSQL(t, "t"),
 		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID), "{error}", t.Column(outbox.LastError), "{by}", partitionSQL(t)).Replace(`
 SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
 	SELECT {key}, t.{error} IS NOT NULL AS recorded, bool_or(t.{error} IS NULL) OVER (PARTITION BY {by} ORDER BY t.{id}) AS behind
@@ -197,7 +197,7 @@ func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.
 	if !t.Layout.Records() {
 		return nil
 	}
-	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`, columnsKeySQL, aggregateSQL(t), t.SQL(), recordedSQL(t))
+	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`, columnsKeySQL(t), aggregateSQL(t), t.SQL(), recordedSQL(t))
 	if err := db.keys(ctx, sql, each); err != nil {
 		return fmt.Errorf("look for recorded rows of %s: %w", t, err)
 	}
@@ -235,7 +235,7 @@ type Fetched struct {
 // is too long for a header, is left out of the event (outbox.Event.Omitted).
 func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int) (f Fetched, err error) {
 	more := false
-	read := func(ids []string, length func(string) string) (err error) {
+	read := func(ids []string, length func(*outbox.Table, outbox.Field) string) (err error) {
 		if more {
 			return nil
 		}
@@ -278,7 +278,7 @@ func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayl
 }
 
 // fetch is Fetch with the expression for a value's length.
-func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int, length func(string) string) (rows []*outbox.Event, more bool, err error) {
+func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int, length func(*outbox.Table, outbox.Field) string) (rows []*outbox.Event, more bool, err error) {
 	sql, fields := fetchSQL(t, mostPayload, length)
 	size := 0
 	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
@@ -306,14 +306,14 @@ func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayl
 //
 // The length is asked as text: what is stored may be compressed, and a jsonb number of
 // ten bytes may have 131,072 digits. A value that is too short for that is not rendered.
-func fetchSQL(t *outbox.Table, mostPayload int, length func(string) string) (sql string, fields []outbox.Field) {
+func fetchSQL(t *outbox.Table, mostPayload int, length func(*outbox.Table, outbox.Field) string) (sql string, fields []outbox.Field) {
 	var lengths, columns []string
 	for f := outbox.ID; f < outbox.NumFields; f++ {
 		if !t.Layout.Has(f) {
 			continue
 		}
 		c, n := "t."+t.Column(f), fmt.Sprintf("n.n%d", f)
-		lengths = append(lengths, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length(c), f.Most(mostPayload), f))
+		lengths = append(lengths, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length(t, f), f.Most(mostPayload), f))
 		columns = append(columns, fmt.Sprintf("CASE WHEN %s IS NULL THEN %s END, %[1]s", n, c))
 		fields = append(fields, f)
 	}
@@ -322,12 +322,18 @@ func fetchSQL(t *outbox.Table, mostPayload int, length func(string) string) (sql
 		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "), t.Column(outbox.ID), t.IDType, unmarkedSQL(t, "t")), fields
 }
 
-// lengthSQL is a value's length as text, in bytes. Text is not read for it; other types are
-// rendered. A cast to text is only for types that no user can define one for: concat(),
-// which copies the value once more, calls the type's output function.
-func lengthSQL(c string) string {
-	return strings.ReplaceAll(`CASE WHEN pg_typeof({c}) IN ('text'::regtype, 'varchar'::regtype, 'json'::regtype, 'jsonb'::regtype)
-		THEN octet_length({c}::text) ELSE octet_length(concat({c})) END`, "{c}", c)
+// lengthSQL is a value's length as text, in bytes. Text is not read for it; other types are rendered.
+func lengthSQL(t *outbox.Table, f outbox.Field) string {
+	return renderedSQL("t."+t.Column(f), t.Text[f] || f == outbox.Payload && t.PayloadJSON)
+}
+
+// renderedSQL casts a value to text only where its type is one that no user can define such a cast for: concat(), which
+// copies the value once more, calls the type's output function.
+func renderedSQL(c string, cast bool) string {
+	if cast {
+		return "octet_length(" + c + "::text)"
+	}
+	return "octet_length(concat(" + c + "))"
 }
 
 // leastOverLimit is a stored size that no value exceeds whose text has less than 1 GB, in bytes: of the
@@ -336,10 +342,11 @@ const leastOverLimit = 256
 
 // overLimitSQL is lengthSQL for a row in which the server has met a text over 1 GB. Which value that
 // is it does not say: it is outbox.MostText for each that may be it.
-func overLimitSQL(c string) string {
-	return strings.NewReplacer("{c}", c, "{least}", strconv.Itoa(leastOverLimit), "{most}", strconv.Itoa(outbox.MostText)).Replace(`
-		CASE WHEN pg_typeof({c}) IN ('text'::regtype, 'varchar'::regtype) THEN octet_length({c}::text)
-		WHEN pg_column_size({c}) > {least} THEN {most} ELSE octet_length(concat({c})) END`)
+func overLimitSQL(t *outbox.Table, f outbox.Field) string {
+	if t.Text[f] {
+		return lengthSQL(t, f)
+	}
+	return fmt.Sprintf("CASE WHEN pg_column_size(%s) > %d THEN %d ELSE %s END", "t."+t.Column(f), leastOverLimit, outbox.MostText, lengthSQL(t, f))
 }
 
 // StillPending tells which of the rows are pending: of rows that Fetch left out,
@@ -457,12 +464,14 @@ func aggregateSQL(t *outbox.Table) string {
 	return fmt.Sprintf("%s AS tenant, %s AS kind, %s AS aggregate", c[0], c[1], c[2])
 }
 
-var columnsKeySQL = outbox.AggregateKeySQL("x.tenant", "x.kind", "x.aggregate")
+func columnsKeySQL(t *outbox.Table) string {
+	return t.AggregateKeySQL("x.tenant", "x.kind", "x.aggregate")
+}
 
 // keySQL is the key of a row's aggregate.
 func keySQL(t *outbox.Table) string {
 	c := aggregateColumns(t)
-	return outbox.AggregateKeySQL(c[0], c[1], c[2])
+	return t.AggregateKeySQL(c[0], c[1], c[2])
 }
 
 // partitionSQL lists the columns that tell aggregates apart; "" where the layout

@@ -418,7 +418,7 @@ func sameSQL(t *outbox.Table) string {
 		if t.Layout.Has(f) {
 			c := "t." + t.Column(f)
 			same += fmt.Sprintf(" AND CASE WHEN w.lengths[%d] IS NULL THEN true WHEN w.lengths[%[1]d] = %d THEN pg_column_size(%s) > %d ELSE w.lengths[%[1]d] = %[5]s END",
-				f, outbox.MostText, c, leastOverLimit, lengthSQL(c))
+				f, outbox.MostText, c, leastOverLimit, lengthSQL(t, f))
 		}
 	}
 	return fmt.Sprintf("CASE WHEN w.hash = %d THEN %s ELSE %s END", outbox.UnknownHash, same, storedSQL(t))

@@ -71,10 +71,11 @@ func ParseAggregateKey(text []byte) (key AggregateKey, err error) {
 	return key, nil
 }
 
-// AggregateKeySQL is the SQL expression (bytea) that computes [AggregateKeyOf] of three columns;
-// "NULL" is one that is not mapped.
-func AggregateKeySQL(tenant, kind, id string) string {
-	text := fmt.Sprintf("concat(%s, '/', %s, '/', %s, '/')", partSQL(tenant), partSQL(kind), partSQL(id))
+// AggregateKeySQL is the SQL expression (bytea) that computes [AggregateKeyOf] of what stands for the table's three
+// columns; "NULL" is one that is not mapped.
+func (t *Table) AggregateKeySQL(tenant, kind, id string) string {
+	text := fmt.Sprintf("concat(%s, '/', %s, '/', %s, '/')",
+		partSQL(tenant, t.Text[TenantID]), partSQL(kind, t.Text[AggregateType]), partSQL(id, t.Text[AggregateID]))
 	return fmt.Sprintf("CASE WHEN %s IS NOT NULL THEN substr(%s, 1, 16) END", id, sha256SQL(text))
 }
 
@@ -101,12 +102,16 @@ func HashRecordSQL(values ...string) string {
 	return "hash_record_extended(ROW(" + strings.Join(values, ", ") + "), 0)"
 }
 
-// partSQL renders a value with concat(), as [Table.HashSQL] does. Of one that no message can have, and no event, only
+// partSQL renders a value with concat(), as [Table.HashSQL] does. Of a text that no message can have, and no event, only
 // the length is part of the key.
-func partSQL(column string) string {
-	return fmt.Sprintf(`CASE WHEN %[1]s IS NOT DISTINCT FROM NULL THEN NULL WHEN %[4]s > %[5]d THEN concat(%[4]s, ':') WHEN octet_length(concat(%[1]s)) <= %[2]d
+func partSQL(column string, text bool) string {
+	long := ""
+	if text {
+		long = fmt.Sprintf("WHEN %s THEN concat(octet_length(%s::text), ':') ", overlongSQL(column), column)
+	}
+	return fmt.Sprintf(`CASE WHEN %[1]s IS NOT DISTINCT FROM NULL THEN NULL %[4]sWHEN octet_length(concat(%[1]s)) <= %[2]d
 		THEN concat(octet_length(concat(%[1]s)), ':', %[1]s) ELSE concat(octet_length(concat(%[1]s)), ':', encode(%[3]s, 'hex')) END`,
-		column, longPart, sha256SQL("concat("+column+")"), shownLengthSQL(column), mostHashed)
+		column, longPart, sha256SQL("concat("+column+")"), long)
 }
 
 // sha256SQL hashes the bytes as the server keeps them: a conversion into the client's encoding fails

@@ -52,16 +52,20 @@ func (e *Event) Hash() uint64 {
 const mostHashed = 64 << 20
 
 // HashSQL is the SQL expression (bigint) that computes [Event.Hash] of a row of
-// the table under the given alias. It is NULL where a value is longer than any that a
-// message can have, as far as that shows without reading the value: the server would
-// copy a gigabyte several times, and need seconds. concat() is used because it renders a value
+// the table under the given alias. It is NULL where a text is longer than any value that a
+// message can have: the server would copy a gigabyte several times, and need seconds. concat() is used because it renders a value
 // by its type's output function, as the WAL does; a cast to text does not for
 // every type.
 func (t *Table) HashSQL(alias string) string {
 	var columns []string
+	var long []string
 	for f := firstHashed; f <= lastHashed; f++ {
 		if t.Layout.Has(f) {
-			columns = append(columns, alias+"."+t.Column(f))
+			c := alias + "." + t.Column(f)
+			columns = append(columns, c)
+			if t.Text[f] {
+				long = append(long, overlongSQL(c))
+			}
 		}
 	}
 	masks := make([]string, len(columns))
@@ -73,18 +77,16 @@ func (t *Table) HashSQL(alias string) string {
 	for _, c := range columns {
 		expr = fmt.Sprintf(`hashtextextended(concat(%s) COLLATE "C", %s)`, c, expr)
 	}
-	long := make([]string, len(columns))
-	for i, c := range columns {
-		long[i] = fmt.Sprintf("%s > %d", shownLengthSQL(c), mostHashed)
+	expr = fmt.Sprintf("coalesce(nullif(%s, %d), %d)", expr, UnknownHash, unknownText)
+	if len(long) == 0 {
+		return expr
 	}
-	return fmt.Sprintf("CASE WHEN (%s) IS NOT TRUE THEN coalesce(nullif(%s, %d), %d) END", strings.Join(long, " OR "), expr, UnknownHash, unknownText)
+	return fmt.Sprintf("CASE WHEN (%s) IS NOT TRUE THEN %s END", strings.Join(long, " OR "), expr)
 }
 
-// shownLengthSQL is how long a value is, in bytes, as far as that shows without reading it. What is cast is text
-// already. Of other types the stored size is known, which may be that of compressed data.
-func shownLengthSQL(c string) string {
-	return fmt.Sprintf("CASE WHEN pg_typeof(%[1]s) IN ('text'::regtype, 'varchar'::regtype) THEN octet_length(%[1]s::text) ELSE pg_column_size(%[1]s) END", c)
-}
+// overlongSQL is the condition under which a text is longer than any value of a message. Of text alone that shows
+// without reading it: what is stored of another type may be compressed, or longer than its text.
+func overlongSQL(c string) string { return fmt.Sprintf("octet_length(%s::text) > %d", c, mostHashed) }
 
 // HashText is PostgreSQL's hashtextextended (Bob Jenkins' lookup3 with a 64-bit
 // seed) for text of a deterministic collation on a little-endian server.

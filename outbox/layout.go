@@ -156,6 +156,9 @@ type Table struct {
 	Partitioned bool
 	// PayloadJSON: the payload's column is json or jsonb.
 	PayloadJSON bool
+	// Text are the columns of the types text and varchar: the length of a value shows without reading
+	// it, and a cast to text is nobody's function.
+	Text [NumFields]bool
 	// Shard is the part of the rows that is looked at; zero is all.
 	Shard Shard
 }

@@ -31,7 +31,7 @@ func (r *Relay) readTables(ctx context.Context, db *fallback.DB) error {
 		if err != nil {
 			return err
 		}
-		t.IDType, t.Partitioned, t.PayloadJSON = now.IDType, now.Partitioned, now.PayloadJSON
+		t.IDType, t.Partitioned, t.PayloadJSON, t.Text = now.IDType, now.Partitioned, now.PayloadJSON, now.Text
 	}
 	return nil
 }

@@ -381,7 +381,7 @@ func (b *reader) settle(t *outbox.Table, rows []fallback.Row, behind []uint64) e
 		b.seen.unmarked[row.Ref] = behind[i]
 	}
 	if n := len(b.seen.unmarked); n > mostCompared { // somebody has made many pending again, and has them locked
-		return fmt.Errorf("mark rows of %s that were read back: %d are locked", t, n)
+		return fmt.Errorf("mark rows of %s that were read back: %d cannot be marked yet", t, n)
 	}
 	b.r.log.Info("marked rows that were found in the stream", zapTable(t), zap.Int("rows", marked), zap.Int("waiting", len(rows)-marked))
 	return nil
@@ -544,7 +544,7 @@ func (b *reader) unmark(t *outbox.Table, rows []fallback.MarkedRow) error {
 				if err != nil {
 					who = err.Error()
 				}
-				b.r.alarm("row_locked", "a row that the stream has lost is locked by another session and cannot be made pending: nothing is delivered before it",
+				b.r.alarm("row_locked", "a row that the stream has lost cannot be made pending: nothing is delivered before it",
 					zap.Stringer("row", rows[0].Ref), zap.String("holder", who))
 			}
 		}

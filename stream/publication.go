@@ -181,13 +181,14 @@ func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Tab
 // absenceProblem is why adding the table to the publication would not have it listed.
 func absenceProblem(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (p hint.Problems, err error) {
 	var missing, leaf bool
-	err = conn.QueryRow(ctx, `SELECT to_regclass($2) IS NULL, EXISTS (SELECT FROM pg_publication_tables p JOIN pg_partition_tree(to_regclass($2)) t
-		ON t.relid = to_regclass(format('%I.%I', p.schemaname, p.tablename)) WHERE p.pubname = $1)`, name, t.SQL()).Scan(&missing, &leaf)
+	// Where it is not asked for, no name of another table is looked up, which takes USAGE on its schema.
+	err = conn.QueryRow(ctx, `SELECT to_regclass($2) IS NULL, NOT $3 AND EXISTS (SELECT FROM pg_publication_tables p JOIN pg_partition_tree(to_regclass($2)) t
+		ON t.relid = to_regclass(format('%I.%I', p.schemaname, p.tablename)) WHERE p.pubname = $1)`, name, t.SQL(), viaRoot).Scan(&missing, &leaf)
 	if err != nil {
 		return nil, fmt.Errorf("read publication %q: %w", name, err)
 	}
 	p.If(missing, "table-missing", hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table", "table %s does not exist", t))
-	p.If(leaf && !viaRoot, "publication-partitions", hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
+	p.If(leaf, "publication-partitions", hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
 		"publication %q publishes the partitions of %s under their own names", name, t))
 	return p, nil
 }
