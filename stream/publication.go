@@ -187,7 +187,7 @@ func absenceProblem(ctx context.Context, conn *pgx.Conn, name string, t *outbox.
 	if err != nil {
 		return nil, fmt.Errorf("read publication %q: %w", name, err)
 	}
-	p.If(missing, "table-missing", hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table", "table %s does not exist", t))
+	p.If(missing, "table-missing", hint.Errorf("create the table, or check outboxes[].table", "table %s does not exist", t))
 	p.If(leaf, "publication-partitions", hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
 		"publication %q publishes the partitions of %s under their own names", name, t))
 	return p, nil
