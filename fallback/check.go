@@ -242,15 +242,17 @@ func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.T
 		if f.types[column] == "" {
 			continue // it is not mapped, or missing
 		}
-		// The column's type is not named: that takes USAGE on its schema.
-		none := fmt.Sprintf("(SELECT t.%s FROM %s t LIMIT 0)", t.Column(field), t.SQL())
-		_, err := conn.Exec(ctx, "SELECT "+outbox.HashRecordSQL(none))
+		typ, _, err := readColumnType(ctx, conn, t, field)
+		if err != nil {
+			return err
+		}
+		_, err = conn.Exec(ctx, "SELECT "+outbox.HashRecordSQL("NULL::"+typ)) // the table itself may be locked
 		switch {
 		case Code(err) == "42883": // undefined_function
 			f.unhashed[field] = f.types[column]
-		case Code(err) == "42501": // what privileges are lacking is said for all columns at once
+		case Code(err) == "42501": // no USAGE on the type's schema: rows are read and hashed without
 		case err != nil:
-			return fmt.Errorf("hash column %s of %s: %w", called(column, field), t, err)
+			return fmt.Errorf("hash a NULL of %s of %s: %w", called(column, field), t, err)
 		}
 	}
 	return nil
