@@ -14,11 +14,8 @@ type array struct {
 	nulls int  // those before the first such
 }
 
-func newArray(n int) *array {
-	a := &array{}
-	a.text.Grow(8 * n)
-	return a
-}
+// grow makes room for n elements of some digits.
+func (a *array) grow(n int) { a.text.Grow(8 * n) }
 
 func (a *array) next() {
 	c := byte(',')
@@ -87,10 +84,11 @@ func isPlain(s string) bool {
 	return s != ""
 }
 
-// value is the parameter: NULL where every element is.
+// value ends the array. It is the parameter: NULL where every element is.
 func (a *array) value() any {
 	if !a.some {
 		return nil
 	}
-	return a.text.String() + "}"
+	a.text.WriteByte('}')
+	return a.text.String()
 }

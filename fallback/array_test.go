@@ -21,7 +21,7 @@ func TestArrayIsReadAsItWasWritten(t *testing.T) {
 		"1", "-17", "", "NULL", "null", "a", "cafe", `"`, `\`, `\"`, "{1,2}", ",", " ", " x ", "line\nbreak\ttab", "ä€😀", "3f2504e0-4f89-11d3-9a0c-0305e82c3301",
 		"1e5", "0x1f", "'", "--", "g",
 	}
-	a, numbers, none := newArray(len(want)), newArray(2), newArray(1)
+	var a, numbers, none array
 	a.null()
 	a.null()
 	for _, s := range want {

@@ -57,6 +57,7 @@ type DB struct {
 	unbound bool // see Unbind
 
 	portion portionSize // of statements that hash rows
+	marks   sync.Map    // the statement that marks, by outbox.Table: to write it costs as much as to mark some rows
 }
 
 // Open connects without taking the lock.

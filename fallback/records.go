@@ -48,11 +48,12 @@ func (db *DB) HaveRecords(ctx context.Context, t *outbox.Table, evs []*outbox.Ev
 
 // aggregateArgs are the keys of the events' aggregates, and then the columns that the layout has.
 func aggregateArgs(t *outbox.Table, evs []*outbox.Event) []any {
-	keys := newArray(2 * len(outbox.AggregateKey{}) * len(evs))
+	keys := &array{}
+	keys.grow(2 * len(outbox.AggregateKey{}) * len(evs))
 	columns := []*array{keys}
 	for _, f := range aggregateFields {
 		if t.Layout.Has(f) {
-			columns = append(columns, newArray(len(evs)))
+			columns = append(columns, &array{})
 		}
 	}
 	for _, ev := range evs {

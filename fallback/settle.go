@@ -22,16 +22,16 @@ type Row struct {
 	// XID is the inserting transaction where the WAL told it; zero where the row
 	// was seen in the table.
 	XID uint32
+	// Polled: the row was read from the table with so many attempts behind it.
+	// Where it is not set, a failure is recorded only in a row that has no record.
+	Polled   bool
+	Attempts int
 	// Bytes is about how much its columns hold, zero where that is not known.
 	Bytes int
 	// Failure is what is recorded of a row that cannot be sent.
 	Failure string
 	// Wait is the least time until a row that failed is tried again.
 	Wait time.Duration
-	// Polled: the row was read from the table with so many attempts behind it.
-	// Where it is not set, a failure is recorded only in a row that has no record.
-	Polled   bool
-	Attempts int
 	// Omitted is what the row has where its content is not known (outbox.UnknownHash): values of these
 	// lengths. Without any of them the row is known by its id alone.
 	Omitted []outbox.Omitted
@@ -97,7 +97,11 @@ const (
 // its content is still what was stored: an id that came again, or a row that was
 // changed meanwhile, is another message.
 func (db *DB) Mark(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
-	return db.settle(ctx, t, rows, markSQL(t))
+	sql, made := db.marks.Load(*t) // by its facts: they may change
+	if !made {
+		sql, _ = db.marks.LoadOrStore(*t, markSQL(t))
+	}
+	return db.settle(ctx, t, rows, sql.(string))
 }
 
 // Park records a failure of the row's own in the row: attempts + 1, last_error,
@@ -278,9 +282,9 @@ func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) (
 	// An error of Query comes again from its rows.
 	result, _ := q.Query(ctx, sql, a.ids.value(), a.hashes.value(), a.xids.value(), a.failures.value(), a.attempts.value(), a.waits.value(), a.lengths.value())
 	var ord int
-	var v Verdict
+	var v int // pgx scans a type with a name by reflection, and allocates for each row
 	_, err := pgx.ForEachRow(result, []any{&ord, &v}, func() error {
-		verdicts[ord-1] = v
+		verdicts[ord-1] = Verdict(v)
 		return nil
 	})
 	return verdicts, err
@@ -289,15 +293,18 @@ func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) (
 // args are a settling statement's parameters, an array each. One that no row has
 // anything in is NULL.
 type args struct {
-	ids, hashes, xids, failures *array
-	attempts                    *array // NULL where the WAL brought the row
-	waits                       *array // NULL for none
-	lengths                     *array // NULL where nothing is omitted
+	ids, hashes, xids, failures array
+	attempts                    array // NULL where the WAL brought the row
+	waits                       array // NULL for none
+	lengths                     array // NULL where nothing is omitted
 }
 
-func (db *DB) args(rows []Row) args {
+func (db *DB) args(rows []Row) *args {
 	n := len(rows)
-	a := args{newArray(n), newArray(3 * n), newArray(n), newArray(0), newArray(0), newArray(0), newArray(0)}
+	a := &args{}
+	a.ids.grow(n)
+	a.hashes.grow(3 * n)
+	a.xids.grow(n)
 	var xid string
 	for i := range rows {
 		r := &rows[i]
