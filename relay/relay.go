@@ -37,7 +37,7 @@ type Config struct {
 	PostgresFiles pg.Files // beside the URL
 	Slot          string
 	Publication   string
-	// Outboxes are the tables. IDType is filled in by the relay.
+	// Outboxes are the tables. The relay works with copies: it adds what the catalog says of them.
 	Outboxes []*outbox.Table
 	// Source is the namespace of message ids; empty means
 	// "<system id>/<database>".
@@ -154,6 +154,11 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 		poison: map[outbox.Ref]*publish.RowError{},
 	}
 	r.cfg.setDefaults()
+	r.cfg.Outboxes = make([]*outbox.Table, len(cfg.Outboxes))
+	for i, t := range cfg.Outboxes {
+		own := *t // each start writes into it what the catalog says
+		r.cfg.Outboxes[i] = &own
+	}
 	var err error
 	if r.template, err = publish.NewTemplate(cfg.Subject); err != nil {
 		return nil, err
