@@ -22,6 +22,7 @@ func TestPlansGoByID(t *testing.T) {
 		url := pg.NewDB(t)
 		cfg, err := pgx.ParseConfig(url)
 		must(t, err)
+		must(t, pg.Exec(t.Context(), "postgres", `ALTER DATABASE "`+cfg.Database+`" SET jit = on`))
 		m := migrations.New(cfg, []*outbox.Table{table})
 		defer m.Close()
 		_, err = m.Up(t.Context(), migrations.Latest)
@@ -29,6 +30,11 @@ func TestPlansGoByID(t *testing.T) {
 		db, err := Open(t.Context(), Config{URL: url, Slot: "walpost"})
 		must(t, err)
 		defer db.Close()
+		var jit string
+		must(t, db.conn.QueryRow(t.Context(), `SHOW jit`).Scan(&jit))
+		if jit != "off" {
+			t.Errorf("jit is %s: a search of thousands of rows is compiled, which takes longer than the search", jit)
+		}
 		must(t, db.CheckTable(t.Context(), table))
 
 		deleted := *table
