@@ -49,14 +49,14 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	if t.Mark != outbox.MarkNone {
 		pending = pendingSQL(t, "t")
 	}
-	left, err := db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, t.SQL(), ""), t.HashSQL("t")), keySQL(t), pending, refs, all, found, Marked)
+	left, err := db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, t.SQL(), ""), t.HashSQL("t")), nameSQL(t), pending, refs, all, found, Marked)
 	if err != nil {
 		return nil, err
 	}
 	if archived(t) && len(left) > 0 {
 		left, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`,
 			byIDSQL(t, db.own.archive, fmt.Sprintf("t.outbox = %s AND ", quoteLiteral(t.String()))), t.HashSQL("t")),
-			keySQL(t), "NULL", refs, left, found, Archived)
+			nameSQL(t), "NULL", refs, left, found, Archived)
 		if err != nil && Code(err) != "42P01" { // undefined_table
 			return nil, err
 		}
@@ -97,8 +97,8 @@ func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pend
 				if f.Place = place; string(v[2]) == "t" {
 					f.Place = Pending
 				}
-				f.Aggregate, err = outbox.ParseAggregateKey(v[1])
-				return err
+				f.Aggregate = outbox.KeyOfAggregateName(v[1])
+				return nil
 			})
 		},
 		alone: func(int, error) error { return nil },

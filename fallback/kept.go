@@ -126,8 +126,12 @@ func keepSQL(t *outbox.Table, letters, original string) string {
 }
 
 // unkeptSQL is the condition under which no dead letter says that the row t stays in its outbox.
-// An update, and another row with its id, is written by another transaction.
+// An update, and another row with its id, is written by another transaction. Where the layout has columns for that,
+// the row itself says so, and no letter is looked for.
 func unkeptSQL(t *outbox.Table, letters string) string {
+	if t.Layout.Records() {
+		return "true"
+	}
 	return fmt.Sprintf("(SELECT true FROM %s d WHERE d.outbox = %s AND d.row_id = concat(t.%s) AND d.original ->> '%s' = concat(t.xmin) LIMIT 1) IS NULL",
 		letters, quoteLiteral(t.String()), t.Column(outbox.ID), KeptKey)
 }

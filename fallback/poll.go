@@ -83,7 +83,7 @@ func freshSQL(t *outbox.Table, threshold time.Duration, due, order, letters stri
 	}
 	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false AS recorded, %[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes
 		FROM %[4]s t WHERE %[5]s AND %[9]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
-		t.Column(outbox.ID), keySQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due), order, early, bytesSQL(t), unkeptSQL(t, letters))
+		t.Column(outbox.ID), nameSQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due), order, early, bytesSQL(t), unkeptSQL(t, letters))
 }
 
 // bytesSQL does not read the value: it may be kept out of line, and compressed.
@@ -136,7 +136,7 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 	}
 	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, %s, true, false, attempts, false, bytes
 		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes FROM %s t WHERE %s) x WHERE ready ORDER BY x.id LIMIT $1`,
-		columnsKeySQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
+		columnsNameSQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
 }
 
 // Overtaken tells in which of the aggregates a row without a record is pending and
@@ -162,7 +162,7 @@ func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Dur
 // each with each: statistics of a queue say that few rows are pending.
 func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
 	recorded := pendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
-	return strings.NewReplacer("{x}", columnsKeySQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)), "{recorded}", recorded, "{pending}", pendingSQL(t, "t"),
+	return strings.NewReplacer("{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)), "{recorded}", recorded, "{pending}", pendingSQL(t, "t"),
 		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID), "{error}", t.Column(outbox.LastError), "{by}", partitionSQL(t)).Replace(`
 SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
 	SELECT {key}, t.{error} IS NOT NULL AS recorded, bool_or(t.{error} IS NULL) OVER (PARTITION BY {by} ORDER BY t.{id}) AS behind
@@ -172,18 +172,17 @@ SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
 ) x WHERE recorded AND behind) x`)
 }
 
-// candidates runs a query for id, key of the aggregate, recorded, scheduled, attempts,
+// candidates runs a query for id, name of the aggregate, recorded, scheduled, attempts,
 // early, bytes.
 func (db *DB) candidates(ctx context.Context, t *outbox.Table, sql string, args ...any) (cs []Candidate, err error) {
 	err = db.raw(ctx, sql, args, func(v [][]byte) error {
-		key, err := outbox.ParseAggregateKey(v[1])
 		attempts, _ := strconv.Atoi(string(v[4]))
 		bytes, _ := strconv.Atoi(string(v[6]))
 		cs = append(cs, Candidate{
-			ID: string(v[0]), Aggregate: key, Recorded: string(v[2]) == "t", Scheduled: string(v[3]) == "t",
+			ID: string(v[0]), Aggregate: outbox.KeyOfAggregateName(v[1]), Recorded: string(v[2]) == "t", Scheduled: string(v[3]) == "t",
 			Attempts: attempts, Early: string(v[5]) == "t", Bytes: bytes,
 		})
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("look for pending rows of %s: %w", t, err)
@@ -197,21 +196,18 @@ func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.
 	if !t.Layout.Records() {
 		return nil
 	}
-	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`, columnsKeySQL(t), aggregateSQL(t), t.SQL(), recordedSQL(t))
+	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`, columnsNameSQL(t), aggregateSQL(t), t.SQL(), recordedSQL(t))
 	if err := db.keys(ctx, sql, each); err != nil {
 		return fmt.Errorf("look for recorded rows of %s: %w", t, err)
 	}
 	return nil
 }
 
-// keys runs a query for keys of aggregates.
+// keys runs a query for names of aggregates.
 func (db *DB) keys(ctx context.Context, sql string, each func(outbox.AggregateKey)) error {
 	return db.raw(ctx, sql, nil, func(v [][]byte) error {
-		key, err := outbox.ParseAggregateKey(v[0])
-		if err == nil {
-			each(key)
-		}
-		return err
+		each(outbox.KeyOfAggregateName(v[0]))
+		return nil
 	})
 }
 
@@ -458,20 +454,20 @@ func aggregateColumns(t *outbox.Table) (columns [3]string) {
 	return columns
 }
 
-// aggregateSQL selects them by fixed names, of which columnsKeySQL is the key.
+// aggregateSQL selects them by fixed names, of which columnsNameSQL is the name.
 func aggregateSQL(t *outbox.Table) string {
 	c := aggregateColumns(t)
 	return fmt.Sprintf("%s AS tenant, %s AS kind, %s AS aggregate", c[0], c[1], c[2])
 }
 
-func columnsKeySQL(t *outbox.Table) string {
-	return t.AggregateKeySQL("x.tenant", "x.kind", "x.aggregate")
+func columnsNameSQL(t *outbox.Table) string {
+	return t.AggregateNameSQL("x.tenant", "x.kind", "x.aggregate")
 }
 
-// keySQL is the key of a row's aggregate.
-func keySQL(t *outbox.Table) string {
+// nameSQL is the name of a row's aggregate.
+func nameSQL(t *outbox.Table) string {
 	c := aggregateColumns(t)
-	return t.AggregateKeySQL(c[0], c[1], c[2])
+	return t.AggregateNameSQL(c[0], c[1], c[2])
 }
 
 // partitionSQL lists the columns that tell aggregates apart; "" where the layout

@@ -2,7 +2,6 @@ package fallback
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
@@ -46,19 +45,17 @@ func (db *DB) HaveRecords(ctx context.Context, t *outbox.Table, evs []*outbox.Ev
 	return have, nil
 }
 
-// aggregateArgs are the keys of the events' aggregates, and then the columns that the layout has.
+// aggregateArgs are the names of the events' aggregates, and then the columns that the layout has.
 func aggregateArgs(t *outbox.Table, evs []*outbox.Event) []any {
-	keys := &array{}
-	keys.grow(2 * len(outbox.AggregateKey{}) * len(evs))
-	columns := []*array{keys}
+	aggregates := &array{}
+	columns := []*array{aggregates}
 	for _, f := range aggregateFields {
 		if t.Layout.Has(f) {
 			columns = append(columns, &array{})
 		}
 	}
 	for _, ev := range evs {
-		key := ev.Aggregate()
-		keys.string(hex.EncodeToString(key[:]))
+		aggregates.string(string(ev.AggregateName()))
 		n := 0
 		for _, f := range aggregateFields {
 			if !t.Layout.Has(f) {
@@ -83,7 +80,7 @@ func aggregateArgs(t *outbox.Table, evs []*outbox.Event) []any {
 // parameter calls a type's own input function, and neither a cast nor what a domain checks. LATERAL and LIMIT leave the
 // planner no choice but to look up each aggregate.
 func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, error) {
-	params, names, values := []string{"$1::text[]"}, []string{"key"}, []string{}
+	params, names, values := []string{"$1::text[]"}, []string{"aggregate"}, []string{}
 	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		for _, f := range aggregateFields {
 			if !t.Layout.Has(f) {
@@ -101,12 +98,12 @@ func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, erro
 	})
 	// A row that is kept counts, too: the planner finds the index by this condition alone, and no other one. A row that
 	// is held for nothing is delivered by the next search.
-	same := fmt.Sprintf("%s%s AND t.%s IS NOT NULL AND %s = w.hash AND %s = w.key",
-		unmarkedSQL(t, "t"), shardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"), keySQL(t))
+	same := fmt.Sprintf("%s%s AND t.%s IS NOT NULL AND %s = w.hash AND %s COLLATE \"C\" = w.aggregate",
+		unmarkedSQL(t, "t"), shardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"), nameSQL(t))
 	return strings.NewReplacer("{table}", t.SQL(), "{params}", strings.Join(params, ", "), "{names}", strings.Join(names, ", "),
 		"{hash}", outbox.HashRecordSQL(values...), "{same}", same).Replace(`
 WITH want AS MATERIALIZED (
-	SELECT w.ord, decode(w.key, 'hex') AS key, {hash} AS hash FROM unnest({params}) WITH ORDINALITY AS w({names}, ord)
+	SELECT w.ord, w.aggregate, {hash} AS hash FROM unnest({params}) WITH ORDINALITY AS w({names}, ord)
 )
 SELECT w.ord FROM want w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t`), err
 }

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -9,15 +8,15 @@ import (
 	"strings"
 )
 
-// AggregateKey names an aggregate of one table: half of a SHA-256 over tenant_id, aggregate_type and
-// aggregate_id. Its size is fixed, because rows are hostile: the relay keeps the keys of all aggregates
-// that it holds, and their columns may have a megabyte each. The zero key stands for rows of no aggregate.
+// AggregateKey names an aggregate of one table: half of a SHA-256 over its name ([Event.AggregateName]). Its size is
+// fixed, because rows are hostile: the relay keeps the keys of all aggregates that it holds, and their columns may
+// have a megabyte each. The zero key stands for rows of no aggregate.
 //
 // Two aggregates with one key would wait for each other, and nothing worse: whoever could make such a
 // pair has to find a collision of 128 bits.
 type AggregateKey [16]byte
 
-// longPart is the length from which a column enters the key by its own hash, so that
+// longPart is the length from which a column enters the name by its hash, so that
 // neither side puts long values together.
 const longPart = 1024
 
@@ -26,19 +25,36 @@ func (e *Event) Aggregate() AggregateKey {
 	return AggregateKeyOf(e.Values[TenantID], e.Values[AggregateType], e.Values[AggregateID])
 }
 
+// AggregateName is the name of the aggregate that the row belongs to, nil where it belongs to none.
+func (e *Event) AggregateName() []byte {
+	return appendName(nil, e.Values[TenantID], e.Values[AggregateType], e.Values[AggregateID])
+}
+
 // AggregateKeyOf is the key of the aggregate that these columns name; nil is NULL or not mapped.
-// Rows without an aggregate id belong to none. [AggregateKeySQL] computes the same in SQL.
+// Rows without an aggregate id belong to none.
 func AggregateKeyOf(tenant, kind, id []byte) AggregateKey {
-	if id == nil {
+	var buf [256]byte // on the stack, for values of common lengths
+	return KeyOfAggregateName(appendName(buf[:0], tenant, kind, id))
+}
+
+// KeyOfAggregateName is the key of the aggregate of this name; nil, which is NULL, is none.
+func KeyOfAggregateName(name []byte) AggregateKey {
+	if name == nil {
 		return AggregateKey{}
 	}
-	var buf [256]byte // on the stack, for values of common lengths
-	text := buf[:0]
-	for _, v := range [...][]byte{tenant, kind, id} {
-		text = appendPart(text, v)
-	}
-	sum := sha256.Sum256(text)
+	sum := sha256.Sum256(name)
 	return AggregateKey(sum[:])
+}
+
+// appendName returns nil where there is no id.
+func appendName(name, tenant, kind, id []byte) []byte {
+	if id == nil {
+		return nil
+	}
+	for _, v := range [...][]byte{tenant, kind, id} {
+		name = appendPart(name, v)
+	}
+	return name
 }
 
 // appendPart appends "<length>:<value>/", and for NULL only the slash.
@@ -56,27 +72,12 @@ func appendPart(text, v []byte) []byte {
 	return append(text, '/')
 }
 
-// ParseAggregateKey reads the text of [AggregateKeySQL]; NULL is the zero key.
-func ParseAggregateKey(text []byte) (key AggregateKey, err error) {
-	if text == nil {
-		return key, nil
-	}
-	digits, ok := bytes.CutPrefix(text, []byte(`\x`))
-	if !ok || len(digits) != hex.EncodedLen(len(key)) {
-		return key, fmt.Errorf("read aggregate key %.40q: want \\x and 32 hex digits", text)
-	}
-	if _, err := hex.Decode(key[:], digits); err != nil {
-		return AggregateKey{}, fmt.Errorf("read aggregate key %q: %w", text, err)
-	}
-	return key, nil
-}
-
-// AggregateKeySQL is the SQL expression (bytea) that computes [AggregateKeyOf] of what stands for the table's three
-// columns; "NULL" is one that is not mapped.
-func (t *Table) AggregateKeySQL(tenant, kind, id string) string {
-	text := fmt.Sprintf("concat(%s, '/', %s, '/', %s, '/')",
-		partSQL(tenant, t.Text[TenantID]), partSQL(kind, t.Text[AggregateType]), partSQL(id, t.Text[AggregateID]))
-	return fmt.Sprintf("CASE WHEN %s IS NOT NULL THEN substr(%s, 1, 16) END", id, sha256SQL(text))
+// AggregateNameSQL is the SQL expression (text) that computes the [Event.AggregateName] of what stands for the table's
+// three columns; "NULL" is one that is not mapped. The server does not compute the key: that costs it more than all else
+// about a row.
+func (t *Table) AggregateNameSQL(tenant, kind, id string) string {
+	return fmt.Sprintf("CASE WHEN %s IS NOT NULL THEN concat(%s, '/', %s, '/', %s, '/') END",
+		id, partSQL(tenant, t.Text[TenantID]), partSQL(kind, t.Text[AggregateType]), partSQL(id, t.Text[AggregateID]))
 }
 
 // AggregateHashSQL is an expression that an index can have, of the columns that tell aggregates apart: a hash of fixed
@@ -102,16 +103,17 @@ func HashRecordSQL(values ...string) string {
 	return "hash_record_extended(ROW(" + strings.Join(values, ", ") + "), 0)"
 }
 
-// partSQL renders a value with concat(), as [Table.HashSQL] does. Of a text that no message can have, and no event, only
-// the length is part of the key.
+// partSQL renders a value with concat(), as [Table.HashSQL] does; a text is its own rendering. Of a text that no message
+// can have, and no event, only the length is part of the name.
 func partSQL(column string, text bool) string {
-	long := ""
+	rendered, long := "concat("+column+")", ""
 	if text {
-		long = fmt.Sprintf("WHEN %s THEN concat(octet_length(%s::text), ':') ", overlongSQL(column), column)
+		rendered = column + "::text"
+		long = fmt.Sprintf("WHEN %s THEN concat(octet_length(%s), ':') ", overlongSQL(column), rendered)
 	}
-	return fmt.Sprintf(`CASE WHEN %[1]s IS NOT DISTINCT FROM NULL THEN NULL %[4]sWHEN octet_length(concat(%[1]s)) <= %[2]d
-		THEN concat(octet_length(concat(%[1]s)), ':', %[1]s) ELSE concat(octet_length(concat(%[1]s)), ':', encode(%[3]s, 'hex')) END`,
-		column, longPart, sha256SQL("concat("+column+")"), long)
+	return fmt.Sprintf(`CASE WHEN %[1]s IS NOT DISTINCT FROM NULL THEN NULL WHEN octet_length(%[2]s) <= %[3]d
+		THEN concat(octet_length(%[2]s), ':', %[1]s) %[4]sELSE concat(octet_length(%[2]s), ':', encode(%[5]s, 'hex')) END`,
+		column, rendered, longPart, long, sha256SQL(rendered))
 }
 
 // sha256SQL hashes the bytes as the server keeps them: a conversion into the client's encoding fails
