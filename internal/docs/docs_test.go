@@ -21,9 +21,27 @@ import (
 
 const root = "../.."
 
-var documents = []string{
-	"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/BENCHMARKS.md", "docs/CHAOS.md",
-	"docs/GUARANTEES.md", "docs/OPERATIONS.md", "docs/SECURITY.md", "deploy/README.md",
+// documents are all Markdown files, as paths from the root.
+var documents = markdown()
+
+func markdown() (files []string) {
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && path != root && strings.HasPrefix(d.Name(), ".") {
+			return filepath.SkipDir
+		}
+		if strings.HasSuffix(path, ".md") {
+			path, err = filepath.Rel(root, path)
+			files = append(files, filepath.ToSlash(path))
+		}
+		return err
+	})
+	if err != nil || len(files) < 10 {
+		panic(fmt.Sprintf("found %d Markdown files: %v", len(files), err))
+	}
+	return files
 }
 
 func read(t *testing.T, file string) string {
@@ -196,12 +214,13 @@ func TestLinksLeadSomewhere(t *testing.T) {
 
 var (
 	headingLine = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	codeBlock   = regexp.MustCompile("(?ms)^```.*?^```")
 	noAnchor    = regexp.MustCompile(`[^a-z0-9 _-]`)
 )
 
 // anchors are the headings as links name them.
 func anchors(text string) (all []string) {
-	for _, m := range headingLine.FindAllStringSubmatch(text, -1) {
+	for _, m := range headingLine.FindAllStringSubmatch(codeBlock.ReplaceAllString(text, ""), -1) {
 		all = append(all, strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
 	}
 	return all
