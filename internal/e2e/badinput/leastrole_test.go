@@ -33,8 +33,8 @@ const leastSQL = publish + `
 
 const grantsFile = "../../../deploy/grants.sql"
 
-// TestLeastPrivileges: the grants that deploy/grants.sql has for a mark, and the README
-// for the default one, are enough to deliver, to park, to bury, and to end in peace.
+// TestLeastPrivileges: the grants that deploy/grants.sql has for a mark, and `migrate up --grant` gives,
+// are enough to deliver, to park, to bury, and to end in peace.
 func TestLeastPrivileges(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, testenv.NewPostgres(t, testenv.PGOptions{}))
