@@ -52,7 +52,7 @@ func TestTableThatAnotherRelayServedJoins(t *testing.T) {
 	x.quietBut()
 	x.halt()
 
-	// It goes and comes back, with what OPERATIONS says in between.
+	// It goes and comes back, with what docs/ALARMS.md says in between.
 	const skip = `UPDATE second_outbox SET last_error = 'skipped: delivered by another relay' WHERE (payload ->> 'n')::int >= $1`
 	r.exec(skip, 150)
 	both := r.cfg.Outboxes

@@ -144,7 +144,7 @@ func newMetrics(registry prometheus.Registerer, r *Relay) *metrics {
 		}, []string{"reason"}),
 		alarms: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_alarms_total",
-			Help: "Things that an operator must know of; OPERATIONS has a heading for each.",
+			Help: "Things that an operator must know of; docs/ALARMS.md has a heading for each.",
 		}, []string{"alarm"}),
 		lost: f.NewCounter(prometheus.CounterOpts{
 			Name: "walpost_lost_events_total",

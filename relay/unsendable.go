@@ -34,6 +34,6 @@ func (r *Relay) countUnsendable(err error) error {
 	if u.tries++; u.tries < unsendableTries {
 		return err
 	}
-	return hint.Errorf("see docs/OPERATIONS.md#unsendable",
+	return hint.Errorf("see docs/ALARMS.md#unsendable",
 		"%w: it has failed %d times behind %s: %w", errUnsendable, u.tries, u.after, err)
 }

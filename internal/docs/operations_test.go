@@ -7,18 +7,6 @@ import (
 	"testing"
 )
 
-var alarmHeading = regexp.MustCompile("(?m)^### `(\\w+)`$")
-
-// TestOperationsHasAHeadingForEveryAlarm, and none for one that is never raised.
-func TestOperationsHasAHeadingForEveryAlarm(t *testing.T) {
-	const file = "docs/OPERATIONS.md"
-	var documented []string
-	for _, m := range alarmHeading.FindAllStringSubmatch(section(t, file, "## Alarms"), -1) {
-		documented = append(documented, m[1])
-	}
-	same(t, file, documented, arguments(t, "relay", 0, "alarm"))
-}
-
 // TestOperationsTellsWhatIsWrongWithAStream compares the codes of the findings
 // that a start reports, and whether they are refused.
 func TestOperationsTellsWhatIsWrongWithAStream(t *testing.T) {
