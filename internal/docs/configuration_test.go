@@ -1,48 +1,142 @@
 package docs
 
 import (
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
-type setting struct{ key, env, value string }
+const configurationPage = "docs/CONFIGURATION.md"
 
-// TestConfigurationPage compares the table with the example that the
-// program prints: keys, their order, environment variables and defaults.
+// setting is one key as `walpost config example` tells of it: limits are what can be set, where that is no free text.
+type setting struct{ key, env, value, limits, help string }
+
+// keyGroups are the headings of the page, each with what its keys begin with.
+var keyGroups = []struct {
+	heading string
+	keys    []string
+}{
+	{"## PostgreSQL", []string{"postgres."}},
+	{"## Outboxes", []string{"outboxes[].", "source", "shard"}},
+	{"## NATS", []string{"nats."}},
+	{"## Publishing", []string{"publish.", "mode"}},
+	{"## The table", []string{"fallback."}},
+	{"## Retention", []string{"retention."}},
+	{"## HTTP and log", []string{"http.", "log."}},
+}
+
+// TestConfigurationPage: the page has a table of the program's keys under each heading, as `walpost config example` tells of
+// them: keys, variables, defaults, limits and meanings.
 func TestConfigurationPage(t *testing.T) {
-	want := settings(walpost(t, "config", "example"))
-	if len(want) < 40 {
-		t.Fatalf("the example has only %d keys", len(want))
+	all := settings(walpost(t, "config", "example"))
+	if len(all) < 40 {
+		t.Fatalf("the example has only %d keys", len(all))
 	}
-	got := rows(section(t, "docs/CONFIGURATION.md", "## Keys"))
-	for i, w := range want {
-		if i >= len(got) {
-			t.Errorf("the table lacks | `%s` | `%s` | `%s` |", w.key, w.env, w.value)
-			continue
+	page := read(t, configurationPage)
+	grouped := 0
+	for _, g := range keyGroups {
+		table := "| Key | Environment | Default | Values | What it does |\n| --- | --- | --- | --- | --- |\n"
+		for _, prefix := range g.keys {
+			for _, s := range all {
+				if strings.HasPrefix(s.key, prefix) {
+					table += s.row()
+					grouped++
+				}
+			}
 		}
-		if g := got[i]; len(g) != 4 || g[0] != w.key || g[1] != w.env || g[2] != w.value {
-			t.Errorf("row %d of the table is %q, want | `%s` | `%s` | `%s` |", i+1, g, w.key, w.env, w.value)
+		before, rest, found := strings.Cut(page, "\n"+g.heading+"\n")
+		start := strings.Index(rest, "| Key |")
+		if !found || start < 0 {
+			t.Fatalf("%s has no table under %q", configurationPage, g.heading)
+		}
+		end := start
+		for strings.HasPrefix(rest[end:], "|") {
+			end += strings.Index(rest[end:], "\n") + 1
+		}
+		page = before + "\n" + g.heading + "\n" + rest[:start] + table + rest[end:]
+	}
+	if grouped != len(all) {
+		t.Errorf("the page's headings have %d of %d keys", grouped, len(all))
+	}
+	if *update {
+		if err := os.WriteFile(filepath.Join(root, configurationPage), []byte(page), 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
-	for _, g := range got[min(len(got), len(want)):] {
-		t.Errorf("the table has %q, which the program does not know", g)
+	if read(t, configurationPage) != page {
+		t.Errorf("%s does not have the program's keys: run go test ./internal/docs -run ConfigurationPage -update", configurationPage)
 	}
 }
 
-// settings reads the example: a comment "# [ENV] limits" stands above each key.
+// row is the key's line of the table.
+func (s setting) row() string {
+	value := s.value
+	if value != "" {
+		value = "`" + value + "`"
+	}
+	line := "|"
+	for _, cell := range []string{"`" + s.key + "`", "`" + s.env + "`", value, strings.ReplaceAll(s.limits, " | ", ", "), escaped(s.help)} {
+		line += strings.TrimRight(" "+cell, " ") + " |"
+	}
+	return line + "\n"
+}
+
+// escaped keeps Markdown from reading a text as its own; code stays as it is.
+func escaped(text string) string {
+	parts := strings.Split(text, "`")
+	for i := 0; i < len(parts); i += 2 {
+		parts[i] = strings.NewReplacer(`\`, `\\`, "<", `\<`, "*", `\*`, "|", `\|`).Replace(parts[i])
+	}
+	return strings.Join(parts, "`")
+}
+
+// TestReadmeHasTheFirstSettings: the ten keys of README have the program's variables and defaults, and the page names the same
+// ten.
+func TestReadmeHasTheFirstSettings(t *testing.T) {
+	all := settings(walpost(t, "config", "example"))
+	var ten []string
+	for _, row := range rows(section(t, "README.md", "## Settings")) {
+		i := slices.IndexFunc(all, func(s setting) bool { return s.key == row[0] })
+		if i < 0 || len(row) != 4 || row[1] != all[i].env || row[2] != all[i].value {
+			t.Errorf("README.md has %q, which is not what the program has", row)
+		}
+		ten = append(ten, row[0])
+	}
+	if len(ten) != 10 {
+		t.Errorf("README.md has %d keys", len(ten))
+	}
+	var first []string
+	for i, part := range strings.Split(section(t, configurationPage, "## Set first"), "`") {
+		if i%2 == 1 {
+			first = append(first, part)
+		}
+	}
+	same(t, configurationPage, first, ten)
+}
+
+// settings reads the example: above each key stands what it means, and a comment "# [ENV] limits".
 func settings(example string) (all []setting) {
 	type level struct {
 		indent int
 		name   string
 	}
 	var path []level
-	env := ""
+	var help []string
+	env, limits := "", ""
 	for line := range strings.Lines(example) {
 		text := strings.TrimSpace(line)
-		if rest, ok := strings.CutPrefix(text, "# ["); ok {
-			env, _, _ = strings.Cut(rest, "]")
+		comment, isComment := strings.CutPrefix(text, "# ")
+		if rest, ok := strings.CutPrefix(comment, "["); ok {
+			env, limits, _ = strings.Cut(rest, "]")
+		} else if isComment {
+			help = append(help, comment)
 		}
-		if text == "" || text[0] == '#' {
+		if text == "" {
+			help = nil
+		}
+		if text == "" || isComment {
 			continue
 		}
 		indent := len(line) - len(strings.TrimLeft(line, " "))
@@ -62,7 +156,8 @@ func settings(example string) (all []setting) {
 			path = append(path, level{indent, key})
 			continue
 		}
-		all = append(all, setting{name + key, env, strings.Trim(value, ` "`)})
+		all = append(all, setting{name + key, env, strings.Trim(value, ` "`), strings.TrimSpace(limits), strings.Join(help, " ")})
+		help = nil
 	}
 	return all
 }

@@ -218,10 +218,15 @@ var (
 	noAnchor    = regexp.MustCompile(`[^a-z0-9 _-]`)
 )
 
-// anchors are the headings as links name them.
+// anchors are the headings as links name them: the second of two alike ends in -1.
 func anchors(text string) (all []string) {
+	seen := map[string]int{}
 	for _, m := range headingLine.FindAllStringSubmatch(codeBlock.ReplaceAllString(text, ""), -1) {
-		all = append(all, strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
+		name := strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")
+		if seen[name]++; seen[name] > 1 {
+			name += "-" + strconv.Itoa(seen[name]-1)
+		}
+		all = append(all, name)
 	}
 	return all
 }
