@@ -70,6 +70,10 @@ bench: deps ## measure on private servers: rates, latency, CPU time, memory (ARG
 bench-check: deps ## count what the relay allocates for a row, against the committed figures
 	@. .ci/pgenv && go run ./internal/benchcheck
 
+.PHONY: house
+house: ## measure the source: its size, its packages, its words (ARGS="-path ../before .")
+	@. .ci/pgenv && go run ./internal/house/measure $(ARGS)
+
 .PHONY: mutants
 mutants: deps pg-extra ## plant known defects in the relay, one after the other, and see each noticed
 	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 4 -mutants all

@@ -1,4 +1,3 @@
-// Package house holds the law of who may import whom.
 package house
 
 import (

@@ -1,0 +1,25 @@
+package house
+
+import "regexp"
+
+// Word is a word or a phrase that the project does not use, and what it says instead.
+type Word struct {
+	Not string // lower case; a space stands for any white space, a bar for "or"
+	Say string
+}
+
+// Words grows: a word enters it in the change that removes the word from the project.
+var Words = []Word{
+	{Not: "made anew", Say: "recreated"},
+}
+
+// Find returns the passages that hold the word.
+func (w Word) Find(passages []Passage) (found []Passage) {
+	pattern := regexp.MustCompile(`(?i)\b(?:` + w.Not + `)\b`)
+	for _, p := range passages {
+		for range pattern.FindAllString(p.Text, -1) {
+			found = append(found, p)
+		}
+	}
+	return found
+}
