@@ -9,7 +9,7 @@ import (
 
 const (
 	// omitted is the kind of a value that Abridge has left out, in place of pgoutput's
-	// 't' or 'b'. The value's length follows it, the value does not.
+	// 't'. The value's length follows it, the value does not.
 	omitted = 'o'
 	// mostOther bounds a message that holds no row, in bytes. A relation of 1,600 columns
 	// has about 120 kB.
@@ -97,7 +97,7 @@ func (a *abridger) tuple(r *relation) {
 	n := int(a.uint16())
 	for i := 0; i < n && a.err == nil; i++ {
 		switch kind := a.uint8(); kind {
-		case 't', 'b':
+		case 't':
 			a.value(r.most(i, a.payload))
 		case omitted:
 			a.uint32()
@@ -133,7 +133,7 @@ func (r *relation) most(column, payload int) int {
 	if r == nil || column >= len(r.columns) {
 		return 0
 	}
-	f := r.columns[column].field
+	f := r.columns[column]
 	if f == unmapped && r.missing != nil {
 		return mostUnmapped / len(r.columns)
 	}

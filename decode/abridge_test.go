@@ -50,7 +50,7 @@ func TestAbridge(t *testing.T) {
 		t.Errorf("row %d: omitted %v, want nothing", e.N, e.Omitted)
 	}
 	for _, m := range [][]byte{
-		insert(foreign, long), msg('U', uint32(ours), 'O', tuple("1", nil, 'u', bin{1, 2}, long), 'N', tuple(long)), msg('D', uint32(ours), 'K', tuple(long)),
+		insert(foreign, long), msg('U', uint32(ours), 'O', tuple("1", nil, 'u', "12", long), 'N', tuple(long)), msg('D', uint32(ours), 'K', tuple(long)),
 	} {
 		if short := abridged(t, d, m, 3); len(short) > 64 || feed(t, d, short) != (decode.Message{}) {
 			t.Errorf("%.20q has %d bytes abridged, want nothing of its values", m, len(short))

@@ -66,10 +66,7 @@ func relation(id uint32, schema, name string, columns ...col) []byte {
 	return b
 }
 
-type bin []byte
-
-// tuple writes strings as text, bin as binary and nil as NULL; a rune is a
-// bare kind.
+// tuple writes strings as text and nil as NULL; a rune is a bare kind.
 func tuple(values ...any) []byte {
 	b := msg(uint16(len(values)))
 	for _, v := range values {
@@ -80,8 +77,6 @@ func tuple(values ...any) []byte {
 			b = append(b, byte(v))
 		case string:
 			b = append(b, msg('t', uint32(len(v)), []byte(v))...)
-		case bin:
-			b = append(b, msg('b', uint32(len(v)), []byte(v))...)
 		default:
 			panic(v)
 		}

@@ -94,8 +94,6 @@ type Decoder struct {
 	event outbox.Event
 	// cursor is in the message that is being read.
 	cursor cursor
-	// text is where binary values are rendered.
-	text []byte
 }
 
 // New returns a decoder that sees the given tables and no others.
@@ -103,19 +101,9 @@ func New(tables []*outbox.Table) *Decoder {
 	return &Decoder{tables: tables, relations: make(map[uint32]*relation), described: make(map[*outbox.Table]string)}
 }
 
-// Reset makes the decoder ready for a new session: it forgets the relations
-// and the open transaction.
-func (d *Decoder) Reset() {
-	clear(d.relations)
-	clear(d.described)
-	d.last, d.lastID, d.open, d.text = nil, 0, false, nil
-	d.cursor = cursor{}
-	d.event = outbox.Event{}
-}
-
 // Decode reads one message. The event in it aliases data and the decoder: it is
 // valid until the next call and for as long as data is left alone. After an
-// error the session has to end; [Decoder.Reset] begins the next.
+// error the session has to end; the next one needs a new decoder.
 func (d *Decoder) Decode(data []byte) (Message, error) {
 	if len(data) == 0 {
 		return Message{}, errors.New("decode message: no bytes")

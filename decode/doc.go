@@ -6,8 +6,8 @@
 // allocates, it does not panic and it does not log.
 //
 // Only protocol 1 is spoken, where a transaction arrives whole and after its
-// commit. Text and binary tuples give the same events, byte for byte, because
-// a content hash is taken over them: the session must render text under
-// datestyle ISO, timezone UTC, bytea_output hex, extra_float_digits 3 and
+// commit. Tuples are text; a binary value is an error, because the session does
+// not ask for any. A content hash is taken over the text, so the session must
+// render it under datestyle ISO, timezone UTC, bytea_output hex, extra_float_digits 3 and
 // client_encoding UTF8.
 package decode

@@ -1,7 +1,6 @@
 package decode_test
 
 import (
-	"bytes"
 	"runtime"
 	"testing"
 
@@ -90,24 +89,4 @@ func transactions(messages [][]byte) (sessions [][]byte) {
 		}
 	}
 	return sessions
-}
-
-// Decoding the same session again in the same decoder gives the same answers.
-func TestResetForgetsEverything(t *testing.T) {
-	for _, path := range recordings(t, "pg*.gz") {
-		messages := readRecording(t, path)
-		d := decode.New(recordedTables())
-		var first, second bytes.Buffer
-		for _, b := range []*bytes.Buffer{&first, &second} {
-			d.Reset()
-			for _, data := range messages[:len(messages)/2] {
-				if m, err := d.Decode(data); err != nil {
-					b.WriteString(err.Error())
-				} else if m.Event != nil {
-					b.WriteString(renderEvent(m.Event))
-				}
-			}
-		}
-		diff(t, path, second.String(), first.String())
-	}
 }

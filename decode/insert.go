@@ -8,9 +8,6 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// keepText is how much memory for rendered binary values outlives its row.
-const keepText = 1 << 20
-
 // insert reads without a cursor, which would double its time. It reports
 // whether there is a row for us, in d.event.
 func (d *Decoder) insert(p []byte) (bool, error) {
@@ -77,22 +74,18 @@ func (d *Decoder) row(r *relation, n int, p []byte) error {
 	if d.event.Omitted != nil {
 		d.event.Omitted = nil
 	}
-	d.text = d.text[:0]
-	if cap(d.text) > keepText {
-		d.text = nil
-	}
-	for i, c := range r.columns {
+	for i, f := range r.columns {
 		// Text of a column that is wanted, without a call: half of the time of
 		// a row.
-		if len(p) >= 5 && p[0] == 't' && c.field != unmapped {
+		if len(p) >= 5 && p[0] == 't' && f != unmapped {
 			if n := uint64(binary.BigEndian.Uint32(p[1:])); n <= uint64(len(p)-5) {
-				d.event.Values[c.field] = p[5 : 5+n : 5+n]
+				d.event.Values[f] = p[5 : 5+n : 5+n]
 				p = p[5+n:]
 				continue
 			}
 		}
 		var err error
-		if p, err = d.value(c, p); err != nil {
+		if p, err = d.value(f, p); err != nil {
 			return fmt.Errorf("column %s: %w", r.columnName(i), err)
 		}
 	}
@@ -132,7 +125,7 @@ func (d *Decoder) misfit(data []byte) (Message, error) {
 }
 
 // value reads one column and returns what follows it.
-func (d *Decoder) value(c column, p []byte) ([]byte, error) {
+func (d *Decoder) value(f outbox.Field, p []byte) ([]byte, error) {
 	if len(p) == 0 {
 		return nil, shortError(1, 0)
 	}
@@ -140,7 +133,7 @@ func (d *Decoder) value(c column, p []byte) ([]byte, error) {
 	var v []byte
 	switch kind {
 	case 'n':
-	case 't', 'b':
+	case 't':
 		if len(p) < 4 {
 			return nil, shortError(4, len(p))
 		}
@@ -154,8 +147,8 @@ func (d *Decoder) value(c column, p []byte) ([]byte, error) {
 		if len(p) < 4 {
 			return nil, shortError(4, len(p))
 		}
-		if c.field != unmapped {
-			d.event.Omit(c.field, int(binary.BigEndian.Uint32(p)))
+		if f != unmapped {
+			d.event.Omit(f, int(binary.BigEndian.Uint32(p)))
 		}
 		return p[4:], nil
 	case 'u':
@@ -163,22 +156,15 @@ func (d *Decoder) value(c column, p []byte) ([]byte, error) {
 	default:
 		return nil, fmt.Errorf("value kind %q", kind)
 	}
-	if c.field == unmapped {
-		return p, nil
+	if f != unmapped {
+		d.event.Values[f] = v
 	}
-	if kind == 'b' {
-		var err error
-		if v, err = d.render(c.typ, v); err != nil {
-			return nil, err
-		}
-	}
-	d.event.Values[c.field] = v
 	return p, nil
 }
 
 // columnName names a column for an error message: unmapped names are not kept.
 func (r *relation) columnName(i int) string {
-	if f := r.columns[i].field; f != unmapped {
+	if f := r.columns[i]; f != unmapped {
 		return fmt.Sprintf("%q", r.table.Layout.Columns[f])
 	}
 	return fmt.Sprintf("%d", i+1)

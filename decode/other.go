@@ -69,12 +69,12 @@ func (d *Decoder) message(c *cursor) (Message, error) {
 func (c *cursor) tuple() {
 	for n := c.uint16(); n > 0 && c.err == nil; n-- {
 		switch kind := c.uint8(); kind {
-		case 't', 'b':
+		case 't':
 			c.bytes()
 		case omitted:
 			c.uint32()
 		default:
-			c.expect(kind, "nutb")
+			c.expect(kind, "nut")
 		}
 	}
 }

@@ -18,7 +18,7 @@ const minColumn = 1 + 1 + 4 + 4
 // change with DDL.
 type relation struct {
 	table   *outbox.Table
-	columns []column
+	columns []outbox.Field // by position in the tuple
 	// aliases are fields that the layout maps to a column that has a field
 	// already.
 	aliases []alias
@@ -26,11 +26,6 @@ type relation struct {
 	// relation must not stop anything.
 	missing *MissingColumnError
 	names   []string // of all columns, where one is missing
-}
-
-type column struct {
-	field outbox.Field
-	typ   uint32 // the type's OID
 }
 
 type alias struct{ of, field outbox.Field }
@@ -49,7 +44,7 @@ func (d *Decoder) relation(c *cursor) (Message, error) {
 	}
 	var r *relation
 	if t := d.table(schema, name); t != nil {
-		r = &relation{table: t, columns: make([]column, 0, n)}
+		r = &relation{table: t, columns: make([]outbox.Field, 0, n)}
 	}
 	described := c.rest
 	if err := r.describe(c, n); err != nil {
@@ -89,10 +84,11 @@ func (r *relation) describe(c *cursor, n int) error {
 	var names []string
 	for range n {
 		c.uint8() // flags: part of the key
-		name, typ := c.string(), c.uint32()
+		name := c.string()
+		c.uint32() // type
 		c.uint32() // type modifier
 		if r != nil && c.err == nil {
-			r.columns = append(r.columns, column{field: r.claim(name), typ: typ})
+			r.columns = append(r.columns, r.claim(name))
 			names = append(names, string(name))
 		}
 	}
@@ -123,9 +119,9 @@ func (r *relation) claim(name []byte) outbox.Field {
 
 func (r *relation) findMissing() *MissingColumnError {
 	var found [outbox.NumFields]bool
-	for _, c := range r.columns {
-		if c.field != unmapped {
-			found[c.field] = true
+	for _, f := range r.columns {
+		if f != unmapped {
+			found[f] = true
 		}
 	}
 	for _, a := range r.aliases {

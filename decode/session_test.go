@@ -62,7 +62,7 @@ func execFile(t *testing.T, conn *pgx.Conn, path string) {
 
 // receive streams what the slot holds up to now and returns the payloads of
 // its XLogData, each in memory of its own.
-func receive(t *testing.T, url, slot, publication string, binary bool) [][]byte {
+func receive(t *testing.T, url, slot, publication string) [][]byte {
 	t.Helper()
 	exec(t, connect(t, url), "SELECT pg_logical_emit_message(false, 'decode_test', 'end')")
 	config, err := pgconn.ParseConfig(url)
@@ -81,7 +81,7 @@ func receive(t *testing.T, url, slot, publication string, binary bool) [][]byte 
 		t.Fatal(err)
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	args := []string{"proto_version '1'", fmt.Sprintf("publication_names '%s'", publication), "messages 'true'", fmt.Sprintf("binary '%t'", binary)}
+	args := []string{"proto_version '1'", fmt.Sprintf("publication_names '%s'", publication), "messages 'true'"}
 	if err := pglogrepl.StartReplication(ctx, conn, slot, 0, pglogrepl.StartReplicationOptions{PluginArgs: args}); err != nil {
 		t.Fatal(err)
 	}

@@ -60,13 +60,6 @@ func (t *Tracker) Limit(lsn outbox.LSN) {
 	}
 }
 
-// Waiting is the number of marks that are not confirmed yet.
-func (t *Tracker) Waiting() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.queue) - t.head
-}
-
 // Begin opens a transaction. Nothing that is received after it can be confirmed
 // before it.
 func (t *Tracker) Begin() *Txn {

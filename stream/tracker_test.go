@@ -89,6 +89,13 @@ func TestTrackerNeverGoesBelowItsStart(t *testing.T) {
 	}
 }
 
+// waiting is the number of marks that are not confirmed yet.
+func (t *Tracker) waiting() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.queue) - t.head
+}
+
 // TestTrackerIsBounded: a stalled row must not let keepalives pile up, and the
 // queue's memory is used again.
 func TestTrackerIsBounded(t *testing.T) {
@@ -99,13 +106,13 @@ func TestTrackerIsBounded(t *testing.T) {
 	for i := range 100_000 {
 		tracker.Idle(outbox.LSN(i + 2))
 	}
-	if n := tracker.Waiting(); n != 1 {
+	if n := tracker.waiting(); n != 1 {
 		t.Errorf("%d marks are waiting, want 1", n)
 	}
 	for i := range 1000 { // transactions that wait for nothing, as of delayed rows
 		tracker.Begin().Commit(outbox.LSN(i + 2))
 	}
-	if n := tracker.Waiting(); n != 1 {
+	if n := tracker.waiting(); n != 1 {
 		t.Errorf("%d marks are waiting, want 1", n)
 	}
 	for i := range 100_000 { // transactions whose rows are settled after their commits
@@ -114,7 +121,7 @@ func TestTrackerIsBounded(t *testing.T) {
 		x.Commit(outbox.LSN(i + 2))
 		x.Settled()
 	}
-	if n := tracker.Waiting(); n > 2*sweepLeast {
+	if n := tracker.waiting(); n > 2*sweepLeast {
 		t.Errorf("%d marks are waiting, want at most %d", n, 2*sweepLeast)
 	}
 	open := tracker.Begin() // what waits of its own stays
