@@ -222,20 +222,21 @@ func printSummary(w io.Writer, name string) error {
 	for _, c := range possibles {
 		addUpCase(&b, &c, cases[c.name])
 	}
-	var seeds []string
-	failed := ""
-	for _, r := range runs {
-		seeds = append(seeds, fmt.Sprint(r.Seed))
-		if !r.ok() {
-			failed += fmt.Sprintf("- %d: %s. %s\n", r.Seed, r.why(), r.Cause)
-		}
-	}
-	if failed != "" {
-		fmt.Fprintf(&b, "\n### Runs that failed\n\n%s", failed)
-	}
-	fmt.Fprintf(&b, "\n### Seeds\n\n%s\n", strings.Join(seeds, ", "))
+	addUpFailed(&b, runs)
 	_, err = io.WriteString(w, b.String())
 	return err
+}
+
+// addUpFailed tells of every run that failed.
+func addUpFailed(w io.Writer, runs []*result) {
+	failed := slices.DeleteFunc(slices.Clone(runs), (*result).ok)
+	if len(failed) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n### Runs that failed\n\n| Seed | Failure | Cause, and whether it is mended |\n| --: | --- | --- |\n")
+	for _, r := range failed {
+		fmt.Fprintf(w, "| %d | %s | %s |\n", r.Seed, r.why(), r.Cause)
+	}
 }
 
 func addUpFaults(w io.Writer, runs []*result) {
