@@ -70,7 +70,7 @@ func (s Setting) parts() []Setting {
 	return all
 }
 
-// prepare makes streams and slots anew and the table empty, has the relays deliver some
+// prepare recreates streams and slots, empties the table and has the relays deliver some
 // rows, so that each finds its place as after an outage, and commits the backlog.
 func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	if err := b.deleteStreams(ctx); err != nil {

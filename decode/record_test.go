@@ -13,7 +13,7 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-var record = flag.Bool("record", false, "record testdata/pg*.gz and their renderings anew")
+var record = flag.Bool("record", false, "record testdata/pg*.gz and their renderings again")
 
 // varying is what differs from one recording to the next: LSNs, transaction IDs and commit times.
 var varying = regexp.MustCompile(`[0-9A-F]+/[0-9A-F]+| xid \d+|(?m:^(begin|commit) .*)`)

@@ -14,8 +14,8 @@ const unmapped = outbox.NumFields
 const minColumn = 1 + 1 + 4 + 4
 
 // relation is one of our tables as the server describes it at this point of
-// the WAL. Columns are matched by name in every description anew: positions
-// change with DDL.
+// the WAL. Columns are matched by name in each description: positions change
+// with DDL.
 type relation struct {
 	table   *outbox.Table
 	columns []outbox.Field // by position in the tuple

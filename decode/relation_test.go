@@ -11,7 +11,7 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Columns are matched by name in every description anew.
+// Columns are matched by name in each description.
 func TestColumnsMove(t *testing.T) {
 	d := opened(t)
 	feed(t, d, insert(ours, "1", "extra", "a", "7", `{}`))

@@ -176,7 +176,7 @@ SELECT count(*)::int FROM put WHERE {own}`)
 }
 
 // returnedColumns are those that the outbox and the archive both have. What the
-// outbox generates it generates anew.
+// outbox generates is generated again.
 func returnedColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table, archive string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `SELECT o.attname::text FROM pg_attribute o JOIN pg_attribute a USING (attname)
 		WHERE o.attrelid = to_regclass($1) AND o.attnum > 0 AND NOT o.attisdropped AND o.attgenerated = ''

@@ -242,7 +242,7 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 
 // Unmark makes rows pending again that are marked and were lost, as held ones
 // where the layout allows it: until they are delivered, the later rows of their
-// aggregates wait. One that carries another mark by now has been delivered anew,
+// aggregates wait. One that carries another mark by now has been delivered again,
 // and stays. It returns how many it has made pending, and those that somebody has
 // locked, which it leaves as they are.
 func (db *DB) Unmark(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, locked []MarkedRow, err error) {

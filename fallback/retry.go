@@ -226,6 +226,6 @@ func (t *target) others(ctx context.Context, tx pgx.Tx, run []letter, done []int
 	}
 	rows, _ := tx.Query(ctx, fmt.Sprintf(`SELECT dead_letter_id FROM %s WHERE dead_letter_id = ANY($1::bigint[])`, t.dead), ids(run))
 	left, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	return append(all, outcomes(run, left, hint.Errorf("the outbox has taken this id anew: compare the two, and discard the dead letter or take the row away",
+	return append(all, outcomes(run, left, hint.Errorf("the outbox has taken this id again: compare the two, and discard the dead letter or take the row away",
 		"a row with this id is in the outbox"))...), err
 }

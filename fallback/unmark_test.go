@@ -34,7 +34,7 @@ func (b *bench) archiveAll() {
 	}
 }
 
-// TestUnmarkLeavesAnotherMarkAlone: a row that was delivered and marked anew since it
+// TestUnmarkLeavesAnotherMarkAlone: a row that was delivered and marked again since it
 // was listed is not lost any more.
 func TestUnmarkLeavesAnotherMarkAlone(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {

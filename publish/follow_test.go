@@ -289,7 +289,7 @@ func TestFollowNoticesAnotherStream(t *testing.T) {
 		want error
 	}{
 		"deleted": {func(ctx context.Context, r *laneRig) error { return r.js.DeleteStream(ctx, "EVENTS") }, ErrStreamNotFound},
-		"made anew": {func(ctx context.Context, r *laneRig) error {
+		"recreated": {func(ctx context.Context, r *laneRig) error {
 			gone := r.js.DeleteStream(ctx, "EVENTS")
 			_, err := r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
 			for i := range 9 { // it has the sequences that the old one had

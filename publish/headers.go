@@ -85,7 +85,7 @@ const (
 )
 
 // headers is the header block of a message as it goes over the wire: what is the
-// same in every message is written once, the rest anew for each.
+// same in every message is written once, the rest for each message.
 type headers struct {
 	block []byte
 	fixed int // length of what stays

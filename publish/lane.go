@@ -169,7 +169,7 @@ func (l *Lane) connect(ctx context.Context) {
 		err = nc.FlushWithContext(ctx)
 	}
 	if err == nil && plainSocket(nc) != l.wire.sock {
-		err = nats.ErrDisconnected // and connected anew meanwhile
+		err = nats.ErrDisconnected // and connected again meanwhile
 	}
 	if err != nil {
 		l.fail(fmt.Errorf("subscribe to acknowledgements: %w", err))

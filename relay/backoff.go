@@ -11,7 +11,7 @@ type backoff struct {
 	least, most, next time.Duration
 }
 
-// reset begins anew, where what failed had got something done.
+// reset begins again with the least, where what failed had got something done.
 func (b *backoff) reset() { b.next = 0 }
 
 // wait sleeps, half of it at random so that relays do not march in step.

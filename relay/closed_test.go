@@ -10,7 +10,7 @@ import (
 
 // TestConnectionClosedForGood: a server that takes smaller messages from now on tells
 // nobody, and closes the connection at the first larger one. A client that reads why does
-// not make it anew, and the relay ends; one that has only seen it break connects again and
+// not reconnect, and the relay ends; one that has only seen it break connects again and
 // learns the limit, as does a relay that is started again.
 func TestConnectionClosedForGood(t *testing.T) {
 	t.Parallel()

@@ -14,7 +14,7 @@ import (
 )
 
 // TestDeposedLeaderHasLostNothing: a start misses a message that was marked, and the stream's leader no longer
-// hears from its replicas. It may have been deposed, so the start gives no verdict and begins anew.
+// hears from its replicas. It may have been deposed, so the start gives no verdict and begins again.
 func TestDeposedLeaderHasLostNothing(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
@@ -59,7 +59,7 @@ func TestDeposedLeaderHasLostNothing(t *testing.T) {
 		return err == nil && !slices.ContainsFunc(info.Cluster.Replicas, func(p *jetstream.PeerInfo) bool { return p.Active < time.Second })
 	})
 	r.must(syscall.Kill(walsender, syscall.SIGCONT))
-	eventually(t, "the start begins anew", func() bool {
+	eventually(t, "the start begins again", func() bool {
 		return x.logged("session ended, the next one begins with the read-back").Len() > 0 || x.alarm("events_lost") != nil
 	})
 	x.quiet("events_lost")

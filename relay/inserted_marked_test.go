@@ -58,9 +58,9 @@ func TestRowsInsertedAsMarked(t *testing.T) {
 	}
 }
 
-// TestMarkedAnewIsNoInsertedMark: a row that was inserted as marked, and that an operator has had
+// TestMarkedAgainIsNoInsertedMark: a row that was inserted as marked, and that an operator has had
 // delivered, can be lost.
-func TestMarkedAnewIsNoInsertedMark(t *testing.T) {
+func TestMarkedAgainIsNoInsertedMark(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = moveWindow })

@@ -138,7 +138,7 @@ func TestStreamLostUnmarkedRows(t *testing.T) {
 }
 
 // TestStreamIsDeletedUnderARunningRelay deletes it, in one case with all of the
-// server's files while the server is away, and then has an operator make it anew.
+// server's files while the server is away, and then has an operator recreate it.
 func TestStreamIsDeletedUnderARunningRelay(t *testing.T) {
 	t.Parallel()
 	for name, remove := range map[string]func(r *rig){
@@ -166,7 +166,7 @@ func TestStreamIsDeletedUnderARunningRelay(t *testing.T) {
 			x.alarmed("stream_gone")
 			r.pinned(after)
 			if r.streamExists() {
-				t.Fatal("the relay made the stream anew")
+				t.Fatal("the relay recreated the stream")
 			}
 			if x.Ready() == nil {
 				t.Error("the relay is ready without a stream")
@@ -238,7 +238,7 @@ func TestStreamIsDeletedUnderAStoppedRelay(t *testing.T) {
 		t.Errorf("the relay ended with %v, want an error that names the marked rows", x.err)
 	}
 	if r.streamExists() {
-		t.Fatal("the relay made the stream anew")
+		t.Fatal("the relay recreated the stream")
 	}
 	if now := r.query1(`SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot); now != before {
 		t.Errorf("the LSN went from %s to %s", before, now)

@@ -98,7 +98,7 @@ func TestUnreadableSlotIsKept(t *testing.T) {
 			t.Error("the slot's WAL has none of the rows")
 		}
 		x.quiet("wal_lost", "slot_given_up")
-		// An operator drops it, and the relay begins anew, and says what that means.
+		// An operator drops it, and the relay begins again, and says what that means.
 		x.halt()
 		r.dropSlot(r.cfg.Slot)
 		x = r.start().streaming()

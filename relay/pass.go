@@ -126,7 +126,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 			if taken && !sent && c.Recorded {
 				l.dueIn(recordedPause)
 				if of.ordered() && l.r.cfg.OnPoison != Skip {
-					p.blocked[of] = true // it is being recorded anew: the later ones wait for that
+					p.blocked[of] = true // it is being recorded again: the later ones wait for that
 				}
 			}
 			return taken

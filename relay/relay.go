@@ -134,7 +134,7 @@ type known struct {
 	// batchesAt is when batches are tried again that the server has refused.
 	batchesAt time.Time
 	conn      string // the connection to NATS that the last session began on
-	// unusable is why the last session's slot is to be made anew.
+	// unusable is why the last session's slot has to be recreated.
 	unusable   error
 	unsendable unsendable
 	stuck      stuck // starts that ended alike
@@ -280,7 +280,7 @@ func (r *Relay) tenure(ctx context.Context) error {
 	if !cut() {
 		return ctx.Err()
 	}
-	// Another relay may have made the slot anew meanwhile, and retried what was refused.
+	// Another relay may have recreated the slot meanwhile, and retried what was refused.
 	r.known.unusable, r.known.unsendable, r.known.compared = nil, unsendable{}, compared{}
 	clear(r.poison)
 	r.log.Info("active: this relay holds the lock", zap.String("slot", r.cfg.Slot))
@@ -412,9 +412,9 @@ func (r *Relay) sayWhy(err error) {
 	case errors.Is(err, stream.ErrPublicationSkipped):
 		r.alarm("publication_skipped", "the server left out rows because it could not load the publication: the tables deliver them", zap.Error(err))
 	case errors.Is(err, errUnsendable):
-		r.alarm("unsendable", "the server cannot send a row: the slot is made anew behind it, and the tables deliver", why(err)...)
+		r.alarm("unsendable", "the server cannot send a row: the slot is recreated behind it, and the tables deliver", why(err)...)
 	case errors.Is(err, stream.ErrUndecodable):
-		r.alarm("undecodable", "the WAL holds a row that the layout does not fit: the slot is made anew behind it", zap.Error(err))
+		r.alarm("undecodable", "the WAL holds a row that the layout does not fit: the slot is recreated behind it", zap.Error(err))
 	}
 }
 

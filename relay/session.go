@@ -257,7 +257,7 @@ func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(c
 		}
 		if errors.Is(err, publish.ErrStreamNotFound) && !gone {
 			gone = true // maybe only now: a server that comes back may have lost its disk
-			r.alarm("stream_gone", "the stream does not exist any more; it is not created anew under a running relay", zap.Error(err))
+			r.alarm("stream_gone", "the stream does not exist any more; it is not recreated under a running relay", zap.Error(err))
 		}
 		sleep(ctx, 250*time.Millisecond)
 	}

@@ -58,7 +58,7 @@ func (r *Relay) hasStreamed(ctx context.Context) (streamed bool, err error) {
 	return streamed, err
 }
 
-// judgeSlot reports why the slot is to be made anew, nil where it is of use.
+// judgeSlot reports why the slot has to be recreated, nil where it is of use.
 func (r *Relay) judgeSlot(ctx context.Context, db *fallback.DB, slots *stream.Slots) (cause, err error) {
 	slot, err := slots.Read(ctx, r.cfg.Slot)
 	switch {
@@ -116,7 +116,7 @@ func (r *Relay) checkBudget(ctx context.Context, db *fallback.DB, wal *stream.Se
 	return fmt.Errorf("%w: %d bytes, postgres.max_retained_wal is %d", errOverBudget, slot.Retained, r.cfg.MaxRetainedWAL)
 }
 
-// rebuild makes the slot anew, without a gap: the new one is there before the
+// rebuild recreates the slot without a gap: the new one is there before the
 // tables are searched, and has its name only when every row that it may lack is
 // answered. It ends in errModeChanged when that is done.
 func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *stream.Slots, cause error) error {
@@ -127,7 +127,7 @@ func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *strea
 			return err
 		}
 	case !first && !r.bare():
-		r.alarm("slot_given_up", "the slot is of no use any more: it is made anew, and the tables deliver meanwhile", zap.Error(cause))
+		r.alarm("slot_given_up", "the slot is of no use any more: it is recreated, and the tables deliver meanwhile", zap.Error(cause))
 	}
 	if err := r.dropSlot(ctx, db); err != nil {
 		return err

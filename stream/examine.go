@@ -202,7 +202,7 @@ func (e *examiner) slot(ctx context.Context) error {
 	}
 	if s.newerThan {
 		e.Warning("publication-newer", "nothing, if no row is missing; never drop or change a publication while its slot lives",
-			"publication %q was made or changed after what slot %q has confirmed: changes in between are not decoded, and the slot may have to be made anew", e.Publication, e.Slot)
+			"publication %q was made or changed after what slot %q has confirmed: changes in between are not decoded, and the slot may have to be recreated", e.Publication, e.Slot)
 	}
 	return nil
 }
@@ -222,10 +222,10 @@ func (e *examiner) use(s slotState) {
 
 func (e *examiner) lost(ctx context.Context, cause error) error {
 	if e.bare() {
-		e.Fault("slot-lost", "start the relay: it makes the slot anew; the events are lost unless you find them elsewhere",
+		e.Fault("slot-lost", "start the relay: it recreates the slot; the events are lost unless you find them elsewhere",
 			"%s: with mark none only the WAL had the events that it had not brought yet", cause)
 	} else {
-		e.Warning("slot-lost", "start the relay: it makes the slot anew", "%s: the table delivers what it would have brought", cause)
+		e.Warning("slot-lost", "start the relay: it recreates the slot", "%s: the table delivers what it would have brought", cause)
 	}
 	return e.waits(ctx)
 }
@@ -234,7 +234,7 @@ func (e *examiner) inTheWay(ctx context.Context) error {
 	var exists bool
 	err := e.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name::text = $1 AND NOT temporary)`, NewSlotName(e.Slot)).Scan(&exists)
 	if exists {
-		e.Warning("slot-unfinished", dropHint(NewSlotName(e.Slot)), "slot %q is there: a relay needs that name whenever it makes its slot anew", NewSlotName(e.Slot))
+		e.Warning("slot-unfinished", dropHint(NewSlotName(e.Slot)), "slot %q is there: a relay needs that name whenever it recreates its slot", NewSlotName(e.Slot))
 	}
 	return err
 }

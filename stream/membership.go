@@ -13,7 +13,7 @@ import (
 )
 
 // membership says how a publication has a table, in words that change with every change of it: a
-// row of a catalog that is written anew has another xmin.
+// row of a catalog that is written again has another xmin.
 type membership struct {
 	publication string
 	oid         uint32   // of the table

@@ -61,7 +61,7 @@ func (v *comparison) follow(m publish.Message, overtaken, again bool) {
 	v.order[id] = now
 }
 
-// before compares places of one cluster; another's begin anew. The poller's messages
+// before compares places of one cluster; another's begin again. The poller's messages
 // repeat the lane's.
 func (v *comparison) before(s, other spot, polled bool) bool {
 	if s.history != other.history {

@@ -15,7 +15,7 @@ func newOrder() *comparison {
 	return &comparison{report: newReport(), order: map[uint64]spot{}, seed: maphash.MakeSeed(), numbers: map[history]uint32{}}
 }
 
-// TestOrderIsOfOneCluster: LSNs of another cluster behind the same source begin anew,
+// TestOrderIsOfOneCluster: LSNs of another cluster behind the same source begin again,
 // and those of one go on over its timelines.
 func TestOrderIsOfOneCluster(t *testing.T) {
 	v := newOrder()

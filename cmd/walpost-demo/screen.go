@@ -12,7 +12,7 @@ import (
 )
 
 // screen prints lines and, on a terminal, keeps a block of lines below them that
-// is drawn anew in place.
+// is redrawn in place.
 type screen struct {
 	live  bool // out is a terminal that moves its cursor
 	color bool

@@ -16,8 +16,8 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-const slotHelp = `The replication slot of the configuration, postgres.slot. A relay that streams makes its slot itself, and makes it anew where it is
-of no use any more: nobody has to create or drop one by hand.`
+const slotHelp = `The replication slot of the configuration, postgres.slot. A relay that streams creates its slot itself, and recreates it where it is
+of no use any more: you need not create or drop one by hand.`
 
 const slotShowHelp = `Shows the slot as the server has it, and <slot>_new where a relay is making one. That there is none is an answer: the exit code is
 0. Every role may look.
@@ -206,7 +206,7 @@ func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Dur
 func refuseSlot(ctx context.Context, db *fallback.DB, name string) error {
 	slot, err := readSlot(ctx, db, name)
 	if err == nil && slot.Exists {
-		err = hint.Errorf("`walpost slot show` shows it; a relay uses it, or makes it anew, if a relay made it; any other slot keeps a relay from starting", "slot %q exists", name)
+		err = hint.Errorf("`walpost slot show` shows it; a relay uses it, or recreates it, if a relay made it; any other slot keeps a relay from starting", "slot %q exists", name)
 	}
 	return err
 }
@@ -265,7 +265,7 @@ func dropSlot(ctx context.Context, cfg *Config, db *fallback.DB, force bool, w i
 	if err != nil {
 		return err
 	}
-	const stop = "stop that relay first: one that runs would make the slot anew at once"
+	const stop = "stop that relay first: one that runs would recreate the slot at once"
 	if err := takeLock(ctx, db, stop); err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func (c cost) within(limit cost) bool {
 func main() { testenv.Command(run) }
 
 func run(ctx context.Context) error {
-	write := flag.Bool("write", false, "write the figures anew, from the checkout's root")
+	write := flag.Bool("write", false, "write the figures again, from the checkout's root")
 	flag.Parse()
 	committed := map[string]cost{}
 	if err := json.Unmarshal(figuresJSON, &committed); err != nil {
@@ -123,7 +123,7 @@ func compare(got, committed map[string]cost) error {
 		}
 	}
 	if failed != nil {
-		return fmt.Errorf("%w; where that is wanted, write the figures anew: go run ./internal/benchcheck -write", failed)
+		return fmt.Errorf("%w; where that is wanted, write the figures again: go run ./internal/benchcheck -write", failed)
 	}
 	return nil
 }

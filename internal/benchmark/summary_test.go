@@ -25,7 +25,7 @@ func TestTheTablesShowTheResults(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.HasSuffix(string(text), tables.String()) {
-		t.Error("write the end of docs/BENCHMARKS.md anew: go run ./internal/benchmark -summary docs/benchmarks")
+		t.Error("write the end of docs/BENCHMARKS.md again: go run ./internal/benchmark -summary docs/benchmarks")
 	}
 	plots, err := filepath.Glob(filepath.Join(folder, "*.svg"))
 	if err != nil || len(plots) == 0 {

@@ -92,7 +92,7 @@ func invalidateSlot(ctx context.Context, w *world, rng *rand.Rand) (err error) {
 				return err
 			}
 		}
-		// Not the standby's slot, which would have to be built anew.
+		// Not the standby's slot, which would have to be rebuilt.
 		for behind := true; behind; {
 			err := w.query(ctx, `SELECT coalesce(bool_or(restart_lsn < pg_current_wal_lsn() - 4000000), false) FROM pg_replication_slots WHERE slot_type = 'physical'`, nil, &behind)
 			if err == nil {

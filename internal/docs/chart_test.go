@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the chart's schema anew")
+var update = flag.Bool("update", false, "write the chart's schema again")
 
 // TestChartRefusesUnknownKeys: values.schema.json has the program's keys and no others, so that Helm itself refuses a
 // config.natz.url.

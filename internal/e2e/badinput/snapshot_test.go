@@ -49,7 +49,7 @@ const clusterSQL = `
 	UNION ALL SELECT 'setting', name, concat_ws(' ', setting, sourcefile) FROM pg_settings WHERE source LIKE 'configuration file'`
 
 // databaseSQL lists what belongs to one database. xmin tells of rows that were
-// written anew with the same content.
+// written again with the same content.
 const databaseSQL = `
 	SELECT 'publication', pubname::text, (to_jsonb(p) || jsonb_build_object('xmin', p.xmin::text)) #>> '{}' FROM pg_publication p
 	UNION ALL SELECT 'publication table', prpubid::text, to_jsonb(r) #>> '{}' FROM pg_publication_rel r

@@ -23,7 +23,7 @@ securityContext:
 name: walpost
 image: {{ empty .Values.image.digest | ternary (printf "%s:%s" .Values.image.repository .Values.image.tag) (printf "%s@%s" .Values.image.repository .Values.image.digest) | quote }}
 env:
-  - {name: WALPOST_POSTGRES_URL_FILE, value: {{ printf "/etc/walpost-postgres/%s" .secret.key | quote }}} # read anew at every connection
+  - {name: WALPOST_POSTGRES_URL_FILE, value: {{ printf "/etc/walpost-postgres/%s" .secret.key | quote }}} # read again at every connection
 resources: {{ toJson .Values.resources }}
 securityContext:
   allowPrivilegeEscalation: false

@@ -1,0 +1,52 @@
+package house
+
+import (
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestForbiddenWordsAreNotUsed(t *testing.T) {
+	passages := everyPassage(t)
+	for _, w := range Words {
+		for _, p := range w.Find(passages) {
+			t.Errorf("%s:%d: a %s says %q; say %s", p.File, p.Line, p.Kind, w.Not, w.Say)
+		}
+	}
+}
+
+// everyPassage leaves out this package, which has to name the words.
+func everyPassage(t *testing.T) (all []Passage) {
+	t.Helper()
+	add := func(passages []Passage, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, passages...)
+	}
+	if err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		hidden := strings.HasPrefix(d.Name(), ".") && path != root
+		if d.IsDir() && (hidden || path == filepath.Join(root, "internal", "house")) {
+			return filepath.SkipDir
+		}
+		if strings.HasSuffix(path, ".go") {
+			add(GoPassages(path))
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	documents, err := Documents(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, document := range documents {
+		add(MarkdownPassages(document))
+	}
+	if len(all) < 10_000 {
+		t.Errorf("found only %d passages", len(all))
+	}
+	return all
+}
