@@ -1,11 +1,11 @@
 // Package migrations creates walpost's tables and its publication.
 //
-// The tables are numbered plain SQL files with goose annotations. They only ever go forward: up creates, it never drops
-// and never takes a lock that a producer would wait for. A [Runner] applies them to a database under an advisory lock;
-// [Print] writes them as plain SQL for those who have a migration tool of their own.
+// The tables are numbered plain SQL files with goose annotations. They only ever go forward: up creates, it
+// never drops and never takes a lock that a producer would wait for. A [Runner] applies them to a database
+// under an advisory lock; [Print] writes them as plain SQL for those who have a migration tool of their own.
 //
-// The publication is not one of the files, because its name and its tables come from the configuration: package stream
-// creates it.
+// The publication is not one of the files, because its name and its tables come from the configuration:
+// package stream creates it.
 package migrations
 
 import (
@@ -35,7 +35,8 @@ const (
 	OneStep int64 = -1
 )
 
-// The outbox is made by the first migration, and only where the configuration reads the outbox from exactly that table.
+// The outbox is made by the first migration, and only where the configuration reads the outbox from exactly
+// that table.
 const (
 	outboxVersion int64 = 1
 	outboxName          = "outbox_messages"

@@ -46,10 +46,11 @@ func NotifySQL(outboxes []*outbox.Table) string {
 	return strings.Join(statements, "\n")
 }
 
-// InstallNotify has every insert into the outboxes announced, for relays that poll: see [outbox.NotifyTrigger]. The
-// function is made in the first schema of the search_path. It returns the tables that did not have the trigger, or had
-// it disabled, as far as it came; the others it does not touch. It tries for some twenty seconds to get a table's lock,
-// and holds up its producers for half a second at a time.
+// InstallNotify has every insert into the outboxes announced, for relays that poll: see
+// [outbox.NotifyTrigger]. The function is made in the first schema of the search_path. It returns the tables
+// that did not have the trigger, or had it disabled, as far as it came; the others it does not touch. It
+// tries for some twenty seconds to get a table's lock, and holds up its producers for half a second at a
+// time.
 func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 	schema, err := r.schema(ctx)
 	if err != nil {
@@ -78,8 +79,8 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 	return done, err
 }
 
-// makeNotifyFunction leaves a superuser's function as it is. It fails where the function is another role's: what that
-// does would be done with the producers' privileges.
+// makeNotifyFunction leaves a superuser's function as it is. It fails where the function is another role's:
+// what that does would be done with the producers' privileges.
 func makeNotifyFunction(ctx context.Context, conn *sql.Conn, schema string) error {
 	const find = `SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0 AND o.rolsuper AND NOT pg_has_role(o.oid, 'USAGE'))`
@@ -95,8 +96,9 @@ func notifyFunction(schema string) string {
 	return outbox.QuoteIdent(schema) + "." + outbox.NotifyTrigger
 }
 
-// RemoveNotify takes back what InstallNotify did, also on tables that are not configured any more. It returns the tables
-// that had the trigger, as far as it came. Its locks are those of InstallNotify, but readers wait too.
+// RemoveNotify takes back what InstallNotify did, also on tables that are not configured any more. It returns
+// the tables that had the trigger, as far as it came. Its locks are those of InstallNotify, but readers wait
+// too.
 func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
 	schema, err := r.schema(ctx)
 	if err != nil {

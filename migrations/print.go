@@ -10,8 +10,8 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Print writes the migrations up to and including the version, or [Latest], as plain SQL without annotations: what up
-// would do in a database whose first schema is public. Each part says which file it comes from.
+// Print writes the migrations up to and including the version, or [Latest], as plain SQL without annotations:
+// what up would do in a database whose first schema is public. Each part says which file it comes from.
 func Print(w io.Writer, to int64, outboxes []*outbox.Table) error {
 	if to != Latest {
 		if err := checkTarget(to, 1); err != nil {

@@ -20,11 +20,12 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// lockID keeps runners of walpost apart from each other and from an application's own goose. It spells "walpost".
+// lockID keeps runners of walpost apart from each other and from an application's own goose. It spells
+// "walpost".
 const lockID int64 = 0x77616c706f7374
 
-// Runner applies the migrations to one database. Several runners, also of several processes, may work at the same time:
-// an advisory lock has them take turns, for at most a minute.
+// Runner applies the migrations to one database. Several runners, also of several processes, may work at the
+// same time: an advisory lock has them take turns, for at most a minute.
 type Runner struct {
 	cfg      *pgx.ConnConfig
 	db       *sql.DB
@@ -46,8 +47,9 @@ type State struct {
 	Skipped bool
 }
 
-// New prepares a runner and does not connect. The tables are made in the first schema of the connection's search_path;
-// outbox_messages only where one of the outboxes is that very table in the canonical layout, the others always.
+// New prepares a runner and does not connect. The tables are made in the first schema of the connection's
+// search_path; outbox_messages only where one of the outboxes is that very table in the canonical layout, the
+// others always.
 func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table) *Runner {
 	cfg = cfg.Copy()
 	// goose records the time in a column without time zone.
@@ -59,8 +61,8 @@ func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table) *Runner {
 // Close closes the connections.
 func (r *Runner) Close() error { return r.db.Close() }
 
-// Up applies what is missing up to and including the version, or [Latest], each migration in a transaction of its own.
-// It returns those that it applied, also beside an error.
+// Up applies what is missing up to and including the version, or [Latest], each migration in a transaction of
+// its own. It returns those that it applied, also beside an error.
 func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
 	if to != Latest {
 		if err := checkTarget(to, 1); err != nil {
@@ -82,8 +84,8 @@ func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
 	return applied(done, err), explain(err)
 }
 
-// Down takes back what was applied above the version, or with [OneStep] what was applied last, newest first. It takes
-// nothing back where one of the tables still holds something undelivered or unexpired.
+// Down takes back what was applied above the version, or with [OneStep] what was applied last, newest first.
+// It takes nothing back where one of the tables still holds something undelivered or unexpired.
 func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 	if to != OneStep {
 		if err := checkTarget(to, 0); err != nil {
@@ -124,7 +126,8 @@ func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 	return applied(done, err), explain(err)
 }
 
-// guard is the question that a file asks in its Down section before it drops its table, empty where it asks none.
+// guard is the question that a file asks in its Down section before it drops its table, empty where it asks
+// none.
 func guard(file string) string {
 	text, err := files.ReadFile(file)
 	if err != nil {

@@ -109,8 +109,8 @@ func (versionSQL) TableExists(table string) string {
 	return fmt.Sprintf(`SELECT to_regclass('%s') IS NOT NULL`, strings.ReplaceAll(table, "'", "''"))
 }
 
-// checkVersionTable refuses a version table of a role that the present one has no right to act for: its triggers would
-// run as the migrating role, and its rows would say what is to be left out.
+// checkVersionTable refuses a version table of a role that the present one has no right to act for: its
+// triggers would run as the migrating role, and its rows would say what is to be left out.
 func checkVersionTable(ctx context.Context, db *sql.DB, schema string) error {
 	var owner string
 	err := db.QueryRowContext(ctx, `SELECT coalesce((SELECT pg_get_userbyid(c.relowner)::text FROM pg_class c JOIN pg_roles o ON o.oid = c.relowner

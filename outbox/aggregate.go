@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// AggregateKey names an aggregate of one table: half of a SHA-256 over its name ([Event.AggregateName]). Its size is
-// fixed, because rows are hostile: the relay keeps the keys of all aggregates that it holds, and their columns may
-// have a megabyte each. The zero key stands for rows of no aggregate.
+// AggregateKey names an aggregate of one table: half of a SHA-256 over its name ([Event.AggregateName]). Its
+// size is fixed, because rows are hostile: the relay keeps the keys of all aggregates that it holds, and
+// their columns may have a megabyte each. The zero key stands for rows of no aggregate.
 //
 // Two aggregates with one key would wait for each other, and nothing worse: whoever could make such a
 // pair has to find a collision of 128 bits.
@@ -72,16 +72,17 @@ func appendPart(text, v []byte) []byte {
 	return append(text, '/')
 }
 
-// AggregateNameSQL is the SQL expression (text) that computes the [Event.AggregateName] of what stands for the table's
-// three columns; "NULL" is one that is not mapped. The server does not compute the key: that costs it more than all else
-// about a row.
+// AggregateNameSQL is the SQL expression (text) that computes the [Event.AggregateName] of what stands for
+// the table's three columns; "NULL" is one that is not mapped. The server does not compute the key: that
+// costs it more than all else about a row.
 func (t *Table) AggregateNameSQL(tenant, kind, id string) string {
 	return fmt.Sprintf("CASE WHEN %s IS NOT NULL THEN concat(%s, '/', %s, '/', %s, '/') END",
 		id, partSQL(tenant, t.Text[TenantID]), partSQL(kind, t.Text[AggregateType]), partSQL(id, t.Text[AggregateID]))
 }
 
-// AggregateHashSQL is an expression that an index can have, of the columns that tell aggregates apart: a hash of fixed
-// size, whatever they hold. Aggregates that differ may share it. It is empty where the layout knows no aggregates.
+// AggregateHashSQL is an expression that an index can have, of the columns that tell aggregates apart: a hash
+// of fixed size, whatever they hold. Aggregates that differ may share it. It is empty where the layout knows
+// no aggregates.
 func (t *Table) AggregateHashSQL(alias string) string {
 	if !t.Layout.Has(AggregateID) {
 		return ""
@@ -103,8 +104,8 @@ func HashRecordSQL(values ...string) string {
 	return "hash_record_extended(ROW(" + strings.Join(values, ", ") + "), 0)"
 }
 
-// partSQL renders a value with concat(), as [Table.HashSQL] does; a text is its own rendering. Of a text that no message
-// can have, and no event, only the length is part of the name.
+// partSQL renders a value with concat(), as [Table.HashSQL] does; a text is its own rendering. Of a text that
+// no message can have, and no event, only the length is part of the name.
 func partSQL(column string, text bool) string {
 	rendered, long := "concat("+column+")", ""
 	if text {

@@ -53,8 +53,8 @@ const mostHashed = 64 << 20
 
 // HashSQL is the SQL expression (bigint) that computes [Event.Hash] of a row of
 // the table under the given alias. It is NULL where a text is longer than any value that a
-// message can have: the server would copy a gigabyte several times, and need seconds. concat() is used because it renders a value
-// by its type's output function, as the WAL does; a cast to text does not for
+// message can have: the server would copy a gigabyte several times, and need seconds. concat() is used
+// because it renders a value by its type's output function, as the WAL does; a cast to text does not for
 // every type.
 func (t *Table) HashSQL(alias string) string {
 	var columns []string
@@ -84,8 +84,8 @@ func (t *Table) HashSQL(alias string) string {
 	return fmt.Sprintf("CASE WHEN (%s) IS NOT TRUE THEN %s END", strings.Join(long, " OR "), expr)
 }
 
-// overlongSQL is the condition under which a text is longer than any value of a message. Of text alone that shows
-// without reading it: what is stored of another type may be compressed, or longer than its text.
+// overlongSQL is the condition under which a text is longer than any value of a message. Of text alone that
+// shows without reading it: what is stored of another type may be compressed, or longer than its text.
 func overlongSQL(c string) string { return fmt.Sprintf("octet_length(%s::text) > %d", c, mostHashed) }
 
 // HashText is PostgreSQL's hashtextextended (Bob Jenkins' lookup3 with a 64-bit

@@ -11,8 +11,8 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// publishAlone stores n messages through a lane such as the relay's, as if transactions of so many rows brought them, and returns when
-// all have their PubAck.
+// publishAlone stores n messages through a lane such as the relay's, as if transactions of so many rows
+// brought them, and returns when all have their PubAck.
 func publishAlone(ctx context.Context, nc *nats.Conn, cfg *Config, eventType, payload string, n, perTx int) error {
 	lane, err := newBenchLane(ctx, nc, cfg)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Config is the whole configuration of the relay. What each field means, its key, environment variable, unit, default
-// and limits stand in one place, the table of [Config.keys]; `walpost config example` prints it.
+// Config is the whole configuration of the relay. What each field means, its key, environment variable, unit,
+// default and limits stand in one place, the table of [Config.keys]; `walpost config example` prints it.
 type Config struct {
 	Postgres  PostgresConfig
 	Source    string
@@ -158,7 +158,8 @@ func defaultOutbox() OutboxConfig {
 	return OutboxConfig{Table: "public.outbox_messages", Layout: LayoutConfig{Name: "canonical"}, Mark: string(outbox.MarkUpdate)}
 }
 
-// Tables are the outboxes as the other packages take them. A configuration that was validated has no error here.
+// Tables are the outboxes as the other packages take them. A configuration that was validated has no error
+// here.
 func (c *Config) Tables() ([]*outbox.Table, error) {
 	shard, err := outbox.ParseShard(c.Shard)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// key is one line of the configuration's table. Flags, environment variables, the file's keys, the checks, the example
-// and the output of `config check` are all made from it.
+// key is one line of the configuration's table. Flags, environment variables, the file's keys, the checks,
+// the example and the output of `config check` are all made from it.
 type key struct {
 	name string // "nats.tls.ca"; of an outbox "outboxes[0].table"
 	env  string
@@ -301,8 +301,8 @@ func (c *Config) surroundingKeys() []key {
 	}
 }
 
-// emptyMeans lists the keys for which an empty environment variable says something. For all others it counts as not
-// set, as it comes from `WALPOST_X=${X}` in a compose file.
+// emptyMeans lists the keys for which an empty environment variable says something. For all others it counts
+// as not set, as it comes from `WALPOST_X=${X}` in a compose file.
 var emptyMeans = map[string]bool{"http.listen": true}
 
 var slotForm = regexp.MustCompile(`^[a-z0-9_]{1,59}$`)

@@ -20,10 +20,12 @@ import (
 
 const defaultConfigFile = "walpost.yaml"
 
-// loader lays file, environment and flags over the defaults, in that order, and collects what is wrong on the way.
+// loader lays file, environment and flags over the defaults, in that order, and collects what is wrong on the
+// way.
 type loader struct {
 	cfg *Config
-	// origin says where a value that is not the default came from: "walpost.yaml:7", "WALPOST_SLOT" or "--slot".
+	// origin says where a value that is not the default came from: "walpost.yaml:7", "WALPOST_SLOT" or
+	// "--slot".
 	origin   map[string]string
 	problems problems
 	read     string // the file, "" where there is none
@@ -37,8 +39,8 @@ func (l *loader) source() string {
 	return "file: " + l.read
 }
 
-// addConfigFlags gives the command --config and a flag for every key that has an environment variable. Its help leaves the
-// keys' flags out: they are the same for every command, and `walpost help config` lists them.
+// addConfigFlags gives the command --config and a flag for every key that has an environment variable. Its
+// help leaves the keys' flags out: they are the same for every command, and `walpost help config` lists them.
 func addConfigFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
@@ -84,8 +86,8 @@ func loadConfig(cmd *cobra.Command) (*Config, error) {
 	return l.cfg, nil
 }
 
-// warn names variables that look like one of walpost's and are none. They are no error: others may have set them for
-// themselves.
+// warn names variables that look like one of walpost's and are none. They are no error: others may have set
+// them for themselves.
 func (l *loader) warn(w io.Writer) {
 	for _, f := range l.cfg.strayVariables() {
 		fmt.Fprintf(w, "warning: %s: %s\n", f.Text, f.Fix)
@@ -152,8 +154,8 @@ func load(flags *pflag.FlagSet) (*loader, error) {
 	return l, nil
 }
 
-// libpqSpeaks tells whether libpq's variables say where the database is. PGUSER, PGPASSWORD and the like only complete a
-// URL, which pgx does by itself.
+// libpqSpeaks tells whether libpq's variables say where the database is. PGUSER, PGPASSWORD and the like only
+// complete a URL, which pgx does by itself.
 func libpqSpeaks() bool {
 	return slices.ContainsFunc([]string{"PGHOST", "PGPORT", "PGDATABASE", "PGSERVICE"}, func(name string) bool {
 		return os.Getenv(name) != ""
@@ -226,8 +228,8 @@ func (l *loader) yaml(path string, data []byte) error {
 	return nil
 }
 
-// yamlFile walks the nodes instead of decoding into the struct: only so do its errors name the key and the line, all of
-// them at once.
+// yamlFile walks the nodes instead of decoding into the struct: only so do its errors name the key and the
+// line, all of them at once.
 type yamlFile struct {
 	*loader
 	path string

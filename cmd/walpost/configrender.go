@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// renderYAML writes the keys as a configuration file. above gives the comment lines over a key, text its value.
+// renderYAML writes the keys as a configuration file. above gives the comment lines over a key, text its
+// value.
 func renderYAML(keys []key, above func(key) []string, text func(key) string) string {
 	var b strings.Builder
 	var open []string // the sections that the previous key stood in
@@ -37,8 +38,8 @@ func commonPrefix(a, b []string) int {
 	return n
 }
 
-// openSections writes the headings from the section number same on. It returns the indentation of the keys in the last
-// of them, and whether the next key opens an item of a list.
+// openSections writes the headings from the section number same on. It returns the indentation of the keys in
+// the last of them, and whether the next key opens an item of a list.
 func openSections(b *strings.Builder, sections []string, same int) (indent string, item bool) {
 	for i, s := range sections {
 		name, index, isList := strings.Cut(s, "[")

@@ -156,7 +156,8 @@ func pretty(value *string) string {
 	return strings.Join(lines, "\n")
 }
 
-// depth is how deep brackets are nested: a hostile document of 10,000 levels would be indented to a hundred megabytes.
+// depth is how deep brackets are nested: a hostile document of 10,000 levels would be indented to a hundred
+// megabytes.
 func depth(s string) (deepest int) {
 	now := 0
 	for i := range len(s) {

@@ -18,8 +18,8 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 )
 
-// Health is what the HTTP server asks the relay. Its methods are called from several goroutines and answer at once: they
-// report what is known and ask no other server.
+// Health is what the HTTP server asks the relay. Its methods are called from several goroutines and answer at
+// once: they report what is known and ask no other server.
 type Health interface {
 	// Live is nil while a restart of the process would not help.
 	Live() error

@@ -41,8 +41,8 @@ func newLogger(cfg LogConfig, w io.Writer) (*zap.Logger, error) {
 	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level)), nil
 }
 
-// levelPainter gives the levels of a console log their colours. Each Write is one entry: the time, a tab, the level, a tab
-// and the rest, which others may have written in part.
+// levelPainter gives the levels of a console log their colours. Each Write is one entry: the time, a tab, the
+// level, a tab and the rest, which others may have written in part.
 type levelPainter struct{ w io.Writer }
 
 func (l levelPainter) Write(entry []byte) (int, error) {

@@ -22,8 +22,8 @@ const (
 
 func main() { os.Exit(run()) }
 
-// run executes the command line and returns the exit code. The first SIGINT or SIGTERM cancels the command, which then
-// drains; the second gives up on draining.
+// run executes the command line and returns the exit code. The first SIGINT or SIGTERM cancels the command,
+// which then drains; the second gives up on draining.
 func run() int {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -77,7 +77,8 @@ func (e *usageError) Unwrap() error { return e.error }
 // silentError ends a command with exit code 1 whose output has said everything.
 type silentError struct{ error }
 
-// printError writes one "error:" line, and a "hint:" line where there is one, for each of the errors that were joined.
+// printError writes one "error:" line, and a "hint:" line where there is one, for each of the errors that
+// were joined.
 func printError(w io.Writer, err error) {
 	var all problems
 	if errors.As(err, &all) {

@@ -69,7 +69,8 @@ type migrateOptions struct {
 	grant  string
 }
 
-// migration is one of the subcommands; they share the configuration and the flags. without is what the absence of --to means.
+// migration is one of the subcommands; they share the configuration and the flags. without is what the
+// absence of --to means.
 func migration(name, short, long string, without int64, do func(context.Context, io.Writer, *Config, migrateOptions) error) *cobra.Command {
 	o := migrateOptions{to: without}
 	cmd := &cobra.Command{
@@ -161,7 +162,8 @@ func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) 
 	return err
 }
 
-// ensurePublication holds an advisory lock meanwhile: two CREATE PUBLICATION at the same time end in a unique violation.
+// ensurePublication holds an advisory lock meanwhile: two CREATE PUBLICATION at the same time end in a unique
+// violation.
 func ensurePublication(ctx context.Context, w io.Writer, cfg *Config) error {
 	tables, err := cfg.Tables()
 	if err != nil {

@@ -14,13 +14,14 @@ import (
 
 // relayService is the relay as run sees it.
 type relayService interface {
-	// Run relays until ctx is done, drains and returns nil; an error is one that no restart of a session mends.
+	// Run relays until ctx is done, drains and returns nil; an error is one that no restart of a session
+	// mends.
 	Run(ctx context.Context) error
 	Health
 }
 
-// service shows a relay's status as JSON. A relay that runs is alive: whatever fails it retries, and a restart of the
-// process would not do better.
+// service shows a relay's status as JSON. A relay that runs is alive: whatever fails it retries, and a
+// restart of the process would not do better.
 type service struct{ *relay.Relay }
 
 func (service) Live() error   { return nil }

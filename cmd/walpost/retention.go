@@ -71,7 +71,8 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*fallback.Retai
 	})
 }
 
-// obstacles is an error where an outbox is to be archived and cannot be: a typo in a cron job must not look like success.
+// obstacles is an error where an outbox is to be archived and cannot be: a typo in a cron job must not look
+// like success.
 func obstacles(r *fallback.RetainReport) error {
 	for _, t := range r.Tables {
 		if t.Obstacle {

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// screen escapes all that a command writes, except for line breaks and tabs: rows, messages and the errors of servers are
-// written by others, and a terminal would act on the control sequences in them.
+// screen escapes all that a command writes, except for line breaks and tabs: rows, messages and the errors of
+// servers are written by others, and a terminal would act on the control sequences in them.
 type screen struct {
 	w    io.Writer
 	mu   sync.Mutex

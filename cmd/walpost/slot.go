@@ -241,8 +241,8 @@ func makeSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Durat
 	}
 }
 
-// refusePending refuses where there are rows that the slot would not bring: only a relay that makes its slot itself delivers them
-// in their order.
+// refusePending refuses where there are rows that the slot would not bring: only a relay that makes its slot
+// itself delivers them in their order.
 func refusePending(ctx context.Context, db *fallback.DB, tables []*outbox.Table) error {
 	for _, t := range tables {
 		if t.Mark == outbox.MarkNone {

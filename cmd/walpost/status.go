@@ -108,7 +108,8 @@ type slotStatus struct {
 	Walsender *fallback.Session `json:"walsender"`
 }
 
-// streamed reports whether something reads the slot. One that is being created is in use, too, and has confirmed nothing yet.
+// streamed reports whether something reads the slot. One that is being created is in use, too, and has
+// confirmed nothing yet.
 func (s *slotStatus) streamed() bool { return s.Exists && s.ActivePID != nil && s.Confirmed != "" }
 
 type outboxStatus struct {

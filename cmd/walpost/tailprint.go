@@ -12,8 +12,8 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// eventTable writes one event a line, each column as wide as what it has held so far. On a terminal it begins with a
-// heading and names the days.
+// eventTable writes one event a line, each column as wide as what it has held so far. On a terminal it begins
+// with a heading and names the days.
 type eventTable struct {
 	w      io.Writer
 	widths [6]int

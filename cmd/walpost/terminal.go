@@ -30,8 +30,8 @@ const (
 	reset  = "\x1b[0m"
 )
 
-// escape writes what is not to be printed (control characters, escape sequences, reversed text, broken UTF-8) as JSON does:
-// a terminal does not act on it, and JSON stays what it is.
+// escape writes what is not to be printed (control characters, escape sequences, reversed text, broken UTF-8)
+// as JSON does: a terminal does not act on it, and JSON stays what it is.
 func escape(s string) string { return escapeAll(s, hidden) }
 
 func escapeAll(s string, hidden func(rune) bool) string {

@@ -13,8 +13,9 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// validate reports everything that is wrong, each as "key: what", with where the value came from for the keys in origin,
-// and nil where all is well. It opens no file and no connection: a configuration can be checked where its secrets are not.
+// validate reports everything that is wrong, each as "key: what", with where the value came from for the keys
+// in origin, and nil where all is well. It opens no file and no connection: a configuration can be checked
+// where its secrets are not.
 func (c *Config) validate(origin map[string]string) error {
 	var all problems
 	report := func(name string, err error) {

@@ -70,8 +70,8 @@ func newVerifyCommand() *cobra.Command {
 	return cmd
 }
 
-// tellVerify prints the report, also that of a comparison that broke off: rows may have been repaired. Its error tells what was
-// found from what went wrong.
+// tellVerify prints the report, also that of a comparison that broke off: rows may have been repaired. Its
+// error tells what was found from what went wrong.
 func tellVerify(w io.Writer, report *verify.Report, broken error, repair, asJSON bool) error {
 	if report == nil {
 		return broken
@@ -140,8 +140,8 @@ func keptFor(cfg *Config) time.Duration {
 	return cfg.Retention.DropAfter
 }
 
-// identifySource finds the relay's source and the history of the server's timelines, which takes a replication connection. Where
-// there is none to be had, unknown says so.
+// identifySource finds the relay's source and the history of the server's timelines, which takes a
+// replication connection. Where there is none to be had, unknown says so.
 func identifySource(ctx context.Context, cfg *Config, config fallback.Config) (source string, phantom func(outbox.Position) bool, unknown string, err error) {
 	var sys stream.System
 	slots, err := stream.OpenSlots(ctx, cfg.Postgres.server())

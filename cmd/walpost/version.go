@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version and revision are set by make build and the Dockerfile: -ldflags "-X main.version=1.2.3". Elsewhere Go stamps what it
-// knows.
+// version and revision are set by make build and the Dockerfile: -ldflags "-X main.version=1.2.3". Elsewhere
+// Go stamps what it knows.
 var version, revision string
 
 // build is what is known about this binary.

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Coded gives an error a stable name, for programs: kebab-case, as in "table-missing". Its text stays as it is. A nil err
-// stays nil.
+// Coded gives an error a stable name, for programs: kebab-case, as in "table-missing". Its text stays as it
+// is. A nil err stays nil.
 func Coded(code string, err error) error {
 	if err == nil {
 		return nil
@@ -33,7 +33,8 @@ func CodeOf(err error) string {
 	return ""
 }
 
-// Problems are what a start refuses, in the order in which it meets them: it stops at the first, `walpost doctor` tells all.
+// Problems are what a start refuses, in the order in which it meets them: it stops at the first, `walpost
+// doctor` tells all.
 type Problems []error
 
 // If adds err, with its code, where bad holds.

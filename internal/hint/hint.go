@@ -1,6 +1,6 @@
-// Package hint lets an error carry advice for the operator beside its text: what to run or what to change. The advice
-// never becomes part of Error(), so that a wrapped error still reads "verb object: cause" on one line; whoever shows
-// the error last (the command line, the log) asks Of for it.
+// Package hint lets an error carry advice for the operator beside its text: what to run or what to change.
+// The advice never becomes part of Error(), so that a wrapped error still reads "verb object: cause" on one
+// line; whoever shows the error last (the command line, the log) asks Of for it.
 package hint
 
 import (
@@ -22,7 +22,8 @@ func Errorf(hint, format string, args ...any) error {
 	return Wrap(fmt.Errorf(format, args...), hint)
 }
 
-// Wrap adds hint to err without changing its text. A nil err stays nil, and an empty hint leaves err as it is.
+// Wrap adds hint to err without changing its text. A nil err stays nil, and an empty hint leaves err as it
+// is.
 func Wrap(err error, hint string) error {
 	if err == nil || hint == "" {
 		return err
@@ -30,8 +31,8 @@ func Wrap(err error, hint string) error {
 	return &hinted{err: err, hint: hint}
 }
 
-// Of returns the outermost hint found in err's tree, or "". The outermost wins because it was written with the most
-// context: it knows what the operator was doing.
+// Of returns the outermost hint found in err's tree, or "". The outermost wins because it was written with
+// the most context: it knows what the operator was doing.
 func Of(err error) string {
 	var h *hinted
 	if errors.As(err, &h) {

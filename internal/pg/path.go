@@ -9,12 +9,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// path is what names are looked for in. pg_temp is named, and last: where it is not, PostgreSQL looks there first for
-// tables and types, and a trigger of an outbox may have made one there.
+// path is what names are looked for in. pg_temp is named, and last: where it is not, PostgreSQL looks there
+// first for tables and types, and a trigger of an outbox may have made one there.
 const path = "pg_catalog, pg_temp"
 
-// readSQL names everything by its schema: it runs with the role's own search_path. It sets nothing where the server
-// process is another one than the connection was told (%d), see [prove].
+// readSQL names everything by its schema: it runs with the role's own search_path. It sets nothing where the
+// server process is another one than the connection was told (%d), see [prove].
 const readSQL = `SELECT pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d,
 	pg_catalog.to_json(pg_catalog.current_schemas(false)),
 	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
@@ -28,8 +28,8 @@ const setSQL = `SELECT pg_catalog.set_config('walpost.search_path', pg_catalog.c
 // schemasKey is where a connection keeps the schemas of the role's own search_path.
 const schemasKey = "walpost.schemas"
 
-// Protect has every connection of the configuration resolve names in pg_catalog only. What the role's own search_path is
-// stays in the session, as the setting walpost.search_path, for [OwnPath].
+// Protect has every connection of the configuration resolve names in pg_catalog only. What the role's own
+// search_path is stays in the session, as the setting walpost.search_path, for [OwnPath].
 func Protect(cfg *pgconn.Config) {
 	bare, validate := cfg.Copy(), cfg.ValidateConnect
 	cfg.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
@@ -93,17 +93,17 @@ func Schemas(conn *pgconn.PgConn) []string {
 	return schemas
 }
 
-// OwnPath is a condition that is always true, for a statement that changes rows of a table. It gives the role's own
-// search_path back to what the server runs for the statement and not of it: triggers, CHECK constraints, defaults and
-// index expressions may call functions that rely on it. The statement's own names have been resolved by then, and the
-// transaction's end takes the path away, after its deferred triggers.
+// OwnPath is a condition that is always true, for a statement that changes rows of a table. It gives the
+// role's own search_path back to what the server runs for the statement and not of it: triggers, CHECK
+// constraints, defaults and index expressions may call functions that rely on it. The statement's own names
+// have been resolved by then, and the transaction's end takes the path away, after its deferred triggers.
 //
-// It has to stand in the WHERE of the outermost SELECT, which is then evaluated before any row is changed, and before any
-// trigger runs. In a transaction of several statements [HidePath] follows the statement.
+// It has to stand in the WHERE of the outermost SELECT, which is then evaluated before any row is changed,
+// and before any trigger runs. In a transaction of several statements [HidePath] follows the statement.
 const OwnPath = `(SELECT set_config('search_path', current_setting('walpost.search_path'), true)) IS NOT NULL`
 
-// HidePath is the statement that takes the role's own path away again, and ShowPath the one that gives it back for the
-// deferred triggers of a COMMIT. They find their names on any path.
+// HidePath is the statement that takes the role's own path away again, and ShowPath the one that gives it
+// back for the deferred triggers of a COMMIT. They find their names on any path.
 const (
 	HidePath = `SET LOCAL search_path = ` + path
 	ShowPath = `SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('walpost.search_path'), true)`

@@ -1,5 +1,6 @@
-// Package pg connects to PostgreSQL. On its connections functions, operators and types resolve in pg_catalog only:
-// whoever may create objects in another schema cannot have his own called with the connection's privileges.
+// Package pg connects to PostgreSQL. On its connections functions, operators and types resolve in pg_catalog
+// only: whoever may create objects in another schema cannot have his own called with the connection's
+// privileges.
 //
 // Statements name tables by their schema, and everything else as pg_catalog has it, unqualified.
 package pg
@@ -26,7 +27,8 @@ type Config struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// Files name the secrets that stand in files. They are read at every connection, so that a secret can be rotated.
+// Files name the secrets that stand in files. They are read at every connection, so that a secret can be
+// rotated.
 type Files struct {
 	// URL is a file with the whole URL. Config.URL does not count then.
 	URL string
@@ -34,8 +36,8 @@ type Files struct {
 	Password string
 }
 
-// connectTimeout bounds the attempt for each host, unless the URL has a connect_timeout: a host that accepts and says
-// nothing would be waited for without end.
+// connectTimeout bounds the attempt for each host, unless the URL has a connect_timeout: a host that accepts
+// and says nothing would be waited for without end.
 const connectTimeout = 10 * time.Second
 
 // Connect opens a connection.
@@ -113,7 +115,8 @@ func (c Config) key() string {
 	return "postgres.url"
 }
 
-// Parse reads a URL, or keywords and values, and the files, for connections that others open, such as those of a pool.
+// Parse reads a URL, or keywords and values, and the files, for connections that others open, such as those
+// of a pool.
 func Parse(c Config) (*pgx.ConnConfig, error) {
 	cfg, err := c.parse()
 	if err == nil {

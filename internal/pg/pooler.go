@@ -16,8 +16,8 @@ const DirectHint = "give postgres.url the host and port of PostgreSQL itself, no
 // ErrPooler means that connections go through a pooler that hands one server session to several clients.
 var ErrPooler = errors.New("a connection has no server session of its own")
 
-// CheckDirect reports [ErrPooler] where connections go through a pooler in transaction mode: an advisory lock would be
-// nobody's. It sets nothing, because the session that it would change may be another client's next.
+// CheckDirect reports [ErrPooler] where connections go through a pooler in transaction mode: an advisory lock
+// would be nobody's. It sets nothing, because the session that it would change may be another client's next.
 func CheckDirect(ctx context.Context, c Config) error {
 	cfg, err := c.parse()
 	if err != nil {

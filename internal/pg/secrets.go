@@ -19,7 +19,8 @@ var safeCauses = []string{
 	"unknown target_session_attrs value", "unknown channel_binding value", "failed to read service",
 }
 
-// parseURL repeats none of its input in an error: in a text that cannot be parsed, any part may be the password.
+// parseURL repeats none of its input in an error: in a text that cannot be parsed, any part may be the
+// password.
 func parseURL(s string) (*pgx.ConnConfig, error) {
 	if cutOff(s) {
 		return nil, hint.Errorf("percent-encode the password: / is %2F, ? is %3F, # is %23, and an @ in a database's name is %40",
@@ -43,8 +44,8 @@ func parseURL(s string) (*pgx.ConnConfig, error) {
 		"%s", cause)
 }
 
-// cutOff reports whether a URL's password may end too early, at one of / ? #: user and password would be the host and port
-// then, and the rest a name that a server's error repeats.
+// cutOff reports whether a URL's password may end too early, at one of / ? #: user and password would be the
+// host and port then, and the rest a name that a server's error repeats.
 func cutOff(s string) bool {
 	if !strings.HasPrefix(s, "postgres://") && !strings.HasPrefix(s, "postgresql://") {
 		return false
@@ -61,8 +62,8 @@ func cutOff(s string) bool {
 	return strings.Contains(u.EscapedPath(), "@") || u.Fragment != ""
 }
 
-// Unverified are the hosts of the URL, beyond this machine, to which a connection may be made without TLS or without a look
-// at the server's certificate: whoever answers in their place gets the password and the rows.
+// Unverified are the hosts of the URL, beyond this machine, to which a connection may be made without TLS or
+// without a look at the server's certificate: whoever answers in their place gets the password and the rows.
 func (c Config) Unverified() []string {
 	cfg, err := c.parse()
 	if err != nil {

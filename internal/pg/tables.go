@@ -9,9 +9,9 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// FindTables finds walpost's own tables, and returns each one's name with its schema, quoted. They are looked for in a
-// schema, which the configuration names, and then along the role's own search_path. A table that is in none of them gets
-// the name that it would have in the first.
+// FindTables finds walpost's own tables, and returns each one's name with its schema, quoted. They are looked
+// for in a schema, which the configuration names, and then along the role's own search_path. A table that is
+// in none of them gets the name that it would have in the first.
 func FindTables(ctx context.Context, conn *pgx.Conn, schema string, names ...string) ([]string, error) {
 	schemas := Schemas(conn.PgConn())
 	if schema != "" {

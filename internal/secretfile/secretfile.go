@@ -13,8 +13,8 @@ import (
 // limit is far more than any password or URL takes.
 const limit = 64 << 10
 
-// Read returns the text of the file that the configuration's key names, without the line's end. Errors name the key
-// and the file and repeat nothing of what it holds.
+// Read returns the text of the file that the configuration's key names, without the line's end. Errors name
+// the key and the file and repeat nothing of what it holds.
 func Read(key, file string) (string, error) {
 	info, err := os.Stat(file)
 	if err == nil && !info.Mode().IsRegular() { // to open a pipe could wait without end
