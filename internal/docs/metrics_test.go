@@ -13,7 +13,7 @@ import (
 	"github.com/walpost/walpost/relay"
 )
 
-// recorder is a registry that only remembers what was described to it, and by which collector.
+// recorder is a registry that records descriptions, each with its collector.
 type recorder struct {
 	metrics    []string
 	collectors []prometheus.Collector
