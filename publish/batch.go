@@ -14,6 +14,22 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
+const (
+	// maxAtomic is the server's limit on the messages of an atomic batch.
+	maxAtomic = 1000
+	// A fast batch has no limit of its own, and a part of it goes as soon as it is of such
+	// a size. What gathers while a batch is under way is in the relay's memory: more of it
+	// would make nothing faster.
+	partMessages  = 256
+	partBytes     = 192 << 10
+	maxStage      = 1000
+	maxStageBytes = 2 << 20
+	// atomicLeast is how many messages of single rows have to wait for an atomic batch to
+	// be worth it: a server without replicas makes a store for each, which takes it
+	// milliseconds.
+	atomicLeast = 32
+)
+
 // ErrBatch means that a batch was not stored as it was sent. Only the stream knows
 // what of it was.
 var ErrBatch = errors.New("a batch was not stored as it was sent")
@@ -151,12 +167,12 @@ func (l *Lane) onFastReply(msg *nats.Msg, id, state string) {
 	if bytes.HasPrefix(msg.Data, []byte(`{"type":`)) && json.Unmarshal(msg.Data, &flow) == nil {
 		err := fmt.Errorf("a message of a batch was lost: %s", excerpt(msg.Data))
 		if flow.Type == "err" {
-			_, err = parseAnyAck([]byte(`{"error":`+string(flow.Error)+`}`), l.cfg.Stream.cfg.Name)
+			_, err = parseAnyAck([]byte(`{"error":`+string(flow.Error)+`}`), l.cfg.Stream.Name())
 		}
 		l.onBatchFailure(first, flow.Sequence, err)
 		return
 	}
-	ack, err := ParseAck(msg, l.cfg.Stream.cfg.Name)
+	ack, err := ParseAck(msg, l.cfg.Stream.Name())
 	if err != nil {
 		l.onBatchFailure(first, n, err)
 		return

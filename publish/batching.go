@@ -24,22 +24,6 @@ const (
 	BatchFast Batching = "fast"
 )
 
-const (
-	// maxAtomic is the server's limit on the messages of an atomic batch.
-	maxAtomic = 1000
-	// A fast batch has no limit of its own, and a part of it goes as soon as it is of such
-	// a size. What gathers while a batch is under way is in the relay's memory: more of it
-	// would make nothing faster.
-	partMessages  = 256
-	partBytes     = 192 << 10
-	maxStage      = 1000
-	maxStageBytes = 2 << 20
-	// atomicLeast is how many messages of single rows have to wait for an atomic batch to
-	// be worth it: a server without replicas makes a store for each, which takes it
-	// milliseconds.
-	atomicLeast = 32
-)
-
 // Resolve says what a lane does in a stream: what the stream does not allow, see
 // [Judge], is BatchSingle.
 func (b Batching) Resolve(stream *jetstream.StreamConfig, shared bool) Batching {

@@ -152,7 +152,7 @@ func (j *judge) subjects() {
 	all := strings.Join(j.c.Subjects, ", ")
 	some, whole := false, false
 	for _, s := range j.c.Subjects {
-		some = some || overlap(s, j.cfg.Pattern)
+		some = some || Overlap(s, j.cfg.Pattern)
 		whole = whole || matches(s, j.cfg.Pattern)
 	}
 	j.refuse(!some && j.c.Mirror == nil, "stream-subjects",

@@ -10,6 +10,9 @@ import (
 // The content types of payloads. They have no spaces: so they need no encoding in
 // a header.
 const (
+	// envelopeType is that of [FormatCloudEvents].
+	envelopeType = "application/cloudevents+json"
+
 	jsonType   = "application/json"
 	textType   = "text/plain;charset=utf-8"
 	binaryType = "application/octet-stream"

@@ -8,14 +8,14 @@ import (
 )
 
 // dialer makes the client's connections. It lets a context end the first attempt,
-// which nats.Connect itself cannot, and keeps the newest connection, see socket.
+// which nats.Connect itself cannot, and keeps the newest connection, see Socket.
 type dialer struct {
 	timeout time.Duration
 
 	mu     sync.Mutex // guards what follows: reconnects dial on another goroutine
 	ctx    context.Context
 	stops  []func() bool
-	newest *socket
+	newest *Socket
 }
 
 func newDialer(ctx context.Context, timeout time.Duration) *dialer {
@@ -51,11 +51,11 @@ func (d *dialer) Dial(network, address string) (net.Conn, error) {
 	if first {
 		d.stops = append(d.stops, context.AfterFunc(ctx, func() { _ = conn.Close() }))
 	}
-	d.newest = &socket{Conn: conn}
+	d.newest = &Socket{Conn: conn}
 	return d.newest, nil
 }
 
-func (d *dialer) current() *socket {
+func (d *dialer) current() *Socket {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.newest

@@ -60,7 +60,7 @@ func (l *Lane) cutWrites(ctx context.Context) (stop func()) {
 			return
 		}
 		for {
-			cutWrite(l.cfg.Conn)
+			CutWrite(l.cfg.Conn)
 			select {
 			case <-time.After(pollReplies): // a write may have begun since
 			case <-done:

@@ -179,8 +179,8 @@ func checkAttributes(ev *outbox.Event) error {
 		}
 	}
 	switch {
-	case n > maxHeader:
-		return rowErrorf(RowHeaders, "the attributes have %d bytes, headers at most %d", n, maxHeader)
+	case n > MaxHeader:
+		return rowErrorf(RowHeaders, "the attributes have %d bytes, headers at most %d", n, MaxHeader)
 	case len(ev.Values[outbox.ID]) == 0:
 		return rowErrorf(RowHeaders, "id is NULL or empty")
 	case len(ev.Values[outbox.EventType]) == 0:
@@ -241,22 +241,22 @@ func (e *Envelope) checkOmitted(ev *outbox.Event) error {
 		size = "more than 1,000,000,000"
 	}
 	if o.Field != outbox.Payload {
-		return rowErrorf(RowHeaders, "column %+q has %s bytes, headers at most %d", column, size, maxHeader)
+		return rowErrorf(RowHeaders, "column %+q has %s bytes, headers at most %d", column, size, MaxHeader)
 	}
 	return rowErrorf(RowSize, "column %+q has %s bytes, a message at most %d", column, size, e.MostPayload())
 }
 
 func (e *Envelope) checkSize(body int) error {
 	header := len(e.headers.block)
-	if header > maxHeader {
-		return rowErrorf(RowHeaders, "the headers have %d bytes, the limit is %d", header, maxHeader)
+	if header > MaxHeader {
+		return rowErrorf(RowHeaders, "the headers have %d bytes, the limit is %d", header, MaxHeader)
 	}
 	return e.checkTotal(header + body)
 }
 
 // Room is how many bytes of headers can be added to a message.
 func (e *Envelope) Room(header, body int) int {
-	room := int64(maxHeader - header)
+	room := int64(MaxHeader - header)
 	for _, limit := range []int64{e.maxPayload, e.maxMsgSize} {
 		if limit > 0 {
 			room = min(room, limit-int64(header+body))

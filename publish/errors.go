@@ -127,12 +127,8 @@ func ClassOf(err error) Class {
 }
 
 const (
-	errAccountResources  = 10002
-	errConsumersMaximum  = 10026
-	errStreamsMaximum    = 10027
 	errMessageTooLarge   = 10054
 	errStreamMismatch    = 10060
-	errSubjectsTaken     = 10065
 	errWrongLastSequence = 10071
 	errStoreFailed       = 10077
 	errHeaderTooLarge    = 10097
@@ -168,7 +164,7 @@ func Classify(code, errCode int, description string) Class {
 		return ClassTransient // full: discard new
 	case errWrongLastSequence, errWrongLastConstant:
 		return ClassChain
-	case errAccountResources, errBatchIncomplete, errBatchUnknown:
+	case 10002, errBatchIncomplete, errBatchUnknown:
 		return ClassTransient // a quota, or a batch that has gone, despite their code 400
 	case errStreamMismatch, errSealed, 10039, 10076: // the last two: JetStream is off
 		return ClassConfig

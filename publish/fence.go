@@ -2,12 +2,14 @@ package publish
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/hint"
 )
@@ -135,13 +137,8 @@ func (s *Stream) askRefused(ctx context.Context, subject string, fresh bool) (la
 	if s.asking.end() {
 		return 0, denied
 	}
-	var refusal *AckError
 	if err == nil {
-		_, err = ParseAck(reply, s.cfg.Name)
-	}
-	if errors.As(err, &refusal) && refusal.ErrCode == errWrongLastSequence {
-		_, tail, _ := strings.Cut(refusal.Description, ": ")
-		last, err = strconv.ParseUint(tail, 10, 64)
+		last, err = refusedAt(reply.Data)
 	}
 	if err != nil {
 		return 0, hint.Errorf(allow, "a message on %s that the stream was to refuse: %w", subject, err)
@@ -149,41 +146,28 @@ func (s *Stream) askRefused(ctx context.Context, subject string, fresh bool) (la
 	return last, nil
 }
 
+// refusedAt reads a refusal for the last sequence, which names it.
+func refusedAt(reply []byte) (last uint64, err error) {
+	var ack struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	switch err := json.Unmarshal(reply, &ack); {
+	case err != nil || ack.Error == nil:
+		return 0, fmt.Errorf("it was answered with %.80q", reply)
+	case ack.Error.ErrorCode != jetstream.JSErrCodeStreamWrongLastSequence:
+		return 0, ack.Error
+	}
+	_, tail, _ := strings.Cut(ack.Error.Description, ": ")
+	return strconv.ParseUint(tail, 10, 64)
+}
+
 // fenceSubject is one that the stream listens on and that the relay has a use for, empty
 // where there is none.
 func (s *Stream) fenceSubject(info *StreamInfo) string {
 	for _, p := range info.Config.Subjects {
-		if overlap(p, s.cfg.Pattern) {
+		if Overlap(p, s.cfg.Pattern) {
 			return meet(p, s.cfg.Pattern)
 		}
 	}
 	return ""
-}
-
-// meet is a subject that is matched by two patterns that overlap.
-func meet(a, b string) string {
-	const any = "walpost"
-	var tokens []string
-	for {
-		p, aRest, aMore := strings.Cut(a, ".")
-		q, bRest, bMore := strings.Cut(b, ".")
-		t := p
-		if p == "*" || p == ">" {
-			t = q
-		}
-		if t == "*" || t == ">" {
-			t = any
-		}
-		tokens = append(tokens, t)
-		if p == ">" && bMore {
-			aRest, aMore = ">", true
-		}
-		if q == ">" && aMore {
-			bRest, bMore = ">", true
-		}
-		if !aMore || !bMore {
-			return strings.Join(tokens, ".")
-		}
-		a, b = aRest, bRest
-	}
 }

@@ -4,19 +4,6 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// ViaHeader says who published a message where it was not the WAL's stream.
-const ViaHeader = "Walpost-Via"
-
-// ViaPoll is its value in messages that repeat the lane's position: of rows that were
-// read from their table, and of rows that the WAL brought and that had to wait until the
-// lane was past them. CommitHeader tells them apart.
-const ViaPoll = "poll"
-
-// CommitHeader says where the WAL has the row of a message that repeats the lane's
-// position: "<commit LSN>/<n>" of the same WAL, as in PositionHeader. A message of a row
-// that was read from its table has none: the table does not know.
-const CommitHeader = "Walpost-Commit"
-
 // header is an index into the names of every header that the relay can send.
 type header uint8
 
@@ -74,9 +61,6 @@ var headerPrefixes = func() (all [numHeaders]string) {
 	}
 	return all
 }()
-
-// maxHeader is the server's limit on a message's encoded headers, in bytes.
-const maxHeader = 65535
 
 // headerBegin opens every header block, headerEnd closes it.
 const (

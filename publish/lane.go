@@ -163,12 +163,12 @@ func (l *Lane) connect(ctx context.Context) {
 		}
 	})
 	nc := l.cfg.Conn
-	l.wire = wire{nc: nc, sock: plainSocket(nc)}
+	l.wire = wire{nc: nc, sock: PlainSocket(nc)}
 	err := nats.ErrDisconnected
 	if nc.IsConnected() {
 		err = nc.FlushWithContext(ctx)
 	}
-	if err == nil && plainSocket(nc) != l.wire.sock {
+	if err == nil && PlainSocket(nc) != l.wire.sock {
 		err = nats.ErrDisconnected // and connected again meanwhile
 	}
 	if err != nil {

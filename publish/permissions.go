@@ -14,9 +14,12 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 )
 
+// MaxHeader is the server's limit on a message's encoded headers, in bytes.
+const MaxHeader = 65535
+
 // tooSmall is a max_payload that leaves less than 64 KiB to a row's payload, where the
 // headers are as large as they may be.
-const tooSmall = 2 * maxHeader
+const tooSmall = 2 * MaxHeader
 
 // Examine tells what the server lets the relay do with the stream, nil where there is
 // none yet. It changes nothing: what it sends to find out JetStream has to refuse, and
@@ -24,7 +27,7 @@ const tooSmall = 2 * maxHeader
 func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f hint.Findings) {
 	f.Note("nats-server", "", "nats-server %s, max_payload %d bytes", s.nc.ConnectedServerVersion(), s.nc.MaxPayload())
 	if most := s.nc.MaxPayload(); most < tooSmall {
-		f.Warning("nats-max-payload", "raise max_payload of the server", "max_payload is %d bytes, and a message's headers may have %d: larger rows are parked", most, maxHeader)
+		f.Warning("nats-max-payload", "raise max_payload of the server", "max_payload is %d bytes, and a message's headers may have %d: larger rows are parked", most, MaxHeader)
 	}
 	if !s.serverIs(2, 14, 0) && s.cfg.Batching == BatchAuto && !s.cfg.Shared {
 		f.Note("nats-no-fast-batches", "upgrade nats-server to 2.14 or newer", "nats-server %s takes no fast batches", s.nc.ConnectedServerVersion())

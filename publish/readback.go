@@ -14,8 +14,11 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// PositionHeader carries an outbox.Position.
-const PositionHeader = "Walpost-Position"
+// U is how far, in messages, the lane may run ahead of its oldest message whose
+// row is not settled in its table. It is fixed, and part of the contract between
+// one run of the relay and the next: a start that reads the last U messages of
+// its own back has seen every row that could have been stored and not marked.
+const U = 16384
 
 // Message is a message of the relay's own that was read back.
 type Message struct {
@@ -189,13 +192,13 @@ func rowIn(h nats.Header, at outbox.Position) outbox.Position {
 
 // aggregateIn is the key of the aggregate that the attributes name.
 func aggregateIn(h nats.Header) outbox.AggregateKey {
-	attribute := func(id header) []byte {
-		if values := h[headerNames[id]]; len(values) > 0 {
+	attribute := func(name string) []byte {
+		if values := h["ce-"+name]; len(values) > 0 {
 			return []byte(values[0])
 		}
 		return nil
 	}
-	return outbox.AggregateKeyOf(attribute(hTenantID), attribute(hAggregateType), attribute(hAggregateID))
+	return outbox.AggregateKeyOf(attribute("tenantid"), attribute("aggregatetype"), attribute("aggregateid"))
 }
 
 // SeqSince is the sequence of the first message that was stored at or after a

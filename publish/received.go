@@ -10,7 +10,7 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Received is a message of the stream as a consumer meets it, in either [Format]. What it
+// Received is a message of the stream as a consumer meets it, in either format. What it
 // does not say is empty.
 type Received struct {
 	Seq     uint64
@@ -47,20 +47,20 @@ func received(msg *nats.Msg, meta *nats.MsgMetadata) Received {
 	return m
 }
 
-// describe reads the attributes of FormatBinary.
+// describe reads the attributes of CloudEvents' binary mode.
 func (m *Received) describe(h nats.Header) {
-	read := func(id header) string { return unpercent(h.Get(headerNames[id])) }
-	m.ID, m.Source, m.Type, m.Time = read(hID), read(hSource), read(hType), read(hTime)
-	m.TenantID, m.AggregateType, m.AggregateID = read(hTenantID), read(hAggregateType), read(hAggregateID)
-	m.AggregateVersion, m.EventVersion = read(hAggregateVersion), read(hEventVersion)
-	if m.Trace = read(hTraceparent); m.Trace == "" {
-		m.Trace = read(hTraceID)
+	read := func(name string) string { return unpercent(h.Get(name)) }
+	m.ID, m.Source, m.Type, m.Time = read("ce-id"), read("ce-source"), read("ce-type"), read("ce-time")
+	m.TenantID, m.AggregateType, m.AggregateID = read("ce-tenantid"), read("ce-aggregatetype"), read("ce-aggregateid")
+	m.AggregateVersion, m.EventVersion = read("ce-aggregateversion"), read("ce-eventversion")
+	if m.Trace = read("traceparent"); m.Trace == "" {
+		m.Trace = read("ce-traceid")
 	}
 }
 
-// unwrap reads a message of FormatCloudEvents; false is no such message.
+// unwrap reads a message of CloudEvents' structured mode; false is no such message.
 func (m *Received) unwrap(msg *nats.Msg) bool {
-	if !strings.HasPrefix(msg.Header.Get(headerNames[hContentType]), envelopeType) {
+	if !strings.HasPrefix(msg.Header.Get(contentTypeHeader), structuredType) {
 		return false
 	}
 	var e struct {
@@ -85,7 +85,7 @@ func (m *Received) unwrap(msg *nats.Msg) bool {
 	switch {
 	case e.Data == nil:
 		m.Payload = e.Base64
-	case e.DataContentType == textType && json.Unmarshal(e.Data, &text) == nil:
+	case e.DataContentType == plainTextType && json.Unmarshal(e.Data, &text) == nil:
 		m.Payload = []byte(text)
 	default:
 		m.Payload = e.Data
@@ -93,15 +93,17 @@ func (m *Received) unwrap(msg *nats.Msg) bool {
 	return true
 }
 
-// unpercent is the inverse of appendPercent. What was not written by it stays as it is.
+// unpercent decodes an attribute's value as the CloudEvents binding for NATS says. What is
+// not encoded so stays as it is.
 func unpercent(s string) string {
+	const digits = "0123456789ABCDEF"
 	if !strings.Contains(s, "%") {
 		return s
 	}
 	out := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {
 		if s[i] == '%' && i+2 < len(s) {
-			high, low := strings.IndexByte(upperHex, s[i+1]), strings.IndexByte(upperHex, s[i+2])
+			high, low := strings.IndexByte(digits, s[i+1]), strings.IndexByte(digits, s[i+2])
 			if high >= 0 && low >= 0 {
 				out = append(out, byte(high<<4|low))
 				i += 2

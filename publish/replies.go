@@ -41,7 +41,7 @@ func (l *Lane) takeReply(msg *nats.Msg) {
 	if err != nil || !l.ring.holds(index) || l.ring.at(index).state != sent {
 		return
 	}
-	ack, err := ParseAck(msg, l.cfg.Stream.cfg.Name)
+	ack, err := ParseAck(msg, l.cfg.Stream.Name())
 	s := l.ring.at(index)
 	first, batched := l.batchTo(index)
 	switch {

@@ -4,12 +4,6 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// U is how far, in messages, the lane may run ahead of its oldest message whose
-// row is not settled in its table. It is fixed, and part of the contract between
-// one run of the relay and the next: a start that reads the last U messages of
-// its own back has seen every row that could have been stored and not marked.
-const U = 16384
-
 // Delivery is a message that the lane has sent.
 type Delivery struct {
 	Ref       outbox.Ref

@@ -78,7 +78,7 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 		stamp.Position.Passed = 0 // it says nothing that the position does not
 	}
 	header, body, err := l.cfg.Envelope.Build(ev, stamp)
-	alone := err == nil && staged && l.cfg.Envelope.Room(len(header), len(body)) < batchHeaders+len(l.cfg.Stream.cfg.Name)
+	alone := err == nil && staged && l.cfg.Envelope.Room(len(header), len(body)) < batchHeaders+len(l.cfg.Stream.Name())
 	if alone {
 		stamp.Staged = false
 		header, body, err = l.cfg.Envelope.Build(ev, stamp)

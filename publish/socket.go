@@ -12,16 +12,16 @@ import (
 // writeTimeout is how long a server may not read before it counts as lost.
 const writeTimeout = 10 * time.Second
 
-// socket is a connection that two write to: the client, and a lane past it. Each
+// Socket is a connection that two write to: the client, and a lane past it. Each
 // Write of the client's holds whole commands, and so does each of the lane's.
-type socket struct {
+type Socket struct {
 	net.Conn
 	mu sync.Mutex // held during a write
 }
 
-// plainSocket is what carries a connection's commands as they are: nil where that is
+// PlainSocket is what carries a connection's commands as they are: nil where that is
 // TLS or a websocket, or somebody else has dialed.
-func plainSocket(nc *nats.Conn) *socket {
+func PlainSocket(nc *nats.Conn) *Socket {
 	d, ok := nc.Opts.CustomDialer.(*dialer)
 	if !ok || strings.HasPrefix(nc.ConnectedUrl(), "ws") {
 		return nil
@@ -32,8 +32,8 @@ func plainSocket(nc *nats.Conn) *socket {
 	return d.current()
 }
 
-// cutWrite makes a write fail that is waiting for the server to read.
-func cutWrite(nc *nats.Conn) {
+// CutWrite makes a write fail that is waiting for the server to read.
+func CutWrite(nc *nats.Conn) {
 	if d, ok := nc.Opts.CustomDialer.(*dialer); ok {
 		if s := d.current(); s != nil {
 			_ = s.Conn.SetWriteDeadline(time.Now())
@@ -42,7 +42,7 @@ func cutWrite(nc *nats.Conn) {
 }
 
 // Write implements net.Conn.
-func (s *socket) Write(p []byte) (int, error) {
+func (s *Socket) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_ = s.Conn.SetWriteDeadline(time.Now().Add(writeTimeout))
@@ -51,9 +51,9 @@ func (s *socket) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writev writes the parts one after the other, and nothing of the client's between
+// WriteBuffers writes the parts one after the other, and nothing of the client's between
 // them.
-func (s *socket) writev(parts net.Buffers) error {
+func (s *Socket) WriteBuffers(parts net.Buffers) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_ = s.Conn.SetWriteDeadline(time.Now().Add(writeTimeout))
@@ -64,14 +64,14 @@ func (s *socket) writev(parts net.Buffers) error {
 
 // failed closes the connection: half a command may have been written, and whatever
 // follows would be taken for the rest of it.
-func (s *socket) failed(err error) {
+func (s *Socket) failed(err error) {
 	if err != nil {
 		_ = s.Conn.Close()
 	}
 }
 
 // SetWriteDeadline does nothing: each write has its own.
-func (s *socket) SetWriteDeadline(time.Time) error { return nil }
+func (s *Socket) SetWriteDeadline(time.Time) error { return nil }
 
 // SetDeadline sets what is left of it.
-func (s *socket) SetDeadline(t time.Time) error { return s.Conn.SetReadDeadline(t) }
+func (s *Socket) SetDeadline(t time.Time) error { return s.Conn.SetReadDeadline(t) }

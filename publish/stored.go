@@ -11,8 +11,13 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// envelopeType is the content type of [FormatCloudEvents].
-const envelopeType = "application/cloudevents+json"
+// A message in CloudEvents' structured mode has structuredType as its content type. Its
+// data is a string where the payload is text that is not JSON.
+const (
+	contentTypeHeader = "content-type"
+	structuredType    = "application/cloudevents+json"
+	plainTextType     = "text/plain;charset=utf-8"
+)
 
 // jsonSpace is what may stand around a JSON value: an envelope does not tell it from the payload's own.
 const jsonSpace = " \t\n\r"
@@ -38,9 +43,9 @@ func (s *Stream) Message(ctx context.Context, seq uint64) (m StoredMessage, err 
 	return StoredMessage{msg.Header.Get(nats.MsgIdHdr), sha256.Sum256(bytes.Trim(payloadOf(msg), jsonSpace))}, nil
 }
 
-// payloadOf takes the payload out of a message in either [Format].
+// payloadOf takes the payload out of a message in either format.
 func payloadOf(msg *nats.Msg) []byte {
-	if !strings.HasPrefix(msg.Header.Get(headerNames[hContentType]), envelopeType) {
+	if !strings.HasPrefix(msg.Header.Get(contentTypeHeader), structuredType) {
 		return msg.Data
 	}
 	var e struct {
@@ -55,7 +60,7 @@ func payloadOf(msg *nats.Msg) []byte {
 	switch {
 	case e.Data == nil:
 		return e.Base64
-	case e.Type == textType && json.Unmarshal(e.Data, &text) == nil:
+	case e.Type == plainTextType && json.Unmarshal(e.Data, &text) == nil:
 		return []byte(text)
 	}
 	return e.Data

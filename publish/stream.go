@@ -75,6 +75,9 @@ func NewStream(nc *nats.Conn, cfg StreamConfig) (*Stream, error) {
 	return &Stream{nc: nc, js: js, cfg: cfg}, nil
 }
 
+// Name is the stream's name.
+func (s *Stream) Name() string { return s.cfg.Name }
+
 // APISubject is the subject of a JetStream API request, such as
 // "STREAM.MSG.GET.EVENTS", in the stream's domain.
 func (s *Stream) APISubject(request string) string {
@@ -238,6 +241,14 @@ func (s *Stream) denial(subject string) error {
 	}
 	return nil
 }
+
+// Error codes of the JetStream API.
+const (
+	errAccountResources = 10002
+	errConsumersMaximum = 10026
+	errStreamsMaximum   = 10027
+	errSubjectsTaken    = 10065
+)
 
 func apiHint(code int) string {
 	switch code {

@@ -1,58 +1,11 @@
 package publish
 
 import (
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/walpost/walpost/outbox"
 )
-
-// Covers reports whether a stream that listens on the patterns takes a message
-// published on the subject.
-func Covers(patterns []string, subject string) bool {
-	for _, p := range patterns {
-		if matches(p, subject) {
-			return true
-		}
-	}
-	return false
-}
-
-// matches reports whether every subject that s matches is one that the pattern
-// matches; a literal s matches itself.
-func matches(pattern, s string) bool {
-	for {
-		p, patternRest, patternMore := strings.Cut(pattern, ".")
-		t, rest, more := strings.Cut(s, ".")
-		switch {
-		case p == ">":
-			return true
-		case t == ">", p != "*" && p != t, patternMore != more:
-			return false
-		case !more:
-			return true
-		}
-		pattern, s = patternRest, rest
-	}
-}
-
-// overlap reports whether some subject is matched by both patterns.
-func overlap(a, b string) bool {
-	for {
-		p, aRest, aMore := strings.Cut(a, ".")
-		q, bRest, bMore := strings.Cut(b, ".")
-		switch {
-		case p == ">" || q == ">":
-			return true
-		case p != q && p != "*" && q != "*", aMore != bMore:
-			return false
-		case !aMore:
-			return true
-		}
-		a, b = aRest, bRest
-	}
-}
 
 const (
 	// maxCachedSubjects bounds the memory of a template with an aggregate's id in it.

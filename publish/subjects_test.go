@@ -37,8 +37,8 @@ func TestMatchingAgreesWithTheServer(t *testing.T) {
 	}
 	for range 50_000 {
 		a, b, s := pattern("a", "b", "*"), pattern("a", "b", "*"), pattern("a", "b")
-		if got, want := overlap(a, b), server.SubjectsCollide(a, b); got != want {
-			t.Fatalf("overlap(%q, %q) = %v, the server says %v", a, b, got, want)
+		if got, want := Overlap(a, b), server.SubjectsCollide(a, b); got != want {
+			t.Fatalf("Overlap(%q, %q) = %v, the server says %v", a, b, got, want)
 		}
 		if got, want := Covers([]string{a}, s), server.SubjectsCollide(a, s); got != want {
 			t.Fatalf("Covers(%q, %q) = %v, the server says %v", a, s, got, want)

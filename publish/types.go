@@ -46,7 +46,7 @@ func (t Types) Match(eventType string) bool {
 // what is stored has other subjects than what was published.
 func (t *Template) Filters(c *jetstream.StreamConfig, types Types) []string {
 	moved := c.SubjectTransform != nil || c.Mirror != nil || len(c.Sources) > 0
-	if moved || !slices.ContainsFunc(c.Subjects, func(s string) bool { return overlap(s, t.Pattern()) }) {
+	if moved || !slices.ContainsFunc(c.Subjects, func(s string) bool { return Overlap(s, t.Pattern()) }) {
 		return nil
 	}
 	var filters []string
@@ -58,8 +58,8 @@ func (t *Template) Filters(c *jetstream.StreamConfig, types Types) []string {
 		if Covers(filters, filter) {
 			continue
 		}
-		filters = slices.DeleteFunc(filters, func(f string) bool { return matches(filter, f) })
-		if slices.ContainsFunc(filters, func(f string) bool { return overlap(f, filter) }) {
+		filters = slices.DeleteFunc(filters, func(f string) bool { return Covers([]string{filter}, f) })
+		if slices.ContainsFunc(filters, func(f string) bool { return Overlap(f, filter) }) {
 			return nil
 		}
 		filters = append(filters, filter)

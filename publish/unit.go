@@ -211,7 +211,7 @@ func (l *Lane) unitHeader(i int, batch, last bool) []byte {
 	atomic := b.kind == BatchAtomic && batch
 	if i == 0 {
 		h = append(h, nats.ExpectedStreamHdr+": "...)
-		h = append(h, l.cfg.Stream.cfg.Name...)
+		h = append(h, l.cfg.Stream.Name()...)
 		h = append(h, "\r\n"...)
 	}
 	if !atomic || i == 0 {

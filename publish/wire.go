@@ -17,7 +17,7 @@ const wireBuffer = 256 << 10
 // map, and write whenever its own goroutine gets to run.
 type wire struct {
 	nc   *nats.Conn
-	sock *socket // nil where the client has to write
+	sock *Socket // nil where the client has to write
 	buf  []byte
 }
 
@@ -84,7 +84,7 @@ func (w *wire) forget() { w.buf = w.buf[:0] }
 
 func (w *wire) write(parts net.Buffers) error {
 	w.buf = w.buf[:0]
-	if err := w.sock.writev(parts); err != nil {
+	if err := w.sock.WriteBuffers(parts); err != nil {
 		return fmt.Errorf("%w: %w", nats.ErrDisconnected, err)
 	}
 	return nil
