@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -50,7 +51,7 @@ var ErrBatch = errors.New("a batch was not stored as it was sent")
 //
 // The sender owns it, but for what mu guards.
 type batches struct {
-	kind   Batching
+	kind   jetstream.Batching
 	id     string // what the ids of the lane's batches begin with
 	singly int    // so many messages are still to be sent by themselves
 
@@ -88,7 +89,7 @@ type staged struct {
 
 // EndTransaction says that all rows of the transaction were sent.
 func (l *Lane) EndTransaction() {
-	if l.batches.kind == BatchAtomic {
+	if l.batches.kind == jetstream.BatchAtomic {
 		l.sending.Lock()
 		defer l.sending.Unlock()
 		if l.batches.whole = len(l.batches.staged); l.batches.whole > 0 {
@@ -184,7 +185,7 @@ func (l *Lane) onFastReply(msg *nats.Msg, id, state string) {
 func (l *Lane) batchTo(index uint64) (first uint64, ok bool) {
 	for _, x := range l.batches.sent {
 		if x.first+uint64(x.n)-1 == index {
-			return x.first, l.batches.kind == BatchAtomic
+			return x.first, l.batches.kind == jetstream.BatchAtomic
 		}
 	}
 	return 0, false

@@ -12,17 +12,18 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
 
 // eachBatching runs a test for a stream that allows batches, and each kind of them.
-func eachBatching(t *testing.T, options testenv.NATSOptions, change func(*jetstream.StreamConfig), do func(t *testing.T, r *laneRig)) {
-	for _, kind := range []Batching{BatchFast, BatchAtomic} {
+func eachBatching(t *testing.T, options testenv.NATSOptions, change func(*natsjs.StreamConfig), do func(t *testing.T, r *laneRig)) {
+	for _, kind := range []jetstream.Batching{jetstream.BatchFast, jetstream.BatchAtomic} {
 		t.Run(string(kind), func(t *testing.T) {
-			r := newLaneRig(t, testenv.NewNATS(t, options), func(c *jetstream.StreamConfig) {
+			r := newLaneRig(t, testenv.NewNATS(t, options), func(c *natsjs.StreamConfig) {
 				c.AllowAtomicPublish, c.AllowBatchPublish = true, true
 				if change != nil {
 					change(c)
@@ -42,7 +43,16 @@ func (r *laneRig) headers() (all []nats.Header) {
 	if info.Messages == 0 {
 		return nil
 	}
-	r.must(r.stream.headers(r.t.Context(), info.FirstSeq, info.LastSeq, "", nil, func(_ uint64, _ time.Time, h nats.Header) { all = append(all, h) }))
+	consumer, err := r.js.OrderedConsumer(r.t.Context(), "EVENTS", natsjs.OrderedConsumerConfig{HeadersOnly: true})
+	r.must(err)
+	messages, err := consumer.Messages()
+	r.must(err)
+	defer messages.Stop()
+	for range info.Messages {
+		m, err := messages.Next(natsjs.NextMaxWait(testenv.Patience))
+		r.must(err)
+		all = append(all, m.Headers())
+	}
 	return all
 }
 
@@ -97,7 +107,7 @@ func TestBatchesStoreInOrder(t *testing.T) {
 				batches[id]++
 			}
 		}
-		if r.cfg.Batching == BatchFast {
+		if r.cfg.Batching == jetstream.BatchFast {
 			return
 		}
 		begin := 0
@@ -202,7 +212,7 @@ func small(int) string { return `{}` }
 // TestBatchesKeepTheRowsOwnFailures: a fast batch says which row it was, an atomic one
 // does not, and rows that are then sent singly do.
 func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 4096 }, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, func(c *natsjs.StreamConfig) { c.MaxMsgSize = 4096 }, func(t *testing.T, r *laneRig) {
 		payload := func(id int) string {
 			if id == 300 {
 				return strings.Repeat("x", 8192)
@@ -216,7 +226,7 @@ func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 		if suspect, refused := l.BatchFailed(); suspect == 0 || refused {
 			t.Errorf("the lane says %d, %v of the batch", suspect, refused)
 		}
-		if r.cfg.Batching == BatchAtomic {
+		if r.cfg.Batching == jetstream.BatchAtomic {
 			if len(refusals) != 0 || len(r.headers()) != 0 {
 				t.Fatalf("refused %v, %d stored", refusals, len(r.headers()))
 			}
@@ -294,7 +304,7 @@ func TestBatchesStopWhenTheirChainIsBroken(t *testing.T) {
 		if refusals := l.Drain(t.Context()); len(refusals) != 0 {
 			t.Errorf("a broken chain is no row's fault: %v", refusals)
 		}
-		if ds := l.Take(nil, U); len(ds) != 0 || len(r.headers()) != 501 {
+		if ds := l.Take(nil, jetstream.U); len(ds) != 0 || len(r.headers()) != 501 {
 			t.Errorf("%d rows count as stored, and the stream has %d messages", len(ds), len(r.headers()))
 		}
 	})
@@ -330,7 +340,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 			_ = l.Flush()
 			<-l.Failed()
 			refusals := l.Drain(t.Context())
-			for _, d := range l.Take(nil, U) {
+			for _, d := range l.Take(nil, jetstream.U) {
 				if slices.Contains(deleted, d.Tag.(int)) {
 					t.Fatalf("row %d counts as stored: its message was deleted", d.Tag)
 				}
@@ -423,9 +433,9 @@ func TestBatchMessageForAnotherStream(t *testing.T) {
 	for _, allowed := range []bool{true, false} {
 		eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
 			l := r.lane()
-			_, err := r.js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.order.>"}, AllowAtomicPublish: true, AllowBatchPublish: true})
+			_, err := r.js.UpdateStream(t.Context(), natsjs.StreamConfig{Name: "EVENTS", Subjects: []string{"events.order.>"}, AllowAtomicPublish: true, AllowBatchPublish: true})
 			r.must(err)
-			other, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OTHER", Subjects: []string{"events.other"}, AllowAtomicPublish: allowed, AllowBatchPublish: allowed})
+			other, err := r.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "OTHER", Subjects: []string{"events.other"}, AllowAtomicPublish: allowed, AllowBatchPublish: allowed})
 			r.must(err)
 			_, err = r.js.Publish(t.Context(), "events.other", nil)
 			r.must(err)

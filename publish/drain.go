@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -39,7 +40,7 @@ func (l *Lane) Drain(ctx context.Context) []Refusal {
 			l.mu.Lock()
 			l.stored = append(l.stored, s.delivery.Index)
 			l.mu.Unlock()
-		case err == nil, errors.Is(err, ErrMessageGone):
+		case err == nil, errors.Is(err, jetstream.ErrMessageGone):
 			failure := rowErrorf(RowDuplicate, "JetStream took the row for the message at sequence %d, which is not there or is another", s.ack)
 			failure.Wait = memory // until JetStream has forgotten the id
 			refusals = append(refusals, Refusal{s.delivery, failure})
@@ -60,7 +61,7 @@ func (l *Lane) cutWrites(ctx context.Context) (stop func()) {
 			return
 		}
 		for {
-			CutWrite(l.cfg.Conn)
+			jetstream.CutWrite(l.cfg.Conn)
 			select {
 			case <-time.After(pollReplies): // a write may have begun since
 			case <-done:

@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -179,8 +180,8 @@ func checkAttributes(ev *outbox.Event) error {
 		}
 	}
 	switch {
-	case n > MaxHeader:
-		return rowErrorf(RowHeaders, "the attributes have %d bytes, headers at most %d", n, MaxHeader)
+	case n > jetstream.MaxHeader:
+		return rowErrorf(RowHeaders, "the attributes have %d bytes, headers at most %d", n, jetstream.MaxHeader)
 	case len(ev.Values[outbox.ID]) == 0:
 		return rowErrorf(RowHeaders, "id is NULL or empty")
 	case len(ev.Values[outbox.EventType]) == 0:
@@ -241,22 +242,22 @@ func (e *Envelope) checkOmitted(ev *outbox.Event) error {
 		size = "more than 1,000,000,000"
 	}
 	if o.Field != outbox.Payload {
-		return rowErrorf(RowHeaders, "column %+q has %s bytes, headers at most %d", column, size, MaxHeader)
+		return rowErrorf(RowHeaders, "column %+q has %s bytes, headers at most %d", column, size, jetstream.MaxHeader)
 	}
 	return rowErrorf(RowSize, "column %+q has %s bytes, a message at most %d", column, size, e.MostPayload())
 }
 
 func (e *Envelope) checkSize(body int) error {
 	header := len(e.headers.block)
-	if header > MaxHeader {
-		return rowErrorf(RowHeaders, "the headers have %d bytes, the limit is %d", header, MaxHeader)
+	if header > jetstream.MaxHeader {
+		return rowErrorf(RowHeaders, "the headers have %d bytes, the limit is %d", header, jetstream.MaxHeader)
 	}
 	return e.checkTotal(header + body)
 }
 
 // Room is how many bytes of headers can be added to a message.
 func (e *Envelope) Room(header, body int) int {
-	room := int64(MaxHeader - header)
+	room := int64(jetstream.MaxHeader - header)
 	for _, limit := range []int64{e.maxPayload, e.maxMsgSize} {
 		if limit > 0 {
 			room = min(room, limit-int64(header+body))

@@ -13,8 +13,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -233,7 +234,7 @@ func TestEnvelopeHostileRows(t *testing.T) {
 		if !ok || id.ID != nasty || id.Hash != ev.Hash() {
 			t.Errorf("message id %q reads %+v, %v", got.Header.Get(nats.MsgIdHdr), id, ok)
 		}
-		if pos := must(outbox.ParsePosition(got.Header.Get(PositionHeader)))(t); pos != st.Position {
+		if pos := must(outbox.ParsePosition(got.Header.Get(jetstream.PositionHeader)))(t); pos != st.Position {
 			t.Errorf("position %v, want %v", pos, st.Position)
 		}
 	}
@@ -287,7 +288,7 @@ func TestNewEnvelopeRefuses(t *testing.T) {
 // envelope and the server must draw the line at the same byte.
 func TestEnvelopeSizesAreTheServers(t *testing.T) {
 	const maxPayload, maxMsg = 200_000, 150_000
-	nc, _ := newStream(t, testenv.NATSOptions{MaxPayload: maxPayload}, func(c *jetstream.StreamConfig) { c.MaxMsgSize = maxMsg })
+	nc, _ := newStream(t, testenv.NATSOptions{MaxPayload: maxPayload}, func(c *natsjs.StreamConfig) { c.MaxMsgSize = maxMsg })
 	send := func(ev *outbox.Event) (built, stored error) {
 		e, st := newEnvelope(t, FormatBinary), testStamp(ev)
 		st.Chained = false

@@ -8,8 +8,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 )
 
@@ -73,16 +74,16 @@ func TestClassOf(t *testing.T) {
 // TestServerErrors provokes on a real server what the classes are made for.
 func TestServerErrors(t *testing.T) {
 	nc, _ := newStream(t, testenv.NATSOptions{MaxPayload: 40 << 20}, nil)
-	js := must(jetstream.New(nc))(t)
-	make := func(name string, edit func(*jetstream.StreamConfig)) {
-		cfg := jetstream.StreamConfig{Name: name, Subjects: []string{name}}
+	js := must(natsjs.New(nc))(t)
+	make := func(name string, edit func(*natsjs.StreamConfig)) {
+		cfg := natsjs.StreamConfig{Name: name, Subjects: []string{name}}
 		edit(&cfg)
 		must(js.CreateStream(t.Context(), cfg))(t)
 	}
-	make("SMALL", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 100 })
-	make("FULL", func(c *jetstream.StreamConfig) { c.MaxMsgs, c.Discard = 1, jetstream.DiscardNew })
-	make("SEALED", func(*jetstream.StreamConfig) {})
-	must(js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "SEALED", Subjects: []string{"SEALED"}, Sealed: true}))(t)
+	make("SMALL", func(c *natsjs.StreamConfig) { c.MaxMsgSize = 100 })
+	make("FULL", func(c *natsjs.StreamConfig) { c.MaxMsgs, c.Discard = 1, natsjs.DiscardNew })
+	make("SEALED", func(*natsjs.StreamConfig) {})
+	must(js.UpdateStream(t.Context(), natsjs.StreamConfig{Name: "SEALED", Subjects: []string{"SEALED"}, Sealed: true}))(t)
 	must(js.Publish(t.Context(), "FULL", nil))(t)
 
 	for _, tt := range []struct {
@@ -121,5 +122,15 @@ func TestNobodyAndSomebodyElseAnswers(t *testing.T) {
 		if _, err := ParseAck(receive(t, replies, "reply"), "EVENTS"); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", subject, err, want)
 		}
+	}
+}
+
+func TestAckOfADomain(t *testing.T) {
+	nc := connect(t, jetstream.ConnConfig{URL: testenv.NewNATS(t, testenv.NATSOptions{JetStream: "domain: hub"}).URL()})
+	js := must(natsjs.NewWithDomain(nc, "hub"))(t)
+	must(js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}}))(t)
+	reply := must(nc.Request("events.x", nil, 5*time.Second))(t)
+	if ack, err := ParseAck(reply, "EVENTS"); err != nil || ack.Seq != 1 || !strings.Contains(string(reply.Data), "hub") {
+		t.Errorf("ack %s in a domain: %+v, %v", reply.Data, ack, err)
 	}
 }

@@ -2,6 +2,8 @@ package publish
 
 import (
 	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/jetstream"
 )
 
 // header is an index into the names of every header that the relay can send.
@@ -33,10 +35,10 @@ const (
 
 var headerNames = [numHeaders]string{
 	hMsgID:            nats.MsgIdHdr,
-	hPosition:         PositionHeader,
+	hPosition:         jetstream.PositionHeader,
 	hExpectedLast:     nats.ExpectedLastSeqHdr,
-	hVia:              ViaHeader,
-	hCommit:           CommitHeader,
+	hVia:              jetstream.ViaHeader,
+	hCommit:           jetstream.CommitHeader,
 	hID:               "ce-id",
 	hType:             "ce-type",
 	hSubject:          "ce-subject",

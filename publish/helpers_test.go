@@ -1,16 +1,15 @@
 package publish
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -50,9 +49,9 @@ func must[T any](v T, err error) func(testing.TB) T {
 	}
 }
 
-func connect(tb testing.TB, cfg ConnConfig) *nats.Conn {
+func connect(tb testing.TB, cfg jetstream.ConnConfig) *nats.Conn {
 	tb.Helper()
-	nc := must(Connect(tb.Context(), cfg))(tb)
+	nc := must(jetstream.Connect(tb.Context(), cfg))(tb)
 	closed := make(chan struct{})
 	nc.SetClosedHandler(func(*nats.Conn) { close(closed) })
 	tb.Cleanup(func() {
@@ -63,23 +62,14 @@ func connect(tb testing.TB, cfg ConnConfig) *nats.Conn {
 }
 
 // newStream is a fresh server with one stream, EVENTS unless edited.
-func newStream(tb testing.TB, opts testenv.NATSOptions, edit func(*jetstream.StreamConfig)) (*nats.Conn, jetstream.Stream) {
+func newStream(tb testing.TB, opts testenv.NATSOptions, edit func(*natsjs.StreamConfig)) (*nats.Conn, natsjs.Stream) {
 	tb.Helper()
-	nc := connect(tb, ConnConfig{URL: testenv.NewNATS(tb, opts).URL()})
-	cfg := jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}}
+	nc := connect(tb, jetstream.ConnConfig{URL: testenv.NewNATS(tb, opts).URL()})
+	cfg := natsjs.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}}
 	if edit != nil {
 		edit(&cfg)
 	}
-	return nc, must(must(jetstream.New(nc))(tb).CreateStream(tb.Context(), cfg))(tb)
-}
-
-func writeFile(tb testing.TB, name, text string) string {
-	tb.Helper()
-	path := filepath.Join(tb.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		tb.Fatal(err)
-	}
-	return path
+	return nc, must(must(natsjs.New(nc))(tb).CreateStream(tb.Context(), cfg))(tb)
 }
 
 // wantError checks the parts of an error's text, and that it carries a hint.
@@ -95,5 +85,16 @@ func wantError(tb testing.TB, err error, parts ...string) {
 	}
 	if hint.Of(err) == "" {
 		tb.Errorf("error %q has no hint", err)
+	}
+}
+
+func receive[T any](tb testing.TB, c <-chan T, what string) T {
+	tb.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(testenv.Patience):
+		tb.Fatalf("waited in vain for %s", what)
+		panic("unreachable")
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -37,7 +38,7 @@ var ErrAckTimeout = errors.New("no PubAck in time")
 // LaneConfig says what a lane writes to, and from where on.
 type LaneConfig struct {
 	Conn     *nats.Conn
-	Stream   *Stream
+	Stream   *jetstream.Stream
 	Subjects *Subjects
 	Envelope *Envelope
 	// Chained is set where the stream belongs to this relay alone: every message
@@ -50,7 +51,7 @@ type LaneConfig struct {
 	AckTimeout  time.Duration
 	// Batching is what Resolve has said; empty is BatchSingle. Singly is how many
 	// messages are sent by themselves first, see BatchFailed.
-	Batching Batching
+	Batching jetstream.Batching
 	Singly   int
 	// Position is where the lane goes on from: the server's identity, and the
 	// position of the newest message of the relay's own. Passed is E, the greatest
@@ -61,7 +62,7 @@ type LaneConfig struct {
 	OnStored func([]Stored)
 	// IsGenuine, if set, is asked by Drain about a message with a row's id that JetStream
 	// stored before: whether it has the row's payload.
-	IsGenuine func(ctx context.Context, ref outbox.Ref, seq uint64, m StoredMessage) (bool, error)
+	IsGenuine func(ctx context.Context, ref outbox.Ref, seq uint64, m jetstream.StoredMessage) (bool, error)
 }
 
 // Stored are so many messages of one commit that a PubAck was for.
@@ -132,7 +133,7 @@ func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 		failed: make(chan struct{}), room: make(chan struct{}, 1), news: make(chan struct{}, 1),
 	}
 	l.last = cfg.Position
-	l.first = cfg.Chained && (cfg.Batching == "" || cfg.Batching == BatchSingle)
+	l.first = cfg.Chained && (cfg.Batching == "" || cfg.Batching == jetstream.BatchSingle)
 	l.batches = batches{kind: cfg.Batching, singly: cfg.Singly, id: strconv.FormatUint(rand.Uint64()>>24, 36)}
 	l.Pass(cfg.Position.Passed)
 	sub, err := cfg.Conn.Subscribe(l.inbox+">", l.onReply)
@@ -163,12 +164,12 @@ func (l *Lane) connect(ctx context.Context) {
 		}
 	})
 	nc := l.cfg.Conn
-	l.wire = wire{nc: nc, sock: PlainSocket(nc)}
+	l.wire = wire{nc: nc, sock: jetstream.PlainSocket(nc)}
 	err := nats.ErrDisconnected
 	if nc.IsConnected() {
 		err = nc.FlushWithContext(ctx)
 	}
-	if err == nil && PlainSocket(nc) != l.wire.sock {
+	if err == nil && jetstream.PlainSocket(nc) != l.wire.sock {
 		err = nats.ErrDisconnected // and connected again meanwhile
 	}
 	if err != nil {
@@ -191,7 +192,7 @@ func (l *Lane) Close() {
 
 // Adapt takes over what an operator may change in a stream: the subjects that it
 // listens on, the largest message that it takes, and its duplicate window.
-func (l *Lane) Adapt(info *StreamInfo) {
+func (l *Lane) Adapt(info *jetstream.StreamInfo) {
 	l.sending.Lock()
 	defer l.sending.Unlock()
 	l.mu.Lock()

@@ -9,8 +9,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -19,27 +20,27 @@ type laneRig struct {
 	t      *testing.T
 	nats   *testenv.NATS
 	nc     *nats.Conn
-	js     jetstream.JetStream
-	stream *Stream
+	js     natsjs.JetStream
+	stream *jetstream.Stream
 	table  *outbox.Table
 	cfg    LaneConfig
 }
 
-func newLaneRig(t *testing.T, n *testenv.NATS, change func(*jetstream.StreamConfig)) *laneRig {
+func newLaneRig(t *testing.T, n *testenv.NATS, change func(*natsjs.StreamConfig)) *laneRig {
 	t.Helper()
-	return newLaneRigOver(t, n, ConnConfig{URL: n.URL()}, change)
+	return newLaneRigOver(t, n, jetstream.ConnConfig{URL: n.URL()}, change)
 }
 
-func newLaneRigOver(t *testing.T, n *testenv.NATS, conn ConnConfig, change func(*jetstream.StreamConfig)) *laneRig {
+func newLaneRigOver(t *testing.T, n *testenv.NATS, conn jetstream.ConnConfig, change func(*natsjs.StreamConfig)) *laneRig {
 	t.Helper()
 	r := &laneRig{t: t, nats: n, table: &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical()}}
 	var err error
-	r.nc, err = Connect(t.Context(), conn)
+	r.nc, err = jetstream.Connect(t.Context(), conn)
 	r.must(err)
 	t.Cleanup(r.nc.Close)
-	r.js, err = jetstream.New(r.nc)
+	r.js, err = natsjs.New(r.nc)
 	r.must(err)
-	cfg := jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}}
+	cfg := natsjs.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}}
 	if change != nil {
 		change(&cfg)
 	}
@@ -47,7 +48,7 @@ func newLaneRigOver(t *testing.T, n *testenv.NATS, conn ConnConfig, change func(
 	r.must(err)
 	template, err := NewTemplate("events.{event_type}")
 	r.must(err)
-	r.stream, err = NewStream(r.nc, StreamConfig{Name: "EVENTS", Pattern: template.Pattern()})
+	r.stream, err = jetstream.NewStream(r.nc, jetstream.StreamConfig{Name: "EVENTS", Pattern: template.Pattern()})
 	r.must(err)
 	envelope, err := NewEnvelope(EnvelopeConfig{Source: "src", Stream: "EVENTS"})
 	r.must(err)
@@ -102,7 +103,7 @@ func indexes(ds []Delivery) (out []uint64) {
 func (r *laneRig) settleAll(l *Lane, n int) (tags []int) {
 	r.t.Helper()
 	for len(tags) < n {
-		ds := l.Take(nil, U)
+		ds := l.Take(nil, jetstream.U)
 		for _, d := range ds {
 			tags = append(tags, d.Tag.(int))
 		}
@@ -128,7 +129,7 @@ func (r *laneRig) ids() (ids []string) {
 	r.t.Helper()
 	info, err := r.stream.Info(r.t.Context())
 	r.must(err)
-	_, err = r.stream.ReadBack(r.t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{Source: "src", Step: func(ms []Message) (bool, error) {
+	_, err = r.stream.ReadBack(r.t.Context(), info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{Source: "src", Step: func(ms []jetstream.Message) (bool, error) {
 		for _, m := range ms {
 			ids = append(ids, m.ID.ID)
 		}
@@ -170,33 +171,33 @@ func TestLaneStopsAtU(t *testing.T) {
 	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	l := r.lane()
 	l.Reserve(384) // stored before, and unmarked
-	for id := range U - 384 {
+	for id := range jetstream.U - 384 {
 		r.must(r.send(l, id))
 	}
 	full, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if err := l.Send(full, r.event(U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("message %d past an unmarked one: %v, want to wait", U+1, err)
+	if err := l.Send(full, r.event(jetstream.U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("message %d past an unmarked one: %v, want to wait", jetstream.U+1, err)
 	}
 	l.Reserve(0)
-	r.must(r.send(l, U))
+	r.must(r.send(l, jetstream.U))
 	// All but the oldest are settled: it still counts.
 	var ds []Delivery
-	for len(ds) < U-384+1 {
+	for len(ds) < jetstream.U-384+1 {
 		<-l.Stored()
-		ds = l.Take(ds, U)
+		ds = l.Take(ds, jetstream.U)
 	}
 	l.Settled(indexes(ds[1:]))
 	for id := range 383 {
-		r.must(r.send(l, U+1+id))
+		r.must(r.send(l, jetstream.U+1+id))
 	}
 	again, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if err := l.Send(again, r.event(2*U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
+	if err := l.Send(again, r.event(2*jetstream.U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("the lane ran past U: %v", err)
 	}
 	l.Settled(indexes(ds[:1]))
-	r.must(r.send(l, 2*U))
+	r.must(r.send(l, 2*jetstream.U))
 }
 
 func TestLaneWaitsForTheWindow(t *testing.T) {
@@ -247,7 +248,7 @@ func TestLaneStopsWhenItsChainIsBroken(t *testing.T) {
 }
 
 func TestLaneKeepsTheRowsOwnFailures(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *jetstream.StreamConfig) { c.MaxMsgSize = 4096 })
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *natsjs.StreamConfig) { c.MaxMsgSize = 4096 })
 	l := r.lane()
 	r.must(r.send(l, 1))
 	r.must(l.Send(t.Context(), r.event(2, `"`+strings.Repeat("x", 8192)+`"`), 2))
@@ -283,7 +284,7 @@ func TestLaneLooksAtDuplicates(t *testing.T) {
 	if refusals := again.Drain(t.Context()); len(refusals) != 0 {
 		t.Fatalf("refused %v, but it is in the stream", refusals)
 	}
-	if got := again.Take(nil, U); len(got) != 1 || got[0].Tag != 1 {
+	if got := again.Take(nil, jetstream.U); len(got) != 1 || got[0].Tag != 1 {
 		t.Fatalf("took %v, want row 1 as stored", got)
 	}
 
@@ -346,10 +347,10 @@ func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
 	info, err := r.stream.Info(t.Context())
 	r.must(err)
 	var behind []uint64
-	found, err := r.stream.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{
+	found, err := r.stream.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
 		Source:  "src",
 		Phantom: func(p outbox.Position) bool { return p.Commit >= 8 },
-		Step: func(ms []Message) (bool, error) {
+		Step: func(ms []jetstream.Message) (bool, error) {
 			for _, m := range ms {
 				behind = append(behind, m.Behind)
 			}
@@ -387,7 +388,7 @@ func TestRefusedRowLeavesThePosition(t *testing.T) {
 	r.must(err)
 	m, err := s.GetMsg(t.Context(), 2)
 	r.must(err)
-	p, err := outbox.ParsePosition(m.Header.Get(PositionHeader))
+	p, err := outbox.ParsePosition(m.Header.Get(jetstream.PositionHeader))
 	r.must(err)
 	if p.Commit != 10 {
 		t.Errorf("the next message says %s, behind one at 10", p)
@@ -410,12 +411,12 @@ func TestLateRowKeepsThePosition(t *testing.T) {
 	for seq, want := range map[uint64]string{1: "1/1/0/A/2/0/0 poll 0/5/1", 2: "1/1/0/B/1/0/0  "} {
 		m, err := s.GetMsg(t.Context(), seq)
 		r.must(err)
-		if got := m.Header.Get(PositionHeader) + " " + m.Header.Get(ViaHeader) + " " + m.Header.Get(CommitHeader); got != want {
+		if got := m.Header.Get(jetstream.PositionHeader) + " " + m.Header.Get(jetstream.ViaHeader) + " " + m.Header.Get(jetstream.CommitHeader); got != want {
 			t.Errorf("message %d: %q, want %q", seq, got, want)
 		}
 	}
-	var back []Message
-	_, err = r.cfg.Stream.ReadBack(t.Context(), 1, 2, ReadBackOptions{Source: r.cfg.Envelope.Source(), Step: func(ms []Message) (bool, error) {
+	var back []jetstream.Message
+	_, err = r.cfg.Stream.ReadBack(t.Context(), 1, 2, jetstream.ReadBackOptions{Source: r.cfg.Envelope.Source(), Step: func(ms []jetstream.Message) (bool, error) {
 		back = append(back, ms...)
 		return true, nil
 	}})
@@ -513,6 +514,7 @@ func TestDrainDoesNotWaitForAWrite(t *testing.T) {
 	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
+	const writeTimeout = 10 * time.Second // of a connection: see jetstream.Socket
 	begun := time.Now()
 	l.Drain(over)
 	if took := time.Since(begun); took > writeTimeout/2 {

@@ -9,16 +9,17 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 )
 
 // partly is a lane of fast batches that nothing but Flush and a full stage has written,
 // and what it gets for PubAcks.
 func partly(t *testing.T) (*laneRig, *Lane, *nats.Subscription) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *jetstream.StreamConfig) { c.AllowBatchPublish = true })
-	r.cfg.Batching, r.cfg.Window = BatchFast, 4096
+	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *natsjs.StreamConfig) { c.AllowBatchPublish = true })
+	r.cfg.Batching, r.cfg.Window = jetstream.BatchFast, 4096
 	l := r.lane()
 	l.linger.Stop()
 	l.linger = time.AfterFunc(time.Hour, func() {})
@@ -102,11 +103,11 @@ func TestStageIsBounded(t *testing.T) {
 	for _, c := range []struct{ payload, want int }{{2, maxStage}, {50_000, maxStageBytes/50_000 + 1}} {
 		r, l, _ := partly(t)
 		l.mu.Lock()
-		l.batches.written = U // under way for ever
+		l.batches.written = jetstream.U // under way for ever
 		l.mu.Unlock()
 		payload := `"` + strings.Repeat("x", c.payload-2) + `"`
 		n := 0
-		for ; n < U; n++ {
+		for ; n < jetstream.U; n++ {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			err := l.Send(ctx, r.event(n, payload), n)
 			cancel()
@@ -172,7 +173,7 @@ func TestFastBatchBreaksInItsMidst(t *testing.T) {
 	if c := l.Counts(); c.Inflight != 0 || c.Forgotten == 0 {
 		t.Errorf("%d rows wait for a PubAck, %d are forgotten", c.Inflight, c.Forgotten)
 	}
-	if ds := l.Take(nil, U); len(ds) != 0 || len(r.headers()) != before+1 {
+	if ds := l.Take(nil, jetstream.U); len(ds) != 0 || len(r.headers()) != before+1 {
 		t.Errorf("%d rows count as stored, and the stream has %d messages, want %d", len(ds), len(r.headers()), before+1)
 	}
 	if suspect, _ := l.BatchFailed(); suspect != maxAtomic {

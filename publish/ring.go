@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -42,14 +43,14 @@ type slot struct {
 // ring holds the U newest messages that are not settled: from oldest (index
 // tail) to newest (head-1). Its memory is fixed.
 type ring struct {
-	slots      [U]slot
+	slots      [jetstream.U]slot
 	tail, head uint64
 	low        uint64 // every message below it has had its reply
 	inflight   int
 	bytes      int
 }
 
-func (r *ring) at(i uint64) *slot { return &r.slots[i%U] }
+func (r *ring) at(i uint64) *slot { return &r.slots[i%jetstream.U] }
 
 func (r *ring) holds(i uint64) bool { return i >= r.tail && i < r.head }
 

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -28,7 +29,7 @@ func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 		// It is late: an earlier session went past it and could not finish with it, such as
 		// one that ended before it had recorded that the row was to wait.
 		l.Pass(ev.Commit)
-		return l.send(ctx, ev, tag, l.last, ViaPoll)
+		return l.send(ctx, ev, tag, l.last, jetstream.ViaPoll)
 	}
 	at := l.last
 	at.Commit, at.N = ev.Commit, ev.N
@@ -41,7 +42,7 @@ func (l *Lane) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 func (l *Lane) SendPolled(ctx context.Context, ev *outbox.Event, tag any) error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
-	err := l.send(ctx, ev, tag, l.last, ViaPoll)
+	err := l.send(ctx, ev, tag, l.last, jetstream.ViaPoll)
 	if b := &l.batches; err == nil && b.whole == len(b.staged)-1 { // it is of no transaction that goes on
 		b.whole = len(b.staged)
 	}
@@ -221,7 +222,7 @@ func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
 
 func (l *Lane) hasRoom(size int) bool {
 	r := l.ring
-	if r.head-r.tail+l.reserve >= U || r.inflight >= l.cfg.Window || l.first && r.inflight > 0 {
+	if r.head-r.tail+l.reserve >= jetstream.U || r.inflight >= l.cfg.Window || l.first && r.inflight > 0 {
 		return false
 	}
 	return r.inflight == 0 || r.bytes+size <= l.cfg.WindowBytes

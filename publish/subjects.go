@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -73,7 +74,7 @@ func (s *Subjects) add(text string) subject {
 	if len(s.cache) >= maxCachedSubjects {
 		clear(s.cache)
 	}
-	found := subject{text: text, covered: Covers(s.patterns, text)}
+	found := subject{text: text, covered: jetstream.Covers(s.patterns, text)}
 	s.cache[text] = found
 	return found
 }

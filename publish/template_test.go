@@ -6,8 +6,9 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -61,7 +62,7 @@ func TestTemplateRender(t *testing.T) {
 		if tpl.Pattern() != tt.pattern || tpl.String() != tt.template {
 			t.Errorf("%s has pattern %q, want %q", tpl, tpl.Pattern(), tt.pattern)
 		}
-		if !Covers([]string{tt.pattern}, tt.want) {
+		if !jetstream.Covers([]string{tt.pattern}, tt.want) {
 			t.Errorf("%q does not cover %q", tt.pattern, tt.want)
 		}
 	}
@@ -154,11 +155,11 @@ func TestTemplateRenderDoesNotAllocate(t *testing.T) {
 // TestServerStoresRenderedSubjects shows that what Render lets through arrives
 // under exactly that subject, and does not close the connection.
 func TestServerStoresRenderedSubjects(t *testing.T) {
-	nc, stream := newStream(t, testenv.NATSOptions{}, func(c *jetstream.StreamConfig) { c.Subjects = []string{"e.>"} })
+	nc, stream := newStream(t, testenv.NATSOptions{}, func(c *natsjs.StreamConfig) { c.Subjects = []string{"e.>"} })
 	types := []string{"a", "order.placed", `!"#$%&'()+,-/:;<=?@[\]^_{|}~`, strings.Repeat("t.", 300) + "t"}
 	ids := []string{"*", ">", "a.b", "x\r\ny", "\x00", "ü€😀", strings.Repeat("z", 300)}
 	tpl := must(NewTemplate("e.{event_type}.{aggregate_id}"))(t)
-	js := must(jetstream.New(nc))(t)
+	js := must(natsjs.New(nc))(t)
 	for _, typ := range types {
 		for _, id := range ids {
 			subject := string(must(tpl.Render(nil, testEvent(outbox.EventType, typ, outbox.AggregateID, id)))(t))
@@ -199,7 +200,7 @@ func FuzzTemplateRender(f *testing.F) {
 				t.Errorf("%s renders %q, which the server does not take", tpl, s)
 			case len(s) > maxSubject, strings.HasPrefix(s, "$"), s == "_INBOX", strings.HasPrefix(s, "_INBOX."):
 				t.Errorf("%s renders %q", tpl, s)
-			case !Covers([]string{tpl.Pattern()}, s):
+			case !jetstream.Covers([]string{tpl.Pattern()}, s):
 				t.Errorf("%s: pattern %q does not cover %q", tpl, tpl.Pattern(), s)
 			}
 			for i := range len(s) {

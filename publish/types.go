@@ -4,9 +4,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 )
 
 // Types choose events by type. Each is an event type, or the beginning of some with a *
@@ -44,9 +45,9 @@ func (t Types) Match(eventType string) bool {
 // published by the template and stored in the stream; others may be among them, too. nil
 // is every subject: without types, where the subject does not tell the type, and where
 // what is stored has other subjects than what was published.
-func (t *Template) Filters(c *jetstream.StreamConfig, types Types) []string {
+func (t *Template) Filters(c *natsjs.StreamConfig, types Types) []string {
 	moved := c.SubjectTransform != nil || c.Mirror != nil || len(c.Sources) > 0
-	if moved || !slices.ContainsFunc(c.Subjects, func(s string) bool { return Overlap(s, t.Pattern()) }) {
+	if moved || !slices.ContainsFunc(c.Subjects, func(s string) bool { return jetstream.Overlap(s, t.Pattern()) }) {
 		return nil
 	}
 	var filters []string
@@ -55,11 +56,11 @@ func (t *Template) Filters(c *jetstream.StreamConfig, types Types) []string {
 		if !ok {
 			return nil
 		}
-		if Covers(filters, filter) {
+		if jetstream.Covers(filters, filter) {
 			continue
 		}
-		filters = slices.DeleteFunc(filters, func(f string) bool { return Covers([]string{filter}, f) })
-		if slices.ContainsFunc(filters, func(f string) bool { return Overlap(f, filter) }) {
+		filters = slices.DeleteFunc(filters, func(f string) bool { return jetstream.Covers([]string{filter}, f) })
+		if slices.ContainsFunc(filters, func(f string) bool { return jetstream.Overlap(f, filter) }) {
 			return nil
 		}
 		filters = append(filters, filter)

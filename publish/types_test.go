@@ -5,8 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -66,14 +67,14 @@ func TestFilters(t *testing.T) {
 		{"events.{aggregate_type}", []string{"a"}, nil},
 	} {
 		template := must(NewTemplate(c.template))(t)
-		stream := &jetstream.StreamConfig{Subjects: []string{"events.>"}}
+		stream := &natsjs.StreamConfig{Subjects: []string{"events.>"}}
 		if got := template.Filters(stream, c.types); !slices.Equal(got, c.want) {
 			t.Errorf("%s of %q: filters %q, want %q", c.template, c.types, got, c.want)
 		}
-		for name, moved := range map[string]*jetstream.StreamConfig{
-			"transformed": {Subjects: []string{"events.>"}, SubjectTransform: &jetstream.SubjectTransformConfig{Source: ">", Destination: "x.>"}},
-			"joined":      {Subjects: []string{"events.>"}, Sources: []*jetstream.StreamSource{{Name: "EVENTS_1"}}},
-			"mirror":      {Mirror: &jetstream.StreamSource{Name: "EVENTS_1"}},
+		for name, moved := range map[string]*natsjs.StreamConfig{
+			"transformed": {Subjects: []string{"events.>"}, SubjectTransform: &natsjs.SubjectTransformConfig{Source: ">", Destination: "x.>"}},
+			"joined":      {Subjects: []string{"events.>"}, Sources: []*natsjs.StreamSource{{Name: "EVENTS_1"}}},
+			"mirror":      {Mirror: &natsjs.StreamSource{Name: "EVENTS_1"}},
 			"elsewhere":   {Subjects: []string{"other.>"}},
 		} {
 			if got := template.Filters(moved, c.types); got != nil {
@@ -100,12 +101,12 @@ func FuzzFilters(f *testing.F) {
 		}
 		ev := testEvent(outbox.EventType, eventType, outbox.TenantID, other, outbox.AggregateID, other)
 		subject, err := template.Render(nil, ev)
-		filters := template.Filters(&jetstream.StreamConfig{Subjects: []string{">"}}, types)
-		if err == nil && types.Match(eventType) && filters != nil && !Covers(filters, string(subject)) {
+		filters := template.Filters(&natsjs.StreamConfig{Subjects: []string{">"}}, types)
+		if err == nil && types.Match(eventType) && filters != nil && !jetstream.Covers(filters, string(subject)) {
 			t.Errorf("%q of type %q is not among %q", subject, eventType, filters)
 		}
 		for i, a := range filters {
-			if strings.Contains(a, "..") || slices.ContainsFunc(filters[i+1:], func(b string) bool { return Overlap(a, b) }) {
+			if strings.Contains(a, "..") || slices.ContainsFunc(filters[i+1:], func(b string) bool { return jetstream.Overlap(a, b) }) {
 				t.Errorf("filters %q", filters)
 			}
 		}

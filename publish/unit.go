@@ -7,16 +7,19 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 )
 
 // batched reports whether the lane stages what it sends.
-func (l *Lane) batched() bool { return l.batches.kind == BatchFast || l.batches.kind == BatchAtomic }
+func (l *Lane) batched() bool {
+	return l.batches.kind == jetstream.BatchFast || l.batches.kind == jetstream.BatchAtomic
+}
 
 // mostInUnit is how many messages and bytes a unit has at most.
 func (l *Lane) mostInUnit() (messages, bytes int) {
 	messages, bytes = max(1, l.cfg.Window/2), l.cfg.WindowBytes/2
-	if l.batches.kind == BatchFast {
+	if l.batches.kind == jetstream.BatchFast {
 		return max(messages, l.cfg.Window-maxStage), bytes
 	}
 	return min(messages, maxAtomic), bytes
@@ -26,7 +29,7 @@ func (l *Lane) mostInUnit() (messages, bytes int) {
 // batch, which is written as a whole.
 func (l *Lane) mostStaged() (messages, bytes int) {
 	messages, bytes = l.mostInUnit()
-	if l.batches.kind == BatchFast {
+	if l.batches.kind == jetstream.BatchFast {
 		messages, bytes = min(messages, maxStage), min(bytes, maxStageBytes)
 	}
 	if l.batches.singly > 0 {
@@ -59,7 +62,7 @@ func (l *Lane) stageIsFull() bool {
 
 // isPart reports whether enough is staged for it to be written as a part of a fast batch.
 func (b *batches) isPart() bool {
-	return b.kind == BatchFast && b.singly == 0 && len(b.staged) > 1 && (len(b.staged) >= partMessages || len(b.arena) >= partBytes)
+	return b.kind == jetstream.BatchFast && b.singly == 0 && len(b.staged) > 1 && (len(b.staged) >= partMessages || len(b.arena) >= partBytes)
 }
 
 // underWay reports whether a unit waits for its PubAck. The caller holds mu.
@@ -73,7 +76,7 @@ func (l *Lane) publishStaged(more bool) (bool, error) {
 	b := &l.batches
 	l.mu.Lock()
 	n := len(b.staged)
-	if b.kind == BatchAtomic && !(more && b.whole == 0 && l.ring.inflight == n) {
+	if b.kind == jetstream.BatchAtomic && !(more && b.whole == 0 && l.ring.inflight == n) {
 		n = b.whole
 	}
 	if n == 0 {
@@ -106,7 +109,7 @@ func (l *Lane) unitOf(n int, goesOn bool) (int, bool) {
 	if b.singly > 0 {
 		return 1, false
 	}
-	if b.kind == BatchAtomic && n > 1 && n < atomicLeast && !b.staged[1].joined {
+	if b.kind == jetstream.BatchAtomic && n > 1 && n < atomicLeast && !b.staged[1].joined {
 		return 1, false
 	}
 	for i, s := range b.staged[:n] {
@@ -208,7 +211,7 @@ func (l *Lane) complete(total int) {
 func (l *Lane) unitHeader(i int, batch, last bool) []byte {
 	b := &l.batches
 	h := l.header[:0]
-	atomic := b.kind == BatchAtomic && batch
+	atomic := b.kind == jetstream.BatchAtomic && batch
 	if i == 0 {
 		h = append(h, nats.ExpectedStreamHdr+": "...)
 		h = append(h, l.cfg.Stream.Name()...)
@@ -257,7 +260,7 @@ func (l *Lane) unitReply(i int, batch, last bool) []byte {
 	b := &l.batches
 	r := append(l.reply[:0], l.inbox...)
 	switch {
-	case batch && b.kind == BatchFast:
+	case batch && b.kind == jetstream.BatchFast:
 		r = l.appendBatchID(r)
 		r = append(r, ".500.fail."...)
 		r = strconv.AppendInt(r, int64(i+1), 10)

@@ -7,6 +7,8 @@ import (
 	"strconv"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/jetstream"
 )
 
 // wireBuffer is how much is gathered before it is written, in bytes.
@@ -17,7 +19,7 @@ const wireBuffer = 256 << 10
 // map, and write whenever its own goroutine gets to run.
 type wire struct {
 	nc   *nats.Conn
-	sock *Socket // nil where the client has to write
+	sock *jetstream.Socket // nil where the client has to write
 	buf  []byte
 }
 

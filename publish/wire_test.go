@@ -10,8 +10,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -19,18 +20,18 @@ import (
 // TestWire has a lane and the client write into one connection, small messages and
 // large ones, singly and in batches: each arrives whole, over every kind of connection.
 func TestWire(t *testing.T) {
-	ca := newAuthority(t)
-	cert, key := ca.issue(t)
+	ca := testenv.NewAuthority(t)
+	cert, key := ca.Issue(t)
 	for name, tt := range map[string]struct {
 		config string
-		conn   ConnConfig
+		conn   jetstream.ConnConfig
 		plain  bool
 	}{
 		"plain":     {plain: true},
-		"TLS":       {config: fmt.Sprintf(`tls { cert_file: %q, key_file: %q }`, cert, key), conn: ConnConfig{TLS: TLSConfig{CA: ca.file}}},
+		"TLS":       {config: fmt.Sprintf(`tls { cert_file: %q, key_file: %q }`, cert, key), conn: jetstream.ConnConfig{TLS: jetstream.TLSConfig{CA: ca.File}}},
 		"websocket": {config: `websocket { listen: "127.0.0.1:-1", no_tls: true }`},
 	} {
-		for _, kind := range []Batching{BatchSingle, BatchFast, BatchAtomic} {
+		for _, kind := range []jetstream.Batching{jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic} {
 			t.Run(name+"/"+string(kind), func(t *testing.T) {
 				t.Parallel()
 				n := testenv.NewNATS(t, testenv.NATSOptions{Config: tt.config})
@@ -39,7 +40,7 @@ func TestWire(t *testing.T) {
 				if name == "websocket" {
 					conn.URL = n.Server().WebsocketURL()
 				}
-				r := newLaneRigOver(t, n, conn, func(c *jetstream.StreamConfig) { c.AllowBatchPublish, c.AllowAtomicPublish = true, true })
+				r := newLaneRigOver(t, n, conn, func(c *natsjs.StreamConfig) { c.AllowBatchPublish, c.AllowAtomicPublish = true, true })
 				r.cfg.Batching = kind
 				l := r.lane()
 				if got := l.wire.sock != nil; got != tt.plain {
@@ -64,7 +65,7 @@ func TestWire(t *testing.T) {
 					if id.ID != fmt.Sprint(i) || string(m.Data) != payload(i) {
 						t.Fatalf("sequence %d holds row %s with %d bytes, want row %d with %d", i+1, id.ID, len(m.Data), i, len(payload(i)))
 					}
-					if after := m.Header.Get(nats.ExpectedLastSeqHdr); after != fmt.Sprint(i) && (kind != BatchAtomic || after != "" || m.Header.Get(batchIDHeader) == "") {
+					if after := m.Header.Get(nats.ExpectedLastSeqHdr); after != fmt.Sprint(i) && (kind != jetstream.BatchAtomic || after != "" || m.Header.Get(batchIDHeader) == "") {
 						t.Fatalf("sequence %d was expected behind %q, batch %q", i+1, after, m.Header.Get(batchIDHeader))
 					}
 				}

@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/publish"
 )
 
@@ -34,16 +35,16 @@ func (r *Relay) refuseBatches(cause error) {
 }
 
 // batching is how the next lane hands messages over.
-func (r *Relay) batching(info *publish.StreamInfo) publish.Batching {
+func (r *Relay) batching(info *jetstream.StreamInfo) jetstream.Batching {
 	batching := r.cfg.Stream.Batching.Resolve(&info.Config, r.cfg.Stream.Shared)
-	if batching == publish.BatchSingle || !time.Now().Before(r.known.batchesAt) {
+	if batching == jetstream.BatchSingle || !time.Now().Before(r.known.batchesAt) {
 		r.known.batchesAt = time.Time{}
 		return batching
 	}
-	least := publish.DuplicateWindow(false)
+	least := jetstream.DuplicateWindow(false)
 	if info.Config.Duplicates < least && !r.limited("short_window", time.Hour) {
 		r.log.Warn("messages go one by one into a stream whose duplicate window was made for batches", zap.Duration("duplicate_window", info.Config.Duplicates),
 			zap.String("hint", fmt.Sprintf("nats stream edit %s --dupe-window %s", r.cfg.Stream.Name, least)))
 	}
-	return publish.BatchSingle
+	return jetstream.BatchSingle
 }

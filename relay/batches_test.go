@@ -5,17 +5,17 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestBatchesComeBack: while others have as many batches open as the server allows, messages
 // go one by one, and afterwards in batches again, although nothing else ends the session.
 func TestBatchesComeBack(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []publish.Batching{publish.BatchFast, publish.BatchAtomic} {
+	for _, kind := range []jetstream.Batching{jetstream.BatchFast, jetstream.BatchAtomic} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			server := testenv.NewNATS(t, testenv.NATSOptions{Process: true, JetStream: `limits: { batch: { max_inflight_total: 1, timeout: "1h" } }`})
@@ -45,14 +45,14 @@ func TestBatchesComeBack(t *testing.T) {
 }
 
 // openBatch opens a batch in another stream, and returns what ends it.
-func (r *rig) openBatch(kind publish.Batching) (end func()) {
+func (r *rig) openBatch(kind jetstream.Batching) (end func()) {
 	r.t.Helper()
 	nc, err := nats.Connect(r.nats.URL())
 	r.must(err)
 	r.t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := natsjs.New(nc)
 	r.must(err)
-	_, err = js.CreateStream(r.t.Context(), jetstream.StreamConfig{Name: "OTHER", Subjects: []string{"other"}, AllowBatchPublish: true, AllowAtomicPublish: true})
+	_, err = js.CreateStream(r.t.Context(), natsjs.StreamConfig{Name: "OTHER", Subjects: []string{"other"}, AllowBatchPublish: true, AllowAtomicPublish: true})
 	r.must(err)
 	inbox := nc.NewInbox()
 	replies, err := nc.SubscribeSync(inbox + ".>")
@@ -60,7 +60,7 @@ func (r *rig) openBatch(kind publish.Batching) (end func()) {
 	send := func(number, operation string) {
 		r.t.Helper()
 		m := &nats.Msg{Subject: "other", Header: nats.Header{}, Reply: inbox + ".batch.1.fail." + number + "." + operation + ".$FI"}
-		if kind == publish.BatchAtomic {
+		if kind == jetstream.BatchAtomic {
 			m.Reply = inbox + "." + number
 			m.Header.Set("Nats-Batch-Id", "batch")
 			m.Header.Set("Nats-Batch-Sequence", number)

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestBlockedReader: a locked row stops the lane, and the reader with it, for
@@ -19,7 +19,7 @@ func TestBlockedReader(t *testing.T) {
 	r.put(1, 1)
 	holder := r.forgotten(1)
 	x := r.start().streaming()
-	r.put(2, publish.U+1000)
+	r.put(2, jetstream.U+1000)
 	r.pending(1001)
 	seen := r.watchWalsender()
 	time.Sleep(12 * time.Second)
@@ -30,7 +30,7 @@ func TestBlockedReader(t *testing.T) {
 	r.must(run(t.Context(), holder, "ROLLBACK"))
 	r.pending(0)
 	r.passes(r.here())
-	r.storedIs(1, publish.U+1000)
+	r.storedIs(1, jetstream.U+1000)
 }
 
 // TestShutdownWhileASendIsStuck: JetStream is silent, the socket to it is full,

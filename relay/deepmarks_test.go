@@ -3,11 +3,11 @@ package relay_test
 import (
 	"testing"
 
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestReadBackIsBrokenOff: a failover has brought back rows whose deletion was
@@ -15,10 +15,10 @@ import (
 // breaks off twice, the second time when more than such a step is marked again.
 func TestReadBackIsBrokenOff(t *testing.T) {
 	t.Parallel()
-	const last = publish.U + 8000
+	const last = jetstream.U + 8000
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.cfg.Outboxes = []*outbox.Table{{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkDelete}}
-	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = window })
+	r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = window })
 	x := r.start().streaming()
 	r.keep()
 	x.halt()

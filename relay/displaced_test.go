@@ -6,9 +6,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestForeignMessageDisplacesARow: somebody publishes into the relay's stream, and of the
@@ -21,7 +21,7 @@ func TestForeignMessageDisplacesARow(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
 			r.cfg.Outboxes[0].Mark = mark
-			r.cfg.Stream.Batching = publish.BatchSingle
+			r.cfg.Stream.Batching = jetstream.BatchSingle
 			x := r.start().streaming()
 			nc, err := nats.Connect(r.nats.URL())
 			r.must(err)

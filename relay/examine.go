@@ -8,8 +8,8 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -260,7 +260,7 @@ func (x *examination) nats(ctx context.Context) {
 	}
 	x.stored = info != nil
 	switch {
-	case errors.Is(err, publish.ErrStreamNotFound):
+	case errors.Is(err, jetstream.ErrStreamNotFound):
 		x.missing(ctx, err)
 	case err != nil && len(found) == 0:
 		x.Failed(hint.Error, "stream-unreadable", err)

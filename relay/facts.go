@@ -11,8 +11,8 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -97,7 +97,7 @@ var errStreamUnfit = errors.New("the stream was changed")
 
 // judgeStream raises an alarm where the stream is not as a start wants it. Nothing is sent until it is:
 // what such a stream acknowledges may not be there.
-func (r *Relay) judgeStream(info *publish.StreamInfo) error {
+func (r *Relay) judgeStream(info *jetstream.StreamInfo) error {
 	findings, err := r.stream.Judge(info)
 	r.sayWeaknesses(findings)
 	if err == nil {
@@ -110,7 +110,7 @@ func (r *Relay) judgeStream(info *publish.StreamInfo) error {
 }
 
 // sayWeaknesses logs what is no reason to refuse the stream.
-func (r *Relay) sayWeaknesses(findings []publish.Finding) {
+func (r *Relay) sayWeaknesses(findings []jetstream.Finding) {
 	for _, f := range findings {
 		if !f.Refused && !r.limited(f.Code, time.Hour) {
 			r.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))

@@ -10,8 +10,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 const (
@@ -25,7 +25,7 @@ const (
 // genuine leaves out the messages that have a pending row's id and another payload: another
 // writer has forged them, and their rows are still to be sent. Only rows that a crash has
 // left unmarked are pending here, so few bodies are read.
-func (b *reader) genuine(t *outbox.Table, ms []publish.Message, rows []fallback.Row) (kept []fallback.Row, behind []uint64, err error) {
+func (b *reader) genuine(t *outbox.Table, ms []jetstream.Message, rows []fallback.Row) (kept []fallback.Row, behind []uint64, err error) {
 	for len(ms) > 0 {
 		n, size := 1, ms[0].Size
 		for n < min(len(ms), compareBatch) && size+ms[n].Size <= compareBytes {
@@ -66,15 +66,15 @@ func (b *reader) payloadSums(t *outbox.Table, rows []fallback.Row) ([][]byte, er
 }
 
 // readMessages reads whole messages. One that is gone since is nil.
-func (r *Relay) readMessages(ctx context.Context, ms []publish.Message) ([]*publish.StoredMessage, error) {
-	stored, errs := make([]*publish.StoredMessage, len(ms)), make([]error, len(ms))
+func (r *Relay) readMessages(ctx context.Context, ms []jetstream.Message) ([]*jetstream.StoredMessage, error) {
+	stored, errs := make([]*jetstream.StoredMessage, len(ms)), make([]error, len(ms))
 	var all sync.WaitGroup
 	for worker := range readers {
 		all.Go(func() {
 			for i := worker; i < len(ms); i += readers {
 				if m, err := r.stream.Message(ctx, ms[i].Seq); err == nil {
 					stored[i] = &m
-				} else if !errors.Is(err, publish.ErrMessageGone) {
+				} else if !errors.Is(err, jetstream.ErrMessageGone) {
 					errs[i] = err
 					return
 				}
@@ -87,7 +87,7 @@ func (r *Relay) readMessages(ctx context.Context, ms []publish.Message) ([]*publ
 
 // isGenuine reports whether a message that JetStream takes for a row's own has the row's
 // payload. With mark none the table cannot say.
-func (s *session) isGenuine(ctx context.Context, ref outbox.Ref, seq uint64, m publish.StoredMessage) (bool, error) {
+func (s *session) isGenuine(ctx context.Context, ref outbox.Ref, seq uint64, m jetstream.StoredMessage) (bool, error) {
 	if ref.Table.Mark == outbox.MarkNone {
 		return true, nil
 	}

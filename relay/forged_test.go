@@ -6,9 +6,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -48,11 +49,11 @@ func TestForgedMessageIsNoProof(t *testing.T) {
 				r := newRig(t, testenv.SharedPostgres(t))
 				r.cfg.Source, r.cfg.Format, r.cfg.Stream.Shared = "shop", format, !down
 				if !down {
-					r.cfg.Stream.Batching = publish.BatchSingle // a shared stream takes no other
+					r.cfg.Stream.Batching = jetstream.BatchSingle // a shared stream takes no other
 				}
 				r.cfg.Retry = fallback.Retry{Backoff: 100 * time.Millisecond, MaxAttempts: 100}
 				r.cfg.FallbackInterval = 200 * time.Millisecond
-				r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 3 * time.Second })
+				r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 3 * time.Second })
 				x := r.start().streaming()
 				if down {
 					x.halt()

@@ -10,15 +10,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 )
 
@@ -49,8 +49,8 @@ func newRigWith(t *testing.T, pg *testenv.Postgres, n *testenv.NATS) *rig {
 	slot := "walpost_" + r.query1("SELECT current_database()::text")
 	r.cfg = relay.Config{
 		PostgresURL: r.url, Slot: slot, Publication: "walpost", Outboxes: []*outbox.Table{table},
-		NATS:         publish.ConnConfig{URL: n.URL()},
-		Stream:       publish.StreamConfig{Name: "EVENTS", Batching: batching(t)},
+		NATS:         jetstream.ConnConfig{URL: n.URL()},
+		Stream:       jetstream.StreamConfig{Name: "EVENTS", Batching: batching(t)},
 		CreateStream: true, Subject: "events.{event_type}",
 		Window: 4096, WindowBytes: 32 << 20, DelayThreshold: time.Second,
 	}
@@ -63,10 +63,10 @@ func newRigWith(t *testing.T, pg *testenv.Postgres, n *testenv.NATS) *rig {
 
 // batching spreads the tests over the ways to hand messages over: each has its own,
 // and on another version of PostgreSQL another.
-func batching(t *testing.T) publish.Batching {
+func batching(t *testing.T) jetstream.Batching {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(t.Name()))
-	b := []publish.Batching{publish.BatchSingle, publish.BatchFast, publish.BatchAtomic}[h.Sum32()%3]
+	b := []jetstream.Batching{jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic}[h.Sum32()%3]
 	t.Logf("publish.batch: %s", b)
 	return b
 }
@@ -248,19 +248,19 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 // stored reads the whole stream with its headers.
-func (r *rig) stored() []*jetstream.RawStreamMsg {
+func (r *rig) stored() []*natsjs.RawStreamMsg {
 	r.t.Helper()
 	return readStream(r.t, r.nats.URL(), "EVENTS")
 }
 
-func readStream(t *testing.T, url, name string) []*jetstream.RawStreamMsg {
+func readStream(t *testing.T, url, name string) []*natsjs.RawStreamMsg {
 	t.Helper()
 	nc, err := nats.Connect(url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := natsjs.New(nc)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,12 +268,12 @@ func readStream(t *testing.T, url, name string) []*jetstream.RawStreamMsg {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out []*jetstream.RawStreamMsg
+	var out []*natsjs.RawStreamMsg
 	state := s.CachedInfo().State
 	if state.Msgs == 0 {
 		return nil
 	}
-	c, err := js.OrderedConsumer(t.Context(), name, jetstream.OrderedConsumerConfig{})
+	c, err := js.OrderedConsumer(t.Context(), name, natsjs.OrderedConsumerConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,12 +283,12 @@ func readStream(t *testing.T, url, name string) []*jetstream.RawStreamMsg {
 	}
 	defer it.Stop()
 	for {
-		m, err := it.Next(jetstream.NextContext(t.Context()))
+		m, err := it.Next(natsjs.NextContext(t.Context()))
 		if err != nil {
 			t.Fatal(err)
 		}
 		meta, _ := m.Metadata()
-		out = append(out, &jetstream.RawStreamMsg{
+		out = append(out, &natsjs.RawStreamMsg{
 			Subject: m.Subject(), Sequence: meta.Sequence.Stream, Header: m.Headers(), Data: m.Data(), Time: meta.Timestamp,
 		})
 		if meta.NumPending == 0 {
@@ -304,7 +304,7 @@ func (r *rig) storedCount() uint64 {
 		return 0
 	}
 	defer nc.Close()
-	js, _ := jetstream.New(nc)
+	js, _ := natsjs.New(nc)
 	s, err := js.Stream(r.t.Context(), "EVENTS")
 	if err != nil {
 		return 0

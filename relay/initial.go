@@ -7,8 +7,8 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // initialLimit is how many pending rows a first start publishes without being told
@@ -80,8 +80,8 @@ func (r *Relay) hasSent(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	found, err := r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, publish.ReadBackOptions{
-		Source: r.envelope.Source(), Step: func([]publish.Message) (bool, error) { return false, nil },
+	found, err := r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
+		Source: r.envelope.Source(), Step: func([]jetstream.Message) (bool, error) { return false, nil },
 	})
 	return found.Own > 0, err
 }

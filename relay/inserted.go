@@ -10,8 +10,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -177,12 +177,12 @@ func (b *reader) leaveInserted(
 
 // compared is a stream that was compared with the tables, and how many rows it had lost.
 type compared struct {
-	stream *publish.StreamInfo
+	stream *jetstream.StreamInfo
 	healed int
 }
 
 // holds reports whether the stream is the one that was compared, and has lost nothing since, as far as
 // can be seen.
-func (c compared) holds(info *publish.StreamInfo) bool {
+func (c compared) holds(info *jetstream.StreamInfo) bool {
 	return c.stream != nil && info.Created.Equal(c.stream.Created) && info.LastSeq >= c.stream.LastSeq
 }

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestQueuedRowComesLate: a hold is about to end, a row of the WAL waits in its queue, and
@@ -42,11 +42,11 @@ func TestQueuedRowComesLate(t *testing.T) {
 
 	var got []string
 	for _, m := range r.stored() {
-		got = append(got, strings.TrimSpace(string(m.Data)+" "+m.Header.Get(publish.ViaHeader)))
-		p, err := outbox.ParsePosition(m.Header.Get(publish.PositionHeader))
+		got = append(got, strings.TrimSpace(string(m.Data)+" "+m.Header.Get(jetstream.ViaHeader)))
+		p, err := outbox.ParsePosition(m.Header.Get(jetstream.PositionHeader))
 		r.must(err)
-		if late := string(m.Data) == `{"n": 3}`; late == (m.Header.Get(publish.CommitHeader) == "") {
-			t.Errorf("row %s at %s: the WAL has it at %q", m.Data, p, m.Header.Get(publish.CommitHeader))
+		if late := string(m.Data) == `{"n": 3}`; late == (m.Header.Get(jetstream.CommitHeader) == "") {
+			t.Errorf("row %s at %s: the WAL has it at %q", m.Data, p, m.Header.Get(jetstream.CommitHeader))
 		}
 	}
 	if got, want := strings.Join(got, ", "), `{"n": 1} poll, {"n": 2} poll, {"n": 4}, {"n": 3} poll`; got != want {

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestApplicationTouchesStoredRows: what an application does to a row between
@@ -147,7 +147,7 @@ func TestForgottenRowLock(t *testing.T) {
 	t.Parallel()
 	// A cluster of its own: while a transaction is open no slot can be created.
 	r := newRig(t, testenv.NewPostgres(t, testenv.PGOptions{}))
-	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
+	r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
 	x := r.start().streaming()
 	r.keep()
 	r.put(1, 10)
@@ -167,12 +167,12 @@ func TestForgottenRowLock(t *testing.T) {
 	r.pinned(after)
 
 	// From the locked row's message on, U messages and not one more.
-	last := 10 + publish.U
+	last := 10 + jetstream.U
 	r.put(21, last+500)
 	r.pending(501)
 	r.storedIs(1, last)
-	if got := x.Status().Unsettled; got != publish.U {
-		t.Errorf("the lane holds %d messages, want %d", got, publish.U)
+	if got := x.Status().Unsettled; got != jetstream.U {
+		t.Errorf("the lane holds %d messages, want %d", got, jetstream.U)
 	}
 
 	for range 2 {

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // lossAlarms are all that a relay may say of a stream that lost something.
@@ -310,21 +310,21 @@ func TestStreamIsEmptied(t *testing.T) {
 func TestTrimmedStreamHasLostNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	keep := publish.U + 100
-	r.createStream(func(c *jetstream.StreamConfig) { c.MaxMsgs, c.Discard = int64(keep), jetstream.DiscardOld })
+	keep := jetstream.U + 100
+	r.createStream(func(c *natsjs.StreamConfig) { c.MaxMsgs, c.Discard = int64(keep), natsjs.DiscardOld })
 	r.cfg.Stream.AcceptWeak = true
 	x := r.start().streaming()
-	r.put(1, 2*publish.U)
+	r.put(1, 2*jetstream.U)
 	r.pending(0)
 	x.halt()
 	for n := range 20 { // until the stream ends in the middle of a batch
 		x = r.start().streaming()
 		x.quietBut()
-		r.put(2*publish.U+17*n+1, 2*publish.U+17*n+17)
+		r.put(2*jetstream.U+17*n+1, 2*jetstream.U+17*n+17)
 		r.pending(0)
 		x.halt()
 	}
-	last := 2*publish.U + 20*17
+	last := 2*jetstream.U + 20*17
 	r.storedIs(last-keep+1, last)
 }
 

@@ -5,13 +5,13 @@ import (
 	"sync"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // movedRows is how many rows the reader and the loop remember each, and the rows that are in hand. A
 // variable for tests.
-var movedRows = 4 * publish.U
+var movedRows = 4 * jetstream.U
 
 // moved remembers the rows of partitioned tables that the session has sent, or is about to.
 // An UPDATE that moves a row into another partition is a DELETE and an INSERT in the WAL:

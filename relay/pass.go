@@ -9,13 +9,13 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 const (
 	// passRows bounds what one pass looks at, in rows of a table.
-	passRows = publish.U
+	passRows = jetstream.U
 	// recordedPause is the least time between two looks at recorded rows, and
 	// recordedShare the part of the time that goes into them at most: they may be
 	// many, while passes for rows that fall due follow each other closely.

@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 )
 
@@ -31,12 +31,12 @@ func TestUnmarkedRowsAreFoundInTheStream(t *testing.T) {
 		{"at its end", 0, nil, ""},
 		{"behind foreign messages", 20_000, func(string, int) string { return "" }, "foreign_message"},
 		{"behind phantoms", 20_000, func(last string, i int) string { return sibling(last, 1000+i) }, "phantoms"},
-		{"behind replays", publish.U - 30, func(last string, i int) string { return fmt.Sprintf("%s/replay-%d", last, i) }, ""},
+		{"behind replays", jetstream.U - 30, func(last string, i int) string { return fmt.Sprintf("%s/replay-%d", last, i) }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
-			r.createStream(func(s *jetstream.StreamConfig) { s.Duplicates = 100 * time.Millisecond })
+			r.createStream(func(s *natsjs.StreamConfig) { s.Duplicates = 100 * time.Millisecond })
 			x := r.start().streaming()
 			r.keep()
 			r.put(1, 30)
@@ -47,12 +47,12 @@ func TestUnmarkedRowsAreFoundInTheStream(t *testing.T) {
 			last := r.stored()[29].Header
 			r.publish(c.behind, func(i int, h nats.Header) {
 				h.Set(nats.MsgIdHdr, c.id(last.Get(nats.MsgIdHdr), i))
-				position, err := outbox.ParsePosition(last.Get(publish.PositionHeader))
+				position, err := outbox.ParsePosition(last.Get(jetstream.PositionHeader))
 				r.must(err)
 				if position.N = uint32(i); c.alarm == "phantoms" {
 					position.Timeline, position.Commit = 7, position.Commit+1<<40
 				}
-				h.Set(publish.PositionHeader, position.String())
+				h.Set(jetstream.PositionHeader, position.String())
 			})
 			r.duplicateWindowPasses(100 * time.Millisecond)
 
@@ -99,12 +99,12 @@ func (r *rig) publish(n int, header func(i int, h nats.Header)) {
 func (r *rig) duplicateWindowPasses(window time.Duration) {
 	r.t.Helper()
 	js := r.js()
-	_, err := js.CreateStream(r.t.Context(), jetstream.StreamConfig{Name: "PROBE", Subjects: []string{"probe"}, Duplicates: window})
+	_, err := js.CreateStream(r.t.Context(), natsjs.StreamConfig{Name: "PROBE", Subjects: []string{"probe"}, Duplicates: window})
 	r.must(err)
-	ack, err := js.Publish(r.t.Context(), "probe", nil, jetstream.WithMsgID("probe"))
+	ack, err := js.Publish(r.t.Context(), "probe", nil, natsjs.WithMsgID("probe"))
 	r.must(err)
 	eventually(r.t, "the duplicate window passes", func() bool {
-		ack, err = js.Publish(r.t.Context(), "probe", nil, jetstream.WithMsgID("probe"))
+		ack, err = js.Publish(r.t.Context(), "probe", nil, natsjs.WithMsgID("probe"))
 		r.must(err)
 		return !ack.Duplicate
 	})
@@ -120,9 +120,9 @@ func TestEverythingMarkedBehindReplays(t *testing.T) {
 	r.pending(0)
 	x.halt()
 	last := r.stored()[29].Header
-	r.publish(publish.U, func(i int, h nats.Header) {
+	r.publish(jetstream.U, func(i int, h nats.Header) {
 		h.Set(nats.MsgIdHdr, fmt.Sprintf("%s/replay-%d", last.Get(nats.MsgIdHdr), i))
-		h.Set(publish.PositionHeader, last.Get(publish.PositionHeader))
+		h.Set(jetstream.PositionHeader, last.Get(jetstream.PositionHeader))
 	})
 	x = r.start().streaming()
 	r.put(31, 31)
@@ -137,7 +137,7 @@ func TestPositionsMarkNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.cfg.OnPoison = relay.Skip
-	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
+	r.createStream(func(c *natsjs.StreamConfig) { c.Subjects = []string{"events.order.>"} })
 	x := r.start().streaming()
 	r.keep()
 	row := func(n int, eventType string) string {
@@ -175,7 +175,7 @@ func TestPositionsMarkNothing(t *testing.T) {
 func TestOrdinalsCountEveryTable(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.createStream(func(s *jetstream.StreamConfig) { s.Duplicates = 100 * time.Millisecond })
+	r.createStream(func(s *natsjs.StreamConfig) { s.Duplicates = 100 * time.Millisecond })
 	r.exec(`CREATE TABLE audit (LIKE outbox_messages INCLUDING ALL)`)
 	r.exec(`CREATE PUBLICATION walpost FOR TABLE audit, outbox_messages WITH (publish = 'insert', publish_via_partition_root = true)`)
 	table := func(name string) *outbox.Table {
@@ -210,9 +210,9 @@ func TestOrdinalsCountEveryTable(t *testing.T) {
 
 	var got []string
 	for _, m := range r.stored() {
-		p, err := outbox.ParsePosition(m.Header.Get(publish.PositionHeader))
+		p, err := outbox.ParsePosition(m.Header.Get(jetstream.PositionHeader))
 		r.must(err)
-		got = append(got, fmt.Sprintf("%d:%d", numbersOf(t, []*jetstream.RawStreamMsg{m})[0], p.N))
+		got = append(got, fmt.Sprintf("%d:%d", numbersOf(t, []*natsjs.RawStreamMsg{m})[0], p.N))
 	}
 	if want := "1:2 2:4 100:1 3:2 100:3 4:4 5:2 6:4"; strings.Join(got, " ") != want {
 		t.Errorf("stored (number:ordinal) %s, want %s", strings.Join(got, " "), want)

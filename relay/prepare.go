@@ -13,6 +13,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
@@ -217,11 +218,11 @@ func (r *Relay) connect(ctx context.Context) (err error) {
 		}
 	}
 	conn.OnReconnect = func() { r.log.Info("NATS connection is back") }
-	if r.nc, err = publish.Connect(ctx, conn); err != nil {
+	if r.nc, err = jetstream.Connect(ctx, conn); err != nil {
 		return err
 	}
 	r.subjects = publish.NewSubjects(r.template)
-	r.stream, err = publish.NewStream(r.nc, r.cfg.Stream)
+	r.stream, err = jetstream.NewStream(r.nc, r.cfg.Stream)
 	return err
 }
 
@@ -232,7 +233,7 @@ func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, 
 	}
 	info, findings, err := r.stream.Check(ctx)
 	r.sayWeaknesses(findings)
-	if errors.Is(err, publish.ErrStreamNotFound) {
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return true, r.mayCreateStream(ctx, db, err)
 	}
 	if err == nil {
@@ -290,7 +291,7 @@ func (r *Relay) createStream(ctx context.Context) error {
 
 // onNATSError gets what belongs to no call, on the connection's goroutine.
 func (r *Relay) onNATSError(err error) {
-	subject, publishing, ok := publish.PermissionSubject(err)
+	subject, publishing, ok := jetstream.PermissionSubject(err)
 	if ok && publishing {
 		r.stream.Deny(subject)
 		if s := r.current.Load(); s != nil {

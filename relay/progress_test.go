@@ -3,8 +3,8 @@ package relay_test
 import (
 	"testing"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 )
 
@@ -78,13 +78,13 @@ func TestReadBackIsBounded(t *testing.T) {
 // TestMarkOfLongAgo: a mark from before its message was stored does not have everything since then read
 // and compared.
 func TestMarkOfLongAgo(t *testing.T) {
-	reset := relay.SetMostCompared(publish.U + 100)
+	reset := relay.SetMostCompared(jetstream.U + 100)
 	defer reset()
 	r := newRig(t, testenv.SharedPostgres(t))
 	x := r.start().streaming()
 	r.put(1, 3000)
 	r.pending(0)
-	r.put(3001, publish.U+3000)
+	r.put(3001, jetstream.U+3000)
 	r.pending(0)
 	x.halt()
 	r.exec(`UPDATE outbox_messages SET processed_at = '2020-01-01' WHERE payload ->> 'n' = '5000'`)

@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestPromotionUnderLoad: the primary crashes under load, and a standby takes its
@@ -25,7 +25,7 @@ func TestPromotionUnderLoad(t *testing.T) {
 	testenv.Cluster(t, func(t *testing.T, primary *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, primary)
-		r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = window })
+		r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = window })
 		standby := primary.NewStandby(t, "sb", nil)
 		db := r.query1(`SELECT current_database()::text`)
 		either := fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/%s?sslmode=disable&target_session_attrs=read-write",
@@ -44,10 +44,10 @@ func TestPromotionUnderLoad(t *testing.T) {
 		})
 		r.must(standby.Stop(t.Context(), testenv.Fast))
 		r.must(run(t.Context(), unmarked, "COMMIT"))
-		for range 2 * publish.U / 1000 {
+		for range 2 * jetstream.U / 1000 {
 			r.exec(moveSQL, 1+rand.IntN(l.accounts), 500, 0)
 		}
-		eventually(t, "events are stored that the standby lacks", func() bool { return r.storedCount() > stored+publish.U })
+		eventually(t, "events are stored that the standby lacks", func() bool { return r.storedCount() > stored+jetstream.U })
 		r.must(primary.Stop(t.Context(), testenv.Immediate))
 		r.must(standby.Start(t.Context()))
 		r.must(standby.Promote(t.Context()))
@@ -105,7 +105,7 @@ func (l *ledger) survived(leftAt outbox.LSN, wantPhantoms int64) {
 	last := map[string]int{}
 	got, faults, phantoms := 0, 0, int64(0)
 	eachHeader(l.rig.t, l.rig.nats.URL(), "EVENTS", func(seq uint64, h nats.Header) {
-		p, err := outbox.ParsePosition(h.Get(publish.PositionHeader))
+		p, err := outbox.ParsePosition(h.Get(jetstream.PositionHeader))
 		l.rig.must(err)
 		if p.Timeline == 1 && p.Commit >= leftAt {
 			phantoms++
@@ -151,7 +151,7 @@ func TestAnswersBeforeAnyTail(t *testing.T) {
 		r.pending(0)
 		r.storedIs(1, 5)
 		for i, m := range r.stored() {
-			p, err := outbox.ParsePosition(m.Header.Get(publish.PositionHeader))
+			p, err := outbox.ParsePosition(m.Header.Get(jetstream.PositionHeader))
 			r.must(err)
 			if want := uint32(1 + i/3); p.Timeline != want {
 				t.Errorf("message %d says timeline %d, want %d", i+1, p.Timeline, want)

@@ -11,14 +11,14 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
 // seen is what a session knows from reading the stream back.
 type seen struct {
-	found publish.Found
+	found jetstream.Found
 	// until is E: the greatest LSN under which anything can have been sent. Up to
 	// there the table decides about every row that the WAL brings.
 	until outbox.LSN
@@ -99,7 +99,7 @@ func (s *seen) forget() {
 // later than the oldest mark of the newest step. Then it marks, the oldest row
 // first: broken off at any point, it leaves the pending rows at the tail, where
 // the next one finds them.
-func (r *Relay) readBack(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *publish.StreamInfo) (*seen, error) {
+func (r *Relay) readBack(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *jetstream.StreamInfo) (*seen, error) {
 	r.noticeLoss(info)
 	b := &reader{
 		r: r, info: info, db: db, wal: wal, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}, changed: map[changed]struct{}{},
@@ -109,7 +109,7 @@ func (r *Relay) readBack(ctx context.Context, db *fallback.DB, wal *stream.Sessi
 	for _, t := range r.cfg.Outboxes {
 		b.tables[t.String()] = t
 	}
-	options := publish.ReadBackOptions{Source: r.envelope.Source(), Phantom: sys.Phantom, Step: b.look, NoConsumer: r.alarmNoConsumer}
+	options := jetstream.ReadBackOptions{Source: r.envelope.Source(), Phantom: sys.Phantom, Step: b.look, NoConsumer: r.alarmNoConsumer}
 	var err error
 	if b.seen.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, options); err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func (r *Relay) readBack(ctx context.Context, db *fallback.DB, wal *stream.Sessi
 	}
 	if f := b.seen.found; f.Foreign == 0 && !f.Disordered && b.seen.tail.Commit > 0 {
 		b.seen.sent = nil
-	} else if f.Own < publish.U && info.FirstSeq <= 1 || !sys.Comparable(b.seen.sentFrom) {
+	} else if f.Own < jetstream.U && info.FirstSeq <= 1 || !sys.Comparable(b.seen.sentFrom) {
 		b.seen.sentFrom = outbox.Position{} // nothing of this WAL is further back
 	}
 	if err := b.compareOnce(); err != nil {
@@ -147,7 +147,7 @@ func (r *Relay) alarmNoConsumer(err error) {
 }
 
 // noticeLoss compares the stream with what this process has seen of it.
-func (r *Relay) noticeLoss(info *publish.StreamInfo) {
+func (r *Relay) noticeLoss(info *jetstream.StreamInfo) {
 	if !r.known.created.IsZero() && !info.Created.Equal(r.known.created) {
 		r.alarm("stream_replaced", "the stream is another one than before", zap.Time("created", info.Created), zap.Time("before", r.known.created))
 		r.known.lastSeq = 0
@@ -186,7 +186,7 @@ func (r *Relay) resolveUntil(ctx context.Context, db *fallback.DB, sys stream.Sy
 
 // mostCompared bounds the rows that a read-back keeps. The lane runs at most U messages past an unmarked
 // row, so marks that a relay has made reach back two steps. A variable for tests.
-var mostCompared = 8 * publish.U
+var mostCompared = 8 * jetstream.U
 
 // clocks is how far the two servers' clocks may be apart. A mark from longer before its message was
 // stored is no relay's, and would have everything since then read.
@@ -195,7 +195,7 @@ const clocks = time.Hour
 // reader is one read-back at work.
 type reader struct {
 	r      *Relay
-	info   *publish.StreamInfo
+	info   *jetstream.StreamInfo
 	db     *fallback.DB
 	wal    *stream.Session // nil where none is read
 	ctx    context.Context
@@ -223,7 +223,7 @@ type reader struct {
 	inserts         *inserts // nil where the WAL was not asked
 	// oldest is the oldest message whose row is pending; Seq is 0 without one.
 	// passed counts the messages on the way on from it.
-	oldest publish.Message
+	oldest jetstream.Message
 	passed uint64
 }
 
@@ -233,7 +233,7 @@ type changed struct {
 }
 
 // look is the way back: it finds out how far the read-back has to go.
-func (b *reader) look(messages []publish.Message) (more bool, err error) {
+func (b *reader) look(messages []jetstream.Message) (more bool, err error) {
 	if b.stepNo++; b.stepNo == 1 {
 		for _, m := range messages {
 			if t := b.tables[m.ID.Table]; t != nil && t.Mark == outbox.MarkNone {
@@ -242,7 +242,7 @@ func (b *reader) look(messages []publish.Message) (more bool, err error) {
 		}
 		b.seen.sentFrom = messages[len(messages)-1].Position
 	}
-	err = b.each(messages, func(t *outbox.Table, ms []publish.Message, rows []fallback.Row, states []fallback.State) error {
+	err = b.each(messages, func(t *outbox.Table, ms []jetstream.Message, rows []fallback.Row, states []fallback.State) error {
 		for i, s := range states {
 			more = b.note(t, ms[i], rows[i].Ref, s) || more
 		}
@@ -254,7 +254,7 @@ func (b *reader) look(messages []publish.Message) (more bool, err error) {
 
 // note reports whether a row asks for another step: it is pending, or marked no
 // earlier than the oldest of the first step.
-func (b *reader) note(t *outbox.Table, m publish.Message, ref outbox.Ref, s fallback.State) bool {
+func (b *reader) note(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s fallback.State) bool {
 	b.compared = b.compared || s.Exists
 	switch {
 	case !s.Exists || !s.Same:
@@ -299,16 +299,16 @@ func (b *reader) note(t *outbox.Table, m publish.Message, ref outbox.Ref, s fall
 }
 
 // mark is the way on: it marks what is pending, the oldest first.
-func (b *reader) mark(messages []publish.Message) (more bool, err error) {
+func (b *reader) mark(messages []jetstream.Message) (more bool, err error) {
 	for i := range messages {
 		if messages[i].Behind = 0; b.oldest.Behind > b.passed {
 			messages[i].Behind = b.oldest.Behind - b.passed
 		}
 		b.passed++
 	}
-	return true, b.each(messages, func(t *outbox.Table, ms []publish.Message, rows []fallback.Row, states []fallback.State) error {
+	return true, b.each(messages, func(t *outbox.Table, ms []jetstream.Message, rows []fallback.Row, states []fallback.State) error {
 		var pending []fallback.Row
-		var claims []publish.Message
+		var claims []jetstream.Message
 		for i, s := range states {
 			if s.Exists && s.Same && s.Pending {
 				pending, claims = append(pending, rows[i]), append(claims, ms[i])
@@ -324,7 +324,7 @@ func (b *reader) mark(messages []publish.Message) (more bool, err error) {
 
 // each asks the tables about the rows of messages, in batches and in the
 // messages' order.
-func (b *reader) each(messages []publish.Message, do func(*outbox.Table, []publish.Message, []fallback.Row, []fallback.State) error) error {
+func (b *reader) each(messages []jetstream.Message, do func(*outbox.Table, []jetstream.Message, []fallback.Row, []fallback.State) error) error {
 	for part := range slices.Chunk(messages, settleBatch) {
 		for t, ms := range b.byTable(part) {
 			rows := make([]fallback.Row, len(ms))
@@ -344,8 +344,8 @@ func (b *reader) each(messages []publish.Message, do func(*outbox.Table, []publi
 }
 
 // byTable sorts out the messages whose rows can be asked for.
-func (b *reader) byTable(messages []publish.Message) map[*outbox.Table][]publish.Message {
-	sorted := map[*outbox.Table][]publish.Message{}
+func (b *reader) byTable(messages []jetstream.Message) map[*outbox.Table][]jetstream.Message {
+	sorted := map[*outbox.Table][]jetstream.Message{}
 	for _, m := range messages {
 		if t := b.tables[m.ID.Table]; t != nil && t.Mark != outbox.MarkNone && !m.ID.Replay {
 			sorted[t] = append(sorted[t], m)
@@ -515,7 +515,7 @@ func (b *reader) confirm() error {
 	if !info.Created.Equal(b.info.Created) || info.LastSeq < b.info.LastSeq {
 		return errors.New("read the stream back: it is another one, or has lost messages, since")
 	}
-	more := publish.ReadBackOptions{Source: b.r.envelope.Source(), Step: func(messages []publish.Message) (bool, error) {
+	more := jetstream.ReadBackOptions{Source: b.r.envelope.Source(), Step: func(messages []jetstream.Message) (bool, error) {
 		if len(messages) > 0 {
 			return false, errors.New("read the stream back: it did not end where its leader said")
 		}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -44,8 +45,8 @@ type Config struct {
 	Source string
 
 	// NATS, Stream, CreateStream, Subject and Format: what is written.
-	NATS         publish.ConnConfig
-	Stream       publish.StreamConfig
+	NATS         jetstream.ConnConfig
+	Stream       jetstream.StreamConfig
 	CreateStream bool
 	Subject      string
 	Format       publish.Format
@@ -91,7 +92,7 @@ type Relay struct {
 
 	// set by prepare, read-only afterwards
 	nc       *nats.Conn
-	stream   *publish.Stream
+	stream   *jetstream.Stream
 	subjects *publish.Subjects
 	envelope *publish.Envelope
 

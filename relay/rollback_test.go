@@ -3,24 +3,24 @@ package relay_test
 import (
 	"testing"
 
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 )
 
 // A stream that is restored from a copy lacks more than a step of the read-back.
 const (
 	copied = 1000
-	lost   = publish.U + 2000
+	lost   = jetstream.U + 2000
 )
 
 // rolledBack is a rig with a stream that held copied and lost, and a function that
 // puts the copy in its place.
 func rolledBack(t *testing.T, r *rig) (x *running, restore func()) {
 	t.Helper()
-	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = window })
+	r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = window })
 	x = r.startAtWork()
 	if x.Status().State == "streaming" {
 		r.keep()

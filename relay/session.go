@@ -13,6 +13,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
@@ -149,7 +150,7 @@ type session struct {
 }
 
 // newSession reads the stream back and opens a lane behind what it found.
-func (r *Relay) newSession(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *publish.StreamInfo) (*session, error) {
+func (r *Relay) newSession(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *jetstream.StreamInfo) (*session, error) {
 	r.status.do("read the stream back")
 	seen, err := r.readBack(ctx, db, wal, sys, info)
 	if err != nil {
@@ -228,7 +229,7 @@ func (r *Relay) open(ctx context.Context, db *fallback.DB) (*stream.Session, err
 
 // awaitStream waits until JetStream says where the stream ends. Meanwhile the
 // replication connection is kept, ticked and not read.
-func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(context.Context) (*publish.StreamInfo, error)) (*publish.StreamInfo, error) {
+func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(context.Context) (*jetstream.StreamInfo, error)) (*jetstream.StreamInfo, error) {
 	gone := false
 	r.status.own() // the lock and the slot are this relay's
 	r.status.do("ask where the stream ends")
@@ -255,7 +256,7 @@ func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(c
 		if first && !errors.Is(err, errStreamUnfit) {
 			r.logFailure("JetStream is away: PostgreSQL keeps the WAL meanwhile", err)
 		}
-		if errors.Is(err, publish.ErrStreamNotFound) && !gone {
+		if errors.Is(err, jetstream.ErrStreamNotFound) && !gone {
 			gone = true // maybe only now: a server that comes back may have lost its disk
 			r.alarm("stream_gone", "the stream does not exist any more; it is not recreated under a running relay", zap.Error(err))
 		}
@@ -264,7 +265,7 @@ func (r *Relay) awaitStream(ctx context.Context, wal *stream.Session, ask func(c
 }
 
 // fence asks where the stream ends, behind everything that was sent before.
-func (r *Relay) fence(ctx context.Context) (*publish.StreamInfo, error) {
+func (r *Relay) fence(ctx context.Context) (*jetstream.StreamInfo, error) {
 	if r.cfg.Stream.Shared {
 		return r.stream.Info(ctx)
 	}
@@ -380,7 +381,7 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	return cause
 }
 
-func (s *session) newLane(ctx context.Context, info *publish.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
+func (s *session) newLane(ctx context.Context, info *jetstream.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
 	r, timeline := s.r, sys.Timeline
 	if s.wal == nil { // see answerFirst
 		timeline = cmp.Or(seen.tail.Timeline, sys.Parent(), timeline)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -212,7 +213,7 @@ func (w *settler) gather(ctx context.Context) bool {
 
 // accept is nil, so that the reader waits, while too many jobs are under way.
 func (w *settler) accept() <-chan *job {
-	if len(w.jobs)+w.inLines >= publish.U {
+	if len(w.jobs)+w.inLines >= jetstream.U {
 		return nil
 	}
 	return w.in

@@ -6,15 +6,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 	"github.com/walpost/walpost/stream"
 	"github.com/walpost/walpost/verify"
@@ -99,16 +99,16 @@ func testShards(r *rig, mode relay.Mode) {
 		running[i].quiet("missed_rows", "events_lost", "nothing_to_compare", "rival", "foreign_message")
 		s.finds(s.verify(func(c *verify.Config) {
 			nc := s.js().Conn()
-			stream, err := publish.NewStream(nc, s.cfg.Stream)
+			stream, err := jetstream.NewStream(nc, s.cfg.Stream)
 			r.must(err)
 			c.Stream = stream
 		}), nil)
 	}
-	joined := jetstream.StreamConfig{Name: "JOINED"}
+	joined := natsjs.StreamConfig{Name: "JOINED"}
 	for _, s := range shards {
-		joined.Sources = append(joined.Sources, &jetstream.StreamSource{
+		joined.Sources = append(joined.Sources, &natsjs.StreamSource{
 			Name:              s.cfg.Stream.Name,
-			SubjectTransforms: []jetstream.SubjectTransformConfig{{Source: s.cfg.Stream.Pattern, Destination: "joined.>"}},
+			SubjectTransforms: []natsjs.SubjectTransformConfig{{Source: s.cfg.Stream.Pattern, Destination: "joined.>"}},
 		})
 	}
 	_, err := r.js().CreateStream(r.t.Context(), joined)
@@ -179,7 +179,7 @@ func TestShardOfAnotherPublication(t *testing.T) {
 // their own.
 func TestShardsShareNoStream(t *testing.T) {
 	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate, Shard: outbox.Shard{Index: 1, Of: 2}}
-	cfg := relay.Config{Subject: "events.{event_type}", Outboxes: []*outbox.Table{table}, Stream: publish.StreamConfig{Name: "EVENTS", Shared: true}}
+	cfg := relay.Config{Subject: "events.{event_type}", Outboxes: []*outbox.Table{table}, Stream: jetstream.StreamConfig{Name: "EVENTS", Shared: true}}
 	if _, err := relay.New(cfg, zap.NewNop(), prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "shard 1/2") || hint.Of(err) == "" {
 		t.Errorf("%v (%s)", err, hint.Of(err))
 	}

@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
-	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -47,8 +47,8 @@ func (r *Relay) hasStreamed(ctx context.Context) (streamed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	_, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, publish.ReadBackOptions{
-		Source: r.envelope.Source(), Step: func(messages []publish.Message) (bool, error) {
+	_, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
+		Source: r.envelope.Source(), Step: func(messages []jetstream.Message) (bool, error) {
 			for _, m := range messages {
 				streamed = streamed || !m.Polled && !m.ID.Replay
 			}

@@ -10,10 +10,10 @@ import (
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestTheTailIsReadLast: as long as another walsender has the slot, another
@@ -23,8 +23,8 @@ func TestTheTailIsReadLast(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.cfg.Stream.Shared = true // nothing but the tail tells
-	r.cfg.Stream.Batching = publish.BatchAuto
-	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = window })
+	r.cfg.Stream.Batching = jetstream.BatchAuto
+	r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = window })
 	x := r.start().streaming()
 	r.keep()
 	r.put(1, 5)

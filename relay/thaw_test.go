@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestMessagesOfAnEarlierSession: JetStream is silent while a session ends, and has all its
@@ -14,7 +14,7 @@ func TestMessagesOfAnEarlierSession(t *testing.T) {
 	t.Parallel()
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
 	r := newRigWith(t, testenv.SharedPostgres(t), n)
-	r.cfg.Stream.Batching = publish.BatchSingle // many are under way
+	r.cfg.Stream.Batching = jetstream.BatchSingle // many are under way
 	x := r.start().streaming()
 	const rounds, rows = 4, 3000
 	for round := range rounds {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 )
 
@@ -90,7 +90,7 @@ func TestAnIDOfAnotherType(t *testing.T) {
 	parts[len(parts)-2] = "abc"
 	r.publish(1, func(_ int, h nats.Header) {
 		h.Set(nats.MsgIdHdr, strings.Join(parts, "/"))
-		h.Set(publish.PositionHeader, last.Get(publish.PositionHeader))
+		h.Set(jetstream.PositionHeader, last.Get(jetstream.PositionHeader))
 	})
 	r.rewind()
 	x = r.start().streaming()

@@ -7,13 +7,13 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 	"github.com/walpost/walpost/stream"
 	"github.com/walpost/walpost/verify"
@@ -37,7 +37,7 @@ func (r *rig) tryVerify(change ...func(*verify.Config)) (*verify.Report, error) 
 	nc, err := nats.Connect(r.nats.URL())
 	r.must(err)
 	defer nc.Close()
-	s, err := publish.NewStream(nc, publish.StreamConfig{Name: "EVENTS", Pattern: "events.*"})
+	s, err := jetstream.NewStream(nc, jetstream.StreamConfig{Name: "EVENTS", Pattern: "events.*"})
 	r.must(err)
 	var tables []*outbox.Table
 	for _, t := range r.cfg.Outboxes { // the relay's own
@@ -68,7 +68,7 @@ func (r *rig) finds(report *verify.Report, want map[verify.Kind]int64) {
 }
 
 // again publishes a copy of a message, as the relay would have.
-func (r *rig) again(m *jetstream.RawStreamMsg, change func(nats.Header)) {
+func (r *rig) again(m *natsjs.RawStreamMsg, change func(nats.Header)) {
 	r.t.Helper()
 	h := nats.Header{}
 	for name, values := range m.Header {
@@ -99,7 +99,7 @@ func (r *rig) loseMessages(seqs ...uint64) {
 func verified(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
+	r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
 	x := r.start().streaming()
 	r.put(1, 100)
 	r.pending(0)
@@ -144,9 +144,9 @@ func TestVerifyFindsWhatIsWrong(t *testing.T) {
 			r.loseMessages(100)
 			r.exec(`DELETE FROM outbox_messages WHERE payload ->> 'n' = '100'`)
 			r.again(m, func(h nats.Header) {
-				p := strings.Split(h.Get(publish.PositionHeader), "/")
+				p := strings.Split(h.Get(jetstream.PositionHeader), "/")
 				p[1] = "99"
-				h.Set(publish.PositionHeader, strings.Join(p, "/"))
+				h.Set(jetstream.PositionHeader, strings.Join(p, "/"))
 			})
 		}, map[verify.Kind]int64{verify.Phantom: 1}},
 		"another writer": {func(r *rig) {
@@ -263,7 +263,7 @@ func TestVerifyBesideALoad(t *testing.T) {
 func TestVerifyWithoutMarks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
+	r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
 	r.cfg.Outboxes[0].Mark = outbox.MarkDelete
 	x := r.start().streaming()
 	r.put(1, 100)

@@ -11,10 +11,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/internal/jetstream"
 )
 
 // What a test asks the two servers and the relay about.
@@ -121,7 +121,7 @@ func (r *rig) numbers() []int {
 	return numbersOf(r.t, r.stored())
 }
 
-func numbersOf(t *testing.T, messages []*jetstream.RawStreamMsg) []int {
+func numbersOf(t *testing.T, messages []*natsjs.RawStreamMsg) []int {
 	t.Helper()
 	var ns []int
 	for _, m := range messages {
@@ -231,22 +231,22 @@ func (r *rig) rewind() {
 }
 
 // js is a client of the test's own.
-func (r *rig) js() jetstream.JetStream {
+func (r *rig) js() natsjs.JetStream {
 	r.t.Helper()
 	nc, err := nats.Connect(r.nats.URL())
 	r.must(err)
 	r.t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := natsjs.New(nc)
 	r.must(err)
 	return js
 }
 
 // createStream makes the stream as the relay would, with what change does to it.
-func (r *rig) createStream(change func(*jetstream.StreamConfig)) {
+func (r *rig) createStream(change func(*natsjs.StreamConfig)) {
 	r.t.Helper()
-	cfg := jetstream.StreamConfig{
-		Name: "EVENTS", Subjects: []string{"events.>"}, Discard: jetstream.DiscardNew, Duplicates: 2 * time.Minute, AllowDirect: true,
-		AllowBatchPublish: r.cfg.Stream.Batching == publish.BatchFast, AllowAtomicPublish: r.cfg.Stream.Batching == publish.BatchAtomic,
+	cfg := natsjs.StreamConfig{
+		Name: "EVENTS", Subjects: []string{"events.>"}, Discard: natsjs.DiscardNew, Duplicates: 2 * time.Minute, AllowDirect: true,
+		AllowBatchPublish: r.cfg.Stream.Batching == jetstream.BatchFast, AllowAtomicPublish: r.cfg.Stream.Batching == jetstream.BatchAtomic,
 	}
 	if change != nil {
 		change(&cfg)

@@ -6,13 +6,13 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
-	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/internal/jetstream"
 )
 
 // trim has rows left out whose messages may have been at the stream's front, where
 // limits, an age or somebody has dropped them: nothing tells those from lost ones. A
 // stream that was empty says nothing, and everything is compared with it.
-func (v *comparison) trim(info *publish.StreamInfo) {
+func (v *comparison) trim(info *jetstream.StreamInfo) {
 	v.front = info.FirstSeq
 	if info.Messages == 0 || info.FirstSeq <= max(1, info.Config.FirstSeq) {
 		return

@@ -4,25 +4,25 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/fallback"
-	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/internal/jetstream"
 )
 
 func TestWhereTheFrontIsMissing(t *testing.T) {
 	first, since := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), time.Date(2026, 3, 1, 10, 0, 0, 0, time.UTC)
 	for name, c := range map[string]struct {
-		info    publish.StreamInfo
+		info    jetstream.StreamInfo
 		since   time.Time
 		trimmed bool
 	}{
-		"whole":                 {publish.StreamInfo{FirstSeq: 1, LastSeq: 9, Messages: 9}, since, false},
-		"front dropped":         {publish.StreamInfo{FirstSeq: 4, LastSeq: 9, Messages: 6}, since, true},
-		"before what was asked": {publish.StreamInfo{FirstSeq: 4, LastSeq: 9, Messages: 6}, first.Add(time.Hour), false},
-		"begins later":          {publish.StreamInfo{FirstSeq: 4, LastSeq: 9, Messages: 6, Config: jetstream.StreamConfig{FirstSeq: 4}}, since, false},
-		"empty":                 {publish.StreamInfo{FirstSeq: 10, LastSeq: 9}, since, false},
-		"new":                   {publish.StreamInfo{}, since, false},
+		"whole":                 {jetstream.StreamInfo{FirstSeq: 1, LastSeq: 9, Messages: 9}, since, false},
+		"front dropped":         {jetstream.StreamInfo{FirstSeq: 4, LastSeq: 9, Messages: 6}, since, true},
+		"before what was asked": {jetstream.StreamInfo{FirstSeq: 4, LastSeq: 9, Messages: 6}, first.Add(time.Hour), false},
+		"begins later":          {jetstream.StreamInfo{FirstSeq: 4, LastSeq: 9, Messages: 6, Config: natsjs.StreamConfig{FirstSeq: 4}}, since, false},
+		"empty":                 {jetstream.StreamInfo{FirstSeq: 10, LastSeq: 9}, since, false},
+		"new":                   {jetstream.StreamInfo{}, since, false},
 	} {
 		v := &comparison{since: c.since}
 		c.info.FirstTime = first

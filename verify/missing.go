@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // clocks is how far the servers' clocks may be apart, and how long a row may have
@@ -86,7 +86,7 @@ func (v *comparison) judgeMissing(ctx context.Context, t *table, suspects []fall
 	}
 	suspects = v.unseen(t, suspects)
 	// A row may have been marked long after it was stored.
-	for span := uint64(publish.U); len(suspects) > 0 && v.first > v.oldest; span *= 2 {
+	for span := uint64(jetstream.U); len(suspects) > 0 && v.first > v.oldest; span *= 2 {
 		from := max(v.oldest, v.first-min(span, v.first))
 		if err := v.lookBack(ctx, from); err != nil {
 			return err
@@ -154,10 +154,10 @@ func (v *comparison) unseen(t *table, rows []fallback.MarkedRow) []fallback.Mark
 
 // lookBack reads messages from before the window, only to know that they are there.
 func (v *comparison) lookBack(ctx context.Context, from uint64) error {
-	err := v.cfg.Stream.ReadOn(ctx, from, v.first-1, publish.ReadBackOptions{
+	err := v.cfg.Stream.ReadOn(ctx, from, v.first-1, jetstream.ReadBackOptions{
 		Source: v.cfg.Source,
-		Step: func(messages []publish.Message) (bool, error) {
-			return true, v.each(ctx, messages, func(t *table, m publish.Message, f fallback.Finding) {
+		Step: func(messages []jetstream.Message) (bool, error) {
+			return true, v.each(ctx, messages, func(t *table, m jetstream.Message, f fallback.Finding) {
 				switch {
 				case m.ID.Replay:
 				case f.Place == fallback.Nowhere && t.Mark == outbox.MarkUpdate:

@@ -5,8 +5,8 @@ import (
 	"hash/maphash"
 	"strings"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // aggregatesMost bounds the aggregates whose order is followed, with those that the
@@ -30,7 +30,7 @@ type history struct {
 
 // follow checks the order of an aggregate. overtaken: rows that had to wait may have been
 // passed by later ones. again: the message may be a duplicate, which is not out of order.
-func (v *comparison) follow(m publish.Message, overtaken, again bool) {
+func (v *comparison) follow(m jetstream.Message, overtaken, again bool) {
 	if m.Aggregate == (outbox.AggregateKey{}) || m.Position.SystemID == "" {
 		return
 	}

@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 func newOrder() *comparison {
@@ -50,7 +50,7 @@ func TestOrderIsOfOneCluster(t *testing.T) {
 		if !m.polled {
 			row = at
 		}
-		v.follow(publish.Message{Seq: uint64(i + 1), Aggregate: aggregate("1"), Polled: m.polled, Position: at, Row: row}, false, false)
+		v.follow(jetstream.Message{Seq: uint64(i + 1), Aggregate: aggregate("1"), Polled: m.polled, Position: at, Row: row}, false, false)
 		if got := v.report.Found[Reordered].Count; got != m.want {
 			t.Errorf("message %d: %d reordered, want %d", i+1, got, m.want)
 		}
@@ -72,7 +72,7 @@ func TestOrderTakesLittle(t *testing.T) {
 	v := newOrder()
 	for i := range 1_000_000 {
 		at := outbox.Position{SystemID: fmt.Sprint(7000 + i%2), Commit: outbox.LSN(i + 1), N: 1}
-		v.follow(publish.Message{Seq: uint64(i + 1), Aggregate: aggregate(strconv.Itoa(i)), Position: at, Row: at}, false, false)
+		v.follow(jetstream.Message{Seq: uint64(i + 1), Aggregate: aggregate(strconv.Itoa(i)), Position: at, Row: at}, false, false)
 		if n := i + 1; n%20_000 == 0 {
 			worst = max(worst, float64(heap()-before)/float64(n))
 		}
@@ -105,7 +105,7 @@ func TestOrderAfterAPromotion(t *testing.T) {
 		{2, 540, 1},
 	} {
 		at := outbox.Position{SystemID: "7001", Timeline: m.timeline, Commit: m.commit, N: 1}
-		v.follow(publish.Message{Seq: uint64(i + 1), Aggregate: aggregate("1"), Polled: true, Position: at}, false, false)
+		v.follow(jetstream.Message{Seq: uint64(i + 1), Aggregate: aggregate("1"), Polled: true, Position: at}, false, false)
 		if got := v.report.Found[Reordered].Count; got != m.want {
 			t.Errorf("message %d: %d reordered, want %d", i+1, got, m.want)
 		}

@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // catchUp reads the stream up to its present end.
@@ -16,9 +16,9 @@ func (v *comparison) catchUp(ctx context.Context) error {
 		return err
 	}
 	last := info.LastSeq
-	err = v.cfg.Stream.ReadOn(ctx, v.next, last, publish.ReadBackOptions{
+	err = v.cfg.Stream.ReadOn(ctx, v.next, last, jetstream.ReadBackOptions{
 		Source: v.cfg.Source, Aggregates: true,
-		Step: func(messages []publish.Message) (bool, error) {
+		Step: func(messages []jetstream.Message) (bool, error) {
 			if n := len(messages); n > 0 && v.cfg.Progress != nil {
 				v.cfg.Progress(messages[n-1].Seq-v.first+1, last-v.first+1)
 			}
@@ -39,9 +39,9 @@ func (v *comparison) catchUp(ctx context.Context) error {
 
 // each looks for the rows of messages, and calls do in the messages' order, table by
 // table.
-func (v *comparison) each(ctx context.Context, messages []publish.Message, do func(*table, publish.Message, fallback.Finding)) error {
+func (v *comparison) each(ctx context.Context, messages []jetstream.Message, do func(*table, jetstream.Message, fallback.Finding)) error {
 	for part := range slices.Chunk(messages, batch) {
-		byTable := map[*table][]publish.Message{}
+		byTable := map[*table][]jetstream.Message{}
 		for _, m := range part {
 			t := v.tables[m.ID.Table]
 			if t == nil {
@@ -67,10 +67,10 @@ func (v *comparison) each(ctx context.Context, messages []publish.Message, do fu
 	return nil
 }
 
-func row(m publish.Message) string { return m.ID.Table + "/" + m.ID.ID }
+func row(m jetstream.Message) string { return m.ID.Table + "/" + m.ID.ID }
 
 // message takes one message, in the stream's order.
-func (v *comparison) message(t *table, m publish.Message, f fallback.Finding) {
+func (v *comparison) message(t *table, m jetstream.Message, f fallback.Finding) {
 	v.report.Messages++
 	switch {
 	case m.ID.Replay:

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // visiblePatience is how long open transactions are waited for, whose rows are not
@@ -17,7 +17,7 @@ const visiblePatience = 20 * time.Second
 
 // stranger keeps a message without a row, of too many the newest: the rows of those
 // may only not be visible yet.
-func (v *comparison) stranger(m publish.Message) {
+func (v *comparison) stranger(m jetstream.Message) {
 	if len(v.strangers) == remembered {
 		v.note("more than %d messages have no row: only the newest were looked at", remembered)
 		v.strangers = slices.Delete(v.strangers, 0, remembered/2)
@@ -28,7 +28,7 @@ func (v *comparison) stranger(m publish.Message) {
 // judgeStrangers looks again for the rows of messages that had none: a message may be
 // there before its row is visible.
 func (v *comparison) judgeStrangers(ctx context.Context) error {
-	left := slices.DeleteFunc(v.strangers, func(m publish.Message) bool { return m.Seq < v.report.FirstSeq })
+	left := slices.DeleteFunc(v.strangers, func(m jetstream.Message) bool { return m.Seq < v.report.FirstSeq })
 	if len(left) == 0 {
 		return nil
 	}
@@ -56,14 +56,14 @@ func (v *comparison) judgeStrangers(ctx context.Context) error {
 }
 
 // old reports whether nobody keeps the row of such a message.
-func (v *comparison) old(m publish.Message) bool {
+func (v *comparison) old(m jetstream.Message) bool {
 	return v.cfg.KeptFor > 0 && time.Since(m.Stored) > v.cfg.KeptFor
 }
 
 // awaitRows waits until every transaction has ended that may have written one of the
 // rows, as long as any is wanted, and returns the messages that still have none. The
 // last message was read before.
-func (v *comparison) awaitRows(ctx context.Context, messages []publish.Message) ([]publish.Message, error) {
+func (v *comparison) awaitRows(ctx context.Context, messages []jetstream.Message) ([]jetstream.Message, error) {
 	xid, err := v.db.NewXID(ctx)
 	if err != nil {
 		return nil, err
@@ -73,8 +73,8 @@ func (v *comparison) awaitRows(ctx context.Context, messages []publish.Message) 
 		if err != nil {
 			return nil, err
 		}
-		var left []publish.Message
-		err = v.each(ctx, messages, func(_ *table, m publish.Message, f fallback.Finding) {
+		var left []jetstream.Message
+		err = v.each(ctx, messages, func(_ *table, m jetstream.Message, f fallback.Finding) {
 			if f.Place == fallback.Nowhere {
 				left = append(left, m)
 			}
@@ -84,7 +84,7 @@ func (v *comparison) awaitRows(ctx context.Context, messages []publish.Message) 
 		}
 		messages = left
 		switch {
-		case ended || !slices.ContainsFunc(messages, func(m publish.Message) bool { return !v.old(m) }):
+		case ended || !slices.ContainsFunc(messages, func(m jetstream.Message) bool { return !v.old(m) }):
 			return messages, nil
 		case time.Now().After(until):
 			v.note("transactions are open since before the stream was read: the messages of their rows count as unknown")

@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // again notes a row that came before, perhaps as another message: ids come again. It reports
 // whether judgeTwice will look at it.
-func (v *comparison) again(t *table, m publish.Message) bool {
+func (v *comparison) again(t *table, m jetstream.Message) bool {
 	if len(v.twice) >= remembered || len(v.late) >= remembered {
 		v.note("more than %d rows came more than once: only so many were looked at", remembered)
 		return false
@@ -26,9 +26,9 @@ func (v *comparison) judgeTwice(ctx context.Context) error {
 		return nil
 	}
 	first := map[outbox.MessageID]uint64{}
-	return v.cfg.Stream.ReadOn(ctx, v.first, v.next-1, publish.ReadBackOptions{
+	return v.cfg.Stream.ReadOn(ctx, v.first, v.next-1, jetstream.ReadBackOptions{
 		Source: v.cfg.Source,
-		Step: func(messages []publish.Message) (bool, error) {
+		Step: func(messages []jetstream.Message) (bool, error) {
 			for _, m := range messages {
 				if _, suspect := v.twice[row(m)]; !suspect || m.ID.Replay {
 					continue

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 const (
@@ -35,7 +35,7 @@ type Config struct {
 	Postgres fallback.Config
 	Slot     string
 	Outboxes []*outbox.Table
-	Stream   *publish.Stream
+	Stream   *jetstream.Stream
 	Source   string // of the message ids
 	// Phantom tells positions of WAL that the server never had; nil where that is not
 	// known.
@@ -106,7 +106,7 @@ type comparison struct {
 	seed              maphash.Seed
 	histories         []history
 	numbers           map[history]uint32  // of the histories
-	strangers         []publish.Message   // without a row, so far
+	strangers         []jetstream.Message // without a row, so far
 	twice             map[string]struct{} // message ids of rows that were met more than once
 	late              map[uint64]Case     // by sequence: such messages that are reordered, unless they are duplicates
 }

@@ -10,10 +10,11 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
@@ -36,7 +37,7 @@ type environment struct {
 	nats *testenv.NATS
 	url  string // of the shop's database
 	nc   *nats.Conn
-	js   jetstream.JetStream
+	js   natsjs.JetStream
 	db   *pgx.Conn // the demo's own, for the counts
 
 	stopRelay context.CancelFunc
@@ -89,7 +90,7 @@ func (e *environment) startNATS(ctx context.Context) (_ string, err error) {
 	if e.nc, err = nats.Connect(e.nats.URL(), nats.Name("walpost-demo"), nats.MaxReconnects(-1)); err != nil {
 		return "", fmt.Errorf("connect to NATS: %w", err)
 	}
-	if e.js, err = jetstream.New(e.nc); err != nil {
+	if e.js, err = natsjs.New(e.nc); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%s with JetStream on 127.0.0.1:%d, in this process", server.VERSION, e.nats.Port()), nil
@@ -142,8 +143,8 @@ func (e *environment) startRelay(ctx context.Context, log *zap.Logger, onStored 
 func relayConfig(postgresURL, natsURL string) relay.Config {
 	return relay.Config{
 		PostgresURL: postgresURL, Slot: "walpost", Publication: "walpost", Outboxes: tables(),
-		NATS:         publish.ConnConfig{URL: natsURL},
-		Stream:       publish.StreamConfig{Name: streamName},
+		NATS:         jetstream.ConnConfig{URL: natsURL},
+		Stream:       jetstream.StreamConfig{Name: streamName},
 		CreateStream: true, Subject: "events.{event_type}", Format: publish.FormatBinary,
 		Window: 4096, WindowBytes: 32 << 20, DelayThreshold: time.Second,
 	}

@@ -14,9 +14,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/bench"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -54,7 +54,7 @@ func newBenchCommand() *cobra.Command {
 				if window > 0 {
 					return window
 				}
-				return publish.DuplicateWindow(batch != string(publish.BatchSingle))
+				return jetstream.DuplicateWindow(batch != string(jetstream.BatchSingle))
 			}
 			report, err := runBench(cmd.Context(), cfg, b, cmd.ErrOrStderr())
 			if report != nil && len(report.Drains)+len(report.Latencies) > 0 {
@@ -98,7 +98,7 @@ func checkBench(b *bench.Config, window time.Duration) error {
 		}
 	}
 	for _, x := range b.Batches {
-		if x != string(publish.BatchSingle) && x != string(publish.BatchFast) && x != string(publish.BatchAtomic) {
+		if x != string(jetstream.BatchSingle) && x != string(jetstream.BatchFast) && x != string(jetstream.BatchAtomic) {
 			return fmt.Errorf("--batches: %q is none of single, fast and atomic", x)
 		}
 	}
@@ -124,7 +124,7 @@ func checkBench(b *bench.Config, window time.Duration) error {
 }
 
 func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer) (*bench.Report, error) {
-	nc, err := publish.Connect(ctx, natsConn(&cfg.NATS))
+	nc, err := jetstream.Connect(ctx, natsConn(&cfg.NATS))
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		fmt.Fprintf(stderr, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05")}, args...)...)
 	}
 	b.Migrate = func(ctx context.Context, url string) error {
-		return migrateUp(ctx, io.Discard, benchConfig(cfg, bench.Setting{URL: url, Mark: string(outbox.MarkUpdate), Batch: string(publish.BatchSingle)}), migrateOptions{to: migrations.Latest})
+		return migrateUp(ctx, io.Discard, benchConfig(cfg, bench.Setting{URL: url, Mark: string(outbox.MarkUpdate), Batch: string(jetstream.BatchSingle)}), migrateOptions{to: migrations.Latest})
 	}
 	b.Publication = func(set bench.Setting) (string, error) {
 		tables, err := benchConfig(cfg, set).Tables()

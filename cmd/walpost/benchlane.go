@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/walpost/walpost/bench"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -71,7 +72,7 @@ func newBenchLane(ctx context.Context, nc *nats.Conn, cfg *Config) (*publish.Lan
 	if err != nil {
 		return nil, err
 	}
-	s, err := publish.NewStream(nc, publish.StreamConfig{Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Pattern: template.Pattern()})
+	s, err := jetstream.NewStream(nc, jetstream.StreamConfig{Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Pattern: template.Pattern()})
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +86,7 @@ func newBenchLane(ctx context.Context, nc *nats.Conn, cfg *Config) (*publish.Lan
 	}
 	lane, err := publish.NewLane(ctx, publish.LaneConfig{
 		Conn: nc, Stream: s, Subjects: publish.NewSubjects(template), Envelope: envelope, Chained: !cfg.NATS.Shared, Base: info.LastSeq,
-		Window: cfg.Publish.Window, WindowBytes: int(cfg.Publish.WindowBytes), Batching: publish.Batching(cfg.Publish.Batch).Resolve(&info.Config, cfg.NATS.Shared),
+		Window: cfg.Publish.Window, WindowBytes: int(cfg.Publish.WindowBytes), Batching: jetstream.Batching(cfg.Publish.Batch).Resolve(&info.Config, cfg.NATS.Shared),
 		Position: outbox.Position{SystemID: benchSystem, Timeline: 1},
 	})
 	if err == nil {
@@ -104,7 +105,7 @@ func settleAll(ctx context.Context, lane *publish.Lane, n int) {
 		case <-ctx.Done():
 			return
 		}
-		stored, indexes = lane.Take(stored[:0], publish.U), indexes[:0]
+		stored, indexes = lane.Take(stored[:0], jetstream.U), indexes[:0]
 		for _, d := range stored {
 			indexes = append(indexes, d.Index)
 		}

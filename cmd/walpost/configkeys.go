@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // key is one line of the configuration's table. Flags, environment variables, the file's keys, the checks,
@@ -203,7 +203,7 @@ func (c *Config) publishKeys() []key {
 	return []key{
 		{
 			"publish.window", "WALPOST_WINDOW",
-			intValue{&p.Window, 1, publish.U},
+			intValue{&p.Window, 1, jetstream.U},
 			"How many messages may be on their way to JetStream without an acknowledgement. It bounds memory, together with window_bytes.",
 		},
 		{
@@ -235,7 +235,7 @@ func (c *Config) fallbackKeys() []key {
 		},
 		{
 			"fallback.batch", "WALPOST_FALLBACK_BATCH",
-			intValue{&f.Batch, 1, publish.U},
+			intValue{&f.Batch, 1, jetstream.U},
 			"How many rows one statement of the poller reads from the table.",
 		},
 		{

@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/internal/jetstream"
 )
 
 // value is one configurable field, wherever its text comes from.
@@ -330,7 +330,7 @@ func redactPostgres(s string) string {
 
 // redactNATS hides user, password and token of each server, and everything where that cannot be told apart.
 func redactNATS(s string) string {
-	urls, err := publish.ParseURLs(s)
+	urls, err := jetstream.ParseURLs(s)
 	if err != nil {
 		return secret
 	}

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 )
@@ -51,12 +52,12 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 		Outboxes:      tables,
 		Source:        cfg.Source,
 		NATS:          natsConn(&cfg.NATS),
-		Stream: publish.StreamConfig{
+		Stream: jetstream.StreamConfig{
 			Name:       cfg.NATS.Stream,
 			Domain:     cfg.NATS.Domain,
 			Shared:     cfg.NATS.Shared,
 			AcceptWeak: cfg.NATS.AcceptWeakStream,
-			Batching:   publish.Batching(cfg.Publish.Batch),
+			Batching:   jetstream.Batching(cfg.Publish.Batch),
 		},
 		CreateStream:   cfg.NATS.CreateStream,
 		Subject:        cfg.NATS.Subject,
@@ -76,26 +77,26 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 	}, err
 }
 
-func natsConn(n *NATSConfig) publish.ConnConfig {
-	return publish.ConnConfig{
+func natsConn(n *NATSConfig) jetstream.ConnConfig {
+	return jetstream.ConnConfig{
 		URL: n.URL, Creds: n.Creds, NKey: n.NKey, User: n.User, PasswordFile: n.PasswordFile,
-		TLS:         publish.TLSConfig{CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key, First: n.TLS.HandshakeFirst},
+		TLS:         jetstream.TLSConfig{CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key, First: n.TLS.HandshakeFirst},
 		InboxPrefix: n.InboxPrefix,
 	}
 }
 
 // openStream connects a command, under the name that the server shows, for the stream of the configuration.
-func openStream(ctx context.Context, cfg *Config, name string) (s *publish.Stream, t *publish.Template, done func(), err error) {
+func openStream(ctx context.Context, cfg *Config, name string) (s *jetstream.Stream, t *publish.Template, done func(), err error) {
 	if t, err = publish.NewTemplate(cfg.NATS.Subject); err != nil {
 		return nil, nil, nil, &usageError{err}
 	}
 	conn := natsConn(&cfg.NATS)
 	conn.Name = name
-	nc, err := publish.Connect(ctx, conn)
+	nc, err := jetstream.Connect(ctx, conn)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	s, err = publish.NewStream(nc, publish.StreamConfig{
+	s, err = jetstream.NewStream(nc, jetstream.StreamConfig{
 		Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Shared: cfg.NATS.Shared, Pattern: t.Pattern(),
 	})
 	if err != nil {

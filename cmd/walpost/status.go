@@ -10,8 +10,8 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -321,17 +321,17 @@ func (r *statusReport) askOutbox(ctx context.Context, db *fallback.DB, t *outbox
 func (r *statusReport) askNATS(ctx context.Context, cfg *Config) error {
 	conn := natsConn(&cfg.NATS)
 	conn.Name = "walpost status"
-	nc, err := publish.Connect(ctx, conn)
+	nc, err := jetstream.Connect(ctx, conn)
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	s, err := publish.NewStream(nc, publish.StreamConfig{Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain})
+	s, err := jetstream.NewStream(nc, jetstream.StreamConfig{Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain})
 	if err != nil {
 		return err
 	}
 	info, err := s.Info(ctx)
-	if errors.Is(err, publish.ErrStreamNotFound) {
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		r.Stream = &streamStatus{Name: cfg.NATS.Stream}
 		return nil
 	}
@@ -342,7 +342,7 @@ func (r *statusReport) askNATS(ctx context.Context, cfg *Config) error {
 	return nil
 }
 
-func factsOf(info *publish.StreamInfo) *StreamFacts {
+func factsOf(info *jetstream.StreamInfo) *StreamFacts {
 	f := &StreamFacts{
 		Messages: info.Messages, Bytes: info.Bytes, FirstSeq: info.FirstSeq, LastSeq: info.LastSeq, Created: info.Created.UTC(),
 		Replicas: info.Config.Replicas, DuplicateWindow: info.Config.Duplicates.Seconds(), Batches: []string{},
@@ -354,10 +354,10 @@ func factsOf(info *publish.StreamInfo) *StreamFacts {
 		f.Leader = &info.Leader
 	}
 	if info.Config.AllowBatchPublish {
-		f.Batches = append(f.Batches, string(publish.BatchFast))
+		f.Batches = append(f.Batches, string(jetstream.BatchFast))
 	}
 	if info.Config.AllowAtomicPublish {
-		f.Batches = append(f.Batches, string(publish.BatchAtomic))
+		f.Batches = append(f.Batches, string(jetstream.BatchAtomic))
 	}
 	return f
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/publish"
 )
 
@@ -66,7 +67,7 @@ func newTailCommand() *cobra.Command {
 			}
 			print := newEventTable(cmd.OutOrStdout()).print
 			if asJSON {
-				print = func(m publish.Received) error { return printJSON(cmd.OutOrStdout(), asObject(m)) }
+				print = func(m jetstream.Received) error { return printJSON(cmd.OutOrStdout(), asObject(m)) }
 			}
 			return tail(cmd.Context(), cfg, types, window, cmd.ErrOrStderr(), print)
 		},
@@ -79,7 +80,7 @@ func newTailCommand() *cobra.Command {
 
 // tail prints the events of the types until ctx is done.
 func tail(
-	ctx context.Context, cfg *Config, types publish.Types, since time.Duration, stderr io.Writer, print func(publish.Received) error,
+	ctx context.Context, cfg *Config, types publish.Types, since time.Duration, stderr io.Writer, print func(jetstream.Received) error,
 ) error {
 	s, template, done, err := openStream(ctx, cfg, "walpost tail")
 	if err != nil {
@@ -97,9 +98,9 @@ func tail(
 		}
 	}
 	fmt.Fprintf(stderr, "following stream %s from sequence %d on\n", cfg.NATS.Stream, from)
-	err = s.Follow(ctx, publish.FollowOptions{
+	err = s.Follow(ctx, jetstream.FollowOptions{
 		From: from, Filters: template.Filters(&info.Config, types), Waiting: tellWaiting(stderr),
-	}, func(m publish.Received) error {
+	}, func(m jetstream.Received) error {
 		if len(types) > 0 && (!m.Relayed || !types.Match(m.Type)) {
 			return nil
 		}
@@ -109,7 +110,7 @@ func tail(
 }
 
 // adviseTail names all that tail needs at once, and not only what was missed first.
-func adviseTail(s *publish.Stream, cfg *Config, err error) error {
+func adviseTail(s *jetstream.Stream, cfg *Config, err error) error {
 	if !errors.Is(err, nats.ErrPermissionViolation) {
 		return err
 	}

@@ -13,8 +13,8 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // TestTailOnATerminal: aligned, as wide as the terminal, and nothing that it would act on.
@@ -22,16 +22,16 @@ func TestTailOnATerminal(t *testing.T) {
 	master, terminal := pty(t, 80)
 	table := newEventTable(terminal)
 	at := time.Date(2026, 11, 20, 23, 59, 59, 123456789, time.FixedZone("", 3600))
-	event := func(seq uint64, eventType, payload string) publish.Received {
-		return publish.Received{
+	event := func(seq uint64, eventType, payload string) jetstream.Received {
+		return jetstream.Received{
 			Seq: seq, At: at, Relayed: true, Type: eventType, AggregateType: "order", AggregateID: "42", TenantID: "7",
 			Row: outbox.MessageID{ID: "1"}, Payload: []byte(payload),
 		}
 	}
-	other := publish.Received{Seq: 11, At: at.Add(2 * time.Hour), Subject: "events.\x1b[2J", Payload: []byte(strings.Repeat("ü", 200))}
+	other := jetstream.Received{Seq: 11, At: at.Add(2 * time.Hour), Subject: "events.\x1b[2J", Payload: []byte(strings.Repeat("ü", 200))}
 	polled := event(10, "order.placed.twice", "{\n\t\"a\":\n 1}")
 	polled.Polled = true
-	for _, m := range []publish.Received{event(9, "order.placed", "\x1b[31m\a"+strings.Repeat("x", 100)), polled, other} {
+	for _, m := range []jetstream.Received{event(9, "order.placed", "\x1b[31m\a"+strings.Repeat("x", 100)), polled, other} {
 		if err := table.print(m); err != nil {
 			t.Fatal(err)
 		}

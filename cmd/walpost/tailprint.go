@@ -9,7 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/internal/jetstream"
 )
 
 // eventTable writes one event a line, each column as wide as what it has held so far. On a terminal it begins
@@ -24,7 +24,7 @@ func newEventTable(w io.Writer) *eventTable {
 	return &eventTable{w: w, widths: [6]int{12, 6, 12, 10, 6, 4}}
 }
 
-func (t *eventTable) print(m publish.Received) error {
+func (t *eventTable) print(m jetstream.Received) error {
 	width, terminal := terminalWidth(t.w)
 	at := m.At.UTC().Format("2006-01-02T15:04:05.000Z")
 	if terminal {
@@ -82,14 +82,14 @@ func (t *eventTable) line(cells ...string) string {
 	return out.String()
 }
 
-func aggregateOf(m publish.Received) string {
+func aggregateOf(m jetstream.Received) string {
 	if m.AggregateType == "" && m.AggregateID == "" {
 		return "-"
 	}
 	return dash(m.AggregateType) + "/" + dash(m.AggregateID)
 }
 
-func remark(m publish.Received) string {
+func remark(m jetstream.Received) string {
 	switch {
 	case !m.Relayed:
 		return "[other writer, subject " + escape(m.Subject) + "] "
@@ -135,7 +135,7 @@ type eventObject struct {
 	PayloadBase64    []byte    `json:"payload_base64,omitempty"`
 }
 
-func asObject(m publish.Received) eventObject {
+func asObject(m jetstream.Received) eventObject {
 	e := eventObject{
 		Sequence: m.Seq, Stored: m.At.UTC(), Subject: m.Subject,
 		ID: orNull(m.ID), Source: orNull(m.Source), Type: orNull(m.Type), Time: orNull(m.Time), Trace: orNull(m.Trace),

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -35,7 +36,7 @@ func (c *Config) validate(origin map[string]string) error {
 			"relays with the same slot stand by for each other, and %q is the default", defaultSlot))
 	}
 	c.checkCredentials(report)
-	if b := publish.Batching(c.Publish.Batch); c.NATS.Shared && (b == publish.BatchFast || b == publish.BatchAtomic) {
+	if b := jetstream.Batching(c.Publish.Batch); c.NATS.Shared && (b == jetstream.BatchFast || b == jetstream.BatchAtomic) {
 		report("publish.batch", hint.Errorf("leave it out, or give the relay a stream of its own", "%s in a shared stream, where no expected sequence proves a batch", b))
 	}
 	if n := c.Postgres.MaxRetainedWAL; n > 0 && n < leastRetainedWAL {
@@ -145,7 +146,7 @@ func checkTable(s string) error {
 }
 
 func checkNATSURL(s string) error {
-	_, err := publish.ParseURLs(s)
+	_, err := jetstream.ParseURLs(s)
 	return err
 }
 

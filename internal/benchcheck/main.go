@@ -21,14 +21,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 )
 
@@ -78,7 +78,7 @@ func run(ctx context.Context) error {
 	defer n.Close()
 	got := map[string]cost{}
 	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate} {
-		for _, batch := range []publish.Batching{publish.BatchSingle, publish.BatchFast, publish.BatchAtomic} {
+		for _, batch := range []jetstream.Batching{jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic} {
 			name := fmt.Sprintf("%s, mark %s", batch, mark)
 			for try := range tries {
 				database := fmt.Sprintf("check_%s_%s_%d", mark, batch, try)
@@ -129,19 +129,19 @@ func compare(got, committed map[string]cost) error {
 }
 
 // measure has a relay drain a backlog, and counts between two of its rows.
-func measure(ctx context.Context, url, broker, name string, mark outbox.Mark, batch publish.Batching) (c cost, err error) {
+func measure(ctx context.Context, url, broker, name string, mark outbox.Mark, batch jetstream.Batching) (c cost, err error) {
 	nc, err := nats.Connect(broker)
 	if err != nil {
 		return c, err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := natsjs.New(nc)
 	if err != nil {
 		return c, err
 	}
-	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{
+	if _, err := js.CreateStream(ctx, natsjs.StreamConfig{
 		Name: name, Subjects: []string{name + ".>"}, Duplicates: time.Minute, AllowDirect: true,
-		AllowBatchPublish: batch == publish.BatchFast, AllowAtomicPublish: batch == publish.BatchAtomic,
+		AllowBatchPublish: batch == jetstream.BatchFast, AllowAtomicPublish: batch == jetstream.BatchAtomic,
 	}); err != nil {
 		return c, err
 	}
@@ -166,8 +166,8 @@ func measure(ctx context.Context, url, broker, name string, mark outbox.Mark, ba
 	begun, drained := make(chan struct{}), make(chan struct{})
 	config := relay.Config{
 		PostgresURL: url, Slot: name, Publication: name, Outboxes: []*outbox.Table{table},
-		NATS:    publish.ConnConfig{URL: broker},
-		Stream:  publish.StreamConfig{Name: name, Batching: batch, AcceptWeak: true},
+		NATS:    jetstream.ConnConfig{URL: broker},
+		Stream:  jetstream.StreamConfig{Name: name, Batching: batch, AcceptWeak: true},
 		Subject: name + ".{event_type}", Window: 4096, WindowBytes: 32 << 20, DelayThreshold: time.Second,
 		// On the goroutine that gets the PubAcks, one after the other.
 		OnStored: func(time.Duration) {

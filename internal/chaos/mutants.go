@@ -154,7 +154,7 @@ var mutants = []mutant{
 		by: []string{"events_lost", "duplicated", "stream_rolled_back"},
 		edits: []edit{
 			{"relay/session.go", "	info, err := r.awaitStream(ctx, wal, r.fence)\n", "	info, err := r.early, error(nil)\n	r.early = nil\n	if info == nil {\n		info, err = r.awaitStream(ctx, wal, r.fence)\n	}\n"},
-			{"relay/relay.go", "type Relay struct {\n", "type Relay struct {\n	early *publish.StreamInfo\n"},
+			{"relay/relay.go", "type Relay struct {\n", "type Relay struct {\n	early *jetstream.StreamInfo\n"},
 			{"relay/relay.go", "func (r *Relay) tenure(ctx context.Context) error {\n", "func (r *Relay) tenure(ctx context.Context) error {\n	r.early, _ = r.stream.Info(ctx)\n"},
 		},
 	},

@@ -7,7 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/internal/jetstream"
 )
 
 var headerName = regexp.MustCompile(`(?m)^\th[A-Z]\w+:\s+(\S+),$`)
@@ -17,7 +17,7 @@ func TestEventsPageTellsTheHeaders(t *testing.T) {
 	const file = "docs/EVENTS.md"
 	constants := map[string]string{
 		"nats.MsgIdHdr": nats.MsgIdHdr, "nats.ExpectedLastSeqHdr": nats.ExpectedLastSeqHdr, "nats.ExpectedStreamHdr": nats.ExpectedStreamHdr,
-		"PositionHeader": publish.PositionHeader, "ViaHeader": publish.ViaHeader, "CommitHeader": publish.CommitHeader,
+		"jetstream.PositionHeader": jetstream.PositionHeader, "jetstream.ViaHeader": jetstream.ViaHeader, "jetstream.CommitHeader": jetstream.CommitHeader,
 	}
 	var documented, coded []string
 	for _, m := range headerName.FindAllStringSubmatch(read(t, "publish/headers.go"), -1) {

@@ -16,7 +16,7 @@ func TestOperationsTellsWhatIsWrongWithAStream(t *testing.T) {
 		documented[row[1]] = append(documented[row[1]], row[0])
 	}
 	for verdict, function := range map[string]string{"refused": "refuse", "refused unless accepted": "weak", "warned of": "warn"} {
-		same(t, file+" ("+verdict+")", documented[verdict], arguments(t, "publish", 1, function))
+		same(t, file+" ("+verdict+")", documented[verdict], arguments(t, "internal/jetstream", 1, function))
 		delete(documented, verdict)
 	}
 	for verdict, codes := range documented {
@@ -34,7 +34,7 @@ func TestOperationsTellsWhatDoctorFinds(t *testing.T) {
 		levels[row[0]] = row[1]
 	}
 	found := map[string][]string{}
-	for _, dir := range []string{"internal/pg", "stream", "fallback", "publish", "relay", "cmd/walpost"} {
+	for _, dir := range []string{"internal/pg", "stream", "fallback", "internal/jetstream", "publish", "relay", "cmd/walpost"} {
 		for level, all := range map[string][]string{
 			"error": append(arguments(t, dir, 1, "If"), arguments(t, dir, 0, "Coded", "Fault")...),
 			"warn":  arguments(t, dir, 0, "Warning"), "info": arguments(t, dir, 0, "Note"), "": arguments(t, dir, 1, "Failed"),

@@ -22,27 +22,30 @@ var rooms = map[string][]string{
 	"outbox":   {},
 	"decode":   {module + "outbox"},
 	"stream":   {module + "outbox", module + "decode", hint, pg, pgx, "github.com/jackc/pglogrepl", zap},
-	"publish":  {module + "outbox", hint, secretfile, "github.com/nats-io/nats.go", "github.com/nats-io/nkeys", zap, prometheus},
+	"publish":  {module + "outbox", jetstream, hint, nats},
 	"fallback": {module + "outbox", hint, pg, pgx, zap, prometheus},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", module + "fallback", hint, zap, prometheus,
+		module + "outbox", module + "stream", module + "publish", jetstream, module + "fallback", hint, zap, prometheus,
 		// For the connection that it hands to publish, and the names of its errors.
-		"github.com/nats-io/nats.go",
+		nats,
 		pg, // what a URL says of TLS; connections are stream's and fallback's
 	},
-	"verify":      {module + "outbox", module + "publish", module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
-	"bench":       {hint, pg, pgx, "github.com/nats-io/nats.go"},
+	"verify":      {module + "outbox", jetstream, module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
+	"bench":       {hint, pg, pgx, nats},
 	"internal/pg": {module + "outbox", hint, secretfile, pgx},
 	"migrations":  {module + "outbox", hint, pg, pgx, "github.com/pressly/goose/"},
 
+	"internal/jetstream":  {module + "outbox", hint, secretfile, nats},
 	"internal/secretfile": {hint},
 }
 
 const (
 	hint       = module + "internal/hint"
+	jetstream  = module + "internal/jetstream"
 	pg         = module + "internal/pg"
 	secretfile = module + "internal/secretfile"
 	pgx        = "github.com/jackc/pgx/"
+	nats       = "github.com/nats-io/nats.go"
 	zap        = "go.uber.org/zap"
 	prometheus = "github.com/prometheus/client_golang/"
 )

@@ -6,15 +6,15 @@ import (
 	"fmt"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // Reader reads a stream from its first message on, in several goes.
 type Reader struct {
-	JetStream jetstream.JetStream
+	JetStream natsjs.JetStream
 	Stream    string
 	// Source is the relay's: it tells its messages from those of others.
 	Source string
@@ -41,19 +41,19 @@ func (r *Reader) Read(ctx context.Context, each func(Message)) error {
 }
 
 func (r *Reader) upTo(ctx context.Context, last uint64, each func(Message)) error {
-	consumer, err := r.JetStream.OrderedConsumer(ctx, r.Stream, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.next,
+	consumer, err := r.JetStream.OrderedConsumer(ctx, r.Stream, natsjs.OrderedConsumerConfig{
+		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: r.next,
 	})
 	if err != nil {
 		return err
 	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(2048))
+	messages, err := consumer.Messages(natsjs.PullMaxMessages(2048))
 	if err != nil {
 		return err
 	}
 	defer messages.Stop()
 	for r.next <= last {
-		msg, err := messages.Next(jetstream.NextContext(ctx))
+		msg, err := messages.Next(natsjs.NextContext(ctx))
 		if err != nil {
 			return err
 		}
@@ -88,14 +88,14 @@ func (r *Reader) nothingUpTo(ctx context.Context, last uint64) error {
 		return err
 	}
 	var got struct {
-		Error   *jetstream.APIError
+		Error   *natsjs.APIError
 		Message struct{ Seq uint64 }
 	}
 	if err := json.Unmarshal(reply.Data, &got); err != nil {
 		return err
 	}
 	switch {
-	case got.Error != nil && got.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+	case got.Error != nil && got.Error.ErrorCode == natsjs.JSErrCodeMessageNotFound:
 		return nil
 	case got.Error != nil:
 		return got.Error
@@ -105,14 +105,14 @@ func (r *Reader) nothingUpTo(ctx context.Context, last uint64) error {
 	return nil
 }
 
-func (r *Reader) message(seq uint64, msg jetstream.Msg) Message {
+func (r *Reader) message(seq uint64, msg natsjs.Msg) Message {
 	h := msg.Headers()
 	m := Message{
 		Seq: seq, RawID: h.Get(nats.MsgIdHdr), Body: string(msg.Data()),
-		Polled: h.Get(publish.ViaHeader) == "poll",
+		Polled: h.Get(jetstream.ViaHeader) == "poll",
 	}
 	m.ID, m.Own = outbox.ParseMessageID(r.Source, m.RawID)
 	// A position that cannot be read is the zero one, which lies before all others.
-	m.Position, _ = outbox.ParsePosition(h.Get(publish.PositionHeader))
+	m.Position, _ = outbox.ParsePosition(h.Get(jetstream.PositionHeader))
 	return m
 }

@@ -29,7 +29,7 @@ var unprovoked = []string{
 	"publication-no-filters", // or 14
 	"nats-no-fast-batches",   // nats-server is the one of go.mod
 	"table-mark",             // the configuration is refused before
-	"nats-max-consumers",     // publish.TestAccountsConsumers
+	"nats-max-consumers",     // internal/jetstream.TestAccountsConsumers
 }
 
 // expected are the findings of the cases below, as they are told.

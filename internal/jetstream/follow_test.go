@@ -1,4 +1,4 @@
-package publish
+package jetstream
 
 import (
 	"context"
@@ -137,7 +137,7 @@ func lastSeq(t *testing.T, s *Stream) uint64 {
 func TestFollowOutlivesTheServer(t *testing.T) {
 	t.Parallel()
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	r := newLaneRig(t, n, nil)
+	r := newRig(t, n)
 	publisher := connect(t, ConnConfig{URL: n.URL()})
 	store(t, publisher, "events.old", "old")
 	f := follow(t, r.stream, FollowOptions{From: 2})
@@ -218,7 +218,7 @@ func homeOfConsumer(ctx context.Context, t *testing.T, js jetstream.JetStream) s
 
 // TestFollowPassesNobodysStatus: a message that looks like word from the server is one.
 func TestFollowPassesNobodysStatus(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	for _, status := range []string{"404", "409", "100", "503"} {
 		must(r.nc.RequestMsg(&nats.Msg{Subject: "events.a", Header: nats.Header{"Status": {status}}}, 5*time.Second))(t)
 	}
@@ -231,7 +231,7 @@ func TestFollowPassesNobodysStatus(t *testing.T) {
 
 // TestFollowTakesMoreThanOneRequest: of messages and of time, with the filters of two types.
 func TestFollowTakesMoreThanOneRequest(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	const n = 3*followMost + 7
 	for i := range n {
 		for _, subject := range []string{"events.order.placed", "events.order", "events.payment.late.x"} {
@@ -251,7 +251,7 @@ func TestFollowTakesMoreThanOneRequest(t *testing.T) {
 // TestFollowNoticesAGap: a message that the consumer has sent and that did not arrive is
 // asked for again. Somebody else takes it here.
 func TestFollowNoticesAGap(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	f := follow(t, r.stream, FollowOptions{From: 1})
 	f.until("it has a consumer", func() bool { return consumers(t, r.js) == 1 })
 	taken := must(r.nc.SubscribeSync(r.nc.NewInbox()))(t)
@@ -269,7 +269,7 @@ func TestFollowNoticesAGap(t *testing.T) {
 }
 
 func TestFollowEndsWithTheErrorOfEach(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	store(t, r.nc, "events.a", "a")
 	full := errors.New("disk full")
 	err := r.stream.Follow(t.Context(), FollowOptions{From: 1}, func(Received) error { return full })
@@ -285,11 +285,11 @@ func TestFollowEndsWithTheErrorOfEach(t *testing.T) {
 // have in a year.
 func TestFollowNoticesAnotherStream(t *testing.T) {
 	for name, change := range map[string]struct {
-		do   func(context.Context, *laneRig) error
+		do   func(context.Context, *rig) error
 		want error
 	}{
-		"deleted": {func(ctx context.Context, r *laneRig) error { return r.js.DeleteStream(ctx, "EVENTS") }, ErrStreamNotFound},
-		"recreated": {func(ctx context.Context, r *laneRig) error {
+		"deleted": {func(ctx context.Context, r *rig) error { return r.js.DeleteStream(ctx, "EVENTS") }, ErrStreamNotFound},
+		"recreated": {func(ctx context.Context, r *rig) error {
 			gone := r.js.DeleteStream(ctx, "EVENTS")
 			_, err := r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
 			for i := range 9 { // it has the sequences that the old one had
@@ -300,7 +300,7 @@ func TestFollowNoticesAnotherStream(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+			r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 			for i := range 3 {
 				store(t, r.nc, "events.a", fmt.Sprint(i))
 			}
@@ -323,7 +323,7 @@ func TestFollowNoticesAnotherStream(t *testing.T) {
 func TestFollowNoticesARolledBackStream(t *testing.T) {
 	t.Parallel()
 	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	r := newLaneRig(t, n, nil)
+	r := newRig(t, n)
 	store(t, r.nc, "events.a", "first")
 	backup := t.TempDir() + "/store"
 	r.must(n.Stop(t.Context()))

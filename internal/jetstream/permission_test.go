@@ -1,4 +1,4 @@
-package publish
+package jetstream
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -62,16 +63,12 @@ func TestMinimalPermissionsSuffice(t *testing.T) {
 	if _, _, err := s.Check(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	e := newEnvelope(t, FormatBinary)
+	js := must(jetstream.New(nc))(t)
 	for i := range 10 {
-		ev := testEvent()
-		ev.Values[0] = fmt.Append(nil, i)
-		st := testStamp(ev)
-		st.ExpectedLast = uint64(i)
-		msg := build(t, e, ev, st)
-		if _, err := ParseAck(must(nc.RequestMsg(msg, 5*time.Second))(t), "EVENTS"); err != nil {
-			t.Fatal(err)
-		}
+		must(js.PublishMsg(t.Context(), &nats.Msg{Subject: "events.order.placed", Header: nats.Header{
+			nats.MsgIdHdr: {fmt.Sprintf("7300/shop/public.outbox_messages/%d/%016x", i, i+1)}, PositionHeader: {"7300/1/1/10/1/0/20"},
+			nats.ExpectedStreamHdr: {"EVENTS"}, nats.ExpectedLastSeqHdr: {strconv.Itoa(i)},
+		}}))(t)
 	}
 	info, doubt, err := s.Fence(t.Context(), true, 0)
 	if err := errors.Join(doubt, err); err != nil {
@@ -80,7 +77,7 @@ func TestMinimalPermissionsSuffice(t *testing.T) {
 	must(s.Message(t.Context(), info.LastSeq))(t)
 	n := 0
 	must(s.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{
-		Source: e.Source(), Step: func(m []Message) (bool, error) { n += len(m); return true, nil },
+		Source: "7300/shop", Step: func(m []Message) (bool, error) { n += len(m); return true, nil },
 	}))(t)
 	if n != 10 {
 		t.Errorf("%d messages read back, want 10", n)

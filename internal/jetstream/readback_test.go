@@ -1,4 +1,4 @@
-package publish
+package jetstream
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 // read-back began and vanish before their turn are not waited for.
 func TestReadBackEndsWhereTheStreamIsEmptied(t *testing.T) {
 	t.Parallel()
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	const n = 6000 // some pulls
 	r.storeMany(n)
 	stream, err := r.js.Stream(t.Context(), "EVENTS")
@@ -45,7 +45,7 @@ func TestReadBackEndsWhereTheStreamIsEmptied(t *testing.T) {
 // the consumer.
 func TestReadBackOutlivesItsConsumer(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	r := newLaneRig(t, n, nil)
+	r := newRig(t, n)
 	const most = 6000
 	r.storeMany(most)
 	read := 0
@@ -90,7 +90,7 @@ func TestReadBackOfASilentConsumer(t *testing.T) {
 // TestReadBackOfAStatus: messages that anybody has published may look like what a server
 // says of a request.
 func TestReadBackOfAStatus(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	r.storeMany(3)
 	for _, status := range []string{"100", "200", "404", "408", "409", "503"} {
 		_, err := r.nc.RequestMsg(&nats.Msg{Subject: "events.a", Header: nats.Header{"Status": {status}, "Description": {"Consumer Deleted"}}}, 5*time.Second)
@@ -111,7 +111,7 @@ func TestReadBackOfAStatus(t *testing.T) {
 // TestReadBackInSmallRequests: a server may bound what is asked for at once.
 func TestReadBackInSmallRequests(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{JetStream: "limits { max_request_batch: 2 }"})
-	r := newLaneRigOver(t, n, ConnConfig{URL: n.URL()}, nil)
+	r := newRigOver(t, ConnConfig{URL: n.URL()})
 	r.storeMany(7)
 	found, err := r.stream.ReadBack(t.Context(), 1, 7, ReadBackOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
 	r.must(err)
@@ -126,7 +126,7 @@ func TestReadBackOfALostRequest(t *testing.T) {
 	t.Parallel()
 	n := testenv.NewNATS(t, testenv.NATSOptions{})
 	proxy := testenv.NewProxy(t, strings.TrimPrefix(n.URL(), "nats://"))
-	r := newLaneRigOver(t, n, ConnConfig{URL: "nats://" + proxy.Addr()}, nil)
+	r := newRigOver(t, ConnConfig{URL: "nats://" + proxy.Addr()})
 	const most = 3000
 	r.storeMany(most)
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
@@ -150,7 +150,7 @@ func TestReadBackOfALostRequest(t *testing.T) {
 }
 
 // storeMany stores messages that a relay could have sent.
-func (r *laneRig) storeMany(n int) {
+func (r *rig) storeMany(n int) {
 	for i := range n {
 		m := &nats.Msg{Subject: "events.a", Header: nats.Header{}}
 		m.Header.Set(nats.MsgIdHdr, fmt.Sprintf("src/public.outbox_messages/%d/%016x", i, i+1))

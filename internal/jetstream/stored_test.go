@@ -1,16 +1,19 @@
-package publish
+package jetstream_test
 
 import (
 	"crypto/sha256"
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
 )
 
 // TestMessageHasThePayloadsSum in either format, whatever the payload is.
@@ -21,7 +24,7 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	s, err := NewStream(nc, StreamConfig{Name: "SUMS", Pattern: "sums.>"})
+	s, err := jetstream.NewStream(nc, jetstream.StreamConfig{Name: "SUMS", Pattern: "sums.>"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,15 +33,15 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 	}
 	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), IDType: "bigint"}
 	seq := uint64(0)
-	for _, format := range []Format{FormatBinary, FormatCloudEvents} {
-		e, err := NewEnvelope(EnvelopeConfig{Source: "test", Stream: "SUMS", Format: format})
+	for _, format := range []publish.Format{publish.FormatBinary, publish.FormatCloudEvents} {
+		e, err := publish.NewEnvelope(publish.EnvelopeConfig{Source: "test", Stream: "SUMS", Format: format})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, payload := range []string{`{"n": 1}`, "  [1,\t2]\n", "null", `"text"`, `a "text" \u0041`, " text ", "\xff\x00", ""} {
 			ev := &outbox.Event{Table: table}
 			ev.Values[outbox.ID], ev.Values[outbox.EventType], ev.Values[outbox.Payload] = []byte("1"), []byte("a.b"), []byte(payload)
-			header, body, err := e.Build(ev, Stamp{Ref: ev.Ref()})
+			header, body, err := e.Build(ev, publish.Stamp{Ref: ev.Ref()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -49,11 +52,11 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 				}
 			}
 			msg.Data = body
-			reply, err := nc.RequestMsg(msg, apiTimeout)
+			reply, err := nc.RequestMsg(msg, 5*time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := ParseAck(reply, "SUMS"); err != nil {
+			if _, err := publish.ParseAck(reply, "SUMS"); err != nil {
 				t.Fatal(err)
 			}
 			seq++
@@ -61,7 +64,7 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := sha256.Sum256([]byte(strings.Trim(payload, jsonSpace))); m.Sum != want {
+			if want := sha256.Sum256([]byte(strings.Trim(payload, jetstream.JSONSpace))); m.Sum != want {
 				t.Errorf("%s, payload %q: another sum", format, payload)
 			}
 		}
@@ -70,18 +73,18 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 
 // TestMessageGone tells a message that is gone from a stream that is.
 func TestMessageGone(t *testing.T) {
-	nc := connect(t, ConnConfig{URL: testenv.NewNATS(t, testenv.NATSOptions{}).URL()})
-	s := must(NewStream(nc, StreamConfig{Name: "GONE", Pattern: "gone.>"}))(t)
+	nc := jetstream.ConnectFor(t, jetstream.ConnConfig{URL: testenv.NewNATS(t, testenv.NATSOptions{}).URL()})
+	s := jetstream.Must(jetstream.NewStream(nc, jetstream.StreamConfig{Name: "GONE", Pattern: "gone.>"}))(t)
 	if err := s.Create(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Message(t.Context(), 1); !errors.Is(err, ErrMessageGone) {
+	if _, err := s.Message(t.Context(), 1); !errors.Is(err, jetstream.ErrMessageGone) {
 		t.Errorf("of an empty stream: %v", err)
 	}
-	if err := must(jetstream.New(nc))(t).DeleteStream(t.Context(), "GONE"); err != nil {
+	if err := jetstream.Must(natsjs.New(nc))(t).DeleteStream(t.Context(), "GONE"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Message(t.Context(), 1); errors.Is(err, ErrMessageGone) || !errors.Is(err, jetstream.ErrStreamNotFound) {
+	if _, err := s.Message(t.Context(), 1); errors.Is(err, jetstream.ErrMessageGone) || !errors.Is(err, natsjs.ErrStreamNotFound) {
 		t.Errorf("of no stream: %v", err)
 	}
 }

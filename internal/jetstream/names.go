@@ -1,4 +1,4 @@
-package publish
+package jetstream
 
 // PositionHeader carries an outbox.Position.
 const PositionHeader = "Walpost-Position"

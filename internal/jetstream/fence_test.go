@@ -1,4 +1,4 @@
-package publish
+package jetstream
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 // to the messages yet.
 func TestFence(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	r := newLaneRig(t, n, nil)
+	r := newRig(t, n)
 	for round := range 5 {
 		const many = 3000
 		r.must(n.Pause())
@@ -81,7 +81,7 @@ func TestFenceWithoutPermission(t *testing.T) {
 // TestFenceBesideAWriter: a stream that is never quiet keeps nobody from beginning.
 func TestFenceBesideAWriter(t *testing.T) {
 	t.Parallel()
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -105,7 +105,7 @@ func TestFenceBesideAWriter(t *testing.T) {
 
 // TestFenceOfAnotherSubject: a stream that takes nothing of the relay's cannot be asked.
 func TestFenceOfAnotherSubject(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	s := must(NewStream(r.nc, StreamConfig{Name: "EVENTS", Pattern: "other.>"}))(t)
 	_, doubt, err := s.Fence(t.Context(), false, 0)
 	r.must(err)
@@ -134,7 +134,7 @@ func TestMeet(t *testing.T) {
 // fence on another one is passed, as long as it does not stop for 200 ms.
 func TestFenceOfALostConnection(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	r := newLaneRig(t, n, nil)
+	r := newRig(t, n)
 	proxy := testenv.NewProxy(t, strings.TrimPrefix(n.URL(), "nats://"))
 	lost, err := nats.Connect("nats://"+proxy.Addr(), nats.NoReconnect())
 	r.must(err)
