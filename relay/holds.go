@@ -409,6 +409,10 @@ func (h *holds) end(a aggregate, joined int, send func(held) error) error {
 			return err
 		}
 	}
+	if x.joined != joined { // the WAL has brought a retried dead letter meanwhile
+		x.draining = false
+		return nil
+	}
 	delete(h.byKey, a)
 	h.resized()
 	return nil
