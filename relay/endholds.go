@@ -37,7 +37,7 @@ func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
 		}
 	}
 	for of, joined := range quiet {
-		if err := l.holds.end(of, joined, func(q held) error { return l.sendQueued(ctx, q) }); err != nil {
+		if err := l.holds.end(of, joined, func(q pendingRow) error { return l.sendQueued(ctx, q) }); err != nil {
 			var failure *publish.RowError
 			if !errors.As(err, &failure) {
 				return err
@@ -53,7 +53,7 @@ func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
 
 // sendQueued sends a row that queued up behind a hold that has ended. The WAL has
 // brought it, and the lane's position is past it.
-func (l *loop) sendQueued(ctx context.Context, q held) error {
+func (l *loop) sendQueued(ctx context.Context, q pendingRow) error {
 	l.lane.Pass(q.ev.Commit)
 	err := l.lane.SendPolled(ctx, q.ev, q.txn)
 	var failure *publish.RowError
@@ -67,7 +67,7 @@ func (l *loop) sendQueued(ctx context.Context, q held) error {
 }
 
 func (l *loop) recordQueue(ctx context.Context, of aggregate) error {
-	return l.holds.reopen(of, func(q held) error {
+	return l.holds.reopen(of, func(q pendingRow) error {
 		return l.settler.hold(ctx, fallback.RowOf(q.ev), of, q.txn)
 	})
 }

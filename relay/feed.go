@@ -30,7 +30,7 @@ type feed struct {
 	// LSN under which anything can have been sent before. A row leaves it when its
 	// next place has it. mu guards it; only the reader changes it.
 	mu   sync.Mutex
-	gate []held
+	gate []pendingRow
 	size int
 
 	// The rows of a transaction mostly fall due at one time: the last one, as the row
@@ -39,7 +39,8 @@ type feed struct {
 	due       time.Time
 }
 
-type held struct {
+// pendingRow is a row that the WAL has brought and that is not in the lane yet.
+type pendingRow struct {
 	ev  *outbox.Event
 	txn *stream.Txn
 }
@@ -190,7 +191,7 @@ func (f *feed) delayed(ev *outbox.Event) (time.Duration, error) {
 func (f *feed) hold(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	txn.Add()
 	f.mu.Lock()
-	f.gate = append(f.gate, held{ev.Clone(), txn})
+	f.gate = append(f.gate, pendingRow{ev.Clone(), txn})
 	f.mu.Unlock()
 	f.size += ev.Size()
 	if len(f.gate) < gateRows && f.size < gateBytes {
@@ -219,7 +220,7 @@ func (f *feed) flush(ctx context.Context) error {
 }
 
 // sameTable is the length of the run of rows of the first one's table.
-func sameTable(batch []held) int {
+func sameTable(batch []pendingRow) int {
 	n := 1
 	for n < len(batch) && batch[n].ev.Table == batch[0].ev.Table {
 		n++
@@ -227,8 +228,8 @@ func sameTable(batch []held) int {
 	return n
 }
 
-func (f *feed) decide(ctx context.Context, batch []held) error {
-	var ask []held
+func (f *feed) decide(ctx context.Context, batch []pendingRow) error {
+	var ask []pendingRow
 	var rows []fallback.Row
 	for _, h := range batch {
 		row := fallback.RowOf(h.ev)
@@ -342,7 +343,7 @@ func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn,
 }
 
 // record has rows recorded that wait behind a failed one.
-func (f *feed) record(ctx context.Context, rows []held) error {
+func (f *feed) record(ctx context.Context, rows []pendingRow) error {
 	for _, h := range rows {
 		if err := f.settler.hold(ctx, fallback.RowOf(h.ev), aggregateOf(h.ev), h.txn); err != nil {
 			return err

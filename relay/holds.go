@@ -56,7 +56,7 @@ type hold struct {
 	joined    int // another number after each row that was recorded
 	closing   bool
 	draining  bool
-	queue     []held
+	queue     []pendingRow
 }
 
 // idle reports whether the table knows as much of the aggregate as this does.
@@ -263,7 +263,7 @@ func (h *holds) checkLocked(a aggregate, asked asOf) verdict {
 
 // join takes a row of the WAL. Of one that is held it returns the rows that are to be
 // recorded: none while they queue up.
-func (h *holds) join(ev *outbox.Event, txn *stream.Txn, asked asOf) (v verdict, record []held) {
+func (h *holds) join(ev *outbox.Event, txn *stream.Txn, asked asOf) (v verdict, record []pendingRow) {
 	a := aggregateOf(ev)
 	if !a.ordered() {
 		return isFree, nil
@@ -279,12 +279,12 @@ func (h *holds) join(ev *outbox.Event, txn *stream.Txn, asked asOf) (v verdict, 
 		return v, nil
 	}
 	if x.closing && h.rows < queueRows && h.bytes+ev.Size() <= queueBytes {
-		x.queue = append(x.queue, held{ev.Clone(), txn})
+		x.queue = append(x.queue, pendingRow{ev.Clone(), txn})
 		h.rows++
 		h.bytes += ev.Size()
 		return isHeld, nil
 	}
-	record = append(h.takeQueue(x), held{ev, txn})
+	record = append(h.takeQueue(x), pendingRow{ev, txn})
 	h.recordAll(x, len(record))
 	return isHeld, record
 }
@@ -297,7 +297,7 @@ func (h *holds) recordAll(x *hold, rows int) {
 }
 
 // takeQueue gives up closing.
-func (h *holds) takeQueue(x *hold) []held {
+func (h *holds) takeQueue(x *hold) []pendingRow {
 	queue := x.queue
 	x.closing, x.queue = false, nil
 	for _, q := range queue {
@@ -307,7 +307,7 @@ func (h *holds) takeQueue(x *hold) []held {
 }
 
 // left notes that a row has left its queue.
-func (h *holds) left(q held) {
+func (h *holds) left(q pendingRow) {
 	h.rows--
 	h.bytes -= q.ev.Size()
 }
@@ -346,7 +346,7 @@ func (h *holds) closing() bool {
 
 // reopen gives up closing, because a record is there to stay. It has the queue
 // recorded, before any row that the WAL brings then.
-func (h *holds) reopen(a aggregate, record func(held) error) error {
+func (h *holds) reopen(a aggregate, record func(pendingRow) error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.moved.Broadcast()
@@ -388,7 +388,7 @@ func (h *holds) quiet(t *outbox.Table) map[aggregate]int {
 // end ends the hold of an aggregate that has no record left, unless one has come
 // since quiet returned the number: it sends what has queued up. Where that fails,
 // the row is the caller's, and the rest stays queued.
-func (h *holds) end(a aggregate, joined int, send func(held) error) error {
+func (h *holds) end(a aggregate, joined int, send func(pendingRow) error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.moved.Broadcast()

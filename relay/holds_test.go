@@ -33,7 +33,7 @@ func TestRecordWhileAQueueIsSent(t *testing.T) {
 		t.Fatalf("verdict %d, %d rows to record: want the row queued", v, len(record))
 	}
 	sent := 0
-	err := h.end(of, h.quiet(table)[of], func(held) error {
+	err := h.end(of, h.quiet(table)[of], func(pendingRow) error {
 		sent++
 		h.record(of)
 		return nil

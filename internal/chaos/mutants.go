@@ -85,7 +85,7 @@ var mutants = []mutant{
 			{"relay/feed.go", sendAdded, sendAdded + `	switch late := f.late; {
 	case f.swapping:
 	case late == nil && ev.Ref().Hash%97 == 0:
-		f.late = &held{ev.Clone(), txn}
+		f.late = &pendingRow{ev.Clone(), txn}
 		return nil
 	case late != nil:
 		f.late, f.swapping = nil, true
@@ -96,7 +96,7 @@ var mutants = []mutant{
 		return f.sendAdded(ctx, late.ev, late.txn, 0)
 	}
 `},
-			{"relay/feed.go", "	size int\n", "	size int\n	late *held\n	swapping bool\n"},
+			{"relay/feed.go", "	size int\n", "	size int\n	late *pendingRow\n	swapping bool\n"},
 		},
 	},
 	{
