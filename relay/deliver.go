@@ -164,13 +164,13 @@ func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bo
 			return err
 		}
 		if held {
-			l.holds.record(of)
+			l.holds.beginRecord(of)
 			p.add()
 			return l.settler.hold(ctx, row, of, p)
 		}
 	}
 	if recorded && l.feed != nil {
-		l.holds.close(of)
+		l.holds.queueRows(of)
 	}
 	p.add()
 	err := l.lane.SendPolled(ctx, ev, &polled{p, row.Attempts})

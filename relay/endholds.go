@@ -9,20 +9,39 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// endHolds ends the holds of aggregates that have no record left, and lets those
-// that keep one record their queues.
+// endHolds ends the holds of aggregates without a record, and has the queues of the others recorded.
 func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
 	quiet, when := l.holds.quiet(t), l.holds.now()
 	if len(quiet) == 0 && !l.holds.forgets(t) {
 		return nil
 	}
+	records := func(each func(outbox.AggregateKey)) error { return l.db.Aggregates(ctx, t, each) }
+	work := func(row pendingRow, send bool) error {
+		if send {
+			return l.sendQueued(ctx, row)
+		}
+		return l.settler.hold(ctx, fallback.RowOf(row.ev), aggregateOf(row.ev), row.txn)
+	}
+	if err := l.holds.endThose(t, quiet, when, p.recorded, records, work); err != nil {
+		return err
+	}
+	return l.lane.Flush()
+}
+
+// endThose ends the holds in quiet, except of aggregates that the table shows a record of. If a record
+// stays and no row of its aggregate was sent, the queue is recorded: nothing can be sent for now.
+// records asks the table for the aggregates with records; work sends or records a queued row.
+func (h *holds) endThose(
+	t *outbox.Table, quiet map[aggregate]struct{}, when asOf, sent map[aggregate]bool,
+	records func(each func(outbox.AggregateKey)) error, work func(row pendingRow, send bool) error,
+) error {
 	var stuck, all []aggregate
 	n := 0
-	err := l.db.Aggregates(ctx, t, func(key outbox.AggregateKey) {
+	err := records(func(key outbox.AggregateKey) {
 		of := aggregate{t, key}
 		delete(quiet, of)
-		if !p.recorded[of] && l.holds.isClosing(of) {
-			stuck = append(stuck, of) // nothing of it can be sent for now
+		if !sent[of] && h.queues(of) {
+			stuck = append(stuck, of)
 		}
 		if n++; n <= mostHeld/2 {
 			all = append(all, of)
@@ -32,42 +51,33 @@ func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
 		return err
 	}
 	for _, of := range stuck {
-		if err := l.recordQueue(ctx, of); err != nil {
-			return err
-		}
-	}
-	for of, joined := range quiet {
-		if err := l.holds.end(of, joined, func(q pendingRow) error { return l.sendQueued(ctx, q) }); err != nil {
-			var failure *publish.RowError
-			if !errors.As(err, &failure) {
-				return err
-			}
-			if err := l.recordQueue(ctx, of); err != nil {
+		if h.keep(of) {
+			if err := h.drain(of, work); err != nil {
 				return err
 			}
 		}
 	}
-	l.holds.counted(t, n, all, when)
-	return l.lane.Flush()
+	for of := range quiet {
+		if h.end(of) {
+			if err := h.drain(of, work); err != nil {
+				return err
+			}
+		}
+	}
+	h.counted(t, n, all, when)
+	return nil
 }
 
-// sendQueued sends a row that queued up behind a hold that has ended. The WAL has
-// brought it, and the lane's position is past it.
-func (l *loop) sendQueued(ctx context.Context, q pendingRow) error {
-	l.lane.Pass(q.ev.Commit)
-	err := l.lane.SendPolled(ctx, q.ev, q.txn)
+// sendQueued sends a row, or parks it. The WAL has brought it, and the publisher's position is past it.
+func (l *loop) sendQueued(ctx context.Context, row pendingRow) error {
+	l.lane.Pass(row.ev.Commit)
+	err := l.lane.SendPolled(ctx, row.ev, row.txn)
 	var failure *publish.RowError
-	if errors.As(err, &failure) {
-		l.r.refused(q.ev.Ref(), string(q.ev.Values[outbox.EventType]), failure)
-		row := fallback.RowOf(q.ev)
-		row.Failure = failure.Error()
-		return errors.Join(err, l.settler.park(ctx, row, aggregateOf(q.ev), q.txn))
+	if !errors.As(err, &failure) {
+		return err
 	}
-	return err
-}
-
-func (l *loop) recordQueue(ctx context.Context, of aggregate) error {
-	return l.holds.reopen(of, func(q pendingRow) error {
-		return l.settler.hold(ctx, fallback.RowOf(q.ev), of, q.txn)
-	})
+	l.r.refused(row.ev.Ref(), string(row.ev.Values[outbox.EventType]), failure)
+	failed := fallback.RowOf(row.ev)
+	failed.Failure = failure.Error()
+	return l.settler.park(ctx, failed, aggregateOf(row.ev), row.txn)
 }

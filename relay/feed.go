@@ -126,7 +126,7 @@ func (f *feed) Altered() {
 func (f *feed) leave(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	of := aggregateOf(ev)
 	txn.Add()
-	f.holds.record(of)
+	f.holds.beginRecord(of)
 	return f.settler.hold(ctx, fallback.RowOf(ev), of, left{txn, f.loop})
 }
 
@@ -320,15 +320,8 @@ func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn,
 		}
 	}
 	if f.r.cfg.OnPoison != Skip && f.holds.any() {
-		v, record := f.holds.join(ev, txn, asked)
-		for ; v == isUnknown; v, record = f.holds.join(ev, txn, asked) {
-			var err error
-			if asked, err = f.askRecords(ctx, ev); err != nil {
-				return err
-			}
-		}
-		if v == isHeld {
-			return f.record(ctx, record)
+		if held, err := f.joinHold(ctx, pendingRow{ev, txn}, asked); held || err != nil {
+			return err
 		}
 	}
 	err := f.lane.Send(ctx, ev, txn)
@@ -340,6 +333,24 @@ func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn,
 		return f.refuse(ctx, ev, txn, row)
 	}
 	return err
+}
+
+// joinHold reports whether a row waits behind a failed one: it is recorded, or queues up.
+func (f *feed) joinHold(ctx context.Context, row pendingRow, asked asOf) (held bool, err error) {
+	for err == nil {
+		v, record := f.holds.join(row, asked)
+		switch v {
+		case isFree:
+			return false, nil
+		case isHeld:
+			return true, f.record(ctx, record)
+		case isUnknown:
+			asked, err = f.askRecords(ctx, row.ev)
+		case isDraining:
+			err = f.holds.awaitDrain(ctx)
+		}
+	}
+	return false, err
 }
 
 // record has rows recorded that wait behind a failed one.

@@ -1,11 +1,11 @@
 package relay
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/stream"
 )
 
 // aggregate is what order is kept for.
@@ -19,27 +19,49 @@ func (a aggregate) ordered() bool { return a.key != outbox.AggregateKey{} }
 
 func aggregateOf(ev *outbox.Event) aggregate { return aggregate{ev.Table, ev.Aggregate()} }
 
-// holds knows the aggregates with a failed row: the later rows of each wait in
-// the table, recorded, until every record is gone (on_poison: hold), or are looked
-// up before they are sent (skip). The records in the table say the same; a session
-// begins by reading them.
+// holds knows the aggregates with a record: a row that has failed, or one that waits behind it.
+// With on_poison: hold the later rows of each wait in the table, recorded, until every record is
+// gone. With skip they are looked up before they are sent. The records in the tables say the same,
+// and a session begins by reading them.
 //
-// A hold ends in steps, so that an aggregate that is never quiet ends it too.
-// While the loop sends what is recorded, the WAL's rows queue up here (closing).
-// When no record is left, the queue is sent, and whoever brings another row waits
-// for that (draining).
+// An aggregate has no hold, or one in three states, named by what happens to its rows from the WAL:
+// they are recorded, they queue up, or they wait while the queue drains.
 //
-// Memory is bounded: past mostHeld aggregates, half of those that nothing is under
-// way for are forgotten, and their table is partial. About an aggregate that is not
-// known the records in a partial table decide (see join).
+//	event           caused by       none           recording      queueing          draining
+//	open            loop, handler,  recording      -              -                 -
+//	                start
+//	beginRecord     loop, handler   recording, +1  +1             +1                +1
+//	endRecord       settler         -              -1             -1                -1
+//	join            handler         row is sent    row is         row queues up; no waits for
+//	                                               recorded       room: recording,  endDrain
+//	                                                              all are recorded
+//	queueRows       loop            -              queueing       -                 x
+//	quiet           loop            -              quiet where none is under way    x
+//	end             loop            -              draining where still quiet       x
+//	keep            loop            -              -              draining          x
+//	next, left      loop            x              x              x                 a row leaves the queue
+//	endDrain        loop            x              x              x                 none where still quiet,
+//	                                                                                else recording; broken
+//	                                                                                off: queueing
+//	forget          any, at the cap -              none where none is under way     -
+//	                                               and none is queued
+//
+// "-" changes nothing. "x" is impossible: one goroutine, the loop's, causes these events in turn. +1
+// and -1 count the rows whose record is under way; +1 also ends quiet. So a hold ends only if the table
+// shows no record after the last one was committed, and none was begun since it was asked. While an
+// aggregate drains, its queue is sent as long as it is quiet, and recorded from then on.
+//
+// Without the queue an aggregate that is never quiet would never come out.
 type holds struct {
-	mu    sync.Mutex // guards what follows, and every hold
-	moved *sync.Cond
+	// mu guards the fields below, and every hold. A method takes it once and keeps it until it returns.
+	// No method waits, asks a table or hands a row over under it: those that do (awaitDrain, ask, load,
+	// drain) call others for each step.
+	mu    sync.Mutex
 	byKey map[aggregate]*hold
 	rows  int // in all queues
 	bytes int
-	// joins numbers what hold.joined says.
-	joins int
+	// drained is closed when the drain that the WAL handler waits for ends; else nil.
+	drained chan struct{}
 	// forgotten counts the aggregates that were forgotten. partial are the tables that
 	// had some of them, with the number of aggregates that were last counted there.
 	forgotten uint64
@@ -49,26 +71,37 @@ type holds struct {
 }
 
 type hold struct {
-	recording int // rows whose record is not committed yet
-	joined    int // another number after each row that was recorded
-	closing   bool
-	draining  bool
-	queue     []pendingRow
+	state    holdState
+	quiet    bool // no row was recorded since the loop began to ask the table
+	underWay int  // rows whose record is not committed yet
+	queue    []pendingRow
 }
 
-// idle reports whether the table knows as much of the aggregate as this does.
-func (x *hold) idle() bool { return x.recording == 0 && !x.draining && len(x.queue) == 0 }
+type holdState uint8
 
-// The queues of all holds that are closing: past either, rows are recorded.
 const (
-	queueRows  = 2000
-	queueBytes = 1 << 20
+	recording holdState = iota
+	queueing
+	draining
 )
 
+// idle reports whether the table knows as much of the aggregate as this does.
+func (x *hold) idle() bool { return x.underWay == 0 && x.state != draining && len(x.queue) == 0 }
+
+// record counts rows that are about to be recorded.
+func (x *hold) record(rows int) {
+	x.quiet = false
+	x.underWay += rows
+}
+
+// mostQueued rows, and mostQueuedBytes, are in all queues: past either, rows are recorded. The first is
+// a variable for tests.
+var mostQueued = 2000
+
+const mostQueuedBytes = 1 << 20
+
 func newHolds() *holds {
-	h := &holds{byKey: map[aggregate]*hold{}, partial: map[*outbox.Table]int{}}
-	h.moved = sync.NewCond(&h.mu)
-	return h
+	return &holds{byKey: map[aggregate]*hold{}, partial: map[*outbox.Table]int{}}
 }
 
 // any is cheap: most of the time there is no hold.
@@ -90,34 +123,34 @@ func (h *holds) open(a aggregate) {
 	h.openLocked(a)
 }
 
+// openLocked returns nil where the table's rows cannot be recorded.
 func (h *holds) openLocked(a aggregate) *hold {
 	x := h.byKey[a]
 	if x == nil && a.table.Layout.Records() {
 		h.forget()
-		h.joins++
-		x = &hold{joined: h.joins}
+		x = &hold{}
 		h.byKey[a] = x
 		h.resized()
 	}
 	return x
 }
 
-// record notes that a row of the aggregate is about to be recorded, be it the one
-// that failed. To be followed by recorded.
-func (h *holds) record(a aggregate) {
+// beginRecord notes that a row is about to be recorded, be it the one that failed. An endRecord
+// follows, or the end of the session.
+func (h *holds) beginRecord(a aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if x := h.openLocked(a); x != nil {
-		h.recordAll(x, 1)
+		x.record(1)
 	}
 }
 
-// recorded notes that the row's record is committed, or that it needs none.
-func (h *holds) recorded(a aggregate) {
+// endRecord notes that the row's record is committed, or that it needs none.
+func (h *holds) endRecord(a aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if x := h.byKey[a]; x != nil {
-		x.recording--
+		x.underWay--
 	}
 }
 
@@ -125,9 +158,10 @@ func (h *holds) recorded(a aggregate) {
 type verdict uint8
 
 const (
-	isFree    verdict = iota
-	isHeld            // the row is not to be sent
-	isUnknown         // only the table can tell
+	isFree     verdict = iota
+	isHeld             // the row is not to be sent
+	isUnknown          // only the table can tell
+	isDraining         // the row waits until the drain has ended
 )
 
 // check tells of an aggregate. asked is when the table was asked about it last.
@@ -150,161 +184,196 @@ func (h *holds) checkLocked(a aggregate, asked asOf) verdict {
 	return isFree
 }
 
-// join takes a row of the WAL. Of one that is held it returns the rows that are to be
-// recorded: none while they queue up.
-func (h *holds) join(ev *outbox.Event, txn *stream.Txn, asked asOf) (v verdict, record []pendingRow) {
-	a := aggregateOf(ev)
+// join takes a row of the WAL. Where the verdict is isHeld it returns the rows that are to be
+// recorded now: none where the row has queued up.
+func (h *holds) join(row pendingRow, asked asOf) (v verdict, record []pendingRow) {
+	a := aggregateOf(row.ev)
 	if !a.ordered() {
 		return isFree, nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	x := h.byKey[a]
-	for x != nil && x.draining {
-		h.moved.Wait()
-		x = h.byKey[a]
-	}
 	if v := h.checkLocked(a, asked); v != isHeld {
 		return v, nil
 	}
-	if x.closing && h.rows < queueRows && h.bytes+ev.Size() <= queueBytes {
-		x.queue = append(x.queue, pendingRow{ev.Clone(), txn})
+	x := h.byKey[a]
+	switch {
+	case x.state == draining:
+		if h.drained == nil {
+			h.drained = make(chan struct{})
+		}
+		return isDraining, nil
+	case x.state == queueing && h.rows < mostQueued && h.bytes+row.ev.Size() <= mostQueuedBytes:
+		x.queue = append(x.queue, pendingRow{row.ev.Clone(), row.txn})
 		h.rows++
-		h.bytes += ev.Size()
+		h.bytes += row.ev.Size()
 		return isHeld, nil
 	}
-	record = append(h.takeQueue(x), pendingRow{ev, txn})
-	h.recordAll(x, len(record))
+	record = append(x.queue, row)
+	for range x.queue {
+		h.dequeue(x)
+	}
+	x.state = recording
+	x.record(len(record))
 	return isHeld, record
 }
 
-// recordAll notes that so many rows of a hold are about to be recorded.
-func (h *holds) recordAll(x *hold, rows int) {
-	h.joins++
-	x.joined = h.joins
-	x.recording += rows
-}
-
-// takeQueue gives up closing.
-func (h *holds) takeQueue(x *hold) []pendingRow {
-	queue := x.queue
-	x.closing, x.queue = false, nil
-	for _, q := range queue {
-		h.left(q)
-	}
-	return queue
-}
-
-// left notes that a row has left its queue.
-func (h *holds) left(q pendingRow) {
+// dequeue removes the first row of a queue.
+func (h *holds) dequeue(x *hold) {
 	h.rows--
-	h.bytes -= q.ev.Size()
+	h.bytes -= x.queue[0].ev.Size()
+	if x.queue = x.queue[1:]; len(x.queue) == 0 {
+		x.queue = nil
+	}
 }
 
-// close lets the aggregate's rows queue up while the records are worked off.
-func (h *holds) close(a aggregate) {
+// awaitDrain returns when the aggregate that join has called draining may be joined.
+func (h *holds) awaitDrain(ctx context.Context) error {
+	drained := h.drainEnd()
+	if drained == nil {
+		return nil
+	}
+	select {
+	case <-drained:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (h *holds) drainEnd() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if x := h.byKey[a]; x != nil && a.ordered() {
-		x.closing = true
+	return h.drained
+}
+
+// queueRows has the aggregate's rows queue up while the loop sends those that are recorded.
+func (h *holds) queueRows(a aggregate) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if x := h.byKey[a]; x != nil && x.state == recording && a.ordered() {
+		x.state = queueing
 	}
 }
 
-// isClosing reports whether the aggregate's rows may be queued up.
-func (h *holds) isClosing(a aggregate) bool {
+// queues reports whether the aggregate's rows queue up.
+func (h *holds) queues(a aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x := h.byKey[a]
-	return x != nil && x.closing
+	return x != nil && x.state != recording
 }
 
-// closing reports whether any rows may be queued up.
-func (h *holds) closing() bool {
+// anyQueues reports whether the rows of any aggregate do.
+func (h *holds) anyQueues() bool {
 	if !h.any() {
 		return false
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, x := range h.byKey {
-		if x.closing {
+		if x.state != recording {
 			return true
 		}
 	}
 	return false
 }
 
-// reopen gives up closing, because a record is there to stay. It has the queue
-// recorded, before any row that the WAL brings then.
-func (h *holds) reopen(a aggregate, record func(pendingRow) error) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	defer h.moved.Broadcast()
-	x := h.byKey[a]
-	if x == nil || x.draining {
-		return nil
-	}
-	queue := h.takeQueue(x)
-	h.recordAll(x, len(queue))
-	x.draining = true
-	defer func() { x.draining = false }()
-	h.mu.Unlock()
-	defer h.mu.Lock()
-	for _, q := range queue {
-		if err := record(q); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// quiet lists the aggregates of a table that no row is being recorded of, each
-// with a number for end.
-func (h *holds) quiet(t *outbox.Table) map[aggregate]int {
+// quiet lists the aggregates of a table that no row is being recorded of. The table is to be asked
+// after it: end ends the holds of those without a record.
+func (h *holds) quiet(t *outbox.Table) map[aggregate]struct{} {
 	if !h.any() {
 		return nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	list := map[aggregate]int{}
+	list := map[aggregate]struct{}{}
 	for a, x := range h.byKey {
-		if a.table == t && x.recording == 0 {
-			list[a] = x.joined
+		if a.table == t && x.underWay == 0 {
+			x.quiet = true
+			list[a] = struct{}{}
 		}
 	}
 	return list
 }
 
-// end ends the hold of an aggregate that has no record left, unless one has come
-// since quiet returned the number: it sends what has queued up. Where that fails,
-// the row is the caller's, and the rest stays queued.
-func (h *holds) end(a aggregate, joined int, send func(pendingRow) error) error {
+// end begins to drain the queue of an aggregate without a record, unless one was begun since quiet
+// listed it.
+func (h *holds) end(a aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	defer h.moved.Broadcast()
 	x := h.byKey[a]
-	if x == nil || x.joined != joined {
-		return nil
+	if x == nil || !x.quiet {
+		return false
 	}
-	x.draining = true
-	for len(x.queue) > 0 {
-		next := x.queue[0]
-		h.mu.Unlock() // the settler must get on: the lane may have to wait for it
-		err := send(next)
-		h.mu.Lock()
-		x.queue = x.queue[1:]
-		h.left(next)
-		if err != nil {
-			x.draining = false
+	x.state = draining
+	return true
+}
+
+// keep begins to drain the queue of an aggregate whose record stays.
+func (h *holds) keep(a aggregate) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	x := h.byKey[a]
+	if x == nil || x.state != queueing {
+		return false
+	}
+	x.state, x.quiet = draining, false
+	return true
+}
+
+// drain follows end and keep. It has each row of the queue sent, or recorded where a record was begun
+// meanwhile. The WAL handler waits for it with the aggregate's next row.
+func (h *holds) drain(a aggregate, work func(row pendingRow, send bool) error) error {
+	defer h.endDrain(a)
+	for {
+		row, send, more := h.next(a)
+		if !more {
+			return nil
+		}
+		if err := work(row, send); err != nil {
 			return err
 		}
+		h.left(a)
 	}
-	if x.joined != joined { // the WAL has brought a retried dead letter meanwhile
-		x.draining = false
-		return nil
+}
+
+// next is the first row of the queue. It stays there until its next place has it: see queued.
+func (h *holds) next(a aggregate) (row pendingRow, send, more bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	x := h.byKey[a]
+	if len(x.queue) == 0 {
+		return pendingRow{}, false, false
 	}
-	delete(h.byKey, a)
-	h.resized()
-	return nil
+	if !x.quiet {
+		x.record(1)
+	}
+	return x.queue[0], x.quiet, true
+}
+
+func (h *holds) left(a aggregate) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.dequeue(h.byKey[a])
+}
+
+func (h *holds) endDrain(a aggregate) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch x := h.byKey[a]; {
+	case len(x.queue) > 0:
+		x.state = queueing
+	case !x.quiet:
+		x.state = recording
+	default:
+		delete(h.byKey, a)
+		h.resized()
+	}
+	if h.drained != nil {
+		close(h.drained)
+		h.drained = nil
+	}
 }
 
 // queued calls each with every row that waits here.

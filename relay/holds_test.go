@@ -1,6 +1,9 @@
 package relay
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"strconv"
 	"testing"
 
@@ -10,7 +13,9 @@ import (
 
 // heldTable is a table whose rows can be recorded. No server has it.
 func heldTable() *outbox.Table {
-	return &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+	return &outbox.Table{
+		Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate,
+	}
 }
 
 // heldEvent is the row with an id, of the aggregate with a number.
@@ -28,14 +33,20 @@ func TestRecordWhileAQueueIsSent(t *testing.T) {
 	ev := heldEvent(table, 1, 1)
 	of := aggregateOf(ev)
 	h.open(of)
-	h.close(of)
-	if v, record := h.join(ev, &stream.Txn{}, 0); v != isHeld || len(record) > 0 {
+	h.queueRows(of)
+	if v, record := h.join(pendingRow{ev, &stream.Txn{}}, 0); v != isHeld || len(record) > 0 {
 		t.Fatalf("verdict %d, %d rows to record: want the row queued", v, len(record))
 	}
+	h.quiet(table)
+	if !h.end(of) {
+		t.Fatal("the hold does not end")
+	}
 	sent := 0
-	err := h.end(of, h.quiet(table)[of], func(pendingRow) error {
-		sent++
-		h.record(of)
+	err := h.drain(of, func(_ pendingRow, send bool) error {
+		if send {
+			sent++
+		}
+		h.beginRecord(of)
 		return nil
 	})
 	if err != nil || sent != 1 {
@@ -44,8 +55,63 @@ func TestRecordWhileAQueueIsSent(t *testing.T) {
 	if v := h.check(of, 0); v != isHeld {
 		t.Errorf("verdict %d while a row is recorded, want %d", v, isHeld)
 	}
-	h.recorded(of)
+	h.endRecord(of)
 	if _, quiet := h.quiet(table)[of]; !quiet {
 		t.Error("the hold can never end")
+	}
+}
+
+// TestDrainBreaksOff: a queue cannot be sent, such as when the session ends. The WAL handler waits no
+// longer, what was not sent stays queued, and the next drain goes on with it.
+func TestDrainBreaksOff(t *testing.T) {
+	h, table := newHolds(), heldTable()
+	first, later := heldEvent(table, 1, 1), heldEvent(table, 2, 1)
+	of := aggregateOf(first)
+	h.open(of)
+	h.queueRows(of)
+	h.join(pendingRow{first, &stream.Txn{}}, 0)
+	h.quiet(table)
+	waited := make(chan error, 2)
+	broken := errors.New("the connection is lost")
+	if !h.end(of) {
+		t.Fatal("the hold does not end")
+	}
+	err := h.drain(of, func(pendingRow, bool) error {
+		if v, _ := h.join(pendingRow{later, &stream.Txn{}}, 0); v != isDraining {
+			t.Errorf("verdict %d, want %d", v, isDraining)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := h.awaitDrain(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("the session ends, and the WAL handler has %v", err)
+		}
+		go func() { waited <- h.awaitDrain(t.Context()) }()
+		return broken
+	})
+	if !errors.Is(err, broken) {
+		t.Errorf("the drain has %v, want %v", err, broken)
+	}
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
+	if v, record := h.join(pendingRow{later, &stream.Txn{}}, 0); v != isHeld || len(record) > 0 {
+		t.Errorf("verdict %d, %d rows to record: want the row queued", v, len(record))
+	}
+	var ids []string
+	h.quiet(table)
+	if !h.end(of) {
+		t.Fatal("the hold does not end")
+	}
+	if err := h.drain(of, func(row pendingRow, send bool) error {
+		ids = append(ids, string(row.ev.Values[outbox.ID]))
+		if !send {
+			t.Errorf("row %s is recorded, want it sent", row.ev.Values[outbox.ID])
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if !slices.Equal(ids, []string{"1", "2"}) || h.any() || h.rows != 0 || h.bytes != 0 {
+		t.Errorf("sent %v, a hold is left: %t, %d rows are queued", ids, h.any(), h.rows)
 	}
 }

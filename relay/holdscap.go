@@ -5,7 +5,7 @@ import "github.com/walpost/walpost/outbox"
 // mostHeld is how many aggregates are remembered. A variable for tests.
 var mostHeld = 100_000
 
-// aggregates is how many there are whose rows have an order to be held for.
+// aggregates counts the held aggregates. Rows without an aggregate have no order, and are not counted.
 func (h *holds) aggregates() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -24,14 +24,14 @@ func (h *holds) aggregates() (n int) {
 	return n
 }
 
-// unsure reports whether only the table can tell.
+// unsure reports whether only the table can tell if the aggregate is held.
 func (h *holds) unsure(a aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.byKey[a] == nil && h.isPartial(a.table)
 }
 
-// forgets reports whether a table is partial.
+// forgets reports whether aggregates of a table were forgotten.
 func (h *holds) forgets(t *outbox.Table) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -43,8 +43,8 @@ func (h *holds) isPartial(t *outbox.Table) bool {
 	return partial
 }
 
-// forget makes room for another hold. It forgets many at once: whoever has asked a
-// table must ask it again then.
+// forget makes room for another hold. It forgets many at once, because every answer of a table is
+// void then: see asOf.
 func (h *holds) forget() {
 	if len(h.byKey) < mostHeld {
 		return
@@ -61,8 +61,8 @@ func (h *holds) forget() {
 	}
 }
 
-// asOf is a moment at which the table is asked about aggregates. The answer holds
-// with what is known here, as long as nothing is forgotten. Zero is no moment.
+// asOf is a moment at which the table is asked about aggregates. Its answer, with the holds that are
+// known here, is right until an aggregate is forgotten. Zero is no moment.
 type asOf uint64
 
 func (h *holds) now() asOf {
@@ -114,7 +114,9 @@ func (h *holds) counted(t *outbox.Table, n int, all []aggregate, when asOf) {
 }
 
 // load reads the records of every table.
-func (h *holds) load(aggregates func(*outbox.Table, func(outbox.AggregateKey)) error, tables []*outbox.Table) error {
+func (h *holds) load(
+	aggregates func(*outbox.Table, func(outbox.AggregateKey)) error, tables []*outbox.Table,
+) error {
 	for _, t := range tables {
 		if t.Mark == outbox.MarkNone {
 			continue

@@ -209,7 +209,7 @@ func (l *loop) turn(ctx context.Context, t *outbox.Table) (more bool, err error)
 	switch {
 	case more:
 		l.nudge()
-	case l.holds.closing():
+	case l.holds.anyQueues():
 		l.dueIn(20 * time.Millisecond)
 	case p.full, len(p.locked) > 0:
 		l.dueIn(time.Second)

@@ -176,7 +176,7 @@ func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []fallback.Can
 // looks reports whether it is time to look at recorded rows.
 func (l *loop) looks(t *outbox.Table) bool {
 	rest := time.Until(l.lookAt[t])
-	if rest > 0 && !l.healing && !l.again[t] && !l.holds.closing() {
+	if rest > 0 && !l.healing && !l.again[t] && !l.holds.anyQueues() {
 		l.dueIn(rest)
 		return false
 	}

@@ -72,8 +72,7 @@ func (w *settler) recordLines(ctx context.Context, key batchKey, lines [][]*job)
 	return nil
 }
 
-// leave takes a job out of its line. As a rule it is the first; rows without an
-// aggregate may leave in any order.
+// leave takes a job out of its line. Rows of an aggregate leave in their order, others in any order.
 func (w *settler) leave(j *job) {
 	line := w.lines[j.of]
 	switch i := slices.Index(line, j); {
@@ -82,7 +81,7 @@ func (w *settler) leave(j *job) {
 	case i == 0:
 		w.lines[j.of] = line[1:]
 	default:
-		w.lines[j.of] = slices.Concat(line[:i], line[i+1:]) // a copy: somebody walks along the line
+		w.lines[j.of] = slices.Concat(line[:i], line[i+1:]) // a copy: recordApart ranges over the line
 	}
 	w.inLines--
 }

@@ -131,7 +131,7 @@ func (w *settler) stored(ctx context.Context, row fallback.Row, behind uint64, b
 
 // park has a failure recorded.
 func (w *settler) park(ctx context.Context, row fallback.Row, of aggregate, by waiter) error {
-	w.holds.record(of)
+	w.holds.beginRecord(of)
 	return w.enlist(ctx, &job{row: row, task: toPark, of: of, by: by})
 }
 
@@ -306,6 +306,7 @@ func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
 			j.row.Polled, j.row.Attempts = true, polled.attempts
 		}
 		j.by, _ = x.Tag.(waiter)
+		w.holds.beginRecord(j.of)
 		w.take(j)
 	}
 	// A row that somebody has locked is not waited for: the read-back finds it.

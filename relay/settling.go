@@ -187,7 +187,7 @@ func (w *settler) settled(jobs []*job) {
 	w.mu.Unlock()
 	for _, j := range jobs {
 		if j.task.records() {
-			w.holds.recorded(j.of)
+			w.holds.endRecord(j.of)
 		}
 		if j.task == toPark {
 			w.parked()
