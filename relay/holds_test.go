@@ -115,3 +115,98 @@ func TestDrainBreaksOff(t *testing.T) {
 		t.Errorf("sent %v, a hold is left: %t, %d rows are queued", ids, h.any(), h.rows)
 	}
 }
+
+// TestHoldTransitions has the table of states and events: what each event makes of each state that it
+// can meet.
+func TestHoldTransitions(t *testing.T) {
+	const none, x = holdState(100), holdState(101) // x cannot be
+	table := heldTable()
+	row := pendingRow{heldEvent(table, 1, 1), &stream.Txn{}}
+	of := aggregateOf(row.ev)
+	in := func(s holdState) *holds {
+		h := newHolds()
+		if s != none {
+			h.open(of)
+		}
+		if s == queueing || s == draining {
+			h.queueRows(of)
+			h.join(row, 0)
+		}
+		if s == draining {
+			h.quiet(table)
+			h.end(of)
+		}
+		return h
+	}
+	mostBefore := mostQueued
+	t.Cleanup(func() { mostQueued = mostBefore })
+	t.Cleanup(SetMostHeld(mostHeld))
+	states := []holdState{none, recording, queueing, draining}
+	type now = [4]holdState // from none, recording, queueing and draining
+	for _, c := range []struct {
+		name  string
+		event func(h *holds)
+		want  now
+	}{
+		{"open", func(h *holds) { h.open(of) }, now{recording, recording, queueing, draining}},
+		{"beginRecord", func(h *holds) { h.beginRecord(of) }, now{recording, recording, queueing, draining}},
+		{"endRecord", func(h *holds) { h.endRecord(of) }, now{none, recording, queueing, draining}},
+		{"join", func(h *holds) { h.join(row, 0) }, now{none, recording, queueing, draining}},
+		{"join without room", func(h *holds) {
+			mostQueued = 0
+			h.join(row, 0)
+		}, now{none, recording, recording, draining}},
+		{"queueRows", func(h *holds) { h.queueRows(of) }, now{none, queueing, queueing, x}},
+		{"end when quiet", func(h *holds) {
+			h.quiet(table)
+			h.end(of)
+		}, now{none, draining, draining, x}},
+		{"end before quiet", func(h *holds) { h.end(of) }, now{none, recording, queueing, x}},
+		{"end after a record", func(h *holds) {
+			h.quiet(table)
+			h.beginRecord(of)
+			h.end(of)
+		}, now{recording, recording, queueing, x}},
+		{"end under a record", func(h *holds) {
+			h.beginRecord(of)
+			h.quiet(table)
+			h.end(of)
+		}, now{recording, recording, queueing, x}},
+		{"keep", func(h *holds) { h.keep(of) }, now{none, recording, draining, x}},
+		{"endDrain, worked off", func(h *holds) {
+			h.left(of)
+			h.endDrain(of)
+		}, now{x, x, x, none}},
+		{"endDrain, recorded again", func(h *holds) {
+			h.left(of)
+			h.beginRecord(of)
+			h.endDrain(of)
+		}, now{x, x, x, recording}},
+		{"endDrain, broken off", func(h *holds) { h.endDrain(of) }, now{x, x, x, queueing}},
+		{"forget", func(h *holds) {
+			mostHeld = 0
+			h.forget()
+		}, now{none, none, queueing, draining}},
+		{"forget under a record", func(h *holds) {
+			h.beginRecord(of)
+			mostHeld = 0
+			h.forget()
+		}, now{recording, recording, queueing, draining}},
+	} {
+		for i, s := range states {
+			if c.want[i] == x {
+				continue
+			}
+			mostQueued, mostHeld = mostBefore, 100
+			h := in(s)
+			c.event(h)
+			got := none
+			if hold := h.byKey[of]; hold != nil {
+				got = hold.state
+			}
+			if got != c.want[i] {
+				t.Errorf("%s in state %d: now %d, want %d", c.name, s, got, c.want[i])
+			}
+		}
+	}
+}
