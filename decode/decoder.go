@@ -98,7 +98,11 @@ type Decoder struct {
 
 // New returns a decoder that sees the given tables and no others.
 func New(tables []*outbox.Table) *Decoder {
-	return &Decoder{tables: tables, relations: make(map[uint32]*relation), described: make(map[*outbox.Table]string)}
+	return &Decoder{
+		tables:    tables,
+		relations: make(map[uint32]*relation),
+		described: make(map[*outbox.Table]string),
+	}
 }
 
 // Decode reads one message. The event in it aliases data and the decoder: it is

@@ -29,7 +29,9 @@ func (d *Decoder) begin(c *cursor) (Message, error) {
 // commit is strict about the LSNs: a wrong end that gets confirmed is data
 // that never comes again.
 func (d *Decoder) commit(c *cursor) (Message, error) {
-	flags, commit, end, at := c.uint8(), outbox.LSN(c.uint64()), outbox.LSN(c.uint64()), timestamp(int64(c.uint64()))
+	flags := c.uint8()
+	commit, end := outbox.LSN(c.uint64()), outbox.LSN(c.uint64())
+	at := timestamp(int64(c.uint64()))
 	switch {
 	case c.err != nil:
 		return Message{}, c.err

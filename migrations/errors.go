@@ -30,7 +30,8 @@ func explain(err error) error {
 func advise(err error) string {
 	var connect *pgconn.ConnectError
 	if errors.As(err, &connect) {
-		return "check postgres.url (WALPOST_POSTGRES_URL, or the PG* variables), and that PostgreSQL is up and lets this client in"
+		return "check postgres.url (WALPOST_POSTGRES_URL, or the PG* variables), " +
+			"and that PostgreSQL is up and lets this client in"
 	}
 	var refused *pgconn.PgError
 	if !errors.As(err, &refused) {
@@ -38,12 +39,14 @@ func advise(err error) string {
 	}
 	switch refused.Code {
 	case "42P07": // duplicate_table
-		return "walpost did not create that table, and leaves it alone. If it is an outbox, describe it with outboxes[].table and " +
-			"outboxes[].layout. If it came from `walpost migrate print`, it is in the hands of the tool that applied it"
+		return "walpost did not create that table, and leaves it alone. If it is an outbox, describe it " +
+			"with outboxes[].table and outboxes[].layout. If it came from `walpost migrate print`, it is " +
+			"in the hands of the tool that applied it"
 	case "42501": // insufficient_privilege
 		return "run `walpost migrate` as the schema's owner, or as a role that has CREATE on the schema"
 	case "55P03": // lock_not_available
-		return "another session holds a lock on the table: see pg_stat_activity and pg_locks, then run it again"
+		return "another session holds a lock on the table: see pg_stat_activity and pg_locks, " +
+			"then run it again"
 	case "25006": // read_only_sql_transaction
 		return "this server is a standby or read-only: point postgres.url at the primary"
 	}

@@ -34,7 +34,9 @@ $$`
 }
 
 func notifyTriggerSQL(table, function string) string {
-	return fmt.Sprintf("CREATE OR REPLACE TRIGGER %s AFTER INSERT ON %s\n    FOR EACH STATEMENT EXECUTE FUNCTION %s()", outbox.NotifyTrigger, table, function)
+	return fmt.Sprintf("CREATE OR REPLACE TRIGGER %s AFTER INSERT ON %s\n"+
+		"    FOR EACH STATEMENT EXECUTE FUNCTION %s()",
+		outbox.NotifyTrigger, table, function)
 }
 
 // NotifySQL is what [Runner.InstallNotify] does, as plain SQL that can be applied again and again.
@@ -62,8 +64,10 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 		}
 		for _, t := range r.outboxes {
 			var there bool
-			const find = `SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass($1) AND tgname = $2 AND tgenabled IN ('O', 'A'))`
-			if err := conn.QueryRowContext(ctx, find, t.SQL(), outbox.NotifyTrigger).Scan(&there); err != nil {
+			const find = `SELECT EXISTS (SELECT FROM pg_trigger
+				WHERE tgrelid = to_regclass($1) AND tgname = $2 AND tgenabled IN ('O', 'A'))`
+			err := conn.QueryRowContext(ctx, find, t.SQL(), outbox.NotifyTrigger).Scan(&there)
+			if err != nil {
 				return err
 			}
 			if there {
@@ -82,8 +86,10 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 // makeNotifyFunction leaves a superuser's function as it is. It fails where the function is another role's:
 // what that does would be done with the producers' privileges.
 func makeNotifyFunction(ctx context.Context, conn *sql.Conn, schema string) error {
-	const find = `SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
-		WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0 AND o.rolsuper AND NOT pg_has_role(o.oid, 'USAGE'))`
+	const find = `SELECT EXISTS (SELECT FROM pg_proc p
+		JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
+		WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0
+			AND o.rolsuper AND NOT pg_has_role(o.oid, 'USAGE'))`
 	var kept bool
 	err := conn.QueryRowContext(ctx, find, schema, outbox.NotifyTrigger).Scan(&kept)
 	if err == nil && !kept {
@@ -113,7 +119,8 @@ func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
 	}
 	err = r.withNotifyLock(ctx, func(conn *sql.Conn) error {
 		for _, t := range tables {
-			if err := patiently(ctx, conn, fmt.Sprintf("DROP TRIGGER IF EXISTS %s ON %s", outbox.NotifyTrigger, t)); err != nil {
+			drop := fmt.Sprintf("DROP TRIGGER IF EXISTS %s ON %s", outbox.NotifyTrigger, t)
+			if err := patiently(ctx, conn, drop); err != nil {
 				return fmt.Errorf("drop trigger on %s: %w", t, err)
 			}
 			done = append(done, t)
@@ -126,10 +133,12 @@ func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
 
 // notified lists the tables that have the trigger, and reports whether its function exists.
 func (r *Runner) notified(ctx context.Context, schema string) (tables []string, exists bool, err error) {
-	rows, err := r.db.QueryContext(ctx, `SELECT coalesce(quote_ident(n.nspname) || '.' || quote_ident(c.relname), '')
+	rows, err := r.db.QueryContext(ctx, `
+		SELECT coalesce(quote_ident(n.nspname) || '.' || quote_ident(c.relname), '')
 		FROM pg_proc p LEFT JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgname = $1 AND t.tgparentid = 0
 			LEFT JOIN pg_class c ON c.oid = t.tgrelid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE p.pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND p.proname = $1 ORDER BY 1`, outbox.NotifyTrigger, schema)
+		WHERE p.pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND p.proname = $1
+		ORDER BY 1`, outbox.NotifyTrigger, schema)
 	if err != nil {
 		return nil, false, err
 	}
@@ -154,13 +163,16 @@ func (r *Runner) withNotifyLock(ctx context.Context, f func(*sql.Conn) error) er
 		return explain(err)
 	}
 	defer conn.Close() //nolint:errcheck // it only goes back to the pool
-	if _, err := conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('walpost/notify', 0))`); err != nil {
+	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('walpost/notify', 0))`)
+	if err != nil {
 		return explain(fmt.Errorf("wait for another migrate: %w", err))
 	}
 	defer func() { // at the latest the end of the session does it
-		_, _ = conn.ExecContext(context.WithoutCancel(ctx), `RESET lock_timeout; SELECT pg_advisory_unlock(hashtextextended('walpost/notify', 0))`)
+		_, _ = conn.ExecContext(context.WithoutCancel(ctx), `RESET lock_timeout;
+			SELECT pg_advisory_unlock(hashtextextended('walpost/notify', 0))`)
 	}()
-	if _, err := conn.ExecContext(ctx, fmt.Sprintf(`SET lock_timeout = %d`, notifyLock.Milliseconds())); err != nil {
+	_, err = conn.ExecContext(ctx, fmt.Sprintf(`SET lock_timeout = %d`, notifyLock.Milliseconds()))
+	if err != nil {
 		return explain(err)
 	}
 	return explainNotify(f(conn))
@@ -186,7 +198,8 @@ func explainNotify(err error) error {
 		return hint.Wrap(err, "run `walpost migrate` as the owner of the outboxes, with CREATE on the schema")
 	}
 	if isCode(err, "42P01") {
-		return hint.Wrap(err, "check outboxes[].table: `walpost migrate up` creates public.outbox_messages in the canonical layout and no other outbox")
+		return hint.Wrap(err, "check outboxes[].table: `walpost migrate up` creates public.outbox_messages "+
+			"in the canonical layout and no other outbox")
 	}
 	return explain(err)
 }

@@ -50,7 +50,8 @@ func Print(w io.Writer, to int64, outboxes []*outbox.Table) error {
 func printShardIndexes(b *bytes.Buffer, outboxes []*outbox.Table) {
 	for _, t := range outboxes {
 		if sql := t.ShardIndexes(); len(sql) > 0 {
-			fmt.Fprintf(b, "\n-- For the shards of %s, once for all of them. On a table that is written to, use CREATE INDEX CONCURRENTLY.\n\n%s;\n",
+			fmt.Fprintf(b, "\n-- For the shards of %s, once for all of them. "+
+				"On a table that is written to, use CREATE INDEX CONCURRENTLY.\n\n%s;\n",
 				t, strings.Join(sql, ";\n"))
 		}
 	}
@@ -58,9 +59,11 @@ func printShardIndexes(b *bytes.Buffer, outboxes []*outbox.Table) {
 
 // sizeCheck is offered and not made: only an operator knows the servers' limits, and it costs every INSERT.
 const sizeCheck = `
--- A row that is larger than the NATS server's max_payload, or the stream's max_msg_size, is never delivered. This tells the
--- producer instead, at the price of rendering each payload once more. Leave room for the headers:
--- ALTER TABLE public.outbox_messages ADD CONSTRAINT outbox_messages_payload_size CHECK (octet_length(payload::text) <= 1000000);
+-- A row that is larger than the NATS server's max_payload, or the stream's max_msg_size, is never delivered.
+-- This tells the producer instead, at the price of rendering each payload once more. Leave room for the
+-- headers:
+-- ALTER TABLE public.outbox_messages ADD CONSTRAINT outbox_messages_payload_size
+--     CHECK (octet_length(payload::text) <= 1000000);
 `
 
 // upSection is the part of a file between its Up and its Down annotation, without other annotations.

@@ -100,7 +100,8 @@ func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 		to = lastApplied(states) - 1
 	}
 	if to < 0 || lastApplied(states) <= to {
-		return nil, nil // and a database that was never migrated gets no version table from taking nothing back
+		// A database that was never migrated gets no version table from taking nothing back.
+		return nil, nil
 	}
 	schema, err := r.schema(ctx)
 	if err == nil {
@@ -172,10 +173,12 @@ func (r *Runner) Status(ctx context.Context) ([]State, error) {
 // appliedAt asks the table itself, because goose would create it in order to ask.
 func (r *Runner) appliedAt(ctx context.Context, schema string) (map[int64]time.Time, error) {
 	var exists bool
-	if err := r.db.QueryRowContext(ctx, `SELECT to_regclass($1) IS NOT NULL`, versionTable(schema)).Scan(&exists); err != nil || !exists {
+	err := r.db.QueryRowContext(ctx, `SELECT to_regclass($1) IS NOT NULL`, versionTable(schema)).Scan(&exists)
+	if err != nil || !exists {
 		return nil, err
 	}
-	rows, err := r.db.QueryContext(ctx, `SELECT version_id, tstamp FROM `+versionTable(schema)+` WHERE is_applied ORDER BY id`)
+	rows, err := r.db.QueryContext(ctx,
+		`SELECT version_id, tstamp FROM `+versionTable(schema)+` WHERE is_applied ORDER BY id`)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +232,8 @@ type patientLocker struct{ lock.SessionLocker }
 
 func (l patientLocker) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	err := l.SessionLocker.SessionLock(ctx, conn)
-	return hint.Wrap(err, "another `walpost migrate` holds the advisory lock: see pg_locks (locktype advisory) and pg_stat_activity")
+	return hint.Wrap(err, "another `walpost migrate` holds the advisory lock: "+
+		"see pg_locks (locktype advisory) and pg_stat_activity")
 }
 
 // applied also finds what a failed run did before it failed.

@@ -94,7 +94,8 @@ func (versionSQL) DeleteVersion(table string) string {
 }
 
 func (versionSQL) GetMigrationByVersion(table string) string {
-	return fmt.Sprintf(`SELECT tstamp, is_applied FROM %s WHERE version_id = $1 ORDER BY tstamp DESC LIMIT 1`, table)
+	return fmt.Sprintf(`SELECT tstamp, is_applied FROM %s
+		WHERE version_id = $1 ORDER BY tstamp DESC LIMIT 1`, table)
 }
 
 func (versionSQL) ListMigrations(table string) string {
@@ -113,11 +114,14 @@ func (versionSQL) TableExists(table string) string {
 // triggers would run as the migrating role, and its rows would say what is to be left out.
 func checkVersionTable(ctx context.Context, db *sql.DB, schema string) error {
 	var owner string
-	err := db.QueryRowContext(ctx, `SELECT coalesce((SELECT pg_get_userbyid(c.relowner)::text FROM pg_class c JOIN pg_roles o ON o.oid = c.relowner
-		WHERE c.oid = to_regclass($1) AND NOT o.rolsuper AND NOT pg_has_role(c.relowner, 'USAGE')), '')`, versionTable(schema)).Scan(&owner)
+	err := db.QueryRowContext(ctx, `SELECT coalesce((
+		SELECT pg_get_userbyid(c.relowner)::text FROM pg_class c JOIN pg_roles o ON o.oid = c.relowner
+		WHERE c.oid = to_regclass($1) AND NOT o.rolsuper AND NOT pg_has_role(c.relowner, 'USAGE')), '')`,
+		versionTable(schema)).Scan(&owner)
 	if err == nil && owner != "" {
-		err = hint.Errorf(fmt.Sprintf("run it as role %q, or as a member of that; drop the table if walpost did not make it", owner),
-			"trust table %s.%s: it belongs to role %q", schema, VersionTable, owner)
+		advice := fmt.Sprintf(
+			"run it as role %q, or as a member of that; drop the table if walpost did not make it", owner)
+		err = hint.Errorf(advice, "trust table %s.%s: it belongs to role %q", schema, VersionTable, owner)
 	}
 	return err
 }

@@ -77,7 +77,9 @@ func appendPart(text, v []byte) []byte {
 // costs it more than all else about a row.
 func (t *Table) AggregateNameSQL(tenant, kind, id string) string {
 	return fmt.Sprintf("CASE WHEN %s IS NOT NULL THEN concat(%s, '/', %s, '/', %s, '/') END",
-		id, partSQL(tenant, t.Text[TenantID]), partSQL(kind, t.Text[AggregateType]), partSQL(id, t.Text[AggregateID]))
+		id, partSQL(tenant, t.Text[TenantID]),
+		partSQL(kind, t.Text[AggregateType]),
+		partSQL(id, t.Text[AggregateID]))
 }
 
 // AggregateHashSQL is an expression that an index can have, of the columns that tell aggregates apart: a hash
@@ -113,7 +115,8 @@ func partSQL(column string, text bool) string {
 		long = fmt.Sprintf("WHEN %s THEN concat(octet_length(%s), ':') ", overlongSQL(column), rendered)
 	}
 	return fmt.Sprintf(`CASE WHEN %[1]s IS NOT DISTINCT FROM NULL THEN NULL WHEN octet_length(%[2]s) <= %[3]d
-		THEN concat(octet_length(%[2]s), ':', %[1]s) %[4]sELSE concat(octet_length(%[2]s), ':', encode(%[5]s, 'hex')) END`,
+		THEN concat(octet_length(%[2]s), ':', %[1]s)
+		%[4]sELSE concat(octet_length(%[2]s), ':', encode(%[5]s, 'hex')) END`,
 		column, rendered, longPart, long, sha256SQL(rendered))
 }
 

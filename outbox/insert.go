@@ -90,12 +90,15 @@ func (m *Message) insert() (query string, args []any, err error) {
 		version = 1
 	}
 	// The casts settle the types for drivers that guess them from Go's.
-	query = "INSERT INTO " + table.SQL() + ` (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id)
-VALUES ($1::bigint, $2::text, $3::bigint, $4::text, $5::smallint, $6::jsonb, COALESCE($7::timestamptz, now()), COALESCE($8::timestamptz, now()), $9::text)
+	query = "INSERT INTO " + table.SQL() + ` (tenant_id, aggregate_type, aggregate_id,
+	event_type, event_version, payload, occurred_at, available_at, trace_id)
+VALUES ($1::bigint, $2::text, $3::bigint, $4::text, $5::smallint, $6::jsonb,
+	COALESCE($7::timestamptz, now()), COALESCE($8::timestamptz, now()), $9::text)
 RETURNING id`
 	return query, []any{
 		m.TenantID, m.AggregateType, m.AggregateID, m.EventType, version, string(m.Payload),
-		orNull(m.OccurredAt, m.OccurredAt.IsZero()), orNull(m.AvailableAt, m.AvailableAt.IsZero()), orNull(m.TraceID, m.TraceID == ""),
+		orNull(m.OccurredAt, m.OccurredAt.IsZero()), orNull(m.AvailableAt, m.AvailableAt.IsZero()),
+		orNull(m.TraceID, m.TraceID == ""),
 	}, nil
 }
 
@@ -139,7 +142,8 @@ func queryRow(ctx context.Context, tx any, query string, args []any) (scanner, e
 	if !method.IsValid() || !isQueryRow(method.Type()) {
 		return nil, fmt.Errorf("%T is neither a transaction of database/sql nor one of pgx", tx)
 	}
-	out := method.CallSlice([]reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(query), reflect.ValueOf(args)})
+	in := []reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(query), reflect.ValueOf(args)}
+	out := method.CallSlice(in)
 	row, ok := out[0].Interface().(scanner)
 	if !ok {
 		return nil, fmt.Errorf("%T returned no row", tx)

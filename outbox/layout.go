@@ -117,7 +117,8 @@ func CustomLayout(columns map[string]string) (Layout, error) {
 	for name, column := range columns {
 		f, ok := ParseField(name)
 		if !ok {
-			return Layout{}, fmt.Errorf("unknown field %q, want one of %s", name, strings.Join(fieldNames[:], ", "))
+			want := strings.Join(fieldNames[:], ", ")
+			return Layout{}, fmt.Errorf("unknown field %q, want one of %s", name, want)
 		}
 		l.Columns[f] = column
 	}

@@ -47,7 +47,8 @@ func (p Position) Covers(commit LSN, n uint32) bool {
 func ParsePosition(s string) (Position, error) {
 	f := strings.Split(s, "/") // each LSN brings a slash of its own
 	if len(f) != 7 || f[0] == "" {
-		return Position{}, fmt.Errorf("parse position %q: want <system id>/<timeline>/<commit LSN>/<n>/<passed LSN>", s)
+		const want = "<system id>/<timeline>/<commit LSN>/<n>/<passed LSN>"
+		return Position{}, fmt.Errorf("parse position %q: want %s", s, want)
 	}
 	tl, err := strconv.ParseUint(f[1], 10, 32)
 	if err != nil {

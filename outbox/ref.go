@@ -106,7 +106,8 @@ func ParseMessageID(source, s string) (m MessageID, ok bool) {
 	table, ok1 := unescape(f[0])
 	id, ok2 := unescape(f[1])
 	h, err := strconv.ParseUint(f[2], 16, 64)
-	if !ok1 || !ok2 || err != nil || len(f[2]) != 16 || h == UnknownHash { // whoever wrote that knew no row's content
+	// An id with UnknownHash names no row's content.
+	if !ok1 || !ok2 || err != nil || len(f[2]) != 16 || h == UnknownHash {
 		return m, false
 	}
 	m.Table, m.ID, m.Hash = table, id, h

@@ -60,7 +60,8 @@ func (t *Table) ShardKeySQL(alias string) string {
 	hash := func(f Field) string { return HashRecordSQL(alias + t.Column(f)) }
 	key := hash(ID)
 	if t.Layout.Has(AggregateID) {
-		key = fmt.Sprintf("CASE WHEN %s%s IS NULL THEN %s ELSE %s END", alias, t.Column(AggregateID), key, hash(AggregateID))
+		key = fmt.Sprintf("CASE WHEN %s%s IS NULL THEN %s ELSE %s END",
+			alias, t.Column(AggregateID), key, hash(AggregateID))
 	}
 	return fmt.Sprintf("abs(%s %% %d)", key, t.Shard.Of)
 }
@@ -80,7 +81,8 @@ func (t *Table) ShardIndexes() (sql []string) {
 		columns = append(columns, t.Column(AvailableAt)+", "+t.Column(ID))
 	}
 	for _, c := range columns {
-		sql = append(sql, fmt.Sprintf("CREATE INDEX ON %s ((%s), %s)%s", t.SQL(), t.ShardKeySQL(""), c, where))
+		index := fmt.Sprintf("CREATE INDEX ON %s ((%s), %s)%s", t.SQL(), t.ShardKeySQL(""), c, where)
+		sql = append(sql, index)
 	}
 	return sql
 }

@@ -19,7 +19,8 @@ func ParseTimestamp(b []byte) (time.Time, error) {
 	}
 	t, ok := parseISO(b)
 	if !ok {
-		return time.Time{}, fmt.Errorf("parse timestamp %q: want YYYY-MM-DD HH:MM:SS[.ffffff][+HH[:MM[:SS]]][ BC]", b)
+		const want = "YYYY-MM-DD HH:MM:SS[.ffffff][+HH[:MM[:SS]]][ BC]"
+		return time.Time{}, fmt.Errorf("parse timestamp %q: want %s", b, want)
 	}
 	return t, nil
 }
@@ -48,7 +49,8 @@ func parseISO(b []byte) (time.Time, bool) {
 	}
 	t := time.Date(year, time.Month(month), day, hour, minute, second, nanos, time.UTC)
 	// time.Date takes a 31st of November for the 1st of December.
-	same := t.Month() == time.Month(month) && t.Day() == day && t.Hour() == hour && t.Minute() == minute && t.Second() == second
+	same := t.Month() == time.Month(month) && t.Day() == day &&
+		t.Hour() == hour && t.Minute() == minute && t.Second() == second
 	if bc {
 		return time.Time{}, same
 	}

@@ -33,12 +33,14 @@ func (v *comparison) kept(ctx context.Context, rows []fallback.MarkedRow) ([]fal
 		return nil, err
 	}
 	v.trim(info)
-	return slices.DeleteFunc(rows, func(row fallback.MarkedRow) bool { return row.Marked.Before(v.since) }), nil
+	early := func(row fallback.MarkedRow) bool { return row.Marked.Before(v.since) }
+	return slices.DeleteFunc(rows, early), nil
 }
 
 func (v *comparison) noteFront() {
 	if v.trimmed {
-		v.note("rows that were marked before %s were not looked for: the stream has dropped its messages before sequence %d",
+		v.note("rows that were marked before %s were not looked for: "+
+			"the stream has dropped its messages before sequence %d",
 			v.since.UTC().Format(time.RFC3339), v.front)
 	}
 }

@@ -17,7 +17,8 @@ const clocks = time.Minute
 // rows looks in the stream for every row that is marked as stored.
 func (v *comparison) rows(ctx context.Context, t *table, started time.Time) error {
 	if t.Mark != outbox.MarkUpdate {
-		v.note("%s: with mark %s stored rows are gone: nothing tells which messages should be there", t, t.Mark)
+		v.note("%s: with mark %s stored rows are gone: nothing tells which messages should be there",
+			t, t.Mark)
 		return nil
 	}
 	if !v.cfg.Repair {
@@ -41,7 +42,9 @@ func (v *comparison) rows(ctx context.Context, t *table, started time.Time) erro
 	return v.walk(ctx, t, v.db.ArchivedSince, started, begun.Add(-clocks)) // what has moved meanwhile
 }
 
-type markedRows func(ctx context.Context, t *outbox.Table, since time.Time, next *fallback.MarkCursor, limit int) ([]fallback.MarkedRow, error)
+type markedRows func(
+	ctx context.Context, t *outbox.Table, since time.Time, next *fallback.MarkCursor, limit int,
+) ([]fallback.MarkedRow, error)
 
 // walk looks for the rows of one place, where moved is set for those only that came
 // to the archive since.

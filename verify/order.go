@@ -50,7 +50,8 @@ func (v *comparison) follow(m jetstream.Message, overtaken, again bool) {
 	}
 	now := spot{v.historyOf(at), at.N, at.Commit, m.Seq}
 	if known && v.before(now, last, polled) {
-		c := Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("%s, behind sequence %d at %s/%d", at, last.seq, last.commit, last.n)}
+		detail := fmt.Sprintf("%s, behind sequence %d at %s/%d", at, last.seq, last.commit, last.n)
+		c := Case{Row: row(m), Seq: m.Seq, Detail: detail}
 		if again {
 			v.late[m.Seq] = c
 		} else {

@@ -55,7 +55,9 @@ func (v *comparison) judgePending(ctx context.Context) error {
 				case !proven:
 					v.report.Pending++
 				default:
-					v.report.add(Missing, Case{Row: ev.Ref().String(), Detail: "pending and due, and the WAL is past it: only the relay's search of the table delivers it"})
+					const detail = "pending and due, and the WAL is past it: " +
+						"only the relay's search of the table delivers it"
+					v.report.add(Missing, Case{Row: ev.Ref().String(), Detail: detail})
 				}
 			}
 		}
@@ -103,10 +105,12 @@ func (v *comparison) proven(ctx context.Context) (bool, error) {
 		case confirmed >= end:
 			return true, nil
 		case !active:
-			v.note("nobody streams slot %q: whether pending rows should be stored by now cannot be told", v.cfg.Slot)
+			v.note("nobody streams slot %q: whether pending rows should be stored by now cannot be told",
+				v.cfg.Slot)
 			return false, nil
 		case time.Now().After(until):
-			v.note("the relay has not confirmed within %s what was written: whether pending rows should be stored by now cannot be told", proofPatience)
+			v.note("the relay has not confirmed within %s what was written: "+
+				"whether pending rows should be stored by now cannot be told", proofPatience)
 			return false, nil
 		}
 		if err := sleep(ctx, 100*time.Millisecond); err != nil {

@@ -39,7 +39,9 @@ func (v *comparison) catchUp(ctx context.Context) error {
 
 // each looks for the rows of messages, and calls do in the messages' order, table by
 // table.
-func (v *comparison) each(ctx context.Context, messages []jetstream.Message, do func(*table, jetstream.Message, fallback.Finding)) error {
+func (v *comparison) each(
+	ctx context.Context, messages []jetstream.Message, do func(*table, jetstream.Message, fallback.Finding),
+) error {
 	for part := range slices.Chunk(messages, batch) {
 		byTable := map[*table][]jetstream.Message{}
 		for _, m := range part {

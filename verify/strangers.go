@@ -28,14 +28,16 @@ func (v *comparison) stranger(m jetstream.Message) {
 // judgeStrangers looks again for the rows of messages that had none: a message may be
 // there before its row is visible.
 func (v *comparison) judgeStrangers(ctx context.Context) error {
-	left := slices.DeleteFunc(v.strangers, func(m jetstream.Message) bool { return m.Seq < v.report.FirstSeq })
+	dropped := func(m jetstream.Message) bool { return m.Seq < v.report.FirstSeq }
+	left := slices.DeleteFunc(v.strangers, dropped)
 	if len(left) == 0 {
 		return nil
 	}
 	seen := map[outbox.MessageID]uint64{}
 	for _, m := range left {
 		if seq := seen[m.ID]; seq > 0 {
-			v.report.add(Duplicated, Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("it is at sequence %d already", seq)})
+			detail := fmt.Sprintf("it is at sequence %d already", seq)
+			v.report.add(Duplicated, Case{Row: row(m), Seq: m.Seq, Detail: detail})
 		} else {
 			seen[m.ID] = m.Seq
 		}
@@ -63,7 +65,9 @@ func (v *comparison) old(m jetstream.Message) bool {
 // awaitRows waits until every transaction has ended that may have written one of the
 // rows, as long as any is wanted, and returns the messages that still have none. The
 // last message was read before.
-func (v *comparison) awaitRows(ctx context.Context, messages []jetstream.Message) ([]jetstream.Message, error) {
+func (v *comparison) awaitRows(
+	ctx context.Context, messages []jetstream.Message,
+) ([]jetstream.Message, error) {
 	xid, err := v.db.NewXID(ctx)
 	if err != nil {
 		return nil, err
@@ -87,7 +91,8 @@ func (v *comparison) awaitRows(ctx context.Context, messages []jetstream.Message
 		case ended || !slices.ContainsFunc(messages, func(m jetstream.Message) bool { return !v.old(m) }):
 			return messages, nil
 		case time.Now().After(until):
-			v.note("transactions are open since before the stream was read: the messages of their rows count as unknown")
+			v.note("transactions are open since before the stream was read: " +
+				"the messages of their rows count as unknown")
 			return messages, nil
 		}
 		if err := sleep(ctx, 200*time.Millisecond); err != nil {

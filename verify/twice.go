@@ -34,7 +34,8 @@ func (v *comparison) judgeTwice(ctx context.Context) error {
 					continue
 				}
 				if seq := first[m.ID]; seq > 0 {
-					v.report.add(Duplicated, Case{Row: row(m), Seq: m.Seq, Detail: fmt.Sprintf("it is at sequence %d already", seq)})
+					detail := fmt.Sprintf("it is at sequence %d already", seq)
+					v.report.add(Duplicated, Case{Row: row(m), Seq: m.Seq, Detail: detail})
 					continue
 				}
 				first[m.ID] = m.Seq

@@ -71,7 +71,8 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, err
 	}
 	v := &comparison{
-		cfg: cfg, db: db, report: newReport(), tables: map[string]*table{}, order: map[uint64]spot{}, seed: maphash.MakeSeed(),
+		cfg: cfg, db: db, report: newReport(), tables: map[string]*table{},
+		order: map[uint64]spot{}, seed: maphash.MakeSeed(),
 		numbers: map[history]uint32{}, twice: map[string]struct{}{}, late: map[uint64]Case{},
 	}
 	for _, t := range cfg.Outboxes {
@@ -108,7 +109,8 @@ type comparison struct {
 	numbers           map[history]uint32  // of the histories
 	strangers         []jetstream.Message // without a row, so far
 	twice             map[string]struct{} // message ids of rows that were met more than once
-	late              map[uint64]Case     // by sequence: such messages that are reordered, unless they are duplicates
+	// late are such messages that are reordered, by sequence, unless they are duplicates.
+	late map[uint64]Case
 }
 
 type table struct {

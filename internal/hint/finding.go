@@ -105,7 +105,9 @@ func (f *Findings) Failed(level Level, otherwise string, err error) {
 // InOrder has the errors first, and nothing twice: two checks may fail alike.
 func InOrder(found Findings) Findings {
 	levels := []Level{Error, Warn, Info}
-	slices.SortStableFunc(found, func(a, b Finding) int { return slices.Index(levels, a.Level) - slices.Index(levels, b.Level) })
+	slices.SortStableFunc(found, func(a, b Finding) int {
+		return slices.Index(levels, a.Level) - slices.Index(levels, b.Level)
+	})
 	var all Findings
 	for _, f := range found {
 		if !slices.ContainsFunc(all, func(g Finding) bool { return g.Code == f.Code && g.Text == f.Text }) {

@@ -18,11 +18,13 @@ const path = "pg_catalog, pg_temp"
 const readSQL = `SELECT pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d,
 	pg_catalog.to_json(pg_catalog.current_schemas(false)),
 	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
-		THEN pg_catalog.set_config('walpost.search_path', pg_catalog.current_setting('search_path'), false) END,
+		THEN pg_catalog.set_config('walpost.search_path',
+			pg_catalog.current_setting('search_path'), false) END,
 	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
 		THEN pg_catalog.set_config('search_path', '` + path + `', false) END`
 
-const setSQL = `SELECT pg_catalog.set_config('walpost.search_path', pg_catalog.current_setting('search_path'), false),
+const setSQL = `SELECT
+	pg_catalog.set_config('walpost.search_path', pg_catalog.current_setting('search_path'), false),
 	pg_catalog.set_config('search_path', '` + path + `', false)`
 
 // schemasKey is where a connection keeps the schemas of the role's own search_path.
@@ -106,7 +108,8 @@ const OwnPath = `(SELECT set_config('search_path', current_setting('walpost.sear
 // back for the deferred triggers of a COMMIT. They find their names on any path.
 const (
 	HidePath = `SET LOCAL search_path = ` + path
-	ShowPath = `SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('walpost.search_path'), true)`
+	ShowPath = `SELECT pg_catalog.set_config('search_path',
+		pg_catalog.current_setting('walpost.search_path'), true)`
 )
 
 // queryRow runs a query of one row over the simple protocol: nothing is prepared.

@@ -11,7 +11,8 @@ import (
 )
 
 // DirectHint is the advice where a pooler is in the way.
-const DirectHint = "give postgres.url the host and port of PostgreSQL itself, not a pooler's: what a relay locks and sets must stay with its connection"
+const DirectHint = "give postgres.url the host and port of PostgreSQL itself, not a pooler's: " +
+	"what a relay locks and sets must stay with its connection"
 
 // ErrPooler means that connections go through a pooler that hands one server session to several clients.
 var ErrPooler = errors.New("a connection has no server session of its own")
@@ -47,7 +48,8 @@ func prove(ctx context.Context, bare *pgconn.Config, first *pgconn.PgConn) error
 		pids[i] = row[0]
 	}
 	if pids[0] == pids[1] || pids[0] != pids[2] {
-		return hint.Coded("pg-pooler", hint.Errorf(DirectHint, "postgres.url leads to a pooler in transaction mode: %w", ErrPooler))
+		err := hint.Errorf(DirectHint, "postgres.url leads to a pooler in transaction mode: %w", ErrPooler)
+		return hint.Coded("pg-pooler", err)
 	}
 	return nil
 }

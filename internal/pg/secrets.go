@@ -1,6 +1,7 @@
 package pg
 
 import (
+	"crypto/tls"
 	"errors"
 	"io/fs"
 	"net"
@@ -15,7 +16,8 @@ import (
 
 // safeCauses are the beginnings of what pgx says behind the connection string that it quotes.
 var safeCauses = []string{
-	"failed to configure TLS", "invalid port", "invalid connect_timeout", "invalid sslcertmode", "invalid require_auth",
+	"failed to configure TLS", "invalid port", "invalid connect_timeout", "invalid sslcertmode",
+	"invalid require_auth",
 	"unknown target_session_attrs value", "unknown channel_binding value", "failed to read service",
 }
 
@@ -23,8 +25,10 @@ var safeCauses = []string{
 // password.
 func parseURL(s string) (*pgx.ConnConfig, error) {
 	if cutOff(s) {
-		return nil, hint.Errorf("percent-encode the password: / is %2F, ? is %3F, # is %23, and an @ in a database's name is %40",
-			"an @ stands behind the end of host and port: a password with / ? or # would be taken for the database")
+		return nil, hint.Errorf(
+			"percent-encode the password: / is %2F, ? is %3F, # is %23, and an @ in a database's name is %40",
+			"an @ stands behind the end of host and port: "+
+				"a password with / ? or # would be taken for the database")
 	}
 	cfg, err := pgx.ParseConfig(s)
 	if err == nil {
@@ -33,15 +37,17 @@ func parseURL(s string) (*pgx.ConnConfig, error) {
 	cause := "it is neither a URL nor keywords and values"
 	text := err.Error()
 	text = text[strings.LastIndex(text, "`: ")+1:]
-	if i := slices.IndexFunc(safeCauses, func(c string) bool { return strings.HasPrefix(text, ": "+c) }); i >= 0 {
+	begins := func(c string) bool { return strings.HasPrefix(text, ": "+c) }
+	if i := slices.IndexFunc(safeCauses, begins); i >= 0 {
 		cause = safeCauses[i]
 	}
 	var file *fs.PathError
 	if errors.As(err, &file) {
 		cause += ": " + file.Error()
 	}
-	return nil, hint.Errorf("want postgres://user@host:5432/database?sslmode=verify-full, with special characters percent-encoded",
-		"%s", cause)
+	return nil, hint.Errorf(
+		"want postgres://user@host:5432/database?sslmode=verify-full, with special characters "+
+			"percent-encoded", "%s", cause)
 }
 
 // cutOff reports whether a URL's password may end too early, at one of / ? #: user and password would be the
@@ -75,9 +81,12 @@ func (c Config) Unverified() []string {
 			hosts = append(hosts, host)
 		}
 	}
-	check(cfg.Host, cfg.TLSConfig != nil && (!cfg.TLSConfig.InsecureSkipVerify || cfg.TLSConfig.VerifyPeerCertificate != nil))
+	verifies := func(c *tls.Config) bool {
+		return c != nil && (!c.InsecureSkipVerify || c.VerifyPeerCertificate != nil)
+	}
+	check(cfg.Host, verifies(cfg.TLSConfig))
 	for _, f := range cfg.Fallbacks {
-		check(f.Host, f.TLSConfig != nil && (!f.TLSConfig.InsecureSkipVerify || f.TLSConfig.VerifyPeerCertificate != nil))
+		check(f.Host, verifies(f.TLSConfig))
 	}
 	return hosts
 }
@@ -85,5 +94,6 @@ func (c Config) Unverified() []string {
 // local reports whether a host is a Unix socket or this machine.
 func local(host string) bool {
 	ip := net.ParseIP(host)
-	return strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") || host == "localhost" || ip != nil && ip.IsLoopback()
+	socket := strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@")
+	return socket || host == "localhost" || ip != nil && ip.IsLoopback()
 }

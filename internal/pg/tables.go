@@ -20,8 +20,10 @@ func FindTables(ctx context.Context, conn *pgx.Conn, schema string, names ...str
 	if len(schemas) == 0 {
 		schemas = []string{"public"}
 	}
-	rows, _ := conn.Query(ctx, `SELECT coalesce((SELECT s.name FROM unnest($2::text[]) WITH ORDINALITY s(name, n)
-			JOIN pg_namespace ns ON ns.nspname = s.name JOIN pg_class c ON c.relnamespace = ns.oid AND c.relname = t.name AND c.relkind IN ('r', 'p')
+	rows, _ := conn.Query(ctx, `
+		SELECT coalesce((SELECT s.name FROM unnest($2::text[]) WITH ORDINALITY s(name, n)
+			JOIN pg_namespace ns ON ns.nspname = s.name
+			JOIN pg_class c ON c.relnamespace = ns.oid AND c.relname = t.name AND c.relkind IN ('r', 'p')
 			ORDER BY s.n LIMIT 1), ($2::text[])[1])
 		FROM unnest($1::text[]) WITH ORDINALITY t(name, n) ORDER BY t.n`, names, schemas)
 	found, err := pgx.CollectRows(rows, pgx.RowTo[string])

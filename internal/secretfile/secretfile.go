@@ -28,14 +28,17 @@ func Read(key, file string) (string, error) {
 		text, err = os.ReadFile(file)
 	}
 	if err != nil {
-		return "", hint.Wrap(fmt.Errorf("%s: %w", key, err), "check the path and that walpost's user may read it")
+		return "", hint.Wrap(fmt.Errorf("%s: %w", key, err),
+			"check the path and that walpost's user may read it")
 	}
 	secret := strings.TrimRight(string(text), "\r\n")
 	if secret == "" {
-		return "", hint.Wrap(fmt.Errorf("%s: %s is empty", key, file), "write the secret into it, on one line")
+		return "", hint.Wrap(fmt.Errorf("%s: %s is empty", key, file),
+			"write the secret into it, on one line")
 	}
 	if strings.ContainsAny(secret, "\r\n\x00") {
-		return "", hint.Wrap(errors.New(key+": "+file+" has more than one line"), "write the secret into it, on one line")
+		return "", hint.Wrap(errors.New(key+": "+file+" has more than one line"),
+			"write the secret into it, on one line")
 	}
 	return secret, nil
 }
