@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Ack is a PubAck: the message is stored in Stream at Seq.
-type Ack struct {
+// pubAck says that the message is stored in Stream at Seq.
+type pubAck struct {
 	Stream string
 	Seq    uint64
 	// Count is how many messages a batch had; zero for a message by itself.
@@ -20,15 +20,15 @@ type Ack struct {
 	Duplicate bool
 }
 
-// ParseAck reads the reply to a publish into the stream. It fails with
-// [ErrNoResponders], an [*AckError], or an error that wraps [ErrInvalidAck]
+// parseAck reads the reply to a publish into the stream. It fails with
+// [ErrNoResponders], an [*ackError], or an error that wraps [errInvalidAck]
 // where the reply is not a PubAck of that stream.
-func ParseAck(msg *nats.Msg, stream string) (Ack, error) {
+func parseAck(msg *nats.Msg, stream string) (pubAck, error) {
 	if len(msg.Header) > 0 {
 		if status := msg.Header.Get("Status"); status == "503" {
-			return Ack{}, ErrNoResponders
+			return pubAck{}, ErrNoResponders
 		} else if status != "" {
-			return Ack{}, fmt.Errorf("%w: status %.40q", ErrInvalidAck, status)
+			return pubAck{}, fmt.Errorf("%w: status %.40q", errInvalidAck, status)
 		}
 	}
 	ack, ok := parseUsualAck(msg.Data, stream)
@@ -40,7 +40,7 @@ func ParseAck(msg *nats.Msg, stream string) (Ack, error) {
 
 // parseUsualAck takes the forms that nats-server writes when all is well; ok is
 // false for every other one, which then costs a real JSON parser.
-func parseUsualAck(b []byte, stream string) (ack Ack, ok bool) {
+func parseUsualAck(b []byte, stream string) (ack pubAck, ok bool) {
 	b, ok = cutPrefix(b, `{"stream":"`)
 	if !ok || len(b) <= len(stream) || string(b[:len(stream)]) != stream || !plainJSON(stream) {
 		return ack, false
@@ -137,18 +137,18 @@ type ackReply struct {
 	Count     uint64 `json:"count"`
 }
 
-func parseAnyAck(b []byte, stream string) (Ack, error) {
+func parseAnyAck(b []byte, stream string) (pubAck, error) {
 	var r ackReply
 	if err := json.Unmarshal(b, &r); err != nil {
-		return Ack{}, fmt.Errorf("%w: %s", ErrInvalidAck, excerpt(b))
+		return pubAck{}, fmt.Errorf("%w: %s", errInvalidAck, excerpt(b))
 	}
 	switch {
 	case r.Error != nil:
-		return Ack{}, &AckError{Code: r.Error.Code, ErrCode: r.Error.ErrCode, Description: r.Error.Description}
+		return pubAck{}, &ackError{Code: r.Error.Code, ErrCode: r.Error.ErrCode, Description: r.Error.Description}
 	case r.Stream == "" || r.Seq == 0:
-		return Ack{}, fmt.Errorf("%w: %s", ErrInvalidAck, excerpt(b))
+		return pubAck{}, fmt.Errorf("%w: %s", errInvalidAck, excerpt(b))
 	case r.Stream != stream:
-		return Ack{}, fmt.Errorf("%w: from stream %.80q, want %q", ErrInvalidAck, r.Stream, stream)
+		return pubAck{}, fmt.Errorf("%w: from stream %.80q, want %q", errInvalidAck, r.Stream, stream)
 	}
-	return Ack{Stream: stream, Seq: r.Seq, Duplicate: r.Duplicate, Count: r.Count}, nil
+	return pubAck{Stream: stream, Seq: r.Seq, Duplicate: r.Duplicate, Count: r.Count}, nil
 }

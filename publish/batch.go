@@ -31,9 +31,9 @@ const (
 	atomicLeast = 32
 )
 
-// ErrBatch means that a batch was not stored as it was sent. Only the stream knows
+// errBatch means that a batch was not stored as it was sent. Only the stream knows
 // what of it was.
-var ErrBatch = errors.New("a batch was not stored as it was sent")
+var errBatch = errors.New("a batch was not stored as it was sent")
 
 // batches is the batching of a lane. What is sent is staged; one unit at a time, a
 // message or a batch, is under way, and while it is, the next one gathers. So nothing
@@ -100,12 +100,12 @@ func (l *Lane) EndTransaction() {
 
 // judge finds out what made a batch of a size fail at its n-th message.
 func (b *batches) judge(err error, n, size int) {
-	var ack *AckError
+	var ack *ackError
 	errors.As(err, &ack)
 	switch {
 	case ack != nil && slices.Contains(batchRefusals, ack.ErrCode):
 		b.refused = true
-	case errors.Is(err, ErrBatch), ClassOf(err) == ClassRow, ack != nil && (ack.ErrCode == errBatchDuplicate || ack.ErrCode == errBatchIncomplete),
+	case errors.Is(err, errBatch), ClassOf(err) == ClassRow, ack != nil && (ack.ErrCode == errBatchDuplicate || ack.ErrCode == errBatchIncomplete),
 		ClassOf(err) == ClassChain && n > 1: // behind one that was taken for a duplicate
 		b.suspect = min(size, maxAtomic) // of a larger one, what is before n is stored
 	}
@@ -116,7 +116,7 @@ func (b *batches) judge(err error, n, size int) {
 func (l *Lane) dropBatchOf(index uint64) {
 	for _, x := range l.batches.sent {
 		if index >= x.first && index < x.first+uint64(x.n) {
-			l.onBatchFailure(x.first, 0, ErrBatch)
+			l.onBatchFailure(x.first, 0, errBatch)
 			return
 		}
 	}
@@ -128,7 +128,7 @@ func (l *Lane) forgetStaged() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if b.open > 0 {
-		l.onBatchFailure(b.unit, 0, ErrBatch)
+		l.onBatchFailure(b.unit, 0, errBatch)
 		b.open = 0
 	}
 	for i := range b.staged {
@@ -173,7 +173,7 @@ func (l *Lane) onFastReply(msg *nats.Msg, id, state string) {
 		l.onBatchFailure(first, flow.Sequence, err)
 		return
 	}
-	ack, err := ParseAck(msg, l.cfg.Stream.Name())
+	ack, err := parseAck(msg, l.cfg.Stream.Name())
 	if err != nil {
 		l.onBatchFailure(first, n, err)
 		return
@@ -192,11 +192,11 @@ func (l *Lane) batchTo(index uint64) (first uint64, ok bool) {
 }
 
 // onBatch takes a PubAck of a batch. The caller holds mu.
-func (l *Lane) onBatch(first uint64, ack Ack) {
+func (l *Lane) onBatch(first uint64, ack pubAck) {
 	b := &l.batches
 	i := slices.IndexFunc(b.sent, func(x sentBatch) bool { return x.first == first })
 	if i < 0 || ack.Duplicate || ack.Count != uint64(b.sent[i].n) || ack.Seq != l.cfg.Base+first+ack.Count {
-		l.onBatchFailure(first, 0, fmt.Errorf("%w: the PubAck of the one at sequence %d counts %d to sequence %d", ErrBatch, l.cfg.Base+first+1, ack.Count, ack.Seq))
+		l.onBatchFailure(first, 0, fmt.Errorf("%w: the PubAck of the one at sequence %d counts %d to sequence %d", errBatch, l.cfg.Base+first+1, ack.Count, ack.Seq))
 		return
 	}
 	b.sent = slices.Delete(b.sent, i, i+1)

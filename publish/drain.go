@@ -21,7 +21,7 @@ type Refusal struct {
 // duplicates and that are indeed in the stream join the stored ones (Take), the
 // others are refused. Everything else that is unacknowledged is forgotten.
 func (l *Lane) Drain(ctx context.Context) []Refusal {
-	l.fail(ErrDrained)
+	l.fail(errDrained)
 	done := l.cutWrites(ctx)
 	l.sending.Lock()
 	if ctx.Err() == nil {

@@ -213,7 +213,7 @@ func TestEnvelopeHostileRows(t *testing.T) {
 		msg := build(t, e, ev, st)
 		sent := flat(msg.Header)
 		msg.Subject = "events.x"
-		ack, err := ParseAck(must(nc.RequestMsg(msg, 5*time.Second))(t), "EVENTS")
+		ack, err := parseAck(must(nc.RequestMsg(msg, 5*time.Second))(t), "EVENTS")
 		if err != nil {
 			t.Fatalf("%q: %v", nasty, err)
 		}
@@ -297,7 +297,7 @@ func TestEnvelopeSizesAreTheServers(t *testing.T) {
 		if err != nil {
 			return built, err
 		}
-		_, stored = ParseAck(reply, "EVENTS")
+		_, stored = parseAck(reply, "EVENTS")
 		return built, stored
 	}
 	grow := func(f outbox.Field, from, to int, refused func(ev *outbox.Event) bool) int {

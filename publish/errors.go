@@ -78,22 +78,22 @@ func (c Class) String() string {
 	return "unknown"
 }
 
-// AckError is JetStream's refusal of a message: it was not stored.
-type AckError struct {
+// ackError is JetStream's refusal of a message: it was not stored.
+type ackError struct {
 	Code        int    // like an HTTP status
 	ErrCode     int    // JetStream's own, 10000 and up
 	Description string // the server's words
 }
 
-func (e *AckError) Error() string {
+func (e *ackError) Error() string {
 	return fmt.Sprintf("JetStream refused the message: %s (%d)", e.Description, e.ErrCode)
 }
 
-// Class is [Classify] of the error's codes.
-func (e *AckError) Class() Class { return Classify(e.Code, e.ErrCode, e.Description) }
+// Class is [classify] of the error's codes.
+func (e *ackError) Class() Class { return classify(e.Code, e.ErrCode, e.Description) }
 
 // Row is the error as the row's own; nil where it is not.
-func (e *AckError) Row() *RowError {
+func (e *ackError) Row() *RowError {
 	if e.Class() != ClassRow {
 		return nil
 	}
@@ -107,14 +107,14 @@ func (e *AckError) Row() *RowError {
 // Which of the two it is STREAM.INFO tells. The message was not stored.
 var ErrNoResponders = errors.New("no stream took the message: no responders")
 
-// ErrInvalidAck: something that is not the relay's stream answered. The message
+// errInvalidAck: something that is not the relay's stream answered. The message
 // may be stored all the same.
-var ErrInvalidAck = errors.New("invalid PubAck")
+var errInvalidAck = errors.New("invalid PubAck")
 
 // ClassOf is the class of any error that a publish can end in.
 func ClassOf(err error) Class {
 	var row *RowError
-	var ack *AckError
+	var ack *ackError
 	switch {
 	case errors.As(err, &row):
 		return ClassRow
@@ -147,13 +147,13 @@ const (
 // gets 10176.
 var batchRefusals = []int{10174, 10175, 10177, 10179, 10199, 10200, 10205, 10206, 10207, 10210, 10211}
 
-// Classify names the class of a JetStream error in the reply to a publish.
+// classify names the class of a JetStream error in the reply to a publish.
 //
 // Only the three size errors are the row's own: subject, headers and body are
 // all that a row can influence, and the envelope leaves nothing else to chance.
 // An unknown code is never the row's, because a parked row loses an attempt: a
 // 4xx is a setting to be changed, anything else passes.
-func Classify(code, errCode int, description string) Class {
+func classify(code, errCode int, description string) Class {
 	switch errCode {
 	case errMessageTooLarge, errHeaderTooLarge:
 		return ClassRow

@@ -46,7 +46,7 @@ func TestClassify(t *testing.T) {
 		{500, 19999, "of the future", ClassTransient},
 		{0, 0, "", ClassTransient},
 	} {
-		if got := Classify(tt.code, tt.errCode, tt.description); got != tt.want {
+		if got := classify(tt.code, tt.errCode, tt.description); got != tt.want {
 			t.Errorf("%d %d %q is %s, want %s", tt.code, tt.errCode, tt.description, got, tt.want)
 		}
 	}
@@ -55,9 +55,9 @@ func TestClassify(t *testing.T) {
 func TestClassOf(t *testing.T) {
 	for err, want := range map[error]Class{
 		fmt.Errorf("send: %w", &RowError{Class: RowSize}):  ClassRow,
-		fmt.Errorf("send: %w", &AckError{400, 10071, "x"}): ClassChain,
+		fmt.Errorf("send: %w", &ackError{400, 10071, "x"}): ClassChain,
 		fmt.Errorf("send: %w", ErrNoResponders):            ClassTransient,
-		ErrInvalidAck:                                      ClassUnknown,
+		errInvalidAck:                                      ClassUnknown,
 		nats.ErrDisconnected:                               ClassUnknown,
 		errors.New("x"):                                    ClassUnknown,
 	} {
@@ -65,8 +65,8 @@ func TestClassOf(t *testing.T) {
 			t.Errorf("%v is %s, want %s", err, got, want)
 		}
 	}
-	if (&AckError{400, 10071, "x"}).Row() != nil || (&AckError{400, 10054, "x"}).Row().Class != RowSize ||
-		(&AckError{400, 10097, "x"}).Row().Class != RowHeaders {
+	if (&ackError{400, 10071, "x"}).Row() != nil || (&ackError{400, 10054, "x"}).Row().Class != RowSize ||
+		(&ackError{400, 10097, "x"}).Row().Class != RowHeaders {
 		t.Error("Row")
 	}
 }
@@ -101,8 +101,8 @@ func TestServerErrors(t *testing.T) {
 		{"SEALED", "A", "b", 1, 10109, ClassConfig},
 	} {
 		msg := &nats.Msg{Subject: tt.subject, Header: nats.Header{tt.header: {tt.value}}, Data: []byte(strings.Repeat("x", tt.size))}
-		_, err := ParseAck(must(nc.RequestMsg(msg, 30*time.Second))(t), "EVENTS")
-		var refused *AckError
+		_, err := parseAck(must(nc.RequestMsg(msg, 30*time.Second))(t), "EVENTS")
+		var refused *ackError
 		if !errors.As(err, &refused) || refused.ErrCode != tt.errCode || refused.Class() != tt.class {
 			t.Errorf("%s with %s: %v is %s, want %d of class %s", tt.subject, tt.header, err, ClassOf(err), tt.errCode, tt.class)
 		}
@@ -115,11 +115,11 @@ func TestNobodyAndSomebodyElseAnswers(t *testing.T) {
 	inbox, replies := nc.NewInbox(), make(chan *nats.Msg, 1)
 	must(nc.ChanSubscribe(inbox, replies))(t)
 	must(nc.Subscribe("foreign", func(m *nats.Msg) { _ = m.Respond([]byte("hello")) }))(t)
-	for subject, want := range map[string]error{"nobody": ErrNoResponders, "foreign": ErrInvalidAck} {
+	for subject, want := range map[string]error{"nobody": ErrNoResponders, "foreign": errInvalidAck} {
 		if err := nc.PublishRequest(subject, inbox, nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ParseAck(receive(t, replies, "reply"), "EVENTS"); !errors.Is(err, want) {
+		if _, err := parseAck(receive(t, replies, "reply"), "EVENTS"); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", subject, err, want)
 		}
 	}
@@ -130,7 +130,7 @@ func TestAckOfADomain(t *testing.T) {
 	js := must(natsjs.NewWithDomain(nc, "hub"))(t)
 	must(js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}}))(t)
 	reply := must(nc.Request("events.x", nil, 5*time.Second))(t)
-	if ack, err := ParseAck(reply, "EVENTS"); err != nil || ack.Seq != 1 || !strings.Contains(string(reply.Data), "hub") {
+	if ack, err := parseAck(reply, "EVENTS"); err != nil || ack.Seq != 1 || !strings.Contains(string(reply.Data), "hub") {
 		t.Errorf("ack %s in a domain: %+v, %v", reply.Data, ack, err)
 	}
 }

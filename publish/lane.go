@@ -17,9 +17,9 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// DefaultAckTimeout is how long the lane waits for a PubAck before it calls the
+// defaultAckTimeout is how long the lane waits for a PubAck before it calls the
 // message's fate unknown and stops.
-const DefaultAckTimeout = 5 * time.Second
+const defaultAckTimeout = 5 * time.Second
 
 // ErrChain means that the stream's last sequence was not what the lane
 // expected: somebody else writes to it, or a message of ours arrived late.
@@ -29,8 +29,8 @@ var ErrChain = errors.New("the stream is not where the lane left it")
 // read-back had not seen.
 var ErrDoubtful = errors.New("JetStream calls the message a duplicate")
 
-// ErrDrained means that the session that owns the lane is ending.
-var ErrDrained = errors.New("lane is drained")
+// errDrained means that the session that owns the lane is ending.
+var errDrained = errors.New("lane is drained")
 
 // ErrAckTimeout means that a message's fate is unknown.
 var ErrAckTimeout = errors.New("no PubAck in time")
@@ -125,7 +125,7 @@ type Lane struct {
 // NewLane subscribes to the acknowledgements. Close it.
 func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 	if cfg.AckTimeout == 0 {
-		cfg.AckTimeout = DefaultAckTimeout
+		cfg.AckTimeout = defaultAckTimeout
 	}
 	l := &Lane{
 		cfg: cfg, inbox: cfg.Conn.NewInbox() + ".", done: make(chan struct{}),
@@ -180,7 +180,7 @@ func (l *Lane) connect(ctx context.Context) {
 // Close ends the lane. Replies that come later are not read. It may be called
 // again.
 func (l *Lane) Close() {
-	l.fail(ErrDrained)
+	l.fail(errDrained)
 	l.closing.Do(func() {
 		close(l.done)
 		l.linger.Stop()

@@ -30,12 +30,12 @@ func partly(t *testing.T) (*laneRig, *Lane, *nats.Subscription) {
 }
 
 // nextAck is the next PubAck that is not one of those in between.
-func (r *laneRig) nextAck(acks *nats.Subscription) Ack {
+func (r *laneRig) nextAck(acks *nats.Subscription) pubAck {
 	r.t.Helper()
 	for {
 		msg, err := acks.NextMsg(5 * time.Second)
 		r.must(err)
-		if ack, err := ParseAck(msg, "EVENTS"); err == nil && ack.Seq > 0 {
+		if ack, err := parseAck(msg, "EVENTS"); err == nil && ack.Seq > 0 {
 			return ack
 		}
 	}

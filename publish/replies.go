@@ -41,7 +41,7 @@ func (l *Lane) takeReply(msg *nats.Msg) {
 	if err != nil || !l.ring.holds(index) || l.ring.at(index).state != sent {
 		return
 	}
-	ack, err := ParseAck(msg, l.cfg.Stream.Name())
+	ack, err := parseAck(msg, l.cfg.Stream.Name())
 	s := l.ring.at(index)
 	first, batched := l.batchTo(index)
 	switch {
@@ -88,7 +88,7 @@ func (l *Lane) onStored(s *slot, index, seq uint64) {
 
 // onFailure keeps what is the row's own and stops the lane.
 func (l *Lane) onFailure(s *slot, err error) {
-	var ack *AckError
+	var ack *ackError
 	if errors.As(err, &ack) && ack.Row() != nil {
 		s.failure = ack.Row()
 		l.ring.replied(s, refused)

@@ -34,7 +34,7 @@ func TestSDKReadsMessages(t *testing.T) {
 			msg := build(t, e, ev, st)
 			msg.Subject = "events.order.placed"
 			reply := must(nc.RequestMsg(msg, 5*time.Second))(t)
-			ack, err := ParseAck(reply, "EVENTS")
+			ack, err := parseAck(reply, "EVENTS")
 			if err != nil || ack.Duplicate {
 				t.Fatal(err, ack)
 			}

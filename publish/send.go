@@ -146,7 +146,7 @@ func (l *Lane) flush() error {
 	}
 	l.linger.Stop()
 	l.lingering = false
-	if err := l.Err(); err != nil && !errors.Is(err, ErrDrained) {
+	if err := l.Err(); err != nil && !errors.Is(err, errDrained) {
 		l.forgetWire() // so that nothing of it comes in the midst of the next session
 		return nil
 	}

@@ -91,7 +91,7 @@ func (l *Lane) publishStaged(more bool) (bool, error) {
 	} else {
 		b.due = unit < n && !goesOn
 	}
-	if l.err != nil && !errors.Is(l.err, ErrDrained) {
+	if l.err != nil && !errors.Is(l.err, errDrained) {
 		wait = true // in vain
 	}
 	l.mu.Unlock()
@@ -142,7 +142,7 @@ func (l *Lane) publishUnit(n int, goesOn bool) error {
 	start := 0
 	for i, s := range b.staged[:n] {
 		if i%64 == 63 { // large ones take their time
-			if err := l.Err(); err != nil && !errors.Is(err, ErrDrained) {
+			if err := l.Err(); err != nil && !errors.Is(err, errDrained) {
 				return err
 			}
 		}
@@ -185,7 +185,7 @@ func (l *Lane) announce(total int) error {
 	}
 	i := slices.IndexFunc(b.sent, func(x sentBatch) bool { return x.first == b.unit })
 	if i < 0 { // it has failed, or has got a PubAck that it was not to have yet
-		return errors.Join(l.err, ErrBatch)
+		return errors.Join(l.err, errBatch)
 	}
 	b.sent[i].n = total
 	return nil

@@ -25,7 +25,7 @@ const (
 )
 
 // Resolve says what a lane does in a stream: what the stream does not allow, see
-// [Judge], is BatchSingle.
+// [Stream.Judge], is BatchSingle.
 func (b Batching) Resolve(stream *jetstream.StreamConfig, shared bool) Batching {
 	auto := b == BatchAuto
 	switch {

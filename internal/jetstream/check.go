@@ -34,7 +34,7 @@ func (s *Stream) Check(ctx context.Context) (*StreamInfo, []Finding, error) {
 
 // Judge is [Stream.Check] of what has been read.
 func (s *Stream) Judge(info *StreamInfo) ([]Finding, error) {
-	found := Judge(s.cfg, &info.Config, s.nc.MaxPayload())
+	found := judgeConfig(s.cfg, &info.Config, s.nc.MaxPayload())
 	now := &judge{cfg: s.cfg, c: &info.Config}
 	now.consumers(info.Consumers)
 	found = append(found, now.found...)
@@ -55,9 +55,9 @@ func refusal(stream string, found []Finding) error {
 	return hint.Wrap(fmt.Errorf("check stream %s: %w", stream, errors.New(strings.Join(texts, "; "))), strings.Join(fixes, "; "))
 }
 
-// Judge is [Stream.Check] of a configuration at hand; maxPayload is the
+// judgeConfig is [Stream.Check] of a configuration at hand; maxPayload is the
 // connection's.
-func Judge(cfg StreamConfig, c *jetstream.StreamConfig, maxPayload int64) []Finding {
+func judgeConfig(cfg StreamConfig, c *jetstream.StreamConfig, maxPayload int64) []Finding {
 	j := &judge{cfg: cfg, c: c}
 	j.refusals()
 	j.writers()

@@ -84,7 +84,7 @@ func TestJudge(t *testing.T) {
 			tt.edit(c, &cfg)
 			check := func(refused, warning string) {
 				t.Helper()
-				found := Judge(cfg, c, 1<<20)
+				found := judgeConfig(cfg, c, 1<<20)
 				if got := strings.Join(codes(found, true), " "); got != refused {
 					t.Errorf("refused for %q, want %q", got, refused)
 				}
@@ -106,7 +106,7 @@ func TestJudge(t *testing.T) {
 		})
 	}
 	few := &jetstream.StreamConfig{Subjects: []string{"events.>"}, Replicas: 3, MaxMsgs: U - 1, Discard: jetstream.DiscardOld}
-	if got := codes(Judge(StreamConfig{Pattern: "events.>"}, few, 0), true); !slices.Equal(got, []string{"stream-few-messages"}) {
+	if got := codes(judgeConfig(StreamConfig{Pattern: "events.>"}, few, 0), true); !slices.Equal(got, []string{"stream-few-messages"}) {
 		t.Errorf("max_msgs below U with discard old: %q", got)
 	}
 }

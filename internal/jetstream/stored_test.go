@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -32,6 +31,7 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 		t.Fatal(err)
 	}
 	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), IDType: "bigint"}
+	js := jetstream.Must(natsjs.New(nc))(t)
 	seq := uint64(0)
 	for _, format := range []publish.Format{publish.FormatBinary, publish.FormatCloudEvents} {
 		e, err := publish.NewEnvelope(publish.EnvelopeConfig{Source: "test", Stream: "SUMS", Format: format})
@@ -52,11 +52,7 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 				}
 			}
 			msg.Data = body
-			reply, err := nc.RequestMsg(msg, 5*time.Second)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := publish.ParseAck(reply, "SUMS"); err != nil {
+			if _, err := js.PublishMsg(t.Context(), msg); err != nil {
 				t.Fatal(err)
 			}
 			seq++

@@ -25,7 +25,7 @@ type StreamConfig struct {
 	Name string
 	// Domain is the JetStream domain; empty is the connected server's own.
 	Domain string
-	// Pattern is [Template.Pattern]: what the relay publishes on.
+	// Pattern is publish.Template.Pattern: what the relay publishes on.
 	Pattern string
 	// Shared allows other writers: no chain, duplicate window only.
 	Shared bool
