@@ -86,7 +86,7 @@ func (r *Relay) checkDatabase(ctx context.Context, db *fallback.DB) (streams, cr
 		if err := db.CheckTable(ctx, t); err != nil {
 			return false, false, err
 		}
-		r.sayLimits(t)
+		r.warnAboutLimits(t)
 	}
 	if !streams {
 		return false, false, nil
@@ -111,8 +111,8 @@ func (r *Relay) way(err error) (streams bool, refused error) {
 	return streams, err
 }
 
-// sayLimits tells at the start what a table's layout and mark cannot give.
-func (r *Relay) sayLimits(t *outbox.Table) {
+// warnAboutLimits says at the start what a table's layout and mark cannot give.
+func (r *Relay) warnAboutLimits(t *outbox.Table) {
 	log := r.log.With(zap.Stringer("table", t))
 	if t.Mark != outbox.MarkNone && !counts(t.IDType) {
 		log = log.With(zap.String("id_type", t.IDType))
