@@ -36,7 +36,7 @@ func TestComplaintsAreFew(t *testing.T) {
 		}
 		for i, s := range steps {
 			time.Sleep(s.after)
-			if r.complain(s.notes, s.err); logs.Len() != s.said {
+			if r.reportRetention(s.notes, s.err); logs.Len() != s.said {
 				t.Fatalf("step %d: %d complaints, want %d", i, logs.Len(), s.said)
 			}
 		}

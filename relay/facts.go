@@ -199,7 +199,7 @@ func (p *published) check(ctx context.Context, db *fallback.DB, wal *stream.Sess
 	}
 	p.last = &look
 	if !p.r.bare() {
-		p.complain("the publication does not bring every row of the tables: they deliver what it leaves out, late", look.Problem)
+		p.report("the publication does not bring every row of the tables: they deliver what it leaves out, late", look.Problem)
 		return nil
 	}
 	if p.gap == nil {
@@ -212,12 +212,12 @@ func (p *published) check(ctx context.Context, db *fallback.DB, wal *stream.Sess
 		wal.Tracker().Limit(p.proven)
 		return nil
 	}
-	p.complain("the publication may have left out rows that only the WAL has: nothing behind them is confirmed until the relay is restarted",
+	p.report("the publication may have left out rows that only the WAL has: nothing behind them is confirmed until the relay is restarted",
 		p.gap, zap.Stringer("proven", p.proven))
 	return nil
 }
 
-func (p *published) complain(message string, cause error, more ...zap.Field) {
+func (p *published) report(message string, cause error, more ...zap.Field) {
 	if cause == nil || p.r.limited("unpublished/"+cause.Error(), factsAgain) {
 		return
 	}

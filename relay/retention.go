@@ -25,10 +25,10 @@ const (
 	// retainFirst is how long after its tenure began a relay makes the first pass:
 	// there is more urgent work at a start.
 	retainFirst = time.Minute
-	// A complaint is made once in complainEvery, and the same one as before once in
-	// complainAgain.
-	complainEvery = time.Hour
-	complainAgain = 24 * time.Hour
+	// A complaint is made once in reportEvery, and the same one as before once in
+	// reportAgain.
+	reportEvery = time.Hour
+	reportAgain = 24 * time.Hour
 )
 
 // complaint is what was last said about passes of retention.
@@ -82,13 +82,13 @@ func (r *Relay) retainOnce(ctx context.Context) (busy bool) {
 			zap.Int64("expired_keys_deleted", report.ExpiredKeys), zap.Duration("took", time.Since(began).Round(time.Millisecond)))
 	}
 	if ctx.Err() == nil {
-		r.complain(report.Complaints(), err)
+		r.reportRetention(report.Complaints(), err)
 	}
 	return report.Busy
 }
 
-// complain says what a pass could not do.
-func (r *Relay) complain(notes []string, err error) {
+// reportRetention says what a pass could not do.
+func (r *Relay) reportRetention(notes []string, err error) {
 	for _, e := range apart(err) {
 		text := e.Error()
 		if h := hint.Of(e); h != "" {
@@ -97,7 +97,7 @@ func (r *Relay) complain(notes []string, err error) {
 		notes = append(notes, text)
 	}
 	text, since := strings.Join(notes, "; "), time.Since(r.complained.at)
-	if text == "" || !r.complained.at.IsZero() && (since < complainEvery || text == r.complained.text && since < complainAgain) {
+	if text == "" || !r.complained.at.IsZero() && (since < reportEvery || text == r.complained.text && since < reportAgain) {
 		return
 	}
 	r.complained = complaint{text, time.Now()}
