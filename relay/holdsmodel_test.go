@@ -23,7 +23,7 @@ func TestHoldsModel(t *testing.T) {
 	queued := mostQueued
 	t.Cleanup(func() { mostQueued = queued })
 	mostQueued = 4
-	seeds := uint64(200)
+	seeds := uint64(800)
 	if testing.Short() {
 		seeds = 50
 	}
