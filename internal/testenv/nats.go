@@ -71,7 +71,7 @@ func StartNATS(ctx context.Context, opts NATSOptions) (*NATS, error) {
 }
 
 func newNATS() (*NATS, error) {
-	home, err := space.mkdirData("nats")
+	home, err := space.mkdir("nats")
 	if err != nil {
 		return nil, err
 	}

@@ -105,7 +105,7 @@ func newPostgres(ctx context.Context, binDir string) (*Postgres, error) {
 	if bin.Dir, err = space.reachable(ctx, bin.Dir, who); err != nil {
 		return nil, err
 	}
-	home, err := space.mkdirData("pg")
+	home, err := space.mkdir("pg")
 	if err != nil {
 		return nil, err
 	}

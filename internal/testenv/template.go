@@ -45,7 +45,7 @@ func (w *workspace) newDataDir(ctx context.Context, bin, dir string, who *accoun
 }
 
 func (w *workspace) initdb(ctx context.Context, bin string, who *account) (string, error) {
-	parent, err := w.mkdirData("template")
+	parent, err := w.mkdir("template")
 	if err != nil {
 		return "", err
 	}

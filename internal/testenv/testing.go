@@ -24,7 +24,6 @@ const Patience = 5 * time.Minute
 // use, runs them, stops what they left behind, and looks for leaked goroutines.
 func Main(m *testing.M) {
 	announce()
-	space.inMemory = true
 	goleak.VerifyTestMain(cleaned{m})
 }
 

@@ -23,7 +23,7 @@ for f in "$1"/pid/*; do
 	kill -"${f%.*}" "${f#*.}"
 done
 n=0
-until rm -rf "$@" || [ $n -ge 100 ]; do
+until rm -rf "$1" || [ $n -ge 100 ]; do
 	n=$((n + 1))
 	sleep 0.1
 done
@@ -32,11 +32,8 @@ done
 // workspace is the process's temporary directory and what runs in it.
 type workspace struct {
 	// mu guards the fields, not the files.
-	mu  sync.Mutex
-	dir string
-	// mem is a second directory, in memory, for the servers' data; empty on a machine without room for it.
-	mem      string
-	inMemory bool // chosen by [Main], before the first server
+	mu       sync.Mutex
+	dir      string
 	janitor  *exec.Cmd
 	pipe     io.Closer
 	serial   int
@@ -54,8 +51,8 @@ var space workspace
 func Cleanup() error {
 	space.mu.Lock()
 	children := space.children
-	dir, mem, janitor, pipe := space.dir, space.mem, space.janitor, space.pipe
-	space.dir, space.mem, space.janitor, space.pipe, space.children = "", "", nil, nil, nil
+	dir, janitor, pipe := space.dir, space.janitor, space.pipe
+	space.dir, space.janitor, space.pipe, space.children = "", nil, nil, nil
 	space.shared, space.clusters, space.binaries = nil, nil, nil
 	space.mu.Unlock()
 
@@ -66,35 +63,19 @@ func Cleanup() error {
 		p.kill()
 	}
 	err := removeAll(dir)
-	if mem != "" {
-		err = errors.Join(err, removeAll(mem))
-	}
 	return errors.Join(err, pipe.Close(), janitor.Wait())
 }
 
 // mkdir makes a new directory in the workspace, open to be traversed by the
 // unprivileged user that the servers run as.
 func (w *workspace) mkdir(prefix string) (string, error) {
-	return w.makeDir(prefix, false)
-}
-
-// mkdirData is mkdir for a server's files, in memory where there is room.
-func (w *workspace) mkdirData(prefix string) (string, error) {
-	return w.makeDir(prefix, true)
-}
-
-func (w *workspace) makeDir(prefix string, data bool) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.open(); err != nil {
 		return "", err
 	}
-	parent := w.dir
-	if data && w.mem != "" {
-		parent = w.mem
-	}
 	w.serial++
-	dir := filepath.Join(parent, fmt.Sprintf("%s%d", prefix, w.serial))
+	dir := filepath.Join(w.dir, fmt.Sprintf("%s%d", prefix, w.serial))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return "", fmt.Errorf("create directory: %w", err)
 	}
@@ -110,43 +91,24 @@ func (w *workspace) open() error {
 	if err != nil {
 		return fmt.Errorf("create workspace: %w", err)
 	}
-	var mem string
-	if root := memoryRoot(); w.inMemory && root != "" {
-		if mem, err = os.MkdirTemp(root, "walpost-"); err != nil {
-			return errors.Join(fmt.Errorf("create workspace: %w", err), os.RemoveAll(dir))
-		}
+	if err := w.furnish(dir); err != nil {
+		return errors.Join(fmt.Errorf("create workspace: %w", err), os.RemoveAll(dir))
 	}
-	if err := w.furnish(dir, mem); err != nil {
-		err = errors.Join(fmt.Errorf("create workspace: %w", err), os.RemoveAll(dir))
-		if mem != "" {
-			err = errors.Join(err, os.RemoveAll(mem))
-		}
-		return err
-	}
-	w.dir, w.mem = dir, mem
+	w.dir = dir
 	w.children = make(map[*process]struct{})
 	w.clusters = make(map[string]*template)
 	w.binaries = make(map[string]string)
 	return nil
 }
 
-func (w *workspace) furnish(dir, mem string) error {
-	for _, d := range []string{dir, mem} {
-		if d == "" {
-			continue
-		}
-		if err := os.Chmod(d, 0o711); err != nil {
-			return err
-		}
+func (w *workspace) furnish(dir string) error {
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return err
 	}
 	if err := os.Mkdir(filepath.Join(dir, "pid"), 0o700); err != nil {
 		return err
 	}
-	args := []string{"-c", janitorScript, "sh", dir}
-	if mem != "" {
-		args = append(args, mem)
-	}
-	janitor := exec.Command("/bin/sh", args...)
+	janitor := exec.Command("/bin/sh", "-c", janitorScript, "sh", dir)
 	janitor.Dir = "/"
 	// A session of its own: ^C at a terminal, or a signal to the process
 	// group, must not end it before its work is done.
