@@ -62,9 +62,8 @@ const sizeCheck = `
 -- A row that is larger than the NATS server's max_payload, or the stream's max_msg_size, is never delivered.
 -- This tells the producer instead, at the price of rendering each payload once more. Leave room for the
 -- headers:
--- ALTER TABLE public.outbox_messages ADD CONSTRAINT outbox_messages_payload_size
---     CHECK (octet_length(payload::text) <= 1000000);
-`
+-- ALTER TABLE public.outbox_messages ADD CONSTRAINT outbox_messages_payload_size ` +
+	"CHECK (octet_length(payload::text) <= 1000000);\n"
 
 // upSection is the part of a file between its Up and its Down annotation, without other annotations.
 func upSection(name string) (string, error) {

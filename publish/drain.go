@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/jetstream"
-	"github.com/walpost/walpost/outbox"
 )
 
 // Refusal is a row whose own reply names a failure of its own.
@@ -34,7 +33,7 @@ func (l *Lane) Drain(ctx context.Context) []Refusal {
 	l.awaitReplies(ctx)
 	refusals, doubts, memory := l.collect()
 	for _, s := range doubts {
-		own, err := l.isOwn(ctx, s.delivery.Ref, s.ack)
+		own, err := l.isOwn(ctx, s.delivery, s.ack)
 		switch {
 		case err == nil && own:
 			l.mu.Lock()
@@ -76,15 +75,15 @@ func (l *Lane) cutWrites(ctx context.Context) (stop func()) {
 const pollReplies = 10 * time.Millisecond
 
 // isOwn reports whether the message at a sequence is a row's.
-func (l *Lane) isOwn(ctx context.Context, ref outbox.Ref, seq uint64) (bool, error) {
+func (l *Lane) isOwn(ctx context.Context, d Delivery, seq uint64) (bool, error) {
 	m, err := l.cfg.Stream.Message(ctx, seq)
-	if err != nil || m.ID != ref.MessageID(l.cfg.Envelope.Source()) {
+	if err != nil || m.ID != d.Ref.MessageID(l.cfg.Envelope.Source()) {
 		return false, err
 	}
 	if l.cfg.IsGenuine == nil {
 		return true, nil
 	}
-	return l.cfg.IsGenuine(ctx, ref, seq, m)
+	return l.cfg.IsGenuine(ctx, d, seq, m)
 }
 
 func (l *Lane) awaitReplies(ctx context.Context) {

@@ -62,7 +62,7 @@ type LaneConfig struct {
 	OnStored func([]Stored)
 	// IsGenuine, if set, is asked by Drain about a message with a row's id that JetStream
 	// stored before: whether it has the row's payload.
-	IsGenuine func(ctx context.Context, ref outbox.Ref, seq uint64, m jetstream.StoredMessage) (bool, error)
+	IsGenuine func(ctx context.Context, d Delivery, seq uint64, m jetstream.StoredMessage) (bool, error)
 }
 
 // Stored are so many messages of one commit that a PubAck was for.

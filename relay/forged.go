@@ -12,6 +12,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
 )
 
 const (
@@ -86,17 +87,35 @@ func (r *Relay) readMessages(ctx context.Context, ms []jetstream.Message) ([]*je
 }
 
 // isGenuine reports whether a message that JetStream takes for a row's own has the row's
-// payload. With mark none the table cannot say.
-func (s *session) isGenuine(ctx context.Context, ref outbox.Ref, seq uint64, m jetstream.StoredMessage) (bool, error) {
-	if ref.Table.Mark == outbox.MarkNone {
+// payload. With mark none the table cannot say. The WAL brings a row before its table shows it: isGenuine
+// waits for that, and where ctx is done first its error says that nothing is known.
+func (s *session) isGenuine(ctx context.Context, d publish.Delivery, seq uint64, m jetstream.StoredMessage) (bool, error) {
+	if d.Ref.Table.Mark == outbox.MarkNone {
 		return true, nil
 	}
-	sums, err := s.db.PayloadSums(ctx, ref.Table, []fallback.Row{{Ref: ref}})
-	if err != nil || sums[0] == nil || bytes.Equal(sums[0], m.Sum[:]) {
-		return err == nil, err
+	row := []fallback.Row{{Ref: d.Ref, XID: d.XID}}
+	for {
+		sums, err := s.db.PayloadSums(ctx, d.Ref.Table, row)
+		switch {
+		case err != nil:
+			return false, err
+		case sums[0] != nil && bytes.Equal(sums[0], m.Sum[:]):
+			return true, nil
+		case sums[0] != nil:
+			s.r.alarmForged(d.Ref, seq)
+			return false, nil
+		}
+		states, err := s.db.LookUp(ctx, d.Ref.Table, row)
+		if err != nil {
+			return false, err
+		}
+		if shown := states[0]; !shown.Same && (shown.Exists || shown.Visible) {
+			return true, nil // gone, or changed: nothing will be marked
+		}
+		if !sleep(ctx, 20*time.Millisecond) {
+			return false, ctx.Err()
+		}
 	}
-	s.r.alarmForged(ref, seq)
-	return false, nil
 }
 
 func (r *Relay) alarmForged(ref outbox.Ref, seq uint64) {
