@@ -75,3 +75,35 @@ func TestForgedMessageIsNoProof(t *testing.T) {
 		}
 	}
 }
+
+// TestForgedMessageOfAnInvisibleRow: JetStream calls the message of a row a duplicate before the table shows the row.
+func TestForgedMessageOfAnInvisibleRow(t *testing.T) {
+	t.Parallel()
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
+		r := newRig(t, pg)
+		r.cfg.Source, r.cfg.Stream.Shared, r.cfg.Stream.Batching = "shop", true, jetstream.BatchSingle
+		r.cfg.Retry = fallback.Retry{Backoff: 100 * time.Millisecond, MaxAttempts: 100}
+		r.cfg.FallbackInterval = 200 * time.Millisecond
+		r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 3 * time.Second })
+		x := r.start().streaming()
+		c := r.conn()
+		r.forge("shop", 1000, 7)
+		r.synchronous("nosuch")
+		committed := make(chan error, 1)
+		go func() { committed <- run(t.Context(), c, fmt.Sprintf(knownRowSQL, 1000)) }()
+		eventually(t, "the payloads are compared", func() bool {
+			return r.query1(`SELECT count(*) FROM pg_stat_activity
+				WHERE application_name = 'walpost' AND query LIKE '%sha256(convert_to(btrim(%'`) != "0"
+		})
+		r.synchronous("")
+		r.must(<-committed)
+		x.alarmed("forged_message")
+		eventually(t, "the row is delivered and marked", func() bool {
+			return r.query1(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL`) == "1"
+		})
+		if n := r.storedCount(); n != 2 {
+			t.Errorf("the stream has %d messages, want the forged one and the row's", n)
+		}
+		x.halt()
+	})
+}
