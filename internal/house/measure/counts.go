@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -21,14 +22,35 @@ type block struct {
 	line, col int    // where it begins
 }
 
-// grown adds to total by how much later counts exceed earlier ones.
-func (c counts) grown(earlier counts, total *counts) {
-	if *total == nil {
-		*total = counts{}
-	}
+// since is by how much later counts exceed earlier ones, where they do.
+func (c counts) since(earlier counts) counts {
+	grown := counts{}
 	for b, n := range c {
-		(*total)[b] += n - earlier[b]
+		if n > earlier[b] {
+			grown[b] = n - earlier[b]
+		}
 	}
+	return grown
+}
+
+func blocks(rounds []counts) map[block]bool {
+	all := map[block]bool{}
+	for _, c := range rounds {
+		for b := range c {
+			all[b] = true
+		}
+	}
+	return all
+}
+
+// atLeast is how often a block has run in all rounds but the given share of them.
+func atLeast(rounds []counts, b block, but float64) int {
+	var all []int
+	for _, c := range rounds {
+		all = append(all, c[b])
+	}
+	slices.Sort(all)
+	return all[int(but*float64(len(all)))]
 }
 
 // readCounts reads what a program built with -cover has written to a directory.
@@ -67,11 +89,12 @@ func parseCounts(name string) (counts, error) {
 	return c, lines.Err()
 }
 
-// functions are those of production that ran more often in rows than in idle, by once for each row.
-func (c *checkout) functions(rows, idle counts) (found functions) {
+// functions are those of production that ran more often in nine of ten rounds with a row than in half of
+// those without. What runs on a ticker is not among them.
+func (c *checkout) functions(rows, idle []counts) (found functions) {
 	grown := map[string][]block{}
-	for b, n := range rows {
-		if float64(n-idle[b]) >= perRow*rowsSent {
+	for b := range blocks(rows) {
+		if atLeast(rows, b, 0.1) > atLeast(idle, b, 0.5) {
 			grown[b.file] = append(grown[b.file], b)
 		}
 	}

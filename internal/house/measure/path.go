@@ -12,9 +12,9 @@ const pathNote = `
 The relay has its defaults and streams. Each row comes alone, in a transaction. The link to NATS is paused
 until the relay has sent the row: what runs until then leads from the WAL byte to the PubAck. What runs from
 there until the row is marked leads from the PubAck to the confirmed LSN. A function counts, helpers included,
-where some of its code runs at least once more for each row than it does while no row comes. So the standby
-status does not count: it goes out on a ticker. Entries are the functions that are exported or used in
-another file of their package: there a reader changes the file.`
+where some of its code runs more often in nine of ten rounds with a row than in half of the rounds without.
+So the standby status does not count: it goes out on a ticker. Entries are the functions that are exported or
+used in another file of their package: there a reader changes the file.`
 
 // passage are the functions of production that a row passes before its PubAck and after it.
 type passage struct{ before, after functions }
@@ -85,10 +85,6 @@ func (fs functions) in(file string) string {
 // rowsSent is how many rows are sent, and how many times nothing is sent for as long.
 const rowsSent = 30
 
-// perRow is the share of the rows for which a function has to run more often. Rows that share a batch spoil
-// it a little.
-const perRow = 0.9
-
 // passed runs the relay and compares what runs with rows and without.
 func (c *checkout) passed(ctx context.Context) (p passage, err error) {
 	var r relay
@@ -96,7 +92,7 @@ func (c *checkout) passed(ctx context.Context) (p passage, err error) {
 	if err := r.start(ctx, c); err != nil {
 		return p, fmt.Errorf("start relay: %w", err)
 	}
-	var rows, idle [2]counts
+	var rows, idle rounds
 	for range rowsSent {
 		if err := r.round(ctx, func() error { return nil }, &idle); err != nil {
 			return p, err
@@ -105,7 +101,7 @@ func (c *checkout) passed(ctx context.Context) (p passage, err error) {
 			return p, err
 		}
 	}
-	p.before = c.functions(rows[0], idle[0])
-	p.after = c.functions(rows[1], idle[1])
+	p.before = c.functions(rows.before, idle.before)
+	p.after = c.functions(rows.after, idle.after)
 	return p, nil
 }

@@ -172,9 +172,11 @@ func (r *relay) stop() {
 // pause is more than the relay takes to send a row or to mark it.
 const pause = 100 * time.Millisecond
 
-// round does something while the PubAcks are held back, and adds what ran until they were let through, and
-// after it.
-func (r *relay) round(ctx context.Context, do func() error, ran *[2]counts) error {
+// rounds are what ran in each round until the PubAcks were let through, and after it.
+type rounds struct{ before, after []counts }
+
+// round does something while the PubAcks are held back, and lets them through.
+func (r *relay) round(ctx context.Context, do func() error, ran *rounds) error {
 	r.link.Pause()
 	if err := do(); err != nil {
 		return err
@@ -193,8 +195,8 @@ func (r *relay) round(ctx context.Context, do func() error, ran *[2]counts) erro
 	if err != nil {
 		return err
 	}
-	sent.grown(r.last, &ran[0])
-	marked.grown(sent, &ran[1])
+	ran.before = append(ran.before, sent.since(r.last))
+	ran.after = append(ran.after, marked.since(sent))
 	r.last = marked
 	return nil
 }

@@ -42,7 +42,8 @@ func (t *table) print(w io.Writer) {
 	fmt.Fprintf(w, "| %s |\n", strings.Join(t.columns, " | "))
 	fmt.Fprintf(w, "| --- |%s\n", strings.Repeat(" ---: |", len(t.columns)-1))
 	for _, r := range t.rows {
-		fmt.Fprintf(w, "| %s | %s |\n", r.name, strings.Join(r.cells, " | "))
+		name := strings.ReplaceAll(r.name, "|", `\|`)
+		fmt.Fprintf(w, "| %s | %s |\n", name, strings.Join(r.cells, " | "))
 	}
 	fmt.Fprintln(w)
 }
