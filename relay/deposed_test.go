@@ -35,8 +35,9 @@ func TestDeposedLeaderHasLostNothing(t *testing.T) {
 
 	x = r.start()
 	var walsender int
-	eventually(t, "there is a walsender", func() bool {
-		walsender = r.count(`SELECT coalesce(max(active_pid), 0) FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot)
+	eventually(t, "a walsender has answered START_REPLICATION", func() bool {
+		walsender = r.count(`SELECT coalesce(max(active_pid), 0) FROM pg_replication_slots JOIN pg_stat_replication ON pid = active_pid
+			WHERE slot_name = $1 AND sent_lsn IS NOT NULL`, r.cfg.Slot)
 		return walsender != 0
 	})
 	r.must(syscall.Kill(walsender, syscall.SIGSTOP))

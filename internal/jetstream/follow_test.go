@@ -402,3 +402,31 @@ func TestFollowSaysWhatIsNotPermitted(t *testing.T) {
 		})
 	}
 }
+
+// TestFollowEndsWhileItsConsumerIsMade: the server makes it all the same, and it is deleted.
+func TestFollowEndsWhileItsConsumerIsMade(t *testing.T) {
+	t.Parallel()
+	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r := newRig(t, n)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r.must(n.Pause())
+	sent := r.stream.nc.Stats().OutMsgs
+	ended := make(chan func(), 1)
+	go func() {
+		_, done, _ := r.stream.consumer(ctx, jetstream.ConsumerConfig{})
+		ended <- done
+	}()
+	for r.stream.nc.Stats().OutMsgs == sent {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	time.Sleep(100 * time.Millisecond) // for a creation that is broken off
+	r.must(n.Resume())
+	if done := <-ended; done != nil {
+		done()
+	}
+	if n := consumers(t, r.js); n != 0 {
+		t.Errorf("%d consumers are left", n)
+	}
+}

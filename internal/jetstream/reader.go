@@ -301,11 +301,12 @@ func heard(msg *nats.Msg) (over bool, err error) {
 	}
 }
 
-// consumer makes a consumer that vanishes by itself where done cannot delete it.
+// consumer makes a consumer that vanishes by itself where done cannot delete it. The end of ctx does not
+// break off a creation: the server would finish it, and no one would delete that consumer.
 func (s *Stream) consumer(ctx context.Context, cfg jetstream.ConsumerConfig) (consumer jetstream.Consumer, done func(), err error) {
 	cfg.AckPolicy, cfg.MemoryStorage, cfg.Replicas = jetstream.AckNonePolicy, true, 1
 	cfg.InactiveThreshold = 30 * time.Second
-	creating, cancel := context.WithTimeout(ctx, apiTimeout)
+	creating, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 	defer cancel()
 	if consumer, err = s.js.CreateConsumer(creating, s.cfg.Name, cfg); err != nil {
 		return nil, nil, fmt.Errorf("create consumer: %w", err)
