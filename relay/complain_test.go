@@ -15,7 +15,7 @@ import (
 func TestComplaintsAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
-		r := &Relay{log: zap.New(core)}
+		r := &Relay{reporter: newReporter(zap.New(core), nil)}
 		denied := errors.Join(nil, errors.New("permission denied"))
 		steps := []struct {
 			after time.Duration

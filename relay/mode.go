@@ -44,16 +44,6 @@ const (
 // errModeChanged ends a session, because the next one gets its rows another way.
 var errModeChanged = errors.New("the mode changes")
 
-func (r *Relay) setMode(mode string) {
-	for _, m := range []string{modeStream, modePoll} {
-		on := 0.0
-		if m == mode {
-			on = 1
-		}
-		r.metrics.mode.WithLabelValues(m).Set(on)
-	}
-}
-
 // modeCheck is how often a relay that polls looks whether it could stream.
 const modeCheck = 5 * time.Second
 

@@ -84,10 +84,9 @@ type Config struct {
 
 // Relay delivers the outboxes of one database. Use New, then Run once.
 type Relay struct {
+	*reporter
+
 	cfg      Config
-	log      *zap.Logger
-	metrics  *metrics
-	status   status
 	template *publish.Template
 
 	// set by prepare, read-only afterwards
@@ -102,9 +101,6 @@ type Relay struct {
 	until   atomic.Uint64
 	away    atomic.Bool  // JetStream
 	stored  atomic.Int64 // PubAcks of this process
-
-	said       map[string]time.Time // when something was last logged; guarded by status.mu
-	eventTypes map[string]struct{}  // label values in use; guarded by status.mu
 
 	// poison are rows that JetStream refused and that only the WAL holds (mark
 	// none). It brings them again, and they become dead letters then, before
@@ -151,8 +147,7 @@ type known struct {
 // New checks the configuration. It does no I/O.
 func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, error) {
 	r := &Relay{
-		cfg: cfg, log: log, said: map[string]time.Time{}, eventTypes: map[string]struct{}{},
-		poison: map[outbox.Ref]*publish.RowError{},
+		cfg: cfg, poison: map[outbox.Ref]*publish.RowError{},
 	}
 	r.cfg.setDefaults()
 	r.cfg.Outboxes = make([]*outbox.Table, len(cfg.Outboxes))
@@ -191,7 +186,8 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 		}
 	}
 	r.cfg.Stream.Pattern = r.template.Pattern()
-	r.metrics = newMetrics(registry, r)
+	r.reporter = newReporter(log, newMetrics(registry))
+	registerSessionGauges(registry, &r.cfg, r.current.Load)
 	r.published.r = r
 	return r, nil
 }
@@ -301,7 +297,7 @@ func (r *Relay) tenure(ctx context.Context) error {
 		lose(db.Watch(held))
 	}()
 	defer func() { lose(nil); <-watched }()
-	observed := r.observe(held)
+	observed := observe(held, r.reporter, r.database(), r.cfg.Outboxes)
 	defer func() { lose(nil); <-observed; r.metrics.mode.Reset() }()
 	watching := make(chan struct{})
 	go func() {
@@ -417,53 +413,6 @@ func (r *Relay) sayWhy(err error) {
 	case errors.Is(err, stream.ErrUndecodable):
 		r.alarm("undecodable", "the WAL holds a row that the layout does not fit: the slot is recreated behind it", zap.Error(err))
 	}
-}
-
-// logFailure says once what ended something, with the advice where there is one.
-func (r *Relay) logFailure(message string, err error) {
-	r.log.Warn(message, append(why(err), zap.String("reason", reason(err)))...)
-}
-
-// why is an error as a log has it, with the advice where there is one.
-func why(err error) []zap.Field {
-	fields := []zap.Field{zap.Error(err)}
-	if h := hint.Of(err); h != "" {
-		fields = append(fields, zap.String("hint", h))
-	}
-	return fields
-}
-
-// reason is the label of a session's end.
-func reason(err error) string {
-	switch {
-	case errors.Is(err, stream.ErrSlotActive):
-		return "slot_active"
-	case errors.Is(err, ErrRival):
-		return "rival"
-	case errors.Is(err, publish.ErrChain):
-		return "chain"
-	case errors.Is(err, publish.ErrDoubtful):
-		return "duplicate"
-	case errors.Is(err, publish.ErrAckTimeout):
-		return "ack_timeout"
-	case errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, publish.ErrNoResponders):
-		return "nats_away"
-	case errors.Is(err, stream.ErrPublicationSkipped):
-		return "publication_skipped"
-	case errors.Is(err, stream.ErrSlotLost), errors.Is(err, stream.ErrNoSlot):
-		return "slot_lost"
-	case errors.Is(err, errOverBudget):
-		return "over_budget"
-	case errors.Is(err, errStreamUnfit):
-		return "stream_unfit"
-	case fallback.Code(err) != "":
-		return "postgres_" + fallback.Code(err)
-	case fallback.Away(err):
-		return "postgres_away"
-	case publish.ClassOf(err) != publish.ClassUnknown:
-		return "jetstream_" + publish.ClassOf(err).String()
-	}
-	return "other"
 }
 
 // server is the one of the outboxes.

@@ -59,7 +59,7 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 	if err != nil {
 		return err
 	}
-	r.setMode(modeStream)
+	r.metrics.setMode(modeStream)
 	s, err := r.newSession(ctx, db, wal, wal.System(), info)
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (r *Relay) polled(ctx, held context.Context, db *fallback.DB, sys stream.Sy
 	if err != nil {
 		return err
 	}
-	r.setMode(modePoll)
+	r.metrics.setMode(modePoll)
 	s, err := r.newSession(ctx, db, nil, sys, info)
 	if err != nil {
 		return err

@@ -5,10 +5,6 @@ import (
 	"errors"
 	"sync"
 	"time"
-
-	"go.uber.org/zap"
-
-	"github.com/walpost/walpost/outbox"
 )
 
 type state string
@@ -105,24 +101,15 @@ func (s *status) interrupt(step string) (delivered bool) {
 	return delivered
 }
 
-// slowStep is how long a step may take before the log says so.
-const slowStep = time.Minute
-
-// watchSteps says, once a minute, where a session hangs.
-func (r *Relay) watchSteps(ctx context.Context) {
-	for sleep(ctx, slowStep/4) {
-		r.status.mu.Lock()
-		step, took, err, polling := r.status.step, time.Since(r.status.stepAt), r.status.err, r.status.state == statePolling
-		r.status.mu.Unlock()
-		if step == "" || took <= slowStep || r.limited("slow_step", slowStep) {
-			continue
-		}
-		message := "a step between two times of delivering takes long, and new rows wait"
-		if polling {
-			message = "making the slot takes long: the tables are polled meanwhile"
-		}
-		r.log.Warn(message, zap.String("step", step), zap.Duration("for", took.Round(time.Second)), zap.Error(err))
+// read is the part of a snapshot that it knows.
+func (s *status) read() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := Status{State: string(s.state), Since: s.since, Step: s.step}
+	if s.err != nil {
+		now.LastError = s.err.Error()
 	}
+	return now
 }
 
 // Status is a snapshot for operators.
@@ -139,16 +126,10 @@ type Status struct {
 
 // Status reads what the relay is doing now.
 func (r *Relay) Status() Status {
-	r.status.mu.Lock()
-	s := Status{State: string(r.status.state), Since: r.status.since, Step: r.status.step, Slot: r.cfg.Slot, Stream: r.cfg.Stream.Name}
-	if r.status.err != nil {
-		s.LastError = r.status.err.Error()
-	}
-	r.status.mu.Unlock()
-	if x := r.current.Load(); x != nil {
-		c := x.lane.Counts()
-		s.Inflight, s.Unsettled = c.Inflight, c.Unsettled
-	}
+	s := r.status.read()
+	s.Slot, s.Stream = r.cfg.Slot, r.cfg.Stream.Name
+	c := r.current.Load().counts()
+	s.Inflight, s.Unsettled = c.Inflight, c.Unsettled
 	return s
 }
 
@@ -167,30 +148,3 @@ func (r *Relay) Ready() error {
 	}
 	return errors.New(text)
 }
-
-// alarm is something that an operator must know of, whatever happens next.
-func (r *Relay) alarm(name, message string, fields ...zap.Field) {
-	r.metrics.alarms.WithLabelValues(name).Inc()
-	r.log.Error(message, append(fields, zap.String("alarm", name))...)
-}
-
-// trouble logs a failure that is retried, at most once in ten seconds.
-func (r *Relay) trouble(message string, err error, fields ...zap.Field) {
-	if !r.limited(message, 10*time.Second) {
-		r.log.Warn(message, append(fields, zap.Error(err))...)
-	}
-}
-
-// limited reports whether something of the kind was said less than the given
-// time ago; if not, it counts as said now. Kinds are few.
-func (r *Relay) limited(kind string, every time.Duration) bool {
-	r.status.mu.Lock()
-	defer r.status.mu.Unlock()
-	if last, said := r.said[kind]; said && time.Since(last) < every {
-		return true
-	}
-	r.said[kind] = time.Now()
-	return false
-}
-
-func zapTable(t *outbox.Table) zap.Field { return zap.String("table", t.String()) }

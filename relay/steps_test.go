@@ -16,7 +16,7 @@ import (
 func TestSlowStepIsSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
-		r := &Relay{log: zap.New(core), said: map[string]time.Time{}}
+		r := &Relay{reporter: newReporter(zap.New(core), nil)}
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go r.watchSteps(ctx)
@@ -65,7 +65,7 @@ func TestSlowStepIsSaid(t *testing.T) {
 
 // TestStandbyEnds: a relay that stood by is ready again only when it delivers.
 func TestStandbyEnds(t *testing.T) {
-	r := &Relay{}
+	r := &Relay{reporter: newReporter(nil, nil)}
 	r.status.set(stateStandby, nil)
 	if err := r.Ready(); err != nil {
 		t.Errorf("it stands by, and is not ready: %v", err)

@@ -1,0 +1,126 @@
+package relay
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// reporter says what the relay does and finds: in its status, its metrics, its alarms and its log. Every
+// goroutine of the relay calls it, and it calls none of the relay's other parts.
+//
+// log and metrics are set once. They and status guard themselves.
+type reporter struct {
+	log     *zap.Logger
+	metrics *metrics
+	status  status
+
+	mu         sync.Mutex           // guards what follows
+	said       map[string]time.Time // when something was last said, by its kind
+	eventTypes map[string]struct{}  // label values in use
+}
+
+func newReporter(log *zap.Logger, m *metrics) *reporter {
+	return &reporter{log: log, metrics: m, said: map[string]time.Time{}, eventTypes: map[string]struct{}{}}
+}
+
+// alarm is something that an operator must know of, whatever happens next.
+func (p *reporter) alarm(name, message string, fields ...zap.Field) {
+	p.metrics.alarms.WithLabelValues(name).Inc()
+	p.log.Error(message, append(fields, zap.String("alarm", name))...)
+}
+
+// trouble logs a failure that is retried, at most once in ten seconds.
+func (p *reporter) trouble(message string, err error, fields ...zap.Field) {
+	if !p.limited(message, 10*time.Second) {
+		p.log.Warn(message, append(fields, zap.Error(err))...)
+	}
+}
+
+// limited reports whether something of the kind was said less than the given
+// time ago; if not, it counts as said now. Kinds are few.
+func (p *reporter) limited(kind string, every time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if last, said := p.said[kind]; said && time.Since(last) < every {
+		return true
+	}
+	p.said[kind] = time.Now()
+	return false
+}
+
+// logFailure says once what ended something, with the advice where there is one.
+func (p *reporter) logFailure(message string, err error) {
+	p.log.Warn(message, append(why(err), zap.String("reason", reason(err)))...)
+}
+
+// maxEventTypes bounds the label values: rows are hostile.
+const maxEventTypes = 200
+
+// refused counts a row that cannot be delivered through a fault of its own, and
+// logs the first of its kind, and then one in ten seconds.
+func (p *reporter) refused(ref outbox.Ref, eventType string, failure *publish.RowError) {
+	name := p.eventTypeLabel(eventType, failure.Class)
+	p.metrics.failures.WithLabelValues(name, failure.Class).Inc()
+	if p.limited("refused/"+name+"/"+failure.Class, 10*time.Second) {
+		return
+	}
+	p.log.Warn("a row cannot be delivered: its failure is recorded", zap.Stringer("row", ref), zap.String("event_type", eventType),
+		zap.String("class", failure.Class), zap.String("failure", failure.Reason))
+}
+
+// buried logs a row that has become a dead letter, and then one in ten seconds.
+func (p *reporter) buried(ref outbox.Ref, failure string) {
+	if !p.limited("buried", 10*time.Second) {
+		p.log.Warn("a row has become a dead letter: see `walpost dlq list`", zap.Stringer("row", ref), zap.String("failure", failure))
+	}
+}
+
+func (p *reporter) eventTypeLabel(name, class string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.eventTypes) < maxEventTypes && len(name) <= 100 && class != publish.RowSubject {
+		p.eventTypes[name] = struct{}{}
+	}
+	if _, ok := p.eventTypes[name]; !ok {
+		return "other"
+	}
+	return name
+}
+
+// slowStep is how long a step may take before the log says so.
+const slowStep = time.Minute
+
+// watchSteps says, once a minute, where a session hangs.
+func (p *reporter) watchSteps(ctx context.Context) {
+	for sleep(ctx, slowStep/4) {
+		p.status.mu.Lock()
+		step, took, err, polling := p.status.step, time.Since(p.status.stepAt), p.status.err, p.status.state == statePolling
+		p.status.mu.Unlock()
+		if step == "" || took <= slowStep || p.limited("slow_step", slowStep) {
+			continue
+		}
+		message := "a step between two times of delivering takes long, and new rows wait"
+		if polling {
+			message = "making the slot takes long: the tables are polled meanwhile"
+		}
+		p.log.Warn(message, zap.String("step", step), zap.Duration("for", took.Round(time.Second)), zap.Error(err))
+	}
+}
+
+// why is an error as a log has it, with the advice where there is one.
+func why(err error) []zap.Field {
+	fields := []zap.Field{zap.Error(err)}
+	if h := hint.Of(err); h != "" {
+		fields = append(fields, zap.String("hint", h))
+	}
+	return fields
+}
+
+func zapTable(t *outbox.Table) zap.Field { return zap.String("table", t.String()) }
