@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
-	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -173,16 +172,4 @@ func (b *reader) leaveInserted(
 		_, ok := ids[row.ID]
 		return ok
 	}), false, nil
-}
-
-// compared is a stream that was compared with the tables, and how many rows it had lost.
-type compared struct {
-	stream *jetstream.StreamInfo
-	healed int
-}
-
-// holds reports whether the stream is the one that was compared, and has lost nothing since, as far as
-// can be seen.
-func (c compared) holds(info *jetstream.StreamInfo) bool {
-	return c.stream != nil && info.Created.Equal(c.stream.Created) && info.LastSeq >= c.stream.LastSeq
 }
