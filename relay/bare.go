@@ -16,10 +16,10 @@ func (r *Relay) bare() bool { return marksOf(r.cfg.Outboxes)[outbox.MarkNone] }
 
 // decideByPosition reports whether a row that no table shows was sent, or buried, before.
 func (f *feed) decideByPosition(ctx context.Context, ev *outbox.Event) (settled bool, err error) {
-	if !f.seen.tail.Covers(ev.Commit, ev.N) {
-		return f.seen.bygone(ev) && f.seen.wasSent(ev), nil
+	if !f.recovered.tail.Covers(ev.Commit, ev.N) {
+		return f.recovered.mayHaveBeenSent(ev) && f.recovered.wasSent(ev), nil
 	}
-	if !f.seen.displaced(ev) {
+	if !f.recovered.isSkipped(ev) {
 		return true, nil
 	}
 	return f.db.IsDead(ctx, ev)
@@ -31,7 +31,7 @@ func (f *feed) Misfit(ctx context.Context, ev *outbox.Event, columns map[string]
 	if ev.Table.Mark != outbox.MarkNone {
 		return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
 	}
-	if f.seen.tail.Covers(ev.Commit, ev.N) && (f.seen.sent == nil || f.seen.sentFrom.Covers(ev.Commit, ev.N)) {
+	if f.recovered.tail.Covers(ev.Commit, ev.N) && (f.recovered.sent == nil || f.recovered.sentFrom.Covers(ev.Commit, ev.N)) {
 		return nil // it is a dead letter already, or was sent under another layout
 	}
 	failure := &publish.RowError{Class: publish.RowHeaders, Reason: reason.Error()}

@@ -148,7 +148,7 @@ func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bo
 	row := fallback.RowOf(ev)
 	row.Polled, row.Attempts = true, attemptsOf(ev)
 	recorded := ev.Values[outbox.LastError] != nil
-	if behind, ok := l.seen.behind(row.Ref, recorded); ok {
+	if behind, ok := l.recovered.messagesBehind(row.Ref, recorded); ok {
 		p.add()
 		return l.settler.stored(ctx, row, behind, p) // it was read in the stream
 	}

@@ -16,7 +16,7 @@ func (*unanswered) Error() string { return "the tables are to be answered before
 
 // mayLackRecords reports whether the slot may have come with a promotion. The standby can
 // have had the rows that it is past, and not their records, which were committed later.
-func (r *Relay) mayLackRecords(sys stream.System, s *seen) bool {
+func (r *Relay) mayLackRecords(sys stream.System, s *recoveryState) bool {
 	return sys.Timeline > 1 && s.tail.Timeline != sys.Timeline && r.known.answered != sys.Timeline && !r.bare()
 }
 

@@ -16,15 +16,15 @@ import (
 
 // feed takes what the WAL brings to the lane. It runs on the reader's goroutine.
 type feed struct {
-	r       *Relay
-	db      *fallback.DB
-	lane    *publish.Lane
-	settler *settler
-	holds   *holds
-	loop    *loop
-	seen    *seen
-	moved   *moved
-	altered chan<- struct{}
+	r         *Relay
+	db        *fallback.DB
+	lane      *publish.Lane
+	settler   *settler
+	holds     *holds
+	loop      *loop
+	recovered *recoveryState
+	moved     *moved
+	altered   chan<- struct{}
 
 	// gate holds rows that the table decides about: those under E, the greatest
 	// LSN under which anything can have been sent before. A row leaves it when its
@@ -89,15 +89,15 @@ func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error
 			return err
 		}
 	}
-	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev) || ask) {
+	if ev.Table.Mark != outbox.MarkNone && (f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask) {
 		return f.hold(ctx, ev, txn)
 	}
 	// Nothing overtakes the gate: the positions in the stream never go back.
 	if err := f.flush(ctx); err != nil {
 		return err
 	}
-	if ev.Commit > f.seen.until {
-		f.seen.forget()
+	if ev.Commit > f.recovered.recoveryLSN {
+		f.recovered.forget()
 	}
 	return f.send(ctx, ev, txn)
 }
@@ -233,7 +233,7 @@ func (f *feed) decide(ctx context.Context, batch []pendingRow) error {
 	var rows []fallback.Row
 	for _, h := range batch {
 		row := fallback.RowOf(h.ev)
-		if behind, ok := f.seen.behind(row.Ref, false); ok {
+		if behind, ok := f.recovered.messagesBehind(row.Ref, false); ok {
 			// It was read in the stream. Whatever the table shows, it is not sent.
 			if err := f.settler.stored(ctx, row, behind, h.txn); err != nil {
 				return err

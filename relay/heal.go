@@ -21,7 +21,7 @@ func (l *loop) heal(ctx context.Context) error {
 		}
 		switch {
 		case err != nil:
-			if err := l.recover(ctx, err); err != nil || l.seen.healed == 0 {
+			if err := l.recover(ctx, err); err != nil || l.recovered.healed == 0 {
 				return err
 			}
 			sleep(ctx, time.Second) // what was lost comes first
@@ -35,7 +35,7 @@ func (l *loop) heal(ctx context.Context) error {
 
 // heals reports whether rows without a record are delivered before the WAL is read:
 // where no record can say which of them the stream has lost.
-func (l *loop) heals(t *outbox.Table) bool { return l.seen.healed > 0 && !t.Layout.Records() }
+func (l *loop) heals(t *outbox.Table) bool { return l.recovered.healed > 0 && !t.Layout.Records() }
 
 // unmarked reports whether rows of such a table are in the lane. The WAL is about to
 // bring them, and the table would still show them as pending.

@@ -27,12 +27,12 @@ const (
 // no WAL is read, everything. Every pass does the same: it lists what is pending,
 // proves that nobody else has it in hand, sends it, and has it marked.
 type loop struct {
-	r       *Relay
-	db      *fallback.DB // its own: a long search must not hold up the marks
-	lane    *publish.Lane
-	settler *settler
-	holds   *holds
-	seen    *seen
+	r         *Relay
+	db        *fallback.DB // its own: a long search must not hold up the marks
+	lane      *publish.Lane
+	settler   *settler
+	holds     *holds
+	recovered *recoveryState
 	// wal proves that the WAL brought everything up to an LSN; nil while none is
 	// read. feed then is the reader's side, which has rows in hand too.
 	wal interface {
@@ -53,13 +53,13 @@ type loop struct {
 	lockedSince map[*outbox.Table]time.Time // since when every pass has met locked rows
 }
 
-func (r *Relay) newLoop(ctx context.Context, lane *publish.Lane, s *settler, h *holds, seen *seen) (*loop, error) {
+func (r *Relay) newLoop(ctx context.Context, lane *publish.Lane, s *settler, h *holds, recovered *recoveryState) (*loop, error) {
 	db, err := r.openLoop(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l := &loop{
-		r: r, db: db, lane: lane, settler: s, holds: h, seen: seen, moved: newMoved(), wake: make(chan struct{}, 1),
+		r: r, db: db, lane: lane, settler: s, holds: h, recovered: recovered, moved: newMoved(), wake: make(chan struct{}, 1),
 		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{}, lockedSince: map[*outbox.Table]time.Time{},
 	}
 	s.parked = l.nudge

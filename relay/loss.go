@@ -17,7 +17,7 @@ import (
 func (b *reader) compareOnce() error {
 	before := b.r.known.compared
 	if b.r.known.compared = (compared{}); before.holds(b.info) {
-		b.seen.healed = before.healed
+		b.recovered.healed = before.healed
 		return nil
 	}
 	err := b.compare()
@@ -26,7 +26,7 @@ func (b *reader) compareOnce() error {
 	}
 	b.inserts.stop()
 	if err == nil {
-		b.r.known.compared = compared{b.info, b.seen.healed}
+		b.r.known.compared = compared{b.info, b.recovered.healed}
 		err = errInsertsRead
 	}
 	return err
@@ -123,7 +123,7 @@ func (b *reader) heal(t *outbox.Table) error {
 	if lost == 0 {
 		return nil
 	}
-	b.seen.healed += lost
+	b.recovered.healed += lost
 	b.r.metrics.lost.Add(float64(lost))
 	b.r.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: JetStream has lost them, and they are delivered again",
 		zapTable(t), zap.Int("rows", lost), zap.String("first_id", first), zap.String("last_id", last))

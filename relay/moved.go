@@ -117,7 +117,7 @@ func (f *feed) takeMoved(ctx context.Context, ev *outbox.Event) (inHand, ask boo
 	}
 	ref := ev.Ref()
 	again, inHand, until := f.moved.take(ref)
-	if _, waits := f.seen.behind(ref, false); waits {
+	if _, waits := f.recovered.messagesBehind(ref, false); waits {
 		return false, true, nil // its transaction waits for the mark, too
 	}
 	if again && !inHand {

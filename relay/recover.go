@@ -12,35 +12,35 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-// readBack looks at the relay's newest messages and marks those whose rows are
+// recover looks at the relay's newest messages and marks those whose rows are
 // still pending: what was stored by a session that could not mark it. It goes
 // back, in steps of U, until a step shows nothing pending and nothing marked
 // later than the oldest mark of the newest step. Then it marks, the oldest row
 // first: broken off at any point, it leaves the pending rows at the tail, where
 // the next one finds them.
-func (r *Relay) readBack(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *jetstream.StreamInfo) (*seen, error) {
+func (r *Relay) recover(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *jetstream.StreamInfo) (*recoveryState, error) {
 	r.noticeLoss(info)
 	b := &reader{
 		r: r, info: info, db: db, wal: wal, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}, changed: map[changed]struct{}{},
 		from: map[*outbox.Table]time.Time{},
 	}
-	b.seen = &seen{unmarked: map[outbox.Ref]uint64{}, stored: map[outbox.Ref]uint64{}, sent: map[outbox.Ref]struct{}{}}
+	b.recovered = &recoveryState{unmarked: map[outbox.Ref]uint64{}, notShown: map[outbox.Ref]uint64{}, sent: map[outbox.Ref]struct{}{}}
 	for _, t := range r.cfg.Outboxes {
 		b.tables[t.String()] = t
 	}
 	options := jetstream.ReadBackOptions{Source: r.envelope.Source(), Phantom: sys.Phantom, Step: b.look, NoConsumer: r.alarmNoConsumer}
 	var err error
-	if b.seen.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, options); err != nil {
+	if b.recovered.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, options); err != nil {
 		return nil, err
 	}
 	b.trimmed = b.wanted && info.FirstSeq > 1
-	if err := r.resolveUntil(ctx, db, sys, b.seen); err != nil {
+	if err := r.resolveRecoveryLSN(ctx, db, sys, b.recovered); err != nil {
 		return nil, err
 	}
-	if f := b.seen.found; f.Foreign == 0 && !f.Disordered && b.seen.tail.Commit > 0 {
-		b.seen.sent = nil
-	} else if f.Own < jetstream.U && info.FirstSeq <= 1 || !sys.Comparable(b.seen.sentFrom) {
-		b.seen.sentFrom = outbox.Position{} // nothing of this WAL is further back
+	if f := b.recovered.found; f.Foreign == 0 && !f.Disordered && b.recovered.tail.Commit > 0 {
+		b.recovered.sent = nil
+	} else if f.Own < jetstream.U && info.FirstSeq <= 1 || !sys.Comparable(b.recovered.sentFrom) {
+		b.recovered.sentFrom = outbox.Position{} // nothing of this WAL is further back
 	}
 	if err := b.compareOnce(); err != nil {
 		return nil, err
@@ -51,10 +51,10 @@ func (r *Relay) readBack(ctx context.Context, db *fallback.DB, wal *stream.Sessi
 			return nil, err
 		}
 	}
-	if n := b.seen.found.Phantoms; n > 0 {
+	if n := b.recovered.found.Phantoms; n > 0 {
 		r.alarm("phantoms", "the stream holds events of transactions that this server never had (lost in a failover)", zap.Int("messages", n))
 	}
-	return b.seen, nil
+	return b.recovered, nil
 }
 
 // alarmNoConsumer: the limit may be the account's, which nothing else tells.
@@ -78,7 +78,7 @@ func (r *Relay) noticeLoss(info *jetstream.StreamInfo) {
 	r.known.created, r.known.lastSeq = info.Created, info.LastSeq
 }
 
-func (r *Relay) resolveUntil(ctx context.Context, db *fallback.DB, sys stream.System, s *seen) error {
+func (r *Relay) resolveRecoveryLSN(ctx context.Context, db *fallback.DB, sys stream.System, s *recoveryState) error {
 	tail := s.found.Tail.Position
 	end, err := db.InsertLSN(ctx)
 	if err != nil {
@@ -92,13 +92,13 @@ func (r *Relay) resolveUntil(ctx context.Context, db *fallback.DB, sys stream.Sy
 	}
 	if comparable {
 		s.tail = tail
-		s.until = max(s.tail.Commit, s.tail.Passed)
+		s.recoveryLSN = max(s.tail.Commit, s.tail.Passed)
 	}
 	// The WAL may bring the first insert of a dead letter again, which is no row any
 	// more and no message.
 	died, err := db.DiedLately(ctx, r.cfg.Slot)
 	if err == nil && (!comparable || s.found.Beyond || died) {
-		s.until = end
+		s.recoveryLSN = end
 	}
 	return err
 }

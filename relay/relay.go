@@ -96,11 +96,11 @@ type Relay struct {
 	envelope *publish.Envelope
 
 	// current is the session, for errors that come from the connection, and for gauges.
-	// until is its E.
-	current atomic.Pointer[session]
-	until   atomic.Uint64
-	away    atomic.Bool  // JetStream
-	stored  atomic.Int64 // PubAcks of this process
+	// recoveryLSN is its recovery LSN (E).
+	current     atomic.Pointer[session]
+	recoveryLSN atomic.Uint64
+	away        atomic.Bool  // JetStream
+	stored      atomic.Int64 // PubAcks of this process
 
 	// poison are rows that JetStream refused and that only the WAL holds (mark
 	// none). It brings them again, and they become dead letters then, before

@@ -21,13 +21,13 @@ const clocks = time.Hour
 
 // reader is one read-back at work.
 type reader struct {
-	r      *Relay
-	info   *jetstream.StreamInfo
-	db     *fallback.DB
-	wal    *stream.Session // nil where none is read
-	ctx    context.Context
-	tables map[string]*outbox.Table
-	seen   *seen
+	r         *Relay
+	info      *jetstream.StreamInfo
+	db        *fallback.DB
+	wal       *stream.Session // nil where none is read
+	ctx       context.Context
+	tables    map[string]*outbox.Table
+	recovered *recoveryState
 	// refs are the rows that were read back and are marked no earlier than since
 	// (T), the earliest mark among the rows of the first step, whatever their
 	// table: one clock made them all. compared is set where a table still has
@@ -64,10 +64,10 @@ func (b *reader) look(messages []jetstream.Message) (more bool, err error) {
 	if b.stepNo++; b.stepNo == 1 {
 		for _, m := range messages {
 			if t := b.tables[m.ID.Table]; t != nil && t.Mark == outbox.MarkNone {
-				b.seen.sent[outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}] = struct{}{}
+				b.recovered.sent[outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}] = struct{}{}
 			}
 		}
-		b.seen.sentFrom = messages[len(messages)-1].Position
+		b.recovered.sentFrom = messages[len(messages)-1].Position
 	}
 	err = b.each(messages, func(t *outbox.Table, ms []jetstream.Message, rows []fallback.Row, states []fallback.State) error {
 		for i, s := range states {
@@ -93,7 +93,7 @@ func (b *reader) note(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s fa
 		}
 		// Gone, or not visible yet: then its message lies within U of the tail.
 		if b.stepNo <= 2 {
-			b.seen.stored[ref] = m.Behind
+			b.recovered.notShown[ref] = m.Behind
 		}
 		return false
 	case s.Pending:

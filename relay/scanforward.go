@@ -45,9 +45,9 @@ func (b *reader) settle(t *outbox.Table, rows []fallback.Row, behind []uint64) e
 			marked++
 			continue
 		}
-		b.seen.unmarked[row.Ref] = behind[i]
+		b.recovered.unmarked[row.Ref] = behind[i]
 	}
-	if n := len(b.seen.unmarked); n > mostCompared { // somebody has made many pending again, and has them locked
+	if n := len(b.recovered.unmarked); n > mostCompared { // somebody has made many pending again, and has them locked
 		return fmt.Errorf("mark rows of %s that were read back: %d cannot be marked yet", t, n)
 	}
 	b.r.log.Info("marked rows that were found in the stream", zapTable(t), zap.Int("rows", marked), zap.Int("waiting", len(rows)-marked))

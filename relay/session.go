@@ -45,7 +45,7 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 	if err := r.published.begin(ctx, db, wal); err != nil {
 		r.trouble("the publication cannot be looked at: trying again", err)
 	}
-	r.until.Store(math.MaxUint64) // until it is known
+	r.recoveryLSN.Store(math.MaxUint64) // until it is known
 	ctx, stop := context.WithCancelCause(ctx)
 	defer func() {
 		if errors.Is(err, context.Canceled) {
@@ -65,10 +65,10 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 		return err
 	}
 	defer s.close()
-	if r.mayLackRecords(wal.System(), s.seen) {
+	if r.mayLackRecords(wal.System(), s.recovered) {
 		return &unanswered{wal.System()}
 	}
-	r.until.Store(uint64(s.seen.until))
+	r.recoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 	return s.run(ctx, held, func(ctx context.Context) error {
 		if err := s.heal(ctx); err != nil {
 			return err
@@ -79,11 +79,11 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 		if err := s.expectMoved(ctx); err != nil {
 			return err
 		}
-		s.feed = &feed{r: r, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop, seen: s.seen, moved: s.loop.moved, altered: s.altered}
+		s.feed = &feed{r: r, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop, recovered: s.recovered, moved: s.loop.moved, altered: s.altered}
 		s.loop.wal, s.loop.feed = wal, s.feed
-		r.until.Store(uint64(s.seen.until))
+		r.recoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 		r.log.Info("streaming", zap.String("slot", r.cfg.Slot), zap.Stringer("from", wal.Tracker().Confirmed()),
-			zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.seen.until))
+			zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.recovered.recoveryLSN))
 		r.status.deliver(ctx, stateStreaming)
 		looping, stop := context.WithCancelCause(ctx)
 		var wg sync.WaitGroup
@@ -137,38 +137,38 @@ func (r *Relay) polled(ctx, held context.Context, db *fallback.DB, sys stream.Sy
 
 // session is one lane and what flows into it.
 type session struct {
-	r       *Relay
-	db      *fallback.DB
-	wal     *stream.Session // nil where none is read
-	lane    *publish.Lane
-	settler *settler
-	holds   *holds
-	loop    *loop
-	feed    *feed
-	seen    *seen
-	altered chan struct{} // asks watchFacts for a look now
+	r         *Relay
+	db        *fallback.DB
+	wal       *stream.Session // nil where none is read
+	lane      *publish.Lane
+	settler   *settler
+	holds     *holds
+	loop      *loop
+	feed      *feed
+	recovered *recoveryState
+	altered   chan struct{} // asks watchFacts for a look now
 }
 
 // newSession reads the stream back and opens a lane behind what it found.
 func (r *Relay) newSession(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *jetstream.StreamInfo) (*session, error) {
 	r.status.do("read the stream back")
-	seen, err := r.readBack(ctx, db, wal, sys, info)
+	recovered, err := r.recover(ctx, db, wal, sys, info)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.judgeRivals(seen, info.LastSeq); err != nil {
+	if err := r.judgeRivals(recovered, info.LastSeq); err != nil {
 		return nil, err
 	}
-	s := &session{r: r, db: db, wal: wal, seen: seen, holds: newHolds(), altered: make(chan struct{}, 1)}
+	s := &session{r: r, db: db, wal: wal, recovered: recovered, holds: newHolds(), altered: make(chan struct{}, 1)}
 	err = s.holds.load(func(t *outbox.Table, each func(outbox.AggregateKey)) error { return db.Aggregates(ctx, t, each) }, r.cfg.Outboxes)
 	if err != nil {
 		return nil, err
 	}
-	if s.lane, err = s.newLane(ctx, info, sys, seen); err != nil {
+	if s.lane, err = s.newLane(ctx, info, sys, recovered); err != nil {
 		return nil, err
 	}
-	s.settler = newSettler(r, db, s.lane, s.holds, seen)
-	if s.loop, err = r.newLoop(ctx, s.lane, s.settler, s.holds, seen); err != nil {
+	s.settler = newSettler(r, db, s.lane, s.holds, recovered)
+	if s.loop, err = r.newLoop(ctx, s.lane, s.settler, s.holds, recovered); err != nil {
 		s.lane.Close()
 		return nil, err
 	}
@@ -179,13 +179,13 @@ func (r *Relay) newSession(ctx context.Context, db *fallback.DB, wal *stream.Ses
 // heal delivers what the stream had lost, and what else was recorded and may be
 // sent, before anything else.
 func (s *session) heal(ctx context.Context) error {
-	if s.seen.healed == 0 && !s.holds.any() {
+	if s.recovered.healed == 0 && !s.holds.any() {
 		return nil
 	}
 	s.r.status.do("deliver what the stream has lost, and what was recorded")
 	err := s.loop.heal(ctx)
 	// The WAL is yet to bring what was sent just now, if it does.
-	s.seen.until = max(s.seen.until, s.lane.Passed())
+	s.recovered.recoveryLSN = max(s.recovered.recoveryLSN, s.lane.Passed())
 	return err
 }
 
@@ -197,7 +197,7 @@ func (s *session) expectMoved(ctx context.Context) error {
 	}
 	s.settler.busy(func(ref outbox.Ref) { s.loop.moved.take(ref) })
 	lsn, err := s.db.InsertLSN(ctx)
-	s.seen.until = max(s.seen.until, lsn)
+	s.recovered.recoveryLSN = max(s.recovered.recoveryLSN, lsn)
 	return err
 }
 
@@ -381,10 +381,10 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	return cause
 }
 
-func (s *session) newLane(ctx context.Context, info *jetstream.StreamInfo, sys stream.System, seen *seen) (*publish.Lane, error) {
+func (s *session) newLane(ctx context.Context, info *jetstream.StreamInfo, sys stream.System, recovered *recoveryState) (*publish.Lane, error) {
 	r, timeline := s.r, sys.Timeline
 	if s.wal == nil { // see answerFirst
-		timeline = cmp.Or(seen.tail.Timeline, sys.Parent(), timeline)
+		timeline = cmp.Or(recovered.tail.Timeline, sys.Parent(), timeline)
 	}
 	lane, err := publish.NewLane(ctx, publish.LaneConfig{
 		Conn: r.nc, Stream: r.stream, Subjects: r.subjects, Envelope: r.envelope,
@@ -392,7 +392,7 @@ func (s *session) newLane(ctx context.Context, info *jetstream.StreamInfo, sys s
 		Window: r.cfg.Window, WindowBytes: r.cfg.WindowBytes,
 		Batching: r.batching(info), Singly: r.known.suspect,
 		Position: outbox.Position{
-			SystemID: sys.ID, Timeline: timeline, Commit: seen.tail.Commit, N: seen.tail.N, Passed: seen.until,
+			SystemID: sys.ID, Timeline: timeline, Commit: recovered.tail.Commit, N: recovered.tail.N, Passed: recovered.recoveryLSN,
 		},
 		OnStored: r.onStored, IsGenuine: s.isGenuine,
 	})
@@ -424,7 +424,7 @@ func (r *Relay) onStored(stored []publish.Stored) {
 
 // judgeRivals gives the place up after two chain errors in a row that messages
 // of our own source caused: another relay is alive.
-func (r *Relay) judgeRivals(s *seen, lastSeq uint64) error {
+func (r *Relay) judgeRivals(s *recoveryState, lastSeq uint64) error {
 	if r.cfg.Stream.Shared {
 		return nil
 	}

@@ -99,7 +99,7 @@ type settler struct {
 	free  []*job
 }
 
-func newSettler(r *Relay, db *fallback.DB, lane *publish.Lane, h *holds, s *seen) *settler {
+func newSettler(r *Relay, db *fallback.DB, lane *publish.Lane, h *holds, s *recoveryState) *settler {
 	w := &settler{
 		r: r, db: db, lane: lane, holds: h, parked: func() {}, in: make(chan *job, backlog), stop: make(chan struct{}), done: make(chan struct{}),
 		waiting: map[outbox.Ref]*job{}, recording: map[outbox.Ref]int{}, lines: map[aggregate][]*job{},

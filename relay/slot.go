@@ -110,7 +110,7 @@ func (r *Relay) checkBudget(ctx context.Context, db *fallback.DB, wal *stream.Se
 	if err != nil || slot.Retained <= r.cfg.MaxRetainedWAL {
 		return nil // a failing connection is noticed elsewhere
 	}
-	if !r.away.Load() && uint64(wal.Tracker().Confirmed()) < r.until.Load() {
+	if !r.away.Load() && uint64(wal.Tracker().Confirmed()) < r.recoveryLSN.Load() {
 		return nil
 	}
 	return fmt.Errorf("%w: %d bytes, postgres.max_retained_wal is %d", errOverBudget, slot.Retained, r.cfg.MaxRetainedWAL)

@@ -74,7 +74,7 @@ var mutants = []mutant{
 		name: "duplicated: what the WAL brings again is sent again", world: oneServer, only: "relay killed",
 		by: []string{"duplicated"},
 		edits: []edit{
-			{"relay/feed.go", "if behind, ok := f.seen.behind(row.Ref, false); ok {", "if behind, ok := f.seen.behind(row.Ref, false); ok && false {"},
+			{"relay/feed.go", "if behind, ok := f.recovered.messagesBehind(row.Ref, false); ok {", "if behind, ok := f.recovered.messagesBehind(row.Ref, false); ok && false {"},
 			{"relay/feed.go", "if !states[i].Publish() {", "if states[i].Publish() && false {"},
 		},
 	},
@@ -119,13 +119,13 @@ var mutants = []mutant{
 	{
 		name: "a position marks: what lies below the newest message's is taken for stored", world: onePoisoned, only: "relay killed",
 		by: []string{"lost", unstored},
-		edits: []edit{{"relay/feed.go", "	// Nothing overtakes the gate", `	if f.seen.tail.Covers(ev.Commit, ev.N) {
+		edits: []edit{{"relay/feed.go", "	// Nothing overtakes the gate", `	if f.recovered.tail.Covers(ev.Commit, ev.N) {
 		txn.Add()
 		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 	// Nothing overtakes the gate`}, {
-			"relay/feed.go", "	if ev.Table.Mark != outbox.MarkNone && (f.seen.bygone(ev) || f.mayBeRecorded(ev) || ask) {",
-			"	if !f.seen.tail.Covers(ev.Commit, ev.N) && (f.seen.bygone(ev) || f.mayBeRecorded(ev) || ask) {",
+			"relay/feed.go", "	if ev.Table.Mark != outbox.MarkNone && (f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask) {",
+			"	if !f.recovered.tail.Covers(ev.Commit, ev.N) && (f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask) {",
 		}},
 	},
 	{
