@@ -17,9 +17,9 @@ func (r *Relay) bare() bool { return marksOf(r.cfg.Outboxes)[outbox.MarkNone] }
 // decideByPosition reports whether a row that no table shows was sent, or buried, before.
 func (f *feed) decideByPosition(ctx context.Context, ev *outbox.Event) (settled bool, err error) {
 	if !f.recovered.tail.Covers(ev.Commit, ev.N) {
-		return f.recovered.mayHaveBeenSent(ev) && f.recovered.wasSent(ev), nil
+		return f.recovered.mayHaveBeenSent(ev) && f.recovered.sent.has(ev), nil
 	}
-	if !f.recovered.isSkipped(ev) {
+	if !f.recovered.sent.decide(ev) || f.recovered.sent.has(ev) {
 		return true, nil
 	}
 	return f.db.IsDead(ctx, ev)
@@ -31,7 +31,7 @@ func (f *feed) Misfit(ctx context.Context, ev *outbox.Event, columns map[string]
 	if ev.Table.Mark != outbox.MarkNone {
 		return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
 	}
-	if f.recovered.tail.Covers(ev.Commit, ev.N) && (f.recovered.sent == nil || f.recovered.sentFrom.Covers(ev.Commit, ev.N)) {
+	if f.recovered.tail.Covers(ev.Commit, ev.N) && !f.recovered.sent.decide(ev) {
 		return nil // it is a dead letter already, or was sent under another layout
 	}
 	failure := &publish.RowError{Class: publish.RowHeaders, Reason: reason.Error()}

@@ -26,24 +26,30 @@ const (
 // genuine leaves out the messages that have a pending row's id and another payload: another
 // writer has forged them, and their rows are still to be sent. Only rows that a crash has
 // left unmarked are pending here, so few bodies are read.
-func (b *reader) genuine(t *outbox.Table, ms []jetstream.Message, rows []fallback.Row) (kept []fallback.Row, behind []uint64, err error) {
+func (f *forwardScan) genuine(
+	ctx context.Context, t *outbox.Table, ms []jetstream.Message, rows []fallback.Row,
+) (kept []fallback.Row, behind []uint64, err error) {
 	for len(ms) > 0 {
 		n, size := 1, ms[0].Size
 		for n < min(len(ms), compareBatch) && size+ms[n].Size <= compareBytes {
 			size += ms[n].Size
 			n++
 		}
-		sums, err := b.payloadSums(t, rows[:n])
+		var sums [][]byte
+		err := f.rows.patiently(ctx, t, "rows that were read back cannot be compared: trying again", func() (err error) {
+			sums, err = f.rows.db.PayloadSums(ctx, t, rows[:n])
+			return err
+		})
 		if err != nil {
 			return nil, nil, err
 		}
-		stored, err := b.r.readMessages(b.ctx, ms[:n])
+		stored, err := f.rows.r.readMessages(ctx, ms[:n])
 		if err != nil {
 			return nil, nil, err
 		}
 		for i, s := range stored {
 			if s != nil && sums[i] != nil && !bytes.Equal(sums[i], s.Sum[:]) {
-				b.r.alarmForged(rows[i].Ref, ms[i].Seq)
+				f.rows.r.alarmForged(rows[i].Ref, ms[i].Seq)
 				continue
 			}
 			kept, behind = append(kept, rows[i]), append(behind, ms[i].Behind)
@@ -51,19 +57,6 @@ func (b *reader) genuine(t *outbox.Table, ms []jetstream.Message, rows []fallbac
 		ms, rows = ms[n:], rows[n:]
 	}
 	return kept, behind, nil
-}
-
-func (b *reader) payloadSums(t *outbox.Table, rows []fallback.Row) ([][]byte, error) {
-	for {
-		sums, err := b.db.PayloadSums(b.ctx, t, rows)
-		if err == nil || !fallback.Passing(err) || !b.db.Alive() {
-			return sums, err
-		}
-		b.r.trouble("rows that were read back cannot be compared: trying again", err, zapTable(t))
-		if !sleep(b.ctx, 200*time.Millisecond) {
-			return nil, b.ctx.Err()
-		}
-	}
 }
 
 // readMessages reads whole messages. One that is gone since is nil.

@@ -138,30 +138,30 @@ func (n *inserts) Dry() {}
 
 // leaveInserted leaves out of marked rows that the stream does not hold those that were inserted so. Rows
 // of the WAL that is confirmed say so themselves. full: which they are is not known.
-func (b *reader) leaveInserted(
-	t *outbox.Table, gone []fallback.MarkedRow,
+func (c *comparison) leaveInserted(
+	ctx context.Context, t *outbox.Table, gone []fallback.MarkedRow,
 ) (lost []fallback.MarkedRow, full bool, err error) {
-	if len(gone) == 0 || b.wal == nil || t.Partitioned || !t.Layout.Records() {
+	if len(gone) == 0 || c.wal == nil || t.Partitioned || !t.Layout.Records() {
 		return gone, false, nil
 	}
-	end, err := b.db.InsertLSN(b.ctx)
+	end, err := c.db.InsertLSN(ctx)
 	if err == nil {
-		err = b.db.Flush(b.ctx)
+		err = c.db.Flush(ctx)
 	}
 	if err != nil {
 		return nil, false, err
 	}
-	if b.inserts == nil {
-		b.r.status.do("read the WAL for rows that were inserted as processed")
-		b.inserts = readInserts(b.ctx, b.wal)
+	if c.inserts == nil {
+		c.r.status.do("read the WAL for rows that were inserted as processed")
+		c.inserts = readInserts(ctx, c.wal)
 	}
-	inserted, full, err := b.inserts.of(gone, end)
+	inserted, full, err := c.inserts.of(gone, end)
 	if err != nil || full || len(inserted) == 0 {
 		return gone, full, err
 	}
-	b.r.sayInserted(t, zap.Int("rows", len(inserted)), zap.String("first_id", inserted[0].Ref.ID))
+	c.r.sayInserted(t, zap.Int("rows", len(inserted)), zap.String("first_id", inserted[0].Ref.ID))
 	// What is locked is noted when the WAL is read again.
-	if _, err := b.db.NoteInserted(b.ctx, t, inserted); err != nil && (!fallback.Passing(err) || !b.db.Alive()) {
+	if _, err := c.db.NoteInserted(ctx, t, inserted); err != nil && (!fallback.Passing(err) || !c.db.Alive()) {
 		return nil, false, err
 	}
 	ids := map[string]struct{}{}

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"time"
@@ -10,183 +11,218 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
 )
 
-// compareOnce compares, unless the session before this one has done so, and has ended because it
-// had read the WAL for that.
-func (b *reader) compareOnce() error {
-	before := b.r.known.compared
-	if b.r.known.compared = (compared{}); before.holds(b.info) {
-		b.recovered.healed = before.healed
-		return nil
-	}
-	err := b.compare()
-	if b.inserts == nil {
-		return err
-	}
-	b.inserts.stop()
-	if err == nil {
-		b.r.known.compared = compared{b.info, b.recovered.healed}
-		err = errInsertsRead
-	}
-	return err
+// comparison of marks and stream (law 12): a row that is marked at or after T and whose message was not read
+// back is lost. It is made pending again.
+type comparison struct {
+	r       *Relay
+	db      *fallback.DB
+	wal     *stream.Session // nil where none is read
+	info    *jetstream.StreamInfo
+	marks   *marksRead
+	trimmed bool     // the scan wanted messages that the stream has dropped
+	inserts *inserts // nil where the WAL was not asked
+	lost    int
 }
 
-// compare looks for rows that carry a mark from the time that was read back and
-// are not in the stream: JetStream has lost them.
-func (b *reader) compare() error {
-	if b.compared && b.since.IsZero() {
-		if b.early > 0 {
-			b.r.alarm("comparison_given_up", "the newest messages were stored long after their rows were marked, as where the clocks of the two servers are apart: "+
-				"whether the stream has lost one of them is not known", zap.Int("rows", b.early), zap.Duration("apart", clocks))
+// runOnce returns how many rows the stream has lost. The session before this one may have compared, and
+// ended because it had read the WAL for that: then its answer counts.
+func (c *comparison) runOnce(ctx context.Context) (lost int, err error) {
+	before := c.r.known.compared
+	if c.r.known.compared = (compared{}); before.holds(c.info) {
+		return before.healed, nil
+	}
+	err = c.run(ctx)
+	if c.inserts == nil {
+		return c.lost, err
+	}
+	c.inserts.stop()
+	if err == nil {
+		c.r.known.compared = compared{c.info, c.lost}
+		err = errInsertsRead
+	}
+	return c.lost, err
+}
+
+func (c *comparison) run(ctx context.Context) error {
+	switch m := c.marks; {
+	case m.known && m.since.IsZero():
+		if m.early > 0 {
+			c.r.alarm("comparison_given_up", "the newest messages were stored long after their rows were marked, as where the clocks of the two servers are apart: "+
+				"whether the stream has lost one of them is not known", zap.Int("rows", m.early), zap.Duration("apart", clocks))
 		}
 		return nil // every other row that was read back was pending until now
-	}
-	if b.givenUp {
-		b.giveUp(b.since)
+	case m.full:
+		c.giveUp(m.since)
 		return nil
 	}
-	for _, t := range b.r.cfg.Outboxes {
-		compare := b.heal
-		if b.from[t].IsZero() {
-			compare = b.alarmUnreadable
+	for _, t := range c.r.cfg.Outboxes {
+		compare := c.compare
+		if c.marks.first[t].IsZero() {
+			compare = c.alarmUnreadable
 		}
-		if err := compare(t); err != nil {
+		if err := compare(ctx, t); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (b *reader) giveUp(since time.Time) {
-	b.r.alarm("comparison_given_up", "more rows carry late marks, or were changed, than are compared with the stream: whether it has lost one of them is not known",
-		zap.Int("compared", len(b.refs)), zap.Time("marked_since", since))
+func (c *comparison) giveUp(since time.Time) {
+	c.r.alarm("comparison_given_up", "more rows carry late marks, or were changed, than are compared with the stream: whether it has lost one of them is not known",
+		zap.Int("compared", len(c.marks.rows)), zap.Time("marked_since", since))
 }
 
-// heal makes rows pending again that are marked and not in the stream. They are
-// delivered from the table, before any WAL is read.
-func (b *reader) heal(t *outbox.Table) error {
-	since := b.since
-	if from := b.from[t]; from.After(since) {
-		since = from
-	}
-	if b.trimmed { // of the rows that were marked together at that time, some may have been dropped
+// tableLosses are the rows of one table that are marked and were not read back.
+type tableLosses struct {
+	lost        int
+	first, last string // ids
+	changed     int
+}
+
+// compare makes the lost rows of a table pending again. They are delivered from the table, before any WAL
+// is read.
+func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
+	since := c.marks.sinceOf(t)
+	if c.trimmed { // of the rows that were marked together at that time, some may have been dropped
 		since = since.Add(time.Microsecond)
 	}
 	var next fallback.MarkCursor
-	var first, last string
-	lost, rewritten := 0, 0
+	var found tableLosses
 	for {
-		marked, err := b.db.MarkedSince(b.ctx, t, since, &next, settleBatch)
+		marked, err := c.db.MarkedSince(ctx, t, since, &next, settleBatch)
 		if err != nil {
 			return err
 		}
-		gone := slices.DeleteFunc(slices.Clone(marked), func(row fallback.MarkedRow) bool {
-			if _, ok := b.refs[row.Ref]; ok {
-				return true
-			}
-			_, ok := b.changed[changed{t, row.ID}]
-			if ok {
-				rewritten++
-			}
-			return ok
-		})
-		gone, full, err := b.leaveInserted(t, gone)
+		lost, full, err := c.leaveInserted(ctx, t, c.notRead(t, marked, &found))
 		if err != nil {
 			return err
 		}
 		if full {
-			b.giveUp(since)
+			c.giveUp(since)
 			return nil
 		}
-		if len(gone) > 0 {
-			if lost == 0 {
-				first = gone[0].ID
-				if err := b.confirm(); err != nil {
-					return err
-				}
-			}
-			lost, last = lost+len(gone), gone[len(gone)-1].ID
-			if err := b.unmark(t, gone); err != nil {
-				return err
-			}
-			crash("unmarked")
+		if err := c.heal(ctx, t, lost, &found); err != nil {
+			return err
 		}
 		if len(marked) < settleBatch {
 			break
 		}
 	}
-	if rewritten > 0 && !b.r.limited("rows_changed/"+t.String(), time.Hour) {
-		b.r.alarm("rows_changed", "marked rows are not what the stream holds under their ids: they were changed after they had been stored, "+
-			"or their ids were used again; whether the stream has lost one of them cannot be told", zapTable(t), zap.Int("rows", rewritten))
-	}
-	if lost == 0 {
+	c.report(t, &found)
+	return nil
+}
+
+// notRead leaves out of marked rows those that were read back, and counts those that were changed.
+func (c *comparison) notRead(
+	t *outbox.Table, marked []fallback.MarkedRow, found *tableLosses,
+) []fallback.MarkedRow {
+	return slices.DeleteFunc(slices.Clone(marked), func(row fallback.MarkedRow) bool {
+		if _, ok := c.marks.rows[row.Ref]; ok {
+			return true
+		}
+		_, ok := c.marks.changed[changed{t, row.ID}]
+		if ok {
+			found.changed++
+		}
+		return ok
+	})
+}
+
+// heal makes rows pending again, once it is certain that the whole stream was read.
+func (c *comparison) heal(
+	ctx context.Context, t *outbox.Table, lost []fallback.MarkedRow, found *tableLosses,
+) error {
+	if len(lost) == 0 {
 		return nil
 	}
-	b.recovered.healed += lost
-	b.r.metrics.lost.Add(float64(lost))
-	b.r.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: JetStream has lost them, and they are delivered again",
-		zapTable(t), zap.Int("rows", lost), zap.String("first_id", first), zap.String("last_id", last))
+	if found.lost == 0 {
+		found.first = lost[0].ID
+		if err := c.confirm(ctx); err != nil {
+			return err
+		}
+	}
+	found.lost, found.last = found.lost+len(lost), lost[len(lost)-1].ID
+	if err := c.unmark(ctx, t, lost); err != nil {
+		return err
+	}
+	crash("unmarked")
 	return nil
+}
+
+func (c *comparison) report(t *outbox.Table, found *tableLosses) {
+	if found.changed > 0 && !c.r.limited("rows_changed/"+t.String(), time.Hour) {
+		c.r.alarm("rows_changed", "marked rows are not what the stream holds under their ids: they were changed after they had been stored, "+
+			"or their ids were used again; whether the stream has lost one of them cannot be told", zapTable(t), zap.Int("rows", found.changed))
+	}
+	if found.lost == 0 {
+		return
+	}
+	c.lost += found.lost
+	c.r.metrics.lost.Add(float64(found.lost))
+	c.r.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: JetStream has lost them, and they are delivered again",
+		zapTable(t), zap.Int("rows", found.lost), zap.String("first_id", found.first), zap.String("last_id", found.last))
 }
 
 // confirm fails unless what was read back was the stream's end: rows look lost where a
 // leader has answered that was cut off from the others.
-func (b *reader) confirm() error {
-	info, err := b.r.stream.Confirm(b.ctx)
+func (c *comparison) confirm(ctx context.Context) error {
+	info, err := c.r.stream.Confirm(ctx)
 	if err != nil {
 		return err
 	}
-	if !info.Created.Equal(b.info.Created) || info.LastSeq < b.info.LastSeq {
+	if !info.Created.Equal(c.info.Created) || info.LastSeq < c.info.LastSeq {
 		return errors.New("read the stream back: it is another one, or has lost messages, since")
 	}
-	more := jetstream.ReadBackOptions{Source: b.r.envelope.Source(), Step: func(messages []jetstream.Message) (bool, error) {
+	more := jetstream.ReadBackOptions{Source: c.r.envelope.Source(), Step: func(messages []jetstream.Message) (bool, error) {
 		if len(messages) > 0 {
 			return false, errors.New("read the stream back: it did not end where its leader said")
 		}
 		return true, nil
 	}}
-	return b.r.stream.ReadOn(b.ctx, b.info.LastSeq+1, info.LastSeq, more)
+	return c.r.stream.ReadOn(ctx, c.info.LastSeq+1, info.LastSeq, more)
 }
 
 // unmark waits for rows that somebody has locked: nothing of their aggregates may
 // be delivered before them.
-func (b *reader) unmark(t *outbox.Table, rows []fallback.MarkedRow) error {
+func (c *comparison) unmark(ctx context.Context, t *outbox.Table, rows []fallback.MarkedRow) error {
 	for begun, named := time.Now(), false; ; {
-		_, left, err := b.db.Unmark(b.ctx, t, rows)
+		_, left, err := c.db.Unmark(ctx, t, rows)
 		switch {
-		case err != nil && (!fallback.Passing(err) || !b.db.Alive()):
+		case err != nil && (!fallback.Passing(err) || !c.db.Alive()):
 			return err
 		case err != nil:
-			b.r.trouble("rows that the stream has lost cannot be made pending: trying again", err, zapTable(t))
+			c.r.trouble("rows that the stream has lost cannot be made pending: trying again", err, zapTable(t))
 		case len(left) == 0:
 			return nil
 		default:
 			rows = left
 			if !named && time.Since(begun) > lockedAlarm {
 				named = true
-				who, err := b.db.Blocker(b.ctx, t, rows[0].ID)
+				who, err := c.db.Blocker(ctx, t, rows[0].ID)
 				if err != nil {
 					who = err.Error()
 				}
-				b.r.alarm("row_locked", "a row that the stream has lost cannot be made pending: nothing is delivered before it",
+				c.r.alarm("row_locked", "a row that the stream has lost cannot be made pending: nothing is delivered before it",
 					zap.Stringer("row", rows[0].Ref), zap.String("holder", who))
 			}
 		}
-		if !sleep(b.ctx, 200*time.Millisecond) {
-			return b.ctx.Err()
+		if !sleep(ctx, 200*time.Millisecond) {
+			return ctx.Err()
 		}
 	}
 }
 
 // alarmUnreadable: the table has marks of the time that was read back, and no message
 // of one of its rows was.
-func (b *reader) alarmUnreadable(t *outbox.Table) error {
-	marked, err := b.db.MarkedSince(b.ctx, t, b.since, &fallback.MarkCursor{}, 1) // archived ones are not compared
+func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error {
+	marked, err := c.db.MarkedSince(ctx, t, c.marks.since, &fallback.MarkCursor{}, 1) // archived ones are not compared
 	if err != nil || len(marked) == 0 {
 		return err
 	}
-	b.r.alarm("nothing_to_compare", "rows are marked as stored, but none of the stream's messages can be compared with them: "+
+	c.r.alarm("nothing_to_compare", "rows are marked as stored, but none of the stream's messages can be compared with them: "+
 		"the stream was emptied, has expired, or is not the one they were stored in, as where another relay had the table before", zapTable(t))
 	return nil
 }

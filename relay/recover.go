@@ -12,49 +12,41 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-// recover looks at the relay's newest messages and marks those whose rows are
-// still pending: what was stored by a session that could not mark it. It goes
-// back, in steps of U, until a step shows nothing pending and nothing marked
-// later than the oldest mark of the newest step. Then it marks, the oldest row
-// first: broken off at any point, it leaves the pending rows at the tail, where
-// the next one finds them.
-func (r *Relay) recover(ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *jetstream.StreamInfo) (*recoveryState, error) {
+// recover finds out what earlier sessions have sent (law 3), has what they could not mark marked, and what
+// JetStream has lost made pending again (law 12). In this order:
+//
+//  1. backwardScan reads the stream from its tail. It only looks.
+//  2. The recovery LSN is resolved: up to there decide.go asks the table about rows of the WAL.
+//  3. comparison finds the rows that JetStream has lost.
+//  4. forwardScan marks the rows that the first pass found pending.
+func (r *Relay) recover(
+	ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *jetstream.StreamInfo,
+) (s *recoveryState, err error) {
 	r.noticeLoss(info)
-	b := &reader{
-		r: r, info: info, db: db, wal: wal, ctx: ctx, tables: map[string]*outbox.Table{}, refs: map[outbox.Ref]struct{}{}, changed: map[changed]struct{}{},
-		from: map[*outbox.Table]time.Time{},
+	rows := newMessageRows(r, db)
+	options := jetstream.ReadBackOptions{
+		Source: r.envelope.Source(), Phantom: sys.Phantom, NoConsumer: r.alarmNoConsumer,
 	}
-	b.recovered = &recoveryState{unmarked: map[outbox.Ref]uint64{}, notShown: map[outbox.Ref]uint64{}, sent: map[outbox.Ref]struct{}{}}
-	for _, t := range r.cfg.Outboxes {
-		b.tables[t.String()] = t
-	}
-	options := jetstream.ReadBackOptions{Source: r.envelope.Source(), Phantom: sys.Phantom, Step: b.look, NoConsumer: r.alarmNoConsumer}
-	var err error
-	if b.recovered.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, options); err != nil {
+	back, err := r.scanBackward(ctx, rows, info, options)
+	if err != nil {
 		return nil, err
 	}
-	b.trimmed = b.wanted && info.FirstSeq > 1
-	if err := r.resolveRecoveryLSN(ctx, db, sys, b.recovered); err != nil {
+	s = &recoveryState{found: back.found, sent: back.sent, notShown: back.notShown}
+	if err := r.resolveRecoveryLSN(ctx, db, sys, s); err != nil {
 		return nil, err
 	}
-	if f := b.recovered.found; f.Foreign == 0 && !f.Disordered && b.recovered.tail.Commit > 0 {
-		b.recovered.sent = nil
-	} else if f.Own < jetstream.U && info.FirstSeq <= 1 || !sys.Comparable(b.recovered.sentFrom) {
-		b.recovered.sentFrom = outbox.Position{} // nothing of this WAL is further back
-	}
-	if err := b.compareOnce(); err != nil {
+	s.narrowSent(sys, info)
+	c := &comparison{r: r, db: db, wal: wal, info: info, marks: back.marks, trimmed: back.more && info.FirstSeq > 1}
+	if s.healed, err = c.runOnce(ctx); err != nil {
 		return nil, err
 	}
-	if b.oldest.Seq > 0 {
-		options.Step = b.mark
-		if err := r.stream.ReadOn(ctx, b.oldest.Seq, info.LastSeq, options); err != nil {
-			return nil, err
-		}
+	if s.unmarked, err = r.scanForward(ctx, rows, back.oldest, info, options); err != nil {
+		return nil, err
 	}
-	if n := b.recovered.found.Phantoms; n > 0 {
+	if n := s.found.Phantoms; n > 0 {
 		r.alarm("phantoms", "the stream holds events of transactions that this server never had (lost in a failover)", zap.Int("messages", n))
 	}
-	return b.recovered, nil
+	return s, nil
 }
 
 // alarmNoConsumer: the limit may be the account's, which nothing else tells.
@@ -78,6 +70,7 @@ func (r *Relay) noticeLoss(info *jetstream.StreamInfo) {
 	r.known.created, r.known.lastSeq = info.Created, info.LastSeq
 }
 
+// resolveRecoveryLSN sets E (law 3): what the tail says, or the end of the WAL where that is not certain.
 func (r *Relay) resolveRecoveryLSN(ctx context.Context, db *fallback.DB, sys stream.System, s *recoveryState) error {
 	tail := s.found.Tail.Position
 	end, err := db.InsertLSN(ctx)
@@ -101,4 +94,15 @@ func (r *Relay) resolveRecoveryLSN(ctx context.Context, db *fallback.DB, sys str
 		s.recoveryLSN = end
 	}
 	return err
+}
+
+// narrowSent forgets the rows that were read of tables without marks where the tail decides alone: it is of
+// this WAL, and no row is skipped in the stream.
+func (s *recoveryState) narrowSent(sys stream.System, info *jetstream.StreamInfo) {
+	f := s.found
+	if f.Foreign == 0 && !f.Disordered && s.tail.Commit > 0 {
+		s.sent.rows = nil
+	} else if f.Own < jetstream.U && info.FirstSeq <= 1 || !sys.Comparable(s.sent.from) {
+		s.sent.from = outbox.Position{} // nothing of this WAL is further back
+	}
 }

@@ -16,11 +16,8 @@ type recoveryState struct {
 	recoveryLSN outbox.LSN
 	// tail is the newest own message's position where it is of this WAL.
 	tail outbox.Position
-	// sent are the rows of the newest U messages, of tables without marks, where the tail
-	// does not say it all: one of them may be missing among the others, or the tail is not
-	// of this WAL. From sentFrom on they are complete.
-	sent     map[outbox.Ref]struct{}
-	sentFrom outbox.Position
+	// sent is what the tail does not say of tables without marks; the reader's own.
+	sent sentRows
 	// healed counts rows that JetStream had lost and that are pending again. It is
 	// set before the loop looks.
 	healed int
@@ -52,28 +49,6 @@ func (s *recoveryState) messagesBehind(ref outbox.Ref, recorded bool) (n uint64,
 	return n, stored
 }
 
-// isSkipped reports whether a row without a mark is not in the stream although later ones
-// are. Messages are under way one behind the other; where another writer's takes the place
-// of one of them, that one is refused, and those behind it fit. The lane ends with that, so
-// less than U messages can follow it, and the next session sends it first.
-func (s *recoveryState) isSkipped(ev *outbox.Event) bool {
-	if s.sent == nil || s.sentFrom.Covers(ev.Commit, ev.N) {
-		return false
-	}
-	_, sent := s.sent[ev.Ref()]
-	return !sent
-}
-
-// wasSent reports whether a row without a mark that the tail does not cover was read in the
-// stream, which a server that was put back to an earlier state brings again.
-func (s *recoveryState) wasSent(ev *outbox.Event) bool {
-	if len(s.sent) == 0 {
-		return false
-	}
-	_, sent := s.sent[ev.Ref()]
-	return sent
-}
-
 // forget drops what the WAL will not bring any more: it is past the recovery LSN.
 func (s *recoveryState) forget() {
 	if s.past {
@@ -82,5 +57,30 @@ func (s *recoveryState) forget() {
 	s.past = true
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.notShown, s.unmarked, s.sent = nil, nil, nil
+	s.notShown, s.unmarked, s.sent.rows = nil, nil, nil
+}
+
+// sentRows are rows of tables without marks (mark none) that the newest U messages hold. Where the tail
+// decides alone, rows is nil.
+type sentRows struct {
+	rows map[outbox.Ref]struct{}
+	from outbox.Position // the rows are complete from here on
+}
+
+// has reports whether the row's message was read. Below the tail that is as good as the tail itself; beyond
+// it, only a server that was restored to an earlier state brings such a row again.
+func (s *sentRows) has(ev *outbox.Event) bool {
+	if len(s.rows) == 0 { // most rows: no hash is taken
+		return false
+	}
+	_, sent := s.rows[ev.Ref()]
+	return sent
+}
+
+// decide reports whether the rows, and not the tail, say if a row that the tail covers was sent. Messages
+// are in flight one behind the other. Where another writer's takes the place of one of them, that one is
+// refused, and those behind it fit: it is skipped in the stream. The lane ends with that, so less than U
+// messages can follow it, and the next session sends it first.
+func (s *sentRows) decide(ev *outbox.Event) bool {
+	return s.rows != nil && !s.from.Covers(ev.Commit, ev.N)
 }

@@ -2,98 +2,64 @@ package relay
 
 import (
 	"context"
-	"slices"
-	"time"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/stream"
 )
 
-// mostCompared bounds the rows that a read-back keeps. The lane runs at most U messages past an unmarked
-// row, so marks that a relay has made reach back two steps. A variable for tests.
-var mostCompared = 8 * jetstream.U
-
-// clocks is how far the two servers' clocks may be apart. A mark from longer before its message was
-// stored is no relay's, and would have everything since then read.
-const clocks = time.Hour
-
-// reader is one read-back at work.
-type reader struct {
-	r         *Relay
-	info      *jetstream.StreamInfo
-	db        *fallback.DB
-	wal       *stream.Session // nil where none is read
-	ctx       context.Context
-	tables    map[string]*outbox.Table
-	recovered *recoveryState
-	// refs are the rows that were read back and are marked no earlier than since
-	// (T), the earliest mark among the rows of the first step, whatever their
-	// table: one clock made them all. compared is set where a table still has
-	// one of the rows.
-	refs     map[outbox.Ref]struct{}
-	givenUp  bool // there are more than mostCompared, or more changed ones
-	early    int  // rows of the first step whose marks are no relay's, see clocks
-	compared bool
-	// from is the earliest mark among the rows of each table that were read back.
-	// Earlier marks of the table may be another relay's, which had it before.
-	from map[*outbox.Table]time.Time
-	// changed are rows that the table shows otherwise than their messages do, or other
-	// ones that have got their ids.
-	changed map[changed]struct{}
-	since   time.Time
-	stepNo  int
-	// wanted is set where the last step asked for another one; trimmed, where the
-	// stream had none because it has dropped its oldest messages.
-	wanted, trimmed bool
-	inserts         *inserts // nil where the WAL was not asked
+// backwardScan is the first pass of a recovery. It reads the relay's own messages from the tail, in steps of
+// U, until a whole step shows no pending row (law 3) and no row that was marked at or after T (law 12). It
+// changes nothing.
+type backwardScan struct {
+	rows  *messageRows
+	found jetstream.Found
+	steps int
+	more  bool // the last step asked for another one
 	// oldest is the oldest message whose row is pending; Seq is 0 without one.
-	// passed counts the messages on the way on from it.
-	oldest jetstream.Message
-	passed uint64
+	oldest   jetstream.Message
+	marks    *marksRead
+	notShown map[outbox.Ref]uint64 // see recoveryState
+	sent     sentRows
 }
 
-type changed struct {
-	table *outbox.Table
-	id    string
+func (r *Relay) scanBackward(
+	ctx context.Context, rows *messageRows, info *jetstream.StreamInfo, o jetstream.ReadBackOptions,
+) (*backwardScan, error) {
+	b := &backwardScan{rows: rows, marks: newMarksRead(), notShown: map[outbox.Ref]uint64{}}
+	b.sent.rows = map[outbox.Ref]struct{}{}
+	o.Step = func(messages []jetstream.Message) (bool, error) { return b.step(ctx, messages) }
+	var err error
+	b.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, o)
+	return b, err
 }
 
-// look is the way back: it finds out how far the read-back has to go.
-func (b *reader) look(messages []jetstream.Message) (more bool, err error) {
-	if b.stepNo++; b.stepNo == 1 {
-		for _, m := range messages {
-			if t := b.tables[m.ID.Table]; t != nil && t.Mark == outbox.MarkNone {
-				b.recovered.sent[outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}] = struct{}{}
-			}
-		}
-		b.recovered.sentFrom = messages[len(messages)-1].Position
+// step looks at up to U messages, the newest first, and reports whether the pass has to go on.
+func (b *backwardScan) step(ctx context.Context, messages []jetstream.Message) (more bool, err error) {
+	if b.steps++; b.steps == 1 {
+		b.sent = sentRows{b.rows.withoutMarks(messages), messages[len(messages)-1].Position}
 	}
-	err = b.each(messages, func(t *outbox.Table, ms []jetstream.Message, rows []fallback.Row, states []fallback.State) error {
-		for i, s := range states {
-			more = b.note(t, ms[i], rows[i].Ref, s) || more
+	err = b.rows.each(ctx, messages, func(batch rowBatch) error {
+		for i, s := range batch.states {
+			more = b.look(batch.table, batch.messages[i], batch.rows[i].Ref, s) || more
 		}
 		return nil
 	})
-	b.wanted = more
+	b.more = more
 	return more, err
 }
 
-// note reports whether a row asks for another step: it is pending, or marked no
-// earlier than the oldest of the first step.
-func (b *reader) note(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s fallback.State) bool {
-	b.compared = b.compared || s.Exists
+// look reports whether a row asks for another step: it is pending, or marked at or after T.
+func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s fallback.State) bool {
+	b.marks.known = b.marks.known || s.Exists
 	switch {
 	case !s.Exists || !s.Same:
-		switch full := len(b.changed) >= mostCompared; {
-		case s.Exists && full:
-			b.givenUp = true
-		case s.Exists:
-			b.changed[changed{t, ref.ID}] = struct{}{}
+		if s.Exists {
+			b.marks.addChanged(changed{t, ref.ID})
 		}
 		// Gone, or not visible yet: then its message lies within U of the tail.
-		if b.stepNo <= 2 {
-			b.recovered.notShown[ref] = m.Behind
+		if b.steps <= 2 {
+			b.notShown[ref] = m.Behind
 		}
 		return false
 	case s.Pending:
@@ -104,68 +70,8 @@ func (b *reader) note(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s fa
 	case s.ProcessedAt.IsZero():
 		return false
 	}
-	if from := b.from[t]; from.IsZero() || s.ProcessedAt.Before(from) {
-		b.from[t] = s.ProcessedAt
+	if b.steps == 1 {
+		b.marks.lowerT(m.Stored, s.ProcessedAt)
 	}
-	switch {
-	case b.stepNo > 1:
-	case !s.ProcessedAt.After(m.Stored.Add(-clocks)):
-		b.early++
-	case b.since.IsZero() || s.ProcessedAt.Before(b.since):
-		b.since = s.ProcessedAt
-	}
-	if b.since.IsZero() || s.ProcessedAt.Before(b.since) {
-		return false
-	}
-	if len(b.refs) >= mostCompared {
-		b.givenUp = true
-		return false
-	}
-	b.refs[ref] = struct{}{}
-	return true
-}
-
-// each asks the tables about the rows of messages, in batches and in the
-// messages' order.
-func (b *reader) each(messages []jetstream.Message, do func(*outbox.Table, []jetstream.Message, []fallback.Row, []fallback.State) error) error {
-	for part := range slices.Chunk(messages, settleBatch) {
-		for t, ms := range b.byTable(part) {
-			rows := make([]fallback.Row, len(ms))
-			for i, m := range ms {
-				rows[i] = fallback.Row{Ref: outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}, Bytes: m.Bytes}
-			}
-			states, err := b.lookUp(t, rows)
-			if err != nil {
-				return err
-			}
-			if err := do(t, ms, rows, states); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// byTable sorts out the messages whose rows can be asked for.
-func (b *reader) byTable(messages []jetstream.Message) map[*outbox.Table][]jetstream.Message {
-	sorted := map[*outbox.Table][]jetstream.Message{}
-	for _, m := range messages {
-		if t := b.tables[m.ID.Table]; t != nil && t.Mark != outbox.MarkNone && !m.ID.Replay {
-			sorted[t] = append(sorted[t], m)
-		}
-	}
-	return sorted
-}
-
-func (b *reader) lookUp(t *outbox.Table, rows []fallback.Row) ([]fallback.State, error) {
-	for {
-		states, err := b.db.LookUp(b.ctx, t, rows)
-		if err == nil || !fallback.Passing(err) || !b.db.Alive() {
-			return states, err
-		}
-		b.r.trouble("rows that were read back cannot be looked up: trying again", err, zapTable(t))
-		if !sleep(b.ctx, 200*time.Millisecond) {
-			return nil, b.ctx.Err()
-		}
-	}
+	return b.marks.add(ref, s.ProcessedAt)
 }

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"fmt"
 
 	"go.uber.org/zap"
@@ -10,33 +11,54 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// mark is the way on: it marks what is pending, the oldest first.
-func (b *reader) mark(messages []jetstream.Message) (more bool, err error) {
-	for i := range messages {
-		if messages[i].Behind = 0; b.oldest.Behind > b.passed {
-			messages[i].Behind = b.oldest.Behind - b.passed
-		}
-		b.passed++
+// forwardScan is the last pass of a recovery. It goes from the oldest pending row's message to the tail and
+// marks the rows (law 3: each after its own message id was read). The oldest comes first: broken off
+// anywhere, it leaves the pending rows at the tail, where the next recovery finds them.
+type forwardScan struct {
+	rows     *messageRows
+	behind   uint64                // own messages behind the next one
+	unmarked map[outbox.Ref]uint64 // see recoveryState
+}
+
+// scanForward returns the rows that could not be marked yet.
+func (r *Relay) scanForward(
+	ctx context.Context, rows *messageRows, oldest jetstream.Message, info *jetstream.StreamInfo, o jetstream.ReadBackOptions,
+) (map[outbox.Ref]uint64, error) {
+	f := &forwardScan{rows: rows, behind: oldest.Behind, unmarked: map[outbox.Ref]uint64{}}
+	if oldest.Seq == 0 {
+		return f.unmarked, nil
 	}
-	return true, b.each(messages, func(t *outbox.Table, ms []jetstream.Message, rows []fallback.Row, states []fallback.State) error {
+	o.Step = func(messages []jetstream.Message) (more bool, err error) { return true, f.step(ctx, messages) }
+	return f.unmarked, r.stream.ReadOn(ctx, oldest.Seq, info.LastSeq, o)
+}
+
+// step marks the rows of up to U messages that are pending, the oldest first.
+func (f *forwardScan) step(ctx context.Context, messages []jetstream.Message) error {
+	for i := range messages {
+		if messages[i].Behind = f.behind; f.behind > 0 {
+			f.behind--
+		}
+	}
+	return f.rows.each(ctx, messages, func(batch rowBatch) error {
 		var pending []fallback.Row
 		var claims []jetstream.Message
-		for i, s := range states {
+		for i, s := range batch.states {
 			if s.Exists && s.Same && s.Pending {
-				pending, claims = append(pending, rows[i]), append(claims, ms[i])
+				pending, claims = append(pending, batch.rows[i]), append(claims, batch.messages[i])
 			}
 		}
-		pending, behind, err := b.genuine(t, claims, pending)
+		pending, behind, err := f.genuine(ctx, batch.table, claims, pending)
 		if err != nil || len(pending) == 0 {
 			return err
 		}
-		return b.settle(t, pending, behind)
+		return f.mark(ctx, batch.table, pending, behind)
 	})
 }
 
-func (b *reader) settle(t *outbox.Table, rows []fallback.Row, behind []uint64) error {
-	verdicts, err := b.db.Mark(b.ctx, t, rows)
-	if err != nil && (!fallback.Passing(err) || !b.db.Alive()) {
+func (f *forwardScan) mark(ctx context.Context, t *outbox.Table, rows []fallback.Row, behind []uint64) error {
+	db := f.rows.db
+	verdicts, err := db.Mark(ctx, t, rows)
+	if err != nil && (!fallback.Passing(err) || !db.Alive()) {
 		return err
 	}
 	marked := 0
@@ -45,11 +67,12 @@ func (b *reader) settle(t *outbox.Table, rows []fallback.Row, behind []uint64) e
 			marked++
 			continue
 		}
-		b.recovered.unmarked[row.Ref] = behind[i]
+		f.unmarked[row.Ref] = behind[i]
 	}
-	if n := len(b.recovered.unmarked); n > mostCompared { // somebody has made many pending again, and has them locked
+	if n := len(f.unmarked); n > mostCompared { // somebody has made many pending again, and has them locked
 		return fmt.Errorf("mark rows of %s that were read back: %d cannot be marked yet", t, n)
 	}
-	b.r.log.Info("marked rows that were found in the stream", zapTable(t), zap.Int("rows", marked), zap.Int("waiting", len(rows)-marked))
+	f.rows.r.log.Info("marked rows that were found in the stream", zapTable(t),
+		zap.Int("rows", marked), zap.Int("waiting", len(rows)-marked))
 	return nil
 }

@@ -1,0 +1,86 @@
+package relay
+
+import (
+	"time"
+
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/outbox"
+)
+
+// mostCompared bounds the rows that a recovery keeps. The lane runs at most U messages past an unmarked
+// row, so marks that a relay has made reach back two steps. A variable for tests.
+var mostCompared = 8 * jetstream.U
+
+// clocks is how far the two servers' clocks may be apart. A mark from longer before its message was
+// stored is no relay's, and would have everything since then read.
+const clocks = time.Hour
+
+// marksRead is what the backward scan keeps for the comparison of marks and stream (law 12).
+type marksRead struct {
+	// since is T: the earliest mark among the rows of the first step, whatever their table, because one
+	// clock made them all.
+	since time.Time
+	// rows were read back and are marked at or after T.
+	rows map[outbox.Ref]struct{}
+	// first is the earliest mark among the rows of each table that were read back. Earlier marks of the
+	// table may be another relay's, which had it before.
+	first map[*outbox.Table]time.Time
+	// changed are rows whose content differs from their messages', or other rows that have got their ids.
+	changed map[changed]struct{}
+	full    bool // more rows, or changed ones, were met than mostCompared
+	early   int  // rows of the first step whose marks are no relay's, see clocks
+	known   bool // a table still has one of the rows
+}
+
+type changed struct {
+	table *outbox.Table
+	id    string
+}
+
+func newMarksRead() *marksRead {
+	return &marksRead{
+		rows: map[outbox.Ref]struct{}{}, first: map[*outbox.Table]time.Time{}, changed: map[changed]struct{}{},
+	}
+}
+
+// lowerT takes a mark of the first step into account.
+func (m *marksRead) lowerT(stored, at time.Time) {
+	switch {
+	case !at.After(stored.Add(-clocks)):
+		m.early++
+	case m.since.IsZero() || at.Before(m.since):
+		m.since = at
+	}
+}
+
+// add reports whether the row is marked at or after T, and keeps it then.
+func (m *marksRead) add(ref outbox.Ref, at time.Time) bool {
+	if first := m.first[ref.Table]; first.IsZero() || at.Before(first) {
+		m.first[ref.Table] = at
+	}
+	switch {
+	case m.since.IsZero() || at.Before(m.since):
+		return false
+	case len(m.rows) >= mostCompared:
+		m.full = true
+		return false
+	}
+	m.rows[ref] = struct{}{}
+	return true
+}
+
+func (m *marksRead) addChanged(c changed) {
+	if len(m.changed) >= mostCompared {
+		m.full = true
+		return
+	}
+	m.changed[c] = struct{}{}
+}
+
+// sinceOf is the time from which every marked row of a table must have been read back.
+func (m *marksRead) sinceOf(t *outbox.Table) time.Time {
+	if first := m.first[t]; first.After(m.since) {
+		return first
+	}
+	return m.since
+}

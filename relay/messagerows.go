@@ -1,0 +1,97 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/outbox"
+)
+
+// messageRows asks the tables about the rows of messages that were read in the stream.
+type messageRows struct {
+	r      *Relay
+	db     *fallback.DB
+	tables map[string]*outbox.Table
+}
+
+// rowBatch is what one table says about the rows of some messages.
+type rowBatch struct {
+	table    *outbox.Table
+	messages []jetstream.Message
+	rows     []fallback.Row
+	states   []fallback.State
+}
+
+func newMessageRows(r *Relay, db *fallback.DB) *messageRows {
+	m := &messageRows{r: r, db: db, tables: map[string]*outbox.Table{}}
+	for _, t := range r.cfg.Outboxes {
+		m.tables[t.String()] = t
+	}
+	return m
+}
+
+// each calls do with batches of rows, in the messages' order for each table.
+func (m *messageRows) each(ctx context.Context, messages []jetstream.Message, do func(rowBatch) error) error {
+	for part := range slices.Chunk(messages, settleBatch) {
+		for t, ms := range m.byTable(part) {
+			batch := rowBatch{table: t, messages: ms, rows: make([]fallback.Row, len(ms))}
+			for i, message := range ms {
+				batch.rows[i] = fallback.Row{Ref: refOf(t, message), Bytes: message.Bytes}
+			}
+			err := m.patiently(ctx, t, "rows that were read back cannot be looked up: trying again", func() (err error) {
+				batch.states, err = m.db.LookUp(ctx, t, batch.rows)
+				return err
+			})
+			if err == nil {
+				err = do(batch)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func refOf(t *outbox.Table, m jetstream.Message) outbox.Ref {
+	return outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}
+}
+
+// byTable sorts out the messages whose rows have marks. A replay says nothing of its row.
+func (m *messageRows) byTable(messages []jetstream.Message) map[*outbox.Table][]jetstream.Message {
+	sorted := map[*outbox.Table][]jetstream.Message{}
+	for _, message := range messages {
+		if t := m.tables[message.ID.Table]; t != nil && t.Mark != outbox.MarkNone && !message.ID.Replay {
+			sorted[t] = append(sorted[t], message)
+		}
+	}
+	return sorted
+}
+
+// withoutMarks are the rows of tables that have no marks (mark none).
+func (m *messageRows) withoutMarks(messages []jetstream.Message) map[outbox.Ref]struct{} {
+	rows := map[outbox.Ref]struct{}{}
+	for _, message := range messages {
+		if t := m.tables[message.ID.Table]; t != nil && t.Mark == outbox.MarkNone {
+			rows[refOf(t, message)] = struct{}{}
+		}
+	}
+	return rows
+}
+
+// patiently asks again while the table is locked.
+func (m *messageRows) patiently(ctx context.Context, t *outbox.Table, trouble string, ask func() error) error {
+	for {
+		err := ask()
+		if err == nil || !fallback.Passing(err) || !m.db.Alive() {
+			return err
+		}
+		m.r.trouble(trouble, err, zapTable(t))
+		if !sleep(ctx, 200*time.Millisecond) {
+			return ctx.Err()
+		}
+	}
+}
