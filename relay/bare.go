@@ -14,17 +14,6 @@ import (
 // bare reports whether only the WAL has the rows (mark none).
 func (r *Relay) bare() bool { return marksOf(r.cfg.Outboxes)[outbox.MarkNone] }
 
-// decideByPosition reports whether a row that no table shows was sent, or buried, before.
-func (f *feed) decideByPosition(ctx context.Context, ev *outbox.Event) (settled bool, err error) {
-	if !f.recovered.tail.Covers(ev.Commit, ev.N) {
-		return f.recovered.mayHaveBeenSent(ev) && f.recovered.sent.has(ev), nil
-	}
-	if !f.recovered.sent.decide(ev) || f.recovered.sent.has(ev) {
-		return true, nil
-	}
-	return f.db.IsDead(ctx, ev)
-}
-
 // Misfit implements stream.Handler. Where only the WAL has the row, it becomes a dead letter, with
 // all its columns, before anything behind it is sent.
 func (f *feed) Misfit(ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error) error {

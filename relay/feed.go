@@ -62,35 +62,24 @@ func (f *feed) gated(each func(outbox.Ref)) {
 
 // Row implements stream.Handler.
 func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
-	if ev.Table.Mark == outbox.MarkUpdate && ev.Values[outbox.ProcessedAt] != nil {
-		return f.noteInserted(ctx, ev, txn)
-	}
-	wait, err := f.delayed(ev)
+	what, err := f.decide(ctx, ev)
 	if err != nil {
+		var failure *publish.RowError
+		if !errors.As(err, &failure) {
+			return err
+		}
 		txn.Add()
-		return f.refuse(ctx, ev, txn, &publish.RowError{Class: publish.RowHeaders, Reason: err.Error()})
+		return f.refuse(ctx, ev, txn, failure)
 	}
-	if wait > 0 {
-		f.loop.dueIn(wait)
-		return nil // left to the table
-	}
-	if f.isRecorded(ev) {
-		return f.leave(ctx, ev, txn)
-	}
-	ask := false // the table
-	if ev.Table.Partitioned && ev.Table.Mark != outbox.MarkNone {
-		inHand := false
-		if inHand, ask, err = f.takeMoved(ctx, ev); err != nil || inHand {
-			return err
-		}
-	}
-	if ev.Table.Mark == outbox.MarkNone {
-		if settled, err := f.decideByPosition(ctx, ev); settled || err != nil {
-			return err
-		}
-	}
-	if ev.Table.Mark != outbox.MarkNone && (f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask) {
+	switch what {
+	case toSkip:
+		return nil
+	case toAsk:
 		return f.hold(ctx, ev, txn)
+	case toLeave:
+		return f.leave(ctx, ev, txn)
+	case toNoteInserted:
+		return f.noteInserted(ctx, ev, txn)
 	}
 	// Nothing overtakes the gate: the positions in the stream never go back.
 	if err := f.flush(ctx); err != nil {
@@ -106,7 +95,7 @@ func (f *feed) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error
 // again, or a recorded row that has moved into another partition.
 func (f *feed) isRecorded(ev *outbox.Event) bool {
 	record := ev.Values[outbox.LastError]
-	if record == nil || ev.Table.Mark == outbox.MarkNone || !ev.Table.Layout.Records() {
+	if record == nil || !ev.Table.Layout.Records() {
 		return false
 	}
 	return fallback.IsHeld(record) || ev.Table.Partitioned
@@ -172,7 +161,7 @@ func (f *feed) Dry() { _ = f.lane.Flush() }
 // than the threshold.
 func (f *feed) delayed(ev *outbox.Event) (time.Duration, error) {
 	v := ev.Values[outbox.AvailableAt]
-	if v == nil || ev.Table.Mark == outbox.MarkNone {
+	if v == nil {
 		return 0, nil
 	}
 	if !bytes.Equal(v, f.available) {
@@ -208,7 +197,7 @@ func (f *feed) flush(ctx context.Context) error {
 	}
 	for batch := f.gate; len(batch) > 0; {
 		n := sameTable(batch)
-		if err := f.decide(ctx, batch[:n]); err != nil {
+		if err := f.askTable(ctx, batch[:n]); err != nil {
 			return err
 		}
 		batch = batch[n:]
@@ -228,7 +217,9 @@ func sameTable(batch []pendingRow) int {
 	return n
 }
 
-func (f *feed) decide(ctx context.Context, batch []pendingRow) error {
+// askTable sends the rows that the table holds pending and unrecorded, or does not show yet (law 3). Rows that
+// were read in the stream are not asked about: they wait for their marks.
+func (f *feed) askTable(ctx context.Context, batch []pendingRow) error {
 	var ask []pendingRow
 	var rows []fallback.Row
 	for _, h := range batch {

@@ -124,7 +124,7 @@ var mutants = []mutant{
 		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 	// Nothing overtakes the gate`}, {
-			"relay/feed.go", "	if ev.Table.Mark != outbox.MarkNone && (f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask) {",
+			"relay/decide.go", "	if f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask {",
 			"	if !f.recovered.tail.Covers(ev.Commit, ev.N) && (f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask) {",
 		}},
 	},

@@ -1,0 +1,78 @@
+package relay
+
+import (
+	"context"
+
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// decision is what becomes of a row that the WAL brings.
+type decision uint8
+
+const (
+	toSend         decision = iota // into the lane; feed.sendAdded has it recorded where its aggregate is held
+	toAsk                          // the table decides, in batches: feed.askTable
+	toSkip                         // stored, dead, in the relay's hands already, or left to the table until it is due
+	toLeave                        // inserted as a held row: it is recorded, and the loop delivers it
+	toNoteInserted                 // inserted as processed
+)
+
+// decide says what becomes of a row (law 3: once). The row's mark says who knows: the table or, without
+// marks, the positions in the stream. A *publish.RowError means that the row can never be sent.
+func (f *feed) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
+	if ev.Table.Mark == outbox.MarkNone {
+		return f.decideByPosition(ctx, ev)
+	}
+	return f.decideByTable(ctx, ev)
+}
+
+// decideByTable asks the table about a row that an earlier session may have sent, that was taken from the
+// WAL or the table before, or that may be recorded. Every other row is new.
+func (f *feed) decideByTable(ctx context.Context, ev *outbox.Event) (decision, error) {
+	if ev.Table.Mark == outbox.MarkUpdate && ev.Values[outbox.ProcessedAt] != nil {
+		return toNoteInserted, nil
+	}
+	wait, err := f.delayed(ev)
+	if err != nil {
+		return toSkip, &publish.RowError{Class: publish.RowHeaders, Reason: err.Error()}
+	}
+	if wait > 0 {
+		f.loop.dueIn(wait)
+		return toSkip, nil // left to the table
+	}
+	if f.isRecorded(ev) {
+		return toLeave, nil
+	}
+	ask := false
+	if ev.Table.Partitioned {
+		inHand := false
+		if inHand, ask, err = f.takeMoved(ctx, ev); err != nil || inHand {
+			return toSkip, err
+		}
+	}
+	if f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask {
+		return toAsk, nil
+	}
+	return toSend, nil
+}
+
+// decideByPosition: what the tail covers was sent, unless it is skipped in the stream; a dead letter is no
+// message either.
+func (f *feed) decideByPosition(ctx context.Context, ev *outbox.Event) (decision, error) {
+	s := f.recovered
+	var done bool
+	var err error
+	switch {
+	case !s.tail.Covers(ev.Commit, ev.N):
+		done = s.mayHaveBeenSent(ev) && s.sent.has(ev)
+	case !s.sent.decide(ev) || s.sent.has(ev):
+		done = true
+	default:
+		done, err = f.db.IsDead(ctx, ev)
+	}
+	if done {
+		return toSkip, err
+	}
+	return toSend, err
+}
