@@ -20,7 +20,7 @@ func (f *feed) Misfit(ctx context.Context, ev *outbox.Event, columns map[string]
 	if ev.Table.Mark != outbox.MarkNone {
 		return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
 	}
-	if f.recovered.tail.Covers(ev.Commit, ev.N) && !f.recovered.sent.decide(ev) {
+	if f.recovered.tail.Covers(ev.Commit, ev.N) && !f.recovered.sent.decides(ev) {
 		return nil // it is a dead letter already, or was sent under another layout
 	}
 	failure := &publish.RowError{Class: publish.RowHeaders, Reason: reason.Error()}

@@ -66,7 +66,7 @@ func (f *feed) decideByPosition(ctx context.Context, ev *outbox.Event) (decision
 	switch {
 	case !s.tail.Covers(ev.Commit, ev.N):
 		done = s.mayHaveBeenSent(ev) && s.sent.has(ev)
-	case !s.sent.decide(ev) || s.sent.has(ev):
+	case !s.sent.decides(ev) || s.sent.has(ev):
 		done = true
 	default:
 		done, err = f.db.IsDead(ctx, ev)

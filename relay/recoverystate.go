@@ -67,8 +67,8 @@ type sentRows struct {
 	from outbox.Position // the rows are complete from here on
 }
 
-// has reports whether the row's message was read. Below the tail that is as good as the tail itself; beyond
-// it, only a server that was restored to an earlier state brings such a row again.
+// has reports whether the row's message was read. A row beyond the tail has one only where the server was
+// restored to an earlier state.
 func (s *sentRows) has(ev *outbox.Event) bool {
 	if len(s.rows) == 0 { // most rows: no hash is taken
 		return false
@@ -77,10 +77,10 @@ func (s *sentRows) has(ev *outbox.Event) bool {
 	return sent
 }
 
-// decide reports whether the rows, and not the tail, say if a row that the tail covers was sent. Messages
+// decides reports whether the rows, and not the tail, say if a row that the tail covers was sent. Messages
 // are in flight one behind the other. Where another writer's takes the place of one of them, that one is
 // refused, and those behind it fit: it is skipped in the stream. The lane ends with that, so less than U
 // messages can follow it, and the next session sends it first.
-func (s *sentRows) decide(ev *outbox.Event) bool {
+func (s *sentRows) decides(ev *outbox.Event) bool {
 	return s.rows != nil && !s.from.Covers(ev.Commit, ev.N)
 }
