@@ -16,7 +16,9 @@ func (r *Relay) bare() bool { return marksOf(r.cfg.Outboxes)[outbox.MarkNone] }
 
 // Misfit implements stream.Handler. Where only the WAL has the row, it becomes a dead letter, with
 // all its columns, before anything behind it is sent.
-func (f *feed) Misfit(ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error) error {
+func (f *feed) Misfit(
+	ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error,
+) error {
 	if ev.Table.Mark != outbox.MarkNone {
 		return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
 	}

@@ -11,11 +11,16 @@ import (
 type decision uint8
 
 const (
-	toSend         decision = iota // into the lane; feed.sendAdded has it recorded where its aggregate is held
-	toAsk                          // the table decides, in batches: feed.askTable
-	toSkip                         // stored, dead, in the relay's hands already, or left to the table until it is due
-	toLeave                        // inserted as a held row: it is recorded, and the loop delivers it
-	toNoteInserted                 // inserted as processed
+	// toSend: into the lane. Where its aggregate is held, feed.sendAdded has it recorded.
+	toSend decision = iota
+	// toAsk: the table decides, in batches (feed.askTable).
+	toAsk
+	// toSkip: it is stored, dead, in the relay's hands already, or left to the table until it is due.
+	toSkip
+	// toLeave: it was inserted as a held row. It is recorded, and the loop delivers it.
+	toLeave
+	// toNoteInserted: it was inserted as processed.
+	toNoteInserted
 )
 
 // decide says what becomes of a row (law 3: once). The row's mark says who knows: the table or, without

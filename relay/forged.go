@@ -36,7 +36,8 @@ func (f *forwardScan) genuine(
 			n++
 		}
 		var sums [][]byte
-		err := f.rows.patiently(ctx, t, "rows that were read back cannot be compared: trying again", func() (err error) {
+		const trouble = "rows that were read back cannot be compared: trying again"
+		err := f.rows.patiently(ctx, t, trouble, func() (err error) {
 			sums, err = f.rows.db.PayloadSums(ctx, t, rows[:n])
 			return err
 		})
@@ -60,7 +61,9 @@ func (f *forwardScan) genuine(
 }
 
 // readMessages reads whole messages. One that is gone since is nil.
-func (r *Relay) readMessages(ctx context.Context, ms []jetstream.Message) ([]*jetstream.StoredMessage, error) {
+func (r *Relay) readMessages(
+	ctx context.Context, ms []jetstream.Message,
+) ([]*jetstream.StoredMessage, error) {
 	stored, errs := make([]*jetstream.StoredMessage, len(ms)), make([]error, len(ms))
 	var all sync.WaitGroup
 	for worker := range readers {
@@ -82,7 +85,9 @@ func (r *Relay) readMessages(ctx context.Context, ms []jetstream.Message) ([]*je
 // isGenuine reports whether a message that JetStream takes for a row's own has the row's
 // payload. With mark none the table cannot say. The WAL brings a row before its table shows it: isGenuine
 // waits for that, and where ctx is done first its error says that nothing is known.
-func (s *session) isGenuine(ctx context.Context, d publish.Delivery, seq uint64, m jetstream.StoredMessage) (bool, error) {
+func (s *session) isGenuine(
+	ctx context.Context, d publish.Delivery, seq uint64, m jetstream.StoredMessage,
+) (bool, error) {
 	if d.Ref.Table.Mark == outbox.MarkNone {
 		return true, nil
 	}
@@ -113,7 +118,9 @@ func (s *session) isGenuine(ctx context.Context, d publish.Delivery, seq uint64,
 
 func (r *Relay) alarmForged(ref outbox.Ref, seq uint64) {
 	if !r.limited("forged_message/"+ref.Table.String(), time.Second) {
-		r.alarm("forged_message", "the stream has a message with a pending row's id and another payload: the row is delivered all the same",
+		r.alarm("forged_message",
+			"the stream has a message with a pending row's id and another payload: "+
+				"the row is delivered all the same",
 			zap.Stringer("row", ref), zap.Uint64("sequence", seq))
 	}
 }

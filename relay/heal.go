@@ -24,11 +24,11 @@ func (l *loop) heal(ctx context.Context) error {
 			if err := l.recover(ctx, err); err != nil || l.recovered.healed == 0 {
 				return err
 			}
-			sleep(ctx, time.Second) // what was lost comes first
+			sleep(ctx, time.Second) // lost rows come first
 		case !more && l.unmarked():
 			sleep(ctx, 20*time.Millisecond)
 		case !more:
-			return nil // what is locked keeps its aggregate held, and nobody else waiting
+			return nil // locked rows keep their aggregates held, and no other row waiting
 		}
 	}
 }

@@ -15,7 +15,8 @@ import (
 )
 
 // errInsertsRead ends a session that has read the WAL for inserts only: the next one gets it again.
-var errInsertsRead = fmt.Errorf("%w: the WAL was read for rows that were inserted as processed", errModeChanged)
+var errInsertsRead = fmt.Errorf(
+	"%w: the WAL was read for rows that were inserted as processed", errModeChanged)
 
 // isInsertedMark reports whether a row of the WAL carries a mark, and its insert has made it. To the WAL
 // a row that moves into another partition is an insert, too.
@@ -78,7 +79,9 @@ func readInserts(ctx context.Context, wal *stream.Session) *inserts {
 
 // of returns those of some marked rows that were inserted with the marks that they carry. The WAL has
 // been read up to end, and they were marked before.
-func (n *inserts) of(marked []fallback.MarkedRow, end outbox.LSN) (rows []fallback.Row, full bool, err error) {
+func (n *inserts) of(
+	marked []fallback.MarkedRow, end outbox.LSN,
+) (rows []fallback.Row, full bool, err error) {
 	if err := n.wal.AwaitReceived(n.ctx, end); err != nil {
 		return nil, false, err
 	}
@@ -161,7 +164,8 @@ func (c *comparison) leaveInserted(
 	}
 	c.r.sayInserted(t, zap.Int("rows", len(inserted)), zap.String("first_id", inserted[0].Ref.ID))
 	// What is locked is noted when the WAL is read again.
-	if _, err := c.db.NoteInserted(ctx, t, inserted); err != nil && (!fallback.Passing(err) || !c.db.Alive()) {
+	_, err = c.db.NoteInserted(ctx, t, inserted)
+	if err != nil && (!fallback.Passing(err) || !c.db.Alive()) {
 		return nil, false, err
 	}
 	ids := map[string]struct{}{}

@@ -50,8 +50,10 @@ func (c *comparison) run(ctx context.Context) error {
 	switch m := c.marks; {
 	case m.known && m.since.IsZero():
 		if m.early > 0 {
-			c.r.alarm("comparison_given_up", "the newest messages were stored long after their rows were marked, as where the clocks of the two servers are apart: "+
-				"whether the stream has lost one of them is not known", zap.Int("rows", m.early), zap.Duration("apart", clocks))
+			c.r.alarm("comparison_given_up", "the newest messages were stored long after their rows were "+
+				"marked, as where the clocks of the two servers are apart: "+
+				"whether the stream has lost one of them is not known",
+				zap.Int("rows", m.early), zap.Duration("apart", clocks))
 		}
 		return nil // every other row that was read back was pending until now
 	case m.full:
@@ -71,7 +73,8 @@ func (c *comparison) run(ctx context.Context) error {
 }
 
 func (c *comparison) giveUp(since time.Time) {
-	c.r.alarm("comparison_given_up", "more rows carry late marks, or were changed, than are compared with the stream: whether it has lost one of them is not known",
+	c.r.alarm("comparison_given_up", "more rows carry late marks, or were changed, "+
+		"than are compared with the stream: whether it has lost one of them is not known",
 		zap.Int("compared", len(c.marks.rows)), zap.Time("marked_since", since))
 }
 
@@ -154,20 +157,24 @@ func (c *comparison) heal(
 
 func (c *comparison) report(t *outbox.Table, found *tableLosses) {
 	if found.changed > 0 && !c.r.limited("rows_changed/"+t.String(), time.Hour) {
-		c.r.alarm("rows_changed", "marked rows are not what the stream holds under their ids: they were changed after they had been stored, "+
-			"or their ids were used again; whether the stream has lost one of them cannot be told", zapTable(t), zap.Int("rows", found.changed))
+		c.r.alarm("rows_changed", "marked rows are not what the stream holds under their ids: "+
+			"they were changed after they had been stored, or their ids were used again; "+
+			"whether the stream has lost one of them cannot be told",
+			zapTable(t), zap.Int("rows", found.changed))
 	}
 	if found.lost == 0 {
 		return
 	}
 	c.lost += found.lost
 	c.r.metrics.lost.Add(float64(found.lost))
-	c.r.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: JetStream has lost them, and they are delivered again",
-		zapTable(t), zap.Int("rows", found.lost), zap.String("first_id", found.first), zap.String("last_id", found.last))
+	c.r.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: "+
+		"JetStream has lost them, and they are delivered again",
+		zapTable(t), zap.Int("rows", found.lost),
+		zap.String("first_id", found.first), zap.String("last_id", found.last))
 }
 
-// confirm fails unless what was read back was the stream's end: rows look lost where a
-// leader has answered that was cut off from the others.
+// confirm fails unless the scan has read up to the stream's end. A leader that is cut off from the other
+// servers may answer with less, and then rows look lost that are not.
 func (c *comparison) confirm(ctx context.Context) error {
 	info, err := c.r.stream.Confirm(ctx)
 	if err != nil {
@@ -176,12 +183,15 @@ func (c *comparison) confirm(ctx context.Context) error {
 	if !info.Created.Equal(c.info.Created) || info.LastSeq < c.info.LastSeq {
 		return errors.New("read the stream back: it is another one, or has lost messages, since")
 	}
-	more := jetstream.ReadBackOptions{Source: c.r.envelope.Source(), Step: func(messages []jetstream.Message) (bool, error) {
-		if len(messages) > 0 {
-			return false, errors.New("read the stream back: it did not end where its leader said")
-		}
-		return true, nil
-	}}
+	more := jetstream.ReadBackOptions{
+		Source: c.r.envelope.Source(),
+		Step: func(messages []jetstream.Message) (bool, error) {
+			if len(messages) > 0 {
+				return false, errors.New("read the stream back: it did not end where its leader said")
+			}
+			return true, nil
+		},
+	}
 	return c.r.stream.ReadOn(ctx, c.info.LastSeq+1, info.LastSeq, more)
 }
 
@@ -194,7 +204,8 @@ func (c *comparison) unmark(ctx context.Context, t *outbox.Table, rows []fallbac
 		case err != nil && (!fallback.Passing(err) || !c.db.Alive()):
 			return err
 		case err != nil:
-			c.r.trouble("rows that the stream has lost cannot be made pending: trying again", err, zapTable(t))
+			c.r.trouble("rows that the stream has lost cannot be made pending: trying again",
+				err, zapTable(t))
 		case len(left) == 0:
 			return nil
 		default:
@@ -205,7 +216,8 @@ func (c *comparison) unmark(ctx context.Context, t *outbox.Table, rows []fallbac
 				if err != nil {
 					who = err.Error()
 				}
-				c.r.alarm("row_locked", "a row that the stream has lost cannot be made pending: nothing is delivered before it",
+				c.r.alarm("row_locked",
+					"a row that the stream has lost cannot be made pending: nothing is delivered before it",
 					zap.Stringer("row", rows[0].Ref), zap.String("holder", who))
 			}
 		}
@@ -218,12 +230,14 @@ func (c *comparison) unmark(ctx context.Context, t *outbox.Table, rows []fallbac
 // alarmUnreadable: the table has marks of the time that was read back, and no message
 // of one of its rows was.
 func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error {
-	marked, err := c.db.MarkedSince(ctx, t, c.marks.since, &fallback.MarkCursor{}, 1) // archived ones are not compared
+	// Archived rows are not compared.
+	marked, err := c.db.MarkedSince(ctx, t, c.marks.since, &fallback.MarkCursor{}, 1)
 	if err != nil || len(marked) == 0 {
 		return err
 	}
-	c.r.alarm("nothing_to_compare", "rows are marked as stored, but none of the stream's messages can be compared with them: "+
-		"the stream was emptied, has expired, or is not the one they were stored in, as where another relay had the table before", zapTable(t))
+	c.r.alarm("nothing_to_compare", "rows are marked as stored, "+
+		"but none of the stream's messages can be compared with them: the stream was emptied, has expired, "+
+		"or is not the one they were stored in, as where another relay had the table before", zapTable(t))
 	return nil
 }
 

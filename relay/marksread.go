@@ -39,7 +39,9 @@ type changed struct {
 
 func newMarksRead() *marksRead {
 	return &marksRead{
-		rows: map[outbox.Ref]struct{}{}, first: map[*outbox.Table]time.Time{}, changed: map[changed]struct{}{},
+		rows:    map[outbox.Ref]struct{}{},
+		first:   map[*outbox.Table]time.Time{},
+		changed: map[changed]struct{}{},
 	}
 }
 

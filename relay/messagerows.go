@@ -41,7 +41,8 @@ func (m *messageRows) each(ctx context.Context, messages []jetstream.Message, do
 			for i, message := range ms {
 				batch.rows[i] = fallback.Row{Ref: refOf(t, message), Bytes: message.Bytes}
 			}
-			err := m.patiently(ctx, t, "rows that were read back cannot be looked up: trying again", func() (err error) {
+			const trouble = "rows that were read back cannot be looked up: trying again"
+			err := m.patiently(ctx, t, trouble, func() (err error) {
 				batch.states, err = m.db.LookUp(ctx, t, batch.rows)
 				return err
 			})
@@ -83,7 +84,9 @@ func (m *messageRows) withoutMarks(messages []jetstream.Message) map[outbox.Ref]
 }
 
 // patiently asks again while the table is locked.
-func (m *messageRows) patiently(ctx context.Context, t *outbox.Table, trouble string, ask func() error) error {
+func (m *messageRows) patiently(
+	ctx context.Context, t *outbox.Table, trouble string, ask func() error,
+) error {
 	for {
 		err := ask()
 		if err == nil || !fallback.Passing(err) || !m.db.Alive() {

@@ -36,7 +36,9 @@ func (r *Relay) recover(
 		return nil, err
 	}
 	s.narrowSent(sys, info)
-	c := &comparison{r: r, db: db, wal: wal, info: info, marks: back.marks, trimmed: back.more && info.FirstSeq > 1}
+	c := &comparison{
+		r: r, db: db, wal: wal, info: info, marks: back.marks, trimmed: back.more && info.FirstSeq > 1,
+	}
 	if s.healed, err = c.runOnce(ctx); err != nil {
 		return nil, err
 	}
@@ -44,7 +46,9 @@ func (r *Relay) recover(
 		return nil, err
 	}
 	if n := s.found.Phantoms; n > 0 {
-		r.alarm("phantoms", "the stream holds events of transactions that this server never had (lost in a failover)", zap.Int("messages", n))
+		r.alarm("phantoms",
+			"the stream holds events of transactions that this server never had (lost in a failover)",
+			zap.Int("messages", n))
 	}
 	return s, nil
 }
@@ -52,7 +56,9 @@ func (r *Relay) recover(
 // alarmNoConsumer: the limit may be the account's, which nothing else tells.
 func (r *Relay) alarmNoConsumer(err error) {
 	if !r.limited("no_consumer", time.Hour) {
-		r.alarm("no_consumer", "the stream or the account has as many consumers as it may: messages are read back one by one, slowly",
+		r.alarm("no_consumer",
+			"the stream or the account has as many consumers as it may: "+
+				"messages are read back one by one, slowly",
 			zap.Error(err), zap.String("hint", "raise max_consumers, or remove a consumer"))
 	}
 }
@@ -60,7 +66,8 @@ func (r *Relay) alarmNoConsumer(err error) {
 // noticeLoss compares the stream with what this process has seen of it.
 func (r *Relay) noticeLoss(info *jetstream.StreamInfo) {
 	if !r.known.created.IsZero() && !info.Created.Equal(r.known.created) {
-		r.alarm("stream_replaced", "the stream is another one than before", zap.Time("created", info.Created), zap.Time("before", r.known.created))
+		r.alarm("stream_replaced", "the stream is another one than before",
+			zap.Time("created", info.Created), zap.Time("before", r.known.created))
 		r.known.lastSeq = 0
 	}
 	if info.LastSeq < r.known.lastSeq {
@@ -71,16 +78,20 @@ func (r *Relay) noticeLoss(info *jetstream.StreamInfo) {
 }
 
 // resolveRecoveryLSN sets E (law 3): what the tail says, or the end of the WAL where that is not certain.
-func (r *Relay) resolveRecoveryLSN(ctx context.Context, db *fallback.DB, sys stream.System, s *recoveryState) error {
+func (r *Relay) resolveRecoveryLSN(
+	ctx context.Context, db *fallback.DB, sys stream.System, s *recoveryState,
+) error {
 	tail := s.found.Tail.Position
 	end, err := db.InsertLSN(ctx)
 	if err != nil {
 		return err
 	}
 	comparable := s.found.HasTail && sys.Comparable(tail)
-	if comparable && tail.Commit > end { // the passed LSN need not have been flushed, and a crash may have taken it back
+	// The passed LSN does not tell: it need not have been flushed, and a crash may have taken it back.
+	if comparable && tail.Commit > end {
 		comparable = false
-		r.alarm("server_rolled_back", "the stream holds an event of WAL that the server does not have: the server was restored to an earlier state of the same timeline",
+		r.alarm("server_rolled_back", "the stream holds an event of WAL that the server does not have: "+
+			"the server was restored to an earlier state of the same timeline",
 			zap.Stringer("position", tail), zap.Stringer("insert_lsn", end))
 	}
 	if comparable {

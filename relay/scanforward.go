@@ -22,7 +22,8 @@ type forwardScan struct {
 
 // scanForward returns the rows that could not be marked yet.
 func (r *Relay) scanForward(
-	ctx context.Context, rows *messageRows, oldest jetstream.Message, info *jetstream.StreamInfo, o jetstream.ReadBackOptions,
+	ctx context.Context, rows *messageRows, oldest jetstream.Message,
+	info *jetstream.StreamInfo, o jetstream.ReadBackOptions,
 ) (map[outbox.Ref]uint64, error) {
 	f := &forwardScan{rows: rows, behind: oldest.Behind, unmarked: map[outbox.Ref]uint64{}}
 	if oldest.Seq == 0 {
