@@ -261,9 +261,9 @@ func TestBatchesEndWhereASubjectIsDenied(t *testing.T) {
 		r.must(l.Send(t.Context(), last, 99))
 		l.sending.Lock()
 		l.mu.Lock() // as if they were under way
-		l.batches.sent, l.batches.written = []sentBatch{{0, 100}}, 100
+		l.unit = unit{n: 100, batch: true, state: unitComplete}
 		l.mu.Unlock()
-		l.batches.staged, l.batches.arena = nil, nil
+		l.stage.clear()
 		l.sending.Unlock()
 		l.Deny("events.order.denied")
 		short, cancel := context.WithTimeout(t.Context(), 5*time.Second)

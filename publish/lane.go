@@ -95,10 +95,10 @@ type Lane struct {
 	linger  *time.Timer // flushes where the sender does not
 	// lingering is set while linger runs: something waits for the sender's Flush.
 	lingering bool
-	batches   batches
+	stage     stage
+	coder     coder
 	unwritten uint64            // the index of the first message in the wire's buffer
 	reply     []byte            // the reply subject of the message that is being sent
-	header    []byte            // the rest of its header block, see unitHeader
 	types     map[string]string // event types, see intern
 	last      outbox.Position   // of the newest row of the WAL
 	// passed is the greatest LSN under which rows of the table were sent.
@@ -109,6 +109,9 @@ type Lane struct {
 	// mu guards what follows; it is never held across a write to the network.
 	mu      sync.Mutex
 	ring    *ring
+	unit    unit // the sender may read it, too
+	due     bool // the sender has left something staged because a unit was under way
+	verdict verdict
 	memory  time.Duration // how long JetStream remembers message ids
 	ticks   uint32        // the lane's clock, see watch
 	reserve uint64        // messages before the lane's first whose rows are unsettled too
@@ -134,7 +137,11 @@ func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 	}
 	l.last = cfg.Position
 	l.first = cfg.Chained && (cfg.Batching == "" || cfg.Batching == jetstream.BatchSingle)
-	l.batches = batches{kind: cfg.Batching, singly: cfg.Singly, id: strconv.FormatUint(rand.Uint64()>>24, 36)}
+	l.stage = stage{kind: cfg.Batching, window: cfg.Window, windowBytes: cfg.WindowBytes, singly: cfg.Singly}
+	l.coder = coder{
+		kind: cfg.Batching, inbox: l.inbox, stream: cfg.Stream.Name(), base: cfg.Base,
+		id: strconv.FormatUint(rand.Uint64()>>24, 36),
+	}
 	l.Pass(cfg.Position.Passed)
 	sub, err := cfg.Conn.Subscribe(l.inbox+">", l.onReply)
 	if err != nil {

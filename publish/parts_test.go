@@ -103,7 +103,7 @@ func TestStageIsBounded(t *testing.T) {
 	for _, c := range []struct{ payload, want int }{{2, maxStage}, {50_000, maxStageBytes/50_000 + 1}} {
 		r, l, _ := partly(t)
 		l.mu.Lock()
-		l.batches.written = jetstream.U // under way for ever
+		l.unit = unit{n: jetstream.U, state: unitComplete} // under way for ever
 		l.mu.Unlock()
 		payload := `"` + strings.Repeat("x", c.payload-2) + `"`
 		n := 0
@@ -221,5 +221,46 @@ func TestStoredIsTold(t *testing.T) {
 	want := []Stored{{first.UnixMicro(), n}, {second.UnixMicro(), m}, {0, 1}}
 	if got := <-told; !slices.Equal(got, want) || len(told) > 0 {
 		t.Errorf("told %v, and %d times more; want %v once", got, len(told), want)
+	}
+}
+
+// TestNothingIsWrittenBehindAFailedWrite: a batch whose write has failed is not written again, also
+// when the lane drains already and the connection works again.
+func TestNothingIsWrittenBehindAFailedWrite(t *testing.T) {
+	for name, c := range map[string]struct{ rows, stored int }{
+		"in its first part": {10, 0},
+		"in its last part":  {partMessages + 10, partMessages - 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, l, _ := partly(t)
+			for id := range c.rows {
+				r.must(r.send(l, id))
+			}
+			r.awaitStored(uint64(c.stored))
+			closed, err := jetstream.Connect(t.Context(), jetstream.ConnConfig{URL: r.nats.URL()})
+			r.must(err)
+			closed.Close()
+			l.fail(errDrained)
+			l.sending.Lock()
+			works := l.wire
+			l.wire = wire{nc: closed}
+			l.sending.Unlock()
+			if err := l.Flush(); err == nil {
+				t.Fatal("the write has not failed")
+			}
+			l.sending.Lock()
+			l.wire = works
+			l.sending.Unlock()
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+			defer cancel()
+			l.Drain(ctx)
+			if n := l.Counts(); ctx.Err() != nil || n.Inflight != 0 || n.Forgotten != c.rows {
+				t.Errorf("%d rows wait for a PubAck, %d are forgotten, want all: %v", n.Inflight, n.Forgotten, ctx.Err())
+			}
+			r.must(r.nc.Flush())
+			if n := len(r.headers()); n != c.stored {
+				t.Errorf("%d messages are stored, want %d", n, c.stored)
+			}
+		})
 	}
 }

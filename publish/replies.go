@@ -43,12 +43,12 @@ func (l *Lane) takeReply(msg *nats.Msg) {
 	}
 	ack, err := parseAck(msg, l.cfg.Stream.Name())
 	s := l.ring.at(index)
-	first, batched := l.batchTo(index)
+	batched := l.endsAtomic(index)
 	switch {
 	case batched && err != nil:
-		l.onBatchFailure(first, 0, err)
+		l.onBatchFailure(l.unit.first, 0, err)
 	case batched:
-		l.onBatch(first, ack)
+		l.onBatch(l.unit.first, ack)
 	case err != nil:
 		l.onFailure(s, err)
 	case ack.Duplicate:
@@ -66,8 +66,8 @@ func (l *Lane) takeReply(msg *nats.Msg) {
 // replied tells whoever waits for it that a reply has come. The caller holds mu.
 func (l *Lane) replied() {
 	signal(l.room)
-	if l.batches.due && !l.underWay() {
-		l.batches.due = false
+	if l.due && !l.underWay() {
+		l.due = false
 		go func() { _ = l.Flush() }()
 	}
 }
@@ -148,7 +148,7 @@ func (l *Lane) checkOverdue() {
 	if l.ring.inflight == 0 {
 		return
 	}
-	staged := l.batched() && !l.underWay()
+	staged := l.stage.used() && !l.underWay()
 	if s := l.ring.at(l.ring.low); !staged && l.ticks-s.sentAt > ackTicks {
 		l.failLocked(fmt.Errorf("publish %s: %w", s.delivery.Ref, ErrAckTimeout))
 	}

@@ -43,8 +43,8 @@ func (l *Lane) SendPolled(ctx context.Context, ev *outbox.Event, tag any) error 
 	l.sending.Lock()
 	defer l.sending.Unlock()
 	err := l.send(ctx, ev, tag, l.last, jetstream.ViaPoll)
-	if b := &l.batches; err == nil && b.whole == len(b.staged)-1 { // it is of no transaction that goes on
-		b.whole = len(b.staged)
+	if g := &l.stage; err == nil && g.whole == len(g.messages)-1 { // it is of no transaction that goes on
+		g.whole = len(g.messages)
 	}
 	return err
 }
@@ -73,7 +73,7 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 		return err
 	}
 	ref := ev.Ref()
-	staged := l.batched()
+	staged := l.stage.used()
 	stamp := Stamp{Ref: ref, Position: at, Staged: staged, Chained: l.cfg.Chained, ExpectedLast: l.cfg.Base + l.ring.head, Via: via, Commit: ev.Commit, N: ev.N}
 	if stamp.Position.Passed = l.Passed(); stamp.Position.Passed < at.Commit {
 		stamp.Position.Passed = 0 // it says nothing that the position does not
@@ -96,7 +96,7 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 		return err
 	}
 	if staged {
-		l.stage(subject, index, ev.Commit, header, body, alone)
+		l.stage.add(subject, index, ev.Commit, header, body, alone)
 	} else {
 		if l.wire.empty() {
 			l.unwritten = index
@@ -141,7 +141,7 @@ func (l *Lane) Flush() error {
 }
 
 func (l *Lane) flush() error {
-	if !l.lingering && len(l.batches.staged) == 0 {
+	if !l.lingering && len(l.stage.messages) == 0 {
 		return nil
 	}
 	l.linger.Stop()
@@ -165,7 +165,7 @@ func (l *Lane) forgetWire() {
 	l.wire.forget()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i := l.unwritten; !l.batched() && i < l.ring.head; i++ {
+	for i := l.unwritten; !l.stage.used() && i < l.ring.head; i++ {
 		if s := l.ring.at(i); s.state == sent {
 			l.ring.replied(s, settled)
 			l.dropped++
@@ -197,7 +197,7 @@ func (l *Lane) intern(eventType []byte) string {
 func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
 	for {
 		l.mu.Lock()
-		index, err, room := l.ring.head, l.err, l.hasRoom(s.delivery.Bytes) && !l.stageIsFull()
+		index, err, room := l.ring.head, l.err, l.hasRoom(s.delivery.Bytes) && !l.stage.isFull(l.underWay())
 		if err == nil && room {
 			s.sentAt = l.ticks
 			l.ring.push(s)

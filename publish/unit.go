@@ -2,94 +2,134 @@ package publish
 
 import (
 	"errors"
-	"slices"
-	"strconv"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/walpost/walpost/internal/jetstream"
-	"github.com/walpost/walpost/outbox"
 )
 
-// batched reports whether the lane stages what it sends.
-func (l *Lane) batched() bool {
-	return l.batches.kind == jetstream.BatchFast || l.batches.kind == jetstream.BatchAtomic
+// errBatch means that a batch was not stored as it was sent. Only the stream knows
+// what of it was.
+var errBatch = errors.New("a batch was not stored as it was sent")
+
+// unit is what a lane with batches has under way: one message, or one batch. While it is,
+// the next one gathers (see [stage]). So nothing is stored behind something that was
+// refused: expectations that are under way together are only numbers, and a message of
+// somebody else's moves the sequence to where a later one of them fits.
+//
+// A fast batch is written as its messages come, in parts, all but the newest: that is the
+// last one as soon as nothing more comes, or the batch has become large. An atomic batch
+// has to be complete before it is written.
+//
+//	state     what is written          the sender's step            a batch's reply
+//	none      nothing                  grow: open, closing          -
+//	open      all but the last         grow: open, closing          failed
+//	closing   the last part, just now  written: complete            none
+//	complete  all of it                grow, behind the replies     none
+//	cut       a write has failed       grow: an error               failed
+//	failed    the lane has stopped     grow: an error               -
+//
+// A write that fails cuts what is open or closing. A reply is a PubAck for the whole batch,
+// or what makes it fail. The unit of one message has its reply in the ring.
+//
+// The sender changes it under both locks of the lane, a reply changes state alone, under
+// mu. So either lock is enough to read the other fields.
+type unit struct {
+	first uint64 // the index of its first message
+	n     int    // so many messages of it were written, or are just now
+	batch bool
+	state unitState
 }
 
-// mostInUnit is how many messages and bytes a unit has at most.
-func (l *Lane) mostInUnit() (messages, bytes int) {
-	messages, bytes = max(1, l.cfg.Window/2), l.cfg.WindowBytes/2
-	if l.batches.kind == jetstream.BatchFast {
-		return max(messages, l.cfg.Window-maxStage), bytes
+type unitState uint8
+
+const (
+	unitNone unitState = iota
+	unitOpen
+	unitClosing
+	unitComplete
+	unitCut
+	unitFailed
+)
+
+// grow notes n more messages before they are written: whatever makes the batch fail
+// concerns all of them. The first of them has the index first where a unit begins.
+func (u *unit) grow(first uint64, n int, goesOn bool) error {
+	switch u.state {
+	case unitCut, unitFailed: // or it has got a PubAck that it was not to have yet
+		return errBatch
+	case unitOpen:
+		u.n += n
+	default:
+		u.first, u.n = first, n
 	}
-	return min(messages, maxAtomic), bytes
-}
-
-// mostStaged is how many may be staged while one is under way: all of the next atomic
-// batch, which is written as a whole.
-func (l *Lane) mostStaged() (messages, bytes int) {
-	messages, bytes = l.mostInUnit()
-	if l.batches.kind == jetstream.BatchFast {
-		messages, bytes = min(messages, maxStage), min(bytes, maxStageBytes)
+	u.batch = goesOn || u.n > 1
+	if u.state = unitClosing; goesOn {
+		u.state = unitOpen
 	}
-	if l.batches.singly > 0 {
-		messages = min(messages, 64)
+	return nil
+}
+
+// written notes that the last part was, and reports whether it still waits for a reply.
+func (u *unit) written() bool {
+	if u.state != unitClosing {
+		return false
 	}
-	return messages, bytes
+	u.state = unitComplete
+	return true
 }
 
-// stage keeps a message for its unit. The caller has found a place for it.
-func (l *Lane) stage(subject string, index uint64, commit outbox.LSN, header, body []byte, alone bool) {
-	b := &l.batches
-	if len(b.staged) == 0 {
-		b.first = index
+// cut notes that a write has failed: nothing is written again, and nothing behind it.
+func (u *unit) cut() {
+	if u.state == unitOpen || u.state == unitClosing {
+		u.state = unitCut
+	} else {
+		u.state = unitFailed // its reply came before
 	}
-	b.arena = append(b.arena, header...)
-	s := staged{subject: subject, header: len(b.arena), alone: alone, joined: len(b.staged) > 0 && commit != 0 && commit == b.commit}
-	b.commit = commit
-	b.arena = append(b.arena, body...)
-	s.body = len(b.arena)
-	b.staged = append(b.staged, s)
 }
 
-// stageIsFull reports whether what is staged has to go before more is. The caller
-// holds mu.
-func (l *Lane) stageIsFull() bool {
-	b := &l.batches
-	messages, bytes := l.mostStaged()
-	return len(b.staged) >= messages || len(b.arena) > bytes || !l.underWay() && b.isPart()
+// replied ends a batch.
+func (u *unit) replied() {
+	if u.state == unitOpen || u.state == unitCut {
+		u.state = unitFailed // the sender goes on with it, and has to notice
+	} else {
+		u.state = unitNone
+	}
 }
 
-// isPart reports whether enough is staged for it to be written as a part of a fast batch.
-func (b *batches) isPart() bool {
-	return b.kind == jetstream.BatchFast && b.singly == 0 && len(b.staged) > 1 && (len(b.staged) >= partMessages || len(b.arena) >= partBytes)
-}
+// waits reports whether it is a batch without a reply.
+func (u *unit) waits() bool { return u.batch && u.state != unitNone && u.state != unitFailed }
 
-// underWay reports whether a unit waits for its PubAck. The caller holds mu.
-func (l *Lane) underWay() bool { return l.ring.low < l.batches.written }
+// begins reports whether it is a batch without a reply that begins with a message.
+func (u *unit) begins(first uint64) bool { return u.waits() && u.first == first }
+
+// holds reports whether it is a batch without a reply that has a message.
+func (u *unit) holds(index uint64) bool { return u.waits() && index >= u.first && index < u.end() }
+
+// end is the index behind its last message.
+func (u *unit) end() uint64 { return u.first + uint64(u.n) }
+
+// underWay reports whether a unit was written and waits for its PubAck. The caller holds mu.
+func (l *Lane) underWay() bool { return l.unit.state == unitComplete && l.ring.low < l.unit.end() }
 
 // publishStaged publishes the next unit, or a part of it, and says whether there was any,
 // unless one is under way: then what is staged goes when that has its PubAck. More is set
 // where more is to come at once: then a fast batch goes on, and an atomic one may end in
 // the midst of a transaction.
 func (l *Lane) publishStaged(more bool) (bool, error) {
-	b := &l.batches
+	g := &l.stage
 	l.mu.Lock()
-	n := len(b.staged)
-	if b.kind == jetstream.BatchAtomic && !(more && b.whole == 0 && l.ring.inflight == n) {
-		n = b.whole
-	}
-	if n == 0 {
+	ready := g.ready(more, l.ring.inflight)
+	if ready == 0 {
 		l.mu.Unlock()
 		return false, nil
 	}
-	messages, bytes := l.mostInUnit()
-	unit, goesOn := l.unitOf(n, more && b.isPart() && l.ring.inflight+partMessages <= messages && l.ring.bytes+partBytes <= bytes)
+	messages, bytes := g.mostInUnit()
+	roomy := l.ring.inflight+partMessages <= messages && l.ring.bytes+partBytes <= bytes
+	n, goesOn := g.next(ready, more && g.isPart() && roomy)
 	wait := l.underWay()
 	if wait {
-		b.due = b.due || !more // with more the sender comes again itself
+		l.due = l.due || !more // with more the sender comes again itself
 	} else {
-		b.due = unit < n && !goesOn
+		l.due = n < ready && !goesOn
 	}
 	if l.err != nil && !errors.Is(l.err, errDrained) {
 		wait = true // in vain
@@ -98,185 +138,99 @@ func (l *Lane) publishStaged(more bool) (bool, error) {
 	if wait {
 		return false, nil
 	}
-	b.singly -= min(b.singly, unit)
-	return true, l.publishUnit(unit, goesOn)
-}
-
-// unitOf is how many of the first n staged messages go together, and whether the batch
-// that they are of goes on after them: then one message stays, to be the last one.
-func (l *Lane) unitOf(n int, goesOn bool) (int, bool) {
-	b := &l.batches
-	if b.singly > 0 {
-		return 1, false
-	}
-	if b.kind == jetstream.BatchAtomic && n > 1 && n < atomicLeast && !b.staged[1].joined {
-		return 1, false
-	}
-	for i, s := range b.staged[:n] {
-		if s.alone {
-			return max(i, 1), false
-		}
-	}
-	if goesOn {
-		return n - 1, true
-	}
-	return n, false
+	return true, l.publishUnit(n, goesOn)
 }
 
 // publishUnit writes the first n staged messages. A unit that goes on is not complete.
 func (l *Lane) publishUnit(n int, goesOn bool) error {
-	b := &l.batches
-	if b.open == 0 {
-		b.unit = b.first
+	g, u := &l.stage, &l.unit
+	l.mu.Lock()
+	err := u.grow(g.first, n, goesOn)
+	if err != nil {
+		err = errors.Join(l.err, err)
 	}
-	total := b.open + n
-	batch := goesOn || total > 1
-	if batch {
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := l.writeStaged(n, goesOn); err != nil {
 		l.mu.Lock()
-		err := l.announce(total)
+		u.cut()
 		l.mu.Unlock()
-		if err != nil {
-			return err
-		}
+		return err
 	}
+	if goesOn {
+		l.lingering = false
+		l.letLinger() // from here on
+	} else {
+		l.complete()
+	}
+	g.drop(n)
+	return nil
+}
+
+// writeStaged writes the first n staged messages, which the unit has.
+func (l *Lane) writeStaged(n int, goesOn bool) error {
+	g, u := &l.stage, &l.unit
 	start := 0
-	for i, s := range b.staged[:n] {
+	for i, s := range g.messages[:n] {
 		if i%64 == 63 { // large ones take their time
 			if err := l.Err(); err != nil && !errors.Is(err, errDrained) {
 				return err
 			}
 		}
-		last := i == n-1 && !goesOn
-		header, more := b.arena[start:s.header], []byte(nil)
+		at := place{unit: u, n: u.n - n + i, last: i == n-1 && !goesOn}
+		header, more := g.arena[start:s.header], []byte(nil)
 		if !s.alone {
 			header = header[:len(header)-len(headerEnd)]
-			more = l.unitHeader(b.open+i, batch, last)
+			more = l.coder.header(at)
 		}
-		if err := l.wire.publish(s.subject, l.unitReply(b.open+i, batch, last), header, more, b.arena[s.header:s.body]); err != nil {
+		if err := l.wire.publish(s.subject, l.coder.reply(at), header, more, g.arena[s.header:s.body]); err != nil {
 			return err
 		}
 		start = s.body
 	}
-	if b.open = total; !goesOn {
-		l.complete(total)
-	} else {
-		l.lingering = false
-		l.letLinger() // from here on
-	}
-	rest := copy(b.arena, b.arena[start:])
-	b.arena = b.arena[:rest]
-	b.staged = slices.Delete(b.staged, 0, n)
-	for i := range b.staged {
-		b.staged[i].header -= start
-		b.staged[i].body -= start
-	}
-	b.first += uint64(n)
-	b.whole = max(0, b.whole-n)
 	return nil
 }
 
-// announce notes how many messages of the batch were written, before they are: whatever
-// makes it fail concerns all of them. The caller holds mu.
-func (l *Lane) announce(total int) error {
-	b := &l.batches
-	if b.open == 0 {
-		b.sent = append(b.sent, sentBatch{b.unit, total})
-		return nil
-	}
-	i := slices.IndexFunc(b.sent, func(x sentBatch) bool { return x.first == b.unit })
-	if i < 0 { // it has failed, or has got a PubAck that it was not to have yet
-		return errors.Join(l.err, errBatch)
-	}
-	b.sent[i].n = total
-	return nil
-}
-
-// complete notes that a unit is under way, in full.
-func (l *Lane) complete(total int) {
-	b := &l.batches
+// complete notes that a unit was written in full.
+func (l *Lane) complete() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b.written, b.open = b.unit+uint64(total), 0
-	for i := b.unit; i < b.written; i++ {
+	if !l.unit.written() {
+		return
+	}
+	for i := l.unit.first; i < l.unit.end(); i++ {
 		if s := l.ring.at(i); s.state == sent {
 			s.sentAt = l.ticks // the time for the PubAck begins when all is written
 		}
 	}
 }
 
-// unitHeader is the rest of a header block, which only the unit knows. Of an atomic
-// batch only the first message may expect a sequence. The stream's name is in the first
-// message only: another stream, if one should get a later one, knows of no such batch and
-// refuses it, and the header would cost NATS 4 % of its time.
-func (l *Lane) unitHeader(i int, batch, last bool) []byte {
-	b := &l.batches
-	h := l.header[:0]
-	atomic := b.kind == jetstream.BatchAtomic && batch
-	if i == 0 {
-		h = append(h, nats.ExpectedStreamHdr+": "...)
-		h = append(h, l.cfg.Stream.Name()...)
-		h = append(h, "\r\n"...)
+// forgetStaged drops what was never published, and a batch that will never end.
+func (l *Lane) forgetStaged() {
+	g, u := &l.stage, &l.unit
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if u.state == unitOpen || u.state == unitCut {
+		l.onBatchFailure(u.first, 0, errBatch)
 	}
-	if !atomic || i == 0 {
-		h = append(h, nats.ExpectedLastSeqHdr+": "...)
-		h = strconv.AppendUint(h, l.cfg.Base+b.unit+uint64(i), 10)
-		h = append(h, "\r\n"...)
-	}
-	if atomic {
-		h = append(h, batchIDHeader+": "...)
-		h = l.appendBatchID(h)
-		h = append(h, "\r\n"+batchSequenceHeader+": "...)
-		h = strconv.AppendInt(h, int64(i+1), 10)
-		h = append(h, "\r\n"...)
-		if last {
-			h = append(h, batchCommitHeader+": 1\r\n"...)
+	for i := range g.messages {
+		if s := l.ring.at(g.first + uint64(i)); s.state == sent {
+			l.ring.replied(s, settled)
+			l.dropped++
 		}
 	}
-	h = append(h, headerEnd...)
-	l.header = h
-	return h
+	g.clear()
 }
 
-const (
-	batchIDHeader       = "Nats-Batch-Id"
-	batchSequenceHeader = "Nats-Batch-Sequence"
-	batchCommitHeader   = "Nats-Batch-Commit"
-	// batchHeaders is what they and what is expected of the stream take at most, in bytes,
-	// the stream's name aside.
-	batchHeaders = 200
-)
-
-func (l *Lane) appendBatchID(dst []byte) []byte {
-	dst = append(dst, l.batches.id...)
-	dst = append(dst, '-')
-	return strconv.AppendUint(dst, l.batches.unit, 36)
-}
-
-// unitReply is where the reply to a message of a unit goes. Of an atomic batch only
-// the last one has any. The state of a fast one travels in it: its id, an
-// acknowledgement every so many messages, of which none is needed, to fail at a gap, the
-// message's number, and what it does: 0 begins, 1 goes on, 2 is the last.
-func (l *Lane) unitReply(i int, batch, last bool) []byte {
-	b := &l.batches
-	r := append(l.reply[:0], l.inbox...)
-	switch {
-	case batch && b.kind == jetstream.BatchFast:
-		r = l.appendBatchID(r)
-		r = append(r, ".500.fail."...)
-		r = strconv.AppendInt(r, int64(i+1), 10)
-		op := byte('1')
-		if i == 0 {
-			op = '0'
-		} else if last {
-			op = '2'
+// EndTransaction says that all rows of the transaction were sent.
+func (l *Lane) EndTransaction() {
+	if l.stage.kind == jetstream.BatchAtomic {
+		l.sending.Lock()
+		defer l.sending.Unlock()
+		if l.stage.whole = len(l.stage.messages); l.stage.whole > 0 {
+			l.letLinger()
 		}
-		r = append(r, '.', op)
-		r = append(r, ".$FI"...)
-	case last:
-		r = strconv.AppendUint(r, b.unit+uint64(i), 36)
-	default:
-		return nil
 	}
-	l.reply = r
-	return r
 }
