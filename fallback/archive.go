@@ -9,11 +9,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -125,19 +127,21 @@ func (x *refusedRows) sql() string {
 }
 
 func (r *retention) adviseArchive(err error, t *outbox.Table) string {
-	var pg *pgconn.PgError
-	switch errors.As(err, &pg); Code(err) {
-	case "42501": // insufficient_privilege
+	var refused *pgconn.PgError
+	switch errors.As(err, &refused); pg.Code(err) {
+	case pgerrcode.InsufficientPrivilege:
 		return fmt.Sprintf("as the tables' owner: GRANT SELECT, UPDATE (%s), DELETE ON %s TO %s; GRANT SELECT, INSERT ON %s TO %[3]s",
 			t.Column(outbox.ProcessedAt), t.SQL(), r.role, Archive)
-	case "23514": // check_violation
-		if pg.ConstraintName == "" { // no partition for the row
+	case pgerrcode.CheckViolation:
+		if refused.ConstraintName == "" { // no partition for the row
 			return fmt.Sprintf("CREATE TABLE %s_default PARTITION OF %[1]s DEFAULT", Archive)
 		}
-		return fmt.Sprintf("constraint %s of %s refuses the row: drop it, or correct the row", pg.ConstraintName, pg.TableName)
-	case "23503": // foreign_key_violation
-		return fmt.Sprintf("constraint %s refers to the row: drop it, or turn archiving off (retention.archive_after: 0s)", pg.ConstraintName)
-	case "42804": // datatype_mismatch
+		return fmt.Sprintf("constraint %s of %s refuses the row: drop it, or correct the row",
+			refused.ConstraintName, refused.TableName)
+	case pgerrcode.ForeignKeyViolation:
+		return fmt.Sprintf("constraint %s refers to the row: drop it, or turn archiving off (retention.archive_after: 0s)",
+			refused.ConstraintName)
+	case pgerrcode.DatatypeMismatch:
 		return fmt.Sprintf("give the columns of %s the types that they have in %s, or turn archiving off (retention.archive_after: 0s)", Archive, t)
 	}
 	return ""

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/pg"
@@ -220,7 +221,7 @@ func (db *DB) DiedLately(ctx context.Context, slot string) (died bool, err error
 		err = db.row(ctx, []any{&died}, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` d, pg_replication_slots s
 			WHERE s.slot_name = $1 AND s.database = current_database() AND age(d.xmin) <= age(s.catalog_xmin))`, slot)
 	}
-	if Code(err) == "42501" {
+	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		return true, nil // who may not look must take it for granted
 	}
 	if err != nil {

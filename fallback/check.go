@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -101,7 +102,7 @@ func (db *DB) checkIDType(ctx context.Context, t *outbox.Table) error {
 
 // explainRefusal finds out whether the server refused a statement because of the id column's type.
 func (db *DB) explainRefusal(ctx context.Context, t *outbox.Table, err error) error {
-	if Code(err) == "" || Passing(err) || !db.Alive() {
+	if pg.Code(err) == "" || Passing(err) || !db.Alive() {
 		return err
 	}
 	if changed := db.checkIDType(ctx, t); errors.Is(changed, ErrTableChanged) {
@@ -131,7 +132,7 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 	if errors.Is(err, pgx.ErrNoRows) {
 		return f, hint.Coded("table-missing", hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table", "table %s does not exist", t))
 	}
-	if Code(err) == "42501" {
+	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		return f, hint.Coded("table-schema", hint.Wrap(fmt.Errorf("read table %s: %w", t, err),
 			fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url", outbox.QuoteIdent(t.Schema))))
 	}
@@ -248,9 +249,10 @@ func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.T
 		}
 		_, err = conn.Exec(ctx, "SELECT "+outbox.HashRecordSQL("NULL::"+typ)) // the table itself may be locked
 		switch {
-		case Code(err) == "42883": // undefined_function
+		case pg.Code(err) == pgerrcode.UndefinedFunction:
 			f.unhashed[field] = f.types[column]
-		case Code(err) == "42501": // no USAGE on the type's schema: rows are read and hashed without
+		case pg.Code(err) == pgerrcode.InsufficientPrivilege:
+			// No USAGE on the type's schema: rows are read and hashed without.
 		case err != nil:
 			return fmt.Errorf("hash a NULL of %s of %s: %w", called(column, field), t, err)
 		}

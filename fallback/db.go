@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -94,16 +95,16 @@ func explainConnect(err error) error {
 	if err == nil || hint.Of(err) != "" {
 		return err
 	}
-	switch Code(err) {
-	case "28P01", "28000":
+	switch pg.Code(err) {
+	case pgerrcode.InvalidPassword, pgerrcode.InvalidAuthorizationSpecification:
 		return hint.Wrap(err, "check user and password of postgres.url, and pg_hba.conf")
-	case "3D000":
+	case pgerrcode.InvalidCatalogName:
 		return hint.Wrap(err, "check the database name at the end of postgres.url")
-	case "42501":
+	case pgerrcode.InsufficientPrivilege:
 		return hint.Wrap(err, "GRANT CONNECT ON DATABASE ... TO the role of postgres.url")
-	case "53300":
+	case pgerrcode.TooManyConnections:
 		return hint.Wrap(err, "raise max_connections: a relay takes up to six")
-	case "08P01":
+	case pgerrcode.ProtocolViolation:
 		return hint.Wrap(err, pg.DirectHint)
 	case "":
 		if strings.Contains(err.Error(), "tls error: ") {
@@ -307,15 +308,6 @@ func (db *DB) Close() {
 	_ = db.conn.Close(ctx)
 }
 
-// Code is the SQLSTATE in err's tree, or "".
-func Code(err error) string {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) {
-		return refused.Code
-	}
-	return ""
-}
-
 // Away reports whether a connection to the server could not be made, or was lost without a
 // word from it.
 func Away(err error) bool {
@@ -327,8 +319,9 @@ func Away(err error) bool {
 // itself: a lock that another session holds (ALTER TABLE), a deadlock, a full
 // disk.
 func Passing(err error) bool {
-	switch code := Code(err); code {
-	case "55P03", "40P01", "40001", "57014", "53100", "53200":
+	switch pg.Code(err) {
+	case pgerrcode.LockNotAvailable, pgerrcode.DeadlockDetected, pgerrcode.SerializationFailure, pgerrcode.QueryCanceled,
+		pgerrcode.DiskFull, pgerrcode.OutOfMemory:
 		return true
 	}
 	return false

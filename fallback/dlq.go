@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -171,18 +173,18 @@ func (q *DLQ) explain(err error, doing string, privileges ...string) error {
 
 // explainLetters adds what helps a role that works with dead letters. privileges are those that it needs besides.
 func explainLetters(err error, user string, privileges ...string) error {
-	switch Code(err) {
-	case "42P01":
+	switch pg.Code(err) {
+	case pgerrcode.UndefinedTable:
 		return hint.Wrap(err, "run `walpost migrate up`")
-	case "42501":
+	case pgerrcode.InsufficientPrivilege:
 		role, more := outbox.QuoteIdent(user), ""
 		for _, p := range privileges {
 			more += "; GRANT " + p + " TO " + role
 		}
 		return hint.Wrap(err, fmt.Sprintf("as the tables' owner: GRANT SELECT ON %s TO %s%s", DeadLetters, role, more))
-	case "55P03":
+	case pgerrcode.LockNotAvailable:
 		return hint.Wrap(err, "another session holds a lock for long: end its transaction; then run this again, it goes on where it was")
-	case "25006":
+	case pgerrcode.ReadOnlySQLTransaction:
 		return hint.Wrap(err, "postgres.url leads to a standby, or to a role that only reads: give it the primary")
 	}
 	return err

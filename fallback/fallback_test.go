@@ -13,6 +13,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
@@ -355,7 +356,7 @@ func TestWatchNoticesALostConnection(t *testing.T) {
 	pid := b.db.Conn().PgConn().PID()
 	go func() { watched <- b.db.Watch(t.Context()) }()
 	b.exec(`SELECT pg_terminate_backend($1)`, pid)
-	if err := <-watched; fallback.Code(err) != "57P01" {
+	if err := <-watched; pg.Code(err) != "57P01" {
 		t.Fatalf("%v, want 57P01", err)
 	}
 	if b.db.Alive() {

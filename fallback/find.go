@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/pg"
@@ -57,14 +58,14 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 		left, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`,
 			byIDSQL(t, db.own.archive, fmt.Sprintf("t.outbox = %s AND ", quoteLiteral(t.String()))), t.HashSQL("t")),
 			nameSQL(t), "NULL", refs, left, found, Archived)
-		if err != nil && Code(err) != "42P01" { // undefined_table
+		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
 			return nil, err
 		}
 	}
 	if len(left) > 0 {
 		_, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`, db.own.deadLetters, quoteLiteral(t.String())),
 			"NULL", "NULL", refs, left, found, Dead)
-		if err != nil && Code(err) != "42P01" {
+		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
 			return nil, err
 		}
 	}
@@ -122,7 +123,7 @@ func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Tim
 		return nil, nil
 	}
 	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", "t.outbox = "+quoteLiteral(t.String())+sentSQL(t), since, next, limit)
-	if Code(err) == "42P01" { // undefined_table
+	if pg.Code(err) == pgerrcode.UndefinedTable {
 		return nil, nil
 	}
 	return rows, err

@@ -7,7 +7,10 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/pg"
 )
 
 // SlotGauges are sizes in bytes.
@@ -75,7 +78,7 @@ func (db *DB) Identify(ctx context.Context) (system string, timeline uint32, dat
 	if err == nil {
 		err = db.row(ctx, []any{&system}, `SELECT system_identifier::text FROM pg_control_system()`)
 	}
-	if err != nil && Code(err) != "42501" {
+	if err != nil && pg.Code(err) != pgerrcode.InsufficientPrivilege {
 		return "", 0, "", fmt.Errorf("identify the server: %w", err)
 	}
 	n, err := strconv.ParseUint(file[:8], 16, 32)
@@ -90,7 +93,7 @@ func (db *DB) DropSlot(ctx context.Context, name string) error {
 			WHERE slot_name = $1 AND plugin = 'pgoutput' AND database = current_database() AND NOT temporary AND NOT two_phase`, name)
 		return err
 	})
-	if err != nil && Code(err) != "42704" { // somebody else was faster
+	if err != nil && pg.Code(err) != pgerrcode.UndefinedObject { // somebody else was faster
 		return fmt.Errorf("drop slot %q: %w", name, err)
 	}
 	return nil

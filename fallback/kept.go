@@ -6,8 +6,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -102,12 +104,15 @@ func (db *DB) cannotMove(ctx context.Context, t *outbox.Table, id string) (stays
 // overLimit reports whether the server has met a value that is longer than it can handle, 1 GB.
 // Memory and time are no proof of that: they may be the server's trouble.
 func overLimit(err error) bool {
-	code := Code(err)
-	return code == "54000" || code == "XX000" && strings.Contains(err.Error(), "invalid memory alloc request size")
+	code := pg.Code(err)
+	return code == pgerrcode.ProgramLimitExceeded ||
+		code == pgerrcode.InternalError && strings.Contains(err.Error(), "invalid memory alloc request size")
 }
 
 // mayBeLess reports whether a statement over fewer rows may not fail: of a limit of the server, time, or memory.
-func mayBeLess(err error) bool { return overLimit(err) || TooLong(err) || Code(err) == "53200" }
+func mayBeLess(err error) bool {
+	return overLimit(err) || TooLong(err) || pg.Code(err) == pgerrcode.OutOfMemory
+}
 
 // keepSQL notes in a row that it is dead and stays where it is, and writes a dead letter
 // that names it, once. Where the layout has no columns for that, it stays pending: see unkeptSQL.

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -160,21 +162,21 @@ func (db *DB) RecordedCount(ctx context.Context, t *outbox.Table, limit int) (pa
 // is nil.
 func (db *DB) ExplainRead(ctx context.Context, t *outbox.Table, err error) error {
 	user := db.User()
-	switch Code(err) {
-	case "55P03":
+	switch pg.Code(err) {
+	case pgerrcode.LockNotAvailable:
 		return hint.Wrap(err, "another session has the table locked, such as for ALTER TABLE: look again when its transaction has ended")
-	case "57014":
+	case pgerrcode.QueryCanceled:
 		return hint.Wrap(err, "it would have taken too long: the indexes that `walpost migrate print` has on the canonical table make it quick")
 	}
 	if t == nil {
 		return explainLetters(err, user)
 	}
-	switch Code(err) {
-	case "42P01":
+	switch pg.Code(err) {
+	case pgerrcode.UndefinedTable:
 		return hint.Wrap(err, "run `walpost migrate up`, or name the table in outboxes[].table")
-	case "42703":
+	case pgerrcode.UndefinedColumn:
 		return hint.Wrap(err, "say in outboxes[].layout what the table calls its columns")
-	case "42501":
+	case pgerrcode.InsufficientPrivilege:
 		return hint.Wrap(err, db.adviseGrant(ctx, t, outbox.QuoteIdent(user)))
 	}
 	return err

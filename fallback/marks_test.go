@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -56,10 +57,10 @@ func TestWhatTheConnectionDiedOf(t *testing.T) {
 	b.exec(`SELECT pg_terminate_backend($1::int)`, b.db.Conn().PgConn().PID())
 	for range 3 {
 		_, err := b.db.HasMarks(t.Context(), b.table)
-		if fallback.Code(err) != "57P01" {
+		if pg.Code(err) != "57P01" {
 			t.Errorf("a statement fails with %v", err)
 		}
-		if err := b.db.Ping(t.Context()); fallback.Code(err) != "57P01" {
+		if err := b.db.Ping(t.Context()); pg.Code(err) != "57P01" {
 			t.Errorf("ping fails with %v", err)
 		}
 	}

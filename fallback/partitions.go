@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/pg"
@@ -122,16 +123,15 @@ func (r *retention) ensureMonth(ctx context.Context, a *archive, month time.Time
 		return true, nil
 	}
 	err = r.createMonth(ctx, a, outbox.QuoteIdent(a.Schema)+"."+outbox.QuoteIdent(name), month)
-	switch code := Code(err); {
+	switch code := pg.Code(err); {
 	case err == nil:
 		r.report.Created = append(r.report.Created, name)
 		return true, nil
 	case blocked(err):
 		r.note("%s is left to the next pass, with the rows that belong there: somebody reads or alters the archive (%v)", name, err)
 		return false, nil
-	case errors.Is(err, errCrowded), code == "57014", code == "42P07", code == "42501":
-		// query_canceled (the default partition is too large to be searched),
-		// duplicate_table, insufficient_privilege
+	case errors.Is(err, errCrowded), code == pgerrcode.DuplicateTable, code == pgerrcode.InsufficientPrivilege,
+		code == pgerrcode.QueryCanceled: // the default partition is too large to be searched
 		r.note("%s cannot be created, so its rows go to the default partition: %v", name, err)
 		return true, nil
 	}

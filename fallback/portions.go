@@ -2,9 +2,12 @@ package fallback
 
 import (
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgerrcode"
+
+	"github.com/walpost/walpost/internal/pg"
 )
 
 // statementLimit is the server's time limit for a statement. It lies below statementTimeout, so that a
@@ -92,11 +95,10 @@ func (p portions[T]) next(items []T) int {
 }
 
 // TooLong reports whether a statement met its time limit: a smaller one may not.
-func TooLong(err error) bool { return Code(err) == "57014" }
+func TooLong(err error) bool { return pg.Code(err) == pgerrcode.QueryCanceled }
 
 // isUnreadable reports whether a statement failed for a value: an id that the column's type cannot hold,
 // or what a row holds, where it cannot be converted or rendered as text, or is longer than 1 GB as text.
 func isUnreadable(err error) bool {
-	code := Code(err)
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || strings.HasPrefix(code, "XX")
+	return pg.InClass(err, pg.DataException, pg.ProgramLimitExceeded, pg.InternalError)
 }

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 )
 
 // purgeArchive drops the months of which every row was processed long enough ago,
@@ -29,7 +31,7 @@ func (r *retention) purgeArchive(ctx context.Context) error {
 
 func (r *retention) purgeDefault(ctx context.Context, a *archive, before time.Time) error {
 	err := r.sweep(ctx, sweep{from: a.unsorted, column: "processed_at", before: before, count: &r.report.Purged})
-	if Code(err) == "42501" {
+	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		err = hint.Wrap(err, fmt.Sprintf("as the owner: GRANT SELECT, UPDATE, DELETE ON %s TO %s", a.unsorted, r.role))
 	}
 	if err != nil {
@@ -58,10 +60,10 @@ func (r *retention) dropMonths(ctx context.Context, a *archive, before time.Time
 		if dropped {
 			r.report.Dropped = append(r.report.Dropped, m.Name)
 		}
-		switch Code(err) {
-		case "42501": // insufficient_privilege
+		switch pg.Code(err) {
+		case pgerrcode.InsufficientPrivilege:
 			err = hint.Wrap(err, fmt.Sprintf("ALTER TABLE %s OWNER TO %s", m.SQL, r.role))
-		case "2BP01": // dependent_objects_still_exist
+		case pgerrcode.DependentObjectsStillExist:
 			err = hint.Wrap(err, "DROP TABLE "+m.SQL+" says what depends on it: drop that, or detach the month")
 		}
 		if err != nil {

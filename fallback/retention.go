@@ -7,9 +7,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -180,7 +182,7 @@ func (r *retention) note(format string, args ...any) {
 
 // settle turns a failure that passes by itself into a note.
 func (r *retention) settle(err error) error {
-	if !blocked(err) && Code(err) != "57014" { // query_canceled: the statement took too long
+	if !blocked(err) && pg.Code(err) != pgerrcode.QueryCanceled { // the statement took too long
 		return err
 	}
 	r.note("left to the next pass: %v", err)
@@ -188,7 +190,9 @@ func (r *retention) settle(err error) error {
 }
 
 // blocked: lock_not_available, deadlock_detected.
-func blocked(err error) bool { return Code(err) == "55P03" || Code(err) == "40P01" }
+func blocked(err error) bool {
+	return pg.Code(err) == pgerrcode.LockNotAvailable || pg.Code(err) == pgerrcode.DeadlockDetected
+}
 
 // exists reports whether a table of walpost's own is there, and says so where
 // it is not.
@@ -209,7 +213,7 @@ func (r *retention) expireKeys(ctx context.Context) error {
 		return err
 	}
 	err = r.sweep(ctx, sweep{from: r.db.own.keys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys})
-	if Code(err) == "42501" {
+	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+IdempotencyKeys+" TO "+r.role)
 	}
 	if err != nil {

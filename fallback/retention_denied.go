@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -17,7 +18,7 @@ func (r *retention) withoutPrivileges(all []error) []error {
 	var others []error
 	for _, err := range all {
 		var refused *pgconn.PgError
-		if !errors.As(err, &refused) || refused.Code != "42501" { // insufficient_privilege
+		if !errors.As(err, &refused) || refused.Code != pgerrcode.InsufficientPrivilege {
 			others = append(others, err)
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -353,7 +354,7 @@ func TestRetainSkips(t *testing.T) {
 		b.table,
 	}
 	r, err := b.tryRetain(t.Context(), func(o *fallback.RetainOptions) { o.Tables = tables })
-	if fallback.Code(err) != "42804" || !strings.Contains(hint.Of(err), "types") {
+	if pg.Code(err) != "42804" || !strings.Contains(hint.Of(err), "types") {
 		t.Errorf("%v (%s), want an error about the types of one table", err, hint.Of(err))
 	}
 	for i, want := range []string{

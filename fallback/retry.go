@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -177,10 +176,8 @@ var (
 
 // rowsFault: another row may well succeed.
 func rowsFault(err error) bool {
-	code := Code(err)
-	return errors.Is(err, errNotTaken) || errors.Is(err, errOtherShard) || slices.ContainsFunc([]string{"22", "23", "44", "P0"}, func(class string) bool {
-		return strings.HasPrefix(code, class)
-	})
+	return errors.Is(err, errNotTaken) || errors.Is(err, errOtherShard) ||
+		pg.InClass(err, pg.DataException, pg.IntegrityConstraintViolation, pg.WithCheckOptionViolation, pg.PLpgSQLError)
 }
 
 // put moves rows, and tells whose dead letters are gone. Deleting first settles

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -136,8 +135,8 @@ func (r *retention) refuse(ctx context.Context, s *sweep, only string, from pgty
 // refusesRow reports whether a statement failed for what one of its rows is: a value, a
 // constraint, a trigger, a limit.
 func refusesRow(err error) bool {
-	code := Code(err)
-	return len(code) == 5 && slices.Contains([]string{"22", "23", "44", "54", "P0"}, code[:2])
+	return pg.InClass(err, pg.DataException, pg.IntegrityConstraintViolation, pg.WithCheckOptionViolation,
+		pg.ProgramLimitExceeded, pg.PLpgSQLError)
 }
 
 func nextBatch(rows int, took time.Duration) int {

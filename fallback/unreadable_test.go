@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -36,7 +37,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	}
 	fetched, err := b.db.Fetch(t.Context(), b.table, []string{"1", "2", "3", "4", "5"}, 1<<20)
 	b.must(err)
-	if fetched.N != 5 || len(fetched.Rows) != 4 || len(fetched.Unreadable) != 1 || fallback.Code(fetched.Unreadable["3"]) != "22008" {
+	if fetched.N != 5 || len(fetched.Rows) != 4 || len(fetched.Unreadable) != 1 || pg.Code(fetched.Unreadable["3"]) != "22008" {
 		t.Errorf("of %d rows %d were fetched, unreadable are %v, want row 3 alone", fetched.N, len(fetched.Rows), fetched.Unreadable)
 	}
 	verdicts, err := b.db.Mark(t.Context(), b.table, rows)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pressly/goose/v3"
 
@@ -38,16 +39,16 @@ func advise(err error) string {
 		return ""
 	}
 	switch refused.Code {
-	case "42P07": // duplicate_table
+	case pgerrcode.DuplicateTable:
 		return "walpost did not create that table, and leaves it alone. If it is an outbox, describe it " +
 			"with outboxes[].table and outboxes[].layout. If it came from `walpost migrate print`, it is " +
 			"in the hands of the tool that applied it"
-	case "42501": // insufficient_privilege
+	case pgerrcode.InsufficientPrivilege:
 		return "run `walpost migrate` as the schema's owner, or as a role that has CREATE on the schema"
-	case "55P03": // lock_not_available
+	case pgerrcode.LockNotAvailable:
 		return "another session holds a lock on the table: see pg_stat_activity and pg_locks, " +
 			"then run it again"
-	case "25006": // read_only_sql_transaction
+	case pgerrcode.ReadOnlySQLTransaction:
 		return "this server is a standby or read-only: point postgres.url at the primary"
 	}
 	return refused.Hint

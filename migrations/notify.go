@@ -8,9 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgerrcode"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -182,7 +183,7 @@ func (r *Runner) withNotifyLock(ctx context.Context, f func(*sql.Conn) error) er
 func patiently(ctx context.Context, conn *sql.Conn, statement string) error {
 	for i := 1; ; i++ {
 		_, err := conn.ExecContext(ctx, statement)
-		if i == notifyAttempts || !isCode(err, "55P03") {
+		if i == notifyAttempts || pg.Code(err) != pgerrcode.LockNotAvailable {
 			return err
 		}
 		select {
@@ -194,17 +195,12 @@ func patiently(ctx context.Context, conn *sql.Conn, statement string) error {
 }
 
 func explainNotify(err error) error {
-	if isCode(err, "42501") {
+	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		return hint.Wrap(err, "run `walpost migrate` as the owner of the outboxes, with CREATE on the schema")
 	}
-	if isCode(err, "42P01") {
+	if pg.Code(err) == pgerrcode.UndefinedTable {
 		return hint.Wrap(err, "check outboxes[].table: `walpost migrate up` creates public.outbox_messages "+
 			"in the canonical layout and no other outbox")
 	}
 	return explain(err)
-}
-
-func isCode(err error, code string) bool {
-	var refused *pgconn.PgError
-	return errors.As(err, &refused) && refused.Code == code
 }

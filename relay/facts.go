@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -12,6 +11,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -56,7 +56,7 @@ func (r *Relay) compareTables(ctx context.Context, db *fallback.DB) (unfit, err 
 
 // becauseOf puts what is wrong with a table before the server's refusal of a statement (SQLSTATE class 42).
 func becauseOf(unfit, err error) error {
-	if unfit == nil || !strings.HasPrefix(fallback.Code(err), "42") {
+	if unfit == nil || !pg.InClass(err, pg.SyntaxErrorOrAccessRule) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", unfit, err)

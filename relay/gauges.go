@@ -5,10 +5,12 @@ import (
 	"errors"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -92,7 +94,7 @@ func observeOnce(ctx context.Context, m *metrics, database fallback.Config, tabl
 	if err2 == nil {
 		m.dlqDepth.Set(float64(dead))
 	}
-	if fallback.Code(err2) == "42P01" {
+	if pg.Code(err2) == pgerrcode.UndefinedTable {
 		err2 = nil // no dead letter table, no dead letters
 	}
 	return errors.Join(append(errs, err, err2)...)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -120,7 +121,7 @@ func (l *loop) recover(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	if code := fallback.Code(err); l.lane.Err() != nil || strings.HasPrefix(code, "57P") {
+	if code := pg.Code(err); l.lane.Err() != nil || strings.HasPrefix(code, "57P") {
 		return err
 	}
 	l.r.trouble("the tables cannot be searched: trying again", err)

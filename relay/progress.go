@@ -4,9 +4,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/pg"
 )
 
 // stuckStarts is how many starts in a row end at one step for one reason before that is an alarm.
@@ -29,7 +31,8 @@ func (r *Relay) noticeStuck(err error) {
 	case step == "" || step == settleStep: // the session had begun
 		r.known.stuck = stuck{}
 		return
-	case fallback.Away(err) || isOutage(now.reason) || fallback.Code(err) == "55P03": // a table that somebody has locked
+	case fallback.Away(err) || isOutage(now.reason),
+		pg.Code(err) == pgerrcode.LockNotAvailable: // a table that somebody has locked
 		return
 	}
 	if before := r.known.stuck; before.step == now.step && before.reason == now.reason {

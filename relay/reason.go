@@ -6,6 +6,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
@@ -33,8 +34,8 @@ func reason(err error) string {
 		return "over_budget"
 	case errors.Is(err, errStreamUnfit):
 		return "stream_unfit"
-	case fallback.Code(err) != "":
-		return "postgres_" + fallback.Code(err)
+	case pg.Code(err) != "":
+		return "postgres_" + pg.Code(err)
 	case fallback.Away(err):
 		return "postgres_away"
 	case publish.ClassOf(err) != publish.ClassUnknown:

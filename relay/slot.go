@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -212,7 +214,7 @@ func (r *Relay) makeSlot(ctx context.Context, db *fallback.DB, s *session) error
 
 // dropSlot drops the relay's own slot; another program's is left alone.
 func (r *Relay) dropSlot(ctx context.Context, db *fallback.DB) error {
-	if err := db.DropSlot(ctx, r.cfg.Slot); fallback.Code(err) == "55006" {
+	if err := db.DropSlot(ctx, r.cfg.Slot); pg.Code(err) == pgerrcode.ObjectInUse {
 		return fmt.Errorf("%w: %w", stream.ErrSlotActive, err)
 	} else if err != nil {
 		return err

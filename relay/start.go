@@ -12,10 +12,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/pg"
 )
 
 // begin prepares, and waits for servers that are away. It fails with what somebody has to put right.
@@ -46,9 +48,10 @@ func (r *Relay) begin(ctx context.Context) error {
 // without a leader or full, or its name does not resolve yet. What the server refuses (a password, a database, a table)
 // does not.
 func passes(err error) bool {
-	if code := fallback.Code(err); code != "" {
+	if code := pg.Code(err); code != "" {
 		// Starting up or shutting down, too many connections, a lock, a full disk.
-		return slices.Contains([]string{"57P01", "57P02", "57P03", "53300"}, code) || fallback.Passing(err)
+		soon := []string{pgerrcode.AdminShutdown, pgerrcode.CrashShutdown, pgerrcode.CannotConnectNow, pgerrcode.TooManyConnections}
+		return slices.Contains(soon, code) || fallback.Passing(err)
 	}
 	var api *jetstream.APIError
 	if errors.As(err, &api) {

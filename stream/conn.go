@@ -2,12 +2,12 @@ package stream
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -62,25 +62,16 @@ func connect(ctx context.Context, server pg.Config, options ...func(*pgconn.Conf
 const directHint = "this looks like a connection pooler: give postgres.url the host and port of PostgreSQL itself"
 
 func explainConnect(err error) error {
-	switch code(err) {
-	case "42501":
+	switch pg.Code(err) {
+	case pgerrcode.InsufficientPrivilege:
 		return hint.Wrap(fmt.Errorf("%w: %w", ErrCannotStream, err), "give the role the right to stream: ALTER ROLE ... REPLICATION (RDS: GRANT rds_replication TO ...)")
-	case "28000":
+	case pgerrcode.InvalidAuthorizationSpecification:
 		return hint.Wrap(fmt.Errorf("%w: %w", ErrCannotStream, err), "pg_hba.conf must allow the role into this database for replication: for logical replication the line names "+
 			"the database itself, the keyword \"replication\" does not match")
-	case "53300":
+	case pgerrcode.TooManyConnections:
 		return hint.Wrap(err, "raise max_wal_senders or max_connections")
-	case "08P01":
+	case pgerrcode.ProtocolViolation:
 		return hint.Wrap(err, directHint)
 	}
 	return err
-}
-
-// code is the SQLSTATE in err's tree, or "".
-func code(err error) string {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) {
-		return refused.Code
-	}
-	return ""
 }

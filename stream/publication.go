@@ -8,9 +8,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -67,7 +69,7 @@ func EnsurePublication(ctx context.Context, conn *pgx.Conn, name string, tables 
 		return "", nil
 	}
 	if _, err := conn.Exec(ctx, sql); err != nil {
-		if code(err) == "42710" { // somebody else was faster
+		if pg.Code(err) == pgerrcode.DuplicateObject { // somebody else was faster
 			return "", CheckPublication(ctx, conn, name, tables)
 		}
 		return "", hint.Wrap(fmt.Errorf("create publication %q: %w", name, err),

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -178,9 +179,9 @@ func (s *Session) start(ctx context.Context) error {
 	switch {
 	case err == nil:
 		return nil
-	case code(err) == "55006":
+	case pg.Code(err) == pgerrcode.ObjectInUse:
 		return fmt.Errorf("start replication: %w: %w", ErrSlotActive, err)
-	case code(err) == "55000": // it was invalidated since it was read
+	case pg.Code(err) == pgerrcode.ObjectNotInPrerequisiteState: // it was invalidated since it was read
 		return fmt.Errorf("start replication: %w: %w", ErrSlotLost, err)
 	}
 	return fmt.Errorf("start replication: %w", err)
@@ -238,10 +239,10 @@ func (s *Session) handle(ctx context.Context, d *decode.Decoder, h Handler, msg 
 		return s.notice(msg)
 	case *pgproto3.ErrorResponse:
 		err := fmt.Errorf("walsender: %w", pgconn.ErrorResponseToPgError(msg))
-		switch class := msg.Code[:min(2, len(msg.Code))]; {
-		case msg.Code == "42704":
+		switch {
+		case pg.Code(err) == pgerrcode.UndefinedObject:
 			return fmt.Errorf("%w: %w", ErrBeforePublication, err)
-		case class == "22", class == "54", class == "XX":
+		case pg.InClass(err, pg.DataException, pg.ProgramLimitExceeded, pg.InternalError):
 			return &Unsendable{After: s.ended, Err: err}
 		}
 		return err

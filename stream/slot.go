@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
@@ -157,12 +158,12 @@ func explainSlot(what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	switch code(err) {
-	case "55006":
+	switch pg.Code(err) {
+	case pgerrcode.ObjectInUse:
 		return fmt.Errorf("%s: %w: %w", what, ErrSlotActive, err)
-	case "42710":
+	case pgerrcode.DuplicateObject:
 		return hint.Wrap(fmt.Errorf("%s: %w", what, err), "SELECT * FROM pg_replication_slots shows whose it is; drop it if nobody needs it")
-	case "53400":
+	case pgerrcode.ConfigurationLimitExceeded:
 		return hint.Wrap(fmt.Errorf("%s: %w", what, err),
 			"raise max_replication_slots (needs a restart) or drop a slot that nobody needs: there must be room for two while a relay makes its own")
 	}

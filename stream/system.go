@@ -8,10 +8,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -20,7 +22,7 @@ func identify(ctx context.Context, conn *pgconn.PgConn) (System, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	id, err := pglogrepl.IdentifySystem(ctx, conn)
-	if code(err) == "42601" { // the server knows the command, so it was not asked
+	if pg.Code(err) == pgerrcode.SyntaxError { // the server knows the command, so it was not asked
 		err = hint.Wrap(err, directHint)
 	}
 	if err != nil {
@@ -31,7 +33,7 @@ func identify(ctx context.Context, conn *pgconn.PgConn) (System, error) {
 		return sys, nil
 	}
 	h, err := pglogrepl.TimelineHistory(ctx, conn, id.Timeline)
-	if code(err) == "58P01" { // the history file was removed: nothing is known of older timelines
+	if pg.Code(err) == pgerrcode.UndefinedFile { // the history file was removed: nothing is known of older timelines
 		return sys, nil
 	}
 	if err != nil {

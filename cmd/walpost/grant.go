@@ -2,12 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgerrcode"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
@@ -75,13 +74,10 @@ func updated(t *outbox.Table) (columns []string) {
 }
 
 func adviseGrant(err error, role string) string {
-	var refused *pgconn.PgError
-	switch {
-	case !errors.As(err, &refused):
-		return ""
-	case refused.Code == "42704": // undefined_object
+	switch pg.Code(err) {
+	case pgerrcode.UndefinedObject:
 		return fmt.Sprintf("as a superuser: CREATE ROLE %s LOGIN REPLICATION", outbox.QuoteIdent(role))
-	case refused.Code == "42501": // insufficient_privilege
+	case pgerrcode.InsufficientPrivilege:
 		return "run it as the owner of the tables"
 	}
 	return ""

@@ -8,8 +8,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -196,8 +196,7 @@ func ensurePublication(ctx context.Context, w io.Writer, cfg *Config) error {
 }
 
 func advisePublication(err error) string {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) && refused.Code == "42P01" { // undefined_table
+	if pg.Code(err) == pgerrcode.UndefinedTable {
 		return "check outboxes[].table: `walpost migrate up` creates public.outbox_messages in the canonical layout and no other outbox"
 	}
 	return ""

@@ -8,10 +8,12 @@ import (
 	"io"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -316,10 +318,10 @@ func mayDrop(s *slotStatus, guard bool) error {
 }
 
 func adviseDrop(err error, db *fallback.DB) error {
-	switch fallback.Code(err) {
-	case "42501":
+	switch pg.Code(err) {
+	case pgerrcode.InsufficientPrivilege:
 		return hint.Wrap(err, fmt.Sprintf("run it as a role with REPLICATION: ALTER ROLE %s REPLICATION (RDS: GRANT rds_replication TO %[1]s)", outbox.QuoteIdent(db.User())))
-	case "55006":
+	case pgerrcode.ObjectInUse:
 		return hint.Wrap(err, "something has begun to stream it: `walpost slot show` says which process")
 	}
 	return err

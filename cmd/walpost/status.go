@@ -6,11 +6,13 @@ import (
 	"maps"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -312,7 +314,7 @@ func (r *statusReport) askOutbox(ctx context.Context, db *fallback.DB, t *outbox
 		}},
 	} {
 		err := q.ask()
-		if !r.look(q.part, db.ExplainRead(ctx, t, err)) && fallback.Code(err) != "57014" {
+		if !r.look(q.part, db.ExplainRead(ctx, t, err)) && pg.Code(err) != pgerrcode.QueryCanceled {
 			return // it would be the same for the others; only one may be quicker than another
 		}
 	}

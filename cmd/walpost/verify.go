@@ -9,10 +9,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
 	"github.com/walpost/walpost/stream"
@@ -80,7 +82,7 @@ func tellVerify(w io.Writer, report *verify.Report, broken error, repair, asJSON
 		return errors.Join(broken, err)
 	}
 	if broken != nil {
-		if fallback.Code(broken) == "42501" && hint.Of(broken) == "" {
+		if pg.Code(broken) == pgerrcode.InsufficientPrivilege && hint.Of(broken) == "" {
 			broken = hint.Wrap(broken, "as the table's owner, GRANT the role of postgres.url what `walpost verify --help` names")
 		}
 		return fmt.Errorf("the comparison broke off, and the report is incomplete: %w", broken)

@@ -21,19 +21,20 @@ const module = "github.com/walpost/walpost/"
 var rooms = map[string][]string{
 	"outbox":   {},
 	"decode":   {module + "outbox"},
-	"stream":   {module + "outbox", module + "decode", hint, pg, pgx, "github.com/jackc/pglogrepl", zap},
+	"stream":   {module + "outbox", module + "decode", hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
 	"publish":  {module + "outbox", jetstream, hint, nats},
-	"fallback": {module + "outbox", hint, pg, pgx, zap, prometheus},
+	"fallback": {module + "outbox", hint, pg, pgx, pgerrcode, zap, prometheus},
 	"relay": {
 		module + "outbox", module + "stream", module + "publish", jetstream, module + "fallback", hint, zap, prometheus,
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
-		pg, // what a URL says of TLS; connections are stream's and fallback's
+		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and fallback's.
+		pg, pgerrcode,
 	},
 	"verify":      {module + "outbox", jetstream, module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
 	"bench":       {hint, pg, pgx, nats},
 	"internal/pg": {module + "outbox", hint, secretfile, pgx},
-	"migrations":  {module + "outbox", hint, pg, pgx, "github.com/pressly/goose/"},
+	"migrations":  {module + "outbox", hint, pg, pgx, pgerrcode, "github.com/pressly/goose/"},
 
 	"internal/jetstream":  {module + "outbox", hint, secretfile, nats},
 	"internal/secretfile": {hint},
@@ -46,6 +47,7 @@ const (
 	secretfile = module + "internal/secretfile"
 	pgx        = "github.com/jackc/pgx/"
 	nats       = "github.com/nats-io/nats.go"
+	pgerrcode  = "github.com/jackc/pgerrcode"
 	zap        = "go.uber.org/zap"
 	prometheus = "github.com/prometheus/client_golang/"
 )
