@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -117,46 +118,26 @@ type LogConfig struct {
 }
 
 func defaultConfig() *Config {
-	return &Config{
-		Postgres: PostgresConfig{
-			URL:            "postgres://localhost:5432/postgres",
-			Slot:           defaultSlot,
-			Publication:    "walpost",
-			MaxRetainedWAL: 10_000_000_000,
-		},
-		Outboxes: []OutboxConfig{defaultOutbox()},
-		NATS: NATSConfig{
-			URL:          "nats://localhost:4222",
-			Stream:       "EVENTS",
-			CreateStream: true,
-			Subject:      "events.{event_type}",
-			Format:       "binary",
-		},
-		Publish: PublishConfig{Window: 4096, WindowBytes: 32 << 20, Batch: "auto"},
-		Mode:    "auto",
-		Fallback: FallbackConfig{
-			Interval:       30 * time.Second,
-			Batch:          100,
-			DelayThreshold: time.Second,
-			MaxAttempts:    10,
-			Backoff:        30 * time.Second,
-			OnPoison:       "hold",
-		},
-		Retention: RetentionConfig{
-			ArchiveAfter: 7 * 24 * time.Hour,
-			DropAfter:    90 * 24 * time.Hour,
-			Interval:     time.Hour,
-		},
-		HTTP: HTTPConfig{Listen: "127.0.0.1:9464"},
-		Log:  LogConfig{Level: "info", Format: "auto"},
+	c := &Config{Outboxes: make([]OutboxConfig, 1)}
+	setDefaults(c.keys())
+	return c
+}
+
+func defaultOutbox() OutboxConfig {
+	c := &Config{Outboxes: make([]OutboxConfig, 1)}
+	setDefaults(c.outboxKeys(0))
+	return c.Outboxes[0]
+}
+
+func setDefaults(keys []key) {
+	for _, k := range keys {
+		if err := k.Set(k.initial); err != nil {
+			panic(fmt.Sprintf("default of %s: %v", k.name, err))
+		}
 	}
 }
 
 const defaultSlot = "walpost"
-
-func defaultOutbox() OutboxConfig {
-	return OutboxConfig{Table: "public.outbox_messages", Layout: LayoutConfig{Name: "canonical"}, Mark: string(outbox.MarkUpdate)}
-}
 
 // Tables are the outboxes as the other packages take them. A configuration that was validated has no error
 // here.

@@ -11,11 +11,12 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// key is one line of the configuration's table. Flags, environment variables, the file's keys, the checks,
-// the example and the output of `config check` are all made from it.
+// key is one line of the configuration's table. Defaults, flags, environment variables, the file's keys, the
+// checks, the example and the output of `config check` are all made from it.
 type key struct {
-	name string // "nats.tls.ca"; of an outbox "outboxes[0].table"
-	env  string
+	name    string // "nats.tls.ca"; of an outbox "outboxes[0].table"
+	env     string
+	initial string // the default, as Set takes it
 	value
 	help string
 }
@@ -29,13 +30,13 @@ func (k key) flag() string {
 func (c *Config) keys() []key {
 	table := c.postgresKeys()
 	table = append(table, key{
-		"source", "WALPOST_SOURCE",
+		"source", "WALPOST_SOURCE", "",
 		stringValue{p: &c.Source, check: checkSource},
 		"The namespace of the message ids (Nats-Msg-Id) and the ce-source: at most 256 printable ASCII characters without spaces and " +
 			"quotes. Empty is <system id>/<database>. Never change it while rows are pending: they would be new events.",
 	})
 	table = append(table, key{
-		"shard", "WALPOST_SHARD",
+		"shard", "WALPOST_SHARD", "",
 		stringValue{p: &c.Shard, check: func(s string) error { _, err := outbox.ParseShard(s); return err }},
 		fmt.Sprintf("The part of the aggregates that is this relay's, as in 1/4, the first of four (at most %d), by a hash of aggregate_id. "+
 			"Empty is all of them. Each shard needs a slot, a publication and a stream of its own, and PostgreSQL 15 or newer.", outbox.MaxShards),
@@ -53,40 +54,40 @@ func (c *Config) postgresKeys() []key {
 	p := &c.Postgres
 	return []key{
 		{
-			"postgres.url", "WALPOST_POSTGRES_URL",
+			"postgres.url", "WALPOST_POSTGRES_URL", "postgres://localhost:5432/postgres",
 			stringValue{p: &p.URL, check: pg.CheckURL, redact: redactPostgres},
 			"The database with the outbox, as a URL or as libpq's keyword/value string. It must lead to the server itself, not to a " +
 				"pooler. Where it is not set, the PG* variables of libpq are used if one of PGHOST, PGPORT, PGDATABASE or PGSERVICE is.",
 		},
 		{
-			"postgres.url_file", "WALPOST_POSTGRES_URL_FILE",
+			"postgres.url_file", "WALPOST_POSTGRES_URL_FILE", "",
 			stringValue{p: &p.URLFile},
 			"A file with the URL, in place of url, read at every connection.",
 		},
 		{
-			"postgres.password_file", "WALPOST_POSTGRES_PASSWORD_FILE",
+			"postgres.password_file", "WALPOST_POSTGRES_PASSWORD_FILE", "",
 			stringValue{p: &p.PasswordFile},
 			"A file with the password, read at every connection. It goes before any other password, such as one in the URL.",
 		},
 		{
-			"postgres.slot", "WALPOST_SLOT",
+			"postgres.slot", "WALPOST_SLOT", defaultSlot,
 			stringValue{p: &p.Slot, check: checkSlot},
 			"The logical replication slot: 1 to 59 of a-z, 0-9 and _, not ending in _new (that one belongs to the slot's recreation). " +
 				"Relays with the same slot stand by for each other.",
 		},
 		{
-			"postgres.publication", "WALPOST_PUBLICATION",
+			"postgres.publication", "WALPOST_PUBLICATION", "walpost",
 			stringValue{p: &p.Publication, check: checkPublication},
 			"The publication that the slot reads: 1 to 63 bytes. `walpost migrate up` creates it.",
 		},
 		{
-			"postgres.max_retained_wal", "WALPOST_MAX_RETAINED_WAL",
+			"postgres.max_retained_wal", "WALPOST_MAX_RETAINED_WAL", "10GB",
 			sizeValue{&p.MaxRetainedWAL, 0, 100e12},
 			"How much WAL the slot may hold back on the server, in bytes or with a unit (GB, GiB, ...), at least 64 MiB. Past it the slot is " +
 				"given up and recreated, and the table delivers what was missed. 0 is no budget.",
 		},
 		{
-			"postgres.initial", "WALPOST_INITIAL",
+			"postgres.initial", "WALPOST_INITIAL", "",
 			choiceValue{&p.Initial, []string{"", "pending", "none"}},
 			"What a first start does with the rows that are already pending: publish them (pending) or mark them as processed (none). " +
 				"Empty publishes up to 100,000 rows and asks when there are more.",
@@ -105,12 +106,12 @@ func (c *Config) outboxKeys(i int) []key {
 	at := fmt.Sprintf("outboxes[%d].", i)
 	return []key{
 		{
-			at + "table", env("WALPOST_TABLE"),
+			at + "table", env("WALPOST_TABLE"), "public.outbox_messages",
 			stringValue{p: &o.Table, check: checkTable},
 			"An outbox table, with its schema. Several entries may follow; the environment and the flags speak of the first.",
 		},
 		{
-			at + "layout", env("WALPOST_LAYOUT"),
+			at + "layout", env("WALPOST_LAYOUT"), "canonical",
 			layoutValue{&o.Layout},
 			"What its columns are called: a known layout, or a map from field to column, as in {id: id, event_type: kind, payload: body}; in the " +
 				"environment id=id,event_type=kind,payload=body. " +
@@ -118,7 +119,7 @@ func (c *Config) outboxKeys(i int) []key {
 				"trace_id, available_at, processed_at, attempts, last_error; id, event_type and payload are required.",
 		},
 		{
-			at + "mark", env("WALPOST_MARK"),
+			at + "mark", env("WALPOST_MARK"), "update",
 			choiceValue{&o.Mark, []string{"update", "delete", "none"}},
 			"How a stored row is taken out: update sets processed_at, delete deletes it, none leaves it alone (the producer inserts and " +
 				"deletes in one transaction: no delayed rows, no retries, no healing).",
@@ -130,44 +131,44 @@ func (c *Config) natsKeys() []key {
 	n := &c.NATS
 	return append(c.credentialKeys(), []key{
 		{
-			"nats.domain", "WALPOST_NATS_DOMAIN",
+			"nats.domain", "WALPOST_NATS_DOMAIN", "",
 			stringValue{p: &n.Domain, check: checkDomain},
 			"The JetStream domain, where the stream is not in the connected server's own.",
 		},
 		{
-			"nats.inbox_prefix", "WALPOST_NATS_INBOX_PREFIX",
+			"nats.inbox_prefix", "WALPOST_NATS_INBOX_PREFIX", "",
 			stringValue{p: &n.InboxPrefix, check: checkInboxPrefix},
 			"The subject prefix under which acknowledgements come back, for accounts that restrict subscriptions. Empty is _INBOX.",
 		},
 		{
-			"nats.shared", "WALPOST_SHARED",
+			"nats.shared", "WALPOST_SHARED", "false",
 			boolValue{&n.Shared},
 			"Whether others write to the stream too. Then only message ids and the stream's duplicate window stand against duplicates.",
 		},
 		{
-			"nats.accept_weak_stream", "WALPOST_ACCEPT_WEAK_STREAM",
+			"nats.accept_weak_stream", "WALPOST_ACCEPT_WEAK_STREAM", "false",
 			boolValue{&n.AcceptWeakStream},
 			"Whether a stream is accepted whose newest messages may vanish (workqueue or interest retention, limits per subject, TTL).",
 		},
 		{
-			"nats.stream", "WALPOST_STREAM",
+			"nats.stream", "WALPOST_STREAM", "EVENTS",
 			stringValue{p: &n.Stream, check: checkStream},
 			"The JetStream stream: 1 to 255 characters without spaces and any of . * > / \\.",
 		},
 		{
-			"nats.create_stream", "WALPOST_CREATE_STREAM",
+			"nats.create_stream", "WALPOST_CREATE_STREAM", "true",
 			boolValue{&n.CreateStream},
 			"Whether to create the stream at process start where it does not exist and nothing can have been stored: no row is marked, and " +
 				"with mark delete or none there is no slot. An existing one is checked, never changed.",
 		},
 		{
-			"nats.subject", "WALPOST_SUBJECT",
+			"nats.subject", "WALPOST_SUBJECT", "events.{event_type}",
 			stringValue{p: &n.Subject, check: checkSubject},
 			"The subject of each event: literal tokens and {event_type} {tenant_id} {aggregate_type} {aggregate_id} {event_version}, " +
 				"joined by dots.",
 		},
 		{
-			"nats.format", "WALPOST_FORMAT",
+			"nats.format", "WALPOST_FORMAT", "binary",
 			choiceValue{&n.Format, []string{"binary", "cloudevents"}},
 			"binary: the payload is the body, the attributes are CloudEvents headers. cloudevents: a JSON envelope around both.",
 		},
@@ -176,10 +177,12 @@ func (c *Config) natsKeys() []key {
 
 func (c *Config) credentialKeys() []key {
 	n := &c.NATS
-	file := func(name, env string, p *string, help string) key { return key{name, env, stringValue{p: p}, help} }
+	file := func(name, env string, p *string, help string) key {
+		return key{name, env, "", stringValue{p: p}, help}
+	}
 	return []key{
 		{
-			"nats.url", "WALPOST_NATS_URL",
+			"nats.url", "WALPOST_NATS_URL", "nats://localhost:4222",
 			stringValue{p: &n.URL, check: checkNATSURL, redact: redactNATS},
 			"The NATS server, or several of one cluster, comma-separated.",
 		},
@@ -191,7 +194,7 @@ func (c *Config) credentialKeys() []key {
 		file("nats.tls.cert", "WALPOST_NATS_TLS_CERT", &n.TLS.Cert, "A PEM file with the client's certificate; it needs tls.key."),
 		file("nats.tls.key", "WALPOST_NATS_TLS_KEY", &n.TLS.Key, "A PEM file with the client certificate's key."),
 		{
-			"nats.tls.handshake_first", "WALPOST_NATS_TLS_FIRST",
+			"nats.tls.handshake_first", "WALPOST_NATS_TLS_FIRST", "false",
 			boolValue{&n.TLS.HandshakeFirst},
 			"Begin with the TLS handshake, before the server's greeting: for servers whose tls block has handshake_first.",
 		},
@@ -202,22 +205,22 @@ func (c *Config) publishKeys() []key {
 	p := &c.Publish
 	return []key{
 		{
-			"publish.window", "WALPOST_WINDOW",
+			"publish.window", "WALPOST_WINDOW", "4096",
 			intValue{&p.Window, 1, jetstream.U},
 			"How many messages may be on their way to JetStream without an acknowledgement. It bounds memory, together with window_bytes.",
 		},
 		{
-			"publish.window_bytes", "WALPOST_WINDOW_BYTES",
+			"publish.window_bytes", "WALPOST_WINDOW_BYTES", "32MiB",
 			sizeValue{&p.WindowBytes, 64 << 10, 1 << 30},
 			"The same in bytes. One message that is larger than all of it goes out alone.",
 		},
 		{
-			"publish.batch", "WALPOST_BATCH",
+			"publish.batch", "WALPOST_BATCH", "auto",
 			choiceValue{&p.Batch, []string{"auto", "single", "atomic", "fast"}},
 			"How messages are handed to JetStream: one by one, in atomic batches, by fast ingest, or whichever the stream allows.",
 		},
 		{
-			"mode", "WALPOST_MODE",
+			"mode", "WALPOST_MODE", "auto",
 			choiceValue{&c.Mode, []string{"auto", "stream", "poll"}},
 			"stream reads the WAL and fails where it cannot; poll reads the table only; auto streams where wal_level is logical and the " +
 				"role may replicate, and polls elsewhere.",
@@ -229,33 +232,33 @@ func (c *Config) fallbackKeys() []key {
 	f := &c.Fallback
 	return []key{
 		{
-			"fallback.interval", "WALPOST_FALLBACK_INTERVAL",
+			"fallback.interval", "WALPOST_FALLBACK_INTERVAL", "30s",
 			durationValue{&f.Interval, 100 * time.Millisecond, time.Hour},
 			"How often the table is searched for rows that the WAL did not deliver, beside the WAL.",
 		},
 		{
-			"fallback.batch", "WALPOST_FALLBACK_BATCH",
+			"fallback.batch", "WALPOST_FALLBACK_BATCH", "100",
 			intValue{&f.Batch, 1, jetstream.U},
 			"How many rows one statement of the poller reads from the table.",
 		},
 		{
-			"fallback.delay_threshold", "WALPOST_FALLBACK_DELAY_THRESHOLD",
+			"fallback.delay_threshold", "WALPOST_FALLBACK_DELAY_THRESHOLD", "1s",
 			durationValue{&f.DelayThreshold, 0, time.Hour},
 			"A row is delayed when available_at lies further than this after its commit. It forgives the producers' clocks.",
 		},
 		{
-			"fallback.max_attempts", "WALPOST_FALLBACK_MAX_ATTEMPTS",
+			"fallback.max_attempts", "WALPOST_FALLBACK_MAX_ATTEMPTS", "10",
 			intValue{&f.MaxAttempts, 0, 1000},
 			"After how many failed attempts of its own a row becomes a dead letter with the next. Outages are never attempts.",
 		},
 		{
-			"fallback.backoff", "WALPOST_FALLBACK_BACKOFF",
+			"fallback.backoff", "WALPOST_FALLBACK_BACKOFF", "30s",
 			durationValue{&f.Backoff, time.Millisecond, 24 * time.Hour},
 			"How long a row waits after its first failure; after the n-th it waits n times as long, from the eighth on eight times. " +
 				"Shorter than the default is for tests.",
 		},
 		{
-			"fallback.on_poison", "WALPOST_FALLBACK_ON_POISON",
+			"fallback.on_poison", "WALPOST_FALLBACK_ON_POISON", "hold",
 			choiceValue{&f.OnPoison, []string{"hold", "skip"}},
 			"What a failing row does to the later rows of its aggregate: hold them back, which keeps the order, or let them pass (skip).",
 		},
@@ -267,34 +270,34 @@ func (c *Config) surroundingKeys() []key {
 	r := &c.Retention
 	return []key{
 		{
-			"retention.archive_after", "WALPOST_RETENTION_ARCHIVE_AFTER",
+			"retention.archive_after", "WALPOST_RETENTION_ARCHIVE_AFTER", "168h",
 			optionalDuration{durationValue{&r.ArchiveAfter, time.Minute, decade}},
 			"How long after it was processed a row moves to the archive; 0s is never. Undelivered rows never do. What JetStream " +
 				"has lost is noticed among the rows that are still in the outbox.",
 		},
 		{
-			"retention.drop_after", "WALPOST_RETENTION_DROP_AFTER",
+			"retention.drop_after", "WALPOST_RETENTION_DROP_AFTER", "2160h",
 			optionalDuration{durationValue{&r.DropAfter, time.Minute, decade}},
 			"How long after its end, and after its last row was processed, a month of the archive is dropped; at least archive_after; 0s " +
 				"is never.",
 		},
 		{
-			"retention.interval", "WALPOST_RETENTION_INTERVAL",
+			"retention.interval", "WALPOST_RETENTION_INTERVAL", "1h",
 			optionalDuration{durationValue{&r.Interval, time.Second, 24 * time.Hour}},
 			"How often that is done; 0s is never.",
 		},
 		{
-			"http.listen", "WALPOST_HTTP_LISTEN",
+			"http.listen", "WALPOST_HTTP_LISTEN", "127.0.0.1:9464",
 			stringValue{p: &c.HTTP.Listen, check: checkListen},
 			"The address of /metrics, /healthz, /readyz and /status, without authentication: keep it inside. Empty is off.",
 		},
 		{
-			"log.level", "WALPOST_LOG_LEVEL",
+			"log.level", "WALPOST_LOG_LEVEL", "info",
 			choiceValue{&c.Log.Level, []string{"debug", "info", "warn", "error"}},
 			"The least severe lines that are written, to standard error.",
 		},
 		{
-			"log.format", "WALPOST_LOG_FORMAT",
+			"log.format", "WALPOST_LOG_FORMAT", "auto",
 			choiceValue{&c.Log.Format, []string{"auto", "console", "json"}},
 			"auto is console on a terminal and json elsewhere.",
 		},
