@@ -3,8 +3,10 @@ package relay_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
@@ -68,6 +70,46 @@ func TestForeignMessageDisplacesARow(t *testing.T) {
 				t.Errorf("%d messages are stored, want %d rows and %d others", n, last, others)
 			}
 		})
+	}
+}
+
+// TestRowsAreSkippedInTheStream: where a foreign message is near the tail, rows without marks that lie below
+// the tail and are not in the stream are sent late. A dead letter is not sent.
+func TestRowsAreSkippedInTheStream(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.cfg.Outboxes[0].Mark = outbox.MarkNone
+	r.createStream(func(c *natsjs.StreamConfig) {
+		c.Subjects, c.Duplicates = []string{"events.order.>"}, 100*time.Millisecond
+	})
+	r.publish(1, func(int, nats.Header) {})
+	x := r.start().streaming()
+	r.keep()
+	for n := 1; n <= 3; n++ {
+		r.putNone(n)
+	}
+	refused := set{"event_type": "'payment.made'"}
+	r.exec(refused.insert("outbox_messages", 100, canonicalRow) + "; DELETE FROM outbox_messages")
+	r.putNone(4)
+	r.passes(r.here())
+	r.storedIs(0, 4)
+	const letters = `SELECT count(*) FROM outbox_messages_dlq`
+	if n := r.query1(letters); n != "1" {
+		t.Fatalf("%s dead letters, want 1", n)
+	}
+	x.halt()
+
+	r.loseMessages(2, 4) // rows 1 and 3
+	r.setSubjects("events.>")
+	r.rewind()
+	r.duplicateWindowPasses(100 * time.Millisecond)
+	r.must(r.js().DeleteStream(t.Context(), "PROBE"))
+	r.start().streaming()
+	r.putNone(5)
+	r.passes(r.here())
+	r.storedIs(0, 0, 2, 2, 4, 4, 1, 1, 3, 3, 5, 5)
+	if n := r.query1(letters); n != "1" {
+		t.Errorf("%s dead letters, want 1", n)
 	}
 }
 

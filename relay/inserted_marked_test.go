@@ -58,6 +58,31 @@ func TestRowsInsertedAsMarked(t *testing.T) {
 	}
 }
 
+// TestInsertedMarkIsLocked: a start that finds a row inserted as processed, and cannot note it, goes on all
+// the same. The WAL up to it is confirmed when it is noted.
+func TestInsertedMarkIsLocked(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 10)
+	r.pending(0)
+	r.passes(r.here())
+	x.halt()
+	r.exec(insertMarkedSQL, 11, 11, nil)
+	inserted := r.here()
+	holder := r.conn()
+	r.must(run(t.Context(), holder, "BEGIN; SELECT FROM outbox_messages WHERE payload ->> 'n' = '11' FOR UPDATE"))
+	x = r.start().streaming()
+	x.alarmed("inserted_marked")
+	r.put(12, 15)
+	r.pending(0)
+	r.pinned(inserted)
+	r.must(run(t.Context(), holder, "COMMIT"))
+	r.passes(r.here())
+	r.storedIs(1, 10, 12, 15)
+	x.quiet("events_lost")
+}
+
 // TestMarkedAgainIsNoInsertedMark: a row that was inserted as marked, and that an operator has had
 // delivered, can be lost.
 func TestMarkedAgainIsNoInsertedMark(t *testing.T) {
