@@ -144,7 +144,8 @@ func parseAnyAck(b []byte, stream string) (pubAck, error) {
 	}
 	switch {
 	case r.Error != nil:
-		return pubAck{}, &ackError{Code: r.Error.Code, ErrCode: r.Error.ErrCode, Description: r.Error.Description}
+		e := r.Error
+		return pubAck{}, &ackError{Code: e.Code, ErrCode: e.ErrCode, Description: e.Description}
 	case r.Stream == "" || r.Seq == 0:
 		return pubAck{}, fmt.Errorf("%w: %s", errInvalidAck, excerpt(b))
 	case r.Stream != stream:

@@ -102,5 +102,6 @@ func plainUTC(v []byte) bool {
 	year := two(0)*100 + two(2)
 	month, day := two(5), two(8)
 	days := [...]int{31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31} // a 29th of February goes the long way
-	return year > 0 && month >= 1 && month <= 12 && day >= 1 && day <= days[month-1] && two(11) < 24 && two(14) < 60 && two(17) < 60
+	return year > 0 && month >= 1 && month <= 12 && day >= 1 && day <= days[month-1] &&
+		two(11) < 24 && two(14) < 60 && two(17) < 60
 }

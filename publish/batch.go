@@ -27,7 +27,8 @@ func (v *verdict) judge(err error, n, size int) {
 	switch {
 	case ack != nil && slices.Contains(batchRefusals, ack.ErrCode):
 		v.refused = true
-	case errors.Is(err, errBatch), ClassOf(err) == ClassRow, ack != nil && (ack.ErrCode == errBatchDuplicate || ack.ErrCode == errBatchIncomplete),
+	case errors.Is(err, errBatch), ClassOf(err) == ClassRow,
+		ack != nil && (ack.ErrCode == errBatchDuplicate || ack.ErrCode == errBatchIncomplete),
 		ClassOf(err) == ClassChain && n > 1: // behind one that was taken for a duplicate
 		v.suspect = min(size, maxAtomic) // of a larger one, what is before n is stored
 	}
@@ -92,8 +93,11 @@ func (l *Lane) endsAtomic(index uint64) bool {
 // batch's last message: whatever the server may have left out of it, as duplicates or by
 // mistake, makes it smaller. The caller holds mu.
 func (l *Lane) onBatch(first uint64, ack pubAck) {
-	if u := &l.unit; !u.begins(first) || ack.Duplicate || ack.Count != uint64(u.n) || ack.Seq != l.cfg.Base+first+ack.Count {
-		l.onBatchFailure(first, 0, fmt.Errorf("%w: the PubAck of the one at sequence %d counts %d to sequence %d", errBatch, l.cfg.Base+first+1, ack.Count, ack.Seq))
+	if u := &l.unit; !u.begins(first) || ack.Duplicate || ack.Count != uint64(u.n) ||
+		ack.Seq != l.cfg.Base+first+ack.Count {
+		l.onBatchFailure(first, 0, fmt.Errorf(
+			"%w: the PubAck of the one at sequence %d counts %d to sequence %d",
+			errBatch, l.cfg.Base+first+1, ack.Count, ack.Seq))
 		return
 	}
 	l.unit.replied()

@@ -40,7 +40,9 @@ func (l *Lane) Drain(ctx context.Context) []Refusal {
 			l.stored = append(l.stored, s.delivery.Index)
 			l.mu.Unlock()
 		case err == nil, errors.Is(err, jetstream.ErrMessageGone):
-			failure := rowErrorf(RowDuplicate, "JetStream took the row for the message at sequence %d, which is not there or is another", s.ack)
+			failure := rowErrorf(RowDuplicate,
+				"JetStream took the row for the message at sequence %d, which is not there or is another",
+				s.ack)
 			failure.Wait = memory // until JetStream has forgotten the id
 			refusals = append(refusals, Refusal{s.delivery, failure})
 		}

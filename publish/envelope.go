@@ -69,7 +69,8 @@ type Envelope struct {
 // [Envelope.Limit].
 func NewEnvelope(cfg EnvelopeConfig) (*Envelope, error) {
 	if err := checkSource(cfg.Source); err != nil {
-		return nil, hint.Errorf("set source to a name of letters, digits and any of . _ - / : and keep it for ever",
+		return nil, hint.Errorf(
+			"set source to a name of letters, digits and any of . _ - / : and keep it for ever",
 			"source %+q: %w", cfg.Source, err)
 	}
 	e := &Envelope{cfg: cfg, source: cfg.Source, headers: newHeaders()}
@@ -119,10 +120,11 @@ func checkText(ev *outbox.Event) error {
 	for f := outbox.ID; f <= outbox.TraceID; f++ {
 		if v := ev.Values[f]; !utf8.Valid(v) {
 			at := 0
-			for r, size := utf8.DecodeRune(v); r != utf8.RuneError || size != 1; r, size = utf8.DecodeRune(v[at:]) {
-				at += size
+			for r, n := utf8.DecodeRune(v); r != utf8.RuneError || n != 1; r, n = utf8.DecodeRune(v[at:]) {
+				at += n
 			}
-			return rowErrorf(RowEncoding, "%s: byte %d is no UTF-8: %s", f, at, excerpt(v[at:min(len(v), at+8)]))
+			return rowErrorf(RowEncoding, "%s: byte %d is no UTF-8: %s",
+				f, at, excerpt(v[at:min(len(v), at+8)]))
 		}
 	}
 	return nil
@@ -181,7 +183,8 @@ func checkAttributes(ev *outbox.Event) error {
 	}
 	switch {
 	case n > jetstream.MaxHeader:
-		return rowErrorf(RowHeaders, "the attributes have %d bytes, headers at most %d", n, jetstream.MaxHeader)
+		return rowErrorf(RowHeaders, "the attributes have %d bytes, headers at most %d",
+			n, jetstream.MaxHeader)
 	case len(ev.Values[outbox.ID]) == 0:
 		return rowErrorf(RowHeaders, "id is NULL or empty")
 	case len(ev.Values[outbox.EventType]) == 0:
@@ -242,7 +245,8 @@ func (e *Envelope) checkOmitted(ev *outbox.Event) error {
 		size = "more than 1,000,000,000"
 	}
 	if o.Field != outbox.Payload {
-		return rowErrorf(RowHeaders, "column %+q has %s bytes, headers at most %d", column, size, jetstream.MaxHeader)
+		return rowErrorf(RowHeaders, "column %+q has %s bytes, headers at most %d",
+			column, size, jetstream.MaxHeader)
 	}
 	return rowErrorf(RowSize, "column %+q has %s bytes, a message at most %d", column, size, e.MostPayload())
 }
@@ -250,7 +254,8 @@ func (e *Envelope) checkOmitted(ev *outbox.Event) error {
 func (e *Envelope) checkSize(body int) error {
 	header := len(e.headers.block)
 	if header > jetstream.MaxHeader {
-		return rowErrorf(RowHeaders, "the headers have %d bytes, the limit is %d", header, jetstream.MaxHeader)
+		return rowErrorf(RowHeaders, "the headers have %d bytes, the limit is %d",
+			header, jetstream.MaxHeader)
 	}
 	return e.checkTotal(header + body)
 }
@@ -271,7 +276,8 @@ func (e *Envelope) checkTotal(n int) error {
 	case e.maxPayload > 0 && int64(n) > e.maxPayload:
 		return rowErrorf(RowSize, "the message has %d bytes, the server's max_payload is %d", n, e.maxPayload)
 	case e.maxMsgSize > 0 && int64(n) > e.maxMsgSize:
-		return rowErrorf(RowSize, "the message has %d bytes, the stream's max_msg_size is %d", n, e.maxMsgSize)
+		return rowErrorf(RowSize, "the message has %d bytes, the stream's max_msg_size is %d",
+			n, e.maxMsgSize)
 	}
 	return nil
 }

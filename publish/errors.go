@@ -20,7 +20,9 @@ const (
 )
 
 // RowClasses are all of them.
-var RowClasses = []string{RowSubject, RowUncovered, RowPermission, RowHeaders, RowSize, RowEncoding, RowUnreadable, RowDuplicate}
+var RowClasses = []string{
+	RowSubject, RowUncovered, RowPermission, RowHeaders, RowSize, RowEncoding, RowUnreadable, RowDuplicate,
+}
 
 // RowError is a row's own fault: it would come back however often the row was
 // sent, so the row is parked and the lane goes on. Nothing else is a RowError,

@@ -35,7 +35,8 @@ func checkValue(f outbox.Field, v []byte) error {
 	case len(v) > maxSubject:
 		return rowErrorf(RowSubject, "%s has %d bytes, a subject at most %d", f, len(v), maxSubject)
 	case f == outbox.EventType && !validTokens(v):
-		return rowErrorf(RowSubject, "event_type %s: want printable ASCII without spaces, * and >, and no empty token",
+		return rowErrorf(RowSubject,
+			"event_type %s: want printable ASCII without spaces, * and >, and no empty token",
 			excerpt(v))
 	}
 	return nil
@@ -65,7 +66,8 @@ func checkSubject(s []byte) error {
 }
 
 func isFirstToken(s []byte, token string) bool {
-	return len(s) >= len(token) && string(s[:len(token)]) == token && (len(s) == len(token) || s[len(token)] == '.')
+	return len(s) >= len(token) && string(s[:len(token)]) == token &&
+		(len(s) == len(token) || s[len(token)] == '.')
 }
 
 const upperHex = "0123456789ABCDEF"

@@ -57,7 +57,8 @@ func (l *Lane) takeReply(msg *nats.Msg) {
 		l.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
 	case l.cfg.Chained && ack.Seq != l.cfg.Base+index+1:
 		l.ring.replied(s, settled)
-		l.failLocked(fmt.Errorf("%w: stored at sequence %d, expected %d", ErrChain, ack.Seq, l.cfg.Base+index+1))
+		l.failLocked(fmt.Errorf("%w: stored at sequence %d, expected %d",
+			ErrChain, ack.Seq, l.cfg.Base+index+1))
 	default:
 		l.onStored(s, index, ack.Seq)
 	}

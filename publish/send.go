@@ -74,12 +74,16 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 	}
 	ref := ev.Ref()
 	staged := l.stage.used()
-	stamp := Stamp{Ref: ref, Position: at, Staged: staged, Chained: l.cfg.Chained, ExpectedLast: l.cfg.Base + l.ring.head, Via: via, Commit: ev.Commit, N: ev.N}
+	stamp := Stamp{
+		Ref: ref, Position: at, Via: via, Commit: ev.Commit, N: ev.N,
+		Staged: staged, Chained: l.cfg.Chained, ExpectedLast: l.cfg.Base + l.ring.head,
+	}
 	if stamp.Position.Passed = l.Passed(); stamp.Position.Passed < at.Commit {
 		stamp.Position.Passed = 0 // it says nothing that the position does not
 	}
 	header, body, err := l.cfg.Envelope.Build(ev, stamp)
-	alone := err == nil && staged && l.cfg.Envelope.Room(len(header), len(body)) < batchHeaders+len(l.cfg.Stream.Name())
+	alone := err == nil && staged &&
+		l.cfg.Envelope.Room(len(header), len(body)) < batchHeaders+len(l.cfg.Stream.Name())
 	if alone {
 		stamp.Staged = false
 		header, body, err = l.cfg.Envelope.Build(ev, stamp)
@@ -89,8 +93,11 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 	}
 	l.last = at // only now: a row that is refused may be one of long ago
 	index, err := l.enter(ctx, slot{
-		delivery: Delivery{Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag, Bytes: len(subject) + len(header) + len(body)},
-		subject:  subject, commit: micros(ev.CommitTime),
+		delivery: Delivery{
+			Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag,
+			Bytes: len(subject) + len(header) + len(body),
+		},
+		subject: subject, commit: micros(ev.CommitTime),
 	})
 	if err != nil {
 		return err

@@ -37,8 +37,9 @@ var placeholders = map[string]outbox.Field{
 	"event_version":  outbox.EventVersion,
 }
 
-const templateHint = "nats.subject is literal tokens and the placeholders {event_type} {tenant_id} {aggregate_type} " +
-	"{aggregate_id} {event_version}, joined by dots, as in events.{event_type}"
+const templateHint = "nats.subject is literal tokens and the placeholders " +
+	"{event_type} {tenant_id} {aggregate_type} {aggregate_id} {event_version}, " +
+	"joined by dots, as in events.{event_type}"
 
 // NewTemplate parses and validates a template.
 func NewTemplate(s string) (*Template, error) {
@@ -132,7 +133,8 @@ func (t *Template) Pattern() string {
 func (t *Template) CheckLayout(table *outbox.Table) error {
 	for _, p := range t.parts {
 		if p.literal == "" && !table.Layout.Has(p.field) {
-			return hint.Errorf("take the placeholder out of nats.subject, or map a column to "+p.field.String(),
+			return hint.Errorf(
+				"take the placeholder out of nats.subject, or map a column to "+p.field.String(),
 				"subject template %q: table %s has no column for {%s}", t.text, table, p.field)
 		}
 	}

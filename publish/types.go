@@ -23,9 +23,11 @@ func ParseTypes(types []string) (Types, error) {
 		case t == "":
 			return nil, hint.Errorf("leave it out where every type is meant", "an event type is empty")
 		case strings.HasSuffix(t, ".>"):
-			return nil, hint.Errorf("write "+strings.TrimSuffix(t, ">")+"*", "event type %q: * is the wildcard, not >", t)
+			return nil, hint.Errorf("write "+strings.TrimSuffix(t, ">")+"*",
+				"event type %q: * is the wildcard, not >", t)
 		case strings.Contains(begin, "*"):
-			return nil, hint.Errorf("* stands at the end, as in order.*, for whatever follows", "event type %q: * in the middle", t)
+			return nil, hint.Errorf("* stands at the end, as in order.*, for whatever follows",
+				"event type %q: * in the middle", t)
 		}
 	}
 	return types, nil
@@ -47,7 +49,8 @@ func (t Types) Match(eventType string) bool {
 // what is stored has other subjects than what was published.
 func (t *Template) Filters(c *natsjs.StreamConfig, types Types) []string {
 	moved := c.SubjectTransform != nil || c.Mirror != nil || len(c.Sources) > 0
-	if moved || !slices.ContainsFunc(c.Subjects, func(s string) bool { return jetstream.Overlap(s, t.Pattern()) }) {
+	listens := func(s string) bool { return jetstream.Overlap(s, t.Pattern()) }
+	if moved || !slices.ContainsFunc(c.Subjects, listens) {
 		return nil
 	}
 	var filters []string
@@ -59,7 +62,9 @@ func (t *Template) Filters(c *natsjs.StreamConfig, types Types) []string {
 		if jetstream.Covers(filters, filter) {
 			continue
 		}
-		filters = slices.DeleteFunc(filters, func(f string) bool { return jetstream.Covers([]string{filter}, f) })
+		filters = slices.DeleteFunc(filters, func(f string) bool {
+			return jetstream.Covers([]string{filter}, f)
+		})
 		if slices.ContainsFunc(filters, func(f string) bool { return jetstream.Overlap(f, filter) }) {
 			return nil
 		}

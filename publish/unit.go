@@ -185,7 +185,8 @@ func (l *Lane) writeStaged(n int, goesOn bool) error {
 			header = header[:len(header)-len(headerEnd)]
 			more = l.coder.header(at)
 		}
-		if err := l.wire.publish(s.subject, l.coder.reply(at), header, more, g.arena[s.header:s.body]); err != nil {
+		body := g.arena[s.header:s.body]
+		if err := l.wire.publish(s.subject, l.coder.reply(at), header, more, body); err != nil {
 			return err
 		}
 		start = s.body

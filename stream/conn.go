@@ -59,15 +59,20 @@ func connect(ctx context.Context, server pg.Config, options ...func(*pgconn.Conf
 	return conn, nil
 }
 
-const directHint = "this looks like a connection pooler: give postgres.url the host and port of PostgreSQL itself"
+const directHint = "this looks like a connection pooler: " +
+	"give postgres.url the host and port of PostgreSQL itself"
 
 func explainConnect(err error) error {
 	switch pg.Code(err) {
 	case pgerrcode.InsufficientPrivilege:
-		return hint.Wrap(fmt.Errorf("%w: %w", ErrCannotStream, err), "give the role the right to stream: ALTER ROLE ... REPLICATION (RDS: GRANT rds_replication TO ...)")
+		return hint.Wrap(fmt.Errorf("%w: %w", ErrCannotStream, err),
+			"give the role the right to stream: ALTER ROLE ... REPLICATION "+
+				"(RDS: GRANT rds_replication TO ...)")
 	case pgerrcode.InvalidAuthorizationSpecification:
-		return hint.Wrap(fmt.Errorf("%w: %w", ErrCannotStream, err), "pg_hba.conf must allow the role into this database for replication: for logical replication the line names "+
-			"the database itself, the keyword \"replication\" does not match")
+		return hint.Wrap(fmt.Errorf("%w: %w", ErrCannotStream, err),
+			"pg_hba.conf must allow the role into this database for replication: "+
+				"for logical replication the line names "+
+				"the database itself, the keyword \"replication\" does not match")
 	case pgerrcode.TooManyConnections:
 		return hint.Wrap(err, "raise max_wal_senders or max_connections")
 	case pgerrcode.ProtocolViolation:

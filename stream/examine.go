@@ -61,9 +61,11 @@ func (e *examiner) settings(ctx context.Context) error {
 	var keep, slotIdle int64
 	var keepText, idleText, synchronous, standbySlots, budget string
 	err := e.conn.QueryRow(ctx, `SELECT setting::bigint * 1048576, current_setting(name),
-			coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), 0),
+			coalesce((SELECT setting::bigint FROM pg_settings
+				WHERE name = 'idle_replication_slot_timeout'), 0),
 			coalesce(current_setting('idle_replication_slot_timeout', true), ''),
-			current_setting('synchronous_standby_names'), coalesce(current_setting('synchronized_standby_slots', true), ''),
+			current_setting('synchronous_standby_names'),
+			coalesce(current_setting('synchronized_standby_slots', true), ''),
 			pg_size_pretty($1::bigint)
 		FROM pg_settings WHERE name = 'max_slot_wal_keep_size'`, e.MaxRetainedWAL).
 		Scan(&keep, &keepText, &slotIdle, &idleText, &synchronous, &standbySlots, &budget)
@@ -72,19 +74,27 @@ func (e *examiner) settings(ctx context.Context) error {
 	}
 	switch {
 	case keep < 0:
-		e.Warning("pg-wal-unlimited", "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB', or what the disk bears; SELECT pg_reload_conf()",
-			"max_slot_wal_keep_size is unlimited: while no relay runs, its slot keeps WAL until the disk is full")
+		e.Warning("pg-wal-unlimited",
+			"ALTER SYSTEM SET max_slot_wal_keep_size = '50GB', or what the disk bears; "+
+				"SELECT pg_reload_conf()",
+			"max_slot_wal_keep_size is unlimited: "+
+				"while no relay runs, its slot keeps WAL until the disk is full")
 	case e.MaxRetainedWAL > 0 && keep <= e.MaxRetainedWAL && !e.bare():
 		e.Warning("pg-wal-limit", "set postgres.max_retained_wal below max_slot_wal_keep_size",
-			"max_slot_wal_keep_size is %s, and postgres.max_retained_wal %s: the server invalidates the slot before the relay gives it up", keepText, budget)
+			"max_slot_wal_keep_size is %s, and postgres.max_retained_wal %s: "+
+				"the server invalidates the slot before the relay gives it up", keepText, budget)
 	}
 	if slotIdle > 0 {
-		e.Warning("pg-idle-slot-timeout", "ALTER SYSTEM SET idle_replication_slot_timeout = 0, or longer than a relay may be down; SELECT pg_reload_conf()",
-			"idle_replication_slot_timeout is %s: the server invalidates the slot of a relay that is down for so long", idleText)
+		e.Warning("pg-idle-slot-timeout", "ALTER SYSTEM SET idle_replication_slot_timeout = 0, "+
+			"or longer than a relay may be down; SELECT pg_reload_conf()",
+			"idle_replication_slot_timeout is %s: "+
+				"the server invalidates the slot of a relay that is down for so long", idleText)
 	}
 	if name := countsRelay(synchronous); name != "" {
-		e.Fault("pg-synchronous-standby", "name the real standbys in synchronous_standby_names; SELECT pg_reload_conf()",
-			"synchronous_standby_names has %s: the relay would count as a synchronous standby, and nothing would be delivered", name)
+		e.Fault("pg-synchronous-standby",
+			"name the real standbys in synchronous_standby_names; SELECT pg_reload_conf()",
+			"synchronous_standby_names has %s: "+
+				"the relay would count as a synchronous standby, and nothing would be delivered", name)
 	}
 	return e.standbySlots(ctx, standbySlots)
 }
@@ -103,12 +113,15 @@ func countsRelay(names string) string {
 
 // standbySlots looks for what alarm standby_slot would tell of.
 func (e *examiner) standbySlots(ctx context.Context, names string) error {
-	rows, _ := e.conn.Query(ctx, `SELECT trim(n) FROM regexp_split_to_table($1, ',') n LEFT JOIN pg_replication_slots s ON s.slot_name = trim(n)
+	rows, _ := e.conn.Query(ctx, `SELECT trim(n) FROM regexp_split_to_table($1, ',') n
+		LEFT JOIN pg_replication_slots s ON s.slot_name = trim(n)
 		WHERE trim(n) <> '' AND s.active IS NOT TRUE`, names)
 	unused, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	for _, name := range unused {
-		e.Fault("pg-standby-slot", "start the standby, or take its slot out of synchronized_standby_slots; SELECT pg_reload_conf()",
-			"synchronized_standby_slots names %q, which no standby uses: the server sends no WAL until one does", name)
+		e.Fault("pg-standby-slot",
+			"start the standby, or take its slot out of synchronized_standby_slots; SELECT pg_reload_conf()",
+			"synchronized_standby_slots names %q, which no standby uses: "+
+				"the server sends no WAL until one does", name)
 	}
 	return err
 }
@@ -120,22 +133,27 @@ func DescribeServer(ctx context.Context, conn *pgx.Conn, begins bool) (f hint.Fi
 	defer cancel()
 	var version, database, role string
 	var slots, maxSlots, senders, maxSenders int
-	err = conn.QueryRow(ctx, `SELECT current_setting('server_version'), current_database()::text, current_user::text,
+	err = conn.QueryRow(ctx, `SELECT current_setting('server_version'),
+			current_database()::text, current_user::text,
 			(SELECT count(*) FROM pg_replication_slots)::int, current_setting('max_replication_slots')::int,
 			(SELECT count(*) FROM pg_stat_replication)::int, current_setting('max_wal_senders')::int`).
 		Scan(&version, &database, &role, &slots, &maxSlots, &senders, &maxSenders)
 	if err != nil {
 		return nil, fmt.Errorf("describe the server: %w", err)
 	}
-	f.Note("pg-server", "", "PostgreSQL %s, database %q, role %q: %d of %d replication slots and %d of %d walsenders are in use",
+	f.Note("pg-server", "",
+		"PostgreSQL %s, database %q, role %q: %d of %d replication slots and %d of %d walsenders are in use",
 		version, database, role, slots, maxSlots, senders, maxSenders)
 	if pg.AnyBytes(conn.PgConn()) {
-		f.Warning("pg-sql-ascii", "make a database with ENCODING 'UTF8' and move the tables there (pg_dump --encoding, and convert what is no UTF-8)",
-			"the database has the encoding SQL_ASCII, which is none: it takes any bytes for text, and a row that is no UTF-8 is parked")
+		f.Warning("pg-sql-ascii", "make a database with ENCODING 'UTF8' and move the tables there "+
+			"(pg_dump --encoding, and convert what is no UTF-8)",
+			"the database has the encoding SQL_ASCII, which is none: "+
+				"it takes any bytes for text, and a row that is no UTF-8 is parked")
 	}
 	if begins && maxSenders-senders < 2 {
 		f.Warning("pg-few-wal-senders", "raise max_wal_senders (needs a restart)",
-			"%d of %d walsenders are in use: a relay takes one, and for moments a second one", senders, maxSenders)
+			"%d of %d walsenders are in use: a relay takes one, and for moments a second one",
+			senders, maxSenders)
 	}
 	return f, nil
 }
@@ -159,15 +177,21 @@ func (e *examiner) readState(ctx context.Context) (s slotState, err error) {
 		tables[i] = t.SQL()
 	}
 	s.Name = e.Slot
-	err = e.conn.QueryRow(ctx, `SELECT coalesce(s.plugin, '')::text, coalesce(s.database, '')::text, coalesce(s.wal_status, ''), s.temporary, s.two_phase,
+	err = e.conn.QueryRow(ctx, `SELECT coalesce(s.plugin, '')::text, coalesce(s.database, '')::text,
+			coalesce(s.wal_status, ''), s.temporary, s.two_phase,
 			current_database()::text, s.active_pid,
-			pg_size_pretty(coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)), pg_size_pretty($2::bigint),
+			pg_size_pretty(coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)),
+			pg_size_pretty($2::bigint),
 			coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0) > $2::bigint AND $2::bigint > 0,
-			EXISTS (SELECT FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = ANY (SELECT to_regclass(t) FROM unnest($4::text[]) t)
-				WHERE p.pubname = $3 AND (age(p.xmin) <= age(s.catalog_xmin) OR age(r.xmin) <= age(s.catalog_xmin)))
-				AND NOT EXISTS (SELECT FROM pg_replication_slots o WHERE o.slot_name <> s.slot_name AND age(o.catalog_xmin) >= age(s.catalog_xmin))
+			EXISTS (SELECT FROM pg_publication p LEFT JOIN pg_publication_rel r
+				ON r.prpubid = p.oid AND r.prrelid = ANY (SELECT to_regclass(t) FROM unnest($4::text[]) t)
+				WHERE p.pubname = $3
+					AND (age(p.xmin) <= age(s.catalog_xmin) OR age(r.xmin) <= age(s.catalog_xmin)))
+				AND NOT EXISTS (SELECT FROM pg_replication_slots o
+					WHERE o.slot_name <> s.slot_name AND age(o.catalog_xmin) >= age(s.catalog_xmin))
 		FROM pg_replication_slots s WHERE s.slot_name = $1`, e.Slot, e.MaxRetainedWAL, e.Publication, tables).
-		Scan(&s.Plugin, &s.Database, &s.WALStatus, &s.temporary, &s.twoPhase, &s.database, &s.pid, &s.kept, &s.retainedText, &s.over, &s.newerThan)
+		Scan(&s.Plugin, &s.Database, &s.WALStatus, &s.temporary, &s.twoPhase, &s.database, &s.pid,
+			&s.kept, &s.retainedText, &s.over, &s.newerThan)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return s, ErrNoSlot
 	}
@@ -194,15 +218,20 @@ func (e *examiner) slot(ctx context.Context) error {
 	}
 	if s.over && !e.bare() {
 		e.Warning("slot-over-budget", "have the relay run and keep up, or raise postgres.max_retained_wal",
-			"slot %q keeps %s of WAL, more than postgres.max_retained_wal (%s): the relay gives it up, and the table delivers", e.Slot, s.kept, s.retainedText)
+			"slot %q keeps %s of WAL, more than postgres.max_retained_wal (%s): "+
+				"the relay gives it up, and the table delivers", e.Slot, s.kept, s.retainedText)
 	}
 	if s.WALStatus == "unreserved" {
 		e.Warning("slot-unreserved", "start the relay now, and raise max_slot_wal_keep_size",
-			"slot %q keeps %s of WAL, more than max_slot_wal_keep_size: the next checkpoint may invalidate it", e.Slot, s.kept)
+			"slot %q keeps %s of WAL, more than max_slot_wal_keep_size: "+
+				"the next checkpoint may invalidate it", e.Slot, s.kept)
 	}
 	if s.newerThan {
-		e.Warning("publication-newer", "nothing, if no row is missing; never drop or change a publication while its slot lives",
-			"publication %q was made or changed after what slot %q has confirmed: changes in between are not decoded, and the slot may have to be recreated", e.Publication, e.Slot)
+		e.Warning("publication-newer",
+			"nothing, if no row is missing; never drop or change a publication while its slot lives",
+			"publication %q was made or changed after what slot %q has confirmed: "+
+				"changes in between are not decoded, and the slot may have to be recreated",
+			e.Publication, e.Slot)
 	}
 	return nil
 }
@@ -215,26 +244,32 @@ func (e *examiner) use(s slotState) {
 	case e.Held:
 		e.Note("slot-active", "", "slot %q keeps %s of WAL, and the relay streams it", e.Slot, s.kept)
 	default:
-		e.Fault("slot-in-use", fmt.Sprintf("end it (SELECT pg_terminate_backend(%d)), and give it a slot of its own", *s.pid),
+		e.Fault("slot-in-use",
+			fmt.Sprintf("end it (SELECT pg_terminate_backend(%d)), and give it a slot of its own", *s.pid),
 			"process %d, which is no relay, streams slot %q: nothing would be delivered", *s.pid, e.Slot)
 	}
 }
 
 func (e *examiner) lost(ctx context.Context, cause error) error {
 	if e.bare() {
-		e.Fault("slot-lost", "start the relay: it recreates the slot; the events are lost unless you find them elsewhere",
+		e.Fault("slot-lost",
+			"start the relay: it recreates the slot; the events are lost unless you find them elsewhere",
 			"%s: with mark none only the WAL had the events that it had not brought yet", cause)
 	} else {
-		e.Warning("slot-lost", "start the relay: it recreates the slot", "%s: the table delivers what it would have brought", cause)
+		e.Warning("slot-lost", "start the relay: it recreates the slot",
+			"%s: the table delivers what it would have brought", cause)
 	}
 	return e.waits(ctx)
 }
 
 func (e *examiner) inTheWay(ctx context.Context) error {
 	var exists bool
-	err := e.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name::text = $1 AND NOT temporary)`, NewSlotName(e.Slot)).Scan(&exists)
+	name := NewSlotName(e.Slot)
+	err := e.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_replication_slots
+		WHERE slot_name::text = $1 AND NOT temporary)`, name).Scan(&exists)
 	if exists {
-		e.Warning("slot-unfinished", dropHint(NewSlotName(e.Slot)), "slot %q is there: a relay needs that name whenever it recreates its slot", NewSlotName(e.Slot))
+		e.Warning("slot-unfinished", dropHint(name),
+			"slot %q is there: a relay needs that name whenever it recreates its slot", name)
 	}
 	return err
 }
@@ -242,9 +277,12 @@ func (e *examiner) inTheWay(ctx context.Context) error {
 // waits names what a slot that has to be made would wait for. Other roles' transactions
 // are only seen by one with pg_read_all_stats.
 func (e *examiner) waits(ctx context.Context) error {
-	rows, _ := e.conn.Query(ctx, `SELECT format('prepared transaction %L of database %L, since %s', gid, database, prepared::timestamptz(0)),
-			'COMMIT PREPARED or ROLLBACK PREPARED ' || quote_literal(gid) || ', in that database', true FROM pg_prepared_xacts
-		UNION ALL SELECT format('pid %s, user %L, database %L, in its transaction since %s', pid, usename, datname, xact_start::timestamptz(0)),
+	rows, _ := e.conn.Query(ctx, `SELECT format('prepared transaction %L of database %L, since %s',
+				gid, database, prepared::timestamptz(0)),
+			'COMMIT PREPARED or ROLLBACK PREPARED ' || quote_literal(gid) || ', in that database', true
+		FROM pg_prepared_xacts
+		UNION ALL SELECT format('pid %s, user %L, database %L, in its transaction since %s',
+				pid, usename, datname, xact_start::timestamptz(0)),
 			format('end it: SELECT pg_terminate_backend(%s)', pid), false FROM pg_stat_activity
 		WHERE backend_xid IS NOT NULL AND clock_timestamp() - xact_start > $1`, oldTransaction)
 	var who, fix string
@@ -268,8 +306,10 @@ func (e *examiner) publication(ctx context.Context) error {
 		names[i] = t.SQL()
 	}
 	var others []string
-	err := e.conn.QueryRow(ctx, `SELECT coalesce(array_agg(schemaname || '.' || tablename ORDER BY 1), '{}') FROM pg_publication_tables
-		WHERE pubname = $1 AND to_regclass(format('%I.%I', schemaname, tablename)) <> ALL (SELECT to_regclass(n) FROM unnest($2::text[]) n WHERE to_regclass(n) IS NOT NULL)`,
+	err := e.conn.QueryRow(ctx, `SELECT coalesce(array_agg(schemaname || '.' || tablename ORDER BY 1), '{}')
+		FROM pg_publication_tables
+		WHERE pubname = $1 AND to_regclass(format('%I.%I', schemaname, tablename)) <> ALL (
+			SELECT to_regclass(n) FROM unnest($2::text[]) n WHERE to_regclass(n) IS NOT NULL)`,
 		e.Publication, names).Scan(&others)
 	if err == nil && len(others) > 0 {
 		const most = 5
@@ -277,8 +317,10 @@ func (e *examiner) publication(ctx context.Context) error {
 		if more := len(others) - most; more > 0 {
 			list += fmt.Sprintf(" and %d more", more)
 		}
-		e.Warning("publication-other-tables", "give the relay a publication of its own: postgres.publication and `walpost migrate up`",
-			"publication %q has tables that are no outboxes (%s): the server sends their rows for nothing", e.Publication, list)
+		e.Warning("publication-other-tables",
+			"give the relay a publication of its own: postgres.publication and `walpost migrate up`",
+			"publication %q has tables that are no outboxes (%s): "+
+				"the server sends their rows for nothing", e.Publication, list)
 	}
 	return err
 }

@@ -24,23 +24,31 @@ type membership struct {
 }
 
 // readMembership reads one. It takes no lock on the table.
-func readMembership(ctx context.Context, conn *pgx.Conn, publication string, t *outbox.Table) (membership, error) {
-	var m membership
+func readMembership(
+	ctx context.Context, conn *pgx.Conn, publication string, t *outbox.Table,
+) (m membership, err error) {
 	schemas := "SELECT NULL::oid AS pnnspid, NULL::text AS member WHERE false"
 	if serverVersion(conn.PgConn()) >= 15 {
 		schemas = `SELECT s.pnnspid, concat('schema ', s.oid, ' ', s.xmin) AS member
 			FROM pg_publication_namespace s JOIN p ON s.pnpubid = p.oid`
 	}
-	err := conn.QueryRow(ctx, `WITH p AS (SELECT oid, xmin, puballtables FROM pg_publication WHERE pubname = $1),
-		c AS (SELECT c.oid, c.xmin, c.relnamespace, concat(c.oid, ' ', c.xmin) AS version FROM pg_class c WHERE c.oid = to_regclass($2)),
+	err = conn.QueryRow(ctx, `WITH
+		p AS (SELECT oid, xmin, puballtables FROM pg_publication WHERE pubname = $1),
+		c AS (SELECT c.oid, c.xmin, c.relnamespace, concat(c.oid, ' ', c.xmin) AS version
+			FROM pg_class c WHERE c.oid = to_regclass($2)),
 		s AS (`+schemas+`),
-		r AS (SELECT r.prrelid, r.xmin, concat('table ', r.prrelid, ' ', r.oid, ' ', r.xmin) AS member FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid),
+		r AS (SELECT r.prrelid, r.xmin, concat('table ', r.prrelid, ' ', r.oid, ' ', r.xmin) AS member
+			FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid),
 		a AS (SELECT 'all' AS member FROM p WHERE puballtables)
 		SELECT coalesce((SELECT concat(oid, ' ', xmin) FROM p), ''), coalesce((SELECT oid FROM c), 0::oid),
-			coalesce((SELECT concat(version, ' ', ARRAY(SELECT relid::oid FROM pg_partition_ancestors(oid) relid)) FROM c), ''),
-			coalesce((SELECT member FROM a), (SELECT member FROM r JOIN c ON r.prrelid = c.oid), (SELECT member FROM s JOIN c ON s.pnnspid = c.relnamespace), ''),
-			ARRAY(SELECT member FROM a UNION ALL SELECT member FROM r UNION ALL SELECT member FROM s ORDER BY 1),
-			coalesce((SELECT r.xmin = c.xmin FROM r JOIN c ON r.prrelid = c.oid), false)`, publication, t.SQL()).
+			coalesce((SELECT concat(version, ' ',
+				ARRAY(SELECT relid::oid FROM pg_partition_ancestors(oid) relid)) FROM c), ''),
+			coalesce((SELECT member FROM a), (SELECT member FROM r JOIN c ON r.prrelid = c.oid),
+				(SELECT member FROM s JOIN c ON s.pnnspid = c.relnamespace), ''),
+			ARRAY(SELECT member FROM a UNION ALL SELECT member FROM r
+				UNION ALL SELECT member FROM s ORDER BY 1),
+			coalesce((SELECT r.xmin = c.xmin FROM r JOIN c ON r.prrelid = c.oid), false)`,
+		publication, t.SQL()).
 		Scan(&m.publication, &m.oid, &m.relation, &m.member, &m.members, &m.together)
 	if err != nil {
 		return m, fmt.Errorf("read how publication %q has %s: %w", publication, t, err)
@@ -57,7 +65,8 @@ func (m membership) equal(other membership) bool {
 // earlier look, as far as the catalogs tell: by the same entry, or by one that is as old as another table
 // of that name. An entry of the same table may be as old as any change of it.
 func (m membership) continues(earlier membership) bool {
-	return m.publication == earlier.publication && m.member != "" && (slices.Contains(earlier.members, m.member) || m.together && m.oid != earlier.oid)
+	return m.publication == earlier.publication && m.member != "" &&
+		(slices.Contains(earlier.members, m.member) || m.together && m.oid != earlier.oid)
 }
 
 // PublicationLook says whether a publication brings every row of the tables.
@@ -102,14 +111,17 @@ func (l *PublicationLook) findGap() error {
 	}
 	for _, t := range l.Tables {
 		if now, before := l.members[t], l.Before.members[t]; !now.equal(before) && !now.continues(before) {
-			return fmt.Errorf("publication %q has table %s by another entry than before: there may have been a gap", l.Publication, t)
+			return fmt.Errorf("publication %q has table %s by another entry than before: "+
+				"there may have been a gap", l.Publication, t)
 		}
 	}
 	return nil
 }
 
 // publicationProblem tells what is wrong from what keeps that from being found out.
-func publicationProblem(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (problem, err error) {
+func publicationProblem(
+	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
+) (problem, err error) {
 	err = CheckPublication(ctx, conn, name, tables)
 	if hint.CodeOf(err) != "" || errors.Is(err, ErrNoPublication) {
 		return err, nil

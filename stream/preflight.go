@@ -72,7 +72,8 @@ func checkNewName(ctx context.Context, conn *pgconn.PgConn, slot string) error {
 	case s == nil:
 		return err
 	}
-	return hint.Coded("slot-unfinished", hint.Errorf(dropHint(name), "slot %q: %w: a relay makes slot %q from a temporary one of that name", name, ErrForeignSlot, slot))
+	return hint.Coded("slot-unfinished", hint.Errorf(dropHint(name),
+		"slot %q: %w: a relay makes slot %q from a temporary one of that name", name, ErrForeignSlot, slot))
 }
 
 type serverFacts struct {
@@ -98,10 +99,12 @@ func readServer(ctx context.Context, conn *pgx.Conn, slot string) (f serverFacts
 		coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')),
 		pg_is_in_recovery(),
 		(SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user)
-			OR EXISTS (SELECT FROM pg_roles r WHERE r.rolname IN ('rds_replication', 'rdsrepladmin') AND pg_has_role(current_user, r.oid, 'MEMBER')),
+			OR EXISTS (SELECT FROM pg_roles r WHERE r.rolname IN ('rds_replication', 'rdsrepladmin')
+				AND pg_has_role(current_user, r.oid, 'MEMBER')),
 		current_user::text,
 		EXISTS (SELECT FROM pg_replication_slots WHERE slot_name::text = $1::text),
-		(SELECT count(*) FROM pg_replication_slots WHERE slot_name::text NOT IN ($1::text, $1::text || '_new'))::int,
+		(SELECT count(*) FROM pg_replication_slots
+			WHERE slot_name::text NOT IN ($1::text, $1::text || '_new'))::int,
 		current_setting('max_replication_slots')::int,
 		current_setting('max_wal_senders')::int,
 		hashtextextended($2 COLLATE "C", 1),
@@ -116,25 +119,32 @@ func readServer(ctx context.Context, conn *pgx.Conn, slot string) (f serverFacts
 
 func (f serverFacts) problems(slot string) (p hint.Problems) {
 	p.If(f.version < 140000, "pg-version",
-		hint.Errorf("upgrade: 14 is the oldest version that walpost reads", "PostgreSQL %d is too old", f.version/10000))
+		hint.Errorf("upgrade: 14 is the oldest version that walpost reads",
+			"PostgreSQL %d is too old", f.version/10000))
 	p.If(f.inRecovery, "pg-standby",
-		hint.Errorf("point postgres.url at the primary, for example with target_session_attrs=read-write and several hosts",
+		hint.Errorf("point postgres.url at the primary, "+
+			"for example with target_session_attrs=read-write and several hosts",
 			"the server is a standby"))
 	p.If(f.encoding != "UTF8" && f.encoding != "SQL_ASCII", "pg-encoding",
-		hint.Errorf("move the database to ENCODING 'UTF8'", "the database's encoding is %s, want UTF8: a row's content hash is taken over UTF-8", f.encoding))
+		hint.Errorf("move the database to ENCODING 'UTF8'",
+			"the database's encoding is %s, want UTF8: a row's content hash is taken over UTF-8", f.encoding))
 	p.If(uint64(f.hash) != outbox.HashText([]byte(hashProbe), 1), "pg-hash",
 		hint.Errorf("this server (big-endian?) cannot be read by walpost yet: please report it",
 			"the server computes hashtextextended differently"))
 	p.If(f.walLevel != "logical", "pg-wal-level",
-		hint.Errorf("ALTER SYSTEM SET wal_level = logical, then restart the server; without it mode: auto polls the table",
+		hint.Errorf("ALTER SYSTEM SET wal_level = logical, then restart the server; "+
+			"without it mode: auto polls the table",
 			"%w: wal_level is %q, streaming needs \"logical\"", ErrCannotStream, f.walLevel))
 	p.If(!f.mayReplicate, "pg-role-replication",
-		hint.Errorf(fmt.Sprintf("ALTER ROLE %s REPLICATION (RDS: GRANT rds_replication TO %[1]s); without it mode: auto polls the table", outbox.QuoteIdent(f.role)),
+		hint.Errorf(fmt.Sprintf("ALTER ROLE %s REPLICATION (RDS: GRANT rds_replication TO %[1]s); "+
+			"without it mode: auto polls the table", outbox.QuoteIdent(f.role)),
 			"%w: role %q may not replicate", ErrCannotStream, f.role))
 	p.If(f.maxSenders == 0, "pg-max-wal-senders",
-		hint.Errorf("raise max_wal_senders (needs a restart); without it mode: auto polls the table", "%w: max_wal_senders is 0", ErrCannotStream))
+		hint.Errorf("raise max_wal_senders (needs a restart); without it mode: auto polls the table",
+			"%w: max_wal_senders is 0", ErrCannotStream))
 	p.If(!f.slotExists && f.slots+2 > f.maxSlots, "pg-no-free-slot",
-		hint.Errorf("raise max_replication_slots (needs a restart) or drop a slot that nobody needs: a relay takes one, and a second one while it makes it",
+		hint.Errorf("raise max_replication_slots (needs a restart) or drop a slot that nobody needs: "+
+			"a relay takes one, and a second one while it makes it",
 			"%w for %q: others have %d of %d", ErrNoFreeSlot, slot, f.slots, f.maxSlots))
 	return p
 }

@@ -20,7 +20,8 @@ import (
 // that it never asks a table for a replica identity, and under the root's name
 // where the table is partitioned.
 func PublicationSQL(name string, tables []*outbox.Table) string {
-	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s WITH (publish = 'insert', publish_via_partition_root = true)",
+	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s "+
+		"WITH (publish = 'insert', publish_via_partition_root = true)",
 		outbox.QuoteIdent(name), strings.Join(members(tables), ", "))
 }
 
@@ -38,10 +39,13 @@ func CheckPublication(ctx context.Context, conn *pgx.Conn, name string, tables [
 }
 
 // PublicationProblems are all that [CheckPublication] reports the first of.
-func PublicationProblems(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (hint.Problems, error) {
+func PublicationProblems(
+	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
+) (hint.Problems, error) {
 	missing, problems, err := missingTables(ctx, conn, name, tables)
 	if err == nil && len(missing) > 0 {
-		problems.If(true, "publication-tables", hint.Errorf("run `walpost migrate up` as the tables' owner, or: "+addTablesSQL(name, missing),
+		problems.If(true, "publication-tables", hint.Errorf(
+			"run `walpost migrate up` as the tables' owner, or: "+addTablesSQL(name, missing),
 			"publication %q does not publish %s", name, missing[0]))
 	}
 	return problems, err
@@ -49,7 +53,9 @@ func PublicationProblems(ctx context.Context, conn *pgx.Conn, name string, table
 
 // EnsurePublication creates the publication, or adds the tables that it lacks.
 // It never drops anything. It returns the statement that it ran, or "".
-func EnsurePublication(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (string, error) {
+func EnsurePublication(
+	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
+) (string, error) {
 	missing, problems, err := missingTables(ctx, conn, name, tables)
 	if err == nil {
 		err = problems.First()
@@ -73,7 +79,8 @@ func EnsurePublication(ctx context.Context, conn *pgx.Conn, name string, tables 
 			return "", CheckPublication(ctx, conn, name, tables)
 		}
 		return "", hint.Wrap(fmt.Errorf("create publication %q: %w", name, err),
-			"it needs the tables' owner with CREATE on the database: run `walpost migrate up` as such a role, or: "+sql)
+			"it needs the tables' owner with CREATE on the database: "+
+				"run `walpost migrate up` as such a role, or: "+sql)
 	}
 	return sql, nil
 }
@@ -83,14 +90,16 @@ func mayFilter(conn *pgx.Conn, tables []*outbox.Table) error {
 	for _, t := range tables {
 		if !t.Shard.All() && serverVersion(conn.PgConn()) < 15 {
 			return hint.Coded("publication-no-filters",
-				hint.Errorf("leave shard out, or upgrade to 15 or newer", "shard %s: publications filter no rows before PostgreSQL 15", t.Shard))
+				hint.Errorf("leave shard out, or upgrade to 15 or newer",
+					"shard %s: publications filter no rows before PostgreSQL 15", t.Shard))
 		}
 	}
 	return nil
 }
 
 func addTablesSQL(name string, tables []*outbox.Table) string {
-	return fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", outbox.QuoteIdent(name), strings.Join(members(tables), ", "))
+	return fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s",
+		outbox.QuoteIdent(name), strings.Join(members(tables), ", "))
 }
 
 // members are the tables as a publication names them, with the filters of their shards.
@@ -114,16 +123,20 @@ var casts = regexp.MustCompile(`::[a-z]+|[()\s"]`)
 func plainFilter(s string) string { return casts.ReplaceAllString(strings.ToLower(s), "") }
 
 // missingTables are those that the publication lacks, and what else is wrong with it.
-func missingTables(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (missing []*outbox.Table, p hint.Problems, err error) {
+func missingTables(
+	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
+) (missing []*outbox.Table, p hint.Problems, err error) {
 	var inserts, viaRoot bool
-	err = conn.QueryRow(ctx, `SELECT pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1`, name).Scan(&inserts, &viaRoot)
+	err = conn.QueryRow(ctx, `SELECT pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1`, name).
+		Scan(&inserts, &viaRoot)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil, fmt.Errorf("publication %q: %w", name, ErrNoPublication)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("read publication %q: %w", name, err)
 	}
-	p.If(!inserts, "publication-inserts", hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name)),
+	p.If(!inserts, "publication-inserts", hint.Errorf(
+		fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name)),
 		"publication %q does not publish inserts", name))
 	if err := mayFilter(conn, tables); err != nil {
 		return nil, append(p, err), nil
@@ -143,7 +156,9 @@ func missingTables(ctx context.Context, conn *pgx.Conn, name string, tables []*o
 
 // checkMember reports whether the publication has the table, and whether it has it
 // in a way that would hide rows or columns.
-func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (published bool, p hint.Problems, err error) {
+func checkMember(
+	ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool,
+) (published bool, p hint.Problems, err error) {
 	// Row filters and column lists came with 15; to_jsonb hides their absence. A generated column is in no
 	// list before 18, and is the table's problem, as is one that it lacks.
 	var filter *string
@@ -163,15 +178,19 @@ func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Tab
 	}
 	recreate := fmt.Sprintf("BEGIN; ALTER PUBLICATION %[1]s DROP TABLE %[2]s; %[3]s; COMMIT",
 		outbox.QuoteIdent(name), t.SQL(), addTablesSQL(name, []*outbox.Table{t}))
-	apart := "give each shard a slot, a publication and a stream of its own, or, while nothing is pending and the slot has nothing left to bring: " + recreate
+	apart := "give each shard a slot, a publication and a stream of its own, " +
+		"or, while nothing is pending and the slot has nothing left to bring: " + recreate
 	switch want := t.ShardSQL(""); {
 	case want == "" && filter != nil:
-		p.If(true, "publication-filter", hint.Errorf(recreate, "publication %q filters the rows of %s: %s", name, t, *filter))
+		p.If(true, "publication-filter", hint.Errorf(recreate,
+			"publication %q filters the rows of %s: %s", name, t, *filter))
 	case want != "" && filter == nil:
-		p.If(true, "publication-filter", hint.Errorf(apart, "publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard))
+		p.If(true, "publication-filter", hint.Errorf(apart,
+			"publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard))
 	case want != "" && !sameFilter(*filter, want):
 		p.If(true, "publication-filter", hint.Errorf(apart,
-			"publication %q publishes other rows of %s than those of shard %s: %s", name, t, t.Shard, *filter))
+			"publication %q publishes other rows of %s than those of shard %s: %s",
+			name, t, t.Shard, *filter))
 	}
 	for f := outbox.ID; f < outbox.NumFields; f++ {
 		p.If(t.Layout.Has(f) && slices.Contains(left, t.Layout.Columns[f]), "publication-columns",
@@ -181,16 +200,22 @@ func checkMember(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Tab
 }
 
 // absenceProblem is why adding the table to the publication would not have it listed.
-func absenceProblem(ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool) (p hint.Problems, err error) {
+func absenceProblem(
+	ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool,
+) (p hint.Problems, err error) {
 	var missing, leaf bool
 	// Where it is not asked for, no name of another table is looked up, which takes USAGE on its schema.
-	err = conn.QueryRow(ctx, `SELECT to_regclass($2) IS NULL, NOT $3 AND EXISTS (SELECT FROM pg_publication_tables p JOIN pg_partition_tree(to_regclass($2)) t
-		ON t.relid = to_regclass(format('%I.%I', p.schemaname, p.tablename)) WHERE p.pubname = $1)`, name, t.SQL(), viaRoot).Scan(&missing, &leaf)
+	err = conn.QueryRow(ctx, `SELECT to_regclass($2) IS NULL, NOT $3 AND EXISTS (
+			SELECT FROM pg_publication_tables p JOIN pg_partition_tree(to_regclass($2)) t
+			ON t.relid = to_regclass(format('%I.%I', p.schemaname, p.tablename)) WHERE p.pubname = $1)`,
+		name, t.SQL(), viaRoot).Scan(&missing, &leaf)
 	if err != nil {
 		return nil, fmt.Errorf("read publication %q: %w", name, err)
 	}
-	p.If(missing, "table-missing", hint.Errorf("create the table, or check outboxes[].table", "table %s does not exist", t))
-	p.If(leaf, "publication-partitions", hint.Errorf(fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
+	p.If(missing, "table-missing", hint.Errorf("create the table, or check outboxes[].table",
+		"table %s does not exist", t))
+	p.If(leaf, "publication-partitions", hint.Errorf(
+		fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", outbox.QuoteIdent(name)),
 		"publication %q publishes the partitions of %s under their own names", name, t))
 	return p, nil
 }
@@ -200,13 +225,16 @@ func absenceProblem(ctx context.Context, conn *pgx.Conn, name string, t *outbox.
 func MayCreatePublication(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) error {
 	for _, t := range tables {
 		var may bool
-		err := conn.QueryRow(ctx, `SELECT has_database_privilege(current_database(), 'CREATE') AND pg_has_role(relowner, 'USAGE')
+		err := conn.QueryRow(ctx, `SELECT has_database_privilege(current_database(), 'CREATE')
+				AND pg_has_role(relowner, 'USAGE')
 			FROM pg_class WHERE oid = to_regclass($1)`, t.SQL()).Scan(&may)
 		if err != nil {
 			return fmt.Errorf("check privileges on %s: %w", t, err)
 		}
 		if !may {
-			return hint.Coded("publication-missing", hint.Errorf("run `walpost migrate up` as the table's owner with CREATE on the database, or: "+PublicationSQL(name, tables),
+			return hint.Coded("publication-missing", hint.Errorf(
+				"run `walpost migrate up` as the table's owner with CREATE on the database, or: "+
+					PublicationSQL(name, tables),
 				"publication %q does not exist, and this role may not create it", name))
 		}
 	}

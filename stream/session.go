@@ -57,7 +57,9 @@ type Handler interface {
 	// column of the layout. The event has what is mapped, and is valid until Misfit returns; columns
 	// are all that the row has, NULLs as nil, but for the values of those that are omitted: they are too
 	// long. The row is settled then.
-	Misfit(ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error) error
+	Misfit(
+		ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error,
+	) error
 	// Altered is called where the server describes an outbox table otherwise than before.
 	Altered()
 	// Commit is called after the last row of a transaction.
@@ -147,7 +149,10 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{cfg: cfg, conn: conn, source: source, abridge: abridge, wake: make(chan struct{}, 1), closed: make(chan struct{}), broken: make(chan struct{})}
+	s := &Session{
+		cfg: cfg, conn: conn, source: source, abridge: abridge,
+		wake: make(chan struct{}, 1), closed: make(chan struct{}), broken: make(chan struct{}),
+	}
 	if err := s.start(ctx); err != nil {
 		closeConn(conn)
 		return nil, err
@@ -169,7 +174,8 @@ func (s *Session) start(ctx context.Context) error {
 	s.received = slot.ConfirmedFlush // the server may have nothing to say for long
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	err = pglogrepl.StartReplication(ctx, s.conn, outbox.QuoteIdent(s.cfg.Slot), 0, pglogrepl.StartReplicationOptions{
+	name := outbox.QuoteIdent(s.cfg.Slot)
+	err = pglogrepl.StartReplication(ctx, s.conn, name, 0, pglogrepl.StartReplicationOptions{
 		Mode: pglogrepl.LogicalReplication,
 		PluginArgs: []string{
 			"proto_version '1'",
@@ -231,7 +237,9 @@ func (s *Session) Run(ctx context.Context, h Handler, mostPayload int) error {
 	}
 }
 
-func (s *Session) handle(ctx context.Context, d *decode.Decoder, h Handler, msg pgproto3.BackendMessage) error {
+func (s *Session) handle(
+	ctx context.Context, d *decode.Decoder, h Handler, msg pgproto3.BackendMessage,
+) error {
 	switch msg := msg.(type) {
 	case *pgproto3.CopyData:
 		return s.copyData(ctx, d, h, msg.Data)
@@ -256,14 +264,16 @@ func (s *Session) handle(ctx context.Context, d *decode.Decoder, h Handler, msg 
 func (s *Session) notice(n *pgproto3.NoticeResponse) error {
 	// The message may be translated, the routine is not.
 	if n.Routine == "LoadPublications" || strings.Contains(n.Message, "skipped loading publication") {
-		return hint.Errorf("create the publication with `walpost migrate up`, and never drop it while the slot lives; rows between are "+
+		return hint.Errorf("create the publication with `walpost migrate up`, "+
+			"and never drop it while the slot lives; rows between are "+
 			"in the table, not in the stream", "%w: %s", ErrPublicationSkipped, n.Message)
 	}
 	if n.Routine == "StandbySlotsHaveCaughtup" {
 		s.cfg.HeldBack(n.Message)
 		return nil
 	}
-	s.cfg.Log.Warn("notice from walsender", zap.String("severity", n.Severity), zap.String("code", n.Code), zap.String("message", n.Message))
+	s.cfg.Log.Warn("notice from walsender",
+		zap.String("severity", n.Severity), zap.String("code", n.Code), zap.String("message", n.Message))
 	return nil
 }
 

@@ -47,7 +47,8 @@ type Slot struct {
 // readSlot looks the slot up over the simple protocol, which is all that a
 // replication connection speaks.
 func readSlot(ctx context.Context, conn *pgconn.PgConn, name string) (*Slot, error) {
-	rows, err := simpleQuery(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(wal_status, ''),
+	rows, err := simpleQuery(ctx, conn, `SELECT
+		coalesce(plugin, ''), coalesce(database, ''), coalesce(wal_status, ''),
 		coalesce(confirmed_flush_lsn::text, '0/0'), temporary, two_phase, current_database()
 		FROM pg_replication_slots WHERE slot_name = `+quoteLiteral(name))
 	if err != nil {
@@ -57,7 +58,10 @@ func readSlot(ctx context.Context, conn *pgconn.PgConn, name string) (*Slot, err
 		return nil, fmt.Errorf("slot %q: %w", name, ErrNoSlot)
 	}
 	r := rows[0]
-	s := &Slot{Name: name, Plugin: r[0], Database: r[1], WALStatus: r[2], temporary: r[4] == "t", twoPhase: r[5] == "t"}
+	s := &Slot{
+		Name: name, Plugin: r[0], Database: r[1], WALStatus: r[2],
+		temporary: r[4] == "t", twoPhase: r[5] == "t",
+	}
 	if s.ConfirmedFlush, err = outbox.ParseLSN(r[3]); err != nil {
 		return nil, fmt.Errorf("read slot %q: %w", name, err)
 	}
@@ -67,7 +71,9 @@ func readSlot(ctx context.Context, conn *pgconn.PgConn, name string) (*Slot, err
 // check tells a slot that a relay can have made from all others. fallback.DB.DropSlot has the same condition.
 func (s *Slot) check(database string) error {
 	foreign := func(what string) error {
-		return hint.Coded("slot-foreign", hint.Errorf(dropHint(s.Name), "slot %q: %w: it is %s, want a logical one of pgoutput in database %q", s.Name, ErrForeignSlot, what, database))
+		return hint.Coded("slot-foreign", hint.Errorf(dropHint(s.Name),
+			"slot %q: %w: it is %s, want a logical one of pgoutput in database %q",
+			s.Name, ErrForeignSlot, what, database))
 	}
 	switch {
 	case s.Plugin == "":
@@ -87,7 +93,8 @@ func (s *Slot) check(database string) error {
 }
 
 func dropHint(slot string) string {
-	return "choose another postgres.slot: a slot's name is unique in the whole server; or, if nobody needs it: SELECT pg_drop_replication_slot(" + quoteLiteral(slot) + ")"
+	return "choose another postgres.slot: a slot's name is unique in the whole server; " +
+		"or, if nobody needs it: SELECT pg_drop_replication_slot(" + quoteLiteral(slot) + ")"
 }
 
 // Slots makes slots, on a replication connection of its own. It is one
@@ -141,15 +148,19 @@ func (s *Slots) create(ctx context.Context, name string, temporary bool) error {
 		action = "(FAILOVER, SNAPSHOT 'nothing')"
 	}
 	_, err := pglogrepl.CreateReplicationSlot(ctx, s.conn, outbox.QuoteIdent(name), "pgoutput",
-		pglogrepl.CreateReplicationSlotOptions{Temporary: temporary, SnapshotAction: action, Mode: pglogrepl.LogicalReplication})
+		pglogrepl.CreateReplicationSlotOptions{
+			Temporary: temporary, SnapshotAction: action, Mode: pglogrepl.LogicalReplication,
+		})
 	return explainSlot(fmt.Sprintf("create slot %q", name), err)
 }
 
 // Copy makes a lasting slot that stands where a temporary one of this connection does.
 func (s *Slots) Copy(ctx context.Context, from, to string) error {
-	_, err := simpleQuery(ctx, s.conn, fmt.Sprintf("SELECT pg_copy_logical_replication_slot(%s, %s, false)", quoteLiteral(from), quoteLiteral(to)))
+	_, err := simpleQuery(ctx, s.conn, fmt.Sprintf("SELECT pg_copy_logical_replication_slot(%s, %s, false)",
+		quoteLiteral(from), quoteLiteral(to)))
 	if err == nil && serverVersion(s.conn) >= 17 { // the copy has lost it
-		_, err = simpleQuery(ctx, s.conn, fmt.Sprintf("ALTER_REPLICATION_SLOT %s (FAILOVER true)", outbox.QuoteIdent(to)))
+		_, err = simpleQuery(ctx, s.conn, fmt.Sprintf("ALTER_REPLICATION_SLOT %s (FAILOVER true)",
+			outbox.QuoteIdent(to)))
 	}
 	return explainSlot(fmt.Sprintf("copy slot %q to %q", from, to), err)
 }
@@ -162,10 +173,12 @@ func explainSlot(what string, err error) error {
 	case pgerrcode.ObjectInUse:
 		return fmt.Errorf("%s: %w: %w", what, ErrSlotActive, err)
 	case pgerrcode.DuplicateObject:
-		return hint.Wrap(fmt.Errorf("%s: %w", what, err), "SELECT * FROM pg_replication_slots shows whose it is; drop it if nobody needs it")
+		return hint.Wrap(fmt.Errorf("%s: %w", what, err),
+			"SELECT * FROM pg_replication_slots shows whose it is; drop it if nobody needs it")
 	case pgerrcode.ConfigurationLimitExceeded:
 		return hint.Wrap(fmt.Errorf("%s: %w", what, err),
-			"raise max_replication_slots (needs a restart) or drop a slot that nobody needs: there must be room for two while a relay makes its own")
+			"raise max_replication_slots (needs a restart) or drop a slot that nobody needs: "+
+				"there must be room for two while a relay makes its own")
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }

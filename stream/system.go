@@ -33,7 +33,7 @@ func identify(ctx context.Context, conn *pgconn.PgConn) (System, error) {
 		return sys, nil
 	}
 	h, err := pglogrepl.TimelineHistory(ctx, conn, id.Timeline)
-	if pg.Code(err) == pgerrcode.UndefinedFile { // the history file was removed: nothing is known of older timelines
+	if pg.Code(err) == pgerrcode.UndefinedFile { // removed: nothing is known of older timelines
 		return sys, nil
 	}
 	if err != nil {
