@@ -125,7 +125,7 @@ func TestBatchesStoreInOrder(t *testing.T) {
 }
 
 // TestBatchesLeaveNoHole: somebody else's messages move the sequence under what is on
-// its way. Nothing is stored behind what was refused for it.
+// its way. Nothing is stored behind a message that was refused for it.
 func TestBatchesLeaveNoHole(t *testing.T) {
 	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
 		own := func() (n int) {
@@ -180,7 +180,7 @@ func TestBatchesTrickle(t *testing.T) {
 	})
 }
 
-// TestBatchesLinger: what nobody flushes goes all the same.
+// TestBatchesLinger: a message goes without a Flush, too.
 func TestBatchesLinger(t *testing.T) {
 	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
 		l := r.lane()

@@ -8,7 +8,7 @@ import (
 	"github.com/walpost/walpost/internal/jetstream"
 )
 
-// Refusal is a row whose own reply names a failure of its own.
+// Refusal is a row that its own reply refuses.
 type Refusal struct {
 	Delivery
 	Failure *RowError

@@ -38,7 +38,7 @@ func build(tb testing.TB, e *Envelope, ev *outbox.Event, st Stamp) *nats.Msg {
 	return must(message(e, ev, st))(tb)
 }
 
-// message reads what was built as the client does.
+// message reads a built message as the client does.
 func message(e *Envelope, ev *outbox.Event, st Stamp) (*nats.Msg, error) {
 	block, body, err := e.Build(ev, st)
 	if block == nil {
@@ -191,7 +191,7 @@ func decodePercent(tb testing.TB, s string) string {
 }
 
 // TestEnvelopeHostileRows sends what a row can hold at its worst through a real
-// server and decodes what was stored.
+// server and decodes the stored message.
 func TestEnvelopeHostileRows(t *testing.T) {
 	nc, stream := newStream(t, testenv.NATSOptions{}, nil)
 	e := newEnvelope(t, FormatBinary)

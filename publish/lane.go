@@ -73,7 +73,7 @@ type Stored struct {
 
 // Lane is the one way into the stream for one session. What is sent through it
 // is stored in the order of the calls to Send, or the lane stops: after the
-// first failure it takes nothing more, and what was not acknowledged is
+// first failure it takes nothing more, and a message without a PubAck is
 // forgotten, because only the WAL or the table may bring it again.
 //
 // A message stays in the lane until Settled; the lane never runs more than U
@@ -82,7 +82,7 @@ type Lane struct {
 	cfg   LaneConfig
 	sub   *nats.Subscription
 	inbox string
-	// status tells of a lost connection: what was in flight is then unknown.
+	// status tells of a lost connection: the fate of each message in flight is then unknown.
 	status  chan nats.Status
 	done    chan struct{}
 	closing sync.Once
@@ -295,7 +295,7 @@ func (l *Lane) Settled(indexes []uint64) {
 type Counts struct {
 	Inflight, InflightBytes int
 	Unsettled               uint64
-	// Forgotten is what was sent and has no PubAck although the lane has stopped.
+	// Forgotten counts messages that were sent and have no PubAck although the lane has stopped.
 	Forgotten int
 }
 

@@ -429,9 +429,9 @@ func TestLateRowKeepsThePosition(t *testing.T) {
 	}
 }
 
-// TestNothingIsWrittenAfterAFailure: what was sent and not written when the lane stops is
-// forgotten at once. Nobody waits for its reply, and it does not come in the midst of the
-// next session's messages.
+// TestNothingIsWrittenAfterAFailure: a message that was sent and is not written when the lane
+// stops is forgotten at once. No one waits for its reply, and it does not come in the midst of
+// the next session's messages.
 func TestNothingIsWrittenAfterAFailure(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
 	r := newLaneRig(t, n, nil)

@@ -26,7 +26,7 @@ func (l *Lane) takeReply(msg *nats.Msg) {
 	defer l.mu.Unlock()
 	id, state, fast := strings.Cut(tail, ".")
 	if fast && bytes.HasPrefix(msg.Data, []byte(`{"type":"ack"`)) {
-		// Of some of a batch: nobody waits for it. What proves the batch is its end.
+		// It acknowledges a part of a batch. Only the PubAck at its end proves the batch.
 		if s := l.ring.at(l.ring.low); s.state == sent {
 			s.sentAt = l.ticks
 		}
@@ -64,7 +64,7 @@ func (l *Lane) takeReply(msg *nats.Msg) {
 	}
 }
 
-// replied tells whoever waits for it that a reply has come. The caller holds mu.
+// replied wakes the sender: a reply may have made room, or ended a unit. The caller holds mu.
 func (l *Lane) replied() {
 	signal(l.room)
 	if l.due && !l.underWay() {

@@ -23,7 +23,7 @@ type state uint8
 const (
 	sent    state = iota // no reply yet
 	stored               // its own PubAck came
-	refused              // its own reply names a failure of its own
+	refused              // its own reply refuses the row
 	doubted              // JetStream calls it a duplicate: to be looked at
 	settled              // out of the lane's hands
 )
@@ -33,7 +33,7 @@ const (
 type slot struct {
 	delivery Delivery
 	subject  string
-	commit   int64  // in microseconds of Unix time; 0 where nobody knows
+	commit   int64  // in microseconds of Unix time; 0 where it is not known
 	sentAt   uint32 // by the lane's clock
 	state    state
 	ack      uint64 // sequence in the PubAck

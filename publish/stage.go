@@ -8,7 +8,7 @@ import (
 const (
 	// maxAtomic is the server's limit on the messages of an atomic batch.
 	maxAtomic = 1000
-	// A fast batch has no limit of its own, and a part of it goes as soon as it is of such
+	// The server has no limit for a fast batch. A part of it goes as soon as it is of such
 	// a size. What gathers while a batch is under way is in the relay's memory: more of it
 	// would make nothing faster.
 	partMessages  = 256

@@ -46,7 +46,7 @@ func (t Types) Match(eventType string) bool {
 // Filters are subjects, without overlaps, among which every event of the types is that was
 // published by the template and stored in the stream; others may be among them, too. nil
 // is every subject: without types, where the subject does not tell the type, and where
-// what is stored has other subjects than what was published.
+// a stored message has another subject than the published one.
 func (t *Template) Filters(c *natsjs.StreamConfig, types Types) []string {
 	moved := c.SubjectTransform != nil || c.Mirror != nil || len(c.Sources) > 0
 	listens := func(s string) bool { return jetstream.Overlap(s, t.Pattern()) }

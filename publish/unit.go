@@ -208,7 +208,7 @@ func (l *Lane) complete() {
 	}
 }
 
-// forgetStaged drops what was never published, and a batch that will never end.
+// forgetStaged drops the messages that were never written, and a batch that will never end.
 func (l *Lane) forgetStaged() {
 	g, u := &l.stage, &l.unit
 	l.mu.Lock()

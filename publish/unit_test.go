@@ -68,7 +68,7 @@ func TestUnitStates(t *testing.T) {
 	}
 }
 
-// unitModel says what is under way as two lists would: what was announced, and up to where all is
+// unitModel says what is under way as two lists would: the announced messages, and up to where all is
 // written.
 type unitModel struct {
 	first, written, replied uint64

@@ -71,7 +71,7 @@ func (w *wire) publishByClient(subject string, reply, header, body []byte) error
 	return w.nc.PublishMsg(m)
 }
 
-// flush writes what was kept.
+// flush writes the buffer.
 func (w *wire) flush() error {
 	if len(w.buf) == 0 {
 		return nil

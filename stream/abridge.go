@@ -28,8 +28,8 @@ type abridger struct {
 	left  int               // of the message that is going through
 	head  [messageHead]byte // of the next one, where it came in two pieces
 	heads int               // how much of head there is
-	long  int               // of the message that is to be shortened, its head taken; 0 is none
-	ahead []byte            // what was read behind that head
+	long  int               // of the message to shorten, its head taken; 0 where there is no such
+	ahead []byte            // bytes read behind that head
 	out   []byte            // what goes out next
 	buf   []byte            // out's memory
 	err   error             // a long message broke off in its middle

@@ -22,10 +22,10 @@ const (
 )
 
 // gatherer is the connection that a session reads from. It lies below TLS, where
-// each message is a record of its own.
+// each message is one record.
 type gatherer struct {
 	net.Conn
-	buf  []byte // what was read and not taken
+	buf  []byte // bytes read and not taken
 	full [gatherBuffer]byte
 
 	// The reader's own, see Session.Run: dry is called before the connection is read,

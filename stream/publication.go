@@ -29,7 +29,7 @@ func PublicationSQL(name string, tables []*outbox.Table) string {
 var ErrNoPublication = errors.New("publication does not exist")
 
 // CheckPublication reports what is wrong with an existing publication. It
-// returns ErrNoPublication where there is none, and changes nothing.
+// returns ErrNoPublication where it does not exist, and changes nothing.
 func CheckPublication(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) error {
 	problems, err := PublicationProblems(ctx, conn, name, tables)
 	if err != nil {

@@ -429,7 +429,7 @@ func (s *Session) sendStatus() error {
 }
 
 // Close ends the session at once. Where confirm is set it first tells the
-// server what was settled since the last tick. It may be called again.
+// server what is settled since the last tick. It may be called again.
 func (s *Session) Close(confirm bool) {
 	s.closing.Do(func() {
 		close(s.closed)

@@ -97,7 +97,7 @@ func dropHint(slot string) string {
 		"or, if nobody needs it: SELECT pg_drop_replication_slot(" + quoteLiteral(slot) + ")"
 }
 
-// Slots makes slots, on a replication connection of its own. It is one
+// Slots makes slots, on its own replication connection. It is one
 // goroutine's.
 type Slots struct{ conn *pgconn.PgConn }
 
@@ -125,7 +125,7 @@ func (s *Slots) PID() uint32 { return s.conn.PID() }
 // System identifies the server.
 func (s *Slots) System(ctx context.Context) (System, error) { return identify(ctx, s.conn) }
 
-// Read looks a slot up. It returns ErrNoSlot where there is none, ErrSlotLost
+// Read looks a slot up. It returns ErrNoSlot where it does not exist, ErrSlotLost
 // where it is of no use any more, and ErrForeignSlot where it is somebody else's.
 func (s *Slots) Read(ctx context.Context, name string) (*Slot, error) {
 	return readSlot(ctx, s.conn, name)

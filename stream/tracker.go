@@ -99,7 +99,7 @@ func (t *Tracker) push() *Txn {
 	return x
 }
 
-// sweep lets every mark that waits for nothing of its own become part of the one
+// sweep lets every mark that waits for no row become part of the one
 // before: a row that stays unsettled would let marks pile up behind it without
 // bound. The caller holds mu.
 func (t *Tracker) sweep() {

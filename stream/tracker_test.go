@@ -83,7 +83,7 @@ func TestTrackerConfirmsWhatTheLawAllows(t *testing.T) {
 
 func TestTrackerNeverGoesBelowItsStart(t *testing.T) {
 	tracker := NewTracker(500)
-	tracker.Idle(300) // the first keepalive may lie below what was confirmed
+	tracker.Idle(300) // the first keepalive may lie below the confirmed LSN
 	if got := tracker.Confirmed(); got != 500 {
 		t.Errorf("confirmed %s, want 0/1F4", got)
 	}
@@ -124,7 +124,7 @@ func TestTrackerIsBounded(t *testing.T) {
 	if n := tracker.waiting(); n > 2*sweepLeast {
 		t.Errorf("%d marks are waiting, want at most %d", n, 2*sweepLeast)
 	}
-	open := tracker.Begin() // what waits of its own stays
+	open := tracker.Begin() // a mark that waits for its row stays
 	open.Add()
 	for range 5 * sweepLeast {
 		x := tracker.Begin()
