@@ -100,7 +100,7 @@ func (l *Lane) awaitReplies(ctx context.Context) {
 	}
 }
 
-func (l *Lane) collect() (refusals []Refusal, doubts []slot, memory time.Duration) {
+func (l *Lane) collect() (refusals []Refusal, doubts []entry, memory time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := l.ring.tail; i < l.ring.head; i++ {

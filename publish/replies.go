@@ -73,7 +73,7 @@ func (l *Lane) replied() {
 	}
 }
 
-func (l *Lane) onStored(s *slot, index, seq uint64) {
+func (l *Lane) onStored(s *entry, index, seq uint64) {
 	l.highest, l.first = max(l.highest, seq), false
 	l.ring.replied(s, stored)
 	l.stored = append(l.stored, index)
@@ -88,7 +88,7 @@ func (l *Lane) onStored(s *slot, index, seq uint64) {
 }
 
 // onFailure keeps what is the row's own and stops the lane.
-func (l *Lane) onFailure(s *slot, err error) {
+func (l *Lane) onFailure(s *entry, err error) {
 	var ack *ackError
 	if errors.As(err, &ack) && ack.Row() != nil {
 		s.failure = ack.Row()

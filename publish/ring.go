@@ -28,9 +28,9 @@ const (
 	settled              // out of the lane's hands
 )
 
-// slot is a place in the ring. It is reused, so it holds no memory of a row but
+// entry is what the ring has of a message. It is reused, so it holds no memory of a row but
 // its Ref; subjects and event types are shared.
-type slot struct {
+type entry struct {
 	delivery Delivery
 	subject  string
 	commit   int64  // in microseconds of Unix time; 0 where it is not known
@@ -43,18 +43,18 @@ type slot struct {
 // ring holds the U newest messages that are not settled: from oldest (index
 // tail) to newest (head-1). Its memory is fixed.
 type ring struct {
-	slots      [jetstream.U]slot
+	entries    [jetstream.U]entry
 	tail, head uint64
 	low        uint64 // every message below it has had its reply
 	inflight   int
 	bytes      int
 }
 
-func (r *ring) at(i uint64) *slot { return &r.slots[i%jetstream.U] }
+func (r *ring) at(i uint64) *entry { return &r.entries[i%jetstream.U] }
 
 func (r *ring) holds(i uint64) bool { return i >= r.tail && i < r.head }
 
-func (r *ring) push(s slot) {
+func (r *ring) push(s entry) {
 	s.delivery.Index = r.head
 	*r.at(r.head) = s
 	r.head++
@@ -63,7 +63,7 @@ func (r *ring) push(s slot) {
 }
 
 // replied notes the reply of message i.
-func (r *ring) replied(s *slot, to state) {
+func (r *ring) replied(s *entry, to state) {
 	s.state = to
 	r.inflight--
 	r.bytes -= s.delivery.Bytes

@@ -92,7 +92,7 @@ func (l *Lane) send(ctx context.Context, ev *outbox.Event, tag any, at outbox.Po
 		return err
 	}
 	l.last = at // only now: a row that is refused may be one of long ago
-	index, err := l.enter(ctx, slot{
+	index, err := l.enter(ctx, entry{
 		delivery: Delivery{
 			Ref: ref, XID: ev.XID, EventType: l.intern(ev.Values[outbox.EventType]), Tag: tag,
 			Bytes: len(subject) + len(header) + len(body),
@@ -186,7 +186,7 @@ func (l *Lane) broken(err error) error {
 	return err
 }
 
-// intern returns the same string for the same event type: the ring's slots then
+// intern returns the same string for the same event type: the ring's entries then
 // share it.
 func (l *Lane) intern(eventType []byte) string {
 	s, ok := l.types[string(eventType)]
@@ -201,7 +201,7 @@ func (l *Lane) intern(eventType []byte) string {
 }
 
 // enter waits for a place in the window and takes it.
-func (l *Lane) enter(ctx context.Context, s slot) (uint64, error) {
+func (l *Lane) enter(ctx context.Context, s entry) (uint64, error) {
 	for {
 		l.mu.Lock()
 		index, err, room := l.ring.head, l.err, l.hasRoom(s.delivery.Bytes) && !l.stage.isFull(l.underWay())
