@@ -44,7 +44,7 @@ func (l *Lane) dropBatchOf(index uint64) {
 
 // BatchFailed says how the lane was stopped by what became of a batch: suspect is its
 // size where one of its rows may be the cause, of which the next lane should send as
-// many singly, to learn which it is; refused is set where the server takes no such
+// many one by one, to learn which it is; refused is set where the server takes no such
 // batches at all.
 func (l *Lane) BatchFailed() (suspect int, refused bool) {
 	l.mu.Lock()

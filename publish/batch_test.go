@@ -210,7 +210,7 @@ func (r *laneRig) burst(l *Lane, from, to int, payload func(id int) string) {
 func small(int) string { return `{}` }
 
 // TestBatchesKeepTheRowsOwnFailures: a fast batch says which row it was, an atomic one
-// does not, and rows that are then sent singly do.
+// does not, and rows that are then sent one by one do.
 func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 	eachBatching(t, testenv.NATSOptions{}, func(c *natsjs.StreamConfig) { c.MaxMsgSize = 4096 }, func(t *testing.T, r *laneRig) {
 		payload := func(id int) string {
@@ -230,7 +230,7 @@ func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 			if len(refusals) != 0 || len(r.headers()) != 0 {
 				t.Fatalf("refused %v, %d stored", refusals, len(r.headers()))
 			}
-			r.cfg.Singly = maxAtomic
+			r.cfg.OneByOne = maxAtomic
 			l = r.lane()
 			r.burst(l, 0, 600, payload)
 			<-l.Failed()
@@ -325,7 +325,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 			r.must(s.DeleteMsg(t.Context(), uint64(id+1)))
 		}
 		for _, at := range []int{0, 1, 40, 99} { // in the batch
-			r.cfg.Singly = 0
+			r.cfg.OneByOne = 0
 			l := r.lane()
 			for i := range 100 {
 				id := 1000*(at+1) + i
@@ -352,7 +352,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 			}
 			l.Close()
 		}
-		r.cfg.Singly = maxAtomic
+		r.cfg.OneByOne = maxAtomic
 		l = r.lane()
 		r.must(l.Send(t.Context(), r.event(150, `{}`), 150))
 		l.EndTransaction()
@@ -372,7 +372,7 @@ func TestBatchesAcrossACrash(t *testing.T) {
 		stored := map[int]bool{}
 		next := 0
 		for round := range 4 {
-			r.cfg.Singly = 0
+			r.cfg.OneByOne = 0
 			eventuallyConnected(t, r)
 			l := r.lane()
 			killed := make(chan struct{})

@@ -49,10 +49,10 @@ type LaneConfig struct {
 	Window      int
 	WindowBytes int
 	AckTimeout  time.Duration
-	// Batching is what Resolve has said; empty is BatchSingle. Singly is how many
+	// Batching is what Resolve has said; empty is BatchSingle. OneByOne is how many
 	// messages are sent by themselves first, see BatchFailed.
 	Batching jetstream.Batching
-	Singly   int
+	OneByOne int
 	// Position is where the lane goes on from: the server's identity, and the
 	// position of the newest message of the relay's own. Passed is E, the greatest
 	// LSN under which anything can have been sent before.
@@ -137,7 +137,9 @@ func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 	}
 	l.last = cfg.Position
 	l.first = cfg.Chained && (cfg.Batching == "" || cfg.Batching == jetstream.BatchSingle)
-	l.stage = stage{kind: cfg.Batching, window: cfg.Window, windowBytes: cfg.WindowBytes, singly: cfg.Singly}
+	l.stage = stage{
+		kind: cfg.Batching, window: cfg.Window, windowBytes: cfg.WindowBytes, oneByOne: cfg.OneByOne,
+	}
 	l.coder = coder{
 		kind: cfg.Batching, inbox: l.inbox, stream: cfg.Stream.Name(), base: cfg.Base,
 		id: strconv.FormatUint(rand.Uint64()>>24, 36),

@@ -177,7 +177,7 @@ func TestFastBatchBreaksInItsMidst(t *testing.T) {
 		t.Errorf("%d rows count as stored, and the stream has %d messages, want %d", len(ds), len(r.headers()), before+1)
 	}
 	if suspect, _ := l.BatchFailed(); suspect != maxAtomic {
-		t.Errorf("%d rows are to be sent singly, want %d", suspect, maxAtomic)
+		t.Errorf("%d rows are to be sent one by one, want %d", suspect, maxAtomic)
 	}
 }
 

@@ -26,7 +26,7 @@ type stage struct {
 	kind jetstream.Batching
 	// window and windowBytes are the lane's.
 	window, windowBytes int
-	singly              int // so many messages are still to be sent by themselves
+	oneByOne            int // so many messages are still to be sent one by one
 
 	messages []staged
 	arena    []byte     // their headers and bodies
@@ -74,7 +74,7 @@ func (g *stage) drop(n int) {
 	}
 	g.first += uint64(n)
 	g.whole = max(0, g.whole-n)
-	g.singly -= min(g.singly, n)
+	g.oneByOne -= min(g.oneByOne, n)
 }
 
 func (g *stage) clear() { g.messages, g.arena, g.whole = nil, nil, 0 }
@@ -95,7 +95,7 @@ func (g *stage) mostStaged() (messages, bytes int) {
 	if g.kind == jetstream.BatchFast {
 		messages, bytes = min(messages, maxStage), min(bytes, maxStageBytes)
 	}
-	if g.singly > 0 {
+	if g.oneByOne > 0 {
 		messages = min(messages, 64)
 	}
 	return messages, bytes
@@ -109,7 +109,7 @@ func (g *stage) isFull(underWay bool) bool {
 
 // isPart reports whether enough is staged for it to be written as a part of a fast batch.
 func (g *stage) isPart() bool {
-	return g.kind == jetstream.BatchFast && g.singly == 0 && len(g.messages) > 1 &&
+	return g.kind == jetstream.BatchFast && g.oneByOne == 0 && len(g.messages) > 1 &&
 		(len(g.messages) >= partMessages || len(g.arena) >= partBytes)
 }
 
@@ -125,7 +125,7 @@ func (g *stage) ready(more bool, inflight int) int {
 // next is how many of the first n messages go together, and whether the batch that they
 // are of goes on after them: then one message stays, to be the last one.
 func (g *stage) next(n int, goesOn bool) (int, bool) {
-	if g.singly > 0 {
+	if g.oneByOne > 0 {
 		return 1, false
 	}
 	if g.kind == jetstream.BatchAtomic && n > 1 && n < atomicLeast && !g.messages[1].joined {

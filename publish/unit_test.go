@@ -198,7 +198,7 @@ func TestStageKeepsMessages(t *testing.T) {
 	random := func(most int) []byte { return bytes.Repeat([]byte{byte(rng.IntN(256))}, rng.IntN(most)) }
 	for _, kind := range []jetstream.Batching{jetstream.BatchFast, jetstream.BatchAtomic} {
 		for range 50 {
-			g := stage{kind: kind, window: 4096, windowBytes: 8 << 20, singly: rng.IntN(2) * rng.IntN(20)}
+			g := stage{kind: kind, window: 4096, windowBytes: 8 << 20, oneByOne: rng.IntN(2) * rng.IntN(20)}
 			var want []message
 			whole, next, commit := 0, uint64(rng.IntN(1000)), outbox.LSN(1)
 			for range 400 {
@@ -223,7 +223,7 @@ func TestStageKeepsMessages(t *testing.T) {
 						t.Fatalf("%d of %d messages are ready, of whole transactions %d", ready, len(want), whole)
 					}
 					n, goesOn := g.next(ready, kind == jetstream.BatchFast && more && ready > 1)
-					if n < 1 || n > ready || goesOn && n == ready || g.singly > 0 && (n > 1 || goesOn) {
+					if n < 1 || n > ready || goesOn && n == ready || g.oneByOne > 0 && (n > 1 || goesOn) {
 						t.Fatalf("%d of %d go, and it goes on: %t", n, ready, goesOn)
 					}
 					for i := range n {
@@ -231,11 +231,11 @@ func TestStageKeepsMessages(t *testing.T) {
 							t.Fatal("a message that has to go alone is in a batch")
 						}
 					}
-					singly := g.singly
+					before := g.oneByOne
 					g.drop(n)
 					want, whole = want[n:], max(0, whole-n)
-					if g.singly != max(0, singly-n) {
-						t.Fatalf("%d go singly behind %d of %d", g.singly, n, singly)
+					if g.oneByOne != max(0, before-n) {
+						t.Fatalf("%d go one by one behind %d of %d", g.oneByOne, n, before)
 					}
 				}
 				if g.whole != whole || len(g.messages) != len(want) || len(want) > 0 && g.first != want[0].index {

@@ -18,7 +18,7 @@ import (
 )
 
 // TestWire has a lane and the client write into one connection, small messages and
-// large ones, singly and in batches: each arrives whole, over every kind of connection.
+// large ones, one by one and in batches: each arrives whole, over every kind of connection.
 func TestWire(t *testing.T) {
 	ca := testenv.NewAuthority(t)
 	cert, key := ca.Issue(t)

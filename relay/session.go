@@ -390,7 +390,7 @@ func (s *session) newLane(ctx context.Context, info *jetstream.StreamInfo, sys s
 		Conn: r.nc, Stream: r.stream, Subjects: r.subjects, Envelope: r.envelope,
 		Chained: !r.cfg.Stream.Shared, Base: info.LastSeq,
 		Window: r.cfg.Window, WindowBytes: r.cfg.WindowBytes,
-		Batching: r.batching(info), Singly: r.known.suspect,
+		Batching: r.batching(info), OneByOne: r.known.suspect,
 		Position: outbox.Position{
 			SystemID: sys.ID, Timeline: timeline, Commit: recovered.tail.Commit, N: recovered.tail.N, Passed: recovered.recoveryLSN,
 		},

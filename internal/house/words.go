@@ -13,6 +13,7 @@ var Words = []Word{
 	{Not: "anew", Say: "again; recreate"},
 	{Not: "complain", Say: "report"},
 	{Not: "say limits|sayLimits", Say: "warn about limits"},
+	{Not: "singly", Say: "one by one"},
 }
 
 // Find returns the passages that hold the word.
