@@ -26,7 +26,7 @@ func (l *Lane) takeReply(msg *nats.Msg) {
 	defer l.mu.Unlock()
 	id, state, fast := strings.Cut(tail, ".")
 	if fast && bytes.HasPrefix(msg.Data, []byte(`{"type":"ack"`)) {
-		// It acknowledges a part of a batch. Only the PubAck at its end proves the batch.
+		// It acknowledges some of a batch. Only the PubAck at its end proves the batch.
 		if s := l.ring.at(l.ring.low); s.state == sent {
 			s.sentAt = l.ticks
 		}

@@ -12,7 +12,7 @@ import (
 )
 
 // maxLinger is how long a message stays in the wire's buffer at most, or staged where
-// nothing is under way. It begins again with each part of a fast batch.
+// nothing is under way. It begins again with each chunk of a fast batch.
 const maxLinger = 20 * time.Millisecond
 
 // Send publishes a row of the WAL. Positions never go back: one that the lane is past

@@ -8,11 +8,11 @@ import (
 const (
 	// maxAtomic is the server's limit on the messages of an atomic batch.
 	maxAtomic = 1000
-	// The server has no limit for a fast batch. A part of it goes as soon as it is of such
+	// The server has no limit for a fast batch. A chunk of it goes as soon as it is of such
 	// a size. What gathers while a batch is under way is in the relay's memory: more of it
 	// would make nothing faster.
-	partMessages  = 256
-	partBytes     = 192 << 10
+	chunkMessages = 256
+	chunkBytes    = 192 << 10
 	maxStage      = 1000
 	maxStageBytes = 2 << 20
 	// atomicLeast is how many messages of single rows have to wait for an atomic batch to
@@ -104,13 +104,13 @@ func (g *stage) mostStaged() (messages, bytes int) {
 // isFull reports whether what is staged has to go before more is.
 func (g *stage) isFull(underWay bool) bool {
 	messages, bytes := g.mostStaged()
-	return len(g.messages) >= messages || len(g.arena) > bytes || !underWay && g.isPart()
+	return len(g.messages) >= messages || len(g.arena) > bytes || !underWay && g.isChunk()
 }
 
-// isPart reports whether enough is staged for it to be written as a part of a fast batch.
-func (g *stage) isPart() bool {
+// isChunk reports whether enough is staged for it to be written as a chunk of a fast batch.
+func (g *stage) isChunk() bool {
 	return g.kind == jetstream.BatchFast && g.oneByOne == 0 && len(g.messages) > 1 &&
-		(len(g.messages) >= partMessages || len(g.arena) >= partBytes)
+		(len(g.messages) >= chunkMessages || len(g.arena) >= chunkBytes)
 }
 
 // ready is how many of the messages may go now. Of an atomic batch these are whole

@@ -15,14 +15,14 @@ var errBatch = errors.New("a batch was not stored as it was sent")
 // refused: expectations that are under way together are only numbers, and a message of
 // somebody else's moves the sequence to where a later one of them fits.
 //
-// A fast batch is written as its messages come, in parts, all but the newest: that is the
+// A fast batch is written as its messages come, in chunks, all but the newest: that is the
 // last one as soon as nothing more comes, or the batch has become large. An atomic batch
 // has to be complete before it is written.
 //
 //	state     what is written          the sender's step            a batch's reply
 //	none      nothing                  grow: open, closing          -
 //	open      all but the last         grow: open, closing          failed
-//	closing   the last part, just now  written: complete            none
+//	closing   the last chunk, just now written: complete            none
 //	complete  all of it                grow, behind the replies     none
 //	cut       a write has failed       grow: an error               failed
 //	failed    the lane has stopped     grow: an error               -
@@ -68,7 +68,7 @@ func (u *unit) grow(first uint64, n int, goesOn bool) error {
 	return nil
 }
 
-// written notes that the last part was, and reports whether it still waits for a reply.
+// written notes that the last chunk was, and reports whether it still waits for a reply.
 func (u *unit) written() bool {
 	if u.state != unitClosing {
 		return false
@@ -110,7 +110,7 @@ func (u *unit) end() uint64 { return u.first + uint64(u.n) }
 // underWay reports whether a unit was written and waits for its PubAck. The caller holds mu.
 func (l *Lane) underWay() bool { return l.unit.state == unitComplete && l.ring.low < l.unit.end() }
 
-// publishStaged publishes the next unit, or a part of it, and says whether there was any,
+// publishStaged publishes the next unit, or a chunk of it, and says whether there was any,
 // unless one is under way: then what is staged goes when that has its PubAck. More is set
 // where more is to come at once: then a fast batch goes on, and an atomic one may end in
 // the midst of a transaction.
@@ -123,8 +123,8 @@ func (l *Lane) publishStaged(more bool) (bool, error) {
 		return false, nil
 	}
 	messages, bytes := g.mostInUnit()
-	roomy := l.ring.inflight+partMessages <= messages && l.ring.bytes+partBytes <= bytes
-	n, goesOn := g.next(ready, more && g.isPart() && roomy)
+	roomy := l.ring.inflight+chunkMessages <= messages && l.ring.bytes+chunkBytes <= bytes
+	n, goesOn := g.next(ready, more && g.isChunk() && roomy)
 	wait := l.underWay()
 	if wait {
 		l.due = l.due || !more // with more the sender comes again itself

@@ -77,7 +77,7 @@ type unitModel struct {
 	cut                     string // what has cut it, if anything
 }
 
-// announce is one part's beginning; the part's end is told by wrote.
+// announce is one chunk's beginning; the chunk's end is told by wrote.
 func (m *unitModel) announce(first uint64, n int, goesOn bool) bool {
 	if m.cut != "" {
 		return false
@@ -107,7 +107,7 @@ func (m *unitModel) wrote(n int, goesOn bool) {
 	}
 }
 
-// TestUnitAgreesWithAModel over random parts, with replies at any moment.
+// TestUnitAgreesWithAModel over random chunks, with replies at any moment.
 func TestUnitAgreesWithAModel(t *testing.T) {
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -154,14 +154,14 @@ func TestUnitAgreesWithAModel(t *testing.T) {
 			n, goesOn := 1+rng.IntN(4), rng.IntN(3) == 0
 			ok := m.announce(next, n, goesOn)
 			if err := u.grow(next, n, goesOn); (err == nil) != ok {
-				t.Fatalf("seed %d, trial %d: %s: a part of %d: %v", seed, trial, log, n, err)
+				t.Fatalf("seed %d, trial %d: %s: a chunk of %d: %v", seed, trial, log, n, err)
 			}
 			if !ok {
 				failed[m.cut]++
 				break
 			}
 			next += uint64(n)
-			check(fmt.Sprintf("part(%d,%t)", n, goesOn))
+			check(fmt.Sprintf("chunk(%d,%t)", n, goesOn))
 			if rng.IntN(4) == 0 {
 				reply()
 			}
@@ -179,7 +179,7 @@ func TestUnitAgreesWithAModel(t *testing.T) {
 		}
 	}
 	if len(failed) != 2 {
-		t.Errorf("parts that may not be written came so often: %v; want behind a reply and behind a failed write", failed)
+		t.Errorf("chunks that may not be written came so often: %v; want behind a reply and behind a failed write", failed)
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-// partly is a lane of fast batches that nothing but Flush and a full stage has written,
+// chunked is a lane of fast batches that nothing but Flush and a full stage has written,
 // and what it gets for PubAcks.
-func partly(t *testing.T) (*laneRig, *Lane, *nats.Subscription) {
+func chunked(t *testing.T) (*laneRig, *Lane, *nats.Subscription) {
 	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *natsjs.StreamConfig) { c.AllowBatchPublish = true })
 	r.cfg.Batching, r.cfg.Window = jetstream.BatchFast, 4096
 	l := r.lane()
@@ -57,21 +57,21 @@ func (r *laneRig) awaitStored(n uint64) {
 // TestFastBatchGoesOn: a fast batch is stored while its rows come, and has one PubAck
 // when they have come.
 func TestFastBatchGoesOn(t *testing.T) {
-	r, l, acks := partly(t)
-	const parts = 3
-	for id := range parts*partMessages + 1 {
+	r, l, acks := chunked(t)
+	const chunks = 3
+	for id := range chunks*chunkMessages + 1 {
 		r.must(r.send(l, id))
 	}
-	r.awaitStored(2 * partMessages)
-	if c := l.Counts(); c.Inflight != parts*partMessages+1 {
+	r.awaitStored(2 * chunkMessages)
+	if c := l.Counts(); c.Inflight != chunks*chunkMessages+1 {
 		t.Errorf("%d rows wait for the PubAck, want all", c.Inflight)
 	}
 	r.must(l.Flush())
-	r.settleAll(l, parts*partMessages+1)
-	if ack := r.nextAck(acks); ack.Count != parts*partMessages+1 {
+	r.settleAll(l, chunks*chunkMessages+1)
+	if ack := r.nextAck(acks); ack.Count != chunks*chunkMessages+1 {
 		t.Errorf("the first PubAck counts %d messages", ack.Count)
 	}
-	if n := len(r.headers()); n != parts*partMessages+1 {
+	if n := len(r.headers()); n != chunks*chunkMessages+1 {
 		t.Errorf("%d rows are stored", n)
 	}
 }
@@ -79,7 +79,7 @@ func TestFastBatchGoesOn(t *testing.T) {
 // TestFastBatchEndsWhenItIsLarge: what never pauses has PubAcks all the same, before the
 // window is full.
 func TestFastBatchEndsWhenItIsLarge(t *testing.T) {
-	r, l, acks := partly(t)
+	r, l, acks := chunked(t)
 	const rows = 20_000
 	taken := make(chan []int)
 	go func() { taken <- r.settleAll(l, rows) }()
@@ -93,15 +93,15 @@ func TestFastBatchEndsWhenItIsLarge(t *testing.T) {
 		ack := r.nextAck(acks)
 		seq, largest = ack.Seq, max(largest, ack.Count)
 	}
-	if most := uint64(r.cfg.Window - maxStage); largest > most || largest < most-partMessages {
-		t.Errorf("the largest of the batches had %d messages, want %d, or less than a part fewer", largest, most)
+	if most := uint64(r.cfg.Window - maxStage); largest > most || largest < most-chunkMessages {
+		t.Errorf("the largest of the batches had %d messages, want %d, or less than a chunk fewer", largest, most)
 	}
 }
 
 // TestStageIsBounded: what gathers while a batch is under way is in memory.
 func TestStageIsBounded(t *testing.T) {
 	for _, c := range []struct{ payload, want int }{{2, maxStage}, {50_000, maxStageBytes/50_000 + 1}} {
-		r, l, _ := partly(t)
+		r, l, _ := chunked(t)
 		l.mu.Lock()
 		l.unit = unit{n: jetstream.U, state: unitComplete} // under way for ever
 		l.mu.Unlock()
@@ -124,8 +124,8 @@ func TestStageIsBounded(t *testing.T) {
 // TestFastBatchEndsBeforeALargeMessage: one whose headers leave no room for those of a
 // batch goes alone, in its order.
 func TestFastBatchEndsBeforeALargeMessage(t *testing.T) {
-	r, l, acks := partly(t)
-	const large = 2*partMessages + 7
+	r, l, acks := chunked(t)
+	const large = 2*chunkMessages + 7
 	payload := make([]byte, 8<<10)
 	for i := range payload {
 		payload[i] = 'x'
@@ -133,7 +133,7 @@ func TestFastBatchEndsBeforeALargeMessage(t *testing.T) {
 	header, _, err := r.cfg.Envelope.Build(r.event(large, string(payload)), Stamp{Chained: true, Staged: true, Ref: r.event(large, "").Ref()})
 	r.must(err)
 	r.cfg.Envelope.Limit(int64(len(header)+len(payload)+batchHeaders), 0)
-	for id := range 3 * partMessages {
+	for id := range 3 * chunkMessages {
 		body := `{}`
 		if id == large {
 			body = string(payload)
@@ -141,7 +141,7 @@ func TestFastBatchEndsBeforeALargeMessage(t *testing.T) {
 		r.must(l.Send(t.Context(), r.event(id, body), id))
 	}
 	r.must(l.Flush())
-	for i, tag := range r.settleAll(l, 3*partMessages) {
+	for i, tag := range r.settleAll(l, 3*chunkMessages) {
 		if tag != i {
 			t.Fatalf("acknowledgement %d is of message %d", i, tag)
 		}
@@ -151,11 +151,11 @@ func TestFastBatchEndsBeforeALargeMessage(t *testing.T) {
 	}
 }
 
-// TestFastBatchBreaksInItsMidst: somebody else's message comes between two parts. What
+// TestFastBatchBreaksInItsMidst: somebody else's message comes between two chunks. What
 // was written before it is stored and counts as unknown, and nothing behind it is stored.
 func TestFastBatchBreaksInItsMidst(t *testing.T) {
-	r, l, _ := partly(t)
-	const before = 5 * (partMessages - 1) // one of each part stays for the next
+	r, l, _ := chunked(t)
+	const before = 5 * (chunkMessages - 1) // one of each chunk stays for the next
 	for id := range before + 2 {
 		r.must(r.send(l, id))
 	}
@@ -183,16 +183,16 @@ func TestFastBatchBreaksInItsMidst(t *testing.T) {
 
 // TestDrainOfABatchThatGoesOn: a batch that will never end has no PubAck to wait for.
 func TestDrainOfABatchThatGoesOn(t *testing.T) {
-	r, l, _ := partly(t)
-	for id := range partMessages + 1 {
+	r, l, _ := chunked(t)
+	for id := range chunkMessages + 1 {
 		r.must(r.send(l, id))
 	}
-	r.awaitStored(partMessages - 1)
+	r.awaitStored(chunkMessages - 1)
 	l.fail(errors.New("something else"))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	l.Drain(ctx)
-	if c := l.Counts(); ctx.Err() != nil || c.Inflight != 0 || c.Forgotten != partMessages+1 {
+	if c := l.Counts(); ctx.Err() != nil || c.Inflight != 0 || c.Forgotten != chunkMessages+1 {
 		t.Errorf("%d rows wait for a PubAck, %d are forgotten, want all: %v", c.Inflight, c.Forgotten, ctx.Err())
 	}
 }
@@ -200,7 +200,7 @@ func TestDrainOfABatchThatGoesOn(t *testing.T) {
 // TestStoredIsTold: what a PubAck was for is told once, commit by commit, and an
 // acknowledgement in between tells nothing.
 func TestStoredIsTold(t *testing.T) {
-	r, l, _ := partly(t)
+	r, l, _ := chunked(t)
 	told := make(chan []Stored, 100)
 	l.cfg.OnStored = func(s []Stored) { told <- slices.Clone(s) }
 	first, second := time.UnixMicro(1_700_000_000_000_001), time.UnixMicro(1_700_000_000_000_002)
@@ -215,7 +215,7 @@ func TestStoredIsTold(t *testing.T) {
 	polled := r.event(n+m, `{}`)
 	polled.CommitTime = time.Time{}
 	r.must(l.SendPolled(t.Context(), polled, n+m))
-	r.awaitStored(2 * partMessages)
+	r.awaitStored(2 * chunkMessages)
 	r.must(l.Flush())
 	r.settleAll(l, n+m+1)
 	want := []Stored{{first.UnixMicro(), n}, {second.UnixMicro(), m}, {0, 1}}
@@ -228,11 +228,11 @@ func TestStoredIsTold(t *testing.T) {
 // when the lane drains already and the connection works again.
 func TestNothingIsWrittenBehindAFailedWrite(t *testing.T) {
 	for name, c := range map[string]struct{ rows, stored int }{
-		"in its first part": {10, 0},
-		"in its last part":  {partMessages + 10, partMessages - 1},
+		"in its first chunk": {10, 0},
+		"in its last chunk":  {chunkMessages + 10, chunkMessages - 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, l, _ := partly(t)
+			r, l, _ := chunked(t)
 			for id := range c.rows {
 				r.must(r.send(l, id))
 			}
