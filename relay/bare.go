@@ -11,9 +11,6 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-// bare reports whether only the WAL has the rows (mark none).
-func (r *Relay) bare() bool { return marksOf(r.cfg.Outboxes)[outbox.MarkNone] }
-
 // Misfit implements stream.Handler. Where only the WAL has the row, it becomes a dead letter, with
 // all its columns, before anything behind it is sent.
 func (f *feed) Misfit(
@@ -29,11 +26,11 @@ func (f *feed) Misfit(
 	if err := f.db.BuryColumns(ctx, ev, columns, omitted, failure.Error()); err != nil {
 		return err
 	}
-	if !f.r.limited("undecodable", factsAgain) {
-		f.r.alarm("undecodable", "the WAL holds a row that the layout does not fit: it is a dead letter",
+	if !f.reporter.limited("undecodable", factsAgain) {
+		f.reporter.alarm("undecodable", "the WAL holds a row that the layout does not fit: it is a dead letter",
 			zap.Stringer("row", ev.Ref()), zap.Error(reason))
 	}
-	f.r.buried(ev.Ref(), failure.Error())
-	f.r.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
+	f.reporter.buried(ev.Ref(), failure.Error())
+	f.reporter.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
 	return nil
 }

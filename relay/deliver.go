@@ -100,7 +100,7 @@ func listed(rows []*outbox.Event, c fallback.Candidate, of aggregate) *outbox.Ev
 
 // askRecords asks the table which rows' aggregates have records, where only it can tell.
 func (l *loop) askRecords(ctx context.Context, t *outbox.Table, rows ...*outbox.Event) (asOf, error) {
-	if l.r.cfg.OnPoison == Skip || !l.holds.any() {
+	if l.cfg.OnPoison == Skip || !l.holds.any() {
 		return 0, nil
 	}
 	return l.holds.ask(rows, func(rows []*outbox.Event) ([]bool, error) { return l.db.HaveRecords(ctx, t, rows) })
@@ -108,7 +108,7 @@ func (l *loop) askRecords(ctx context.Context, t *outbox.Table, rows ...*outbox.
 
 // isHeld reports whether a row waits behind a failed one. asked is when the table was asked.
 func (l *loop) isHeld(ctx context.Context, ev *outbox.Event, asked asOf) (bool, error) {
-	if l.r.cfg.OnPoison == Skip {
+	if l.cfg.OnPoison == Skip {
 		return false, nil
 	}
 	of := aggregateOf(ev)
@@ -178,8 +178,8 @@ func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bo
 	switch {
 	case errors.As(err, &failure):
 		row.Failure = failure.Error()
-		p.blocked[of] = l.r.cfg.OnPoison != Skip && of.ordered()
-		l.r.refused(row.Ref, string(ev.Values[outbox.EventType]), failure)
+		p.blocked[of] = l.cfg.OnPoison != Skip && of.ordered()
+		l.reporter.refused(row.Ref, string(ev.Values[outbox.EventType]), failure)
 		return l.settler.park(ctx, row, of, p)
 	case err != nil:
 		return err
@@ -204,9 +204,9 @@ func (l *loop) parkUnreadable(ctx context.Context, p *pass, t *outbox.Table, c f
 		Ref: outbox.Ref{Table: t, ID: c.ID, Hash: outbox.UnknownHash}, Failure: failure.Error(),
 		Polled: c.Recorded, Attempts: c.Attempts,
 	}
-	p.blocked[of] = l.r.cfg.OnPoison != Skip && of.ordered()
+	p.blocked[of] = l.cfg.OnPoison != Skip && of.ordered()
 	p.add()
-	l.r.refused(row.Ref, "", failure)
+	l.reporter.refused(row.Ref, "", failure)
 	return l.settler.park(ctx, row, of, p)
 }
 

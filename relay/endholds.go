@@ -76,7 +76,7 @@ func (l *loop) sendQueued(ctx context.Context, row pendingRow) error {
 	if !errors.As(err, &failure) {
 		return err
 	}
-	l.r.refused(row.ev.Ref(), string(row.ev.Values[outbox.EventType]), failure)
+	l.reporter.refused(row.ev.Ref(), string(row.ev.Values[outbox.EventType]), failure)
 	failed := fallback.RowOf(row.ev)
 	failed.Failure = failure.Error()
 	return l.settler.park(ctx, failed, aggregateOf(row.ev), row.txn)

@@ -109,15 +109,6 @@ func (r *Relay) judgeStream(info *jetstream.StreamInfo) error {
 	return fmt.Errorf("%w: %w", errStreamUnfit, err)
 }
 
-// sayWeaknesses logs what is no reason to refuse the stream.
-func (r *Relay) sayWeaknesses(findings []jetstream.Finding) {
-	for _, f := range findings {
-		if !f.Refused && !r.limited(f.Code, time.Hour) {
-			r.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
-		}
-	}
-}
-
 // watchFacts looks at the tables, the publication and the stream again and again, and returns what ends
 // the session.
 func (s *session) watchFacts(ctx context.Context) error {
@@ -155,8 +146,9 @@ func (s *session) lookAgain(ctx context.Context) error {
 // published knows up to where the publication is proven to bring every row. Each session has it in
 // turn: its start, and then watchFacts.
 type published struct {
-	r    *Relay
-	last *stream.PublicationLook
+	reporter *reporter
+	cfg      *Config
+	last     *stream.PublicationLook
 	// proven is an LSN: every row that was committed before it was inserted into a table that the
 	// publication had. With mark none nothing is confirmed past it.
 	proven outbox.LSN
@@ -176,7 +168,7 @@ func (p *published) begin(ctx context.Context, db *fallback.DB, wal *stream.Sess
 	if sys := wal.System(); sys.ID != p.of.ID || sys.Timeline != p.of.Timeline {
 		p.of, p.proven, p.next, p.running = sys, 0, 0, 0
 	}
-	if p.r.bare() {
+	if p.cfg.bare() {
 		wal.Tracker().Limit(p.proven)
 	}
 	return p.check(ctx, db, wal)
@@ -193,12 +185,12 @@ func (p *published) check(ctx context.Context, db *fallback.DB, wal *stream.Sess
 	if err != nil {
 		return err
 	}
-	look := stream.PublicationLook{Publication: p.r.cfg.Publication, Tables: p.r.cfg.Outboxes, Before: p.last}
+	look := stream.PublicationLook{Publication: p.cfg.Publication, Tables: p.cfg.Outboxes, Before: p.last}
 	if err := db.Use(ctx, look.Take); err != nil {
 		return err
 	}
 	p.last = &look
-	if !p.r.bare() {
+	if !p.cfg.bare() {
 		p.report("the publication does not bring every row of the tables: they deliver what it leaves out, late", look.Problem)
 		return nil
 	}
@@ -218,8 +210,8 @@ func (p *published) check(ctx context.Context, db *fallback.DB, wal *stream.Sess
 }
 
 func (p *published) report(message string, cause error, more ...zap.Field) {
-	if cause == nil || p.r.limited("unpublished/"+cause.Error(), factsAgain) {
+	if cause == nil || p.reporter.limited("unpublished/"+cause.Error(), factsAgain) {
 		return
 	}
-	p.r.alarm("unpublished", message, append(why(cause), more...)...)
+	p.reporter.alarm("unpublished", message, append(why(cause), more...)...)
 }

@@ -18,7 +18,7 @@ func (*unanswered) Error() string { return "the tables are to be answered before
 // have had the rows that it is past, and not their records, which were committed later.
 func (r *Relay) mayLackRecords(sys stream.System, s *recoveryState) bool {
 	return sys.Timeline > 1 && s.tail.Timeline != sys.Timeline &&
-		r.known.answered != sys.Timeline && !r.bare()
+		r.known.answered != sys.Timeline && !r.cfg.bare()
 }
 
 // answerFirst delivers or records, in the order of the tables, everything that is pending. Its

@@ -16,7 +16,8 @@ import (
 
 // feed takes what the WAL brings to the lane. It runs on the reader's goroutine.
 type feed struct {
-	r         *Relay
+	reporter  *reporter
+	cfg       *Config
 	db        *fallback.DB
 	lane      *publish.Lane
 	settler   *settler
@@ -25,6 +26,7 @@ type feed struct {
 	recovered *recoveryState
 	moved     *moved
 	altered   chan<- struct{}
+	poison    map[outbox.Ref]*publish.RowError // see Relay
 
 	// gate holds rows that the table decides about: those under E, the greatest
 	// LSN under which anything can have been sent before. A row leaves it when its
@@ -137,7 +139,7 @@ func (f *feed) mayBeRecorded(ev *outbox.Event) bool {
 		return false
 	}
 	of := aggregateOf(ev)
-	if f.r.cfg.OnPoison == Skip || !of.ordered() {
+	if f.cfg.OnPoison == Skip || !of.ordered() {
 		return f.holds.mayHave(of)
 	}
 	return f.holds.unsure(of)
@@ -171,7 +173,7 @@ func (f *feed) delayed(ev *outbox.Event) (time.Duration, error) {
 		}
 		f.available, f.due = append(f.available[:0], v...), due
 	}
-	if wait := f.due.Sub(ev.CommitTime); wait > f.r.cfg.DelayThreshold {
+	if wait := f.due.Sub(ev.CommitTime); wait > f.cfg.DelayThreshold {
 		return wait, nil
 	}
 	return 0, nil
@@ -263,7 +265,7 @@ func (f *feed) askTable(ctx context.Context, batch []pendingRow) error {
 // askRecords asks the table which rows' aggregates have records, where only it can tell. The
 // rows are of one table.
 func (f *feed) askRecords(ctx context.Context, evs ...*outbox.Event) (asOf, error) {
-	if f.r.cfg.OnPoison == Skip || !f.holds.any() {
+	if f.cfg.OnPoison == Skip || !f.holds.any() {
 		return 0, nil
 	}
 	return f.holds.ask(evs, func(evs []*outbox.Event) (have []bool, err error) {
@@ -290,7 +292,7 @@ func (f *feed) patiently(ctx context.Context, t *outbox.Table, ask func() error)
 		if err == nil || !fallback.Passing(err) {
 			return err
 		}
-		f.r.trouble("the table is locked: waiting", err, zapTable(t))
+		f.reporter.trouble("the table is locked: waiting", err, zapTable(t))
 		if !sleep(ctx, 200*time.Millisecond) {
 			return ctx.Err()
 		}
@@ -305,12 +307,12 @@ func (f *feed) send(ctx context.Context, ev *outbox.Event, txn *stream.Txn) erro
 // sendAdded sends a row, unless it is held. asked is when the table was asked for records of
 // its aggregate.
 func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn, asked asOf) error {
-	if len(f.r.poison) > 0 && ev.Table.Mark == outbox.MarkNone {
-		if failure := f.r.poison[ev.Ref()]; failure != nil {
+	if len(f.poison) > 0 && ev.Table.Mark == outbox.MarkNone {
+		if failure := f.poison[ev.Ref()]; failure != nil {
 			return f.refuse(ctx, ev, txn, failure)
 		}
 	}
-	if f.r.cfg.OnPoison != Skip && f.holds.any() {
+	if f.cfg.OnPoison != Skip && f.holds.any() {
 		if held, err := f.joinHold(ctx, pendingRow{ev, txn}, asked); held || err != nil {
 			return err
 		}
@@ -361,8 +363,8 @@ func (f *feed) refuse(ctx context.Context, ev *outbox.Event, txn *stream.Txn, fa
 		if err := f.db.Bury(ctx, ev, failure.Error()); err != nil {
 			return err
 		}
-		f.r.buried(ev.Ref(), failure.Error())
-		delete(f.r.poison, ev.Ref())
+		f.reporter.buried(ev.Ref(), failure.Error())
+		delete(f.poison, ev.Ref())
 		txn.Settled()
 	} else {
 		row := fallback.RowOf(ev)
@@ -372,6 +374,6 @@ func (f *feed) refuse(ctx context.Context, ev *outbox.Event, txn *stream.Txn, fa
 		}
 	}
 	// Only now: what was not recorded comes again.
-	f.r.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
+	f.reporter.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
 	return nil
 }

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
@@ -44,13 +42,13 @@ func (f *forwardScan) genuine(
 		if err != nil {
 			return nil, nil, err
 		}
-		stored, err := f.rows.r.readMessages(ctx, ms[:n])
+		stored, err := readMessages(ctx, f.stream, ms[:n])
 		if err != nil {
 			return nil, nil, err
 		}
 		for i, s := range stored {
 			if s != nil && sums[i] != nil && !bytes.Equal(sums[i], s.Sum[:]) {
-				f.rows.r.alarmForged(rows[i].Ref, ms[i].Seq)
+				f.rows.reporter.alarmForged(rows[i].Ref, ms[i].Seq)
 				continue
 			}
 			kept, behind = append(kept, rows[i]), append(behind, ms[i].Behind)
@@ -61,15 +59,15 @@ func (f *forwardScan) genuine(
 }
 
 // readMessages reads whole messages. One that is gone since is nil.
-func (r *Relay) readMessages(
-	ctx context.Context, ms []jetstream.Message,
+func readMessages(
+	ctx context.Context, from *jetstream.Stream, ms []jetstream.Message,
 ) ([]*jetstream.StoredMessage, error) {
 	stored, errs := make([]*jetstream.StoredMessage, len(ms)), make([]error, len(ms))
 	var all sync.WaitGroup
 	for worker := range readers {
 		all.Go(func() {
 			for i := worker; i < len(ms); i += readers {
-				if m, err := r.stream.Message(ctx, ms[i].Seq); err == nil {
+				if m, err := from.Message(ctx, ms[i].Seq); err == nil {
 					stored[i] = &m
 				} else if !errors.Is(err, jetstream.ErrMessageGone) {
 					errs[i] = err
@@ -113,14 +111,5 @@ func (s *session) isGenuine(
 		if !sleep(ctx, 20*time.Millisecond) {
 			return false, ctx.Err()
 		}
-	}
-}
-
-func (r *Relay) alarmForged(ref outbox.Ref, seq uint64) {
-	if !r.limited("forged_message/"+ref.Table.String(), time.Second) {
-		r.alarm("forged_message",
-			"the stream has a message with a pending row's id and another payload: "+
-				"the row is delivered all the same",
-			zap.Stringer("row", ref), zap.Uint64("sequence", seq))
 	}
 }

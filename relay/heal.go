@@ -47,7 +47,7 @@ func (l *loop) unmarked() (has bool) {
 // answer waits until every row that is pending when it is called is answered:
 // delivered, or found delayed, parked or held. The loop must be running.
 func (l *loop) answer(ctx context.Context) error {
-	db, err := l.r.openLoop(ctx) // the loop's own is at work
+	db, err := openLoop(ctx, l.cfg) // the loop's own is at work
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (l *loop) answer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, t := range l.r.cfg.Outboxes {
+	for _, t := range l.cfg.Outboxes {
 		if err := l.answerTable(ctx, db, t, xid); err != nil {
 			return err
 		}
@@ -67,15 +67,15 @@ func (l *loop) answer(ctx context.Context) error {
 func (l *loop) answerTable(ctx context.Context, db *fallback.DB, t *outbox.Table, xid int64) error {
 	const step = "deliver what was written before the slot was made"
 	for begun := time.Now(); ; {
-		left, err := db.FreshBefore(ctx, t, l.r.cfg.DelayThreshold, xid)
+		left, err := db.FreshBefore(ctx, t, l.cfg.DelayThreshold, xid)
 		switch {
 		case err == nil && left == "":
 			return nil // rows of the table that come now are not asked for
 		case err == nil:
-			l.r.status.meanwhile(fmt.Sprintf("%s: waiting for %s of %s", step, left, t), begun)
+			l.reporter.status.meanwhile(fmt.Sprintf("%s: waiting for %s of %s", step, left, t), begun)
 		case fallback.Passing(err):
-			l.r.status.meanwhile(step, begun)
-			l.r.trouble("rows from before the slot cannot be looked for: trying again", err, zapTable(t))
+			l.reporter.status.meanwhile(step, begun)
+			l.reporter.trouble("rows from before the slot cannot be looked for: trying again", err, zapTable(t))
 		default:
 			return err
 		}

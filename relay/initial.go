@@ -99,7 +99,7 @@ func (r *Relay) skipInitial(ctx context.Context, db *fallback.DB) error {
 	}
 	r.status.own()
 	r.status.do("mark what was pending before the first start")
-	skipped, err := fallback.SkipPending(ctx, r.database(), r.cfg.Outboxes)
+	skipped, err := fallback.SkipPending(ctx, r.cfg.database(), r.cfg.Outboxes)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -31,21 +30,13 @@ func insertedRow(ev *outbox.Event) fallback.Row {
 	return row
 }
 
-// sayInserted raises the alarm once an hour for each table.
-func (r *Relay) sayInserted(t *outbox.Table, more ...zap.Field) {
-	if !r.limited("inserted_marked/"+t.String(), time.Hour) {
-		r.alarm("inserted_marked", "rows are inserted as processed: they are not delivered",
-			append(more, zapTable(t))...)
-	}
-}
-
 // noteInserted has it noted in a row that was inserted as processed, before the WAL up to it is
 // confirmed: no later start can tell.
 func (f *feed) noteInserted(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	if !isInsertedMark(ev) {
 		return nil
 	}
-	f.r.sayInserted(ev.Table, zap.Stringer("row", ev.Ref()))
+	f.reporter.sayInserted(ev.Table, zap.Stringer("row", ev.Ref()))
 	if !ev.Table.Layout.Records() {
 		return nil
 	}
@@ -155,14 +146,14 @@ func (c *comparison) leaveInserted(
 		return nil, false, err
 	}
 	if c.inserts == nil {
-		c.r.status.do("read the WAL for rows that were inserted as processed")
+		c.reporter.status.do("read the WAL for rows that were inserted as processed")
 		c.inserts = readInserts(ctx, c.wal)
 	}
 	inserted, full, err := c.inserts.of(gone, end)
 	if err != nil || full || len(inserted) == 0 {
 		return gone, full, err
 	}
-	c.r.sayInserted(t, zap.Int("rows", len(inserted)), zap.String("first_id", inserted[0].Ref.ID))
+	c.reporter.sayInserted(t, zap.Int("rows", len(inserted)), zap.String("first_id", inserted[0].Ref.ID))
 	// What is locked is noted when the WAL is read again.
 	_, err = c.db.NoteInserted(ctx, t, inserted)
 	if err != nil && (!fallback.Passing(err) || !c.db.Alive()) {

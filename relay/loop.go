@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -28,7 +29,9 @@ const (
 // no WAL is read, everything. Every pass does the same: it lists what is pending,
 // proves that nobody else has it in hand, sends it, and has it marked.
 type loop struct {
-	r         *Relay
+	reporter  *reporter
+	cfg       *Config
+	stream    *jetstream.Stream
 	db        *fallback.DB // its own: a long search must not hold up the marks
 	lane      *publish.Lane
 	settler   *settler
@@ -42,7 +45,7 @@ type loop struct {
 	feed  *feed
 	moved *moved
 
-	announced atomic.Bool // see Relay.listen
+	announced atomic.Bool // see listen
 
 	wake chan struct{}
 	mu   sync.Mutex
@@ -54,21 +57,22 @@ type loop struct {
 	lockedSince map[*outbox.Table]time.Time // since when every pass has met locked rows
 }
 
-func (r *Relay) newLoop(ctx context.Context, lane *publish.Lane, s *settler, h *holds, recovered *recoveryState) (*loop, error) {
-	db, err := r.openLoop(ctx)
+func newLoop(
+	ctx context.Context, p *reporter, servers *servers, lane *publish.Lane, s *settler, h *holds, recovered *recoveryState,
+) (*loop, error) {
+	db, err := openLoop(ctx, servers.cfg)
 	if err != nil {
 		return nil, err
 	}
 	l := &loop{
-		r: r, db: db, lane: lane, settler: s, holds: h, recovered: recovered, moved: newMoved(), wake: make(chan struct{}, 1),
+		reporter: p, cfg: servers.cfg, stream: servers.stream, db: db, lane: lane, settler: s, holds: h, recovered: recovered, moved: newMoved(), wake: make(chan struct{}, 1),
 		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{}, lockedSince: map[*outbox.Table]time.Time{},
 	}
-	s.parked = l.nudge
 	return l, nil
 }
 
-func (r *Relay) openLoop(ctx context.Context) (*fallback.DB, error) {
-	db, err := fallback.Open(ctx, r.database())
+func openLoop(ctx context.Context, cfg *Config) (*fallback.DB, error) {
+	db, err := fallback.Open(ctx, cfg.database())
 	if err != nil {
 		return nil, err
 	}
@@ -124,12 +128,12 @@ func (l *loop) recover(ctx context.Context, err error) error {
 	if code := pg.Code(err); l.lane.Err() != nil || strings.HasPrefix(code, "57P") {
 		return err
 	}
-	l.r.trouble("the tables cannot be searched: trying again", err)
+	l.reporter.trouble("the tables cannot be searched: trying again", err)
 	l.dueIn(time.Second)
 	if l.db.Alive() {
 		return nil
 	}
-	db, err := l.r.openLoop(ctx)
+	db, err := openLoop(ctx, l.cfg)
 	if err != nil {
 		return err
 	}
@@ -142,7 +146,7 @@ func (l *loop) interval() time.Duration {
 	if l.wal == nil && !l.announced.Load() {
 		return pollInterval
 	}
-	return l.r.cfg.FallbackInterval
+	return l.cfg.FallbackInterval
 }
 
 func (l *loop) sleep(ctx context.Context) {
@@ -168,7 +172,7 @@ func (l *loop) sleep(ctx context.Context) {
 // passes makes a pass over each table. It reports whether there is more that can be
 // sent now. A table that cannot be searched keeps no other one waiting.
 func (l *loop) passes(ctx context.Context) (more bool, err error) {
-	for _, t := range l.r.cfg.Outboxes {
+	for _, t := range l.cfg.Outboxes {
 		if t.Mark == outbox.MarkNone {
 			continue
 		}

@@ -17,21 +17,23 @@ import (
 // comparison of marks and stream (law 12): a row that is marked at or after T and whose message was not read
 // back is lost. It is made pending again.
 type comparison struct {
-	r       *Relay
-	db      *fallback.DB
-	wal     *stream.Session // nil where none is read
-	info    *jetstream.StreamInfo
-	marks   *marksRead
-	trimmed bool     // the scan wanted messages that the stream has dropped
-	inserts *inserts // nil where the WAL was not asked
-	lost    int
+	reporter *reporter
+	servers  *servers
+	before   *compared // what the session before this one has compared, and then this one
+	db       *fallback.DB
+	wal      *stream.Session // nil where none is read
+	info     *jetstream.StreamInfo
+	marks    *marksRead
+	trimmed  bool     // the scan wanted messages that the stream has dropped
+	inserts  *inserts // nil where the WAL was not asked
+	lost     int
 }
 
 // runOnce returns how many rows the stream has lost. The session before this one may have compared, and
 // ended because it had read the WAL for that: then its answer counts.
 func (c *comparison) runOnce(ctx context.Context) (lost int, err error) {
-	before := c.r.known.compared
-	if c.r.known.compared = (compared{}); before.holds(c.info) {
+	before := *c.before
+	if *c.before = (compared{}); before.holds(c.info) {
 		return before.healed, nil
 	}
 	err = c.run(ctx)
@@ -40,7 +42,7 @@ func (c *comparison) runOnce(ctx context.Context) (lost int, err error) {
 	}
 	c.inserts.stop()
 	if err == nil {
-		c.r.known.compared = compared{c.info, c.lost}
+		*c.before = compared{c.info, c.lost}
 		err = errInsertsRead
 	}
 	return c.lost, err
@@ -50,7 +52,7 @@ func (c *comparison) run(ctx context.Context) error {
 	switch m := c.marks; {
 	case m.known && m.since.IsZero():
 		if m.early > 0 {
-			c.r.alarm("comparison_given_up", "the newest messages were stored long after their rows were "+
+			c.reporter.alarm("comparison_given_up", "the newest messages were stored long after their rows were "+
 				"marked, as where the clocks of the two servers are apart: "+
 				"whether the stream has lost one of them is not known",
 				zap.Int("rows", m.early), zap.Duration("apart", clocks))
@@ -60,7 +62,7 @@ func (c *comparison) run(ctx context.Context) error {
 		c.giveUp(m.since)
 		return nil
 	}
-	for _, t := range c.r.cfg.Outboxes {
+	for _, t := range c.servers.cfg.Outboxes {
 		compare := c.compare
 		if c.marks.first[t].IsZero() {
 			compare = c.alarmUnreadable
@@ -73,7 +75,7 @@ func (c *comparison) run(ctx context.Context) error {
 }
 
 func (c *comparison) giveUp(since time.Time) {
-	c.r.alarm("comparison_given_up", "more rows carry late marks, or were changed, "+
+	c.reporter.alarm("comparison_given_up", "more rows carry late marks, or were changed, "+
 		"than are compared with the stream: whether it has lost one of them is not known",
 		zap.Int("compared", len(c.marks.rows)), zap.Time("marked_since", since))
 }
@@ -156,8 +158,8 @@ func (c *comparison) heal(
 }
 
 func (c *comparison) report(t *outbox.Table, found *tableLosses) {
-	if found.changed > 0 && !c.r.limited("rows_changed/"+t.String(), time.Hour) {
-		c.r.alarm("rows_changed", "marked rows are not what the stream holds under their ids: "+
+	if found.changed > 0 && !c.reporter.limited("rows_changed/"+t.String(), time.Hour) {
+		c.reporter.alarm("rows_changed", "marked rows are not what the stream holds under their ids: "+
 			"they were changed after they had been stored, or their ids were used again; "+
 			"whether the stream has lost one of them cannot be told",
 			zapTable(t), zap.Int("rows", found.changed))
@@ -166,8 +168,8 @@ func (c *comparison) report(t *outbox.Table, found *tableLosses) {
 		return
 	}
 	c.lost += found.lost
-	c.r.metrics.lost.Add(float64(found.lost))
-	c.r.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: "+
+	c.reporter.metrics.lost.Add(float64(found.lost))
+	c.reporter.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: "+
 		"JetStream has lost them, and they are delivered again",
 		zapTable(t), zap.Int("rows", found.lost),
 		zap.String("first_id", found.first), zap.String("last_id", found.last))
@@ -176,7 +178,7 @@ func (c *comparison) report(t *outbox.Table, found *tableLosses) {
 // confirm fails unless the scan has read up to the stream's end. A leader that is cut off from the other
 // servers may answer with less, and then rows look lost that are not.
 func (c *comparison) confirm(ctx context.Context) error {
-	info, err := c.r.stream.Confirm(ctx)
+	info, err := c.servers.stream.Confirm(ctx)
 	if err != nil {
 		return err
 	}
@@ -184,7 +186,7 @@ func (c *comparison) confirm(ctx context.Context) error {
 		return errors.New("read the stream back: it is another one, or has lost messages, since")
 	}
 	more := jetstream.ReadBackOptions{
-		Source: c.r.envelope.Source(),
+		Source: c.servers.envelope.Source(),
 		Step: func(messages []jetstream.Message) (bool, error) {
 			if len(messages) > 0 {
 				return false, errors.New("read the stream back: it did not end where its leader said")
@@ -192,7 +194,7 @@ func (c *comparison) confirm(ctx context.Context) error {
 			return true, nil
 		},
 	}
-	return c.r.stream.ReadOn(ctx, c.info.LastSeq+1, info.LastSeq, more)
+	return c.servers.stream.ReadOn(ctx, c.info.LastSeq+1, info.LastSeq, more)
 }
 
 // unmark waits for rows that somebody has locked: nothing of their aggregates may
@@ -204,7 +206,7 @@ func (c *comparison) unmark(ctx context.Context, t *outbox.Table, rows []fallbac
 		case err != nil && (!fallback.Passing(err) || !c.db.Alive()):
 			return err
 		case err != nil:
-			c.r.trouble("rows that the stream has lost cannot be made pending: trying again",
+			c.reporter.trouble("rows that the stream has lost cannot be made pending: trying again",
 				err, zapTable(t))
 		case len(left) == 0:
 			return nil
@@ -216,7 +218,7 @@ func (c *comparison) unmark(ctx context.Context, t *outbox.Table, rows []fallbac
 				if err != nil {
 					who = err.Error()
 				}
-				c.r.alarm("row_locked",
+				c.reporter.alarm("row_locked",
 					"a row that the stream has lost cannot be made pending: nothing is delivered before it",
 					zap.Stringer("row", rows[0].Ref), zap.String("holder", who))
 			}
@@ -235,7 +237,7 @@ func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error
 	if err != nil || len(marked) == 0 {
 		return err
 	}
-	c.r.alarm("nothing_to_compare", "rows are marked as stored, "+
+	c.reporter.alarm("nothing_to_compare", "rows are marked as stored, "+
 		"but none of the stream's messages can be compared with them: the stream was emptied, has expired, "+
 		"or is not the one they were stored in, as where another relay had the table before", zapTable(t))
 	return nil

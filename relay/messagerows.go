@@ -12,9 +12,9 @@ import (
 
 // messageRows asks the tables about the rows of messages that were read in the stream.
 type messageRows struct {
-	r      *Relay
-	db     *fallback.DB
-	tables map[string]*outbox.Table
+	reporter *reporter
+	db       *fallback.DB
+	tables   map[string]*outbox.Table
 }
 
 // rowBatch is what one table says about the rows of some messages.
@@ -25,9 +25,9 @@ type rowBatch struct {
 	states   []fallback.State
 }
 
-func newMessageRows(r *Relay, db *fallback.DB) *messageRows {
-	m := &messageRows{r: r, db: db, tables: map[string]*outbox.Table{}}
-	for _, t := range r.cfg.Outboxes {
+func newMessageRows(p *reporter, db *fallback.DB, tables []*outbox.Table) *messageRows {
+	m := &messageRows{reporter: p, db: db, tables: map[string]*outbox.Table{}}
+	for _, t := range tables {
 		m.tables[t.String()] = t
 	}
 	return m
@@ -92,7 +92,7 @@ func (m *messageRows) patiently(
 		if err == nil || !fallback.Passing(err) || !m.db.Alive() {
 			return err
 		}
-		m.r.trouble(trouble, err, zapTable(t))
+		m.reporter.trouble(trouble, err, zapTable(t))
 		if !sleep(ctx, 200*time.Millisecond) {
 			return ctx.Err()
 		}

@@ -8,8 +8,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
-	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -65,7 +63,7 @@ func (r *Relay) session(ctx, held context.Context, db *fallback.DB) (err error) 
 		return r.pollOnly(ctx, held, db, sys, why)
 	}
 	r.status.do("look at the slot")
-	slots, err := stream.OpenSlots(ctx, r.server())
+	slots, err := stream.OpenSlots(ctx, r.cfg.server())
 	if err != nil {
 		return err
 	}
@@ -102,7 +100,7 @@ func (r *Relay) mayStream(ctx context.Context, db *fallback.DB) (sys stream.Syst
 	if err != nil || why == nil {
 		return sys, nil, err
 	}
-	if err := r.mayPoll(why); err != nil {
+	if err := r.cfg.mayPoll(why); err != nil {
 		return sys, nil, err
 	}
 	sys, err = identify(ctx, db)
@@ -111,22 +109,9 @@ func (r *Relay) mayStream(ctx context.Context, db *fallback.DB) (sys stream.Syst
 
 var errModePoll = errors.New("mode is poll")
 
-// mayPoll reports an error where there is an outbox that nothing but the WAL can
-// deliver. why is what keeps the WAL from being read.
-func (r *Relay) mayPoll(why error) error {
-	for _, t := range r.cfg.Outboxes {
-		if t.Mark == outbox.MarkNone {
-			return hint.Coded("table-needs-wal",
-				hint.Errorf("let the relay stream (mode: auto or stream, wal_level = logical, a role with REPLICATION), or set mark: update or delete, which can be polled",
-					"outbox %s: mark none needs the WAL: %w", t, why))
-		}
-	}
-	return nil
-}
-
 // checkServer asks on connections of its own, as a session would.
 func (r *Relay) checkServer(ctx context.Context) error {
-	db, err := fallback.Open(ctx, r.database())
+	db, err := fallback.Open(ctx, r.cfg.database())
 	if err != nil {
 		return err
 	}
@@ -134,7 +119,7 @@ func (r *Relay) checkServer(ctx context.Context) error {
 	if err := stream.CheckServer(ctx, db.Conn(), r.cfg.Slot); err != nil {
 		return err
 	}
-	_, err = stream.Probe(ctx, r.server(), r.cfg.Slot)
+	_, err = stream.Probe(ctx, r.cfg.server(), r.cfg.Slot)
 	return err
 }
 

@@ -15,37 +15,37 @@ const listenCheck = 2 * time.Second
 // listen has the loop make a pass whenever inserts are announced, on a connection
 // of its own. It has that connection only while they are, in every table; otherwise
 // the loop goes on as if there were no such thing.
-func (r *Relay) listen(ctx context.Context, db *fallback.DB, l *loop) {
+func listen(ctx context.Context, db *fallback.DB, l *loop) {
 	for sleep(ctx, listenCheck) { // and not at once: it may poll only until it has a slot
-		all, err := db.Announced(ctx, r.cfg.Outboxes)
+		all, err := db.Announced(ctx, l.cfg.Outboxes)
 		if err == nil && all {
-			err = r.listenOnce(ctx, l)
+			err = listenOnce(ctx, l)
 		}
 		if err != nil && ctx.Err() == nil {
-			r.trouble("cannot listen for inserts: polling", err)
+			l.reporter.trouble("cannot listen for inserts: polling", err)
 		}
 	}
 }
 
 // listenOnce returns when inserts are not announced any more, or cannot be heard.
-func (r *Relay) listenOnce(ctx context.Context, l *loop) error {
-	on, err := fallback.Listen(ctx, r.database())
+func listenOnce(ctx context.Context, l *loop) error {
+	on, err := fallback.Listen(ctx, l.cfg.database())
 	if err != nil {
 		return err
 	}
 	defer on.Close()
 	defer l.setAnnounced(false)
 	for {
-		all, err := on.Announced(ctx, r.cfg.Outboxes)
+		all, err := on.Announced(ctx, l.cfg.Outboxes)
 		if err != nil {
 			return err
 		}
 		if !all {
-			r.log.Warn("inserts are not announced any more: polling", zap.Duration("every", pollInterval))
+			l.reporter.log.Warn("inserts are not announced any more: polling", zap.Duration("every", pollInterval))
 			return nil
 		}
 		if l.setAnnounced(true) {
-			r.log.Info("inserts are announced: the tables are searched when rows come", zap.Duration("and_every", l.interval()))
+			l.reporter.log.Info("inserts are announced: the tables are searched when rows come", zap.Duration("and_every", l.interval()))
 		}
 		for check := time.Now().Add(listenCheck); time.Now().Before(check); {
 			heard, err := on.Wait(ctx, time.Until(check))

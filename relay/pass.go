@@ -89,7 +89,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	}
 	var fresh []fallback.Candidate
 	if !l.healing || l.heals(t) {
-		fresh, err = l.db.Fresh(ctx, t, l.r.cfg.DelayThreshold, passRows)
+		fresh, err = l.db.Fresh(ctx, t, l.cfg.DelayThreshold, passRows)
 	}
 	if err != nil || len(recorded)+len(fresh) == 0 {
 		return err
@@ -104,7 +104,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	}
 	recorded = slices.DeleteFunc(recorded, func(c fallback.Candidate) bool { return overtaken[c.Aggregate] })
 	if len(recorded) > 0 { // the cause of a failure may be gone
-		info, err := l.r.stream.Info(ctx)
+		info, err := l.stream.Info(ctx)
 		if err != nil { // while nothing can be sent, a failure says nothing
 			recorded = nil
 			l.dueIn(time.Second)
@@ -125,7 +125,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 			sent, taken := inHand[c.ID]
 			if taken && !sent && c.Recorded {
 				l.dueIn(recordedPause)
-				if of.ordered() && l.r.cfg.OnPoison != Skip {
+				if of.ordered() && l.cfg.OnPoison != Skip {
 					p.blocked[of] = true // it is being recorded again: the later ones wait for that
 				}
 			}
@@ -133,7 +133,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 		})
 	}
 	for _, cs := range [][]fallback.Candidate{free(recorded), free(fresh)} {
-		for most := l.r.cfg.FallbackBatch; len(cs) > 0; {
+		for most := l.cfg.FallbackBatch; len(cs) > 0; {
 			some := cs[:batch(cs, most)]
 			n, err := l.deliver(ctx, t, p, some)
 			if err != nil {
@@ -142,7 +142,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 			if n < len(some) { // they are larger than they are stored: what was read for nothing is read again
 				most = n
 			} else {
-				most = min(2*most, l.r.cfg.FallbackBatch)
+				most = min(2*most, l.cfg.FallbackBatch)
 			}
 			cs = cs[n:]
 		}
@@ -155,7 +155,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 // nothing of: those come first, and their aggregates are overtaken. Fresh ones are
 // held as soon as they are met.
 func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []fallback.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
-	hold := l.r.cfg.OnPoison != Skip
+	hold := l.cfg.OnPoison != Skip
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
 	if err != nil || len(cs) == 0 || l.wal != nil || !hold {
 		return cs, nil, err
@@ -164,7 +164,7 @@ func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []fallback.Can
 	for _, c := range cs {
 		among[c.Aggregate] = true
 	}
-	if overtaken, err = l.db.Overtaken(ctx, t, l.r.cfg.DelayThreshold, among); err != nil {
+	if overtaken, err = l.db.Overtaken(ctx, t, l.cfg.DelayThreshold, among); err != nil {
 		return nil, nil, err
 	}
 	// Once more: what was recorded between the two would be in neither. Nor was it
@@ -240,9 +240,9 @@ func (l *loop) eachWaiting(each func(outbox.Ref)) {
 // report says what a pass has found.
 func (l *loop) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if n := len(p.missed); n > 0 {
-		l.r.metrics.missed.Add(float64(n))
-		if !l.r.limited("missed", 10*time.Second) {
-			l.r.alarm("missed_rows", "the WAL did not bring rows that are pending in the table: they were delivered from there, late",
+		l.reporter.metrics.missed.Add(float64(n))
+		if !l.reporter.limited("missed", 10*time.Second) {
+			l.reporter.alarm("missed_rows", "the WAL did not bring rows that are pending in the table: they were delivered from there, late",
 				zapTable(t), zap.Int("rows", n), zap.String("first_id", p.missed[0]), zap.String("last_id", p.missed[n-1]))
 		}
 	}
@@ -253,7 +253,7 @@ func (l *loop) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if l.lockedSince[t].IsZero() {
 		l.lockedSince[t] = time.Now()
 	}
-	if time.Since(l.lockedSince[t]) < lockedAlarm || l.r.limited("pending_locked", 30*time.Second) {
+	if time.Since(l.lockedSince[t]) < lockedAlarm || l.reporter.limited("pending_locked", 30*time.Second) {
 		return
 	}
 	ref := p.locked[0]
@@ -261,6 +261,6 @@ func (l *loop) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if err != nil {
 		who = err.Error()
 	}
-	l.r.alarm("row_locked", "a pending row is locked by another session and cannot be delivered, nor the later rows of its aggregate",
+	l.reporter.alarm("row_locked", "a pending row is locked by another session and cannot be delivered, nor the later rows of its aggregate",
 		zap.String("row", t.String()+"/"+ref.ID), zap.String("holder", who))
 }

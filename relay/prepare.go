@@ -69,10 +69,10 @@ func (r *Relay) disconnect(ctx context.Context) {
 }
 
 func (r *Relay) openDirect(ctx context.Context) (*fallback.DB, error) {
-	if err := fallback.CheckDirect(ctx, r.database()); err != nil {
+	if err := fallback.CheckDirect(ctx, r.cfg.database()); err != nil {
 		return nil, err
 	}
-	return fallback.Open(ctx, r.database())
+	return fallback.Open(ctx, r.cfg.database())
 }
 
 // checkDatabase reports whether the WAL can be read, and whether the publication is
@@ -103,10 +103,10 @@ func (r *Relay) checkDatabase(ctx context.Context, db *fallback.DB) (streams, cr
 func (r *Relay) way(err error) (streams bool, refused error) {
 	streams = r.cfg.Mode != ModePoll
 	if r.cfg.Mode == ModePoll && (err == nil || errors.Is(err, stream.ErrCannotStream)) {
-		return streams, r.mayPoll(errModePoll)
+		return streams, r.cfg.mayPoll(errModePoll)
 	}
 	if r.cfg.Mode == ModeAuto && errors.Is(err, stream.ErrCannotStream) {
-		return false, r.mayPoll(err)
+		return false, r.cfg.mayPoll(err)
 	}
 	return streams, err
 }
@@ -168,10 +168,10 @@ func (r *Relay) identify(ctx context.Context, db *fallback.DB, streams bool) err
 // role. why says what keeps the WAL from being read after all.
 func (r *Relay) system(ctx context.Context, db *fallback.DB, streams bool) (sys stream.System, why, err error) {
 	if streams {
-		sys, err = stream.Probe(ctx, r.server(), r.cfg.Slot)
+		sys, err = stream.Probe(ctx, r.cfg.server(), r.cfg.Slot)
 	}
 	if errors.Is(err, stream.ErrCannotStream) && r.cfg.Mode == ModeAuto {
-		streams, why, err = false, err, r.mayPoll(err)
+		streams, why, err = false, err, r.cfg.mayPoll(err)
 	}
 	if err == nil && !streams {
 		sys, err = identify(ctx, db)

@@ -63,8 +63,8 @@ func (w *settler) recordLines(ctx context.Context, key batchKey, lines [][]*job)
 			w.postpone(ctx, j, verdicts[i])
 			continue
 		}
-		if key.task == toPark && (!key.table.Layout.Records() || j.row.Attempts >= w.r.cfg.Retry.MaxAttempts) {
-			w.r.buried(j.row.Ref, j.row.Failure)
+		if key.task == toPark && (!key.table.Layout.Records() || j.row.Attempts >= w.retry.MaxAttempts) {
+			w.reporter.buried(j.row.Ref, j.row.Failure)
 		}
 		w.leave(j)
 		w.settled([]*job{j})

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -23,11 +22,11 @@ func (r *Relay) recover(
 	ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *jetstream.StreamInfo,
 ) (s *recoveryState, err error) {
 	r.noticeLoss(info)
-	rows := newMessageRows(r, db)
+	rows := newMessageRows(r.reporter, db, r.cfg.Outboxes)
 	options := jetstream.ReadBackOptions{
 		Source: r.envelope.Source(), Phantom: sys.Phantom, NoConsumer: r.alarmNoConsumer,
 	}
-	back, err := r.scanBackward(ctx, rows, info, options)
+	back, err := scanBackward(ctx, r.stream, rows, info, options)
 	if err != nil {
 		return nil, err
 	}
@@ -37,12 +36,13 @@ func (r *Relay) recover(
 	}
 	s.narrowSent(sys, info)
 	c := &comparison{
-		r: r, db: db, wal: wal, info: info, marks: back.marks, trimmed: back.more && info.FirstSeq > 1,
+		reporter: r.reporter, servers: r.servers, before: &r.known.compared,
+		db: db, wal: wal, info: info, marks: back.marks, trimmed: back.more && info.FirstSeq > 1,
 	}
 	if s.healed, err = c.runOnce(ctx); err != nil {
 		return nil, err
 	}
-	if s.unmarked, err = r.scanForward(ctx, rows, back.oldest, info, options); err != nil {
+	if s.unmarked, err = scanForward(ctx, r.stream, rows, back.oldest, info, options); err != nil {
 		return nil, err
 	}
 	if n := s.found.Phantoms; n > 0 {
@@ -51,16 +51,6 @@ func (r *Relay) recover(
 			zap.Int("messages", n))
 	}
 	return s, nil
-}
-
-// alarmNoConsumer: the limit may be the account's, which nothing else tells.
-func (r *Relay) alarmNoConsumer(err error) {
-	if !r.limited("no_consumer", time.Hour) {
-		r.alarm("no_consumer",
-			"the stream or the account has as many consumers as it may: "+
-				"messages are read back one by one, slowly",
-			zap.Error(err), zap.String("hint", "raise max_consumers, or remove a consumer"))
-	}
 }
 
 // noticeLoss compares the stream with what this process has seen of it.

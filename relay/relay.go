@@ -17,83 +17,20 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/internal/jetstream"
-	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
-// Config is everything that a relay needs to know.
-type Config struct {
-	// PostgresURL, Slot and Publication: what is read. One relay is active per
-	// slot name and database server.
-	PostgresURL   string
-	PostgresFiles pg.Files // beside the URL
-	Slot          string
-	Publication   string
-	// Outboxes are the tables. The relay works with copies: it adds what the catalog says of them.
-	Outboxes []*outbox.Table
-	// Source is the namespace of message ids; empty means
-	// "<system id>/<database>".
-	Source string
-
-	// NATS, Stream, CreateStream, Subject and Format: what is written.
-	NATS         jetstream.ConnConfig
-	Stream       jetstream.StreamConfig
-	CreateStream bool
-	Subject      string
-	Format       publish.Format
-
-	// Window (messages) and WindowBytes bound what is unacknowledged.
-	Window      int
-	WindowBytes int
-	// Mode is ModeAuto where it is empty.
-	Mode Mode
-	// Initial says what a first start does with rows that are pending already:
-	// "pending" publishes them, "none" marks them; "" publishes 100,000 and asks
-	// where there are more.
-	Initial string
-	// MaxRetainedWAL is how many bytes of WAL the slot may keep; 0 is no limit.
-	MaxRetainedWAL int64
-
-	// DelayThreshold: a row whose available_at lies further than this after its
-	// commit waits in the table.
-	DelayThreshold time.Duration
-	// FallbackInterval is the longest pause between two searches of the tables,
-	// 30 s where it is zero; FallbackBatch how many rows one statement reads, 100.
-	FallbackInterval time.Duration
-	FallbackBatch    int
-	// Retry and OnPoison: what becomes of rows that fail. 30 s and 10 attempts, and
-	// Hold, where they are zero.
-	Retry    fallback.Retry
-	OnPoison OnPoison
-	// Retention is off where it is zero.
-	Retention Retention
-
-	// OnStored, if set, is called with the time from each commit to its PubAck.
-	// It must not block.
-	OnStored func(time.Duration)
-}
-
 // Relay delivers the outboxes of one database. Use New, then Run once.
 type Relay struct {
 	*reporter
-
-	cfg      Config
-	template *publish.Template
-
-	// set by prepare, read-only afterwards
-	nc       *nats.Conn
-	stream   *jetstream.Stream
-	subjects *publish.Subjects
-	envelope *publish.Envelope
+	*servers
 
 	// current is the session, for errors that come from the connection, and for gauges.
 	// recoveryLSN is its recovery LSN (E).
@@ -113,7 +50,7 @@ type Relay struct {
 	complained complaint
 
 	// known is what earlier sessions of this process learnt about the stream.
-	known known
+	known *known
 	// giveUp ends Run with an error.
 	giveUp context.CancelCauseFunc
 }
@@ -146,14 +83,13 @@ type known struct {
 
 // New checks the configuration. It does no I/O.
 func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, error) {
-	r := &Relay{
-		cfg: cfg, poison: map[outbox.Ref]*publish.RowError{},
-	}
+	r := &Relay{servers: &servers{cfg: &cfg}, known: &known{}, poison: map[outbox.Ref]*publish.RowError{}}
 	r.cfg.setDefaults()
-	r.cfg.Outboxes = make([]*outbox.Table, len(cfg.Outboxes))
-	for i, t := range cfg.Outboxes {
+	tables := cfg.Outboxes
+	cfg.Outboxes = make([]*outbox.Table, len(tables))
+	for i, t := range tables {
 		own := *t // each start writes into it what the catalog says
-		r.cfg.Outboxes[i] = &own
+		cfg.Outboxes[i] = &own
 	}
 	var err error
 	if r.template, err = publish.NewTemplate(cfg.Subject); err != nil {
@@ -181,41 +117,15 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 			"mark none beside another mark: the position in the stream decides about the one, the table about the other")
 	}
 	if r.cfg.Mode == ModePoll {
-		if err := r.mayPoll(errModePoll); err != nil {
+		if err := r.cfg.mayPoll(errModePoll); err != nil {
 			return nil, err
 		}
 	}
 	r.cfg.Stream.Pattern = r.template.Pattern()
 	r.reporter = newReporter(log, newMetrics(registry))
-	registerSessionGauges(registry, &r.cfg, r.current.Load)
-	r.published.r = r
+	registerSessionGauges(registry, r.cfg, r.current.Load)
+	r.published.reporter, r.published.cfg = r.reporter, r.cfg
 	return r, nil
-}
-
-func (c *Config) setDefaults() {
-	if c.Mode == "" {
-		c.Mode = ModeAuto
-	}
-	if c.FallbackInterval == 0 {
-		c.FallbackInterval = 30 * time.Second
-	}
-	if c.FallbackBatch == 0 {
-		c.FallbackBatch = 100
-	}
-	if c.Retry == (fallback.Retry{}) {
-		c.Retry = fallback.Retry{Backoff: 30 * time.Second, MaxAttempts: 10}
-	}
-	if c.OnPoison == "" {
-		c.OnPoison = Hold
-	}
-}
-
-func marksOf(tables []*outbox.Table) map[outbox.Mark]bool {
-	marks := map[outbox.Mark]bool{}
-	for _, t := range tables {
-		marks[t.Mark] = true
-	}
-	return marks
 }
 
 // Run delivers until ctx is done, and then drains, confirms and returns nil. An
@@ -261,7 +171,7 @@ var ErrRival = errors.New("another relay writes to the stream")
 
 // tenure holds the advisory lock and runs sessions until its connection is lost.
 func (r *Relay) tenure(ctx context.Context) error {
-	db, err := fallback.Open(ctx, r.database())
+	db, err := fallback.Open(ctx, r.cfg.database())
 	if err != nil {
 		return err
 	}
@@ -297,7 +207,7 @@ func (r *Relay) tenure(ctx context.Context) error {
 		lose(db.Watch(held))
 	}()
 	defer func() { lose(nil); <-watched }()
-	observed := observe(held, r.reporter, r.database(), r.cfg.Outboxes)
+	observed := observe(held, r.reporter, r.cfg.database(), r.cfg.Outboxes)
 	defer func() { lose(nil); <-observed; r.metrics.mode.Reset() }()
 	watching := make(chan struct{})
 	go func() {
@@ -350,7 +260,7 @@ func (r *Relay) sessions(ctx, held context.Context, db *fallback.DB) error {
 		if !errors.Is(err, stream.ErrSlotActive) {
 			r.metrics.sessions.WithLabelValues(reason(err)).Inc()
 		}
-		if unusable(err) && !r.bare() { // its slot is the only copy of the rows
+		if unusable(err) && !r.cfg.bare() { // its slot is the only copy of the rows
 			r.known.unusable = err
 		}
 		if held.Err() != nil {
@@ -402,7 +312,7 @@ func (r *Relay) standByFor(err error, since time.Duration) {
 func (r *Relay) sayWhy(err error) {
 	r.logFailure("session ended, the next one begins with the read-back", err)
 	switch {
-	case r.bare() && unusable(err):
+	case r.cfg.bare() && unusable(err):
 		if !r.limited("slot_unreadable", factsAgain) {
 			r.alarm("slot_unreadable", "the slot cannot be read on, and with mark none only it has the events: it is kept, and nothing is delivered until an operator drops it", why(err)...)
 		}
@@ -412,18 +322,6 @@ func (r *Relay) sayWhy(err error) {
 		r.alarm("unsendable", "the server cannot send a row: the slot is recreated behind it, and the tables deliver", why(err)...)
 	case errors.Is(err, stream.ErrUndecodable):
 		r.alarm("undecodable", "the WAL holds a row that the layout does not fit: the slot is recreated behind it", zap.Error(err))
-	}
-}
-
-// server is the one of the outboxes.
-func (r *Relay) server() pg.Config {
-	return pg.Config{URL: r.cfg.PostgresURL, Files: r.cfg.PostgresFiles}
-}
-
-func (r *Relay) database() fallback.Config {
-	return fallback.Config{
-		URL: r.cfg.PostgresURL, Files: r.cfg.PostgresFiles, Settings: stream.Settings, Dial: stream.Dialer().DialContext,
-		Slot: r.cfg.Slot, Schema: r.cfg.Outboxes[0].Schema,
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -92,6 +93,43 @@ func (p *reporter) eventTypeLabel(name, class string) string {
 		return "other"
 	}
 	return name
+}
+
+// sayInserted raises the alarm once an hour for each table.
+func (p *reporter) sayInserted(t *outbox.Table, more ...zap.Field) {
+	if !p.limited("inserted_marked/"+t.String(), time.Hour) {
+		p.alarm("inserted_marked", "rows are inserted as processed: they are not delivered",
+			append(more, zapTable(t))...)
+	}
+}
+
+// alarmNoConsumer: the limit may be the account's, which nothing else tells.
+func (p *reporter) alarmNoConsumer(err error) {
+	if !p.limited("no_consumer", time.Hour) {
+		p.alarm("no_consumer",
+			"the stream or the account has as many consumers as it may: "+
+				"messages are read back one by one, slowly",
+			zap.Error(err), zap.String("hint", "raise max_consumers, or remove a consumer"))
+	}
+}
+
+// alarmForged: the message at the sequence is not the row's own.
+func (p *reporter) alarmForged(ref outbox.Ref, seq uint64) {
+	if !p.limited("forged_message/"+ref.Table.String(), time.Second) {
+		p.alarm("forged_message",
+			"the stream has a message with a pending row's id and another payload: "+
+				"the row is delivered all the same",
+			zap.Stringer("row", ref), zap.Uint64("sequence", seq))
+	}
+}
+
+// sayWeaknesses logs what is no reason to refuse the stream.
+func (p *reporter) sayWeaknesses(findings []jetstream.Finding) {
+	for _, f := range findings {
+		if !f.Refused && !p.limited(f.Code, time.Hour) {
+			p.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
+		}
+	}
 }
 
 // slowStep is how long a step may take before the log says so.

@@ -69,7 +69,7 @@ func (r *Relay) retain(ctx, held context.Context) (done chan struct{}) {
 // from doing more.
 func (r *Relay) retainOnce(ctx context.Context) (busy bool) {
 	began := time.Now()
-	report, err := fallback.Retain(ctx, r.database(), fallback.RetainOptions{
+	report, err := fallback.Retain(ctx, r.cfg.database(), fallback.RetainOptions{
 		Tables: r.cfg.Outboxes, ArchiveAfter: r.cfg.Retention.ArchiveAfter, DropAfter: r.cfg.Retention.DropAfter,
 	})
 	var archived int64

@@ -23,14 +23,14 @@ type backwardScan struct {
 	sent     sentRows
 }
 
-func (r *Relay) scanBackward(
-	ctx context.Context, rows *messageRows, info *jetstream.StreamInfo, o jetstream.ReadBackOptions,
+func scanBackward(
+	ctx context.Context, from *jetstream.Stream, rows *messageRows, info *jetstream.StreamInfo, o jetstream.ReadBackOptions,
 ) (*backwardScan, error) {
 	b := &backwardScan{rows: rows, marks: newMarksRead(), notShown: map[outbox.Ref]uint64{}}
 	b.sent.rows = map[outbox.Ref]struct{}{}
 	o.Step = func(messages []jetstream.Message) (bool, error) { return b.step(ctx, messages) }
 	var err error
-	b.found, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, o)
+	b.found, err = from.ReadBack(ctx, info.FirstSeq, info.LastSeq, o)
 	return b, err
 }
 

@@ -16,21 +16,22 @@ import (
 // anywhere, it leaves the pending rows at the tail, where the next recovery finds them.
 type forwardScan struct {
 	rows     *messageRows
+	stream   *jetstream.Stream
 	behind   uint64                // own messages behind the next one
 	unmarked map[outbox.Ref]uint64 // see recoveryState
 }
 
 // scanForward returns the rows that could not be marked yet.
-func (r *Relay) scanForward(
-	ctx context.Context, rows *messageRows, oldest jetstream.Message,
+func scanForward(
+	ctx context.Context, from *jetstream.Stream, rows *messageRows, oldest jetstream.Message,
 	info *jetstream.StreamInfo, o jetstream.ReadBackOptions,
 ) (map[outbox.Ref]uint64, error) {
-	f := &forwardScan{rows: rows, behind: oldest.Behind, unmarked: map[outbox.Ref]uint64{}}
+	f := &forwardScan{rows: rows, stream: from, behind: oldest.Behind, unmarked: map[outbox.Ref]uint64{}}
 	if oldest.Seq == 0 {
 		return f.unmarked, nil
 	}
 	o.Step = func(messages []jetstream.Message) (more bool, err error) { return true, f.step(ctx, messages) }
-	return f.unmarked, r.stream.ReadOn(ctx, oldest.Seq, info.LastSeq, o)
+	return f.unmarked, from.ReadOn(ctx, oldest.Seq, info.LastSeq, o)
 }
 
 // step marks the rows of up to U messages that are pending, the oldest first.
@@ -73,7 +74,7 @@ func (f *forwardScan) mark(ctx context.Context, t *outbox.Table, rows []fallback
 	if n := len(f.unmarked); n > mostCompared { // somebody has made many pending again, and has them locked
 		return fmt.Errorf("mark rows of %s that were read back: %d cannot be marked yet", t, n)
 	}
-	f.rows.r.log.Info("marked rows that were found in the stream", zapTable(t),
+	f.rows.reporter.log.Info("marked rows that were found in the stream", zapTable(t),
 		zap.Int("rows", marked), zap.Int("waiting", len(rows)-marked))
 	return nil
 }

@@ -79,7 +79,10 @@ func (r *Relay) streamed(ctx, held context.Context, db *fallback.DB) (err error)
 		if err := s.expectMoved(ctx); err != nil {
 			return err
 		}
-		s.feed = &feed{r: r, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop, recovered: s.recovered, moved: s.loop.moved, altered: s.altered}
+		s.feed = &feed{
+			reporter: r.reporter, cfg: r.cfg, db: db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop,
+			recovered: s.recovered, moved: s.loop.moved, altered: s.altered, poison: r.poison,
+		}
 		s.loop.wal, s.loop.feed = wal, s.feed
 		r.recoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 		r.log.Info("streaming", zap.String("slot", r.cfg.Slot), zap.Stringer("from", wal.Tracker().Confirmed()),
@@ -125,7 +128,7 @@ func (r *Relay) polled(ctx, held context.Context, db *fallback.DB, sys stream.Sy
 		looping, stop := context.WithCancelCause(ctx)
 		var wg sync.WaitGroup
 		wg.Go(func() { stop(beside(looping, s)) })
-		wg.Go(func() { r.listen(looping, db, s.loop) })
+		wg.Go(func() { listen(looping, db, s.loop) })
 		defer wg.Wait()
 		defer stop(nil)
 		if err := s.loop.run(looping); err != nil {
@@ -167,11 +170,12 @@ func (r *Relay) newSession(ctx context.Context, db *fallback.DB, wal *stream.Ses
 	if s.lane, err = s.newLane(ctx, info, sys, recovered); err != nil {
 		return nil, err
 	}
-	s.settler = newSettler(r, db, s.lane, s.holds, recovered)
-	if s.loop, err = r.newLoop(ctx, s.lane, s.settler, s.holds, recovered); err != nil {
+	s.settler = newSettler(r.reporter, r.cfg.Retry, db, s.lane, s.holds, recovered)
+	if s.loop, err = newLoop(ctx, r.reporter, r.servers, s.lane, s.settler, s.holds, recovered); err != nil {
 		s.lane.Close()
 		return nil, err
 	}
+	s.settler.parked = s.loop.nudge
 	r.current.Store(s)
 	return s, nil
 }

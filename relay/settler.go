@@ -67,10 +67,11 @@ type job struct {
 // settler marks what was stored and records what failed, in batches, and tells
 // the trackers. What cannot be settled yet is tried again, for ever.
 type settler struct {
-	r     *Relay
-	db    *fallback.DB
-	lane  *publish.Lane
-	holds *holds
+	reporter *reporter
+	retry    fallback.Retry
+	db       *fallback.DB
+	lane     *publish.Lane
+	holds    *holds
 	// parked is called when a failure is recorded.
 	parked func()
 	in     chan *job
@@ -99,9 +100,11 @@ type settler struct {
 	free  []*job
 }
 
-func newSettler(r *Relay, db *fallback.DB, lane *publish.Lane, h *holds, s *recoveryState) *settler {
+func newSettler(
+	p *reporter, retry fallback.Retry, db *fallback.DB, lane *publish.Lane, h *holds, s *recoveryState,
+) *settler {
 	w := &settler{
-		r: r, db: db, lane: lane, holds: h, parked: func() {}, in: make(chan *job, backlog), stop: make(chan struct{}), done: make(chan struct{}),
+		reporter: p, retry: retry, db: db, lane: lane, holds: h, parked: func() {}, in: make(chan *job, backlog), stop: make(chan struct{}), done: make(chan struct{}),
 		waiting: map[outbox.Ref]*job{}, recording: map[outbox.Ref]int{}, lines: map[aggregate][]*job{},
 	}
 	now := time.Now()
@@ -300,7 +303,7 @@ func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
 		if x.Ref.Table.Mark == outbox.MarkNone {
 			continue // there is no row to record it in: see Relay.poison
 		}
-		w.r.refused(x.Ref, x.EventType, x.Failure)
+		w.reporter.refused(x.Ref, x.EventType, x.Failure)
 		j := &job{row: fallback.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait}, task: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now}
 		if polled, ok := x.Tag.(*polled); ok {
 			j.row.Polled, j.row.Attempts = true, polled.attempts

@@ -90,8 +90,8 @@ func (w *settler) mark(ctx context.Context, key batchKey, jobs []*job) error {
 // sayVanished says once an hour that rows of a table that the WAL brought are gone before they are marked.
 // One that was read back, or was in a statement that has failed, may have been deleted by its mark.
 func (w *settler) sayVanished(j *job) {
-	if t := j.row.Ref.Table; j.inLane && !j.failed && !w.r.limited("vanished/"+t.String(), time.Hour) {
-		w.r.log.Warn("rows vanish before they are marked: such a row is lost where a start, a new slot or poll mode asks the table for it",
+	if t := j.row.Ref.Table; j.inLane && !j.failed && !w.reporter.limited("vanished/"+t.String(), time.Hour) {
+		w.reporter.log.Warn("rows vanish before they are marked: such a row is lost where a start, a new slot or poll mode asks the table for it",
 			zap.Stringer("row", j.row.Ref), zapTable(t), zap.String("hint",
 				"set mark: none where the producer deletes its rows in the transaction that inserts them, or leave the deleting to the relay (mark: delete)"))
 	}
@@ -112,7 +112,7 @@ func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]f
 	case toPark:
 		crash("failed")
 		defer crash("parked")
-		return w.db.Park(ctx, key.table, rows, w.r.cfg.Retry)
+		return w.db.Park(ctx, key.table, rows, w.retry)
 	case toHold:
 		crash("holding")
 		defer crash("held")
@@ -130,12 +130,12 @@ func (w *settler) brokeDown(jobs []*job, err error) {
 	wait := 250 * time.Millisecond
 	if !fallback.Passing(err) {
 		jobs[0].alone, wait = true, 5*time.Second
-		if !w.r.limited("row_unsettled", 30*time.Second) {
-			w.r.alarm("row_unsettled", "the database refuses the mark or the record of a row: the slot waits for it",
+		if !w.reporter.limited("row_unsettled", 30*time.Second) {
+			w.reporter.alarm("row_unsettled", "the database refuses the mark or the record of a row: the slot waits for it",
 				zap.Stringer("row", jobs[0].row.Ref), zap.Error(err))
 		}
 	}
-	w.r.trouble("rows cannot be settled: trying again", err, zapTable(jobs[0].row.Ref.Table))
+	w.reporter.trouble("rows cannot be settled: trying again", err, zapTable(jobs[0].row.Ref.Table))
 	for _, j := range jobs {
 		j.later(wait)
 	}
@@ -145,7 +145,7 @@ func (w *settler) brokeDown(jobs []*job, err error) {
 func (w *settler) postpone(ctx context.Context, j *job, v fallback.Verdict) {
 	if v == fallback.Invisible {
 		if since := time.Since(j.begun); since > slowStep {
-			w.r.trouble("a row cannot be marked or recorded: its transaction is flushed and not visible yet, as where a commit waits for a synchronous standby",
+			w.reporter.trouble("a row cannot be marked or recorded: its transaction is flushed and not visible yet, as where a commit waits for a synchronous standby",
 				fmt.Errorf("row %s, for %s", j.row.Ref, since.Round(time.Second)))
 		}
 		j.later(5 * time.Millisecond)
@@ -234,12 +234,12 @@ func (w *settler) nameBlocker(ctx context.Context, j *job) {
 	if who == fallback.Unlocked {
 		if !j.unlocked { // the lock may have ended just now
 			j.unlocked, j.named = true, false
-		} else if !w.r.limited("row_unsettled", 30*time.Second) {
-			w.r.alarm("row_unsettled", "a trigger of the table suppresses the mark or the record of a row, or takes it back: the slot waits for it",
+		} else if !w.reporter.limited("row_unsettled", 30*time.Second) {
+			w.reporter.alarm("row_unsettled", "a trigger of the table suppresses the mark or the record of a row, or takes it back: the slot waits for it",
 				zap.Stringer("row", j.row.Ref))
 		}
 		return
 	}
-	w.r.alarm("row_locked", message,
+	w.reporter.alarm("row_locked", message,
 		zap.Stringer("row", j.row.Ref), zap.String("holder", who))
 }

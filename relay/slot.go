@@ -105,7 +105,7 @@ func unusable(err error) bool {
 // up: the tables have all that it would bring. While rows flow and what may have
 // been sent before is not passed yet, it is left alone.
 func (r *Relay) checkBudget(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
-	if r.cfg.MaxRetainedWAL <= 0 || r.bare() {
+	if r.cfg.MaxRetainedWAL <= 0 || r.cfg.bare() {
 		return nil
 	}
 	slot, err := db.Slot(ctx)
@@ -128,7 +128,7 @@ func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *strea
 		if err := r.alarmForeign(cause); err != nil {
 			return err
 		}
-	case !first && !r.bare():
+	case !first && !r.cfg.bare():
 		r.alarm("slot_given_up", "the slot is of no use any more: it is recreated, and the tables deliver meanwhile", zap.Error(cause))
 	}
 	if err := r.dropSlot(ctx, db); err != nil {
@@ -140,7 +140,7 @@ func (r *Relay) rebuild(ctx, held context.Context, db *fallback.DB, slots *strea
 	if err != nil {
 		return err
 	}
-	if r.bare() {
+	if r.cfg.bare() {
 		return r.createBare(ctx, slots, cause)
 	}
 	slots.Close()
@@ -171,7 +171,7 @@ func (r *Relay) alarmForeign(cause error) error {
 	if !r.limited("slot_foreign", time.Minute) {
 		r.alarm("slot_foreign", "another program has a slot of the relay's name: it is left alone, and the relay has none", why(cause)...)
 	}
-	if r.bare() {
+	if r.cfg.bare() {
 		return cause
 	}
 	return nil
@@ -184,7 +184,7 @@ func (r *Relay) makeSlot(ctx context.Context, db *fallback.DB, s *session) error
 	if err := r.checkColumns(ctx, db); err != nil {
 		return err
 	}
-	slots, err := stream.OpenSlots(ctx, r.server())
+	slots, err := stream.OpenSlots(ctx, r.cfg.server())
 	if err != nil {
 		return err
 	}
@@ -278,7 +278,7 @@ func (r *Relay) sayWait(ctx context.Context, pid uint32, done <-chan struct{}) {
 }
 
 func (r *Relay) blockerOf(ctx context.Context, pid uint32) string {
-	db, err := fallback.Open(ctx, r.database())
+	db, err := fallback.Open(ctx, r.cfg.database())
 	if err != nil {
 		return err.Error()
 	}
@@ -292,7 +292,7 @@ func (r *Relay) blockerOf(ctx context.Context, pid uint32) string {
 
 // ensurePublication creates the publication where that is possible.
 func (r *Relay) ensurePublication(ctx context.Context) error {
-	db, err := fallback.Open(ctx, r.database())
+	db, err := fallback.Open(ctx, r.cfg.database())
 	if err != nil {
 		return err
 	}

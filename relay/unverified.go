@@ -11,7 +11,7 @@ import (
 // unverified warns of connections that another machine on the way can read, or answer in the server's place.
 func (r *Relay) unverified() (f hint.Findings) {
 	const text = "the connection to %s may be made without TLS, or without a look at the certificate: whoever answers there gets the credentials"
-	if hosts := r.server().Unverified(); len(hosts) > 0 {
+	if hosts := r.cfg.server().Unverified(); len(hosts) > 0 {
 		f.Warning("pg-tls-weak", "add sslmode=verify-full to postgres.url, and sslrootcert=<file> where the authority is your own", text,
 			"PostgreSQL at "+strings.Join(hosts, ", "))
 	}

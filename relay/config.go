@@ -1,0 +1,119 @@
+package relay
+
+import (
+	"time"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// Config is everything that a relay needs to know.
+type Config struct {
+	// PostgresURL, Slot and Publication: what is read. One relay is active per
+	// slot name and database server.
+	PostgresURL   string
+	PostgresFiles pg.Files // beside the URL
+	Slot          string
+	Publication   string
+	// Outboxes are the tables. The relay works with copies: it adds what the catalog says of them.
+	Outboxes []*outbox.Table
+	// Source is the namespace of message ids; empty means
+	// "<system id>/<database>".
+	Source string
+
+	// NATS, Stream, CreateStream, Subject and Format: what is written.
+	NATS         jetstream.ConnConfig
+	Stream       jetstream.StreamConfig
+	CreateStream bool
+	Subject      string
+	Format       publish.Format
+
+	// Window (messages) and WindowBytes bound what is unacknowledged.
+	Window      int
+	WindowBytes int
+	// Mode is ModeAuto where it is empty.
+	Mode Mode
+	// Initial says what a first start does with rows that are pending already:
+	// "pending" publishes them, "none" marks them; "" publishes 100,000 and asks
+	// where there are more.
+	Initial string
+	// MaxRetainedWAL is how many bytes of WAL the slot may keep; 0 is no limit.
+	MaxRetainedWAL int64
+
+	// DelayThreshold: a row whose available_at lies further than this after its
+	// commit waits in the table.
+	DelayThreshold time.Duration
+	// FallbackInterval is the longest pause between two searches of the tables,
+	// 30 s where it is zero; FallbackBatch how many rows one statement reads, 100.
+	FallbackInterval time.Duration
+	FallbackBatch    int
+	// Retry and OnPoison: what becomes of rows that fail. 30 s and 10 attempts, and
+	// Hold, where they are zero.
+	Retry    fallback.Retry
+	OnPoison OnPoison
+	// Retention is off where it is zero.
+	Retention Retention
+
+	// OnStored, if set, is called with the time from each commit to its PubAck.
+	// It must not block.
+	OnStored func(time.Duration)
+}
+
+func (c *Config) setDefaults() {
+	if c.Mode == "" {
+		c.Mode = ModeAuto
+	}
+	if c.FallbackInterval == 0 {
+		c.FallbackInterval = 30 * time.Second
+	}
+	if c.FallbackBatch == 0 {
+		c.FallbackBatch = 100
+	}
+	if c.Retry == (fallback.Retry{}) {
+		c.Retry = fallback.Retry{Backoff: 30 * time.Second, MaxAttempts: 10}
+	}
+	if c.OnPoison == "" {
+		c.OnPoison = Hold
+	}
+}
+
+func marksOf(tables []*outbox.Table) map[outbox.Mark]bool {
+	marks := map[outbox.Mark]bool{}
+	for _, t := range tables {
+		marks[t.Mark] = true
+	}
+	return marks
+}
+
+// bare reports whether only the WAL has the rows (mark none).
+func (c *Config) bare() bool { return marksOf(c.Outboxes)[outbox.MarkNone] }
+
+// mayPoll reports an error where there is an outbox that nothing but the WAL can
+// deliver. why is what keeps the WAL from being read.
+func (c *Config) mayPoll(why error) error {
+	for _, t := range c.Outboxes {
+		if t.Mark == outbox.MarkNone {
+			return hint.Coded("table-needs-wal",
+				hint.Errorf("let the relay stream (mode: auto or stream, wal_level = logical, a role with REPLICATION), or set mark: update or delete, which can be polled",
+					"outbox %s: mark none needs the WAL: %w", t, why))
+		}
+	}
+	return nil
+}
+
+// server is the one of the outboxes.
+func (c *Config) server() pg.Config {
+	return pg.Config{URL: c.PostgresURL, Files: c.PostgresFiles}
+}
+
+func (c *Config) database() fallback.Config {
+	return fallback.Config{
+		URL: c.PostgresURL, Files: c.PostgresFiles, Settings: stream.Settings, Dial: stream.Dialer().DialContext,
+		Slot: c.Slot, Schema: c.Outboxes[0].Schema,
+	}
+}
