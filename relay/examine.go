@@ -21,8 +21,8 @@ import (
 // Questions have time limits: a PostgreSQL host 10 s for a connection and the server
 // 30 s for a statement, JetStream 5 s.
 func (r *Relay) Examine(ctx context.Context) hint.Findings {
-	r.giveUp = func(error) {}
-	x := &examination{Relay: r, Findings: r.unverified()}
+	s := r.newStarter(func(error) {})
+	x := &examination{starter: s, Findings: s.unverified()}
 	x.postgres(ctx)
 	if x.db != nil {
 		defer x.db.Close()
@@ -39,7 +39,7 @@ func (r *Relay) Examine(ctx context.Context) hint.Findings {
 
 type examination struct {
 	hint.Findings
-	*Relay
+	*starter
 
 	db      *fallback.DB // nil where PostgreSQL cannot be asked
 	streams bool         // the WAL would be read
@@ -250,7 +250,7 @@ func (x *examination) nats(ctx context.Context) {
 		x.Failed(hint.Error, "nats-unreachable", err)
 		return
 	}
-	info, found, err := x.Relay.stream.Check(ctx)
+	info, found, err := x.starter.stream.Check(ctx)
 	for _, f := range found {
 		level := hint.Warn
 		if f.Refused {
@@ -266,7 +266,7 @@ func (x *examination) nats(ctx context.Context) {
 		x.Failed(hint.Error, "stream-unreadable", err)
 		return
 	}
-	x.Findings = append(x.Findings, x.Relay.stream.Examine(ctx, info)...)
+	x.Findings = append(x.Findings, x.starter.stream.Examine(ctx, info)...)
 }
 
 // missing judges a stream that does not exist.
@@ -280,7 +280,7 @@ func (x *examination) missing(ctx context.Context, missing error) {
 		x.Failed(hint.Error, "table-unreadable", err)
 		return
 	}
-	if err := x.Relay.stream.MayCreate(ctx); err != nil {
+	if err := x.starter.stream.MayCreate(ctx); err != nil {
 		x.Failed(hint.Error, "stream-unreadable", err)
 		return
 	}

@@ -17,20 +17,20 @@ const initialLimit = 100_000
 
 // checkInitial asks, before anything is changed, what a first start shall do with
 // a great many rows.
-func (r *Relay) checkInitial(ctx context.Context, db *fallback.DB, streams, newStream bool) error {
-	if r.cfg.Initial == "pending" {
+func (s *starter) checkInitial(ctx context.Context, db *fallback.DB, streams, newStream bool) error {
+	if s.cfg.Initial == "pending" {
 		return nil
 	}
 	has, err := db.HasSlot(ctx) // first: the tables may be locked
 	if err != nil {
 		return err
 	}
-	for _, t := range r.cfg.Outboxes {
+	for _, t := range s.cfg.Outboxes {
 		switch {
-		case r.cfg.Initial == "none" && !streams:
+		case s.cfg.Initial == "none" && !streams:
 			return hint.Coded("table-initial", hint.Errorf("mark the rows that shall not be published yourself, and leave postgres.initial out",
 				"postgres.initial none needs the WAL: only its slot tells a first start from a later one"))
-		case r.cfg.Initial == "none" || has || t.Mark == outbox.MarkNone: // the last is never read, and the role need not be able to
+		case s.cfg.Initial == "none" || has || t.Mark == outbox.MarkNone: // the last is never read, and the role need not be able to
 			continue
 		}
 		n, err := db.PendingCount(ctx, t, initialLimit+1)
@@ -40,7 +40,7 @@ func (r *Relay) checkInitial(ctx context.Context, db *fallback.DB, streams, newS
 		if n <= initialLimit {
 			continue
 		}
-		first, err := r.isFirst(ctx, db, newStream)
+		first, err := s.isFirst(ctx, db, newStream)
 		if err != nil || !first {
 			return err
 		}
@@ -52,18 +52,18 @@ func (r *Relay) checkInitial(ctx context.Context, db *fallback.DB, streams, newS
 
 // isFirst reports whether no relay was here before: there is no slot, no mark, and
 // no message of this source.
-func (r *Relay) isFirst(ctx context.Context, db *fallback.DB, newStream bool) (bool, error) {
+func (s *servers) isFirst(ctx context.Context, db *fallback.DB, newStream bool) (bool, error) {
 	if has, err := db.HasSlot(ctx); err != nil || has {
 		return false, err
 	}
-	left, err := r.hasLeftTraces(ctx, db, newStream)
+	left, err := s.hasLeftTraces(ctx, db, newStream)
 	return !left && err == nil, err
 }
 
 // hasLeftTraces reports whether a relay has delivered anything: there is a mark, or a message of
 // this source.
-func (r *Relay) hasLeftTraces(ctx context.Context, db *fallback.DB, newStream bool) (bool, error) {
-	for _, t := range r.cfg.Outboxes {
+func (s *servers) hasLeftTraces(ctx context.Context, db *fallback.DB, newStream bool) (bool, error) {
+	for _, t := range s.cfg.Outboxes {
 		if marked, err := db.HasMarks(ctx, t); err != nil || marked {
 			return marked, err
 		}
@@ -71,17 +71,17 @@ func (r *Relay) hasLeftTraces(ctx context.Context, db *fallback.DB, newStream bo
 	if newStream {
 		return false, nil
 	}
-	return r.hasSent(ctx)
+	return s.hasSent(ctx)
 }
 
 // hasSent reports whether the stream holds a message of this source.
-func (r *Relay) hasSent(ctx context.Context) (bool, error) {
-	info, err := r.stream.Info(ctx)
+func (s *servers) hasSent(ctx context.Context) (bool, error) {
+	info, err := s.stream.Info(ctx)
 	if err != nil {
 		return false, err
 	}
-	found, err := r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
-		Source: r.envelope.Source(), Step: func([]jetstream.Message) (bool, error) { return false, nil },
+	found, err := s.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
+		Source: s.envelope.Source(), Step: func([]jetstream.Message) (bool, error) { return false, nil },
 	})
 	return found.Own > 0, err
 }

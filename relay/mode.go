@@ -110,16 +110,16 @@ func (r *Relay) mayStream(ctx context.Context, db *fallback.DB) (sys stream.Syst
 var errModePoll = errors.New("mode is poll")
 
 // checkServer asks on connections of its own, as a session would.
-func (r *Relay) checkServer(ctx context.Context) error {
-	db, err := fallback.Open(ctx, r.cfg.database())
+func (s *servers) checkServer(ctx context.Context) error {
+	db, err := fallback.Open(ctx, s.cfg.database())
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	if err := stream.CheckServer(ctx, db.Conn(), r.cfg.Slot); err != nil {
+	if err := stream.CheckServer(ctx, db.Conn(), s.cfg.Slot); err != nil {
 		return err
 	}
-	_, err = stream.Probe(ctx, r.cfg.server(), r.cfg.Slot)
+	_, err = stream.Probe(ctx, s.cfg.server(), s.cfg.Slot)
 	return err
 }
 

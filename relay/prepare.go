@@ -22,103 +22,103 @@ import (
 // prepare checks both servers and only then changes anything in either: what is
 // wrong at the start is said at once, and leaves no trace. It may be called again
 // where it has failed.
-func (r *Relay) prepare(ctx context.Context) error {
-	db, err := r.openDirect(ctx)
+func (s *starter) prepare(ctx context.Context) error {
+	db, err := s.openDirect(ctx)
 	if err != nil {
 		return err
 	}
 	defer db.Close()
 	defer context.AfterFunc(ctx, db.Cut)() // there is nothing to drain
-	streams, publication, err := r.checkDatabase(ctx, db)
+	streams, publication, err := s.checkDatabase(ctx, db)
 	if err != nil {
 		return err
 	}
-	if err := r.identify(ctx, db, streams); err != nil {
+	if err := s.identify(ctx, db, streams); err != nil {
 		return err
 	}
 	if db.AnyBytes() {
-		r.envelope.CheckText()
+		s.envelope.CheckText()
 	}
-	create, err := r.checkStream(ctx, db)
+	create, err := s.checkStream(ctx, db)
 	if err == nil {
-		err = r.checkInitial(ctx, db, streams, create)
+		err = s.checkInitial(ctx, db, streams, create)
 	}
 	// The stream first: only its server knows whether it can be created, while the
 	// privileges for the publication have been checked.
 	if err == nil && create {
-		err = r.createStream(ctx)
+		err = s.createStream(ctx)
 	}
 	if err == nil && publication {
-		err = r.createPublication(ctx, db)
+		err = createPublication(ctx, s.reporter, db, s.cfg)
 	}
-	if err != nil && r.nc != nil {
-		r.disconnect(ctx)
+	if err != nil && s.nc != nil {
+		s.disconnect(ctx)
 	}
 	return err
 }
 
 // disconnect ends the connection to NATS, and waits for its last callback: the next attempt has another connection.
-func (r *Relay) disconnect(ctx context.Context) {
+func (s *starter) disconnect(ctx context.Context) {
 	closed := make(chan struct{})
-	r.nc.SetClosedHandler(func(*nats.Conn) { close(closed) })
-	r.nc.Close()
+	s.nc.SetClosedHandler(func(*nats.Conn) { close(closed) })
+	s.nc.Close()
 	select {
 	case <-closed:
 	case <-ctx.Done(): // the server had closed it for good
 	}
 }
 
-func (r *Relay) openDirect(ctx context.Context) (*fallback.DB, error) {
-	if err := fallback.CheckDirect(ctx, r.cfg.database()); err != nil {
+func (s *starter) openDirect(ctx context.Context) (*fallback.DB, error) {
+	if err := fallback.CheckDirect(ctx, s.cfg.database()); err != nil {
 		return nil, err
 	}
-	return fallback.Open(ctx, r.cfg.database())
+	return fallback.Open(ctx, s.cfg.database())
 }
 
 // checkDatabase reports whether the WAL can be read, and whether the publication is
 // still to be created.
-func (r *Relay) checkDatabase(ctx context.Context, db *fallback.DB) (streams, create bool, err error) {
-	streams, err = r.way(stream.CheckServer(ctx, db.Conn(), r.cfg.Slot))
+func (s *starter) checkDatabase(ctx context.Context, db *fallback.DB) (streams, create bool, err error) {
+	streams, err = s.way(stream.CheckServer(ctx, db.Conn(), s.cfg.Slot))
 	if err != nil {
 		return false, false, err
 	}
-	for _, t := range r.cfg.Outboxes {
+	for _, t := range s.cfg.Outboxes {
 		if err := db.CheckTable(ctx, t); err != nil {
 			return false, false, err
 		}
-		r.warnAboutLimits(t)
+		s.warnAboutLimits(t)
 	}
 	if !streams {
 		return false, false, nil
 	}
-	err = stream.CheckPublication(ctx, db.Conn(), r.cfg.Publication, r.cfg.Outboxes)
+	err = stream.CheckPublication(ctx, db.Conn(), s.cfg.Publication, s.cfg.Outboxes)
 	if errors.Is(err, stream.ErrNoPublication) {
-		return true, true, stream.MayCreatePublication(ctx, db.Conn(), r.cfg.Publication, r.cfg.Outboxes)
+		return true, true, stream.MayCreatePublication(ctx, db.Conn(), s.cfg.Publication, s.cfg.Outboxes)
 	}
 	return true, false, err
 }
 
 // way reports how the rows are got at a server of which err is the first problem, nil
 // where it has none, and whether a start refuses it.
-func (r *Relay) way(err error) (streams bool, refused error) {
-	streams = r.cfg.Mode != ModePoll
-	if r.cfg.Mode == ModePoll && (err == nil || errors.Is(err, stream.ErrCannotStream)) {
-		return streams, r.cfg.mayPoll(errModePoll)
+func (s *starter) way(err error) (streams bool, refused error) {
+	streams = s.cfg.Mode != ModePoll
+	if s.cfg.Mode == ModePoll && (err == nil || errors.Is(err, stream.ErrCannotStream)) {
+		return streams, s.cfg.mayPoll(errModePoll)
 	}
-	if r.cfg.Mode == ModeAuto && errors.Is(err, stream.ErrCannotStream) {
-		return false, r.cfg.mayPoll(err)
+	if s.cfg.Mode == ModeAuto && errors.Is(err, stream.ErrCannotStream) {
+		return false, s.cfg.mayPoll(err)
 	}
 	return streams, err
 }
 
 // warnAboutLimits says at the start what a table's layout and mark cannot give.
-func (r *Relay) warnAboutLimits(t *outbox.Table) {
-	log := r.log.With(zap.Stringer("table", t))
+func (s *starter) warnAboutLimits(t *outbox.Table) {
+	log := s.log.With(zap.Stringer("table", t))
 	if t.Mark != outbox.MarkNone && !counts(t.IDType) {
 		log = log.With(zap.String("id_type", t.IDType))
 	}
 	for _, f := range limits(t) {
-		if !r.limited(f.Code+" "+t.String(), time.Hour) { // a start that waits for a server comes here again
+		if !s.limited(f.Code+" "+t.String(), time.Hour) { // a start that waits for a server comes here again
 			log.Warn(f.Text)
 		}
 	}
@@ -155,23 +155,23 @@ func counts(idType string) bool {
 }
 
 // identify learns the default source.
-func (r *Relay) identify(ctx context.Context, db *fallback.DB, streams bool) error {
-	sys, _, err := r.system(ctx, db, streams)
+func (s *starter) identify(ctx context.Context, db *fallback.DB, streams bool) error {
+	sys, _, err := s.system(ctx, db, streams)
 	if err != nil {
 		return err
 	}
-	return r.nameSource(sys)
+	return s.nameSource(sys)
 }
 
 // system identifies the server. Where the WAL can be read it takes the road of every
 // session, because the functions that know the system identifier may be closed to the
 // role. why says what keeps the WAL from being read after all.
-func (r *Relay) system(ctx context.Context, db *fallback.DB, streams bool) (sys stream.System, why, err error) {
+func (s *starter) system(ctx context.Context, db *fallback.DB, streams bool) (sys stream.System, why, err error) {
 	if streams {
-		sys, err = stream.Probe(ctx, r.cfg.server(), r.cfg.Slot)
+		sys, err = stream.Probe(ctx, s.cfg.server(), s.cfg.Slot)
 	}
-	if errors.Is(err, stream.ErrCannotStream) && r.cfg.Mode == ModeAuto {
-		streams, why, err = false, err, r.cfg.mayPoll(err)
+	if errors.Is(err, stream.ErrCannotStream) && s.cfg.Mode == ModeAuto {
+		streams, why, err = false, err, s.cfg.mayPoll(err)
 	}
 	if err == nil && !streams {
 		sys, err = identify(ctx, db)
@@ -181,8 +181,8 @@ func (r *Relay) system(ctx context.Context, db *fallback.DB, streams bool) (sys 
 
 // nameSource makes the envelope, with the default source where the configuration
 // names none.
-func (r *Relay) nameSource(sys stream.System) (err error) {
-	source := r.cfg.Source
+func (s *starter) nameSource(sys stream.System) (err error) {
+	source := s.cfg.Source
 	if source == "" {
 		if sys.ID == "" {
 			return hint.Coded("pg-system-identifier",
@@ -191,7 +191,7 @@ func (r *Relay) nameSource(sys stream.System) (err error) {
 		}
 		source = DefaultSource(sys.ID, sys.Database)
 	}
-	r.envelope, err = publish.NewEnvelope(publish.EnvelopeConfig{Source: source, Stream: r.cfg.Stream.Name, Format: r.cfg.Format})
+	s.envelope, err = publish.NewEnvelope(publish.EnvelopeConfig{Source: source, Stream: s.cfg.Stream.Name, Format: s.cfg.Format})
 	return err
 }
 
@@ -204,48 +204,48 @@ func identify(ctx context.Context, db *fallback.DB) (sys stream.System, err erro
 }
 
 // connect opens the connection to NATS.
-func (r *Relay) connect(ctx context.Context) (err error) {
-	conn := r.cfg.NATS
-	conn.OnError = r.onNATSError
+func (s *starter) connect(ctx context.Context) (err error) {
+	conn := s.cfg.NATS
+	conn.OnError = s.onNATSError
 	conn.OnDisconnect = func(err error) {
 		if err != nil { // there is none where we close it ourselves
-			r.log.Warn("NATS connection lost", zap.Error(err))
+			s.log.Warn("NATS connection lost", zap.Error(err))
 		}
 	}
 	conn.OnClosed = func(err error) {
 		if err != nil { // the server has answered with an error that the client does not know, such as to a lowered max_payload
-			r.giveUp(hint.Errorf("start the relay again; nothing is lost", "the NATS connection was closed for good: %w", err))
+			s.giveUp(hint.Errorf("start the relay again; nothing is lost", "the NATS connection was closed for good: %w", err))
 		}
 	}
-	conn.OnReconnect = func() { r.log.Info("NATS connection is back") }
-	if r.nc, err = jetstream.Connect(ctx, conn); err != nil {
+	conn.OnReconnect = func() { s.log.Info("NATS connection is back") }
+	if s.nc, err = jetstream.Connect(ctx, conn); err != nil {
 		return err
 	}
-	r.subjects = publish.NewSubjects(r.template)
-	r.stream, err = jetstream.NewStream(r.nc, r.cfg.Stream)
+	s.subjects = publish.NewSubjects(s.template)
+	s.stream, err = jetstream.NewStream(s.nc, s.cfg.Stream)
 	return err
 }
 
 // checkStream connects to NATS and reports whether the stream is to be created.
-func (r *Relay) checkStream(ctx context.Context, db *fallback.DB) (create bool, err error) {
-	if err := r.connect(ctx); err != nil {
+func (s *starter) checkStream(ctx context.Context, db *fallback.DB) (create bool, err error) {
+	if err := s.connect(ctx); err != nil {
 		return false, err
 	}
-	info, findings, err := r.stream.Check(ctx)
-	r.sayWeaknesses(findings)
+	info, findings, err := s.stream.Check(ctx)
+	s.sayWeaknesses(findings)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return true, r.mayCreateStream(ctx, db, err)
+		return true, s.mayCreateStream(ctx, db, err)
 	}
 	if err == nil {
-		r.known.created = info.Created
+		s.created = info.Created
 	}
 	return false, err
 }
 
 // mayCreateStream: only where no row is marked yet. A stream that is missing
 // although rows were stored is a loss that must not be papered over.
-func (r *Relay) mayCreateStream(ctx context.Context, db *fallback.DB, missing error) error {
-	if !r.cfg.CreateStream {
+func (s *starter) mayCreateStream(ctx context.Context, db *fallback.DB, missing error) error {
+	if !s.cfg.CreateStream {
 		return hint.Coded("stream-missing", hint.Wrap(missing, "create the stream, or allow it with nats.create_stream: true"))
 	}
 	const advice = "restore the stream, or check nats.url, nats.stream and the account; to begin with an empty stream on purpose, create it yourself"
@@ -253,7 +253,7 @@ func (r *Relay) mayCreateStream(ctx context.Context, db *fallback.DB, missing er
 	if err != nil {
 		return err
 	}
-	for _, t := range r.cfg.Outboxes {
+	for _, t := range s.cfg.Outboxes {
 		marked, err := db.HasMarks(ctx, t)
 		if err != nil {
 			return err
@@ -263,40 +263,38 @@ func (r *Relay) mayCreateStream(ctx context.Context, db *fallback.DB, missing er
 		}
 		if slot && t.Mark != outbox.MarkUpdate {
 			// Such rows leave no mark; a slot says that a relay was here before.
-			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but slot %q exists: rows of %s may be stored in it", missing, r.cfg.Slot, t), advice))
+			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but slot %q exists: rows of %s may be stored in it", missing, s.cfg.Slot, t), advice))
 		}
 	}
 	return nil
 }
 
-func (r *Relay) createPublication(ctx context.Context, db *fallback.DB) error {
-	sql, err := stream.EnsurePublication(ctx, db.Conn(), r.cfg.Publication, r.cfg.Outboxes)
+func createPublication(ctx context.Context, p *reporter, db *fallback.DB, cfg *Config) error {
+	sql, err := stream.EnsurePublication(ctx, db.Conn(), cfg.Publication, cfg.Outboxes)
 	if err == nil && sql != "" {
-		r.log.Info("created the publication", zap.String("sql", sql))
+		p.log.Info("created the publication", zap.String("sql", sql))
 	}
 	return err
 }
 
-func (r *Relay) createStream(ctx context.Context) error {
-	if err := r.stream.Create(ctx); err != nil {
+func (s *starter) createStream(ctx context.Context) error {
+	if err := s.stream.Create(ctx); err != nil {
 		return err
 	}
-	r.log.Info("created the stream", zap.String("stream", r.cfg.Stream.Name), zap.String("subject", r.cfg.Stream.Pattern))
-	_, findings, err := r.stream.Check(ctx)
+	s.log.Info("created the stream", zap.String("stream", s.cfg.Stream.Name), zap.String("subject", s.cfg.Stream.Pattern))
+	_, findings, err := s.stream.Check(ctx)
 	for _, f := range findings {
-		r.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
+		s.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
 	}
 	return err
 }
 
 // onNATSError gets what belongs to no call, on the connection's goroutine.
-func (r *Relay) onNATSError(err error) {
+func (s *starter) onNATSError(err error) {
 	subject, publishing, ok := jetstream.PermissionSubject(err)
 	if ok && publishing {
-		r.stream.Deny(subject)
-		if s := r.current.Load(); s != nil {
-			s.lane.Deny(subject)
-		}
+		s.stream.Deny(subject)
+		s.deny(subject)
 	}
-	r.log.Error("NATS reports an error", zap.Error(err))
+	s.log.Error("NATS reports an error", zap.Error(err))
 }

@@ -51,8 +51,6 @@ type Relay struct {
 
 	// known is what earlier sessions of this process learnt about the stream.
 	known *known
-	// giveUp ends Run with an error.
-	giveUp context.CancelCauseFunc
 }
 
 // known survives sessions; only the tenure's goroutine touches it.
@@ -135,13 +133,14 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 func (r *Relay) Run(parent context.Context) error {
 	ctx, giveUp := context.WithCancelCause(parent)
 	defer giveUp(nil)
-	r.giveUp = giveUp
-	if err := r.begin(ctx); err != nil {
+	start := r.newStarter(giveUp)
+	if err := start.begin(ctx); err != nil {
 		if parent.Err() != nil {
 			return nil
 		}
 		return err
 	}
+	r.known.created = start.created
 	defer r.nc.Close()
 	b := backoff{least: 100 * time.Millisecond, most: 5 * time.Second}
 	for ctx.Err() == nil {
@@ -164,6 +163,14 @@ func (r *Relay) Run(parent context.Context) error {
 		return context.Cause(ctx)
 	}
 	return nil
+}
+
+func (r *Relay) newStarter(giveUp func(error)) *starter {
+	return &starter{reporter: r.reporter, servers: r.servers, giveUp: giveUp, deny: func(subject string) {
+		if s := r.current.Load(); s != nil {
+			s.lane.Deny(subject)
+		}
+	}}
 }
 
 // ErrRival means that another relay of the same source writes to the stream.

@@ -44,13 +44,13 @@ func (r *Relay) leaveSlot(ctx context.Context, db *fallback.DB) bool {
 }
 
 // hasStreamed reports whether one of the newest messages of this source came from the WAL.
-func (r *Relay) hasStreamed(ctx context.Context) (streamed bool, err error) {
-	info, err := r.stream.Info(ctx)
+func (s *servers) hasStreamed(ctx context.Context) (streamed bool, err error) {
+	info, err := s.stream.Info(ctx)
 	if err != nil {
 		return false, err
 	}
-	_, err = r.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
-		Source: r.envelope.Source(), Step: func(messages []jetstream.Message) (bool, error) {
+	_, err = s.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
+		Source: s.envelope.Source(), Step: func(messages []jetstream.Message) (bool, error) {
 			for _, m := range messages {
 				streamed = streamed || !m.Polled && !m.ID.Replay
 			}
@@ -297,5 +297,5 @@ func (r *Relay) ensurePublication(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
-	return r.createPublication(ctx, db)
+	return createPublication(ctx, r.reporter, db, r.cfg)
 }

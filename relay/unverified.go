@@ -9,21 +9,21 @@ import (
 )
 
 // unverified warns of connections that another machine on the way can read, or answer in the server's place.
-func (r *Relay) unverified() (f hint.Findings) {
+func (s *starter) unverified() (f hint.Findings) {
 	const text = "the connection to %s may be made without TLS, or without a look at the certificate: whoever answers there gets the credentials"
-	if hosts := r.cfg.server().Unverified(); len(hosts) > 0 {
+	if hosts := s.cfg.server().Unverified(); len(hosts) > 0 {
 		f.Warning("pg-tls-weak", "add sslmode=verify-full to postgres.url, and sslrootcert=<file> where the authority is your own", text,
 			"PostgreSQL at "+strings.Join(hosts, ", "))
 	}
-	if hosts := r.cfg.NATS.Unverified(); len(hosts) > 0 {
+	if hosts := s.cfg.NATS.Unverified(); len(hosts) > 0 {
 		f.Warning("nats-tls-weak", "write tls:// in nats.url, and set nats.tls.ca where the authority is your own", text,
 			"NATS at "+strings.Join(hosts, ", "))
 	}
 	return f
 }
 
-func (r *Relay) sayUnverified() {
-	for _, f := range r.unverified() {
-		r.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
+func (s *starter) sayUnverified() {
+	for _, f := range s.unverified() {
+		s.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
 	}
 }
