@@ -15,7 +15,7 @@ import (
 func TestComplaintsAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
-		r := &Relay{reporter: newReporter(zap.New(core), nil)}
+		r := &retainer{reporter: newReporter(zap.New(core), nil)}
 		denied := errors.Join(nil, errors.New("permission denied"))
 		steps := []struct {
 			after time.Duration
@@ -36,7 +36,7 @@ func TestComplaintsAreFew(t *testing.T) {
 		}
 		for i, s := range steps {
 			time.Sleep(s.after)
-			if r.reportRetention(s.notes, s.err); logs.Len() != s.said {
+			if r.report(s.notes, s.err); logs.Len() != s.said {
 				t.Fatalf("step %d: %d complaints, want %d", i, logs.Len(), s.said)
 			}
 		}

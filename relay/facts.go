@@ -25,9 +25,9 @@ const (
 
 // readTables reads the facts of the tables that statements are made of. It writes them, so it runs before
 // any goroutine of the term that reads a table.
-func (r *Relay) readTables(ctx context.Context, db *fallback.DB) error {
-	for _, t := range r.cfg.Outboxes {
-		now, _, err := r.inspect(ctx, db, t)
+func readTables(ctx context.Context, p *reporter, db *fallback.DB, tables []*outbox.Table) error {
+	for _, t := range tables {
+		now, _, err := inspect(ctx, p, db, t)
 		if err != nil {
 			return err
 		}
@@ -38,9 +38,11 @@ func (r *Relay) readTables(ctx context.Context, db *fallback.DB) error {
 
 // compareTables returns ErrTableChanged where a table is not as readTables found it: the term ends with it.
 // unfit is what a start would refuse a table for.
-func (r *Relay) compareTables(ctx context.Context, db *fallback.DB) (unfit, err error) {
-	for _, t := range r.cfg.Outboxes {
-		now, cause, err := r.inspect(ctx, db, t)
+func compareTables(
+	ctx context.Context, p *reporter, db *fallback.DB, tables []*outbox.Table,
+) (unfit, err error) {
+	for _, t := range tables {
+		now, cause, err := inspect(ctx, p, db, t)
 		if err == nil && now != *t {
 			err = fmt.Errorf("%w: %s", fallback.ErrTableChanged, t)
 		}
@@ -64,21 +66,23 @@ func becauseOf(unfit, err error) error {
 
 // inspect raises an alarm where a table is not as a start wants it. The relay goes on: a statement
 // that cannot be run fails by itself, and the others need not.
-func (r *Relay) inspect(ctx context.Context, db *fallback.DB, t *outbox.Table) (now outbox.Table, unfit, err error) {
+func inspect(
+	ctx context.Context, p *reporter, db *fallback.DB, t *outbox.Table,
+) (now outbox.Table, unfit, err error) {
 	now, problems, err := db.Inspect(ctx, t)
 	if hint.CodeOf(err) != "" {
 		problems, err = append(problems, err), nil
 	}
 	unfit = problems.First()
-	if unfit != nil && !r.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(unfit), factsAgain) {
-		r.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now", append(why(unfit), zapTable(t))...)
+	if unfit != nil && !p.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(unfit), factsAgain) {
+		p.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now", append(why(unfit), zapTable(t))...)
 	}
 	return now, unfit, err
 }
 
 // checkColumns returns what keeps the WAL from bringing every column of a layout, nil where nothing does.
-func (r *Relay) checkColumns(ctx context.Context, db *fallback.DB) error {
-	for _, t := range r.cfg.Outboxes {
+func checkColumns(ctx context.Context, db *fallback.DB, tables []*outbox.Table) error {
+	for _, t := range tables {
 		_, problems, err := db.Inspect(ctx, t)
 		if err != nil {
 			return err
@@ -97,14 +101,14 @@ var errStreamUnfit = errors.New("the stream was changed")
 
 // judgeStream raises an alarm where the stream is not as a start wants it. Nothing is sent until it is:
 // what such a stream acknowledges may not be there.
-func (r *Relay) judgeStream(info *jetstream.StreamInfo) error {
-	findings, err := r.stream.Judge(info)
-	r.sayWeaknesses(findings)
+func (s *session) judgeStream(info *jetstream.StreamInfo) error {
+	findings, err := s.stream.Judge(info)
+	s.sayWeaknesses(findings)
 	if err == nil {
 		return nil
 	}
-	if !r.limited("stream_unfit", factsAgain) {
-		r.alarm("stream_unfit", "the stream was changed, and the relay does not write to it as it is now", why(err)...)
+	if !s.limited("stream_unfit", factsAgain) {
+		s.alarm("stream_unfit", "the stream was changed, and the relay does not write to it as it is now", why(err)...)
 	}
 	return fmt.Errorf("%w: %w", errStreamUnfit, err)
 }
@@ -126,25 +130,25 @@ func (s *session) watchFacts(ctx context.Context) error {
 		case errors.Is(err, fallback.ErrTableChanged), errors.Is(err, errStreamUnfit):
 			return err
 		case err != nil:
-			s.r.trouble("the tables and the publication cannot be looked at: trying again", err)
+			s.trouble("the tables and the publication cannot be looked at: trying again", err)
 		}
 	}
 }
 
 func (s *session) lookAgain(ctx context.Context) error {
-	if info, err := s.r.stream.Info(ctx); err == nil { // where JetStream is away, the lane notices
-		if err := s.r.judgeStream(info); err != nil {
+	if info, err := s.stream.Info(ctx); err == nil { // where JetStream is away, the lane notices
+		if err := s.judgeStream(info); err != nil {
 			return err
 		}
 	}
-	if _, err := s.r.compareTables(ctx, s.db); err != nil || s.wal == nil {
+	if _, err := compareTables(ctx, s.reporter, s.db, s.cfg.Outboxes); err != nil || s.wal == nil {
 		return err
 	}
-	return s.r.published.check(ctx, s.db, s.wal)
+	return s.past.published.check(ctx, s.db, s.wal)
 }
 
-// published knows up to where the publication is proven to bring every row. Each session has it in
-// turn: its start, and then watchFacts.
+// published knows up to where the publication is proven to bring every row. A session's start and then its
+// watchFacts own it, one session after the other.
 type published struct {
 	reporter *reporter
 	cfg      *Config

@@ -16,23 +16,23 @@ func (*unanswered) Error() string { return "the tables are to be answered before
 
 // mayLackRecords reports whether the slot may have come with a promotion. The standby can
 // have had the rows that it is past, and not their records, which were committed later.
-func (r *Relay) mayLackRecords(sys stream.System, s *recoveryState) bool {
-	return sys.Timeline > 1 && s.tail.Timeline != sys.Timeline &&
-		r.known.answered != sys.Timeline && !r.cfg.bare()
+func (s *session) mayLackRecords(sys stream.System) bool {
+	return sys.Timeline > 1 && s.recovered.tail.Timeline != sys.Timeline &&
+		s.past.answered != sys.Timeline && !s.cfg.bare()
 }
 
 // answerFirst delivers or records, in the order of the tables, everything that is pending. Its
 // messages carry the timeline of the tail, or the one before the server's, as all that are sent while no
 // WAL is read: a start after a crash on the way finds the old one, and begins again.
-func (r *Relay) answerFirst(ctx, held context.Context, db *fallback.DB, sys stream.System) error {
-	r.log.Info("the server has been promoted since the newest message: "+
+func (l *leader) answerFirst(ctx, held context.Context, db *fallback.DB, sys stream.System) error {
+	l.log.Info("the server has been promoted since the newest message: "+
 		"the tables are answered before its WAL is read",
 		zap.Uint32("timeline", sys.Timeline))
-	return r.polled(ctx, held, db, sys, func(ctx context.Context, s *session) error {
+	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
 		if err := s.loop.answer(ctx); err != nil {
 			return err
 		}
-		r.known.answered = sys.Timeline
+		l.past.answered = sys.Timeline
 		return errModeChanged
 	})
 }

@@ -98,7 +98,7 @@ func (s *session) isGenuine(
 		case sums[0] != nil && bytes.Equal(sums[0], m.Sum[:]):
 			return true, nil
 		case sums[0] != nil:
-			s.r.alarmForged(d.Ref, seq)
+			s.alarmForged(d.Ref, seq)
 			return false, nil
 		}
 		states, err := s.db.LookUp(ctx, d.Ref.Table, row)

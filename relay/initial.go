@@ -88,27 +88,27 @@ func (s *servers) hasSent(ctx context.Context) (bool, error) {
 
 // skipInitial marks what was pending before a first start, where that is wanted. It
 // is asked once, by the relay that holds the lock, before it makes the slot.
-func (r *Relay) skipInitial(ctx context.Context, db *fallback.DB) error {
-	if r.cfg.Initial != "none" || r.known.begun {
+func (l *leader) skipInitial(ctx context.Context, db *fallback.DB) error {
+	if l.cfg.Initial != "none" || l.past.begun {
 		return nil
 	}
-	first, err := r.isFirst(ctx, db, false)
+	first, err := l.isFirst(ctx, db, false)
 	if err != nil || !first {
-		r.known.begun = err == nil
+		l.past.begun = err == nil
 		return err
 	}
-	r.status.own()
-	r.status.do("mark what was pending before the first start")
-	skipped, err := fallback.SkipPending(ctx, r.cfg.database(), r.cfg.Outboxes)
+	l.status.own()
+	l.status.do("mark what was pending before the first start")
+	skipped, err := fallback.SkipPending(ctx, l.cfg.database(), l.cfg.Outboxes)
 	if err != nil {
 		return err
 	}
 	for i, n := range skipped {
 		if n > 0 {
-			r.log.Warn("marked the rows that were pending before the first start, without publishing them (postgres.initial: none)",
-				zapTable(r.cfg.Outboxes[i]), zap.Int64("rows", n))
+			l.log.Warn("marked the rows that were pending before the first start, without publishing them (postgres.initial: none)",
+				zapTable(l.cfg.Outboxes[i]), zap.Int64("rows", n))
 		}
 	}
-	r.known.begun = true
+	l.past.begun = true
 	return nil
 }

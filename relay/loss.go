@@ -242,15 +242,3 @@ func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error
 		"or is not the one they were stored in, as where another relay had the table before", zapTable(t))
 	return nil
 }
-
-// compared is a stream that was compared with the tables, and how many rows it had lost.
-type compared struct {
-	stream *jetstream.StreamInfo
-	healed int
-}
-
-// holds reports whether the stream is the one that was compared, and has lost nothing since, as far as
-// can be seen.
-func (c compared) holds(info *jetstream.StreamInfo) bool {
-	return c.stream != nil && info.Created.Equal(c.stream.Created) && info.LastSeq >= c.stream.LastSeq
-}

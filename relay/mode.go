@@ -47,52 +47,52 @@ const modeCheck = 5 * time.Second
 
 // session gets the rows in the best way that there is now, until something fails
 // or another way opens up.
-func (r *Relay) session(ctx, held context.Context, db *fallback.DB) (err error) {
-	r.status.do("look at the tables")
-	unfit, err := r.compareTables(ctx, db)
+func (l *leader) session(ctx, held context.Context, db *fallback.DB) (err error) {
+	l.status.do("look at the tables")
+	unfit, err := compareTables(ctx, l.reporter, db, l.cfg.Outboxes)
 	if err != nil {
 		return err
 	}
 	defer func() { err = becauseOf(unfit, err) }()
-	r.status.do("ask whether the WAL can be read")
-	sys, why, err := r.mayStream(ctx, db)
+	l.status.do("ask whether the WAL can be read")
+	sys, why, err := l.mayStream(ctx, db)
 	if err != nil {
 		return err
 	}
 	if why != nil {
-		return r.pollOnly(ctx, held, db, sys, why)
+		return l.pollOnly(ctx, held, db, sys, why)
 	}
-	r.status.do("look at the slot")
-	slots, err := stream.OpenSlots(ctx, r.cfg.server())
+	l.status.do("look at the slot")
+	slots, err := stream.OpenSlots(ctx, l.cfg.server())
 	if err != nil {
 		return err
 	}
 	defer slots.Close()
-	if err := r.skipInitial(ctx, db); err != nil {
+	if err := l.skipInitial(ctx, db); err != nil {
 		return err
 	}
-	cause, err := r.judgeSlot(ctx, db, slots)
+	cause, err := l.judgeSlot(ctx, db, slots)
 	if err != nil {
 		return err
 	}
 	if cause == nil {
 		slots.Close()
-		err := r.streamed(ctx, held, db)
+		err := l.newSession(db).streamed(ctx, held)
 		var open *unanswered
 		if errors.As(err, &open) {
-			return r.answerFirst(ctx, held, db, open.System)
+			return l.answerFirst(ctx, held, db, open.System)
 		}
 		return err
 	}
-	return r.rebuild(ctx, held, db, slots, cause)
+	return l.rebuild(ctx, held, db, slots, cause)
 }
 
 // mayStream reports why the WAL cannot be read, nil where it can; sys identifies
 // the server where it cannot.
-func (r *Relay) mayStream(ctx context.Context, db *fallback.DB) (sys stream.System, why, err error) {
-	if r.cfg.Mode == ModePoll {
+func (l *leader) mayStream(ctx context.Context, db *fallback.DB) (sys stream.System, why, err error) {
+	if l.cfg.Mode == ModePoll {
 		why = errModePoll
-	} else if err = r.checkServer(ctx); errors.Is(err, stream.ErrCannotStream) && r.cfg.Mode == ModeAuto {
+	} else if err = l.checkServer(ctx); errors.Is(err, stream.ErrCannotStream) && l.cfg.Mode == ModeAuto {
 		why, err = err, nil
 	} else if errors.Is(err, stream.ErrNoFreeSlot) || errors.Is(err, stream.ErrForeignSlot) {
 		err = nil // the tables are polled while the slot cannot be made
@@ -100,7 +100,7 @@ func (r *Relay) mayStream(ctx context.Context, db *fallback.DB) (sys stream.Syst
 	if err != nil || why == nil {
 		return sys, nil, err
 	}
-	if err := r.cfg.mayPoll(why); err != nil {
+	if err := l.cfg.mayPoll(why); err != nil {
 		return sys, nil, err
 	}
 	sys, err = identify(ctx, db)
@@ -124,22 +124,104 @@ func (s *servers) checkServer(ctx context.Context) error {
 }
 
 // pollOnly reads the tables for as long as the WAL cannot be read.
-func (r *Relay) pollOnly(ctx, held context.Context, db *fallback.DB, sys stream.System, why error) error {
-	r.log.Warn("polling: the tables are searched instead of the WAL being read", zap.NamedError("because", why))
-	left := r.leaveSlot(ctx, db)
-	return r.polled(ctx, held, db, sys, func(ctx context.Context, _ *session) error {
+func (l *leader) pollOnly(ctx, held context.Context, db *fallback.DB, sys stream.System, why error) error {
+	l.log.Warn("polling: the tables are searched instead of the WAL being read", zap.NamedError("because", why))
+	left := l.slots.leave(ctx, db)
+	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, _ *session) error {
 		for sleep(ctx, modeCheck) {
 			if !left {
-				left = r.leaveSlot(ctx, db)
+				left = l.slots.leave(ctx, db)
 			}
-			if at := r.known.batchesAt; !at.IsZero() && !time.Now().Before(at) {
+			if at := l.past.batchesAt; !at.IsZero() && !time.Now().Before(at) {
 				return errBatchesAgain
 			}
-			if _, why, err := r.mayStream(ctx, db); err == nil && why == nil {
-				r.log.Info("the WAL can be read now")
+			if _, why, err := l.mayStream(ctx, db); err == nil && why == nil {
+				l.log.Info("the WAL can be read now")
 				return errModeChanged
 			}
 		}
 		return nil
+	})
+}
+
+// judgeSlot reports why the slot has to be recreated, nil where it is of use.
+func (l *leader) judgeSlot(ctx context.Context, db *fallback.DB, slots *stream.Slots) (cause, err error) {
+	slot, err := slots.Read(ctx, l.cfg.Slot)
+	switch {
+	case errors.Is(err, stream.ErrNoSlot), errors.Is(err, stream.ErrSlotLost), errors.Is(err, stream.ErrForeignSlot):
+		return err, nil
+	case err != nil:
+		return nil, err
+	case l.past.unusable != nil:
+		return l.past.unusable, nil
+	}
+	return nil, l.sayAdopted(ctx, db, slot)
+}
+
+// sayAdopted tells once in a process's life that the slot may be another program's: nothing
+// shows that a relay was here before.
+func (l *leader) sayAdopted(ctx context.Context, db *fallback.DB, slot *stream.Slot) error {
+	if l.past.judged {
+		return nil
+	}
+	left, err := l.hasLeftTraces(ctx, db, false)
+	switch {
+	case fallback.Passing(err):
+		return nil // a locked table: the next session asks again
+	case err != nil:
+		return err
+	}
+	l.past.judged = true
+	if !left {
+		l.log.Info("using a slot that is there already, although no relay has delivered anything yet: if another program has made it, give one of the two another name",
+			zap.String("slot", slot.Name), zap.Stringer("confirmed_lsn", slot.ConfirmedFlush))
+	}
+	return nil
+}
+
+// rebuild recreates the slot without a gap: the new one is there before the
+// tables are searched, and has its name only when every row that it may lack is
+// answered. It ends in errModeChanged when that is done.
+func (l *leader) rebuild(ctx, held context.Context, db *fallback.DB, slots *stream.Slots, cause error) error {
+	first := errors.Is(cause, stream.ErrNoSlot)
+	switch {
+	case errors.Is(cause, stream.ErrForeignSlot):
+		if err := l.slots.alarmForeign(cause); err != nil {
+			return err
+		}
+	case !first && !l.cfg.bare():
+		l.alarm("slot_given_up", "the slot is of no use any more: it is recreated, and the tables deliver meanwhile", zap.Error(cause))
+	}
+	if err := l.slots.drop(ctx, db); err != nil {
+		return err
+	}
+	l.past.unusable, l.past.unsendable, l.past.judged = nil, unsendable{}, true
+	l.status.own()
+	sys, err := slots.System(ctx)
+	if err != nil {
+		return err
+	}
+	if l.cfg.bare() {
+		return l.slots.createBare(ctx, slots, cause)
+	}
+	slots.Close()
+	began := time.Now()
+	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
+		for err := l.slots.makeAnswered(ctx, db, s.loop.answer); err != nil; err = l.slots.makeAnswered(ctx, db, s.loop.answer) {
+			if ctx.Err() != nil {
+				return nil
+			}
+			if !l.limited("slot_not_made", time.Minute) {
+				l.alarm("slot_not_made", "the slot cannot be made: the tables are polled until it can", append(why(err), zap.String("slot", l.cfg.Slot))...)
+			}
+			l.status.meanwhile("wait before the slot is made again", time.Now())
+			l.status.failing(err)
+			sleep(ctx, modeCheck)
+		}
+		l.past.answered = sys.Timeline
+		l.metrics.slots.Inc()
+		l.log.Info("the slot is there, and everything from before it is answered", zap.String("slot", l.cfg.Slot), zap.Bool("first", first),
+			zap.Duration("took", time.Since(began).Round(time.Millisecond)), zap.Int64("stored_from_the_tables", s.stored.Load()))
+		return errModeChanged
 	})
 }

@@ -22,26 +22,26 @@ type stuck struct {
 
 // noticeStuck raises an alarm where starts get no further: the next one will not either. An outage
 // is none of it, nor is what has an alarm of its own.
-func (r *Relay) noticeStuck(err error) {
-	r.status.mu.Lock()
-	step := r.status.step
-	r.status.mu.Unlock()
+func (l *leader) noticeStuck(err error) {
+	l.status.mu.Lock()
+	step := l.status.step
+	l.status.mu.Unlock()
 	now := stuck{step: step, reason: reason(err)}
 	switch {
 	case step == "" || step == settleStep: // the session had begun
-		r.known.stuck = stuck{}
+		l.past.stuck = stuck{}
 		return
 	case fallback.Away(err) || isOutage(now.reason),
 		pg.Code(err) == pgerrcode.LockNotAvailable: // a table that somebody has locked
 		return
 	}
-	if before := r.known.stuck; before.step == now.step && before.reason == now.reason {
+	if before := l.past.stuck; before.step == now.step && before.reason == now.reason {
 		now.starts = before.starts
 	}
 	now.starts++
-	r.known.stuck = now
-	if now.starts >= stuckStarts && !r.limited("no_progress", 10*time.Minute) {
-		r.alarm("no_progress", "every start of the relay ends at the same step: nothing is delivered",
+	l.past.stuck = now
+	if now.starts >= stuckStarts && !l.limited("no_progress", 10*time.Minute) {
+		l.alarm("no_progress", "every start of the relay ends at the same step: nothing is delivered",
 			append(why(err), zap.String("step", step), zap.Int("starts", now.starts))...)
 	}
 }

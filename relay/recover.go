@@ -11,38 +11,48 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-// recover finds out what earlier sessions have sent (law 3), has what they could not mark marked, and what
+// recovery finds out what earlier sessions have sent (law 3), has what they could not mark marked, and what
 // JetStream has lost made pending again (law 12). In this order:
 //
 //  1. backwardScan reads the stream from its tail. It only looks.
 //  2. The recovery LSN is resolved: up to there decide.go asks the table about rows of the WAL.
 //  3. comparison finds the rows that JetStream has lost.
 //  4. forwardScan marks the rows that the first pass found pending.
-func (r *Relay) recover(
-	ctx context.Context, db *fallback.DB, wal *stream.Session, sys stream.System, info *jetstream.StreamInfo,
-) (s *recoveryState, err error) {
-	r.noticeLoss(info)
-	rows := newMessageRows(r.reporter, db, r.cfg.Outboxes)
+//
+// It runs on the goroutine of the session's start.
+type recovery struct {
+	*reporter
+	*servers
+	past *history
+	db   *fallback.DB
+	wal  *stream.Session // nil where none is read
+	sys  stream.System
+	info *jetstream.StreamInfo
+}
+
+func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
+	r.noticeLoss()
+	rows := newMessageRows(r.reporter, r.db, r.cfg.Outboxes)
 	options := jetstream.ReadBackOptions{
-		Source: r.envelope.Source(), Phantom: sys.Phantom, NoConsumer: r.alarmNoConsumer,
+		Source: r.envelope.Source(), Phantom: r.sys.Phantom, NoConsumer: r.alarmNoConsumer,
 	}
-	back, err := scanBackward(ctx, r.stream, rows, info, options)
+	back, err := scanBackward(ctx, r.stream, rows, r.info, options)
 	if err != nil {
 		return nil, err
 	}
 	s = &recoveryState{found: back.found, sent: back.sent, notShown: back.notShown}
-	if err := r.resolveRecoveryLSN(ctx, db, sys, s); err != nil {
+	if err := r.resolveRecoveryLSN(ctx, s); err != nil {
 		return nil, err
 	}
-	s.narrowSent(sys, info)
+	s.narrowSent(r.sys, r.info)
 	c := &comparison{
-		reporter: r.reporter, servers: r.servers, before: &r.known.compared,
-		db: db, wal: wal, info: info, marks: back.marks, trimmed: back.more && info.FirstSeq > 1,
+		reporter: r.reporter, servers: r.servers, before: &r.past.compared,
+		db: r.db, wal: r.wal, info: r.info, marks: back.marks, trimmed: back.more && r.info.FirstSeq > 1,
 	}
 	if s.healed, err = c.runOnce(ctx); err != nil {
 		return nil, err
 	}
-	if s.unmarked, err = scanForward(ctx, r.stream, rows, back.oldest, info, options); err != nil {
+	if s.unmarked, err = scanForward(ctx, r.stream, rows, back.oldest, r.info, options); err != nil {
 		return nil, err
 	}
 	if n := s.found.Phantoms; n > 0 {
@@ -54,29 +64,28 @@ func (r *Relay) recover(
 }
 
 // noticeLoss compares the stream with what this process has seen of it.
-func (r *Relay) noticeLoss(info *jetstream.StreamInfo) {
-	if !r.known.created.IsZero() && !info.Created.Equal(r.known.created) {
+func (r *recovery) noticeLoss() {
+	info := r.info
+	if !r.past.created.IsZero() && !info.Created.Equal(r.past.created) {
 		r.alarm("stream_replaced", "the stream is another one than before",
-			zap.Time("created", info.Created), zap.Time("before", r.known.created))
-		r.known.lastSeq = 0
+			zap.Time("created", info.Created), zap.Time("before", r.past.created))
+		r.past.lastSeq = 0
 	}
-	if info.LastSeq < r.known.lastSeq {
+	if info.LastSeq < r.past.lastSeq {
 		r.alarm("stream_rolled_back", "the stream ends before a message that JetStream had acknowledged",
-			zap.Uint64("last_seq", info.LastSeq), zap.Uint64("acknowledged", r.known.lastSeq))
+			zap.Uint64("last_seq", info.LastSeq), zap.Uint64("acknowledged", r.past.lastSeq))
 	}
-	r.known.created, r.known.lastSeq = info.Created, info.LastSeq
+	r.past.created, r.past.lastSeq = info.Created, info.LastSeq
 }
 
 // resolveRecoveryLSN sets E (law 3): what the tail says, or the end of the WAL where that is not certain.
-func (r *Relay) resolveRecoveryLSN(
-	ctx context.Context, db *fallback.DB, sys stream.System, s *recoveryState,
-) error {
+func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState) error {
 	tail := s.found.Tail.Position
-	end, err := db.InsertLSN(ctx)
+	end, err := r.db.InsertLSN(ctx)
 	if err != nil {
 		return err
 	}
-	comparable := s.found.HasTail && sys.Comparable(tail)
+	comparable := s.found.HasTail && r.sys.Comparable(tail)
 	// The passed LSN does not tell: it need not have been flushed, and a crash may have taken it back.
 	if comparable && tail.Commit > end {
 		comparable = false
@@ -90,7 +99,7 @@ func (r *Relay) resolveRecoveryLSN(
 	}
 	// The WAL may bring the first insert of a dead letter again, which is no row any
 	// more and no message.
-	died, err := db.DiedLately(ctx, r.cfg.Slot)
+	died, err := r.db.DiedLately(ctx, r.cfg.Slot)
 	if err == nil && (!comparable || s.found.Beyond || died) {
 		s.recoveryLSN = end
 	}

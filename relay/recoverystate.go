@@ -8,7 +8,7 @@ import (
 )
 
 // recoveryState is what a session knows of the sessions before it: what they may have sent, and what of
-// that the table does not show as stored. The recovery scan makes it, see [Relay.recover].
+// that the table does not show as stored. The recovery scan makes it, see recovery.
 type recoveryState struct {
 	found jetstream.Found
 	// recoveryLSN (E) is the greatest LSN under which anything can have been sent. Up to

@@ -22,7 +22,7 @@ type Retention struct {
 }
 
 const (
-	// retainFirst is how long after its tenure began a relay makes the first pass:
+	// retainFirst is how long after its term began a relay makes the first pass:
 	// there is more urgent work at a start.
 	retainFirst = time.Minute
 	// A complaint is made once in reportEvery, and the same one as before once in
@@ -37,12 +37,19 @@ type complaint struct {
 	at   time.Time
 }
 
-// retain makes passes of retention, each on a connection of its own, until ctx is
-// done or the tenure ends. A pass is broken off then: the next one, whoever makes
+// retainer makes passes of retention, one term after the other. The goroutine that start begins owns complained.
+type retainer struct {
+	*reporter
+	cfg        *Config
+	complained complaint
+}
+
+// start makes passes of retention, each on a connection of its own, until ctx is
+// done or the term ends. A pass is broken off then: the next one, whoever makes
 // it, goes on from there.
-func (r *Relay) retain(ctx, held context.Context) (done chan struct{}) {
+func (t *retainer) start(ctx, held context.Context) (done chan struct{}) {
 	done = make(chan struct{})
-	interval := r.cfg.Retention.Interval
+	interval := t.cfg.Retention.Interval
 	if interval <= 0 {
 		close(done)
 		return done
@@ -55,7 +62,7 @@ func (r *Relay) retain(ctx, held context.Context) (done chan struct{}) {
 		defer unlink()
 		for wait := min(interval, retainFirst); sleep(ctx, wait); {
 			began := time.Now()
-			if r.retainOnce(ctx) {
+			if t.pass(ctx) {
 				wait = min(interval, retainFirst) // somebody else makes a pass
 				continue
 			}
@@ -65,30 +72,30 @@ func (r *Relay) retain(ctx, held context.Context) (done chan struct{}) {
 	return done
 }
 
-// retainOnce makes a pass and logs what it has done, if anything, and what kept it
+// pass makes a pass and logs what it has done, if anything, and what kept it
 // from doing more.
-func (r *Relay) retainOnce(ctx context.Context) (busy bool) {
+func (t *retainer) pass(ctx context.Context) (busy bool) {
 	began := time.Now()
-	report, err := fallback.Retain(ctx, r.cfg.database(), fallback.RetainOptions{
-		Tables: r.cfg.Outboxes, ArchiveAfter: r.cfg.Retention.ArchiveAfter, DropAfter: r.cfg.Retention.DropAfter,
+	report, err := fallback.Retain(ctx, t.cfg.database(), fallback.RetainOptions{
+		Tables: t.cfg.Outboxes, ArchiveAfter: t.cfg.Retention.ArchiveAfter, DropAfter: t.cfg.Retention.DropAfter,
 	})
 	var archived int64
-	for _, t := range report.Tables {
-		archived += t.Archived
+	for _, of := range report.Tables {
+		archived += of.Archived
 	}
 	if archived+report.Purged+report.ExpiredKeys > 0 || len(report.Created)+len(report.Dropped) > 0 {
-		r.log.Info("retention", zap.Int64("rows_archived", archived), zap.Strings("months_created", report.Created),
+		t.log.Info("retention", zap.Int64("rows_archived", archived), zap.Strings("months_created", report.Created),
 			zap.Strings("months_dropped", report.Dropped), zap.Int64("old_rows_deleted", report.Purged),
 			zap.Int64("expired_keys_deleted", report.ExpiredKeys), zap.Duration("took", time.Since(began).Round(time.Millisecond)))
 	}
 	if ctx.Err() == nil {
-		r.reportRetention(report.Complaints(), err)
+		t.report(report.Complaints(), err)
 	}
 	return report.Busy
 }
 
-// reportRetention says what a pass could not do.
-func (r *Relay) reportRetention(notes []string, err error) {
+// report says what a pass could not do.
+func (t *retainer) report(notes []string, err error) {
 	for _, e := range apart(err) {
 		text := e.Error()
 		if h := hint.Of(e); h != "" {
@@ -96,12 +103,12 @@ func (r *Relay) reportRetention(notes []string, err error) {
 		}
 		notes = append(notes, text)
 	}
-	text, since := strings.Join(notes, "; "), time.Since(r.complained.at)
-	if text == "" || !r.complained.at.IsZero() && (since < reportEvery || text == r.complained.text && since < reportAgain) {
+	text, since := strings.Join(notes, "; "), time.Since(t.complained.at)
+	if text == "" || !t.complained.at.IsZero() && (since < reportEvery || text == t.complained.text && since < reportAgain) {
 		return
 	}
-	r.complained = complaint{text, time.Now()}
-	r.log.Warn("retention could not do all its work", zap.Strings("because", notes))
+	t.complained = complaint{text, time.Now()}
+	t.log.Warn("retention could not do all its work", zap.Strings("because", notes))
 }
 
 // apart are the errors that were joined.

@@ -16,7 +16,7 @@ import (
 func TestSlowStepIsSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
-		r := &Relay{reporter: newReporter(zap.New(core), nil)}
+		r := &Relay{reporter: newReporter(zap.New(core), nil), servers: &servers{cfg: &Config{}}}
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go r.watchSteps(ctx)
@@ -65,7 +65,7 @@ func TestSlowStepIsSaid(t *testing.T) {
 
 // TestStandbyEnds: a relay that stood by is ready again only when it delivers.
 func TestStandbyEnds(t *testing.T) {
-	r := &Relay{reporter: newReporter(nil, nil)}
+	r := &Relay{reporter: newReporter(nil, nil), servers: &servers{cfg: &Config{}}}
 	r.status.set(stateStandby, nil)
 	if err := r.Ready(); err != nil {
 		t.Errorf("it stands by, and is not ready: %v", err)

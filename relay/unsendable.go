@@ -22,12 +22,12 @@ type unsendable struct {
 }
 
 // countUnsendable returns errUnsendable in place of a failure that has come often enough.
-func (r *Relay) countUnsendable(err error) error {
+func (l *leader) countUnsendable(err error) error {
 	var failure *stream.Unsendable
 	if !errors.As(err, &failure) {
 		return err
 	}
-	u := &r.known.unsendable
+	u := &l.past.unsendable
 	if failure.After > u.after {
 		*u = unsendable{after: failure.After}
 	}

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -13,7 +14,7 @@ import (
 
 // refuseSynchronous ends replication where commits wait for the relay: its
 // confirmation waits for marks, which wait for the visibility of those commits.
-func (r *Relay) refuseSynchronous(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
+func refuseSynchronous(ctx context.Context, p *reporter, db *fallback.DB, wal *stream.Session) error {
 	sync, err := db.SyncState(ctx, wal.PID())
 	if err != nil {
 		return err
@@ -21,22 +22,36 @@ func (r *Relay) refuseSynchronous(ctx context.Context, db *fallback.DB, wal *str
 	if sync == "" || sync == "async" {
 		return nil
 	}
-	r.alarm("synchronous", "synchronous_standby_names includes the relay: replication ends", zap.String("sync_state", sync))
+	p.alarm("synchronous", "synchronous_standby_names includes the relay: replication ends", zap.String("sync_state", sync))
 	return hint.Errorf("name the real standbys in synchronous_standby_names instead of '*'", "%w (sync_state %s)", errSynchronous, sync)
 }
 
-// watchServer fails when commits come to wait for the relay (a walsender counts as
+// serverWatch looks at the walsender and at the slot of a session, once a second. The goroutine that runs it
+// owns what it has heard.
+type serverWatch struct {
+	*reporter
+	cfg *Config
+	db  *fallback.DB
+	wal *stream.Session
+	// keeps reports whether the slot is left alone, whatever it keeps.
+	keeps func() bool
+
+	life        string // what was last heard of the walsender
+	since       int    // how many looks ago
+	interrupted bool   // the session delivered until then
+}
+
+// run fails when commits come to wait for the relay (a walsender counts as
 // a standby from its first status on), and when the slot keeps more WAL than it may.
-func (r *Relay) watchServer(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
-	var h hearing
+func (w *serverWatch) run(ctx context.Context) error {
 	for sleep(ctx, time.Second) {
-		if err := r.refuseSynchronous(ctx, db, wal); err != nil {
+		if err := refuseSynchronous(ctx, w.reporter, w.db, w.wal); err != nil {
 			return err
 		}
-		if err := r.hear(ctx, db, wal.PID(), &h); err != nil {
+		if err := w.hear(ctx); err != nil {
 			return err
 		}
-		if err := r.checkBudget(ctx, db, wal); err != nil {
+		if err := w.checkBudget(ctx); err != nil {
 			return err
 		}
 	}
@@ -47,37 +62,48 @@ func (r *Relay) watchServer(ctx context.Context, db *fallback.DB, wal *stream.Se
 // a standby status, of which one is sent every second.
 const silentLooks = 30
 
-// hearing is what was last heard of a walsender.
-type hearing struct {
-	life        string
-	since       int  // how many looks ago
-	interrupted bool // the session delivered until then
-}
-
 // hear raises an alarm where the walsender hangs: behind a lock on a catalog, in the
 // system's I/O, or stopped. Neither the WAL nor the tables deliver then, since only the WAL
 // can prove what it did not bring.
-func (r *Relay) hear(ctx context.Context, db *fallback.DB, pid uint32, h *hearing) error {
-	life, waits, err := db.SignOfLife(ctx, pid)
+func (w *serverWatch) hear(ctx context.Context) error {
+	pid := w.wal.PID()
+	life, waits, err := w.db.SignOfLife(ctx, pid)
 	if err != nil {
 		return err
 	}
-	silent := h.since >= silentLooks
-	if life == "" || life != h.life {
-		h.life, h.since = life, 0
+	silent := w.since >= silentLooks
+	if life == "" || life != w.life {
+		w.life, w.since = life, 0
 		if silent {
-			r.log.Info("the walsender works again", zap.Uint32("pid", pid))
+			w.log.Info("the walsender works again", zap.Uint32("pid", pid))
 		}
-		if h.interrupted {
-			h.interrupted = false
-			r.status.deliver(ctx, stateStreaming)
+		if w.interrupted {
+			w.interrupted = false
+			w.status.deliver(ctx, stateStreaming)
 		}
 		return nil
 	}
-	if h.since++; h.since == silentLooks {
-		r.alarm("walsender_silent", "the walsender has read no WAL and taken no standby status for half a minute: nothing is delivered until it does",
+	if w.since++; w.since == silentLooks {
+		w.alarm("walsender_silent", "the walsender has read no WAL and taken no standby status for half a minute: nothing is delivered until it does",
 			zap.Uint32("pid", pid), zap.String("waits_for", waits))
-		h.interrupted = r.status.interrupt("wait for the walsender")
+		w.interrupted = w.status.interrupt("wait for the walsender")
 	}
 	return nil
+}
+
+// checkBudget fails when the slot keeps more WAL than it may, so that it is given
+// up: the tables have all that it would bring. While rows flow and what may have
+// been sent before is not passed yet, it is left alone.
+func (w *serverWatch) checkBudget(ctx context.Context) error {
+	if w.cfg.MaxRetainedWAL <= 0 || w.cfg.bare() {
+		return nil
+	}
+	slot, err := w.db.Slot(ctx)
+	if err != nil || slot.Retained <= w.cfg.MaxRetainedWAL {
+		return nil // a failing connection is noticed elsewhere
+	}
+	if w.keeps() {
+		return nil
+	}
+	return fmt.Errorf("%w: %d bytes, postgres.max_retained_wal is %d", errOverBudget, slot.Retained, w.cfg.MaxRetainedWAL)
 }

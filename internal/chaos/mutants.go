@@ -153,9 +153,9 @@ var mutants = []mutant{
 		name: "the tail is read before the lock and the slot are owned", world: twoRelays, only: "relay killed,relay stopped",
 		by: []string{"events_lost", "duplicated", "stream_rolled_back"},
 		edits: []edit{
-			{"relay/session.go", "	info, err := r.awaitStream(ctx, wal, r.fence)\n", "	info, err := r.early, error(nil)\n	r.early = nil\n	if info == nil {\n		info, err = r.awaitStream(ctx, wal, r.fence)\n	}\n"},
-			{"relay/relay.go", "type Relay struct {\n", "type Relay struct {\n	early *jetstream.StreamInfo\n"},
-			{"relay/relay.go", "func (r *Relay) tenure(ctx context.Context) error {\n", "func (r *Relay) tenure(ctx context.Context) error {\n	r.early, _ = r.stream.Info(ctx)\n"},
+			{"relay/session.go", "	info, err := s.awaitStream(ctx, s.fence)\n	if err != nil {\n		return err\n	}\n	s.metrics.setMode(modeStream)\n", "	info, err := s.past.early, error(nil)\n	s.past.early = nil\n	if info == nil {\n		info, err = s.awaitStream(ctx, s.fence)\n	}\n	if err != nil {\n		return err\n	}\n	s.metrics.setMode(modeStream)\n"},
+			{"relay/history.go", "type history struct {\n", "type history struct {\n	early *jetstream.StreamInfo\n"},
+			{"relay/leader.go", "func (l *leader) term(ctx context.Context) error {\n", "func (l *leader) term(ctx context.Context) error {\n	l.past.early, _ = l.stream.Info(ctx)\n"},
 		},
 	},
 	{

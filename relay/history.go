@@ -1,0 +1,55 @@
+package relay
+
+import (
+	"time"
+
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+)
+
+// history is what the sessions of this process leave to the next one. The leader's goroutine owns it. While a
+// session works, that goroutine waits, and three fields belong to goroutines of the session: poison to the
+// reader of the WAL, published to watchFacts, answered to what runs beside the loop.
+type history struct {
+	lastSeq uint64    // greatest sequence of a PubAck
+	created time.Time // of the stream
+	advance bool      // the last session stored or recorded something
+	base    uint64    // the sequence that the last lane began behind
+	laneSeq uint64    // the last lane's greatest sequence
+	chained bool      // the last session ended in a chain error
+	rivals  int       // consecutive sessions that another relay seems to have broken
+	suspect int       // the size of the batch that one of its rows may have made fail, in the last lane
+	// batchesAt is when batches are tried again that the server has refused.
+	batchesAt time.Time
+	conn      string // the connection to NATS that the last session began on
+	// unusable is why the last session's slot has to be recreated.
+	unusable   error
+	unsendable unsendable
+	stuck      stuck // starts that ended alike
+	begun      bool  // it was asked whether this is a first start
+	judged     bool  // and whether the slot that is there can be another program's
+	// answered is the timeline on which the tables were answered before the WAL was read.
+	answered uint32
+	// compared is the stream that the last session has compared with the tables, where it
+	// ended with errInsertsRead.
+	compared compared
+
+	// poison are rows that JetStream refused and that only the WAL holds (mark
+	// none). It brings them again, and they become dead letters then, before
+	// anything behind them is sent.
+	poison    map[outbox.Ref]*publish.RowError
+	published published
+}
+
+// compared is a stream that was compared with the tables, and how many rows it had lost.
+type compared struct {
+	stream *jetstream.StreamInfo
+	healed int
+}
+
+// holds reports whether the stream is the one that was compared, and has lost nothing since, as far as
+// can be seen.
+func (c compared) holds(info *jetstream.StreamInfo) bool {
+	return c.stream != nil && info.Created.Equal(c.stream.Created) && info.LastSeq >= c.stream.LastSeq
+}

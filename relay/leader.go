@@ -1,0 +1,214 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// ErrRival means that another relay of the same source writes to the stream.
+var ErrRival = errors.New("another relay writes to the stream")
+
+// leader stands by for the advisory lock, holds it for a term, and runs one session after the other meanwhile.
+// Run's goroutine owns it and its history.
+type leader struct {
+	*reporter
+	*servers
+	slots     *slotKeeper
+	retention *retainer
+	past      *history
+	// current is set by each session: see Relay.
+	current *atomic.Pointer[session]
+}
+
+func newLeader(p *reporter, servers *servers, current *atomic.Pointer[session]) *leader {
+	return &leader{
+		reporter: p, servers: servers, slots: &slotKeeper{p, servers}, retention: &retainer{reporter: p, cfg: servers.cfg},
+		past: &history{
+			poison: map[outbox.Ref]*publish.RowError{}, published: published{reporter: p, cfg: servers.cfg},
+		},
+		current: current,
+	}
+}
+
+// run has one term after the other until ctx is done.
+func (l *leader) run(ctx context.Context) {
+	b := backoff{least: 100 * time.Millisecond, most: 5 * time.Second}
+	for ctx.Err() == nil {
+		l.past.advance = false
+		err := l.term(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		l.status.set(stateWaiting, err)
+		l.logFailure("the relay lost its place and begins again", err)
+		if l.past.advance {
+			b.reset()
+		}
+		b.wait(ctx)
+	}
+}
+
+// term holds the advisory lock and runs sessions until its connection is lost.
+func (l *leader) term(ctx context.Context) error {
+	db, err := fallback.Open(ctx, l.cfg.database())
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	cut := context.AfterFunc(ctx, db.Cut) // nothing is under way that is worth waiting for
+	defer cut()
+	if err := l.standBy(ctx, db); err != nil || ctx.Err() != nil {
+		return err
+	}
+	if err := readTables(ctx, l.reporter, db, l.cfg.Outboxes); err != nil {
+		return err
+	}
+	if !cut() {
+		return ctx.Err()
+	}
+	// Another relay may have recreated the slot meanwhile, and retried what was refused.
+	l.past.unusable, l.past.unsendable, l.past.compared = nil, unsendable{}, compared{}
+	clear(l.past.poison)
+	l.log.Info("active: this relay holds the lock", zap.String("slot", l.cfg.Slot))
+	// Losing the connection that marks ends everything at once, even a session
+	// that is draining because ctx is done.
+	held, lose := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer lose(nil)
+	// A statement that hangs then is as good as a crash: the next read-back finds what it did.
+	defer context.AfterFunc(ctx, func() {
+		if sleep(held, drainTimeout) {
+			db.Cut()
+		}
+	})()
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		lose(db.Watch(held))
+	}()
+	defer func() { lose(nil); <-watched }()
+	observed := observe(held, l.reporter, l.cfg.database(), l.cfg.Outboxes)
+	defer func() { lose(nil); <-observed; l.metrics.mode.Reset() }()
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		l.watchSteps(held)
+	}()
+	defer func() { lose(nil); <-watching }()
+	retained := l.retention.start(ctx, held)
+	defer func() { lose(nil); <-retained }()
+	return l.sessions(ctx, held, db)
+}
+
+// standBy waits for the lock. A relay that waits is ready.
+func (l *leader) standBy(ctx context.Context, db *fallback.DB) error {
+	for first := true; ; first = false {
+		ok, err := db.TryLock(ctx)
+		if err != nil || ok {
+			return err
+		}
+		if first {
+			l.metrics.standBy()
+			l.status.set(stateStandby, nil)
+			l.log.Info("standing by: another relay holds the lock", zap.String("slot", l.cfg.Slot))
+		}
+		if !sleep(ctx, 250*time.Millisecond) {
+			return nil
+		}
+	}
+}
+
+// sessions runs one session after the other while the lock is held: ctx is the
+// process's, held ends with the lock's connection.
+func (l *leader) sessions(ctx, held context.Context, db *fallback.DB) error {
+	work, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(held, func() { stop(context.Cause(held)) })()
+	b := backoff{least: 50 * time.Millisecond, most: 5 * time.Second}
+	var taken time.Time // since when the slot is somebody else's
+	for {
+		l.past.advance = false
+		err := l.session(work, held, db)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, errModeChanged) {
+			continue
+		}
+		err = l.countUnsendable(err)
+		l.noticeStuck(err)
+		if !errors.Is(err, stream.ErrSlotActive) {
+			l.metrics.sessions.WithLabelValues(reason(err)).Inc()
+		}
+		if unusable(err) && !l.cfg.bare() { // its slot is the only copy of the rows
+			l.past.unusable = err
+		}
+		if held.Err() != nil {
+			return context.Cause(held)
+		}
+		if !db.Alive() || errors.Is(err, ErrRival) || errors.Is(err, fallback.ErrTableChanged) {
+			return err
+		}
+		if errors.Is(err, stream.ErrSlotActive) {
+			// Its walsender may outlive a relay that was cut off, for some seconds.
+			if taken.IsZero() {
+				taken = time.Now()
+			}
+			l.standByFor(err, time.Since(taken))
+			sleep(work, 250*time.Millisecond)
+			continue
+		}
+		taken = time.Time{}
+		l.status.set(stateWaiting, err)
+		l.sayWhy(err)
+		if l.past.advance {
+			b.reset()
+		}
+		b.wait(work)
+	}
+}
+
+// slotPatience is three times as long as the server keeps the walsender of a relay that is
+// gone.
+const slotPatience = 30 * time.Second
+
+// standByFor says that the slot is somebody else's. This relay has the lock, so in the long
+// run it is no relay's.
+func (l *leader) standByFor(err error, since time.Duration) {
+	if since > slotPatience {
+		if !l.limited("slot_in_use", 10*time.Minute) {
+			l.alarm("slot_in_use", "something that is no relay streams the slot: nothing is delivered until it ends", zap.Error(err))
+		}
+		l.status.set(stateWaiting, err)
+		return
+	}
+	if !l.limited("slot_active", time.Minute) {
+		l.log.Info("standing by: another walsender streams the slot", zap.Error(err))
+	}
+	l.status.set(stateStandby, nil)
+}
+
+// sayWhy logs what ended a session, as an alarm where it does not mend itself.
+func (l *leader) sayWhy(err error) {
+	l.logFailure("session ended, the next one begins with the read-back", err)
+	switch {
+	case l.cfg.bare() && unusable(err):
+		if !l.limited("slot_unreadable", factsAgain) {
+			l.alarm("slot_unreadable", "the slot cannot be read on, and with mark none only it has the events: it is kept, and nothing is delivered until an operator drops it", why(err)...)
+		}
+	case errors.Is(err, stream.ErrPublicationSkipped):
+		l.alarm("publication_skipped", "the server left out rows because it could not load the publication: the tables deliver them", zap.Error(err))
+	case errors.Is(err, errUnsendable):
+		l.alarm("unsendable", "the server cannot send a row: the slot is recreated behind it, and the tables deliver", why(err)...)
+	case errors.Is(err, stream.ErrUndecodable):
+		l.alarm("undecodable", "the WAL holds a row that the layout does not fit: the slot is recreated behind it", zap.Error(err))
+	}
+}
