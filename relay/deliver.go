@@ -21,6 +21,9 @@ type polled struct {
 	attempts int
 }
 
+// failedAttempts implements polledWaiter.
+func (p *polled) failedAttempts() int { return p.attempts }
+
 // batch is how many rows are read at once: at most so many, and not many large
 // ones.
 func batch(cs []fallback.Candidate, most int) int {

@@ -24,17 +24,32 @@ const (
 	markPatience = time.Second
 )
 
+// rowSettler takes the rows that the loop does not send, see settler. Each call may wait until there is room.
+type rowSettler interface {
+	// stored: the row's message was read in the stream.
+	stored(ctx context.Context, row fallback.Row, behind uint64, by waiter) error
+	// park: the row has failed.
+	park(ctx context.Context, row fallback.Row, of aggregate, by waiter) error
+	// hold: the row waits behind one that has.
+	hold(ctx context.Context, row fallback.Row, of aggregate, by waiter) error
+	// busy calls each with every row that was taken and is not settled.
+	busy(each func(outbox.Ref))
+}
+
 // loop delivers from the tables what the WAL does not: rows that were missed, that
 // have fallen due, that are tried again, that waited behind such a row, and, where
 // no WAL is read, everything. Every pass does the same: it lists what is pending,
 // proves that nobody else has it in hand, sends it, and has it marked.
+//
+// One goroutine makes the passes: the session's work, which heals, and then run's. It owns every field of
+// which nothing else is said. Any goroutine may call nudge, dueIn and eachInHand.
 type loop struct {
 	reporter  *reporter
 	cfg       *Config
 	stream    *jetstream.Stream
 	db        *fallback.DB // its own: a long search must not hold up the marks
 	lane      *publish.Lane
-	settler   *settler
+	settler   rowSettler
 	holds     *holds
 	recovered *recoveryState
 	// wal proves that the WAL brought everything up to an LSN; nil while none is
@@ -58,15 +73,19 @@ type loop struct {
 }
 
 func newLoop(
-	ctx context.Context, p *reporter, servers *servers, lane *publish.Lane, s *settler, h *holds, recovered *recoveryState,
+	ctx context.Context, p *reporter, servers *servers,
+	lane *publish.Lane, s rowSettler, h *holds, recovered *recoveryState,
 ) (*loop, error) {
 	db, err := openLoop(ctx, servers.cfg)
 	if err != nil {
 		return nil, err
 	}
 	l := &loop{
-		reporter: p, cfg: servers.cfg, stream: servers.stream, db: db, lane: lane, settler: s, holds: h, recovered: recovered, moved: newMoved(), wake: make(chan struct{}, 1),
-		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{}, lockedSince: map[*outbox.Table]time.Time{},
+		reporter: p, cfg: servers.cfg, stream: servers.stream, db: db,
+		lane: lane, settler: s, holds: h, recovered: recovered,
+		moved: newMoved(), wake: make(chan struct{}, 1),
+		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{},
+		lockedSince: map[*outbox.Table]time.Time{},
 	}
 	return l, nil
 }

@@ -44,6 +44,12 @@ func (t task) records() bool { return t == toPark || t == toHold }
 // loop.
 type waiter interface{ Settled() }
 
+// polledWaiter waits for a row that the lane had from the table. The table says how often the row has failed.
+type polledWaiter interface {
+	waiter
+	failedAttempts() int
+}
+
 // job is one row on its way to be settled.
 type job struct {
 	row    fallback.Row
@@ -301,12 +307,12 @@ func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
 	now := time.Now()
 	for _, x := range refusals {
 		if x.Ref.Table.Mark == outbox.MarkNone {
-			continue // there is no row to record it in: see Relay.poison
+			continue // there is no row to record it in: see history.poison
 		}
 		w.reporter.refused(x.Ref, x.EventType, x.Failure)
 		j := &job{row: fallback.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait}, task: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now}
-		if polled, ok := x.Tag.(*polled); ok {
-			j.row.Polled, j.row.Attempts = true, polled.attempts
+		if by, ok := x.Tag.(polledWaiter); ok {
+			j.row.Polled, j.row.Attempts = true, by.failedAttempts()
 		}
 		j.by, _ = x.Tag.(waiter)
 		w.holds.beginRecord(j.of)
