@@ -28,11 +28,16 @@ func (l *leader) answerFirst(ctx, held context.Context, db *fallback.DB, sys str
 	l.log.Info("the server has been promoted since the newest message: "+
 		"the tables are answered before its WAL is read",
 		zap.Uint32("timeline", sys.Timeline))
-	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
+	answered := false
+	err := l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
 		if err := s.loop.answer(ctx); err != nil {
 			return err
 		}
-		l.past.answered = sys.Timeline
+		answered = true
 		return errModeChanged
 	})
+	if answered {
+		l.past.answered = sys.Timeline
+	}
+	return err
 }

@@ -26,7 +26,7 @@ type feed struct {
 	recovered *recoveryState
 	moved     *moved
 	altered   chan<- struct{}
-	poison    map[outbox.Ref]*publish.RowError // see Relay
+	poison    map[outbox.Ref]*publish.RowError // see history
 
 	// gate holds rows that the table decides about: those under E, the greatest
 	// LSN under which anything can have been sent before. A row leaves it when its

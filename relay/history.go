@@ -9,8 +9,8 @@ import (
 )
 
 // history is what the sessions of this process leave to the next one. The leader's goroutine owns it. While a
-// session works, that goroutine waits, and three fields belong to goroutines of the session: poison to the
-// reader of the WAL, published to watchFacts, answered to what runs beside the loop.
+// session works, that goroutine waits, and two fields belong to goroutines of the session: poison to the
+// reader of the WAL, published to watchFacts.
 type history struct {
 	lastSeq uint64    // greatest sequence of a PubAck
 	created time.Time // of the stream

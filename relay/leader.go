@@ -17,7 +17,7 @@ import (
 // ErrRival means that another relay of the same source writes to the stream.
 var ErrRival = errors.New("another relay writes to the stream")
 
-// leader stands by for the advisory lock, holds it for a term, and runs one session after the other meanwhile.
+// leader stands by for the advisory lock and holds it for a term, in which it has one session after the other.
 // Run's goroutine owns it and its history.
 type leader struct {
 	*reporter
@@ -31,7 +31,8 @@ type leader struct {
 
 func newLeader(p *reporter, servers *servers, current *atomic.Pointer[session]) *leader {
 	return &leader{
-		reporter: p, servers: servers, slots: &slotKeeper{p, servers}, retention: &retainer{reporter: p, cfg: servers.cfg},
+		reporter: p, servers: servers, slots: &slotKeeper{p, servers},
+		retention: &retainer{reporter: p, cfg: servers.cfg},
 		past: &history{
 			poison: map[outbox.Ref]*publish.RowError{}, published: published{reporter: p, cfg: servers.cfg},
 		},

@@ -206,22 +206,41 @@ func (l *leader) rebuild(ctx, held context.Context, db *fallback.DB, slots *stre
 	}
 	slots.Close()
 	began := time.Now()
-	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
-		for err := l.slots.makeAnswered(ctx, db, s.loop.answer); err != nil; err = l.slots.makeAnswered(ctx, db, s.loop.answer) {
-			if ctx.Err() != nil {
-				return nil
-			}
-			if !l.limited("slot_not_made", time.Minute) {
-				l.alarm("slot_not_made", "the slot cannot be made: the tables are polled until it can", append(why(err), zap.String("slot", l.cfg.Slot))...)
-			}
-			l.status.meanwhile("wait before the slot is made again", time.Now())
-			l.status.failing(err)
-			sleep(ctx, modeCheck)
+	made := false
+	err = l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
+		if !l.makeSlot(ctx, db, s) {
+			return nil
 		}
-		l.past.answered = sys.Timeline
+		made = true
 		l.metrics.slots.Inc()
-		l.log.Info("the slot is there, and everything from before it is answered", zap.String("slot", l.cfg.Slot), zap.Bool("first", first),
-			zap.Duration("took", time.Since(began).Round(time.Millisecond)), zap.Int64("stored_from_the_tables", s.stored.Load()))
+		l.log.Info("the slot is there, and everything from before it is answered",
+			zap.String("slot", l.cfg.Slot), zap.Bool("first", first),
+			zap.Duration("took", time.Since(began).Round(time.Millisecond)),
+			zap.Int64("stored_from_the_tables", s.stored.Load()))
 		return errModeChanged
 	})
+	if made {
+		l.past.answered = sys.Timeline
+	}
+	return err
+}
+
+// makeSlot tries again until the slot is made; it reports false where ctx ends that.
+func (l *leader) makeSlot(ctx context.Context, db *fallback.DB, s *session) bool {
+	for {
+		err := l.slots.makeAnswered(ctx, db, s.loop.answer)
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		if !l.limited("slot_not_made", time.Minute) {
+			l.alarm("slot_not_made", "the slot cannot be made: the tables are polled until it can",
+				append(why(err), zap.String("slot", l.cfg.Slot))...)
+		}
+		l.status.meanwhile("wait before the slot is made again", time.Now())
+		l.status.failing(err)
+		sleep(ctx, modeCheck)
+	}
 }

@@ -139,7 +139,8 @@ const slowStep = time.Minute
 func (p *reporter) watchSteps(ctx context.Context) {
 	for sleep(ctx, slowStep/4) {
 		p.status.mu.Lock()
-		step, took, err, polling := p.status.step, time.Since(p.status.stepAt), p.status.err, p.status.state == statePolling
+		step, took := p.status.step, time.Since(p.status.stepAt)
+		err, polling := p.status.err, p.status.state == statePolling
 		p.status.mu.Unlock()
 		if step == "" || took <= slowStep || p.limited("slow_step", slowStep) {
 			continue

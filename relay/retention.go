@@ -37,7 +37,7 @@ type complaint struct {
 	at   time.Time
 }
 
-// retainer makes passes of retention, one term after the other. The goroutine that start begins owns complained.
+// retainer makes passes of retention in each term. The goroutine that start begins owns complained.
 type retainer struct {
 	*reporter
 	cfg        *Config

@@ -39,8 +39,8 @@ var errReconnected = errors.New("ask where the stream ends: the connection to NA
 //   - the settler
 //   - work: it heals, and then it is the reader of the WAL, with the loop beside it, or the loop
 //
-// Work sets feed before the loop begins. Who owns what inside the settler, the loop, the handler and the holds
-// is said there.
+// Work sets feed before the loop begins. Who owns what inside the settler, the loop, the WAL handler and the
+// holds is said there.
 type session struct {
 	*reporter
 	*servers
@@ -128,8 +128,9 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 		return err
 	}
 	s.feed = &feed{
-		reporter: s.reporter, cfg: s.cfg, db: s.db, lane: s.lane, settler: s.settler, holds: s.holds, loop: s.loop,
-		recovered: s.recovered, moved: s.loop.moved, altered: s.altered, poison: s.past.poison,
+		reporter: s.reporter, cfg: s.cfg, db: s.db, lane: s.lane,
+		settler: s.settler, holds: s.holds, loop: s.loop, recovered: s.recovered,
+		moved: s.loop.moved, altered: s.altered, poison: s.past.poison,
 	}
 	s.loop.wal, s.loop.feed = s.wal, s.feed
 	s.recoveryLSN.Store(uint64(s.recovered.recoveryLSN))
@@ -192,7 +193,9 @@ func (s *session) poll(ctx context.Context, beside func(context.Context, *sessio
 // begin reads the stream back and opens a lane behind what it found.
 func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.StreamInfo) (err error) {
 	s.status.do("read the stream back")
-	r := &recovery{reporter: s.reporter, servers: s.servers, past: s.past, db: s.db, wal: s.wal, sys: sys, info: info}
+	r := &recovery{
+		reporter: s.reporter, servers: s.servers, past: s.past, db: s.db, wal: s.wal, sys: sys, info: info,
+	}
 	if s.recovered, err = r.run(ctx); err != nil {
 		return err
 	}
@@ -200,7 +203,10 @@ func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.
 		return err
 	}
 	s.holds = newHolds()
-	err = s.holds.load(func(t *outbox.Table, each func(outbox.AggregateKey)) error { return s.db.Aggregates(ctx, t, each) }, s.cfg.Outboxes)
+	records := func(t *outbox.Table, each func(outbox.AggregateKey)) error {
+		return s.db.Aggregates(ctx, t, each)
+	}
+	err = s.holds.load(records, s.cfg.Outboxes)
 	if err != nil {
 		return err
 	}
@@ -208,7 +214,8 @@ func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.
 		return err
 	}
 	s.settler = newSettler(s.reporter, s.cfg.Retry, s.db, s.lane, s.holds, s.recovered)
-	if s.loop, err = newLoop(ctx, s.reporter, s.servers, s.lane, s.settler, s.holds, s.recovered); err != nil {
+	s.loop, err = newLoop(ctx, s.reporter, s.servers, s.lane, s.settler, s.holds, s.recovered)
+	if err != nil {
 		s.lane.Close()
 		return err
 	}
@@ -332,8 +339,8 @@ func (s *servers) connection() string {
 	return fmt.Sprint(s.nc.ConnectedServerId(), "/", id)
 }
 
-// run works until work returns or the lane or the settler fails, and then settles
-// what was sent.
+// run works until work returns or the lane or the settler fails, and then stops. Of its four goroutines the
+// settler's goes on until the lane has drained.
 func (s *session) run(ctx, held context.Context, work func(context.Context) error) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -358,7 +365,12 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 		ended <- struct{}{}
 	}()
 	<-working.Done()
-	cause := context.Cause(working)
+	return s.stop(ctx, held, context.Cause(working), ended)
+}
+
+// stop ends what run has begun. Rows come to rest in the order in which they flow: the lane drains, the settler
+// marks and records, and then the slot's position is confirmed.
+func (s *session) stop(ctx, held context.Context, cause error, ended <-chan struct{}) error {
 	if s.wal != nil && !s.db.Alive() {
 		s.wal.Close(false) // it may be known here before held is done
 	}
@@ -368,6 +380,12 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 	for range cap(ended) {
 		<-ended
 	}
+	s.keepPoison(refusals)
+	return s.finish(ctx, cause)
+}
+
+// keepPoison leaves to the next session what JetStream has refused, where no table can record it.
+func (s *session) keepPoison(refusals []publish.Refusal) {
 	for _, x := range refusals {
 		if x.Failure.Class == publish.RowDuplicate {
 			s.alarm("false_duplicate", "JetStream calls a message a duplicate that is not in the stream: its row is parked",
@@ -377,7 +395,6 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 			s.past.poison[x.Ref] = x.Failure
 		}
 	}
-	return s.finish(ctx, cause)
 }
 
 // drain lets what was sent be acknowledged and settled, while the lock is held. It

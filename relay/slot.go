@@ -21,8 +21,7 @@ var errOverBudget = errors.New("the slot keeps more WAL than it may")
 // errNotStreamed: a slot that nothing shows to be the relay's may be another program's.
 var errNotStreamed = errors.New("the stream holds nothing that a relay has read from a slot")
 
-// slotKeeper makes the relay's slot, and drops it. A call belongs to the goroutine that makes it; nothing is kept
-// between two calls.
+// slotKeeper makes the relay's slot, and drops it. It has no state: slots are the server's.
 type slotKeeper struct {
 	*reporter
 	*servers
