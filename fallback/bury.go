@@ -38,7 +38,7 @@ func burySQL(t *outbox.Table, dead string) string {
 // is, in quotes where it needs them. A number, or a document without any \u, stays
 // one, to be read with ease; any other value becomes a string.
 func originalSQL(t *outbox.Table, row string) string {
-	return strings.NewReplacer("{row}", row, "{table}", quoteLiteral(t.SQL())).Replace(`(
+	return strings.NewReplacer("{row}", row, "{table}", pg.QuoteLiteral(t.SQL())).Replace(`(
 		SELECT ('{' || string_agg(to_json(f.name)::text || ':' || CASE
 			WHEN f.field[1] = '' THEN 'null'
 			WHEN f.type IN ('smallint', 'integer', 'bigint', 'numeric') AND v.text ~ '^-?[0-9]+([.][0-9]+)?$' THEN v.text
@@ -73,18 +73,18 @@ func letterSQL(t *outbox.Table, dead string) string {
 	return fmt.Sprintf(`
 	INSERT INTO %s (outbox, row_id, original, attempts, last_error%s)
 	SELECT %s, l.row_id, l.original, %s, l.failure%s FROM letter l
-`, dead, columns, quoteLiteral(t.String()), attempts, values)
+`, dead, columns, pg.QuoteLiteral(t.String()), attempts, values)
 }
 
 // fittingSQL is a field's value in the type that its column has in the dead
 // letters, or NULL. Of times and documents it is the table's type that decides,
 // because no test of the text can promise that its cast succeeds.
 func fittingSQL(t *outbox.Table, f outbox.Field) string {
-	text := "(l.original ->> " + quoteLiteral(t.Layout.Columns[f]) + ")"
+	text := "(l.original ->> " + pg.QuoteLiteral(t.Layout.Columns[f]) + ")"
 	typed := func(types, cast string) string {
 		return fmt.Sprintf(`CASE WHEN (SELECT a.atttypid::regtype::text IN (%s) FROM pg_attribute a
 			WHERE a.attrelid = to_regclass(%s) AND a.attname = %s) THEN %s::%s END`,
-			types, quoteLiteral(t.SQL()), quoteLiteral(t.Layout.Columns[f]), text, cast)
+			types, pg.QuoteLiteral(t.SQL()), pg.QuoteLiteral(t.Layout.Columns[f]), text, cast)
 	}
 	whole := func(cast, least, most string) string {
 		return fmt.Sprintf(`CASE WHEN %[1]s !~ '^-?[0-9]{1,19}$' THEN NULL WHEN %[1]s::numeric BETWEEN %[3]s AND %[4]s THEN %[1]s::%[2]s END`,

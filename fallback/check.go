@@ -212,18 +212,11 @@ func written(t *outbox.Table) (columns []string) {
 
 func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
 	f.types, f.generated = map[string]string{}, map[string]bool{}
-	rows, _ := conn.Query(ctx, `SELECT attname::text, format_type(atttypid, atttypmod), attgenerated <> '' FROM pg_attribute
-		WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.SQL())
-	var name, typ string
-	var generated bool
-	_, err := pgx.ForEachRow(rows, []any{&name, &typ, &generated}, func() error {
-		f.types[name], f.generated[name] = typ, generated
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("read columns of %s: %w", t, err)
+	columns, err := pg.ReadColumns(ctx, conn, t)
+	for _, c := range columns {
+		f.types[c.Name], f.generated[c.Name] = c.Type, c.Generated
 	}
-	return nil
+	return err
 }
 
 // readHashes asks the server whether it can hash each column that the relay, or its shard, finds rows by the hash of.
@@ -344,5 +337,3 @@ func (f *tableFacts) privilegeProblems(t *outbox.Table, p *hint.Problems) {
 	p.If(len(lacks) > 0, "table-privileges", hint.Errorf("as the tables' owner: "+strings.Join(grants, "; "),
 		"role %q may not relay %s: it lacks %s", f.role, t, strings.Join(lacks, ", and ")))
 }
-
-func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

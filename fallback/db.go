@@ -196,7 +196,7 @@ func (db *DB) Alive() bool {
 
 // lockKeySQL is the key of the advisory lock.
 func (db *DB) lockKeySQL() string {
-	return "hashtextextended(" + quoteLiteral("walpost/"+db.slot) + ", 0)"
+	return "hashtextextended(" + pg.QuoteLiteral("walpost/"+db.slot) + ", 0)"
 }
 
 // tryLockSQL names the slot, and takes no argument: by this text in pg_stat_activity those are counted that stand by.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -83,7 +84,7 @@ func (q *DLQ) field(f outbox.Field) string {
 	cases := ""
 	for _, t := range q.cfg.Outboxes {
 		if t.Layout.Has(f) {
-			cases += fmt.Sprintf(" WHEN %s THEN d.original ->> %s", quoteLiteral(t.String()), quoteLiteral(t.Layout.Columns[f]))
+			cases += fmt.Sprintf(" WHEN %s THEN d.original ->> %s", pg.QuoteLiteral(t.String()), pg.QuoteLiteral(t.Layout.Columns[f]))
 		}
 	}
 	if cases == "" {

@@ -54,16 +54,16 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	if err != nil {
 		return nil, err
 	}
-	if archived(t) && len(left) > 0 {
+	if IsArchived(t) && len(left) > 0 {
 		left, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`,
-			byIDSQL(t, db.own.archive, fmt.Sprintf("t.outbox = %s AND ", quoteLiteral(t.String()))), t.HashSQL("t")),
+			byIDSQL(t, db.own.archive, fmt.Sprintf("t.outbox = %s AND ", pg.QuoteLiteral(t.String()))), t.HashSQL("t")),
 			nameSQL(t), "NULL", refs, left, found, Archived)
 		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
 			return nil, err
 		}
 	}
 	if len(left) > 0 {
-		_, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`, db.own.deadLetters, quoteLiteral(t.String())),
+		_, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`, db.own.deadLetters, pg.QuoteLiteral(t.String())),
 			"NULL", "NULL", refs, left, found, Dead)
 		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
 			return nil, err
@@ -72,9 +72,12 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	return found, nil
 }
 
-// archived reports whether the outbox's rows come to the archive, which has the
+// Archive is the table that delivered rows of every outbox move to.
+const Archive = "outbox_messages_archive"
+
+// IsArchived reports whether the outbox's rows come to the archive, which has the
 // canonical columns.
-func archived(t *outbox.Table) bool {
+func IsArchived(t *outbox.Table) bool {
 	return t.Mark == outbox.MarkUpdate && t.Layout.Columns == outbox.Canonical().Columns
 }
 
@@ -119,10 +122,10 @@ func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pend
 // ArchivedSince is [DB.MarkedSince] for the rows of an outbox that are in the
 // archive.
 func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
-	if !archived(t) {
+	if !IsArchived(t) {
 		return nil, nil
 	}
-	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", "t.outbox = "+quoteLiteral(t.String())+sentSQL(t), since, next, limit)
+	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", "t.outbox = "+pg.QuoteLiteral(t.String())+sentSQL(t), since, next, limit)
 	if pg.Code(err) == pgerrcode.UndefinedTable {
 		return nil, nil
 	}
@@ -156,13 +159,13 @@ func returnSQL(t *outbox.Table, archive string, columns []string) string {
 		case t.Layout.Columns[outbox.ProcessedAt]:
 			column = "NULL"
 		case t.Layout.Columns[outbox.LastError]:
-			column = quoteLiteral(lostNote)
+			column = pg.QuoteLiteral(lostNote)
 		default:
 			column = "g." + column
 		}
 		values = append(values, column)
 	}
-	return strings.NewReplacer("{archive}", archive, "{table}", t.SQL(), "{outbox}", quoteLiteral(t.String()),
+	return strings.NewReplacer("{archive}", archive, "{table}", t.SQL(), "{outbox}", pg.QuoteLiteral(t.String()),
 		"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"), "{processed}", t.Column(outbox.ProcessedAt),
 		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "), "{own}", pg.OwnPath).Replace(`
 WITH gone AS (

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -20,6 +21,6 @@ func noteInsertedSQL(t *outbox.Table) string {
 		processed, lastError, Skipped)
 	change := fmt.Sprintf(`UPDATE %s t SET %[2]s = concat(%[3]s, ': ' || t.%[2]s)
 		WHERE %[4]s AND t.%[5]s IS NOT NULL RETURNING t.%[6]s AS id`,
-		t.SQL(), lastError, quoteLiteral(Skipped+"inserted as processed"), freeSQL(t), processed, t.Column(outbox.ID))
+		t.SQL(), lastError, pg.QuoteLiteral(Skipped+"inserted as processed"), freeSQL(t), processed, t.Column(outbox.ID))
 	return settleWhereSQL(t, state+" AND "+sameSQL(t), change, "")
 }

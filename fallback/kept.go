@@ -123,11 +123,11 @@ func keepSQL(t *outbox.Table, letters, original string) string {
 	if t.Layout.Records() {
 		same = sameSQL(t) + eligibleSQL(t) + fmt.Sprintf(" AND (left(t.%s, %d) = '%s') IS NOT TRUE", t.Column(outbox.LastError), len(Kept), Kept)
 		change = fmt.Sprintf(`UPDATE %s t SET %s = %s || (SELECT f.failure FROM free f WHERE f.id = t.%s LIMIT 1), %s = 'infinity' WHERE %s RETURNING %s`,
-			t.SQL(), t.Column(outbox.LastError), quoteLiteral(Kept), t.Column(outbox.ID), t.Column(outbox.AvailableAt), freeSQL(t), returning)
+			t.SQL(), t.Column(outbox.LastError), pg.QuoteLiteral(Kept), t.Column(outbox.ID), t.Column(outbox.AvailableAt), freeSQL(t), returning)
 	}
 	return settleSQL(t, same, change, fmt.Sprintf(`, letter AS MATERIALIZED (
 	SELECT concat(c.id) AS row_id, c.original, (SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) || %s AS failure FROM changed c
-), buried AS (%s)`, quoteLiteral(keptNote), letterSQL(t, letters)))
+), buried AS (%s)`, pg.QuoteLiteral(keptNote), letterSQL(t, letters)))
 }
 
 // unkeptSQL is the condition under which no dead letter says that the row t stays in its outbox.
@@ -138,7 +138,7 @@ func unkeptSQL(t *outbox.Table, letters string) string {
 		return "true"
 	}
 	return fmt.Sprintf("(SELECT true FROM %s d WHERE d.outbox = %s AND d.row_id = concat(t.%s) AND d.original ->> '%s' = concat(t.xmin) LIMIT 1) IS NULL",
-		letters, quoteLiteral(t.String()), t.Column(outbox.ID), KeptKey)
+		letters, pg.QuoteLiteral(t.String()), t.Column(outbox.ID), KeptKey)
 }
 
 // shownSQL is the part of a row that its dead letter shows: its short mapped values, and
@@ -149,7 +149,7 @@ func shownSQL(t *outbox.Table) string {
 		if !t.Layout.Has(f) {
 			continue
 		}
-		c, name, most := "t."+t.Column(f), quoteLiteral(t.Layout.Columns[f]), shownSize
+		c, name, most := "t."+t.Column(f), pg.QuoteLiteral(t.Layout.Columns[f]), shownSize
 		if f == outbox.Payload {
 			most = shownPayload
 		}
@@ -166,9 +166,9 @@ func namedSQL(t *outbox.Table) string {
 	var names []string
 	for f := outbox.ID + 1; f < outbox.NumFields; f++ {
 		if t.Layout.Has(f) {
-			names = append(names, quoteLiteral(t.Layout.Columns[f]))
+			names = append(names, pg.QuoteLiteral(t.Layout.Columns[f]))
 		}
 	}
 	return fmt.Sprintf("json_build_object(%s, concat(t.%s), '%s', ARRAY[%s]::text[], '%s', concat(t.xmin))",
-		quoteLiteral(t.Layout.Columns[outbox.ID]), t.Column(outbox.ID), OmittedKey, strings.Join(names, ", "), KeptKey)
+		pg.QuoteLiteral(t.Layout.Columns[outbox.ID]), t.Column(outbox.ID), OmittedKey, strings.Join(names, ", "), KeptKey)
 }

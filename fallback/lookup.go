@@ -273,7 +273,7 @@ func (db *DB) Unmark(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n 
 func unmarkSQL(t *outbox.Table) string {
 	set := t.Column(outbox.ProcessedAt) + " = NULL"
 	if t.Layout.Records() {
-		set += ", " + t.Column(outbox.LastError) + " = " + quoteLiteral(lostNote)
+		set += ", " + t.Column(outbox.LastError) + " = " + pg.QuoteLiteral(lostNote)
 	}
 	// IS TRUE: the rows are to be found by their ids, whatever index answers to the marks.
 	return strings.NewReplacer("{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", set, "{id}", t.Column(outbox.ID),
@@ -336,7 +336,7 @@ func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err e
 	if err != nil || !readable || !has {
 		return has, err
 	}
-	if archived(t) && !t.Shard.All() {
+	if IsArchived(t) && !t.Shard.All() {
 		rows, err := db.ArchivedSince(ctx, t, time.Time{}, &MarkCursor{}, 1)
 		return len(rows) > 0, err
 	}

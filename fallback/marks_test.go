@@ -4,12 +4,32 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
+
+// delivered inserts rows that occurred and were processed as long ago as that.
+func (b *bench) delivered(n int, occurred, processed string) {
+	b.t.Helper()
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, occurred_at, processed_at)
+		SELECT 'order', i, 'order.created', '{"n": 1.10}', now() - $2::interval, now() - $3::interval FROM generate_series(1, $1) i`,
+		n, occurred, processed)
+}
+
+// retain makes a pass of retention: a row that was processed an hour ago is old.
+func (b *bench) retain() *retention.RetainReport {
+	b.t.Helper()
+	r, err := retention.Retain(b.t.Context(), b.config(), retention.RetainOptions{
+		Tables: []*outbox.Table{b.table}, ArchiveAfter: time.Hour,
+	})
+	b.must(err)
+	return r
+}
 
 // TestHasMarks also where every marked row has gone to the archive.
 func TestHasMarks(t *testing.T) {

@@ -9,14 +9,14 @@ import (
 )
 
 // ownTables are walpost's own tables with their schemas, quoted, as a connection has found them.
-type ownTables struct{ deadLetters, archive, keys string }
+type ownTables struct{ deadLetters, archive string }
 
 func findOwn(ctx context.Context, conn *pgx.Conn, schema string) (own ownTables, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	found, err := pg.FindTables(ctx, conn, schema, DeadLetters, Archive, IdempotencyKeys)
+	found, err := pg.FindTables(ctx, conn, schema, DeadLetters, Archive)
 	if err == nil {
-		own = ownTables{found[0], found[1], found[2]}
+		own = ownTables{found[0], found[1]}
 	}
 	return own, err
 }

@@ -471,5 +471,5 @@ func eligibleSQL(t *outbox.Table) string {
 func holdSQL(t *outbox.Table) string {
 	lastError := t.Column(outbox.LastError)
 	return settleSQL(t, sameSQL(t)+" AND t."+lastError+" IS NULL", fmt.Sprintf(`UPDATE %s t SET %s = %s WHERE %s RETURNING t.%s AS id`,
-		t.SQL(), lastError, quoteLiteral(heldNote), freeSQL(t), t.Column(outbox.ID)), "")
+		t.SQL(), lastError, pg.QuoteLiteral(heldNote), freeSQL(t), t.Column(outbox.ID)), "")
 }

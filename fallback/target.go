@@ -86,11 +86,11 @@ func (q *DLQ) carried(ctx context.Context, tx pgx.Tx, t *outbox.Table) (refusal,
 // valueSQL is the column's value in an original of the table's. The owner of a type may define a cast of text to it,
 // which is not to be called: json_populate_record calls the type's input function.
 func (c targetColumn) valueSQL(original string, t *outbox.Table) string {
-	text := original + " ->> " + quoteLiteral(c.Name)
+	text := original + " ->> " + pg.QuoteLiteral(c.Name)
 	if !c.Foreign {
 		return fmt.Sprintf("(%s)::%s", text, c.Type)
 	}
-	return fmt.Sprintf("(json_populate_record(NULL::%s, json_build_object(%s, %s))).%s", t.SQL(), quoteLiteral(c.Name), text, outbox.QuoteIdent(c.Name))
+	return fmt.Sprintf("(json_populate_record(NULL::%s, json_build_object(%s, %s))).%s", t.SQL(), pg.QuoteLiteral(c.Name), text, outbox.QuoteIdent(c.Name))
 }
 
 func (t *target) idType() string { return t.columns[t.table.Layout.Columns[outbox.ID]].Type }
@@ -113,7 +113,7 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 	fresh := map[string]string{}
 	record := "NULL"
 	if layout.Records() {
-		record = quoteLiteral(retriedNote)
+		record = pg.QuoteLiteral(retriedNote)
 	}
 	for f, value := range map[outbox.Field]string{outbox.Attempts: "0", outbox.LastError: record, outbox.ProcessedAt: "NULL", outbox.AvailableAt: "now()"} {
 		if layout.Has(f) {

@@ -8,11 +8,11 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/retention"
 )
 
-// Retention says what becomes of delivered rows; see [fallback.RetainOptions].
+// Retention says what becomes of delivered rows; see [retention.RetainOptions].
 type Retention struct {
 	// ArchiveAfter and DropAfter count from when a row was processed; 0 is never.
 	ArchiveAfter time.Duration
@@ -76,7 +76,7 @@ func (t *retainer) start(ctx, held context.Context) (done chan struct{}) {
 // from doing more.
 func (t *retainer) pass(ctx context.Context) (busy bool) {
 	began := time.Now()
-	report, err := fallback.Retain(ctx, t.cfg.database(), fallback.RetainOptions{
+	report, err := retention.Retain(ctx, t.cfg.database(), retention.RetainOptions{
 		Tables: t.cfg.Outboxes, ArchiveAfter: t.cfg.Retention.ArchiveAfter, DropAfter: t.cfg.Retention.DropAfter,
 	})
 	var archived int64

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/stream"
 	"github.com/walpost/walpost/verify"
 )
@@ -18,8 +19,8 @@ import (
 func (r *rig) archive(upTo int) {
 	r.t.Helper()
 	r.exec(`UPDATE outbox_messages SET processed_at = processed_at - interval '2 days' WHERE (payload ->> 'n')::int <= $1`, upTo)
-	_, err := fallback.Retain(r.t.Context(), fallback.Config{URL: r.url, Settings: stream.Settings},
-		fallback.RetainOptions{Tables: r.cfg.Outboxes, ArchiveAfter: 24 * time.Hour})
+	_, err := retention.Retain(r.t.Context(), fallback.Config{URL: r.url, Settings: stream.Settings},
+		retention.RetainOptions{Tables: r.cfg.Outboxes, ArchiveAfter: 24 * time.Hour})
 	r.must(err)
 	if n := r.count(`SELECT count(*) FROM outbox_messages_archive`); n != upTo {
 		r.t.Fatalf("%d rows are archived, want %d", n, upTo)

@@ -179,7 +179,7 @@ func (s *Session) start(ctx context.Context) error {
 		Mode: pglogrepl.LogicalReplication,
 		PluginArgs: []string{
 			"proto_version '1'",
-			"publication_names " + quoteLiteral(outbox.QuoteIdent(s.cfg.Publication)),
+			"publication_names " + pg.QuoteLiteral(outbox.QuoteIdent(s.cfg.Publication)),
 		},
 	})
 	switch {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgerrcode"
@@ -50,7 +49,7 @@ func readSlot(ctx context.Context, conn *pgconn.PgConn, name string) (*Slot, err
 	rows, err := simpleQuery(ctx, conn, `SELECT
 		coalesce(plugin, ''), coalesce(database, ''), coalesce(wal_status, ''),
 		coalesce(confirmed_flush_lsn::text, '0/0'), temporary, two_phase, current_database()
-		FROM pg_replication_slots WHERE slot_name = `+quoteLiteral(name))
+		FROM pg_replication_slots WHERE slot_name = `+pg.QuoteLiteral(name))
 	if err != nil {
 		return nil, fmt.Errorf("read slot %q: %w", name, err)
 	}
@@ -94,7 +93,7 @@ func (s *Slot) check(database string) error {
 
 func dropHint(slot string) string {
 	return "choose another postgres.slot: a slot's name is unique in the whole server; " +
-		"or, if nobody needs it: SELECT pg_drop_replication_slot(" + quoteLiteral(slot) + ")"
+		"or, if nobody needs it: SELECT pg_drop_replication_slot(" + pg.QuoteLiteral(slot) + ")"
 }
 
 // Slots makes slots, on its own replication connection. It is one
@@ -157,7 +156,7 @@ func (s *Slots) create(ctx context.Context, name string, temporary bool) error {
 // Copy makes a lasting slot that stands where a temporary one of this connection does.
 func (s *Slots) Copy(ctx context.Context, from, to string) error {
 	_, err := simpleQuery(ctx, s.conn, fmt.Sprintf("SELECT pg_copy_logical_replication_slot(%s, %s, false)",
-		quoteLiteral(from), quoteLiteral(to)))
+		pg.QuoteLiteral(from), pg.QuoteLiteral(to)))
 	if err == nil && serverVersion(s.conn) >= 17 { // the copy has lost it
 		_, err = simpleQuery(ctx, s.conn, fmt.Sprintf("ALTER_REPLICATION_SLOT %s (FAILOVER true)",
 			outbox.QuoteIdent(to)))
@@ -213,5 +212,3 @@ func simpleQuery(ctx context.Context, conn *pgconn.PgConn, sql string) ([][]stri
 	}
 	return rows, nil
 }
-
-func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -25,16 +25,17 @@ var rooms = map[string][]string{
 	"publish":  {module + "outbox", jetstream, hint, nats},
 	"fallback": {module + "outbox", hint, pg, pgx, pgerrcode, zap, prometheus},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", jetstream, module + "fallback", hint, zap, prometheus,
+		module + "outbox", module + "stream", module + "publish", jetstream, module + "fallback", retention, hint, zap, prometheus,
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and fallback's.
 		pg, pgerrcode,
 	},
-	"verify":      {module + "outbox", jetstream, module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
-	"bench":       {hint, pg, pgx, nats},
-	"internal/pg": {module + "outbox", hint, secretfile, pgx},
-	"migrations":  {module + "outbox", hint, pg, pgx, pgerrcode, "github.com/pressly/goose/"},
+	"internal/retention": {module + "outbox", module + "fallback", hint, pg, pgx, pgerrcode},
+	"verify":             {module + "outbox", jetstream, module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
+	"bench":              {hint, pg, pgx, nats},
+	"internal/pg":        {module + "outbox", hint, secretfile, pgx},
+	"migrations":         {module + "outbox", hint, pg, pgx, pgerrcode, "github.com/pressly/goose/"},
 
 	"internal/jetstream":  {module + "outbox", hint, secretfile, nats},
 	"internal/secretfile": {hint},
@@ -44,6 +45,7 @@ const (
 	hint       = module + "internal/hint"
 	jetstream  = module + "internal/jetstream"
 	pg         = module + "internal/pg"
+	retention  = module + "internal/retention"
 	secretfile = module + "internal/secretfile"
 	pgx        = "github.com/jackc/pgx/"
 	nats       = "github.com/nats-io/nats.go"

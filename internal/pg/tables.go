@@ -9,6 +9,25 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
+// Column is a column of a table.
+type Column struct {
+	Name      string
+	Type      string // as the catalog names it, with its length
+	Generated bool
+}
+
+// ReadColumns reads the columns of a table; none where it does not exist.
+func ReadColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) ([]Column, error) {
+	rows, _ := conn.Query(ctx, `
+		SELECT attname::text, format_type(atttypid, atttypmod), attgenerated <> ''
+		FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.SQL())
+	columns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
+	if err != nil {
+		return nil, fmt.Errorf("read columns of %s: %w", t, err)
+	}
+	return columns, nil
+}
+
 // FindTables finds walpost's own tables, and returns each one's name with its schema, quoted. They are looked
 // for in a schema, which the configuration names, and then along the role's own search_path. A table that is
 // in none of them gets the name that it would have in the first.

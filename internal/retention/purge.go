@@ -1,4 +1,4 @@
-package fallback
+package retention
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 )
@@ -43,13 +44,13 @@ func (r *retention) purgeDefault(ctx context.Context, a *archive, before time.Ti
 func (r *retention) dropMonths(ctx context.Context, a *archive, before time.Time) error {
 	type month struct{ SQL, Name string }
 	var months []month
-	err := r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+	err := r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		result, _ := conn.Query(ctx, `SELECT m.name, m.relname FROM (`+partitionsSQL+`) m WHERE m.upper <= $2 ORDER BY m.upper`, a.SQL(), before)
 		months, err = pgx.CollectRows(result, pgx.RowToStructByPos[month])
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("read partitions of %s: %w", Archive, err)
+		return fmt.Errorf("read partitions of %s: %w", fallback.Archive, err)
 	}
 	if len(months) == 0 || !r.mayAlter(a) {
 		return nil

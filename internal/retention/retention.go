@@ -1,4 +1,4 @@
-package fallback
+package retention
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
@@ -89,20 +90,19 @@ type TableReport struct {
 // It returns what it has done beside any error, and goes on after an error that
 // concerns one table only. When ctx is done it ends at once: the present batch is
 // taken back.
-func Retain(ctx context.Context, cfg Config, opts RetainOptions) (*RetainReport, error) {
+func Retain(ctx context.Context, cfg fallback.Config, opts RetainOptions) (*RetainReport, error) {
 	r := &retention{opts: opts, months: map[time.Time]bool{}}
 	r.report = &RetainReport{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Notes: []string{}}
 	if opts.DropAfter > 0 && opts.DropAfter < opts.ArchiveAfter {
 		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s", opts.DropAfter, opts.ArchiveAfter)
 	}
-	db, err := Open(ctx, cfg)
+	db, err := fallback.Open(ctx, cfg)
 	if err != nil {
 		return r.report, err
 	}
 	defer db.Close()
-	db.unbound = true // it holds no lock that a statement's end may not cost
 	r.db = db
-	if err := r.begin(ctx); err != nil || r.report.Busy {
+	if err := r.begin(ctx, cfg.Schema); err != nil || r.report.Busy {
 		return r.report, err
 	}
 	defer r.end(ctx)
@@ -122,7 +122,8 @@ func Retain(ctx context.Context, cfg Config, opts RetainOptions) (*RetainReport,
 
 // retention is one pass. It has a connection of its own, and nothing else uses it.
 type retention struct {
-	db      *DB
+	db      *fallback.DB
+	tables  ownTables
 	opts    RetainOptions
 	report  *RetainReport
 	now     time.Time          // the database's clock when the pass began
@@ -131,24 +132,43 @@ type retention struct {
 	months  map[time.Time]bool // whether rows can go there; those that were looked for
 }
 
+// ownTables are walpost's own tables with their schemas, quoted, as the connection has found them.
+type ownTables struct{ archive, keys string }
+
+func (r *retention) findTables(ctx context.Context, schema string) error {
+	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		found, err := pg.FindTables(ctx, conn, schema, fallback.Archive, IdempotencyKeys)
+		if err == nil {
+			r.tables = ownTables{found[0], found[1]}
+		}
+		return err
+	})
+}
+
 // retainStatement bounds a statement. A batch takes hundredths of a second.
 const retainStatement = 20 * time.Second
 
-func (r *retention) begin(ctx context.Context) error {
-	if err := r.db.Limit(ctx, retainStatement); err != nil {
+func (r *retention) begin(ctx context.Context, schema string) error {
+	err := r.db.Unbind(ctx) // it holds no lock that a statement's end may not cost
+	if err == nil {
+		err = r.db.Limit(ctx, retainStatement)
+	}
+	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
+	}
+	if err = r.findTables(ctx, schema); err != nil {
+		return err
 	}
 	// A batch is one transaction: what a crash of the server takes back is moved
 	// again. Batches are read off an index in its order, whatever the statistics say;
 	// any other plan reads the whole backlog for each.
-	// It pauses for as long as a batch took, which no server may take for idleness.
-	err := r.exec(ctx, `SET idle_session_timeout = 0; SET synchronous_commit = off; SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC';
+	err = r.exec(ctx, `SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC';
 		SET enable_bitmapscan = off; SET enable_sort = off; SET plan_cache_mode = force_custom_plan`)
 	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
 	}
 	var locked, readOnly bool
-	err = r.db.row(ctx, []any{&locked, &r.now, &readOnly, &r.role}, `SELECT pg_try_advisory_lock(hashtextextended('walpost/retention', 0)), now(),
+	err = r.row(ctx, []any{&locked, &r.now, &readOnly, &r.role}, `SELECT pg_try_advisory_lock(hashtextextended('walpost/retention', 0)), now(),
 		current_setting('transaction_read_only')::bool, quote_ident(current_user)`)
 	if err != nil {
 		return fmt.Errorf("take advisory lock: %w", err)
@@ -167,8 +187,15 @@ func (r *retention) end(ctx context.Context) {
 	_ = r.exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock_all()`)
 }
 
+// row runs a query of one row.
+func (r *retention) row(ctx context.Context, into []any, sql string, args ...any) error {
+	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, sql, args...).Scan(into...)
+	})
+}
+
 func (r *retention) exec(ctx context.Context, sql string) error {
-	return r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, sql)
 		return err
 	})
@@ -197,7 +224,7 @@ func blocked(err error) bool {
 // exists reports whether a table of walpost's own is there, and says so where
 // it is not.
 func (r *retention) exists(ctx context.Context, table, qualified, without string) (has bool, err error) {
-	if err := r.db.row(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified); err != nil {
+	if err := r.row(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified); err != nil {
 		return false, fmt.Errorf("look for %s: %w", table, err)
 	}
 	if !has {
@@ -208,11 +235,11 @@ func (r *retention) exists(ctx context.Context, table, qualified, without string
 }
 
 func (r *retention) expireKeys(ctx context.Context) error {
-	has, err := r.exists(ctx, IdempotencyKeys, r.db.own.keys, "so no key is deleted")
+	has, err := r.exists(ctx, IdempotencyKeys, r.tables.keys, "so no key is deleted")
 	if err != nil || !has {
 		return err
 	}
-	err = r.sweep(ctx, sweep{from: r.db.own.keys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys})
+	err = r.sweep(ctx, sweep{from: r.tables.keys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys})
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+IdempotencyKeys+" TO "+r.role)
 	}

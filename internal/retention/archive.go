@@ -1,4 +1,4 @@
-package fallback
+package retention
 
 import (
 	"context"
@@ -14,13 +14,11 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
-
-// Archive is the table that delivered rows of every outbox move to.
-const Archive = "outbox_messages_archive"
 
 // archiveRows moves the processed rows of each outbox that are old enough.
 func (r *retention) archiveRows(ctx context.Context) error {
@@ -54,7 +52,7 @@ func (r *retention) unarchived(t *outbox.Table) string {
 		return "archiving is off"
 	case t.Mark != outbox.MarkUpdate:
 		return fmt.Sprintf("mark %q leaves no processed rows", t.Mark)
-	case !archived(t):
+	case !fallback.IsArchived(t):
 		return fmt.Sprintf("only the canonical layout is archived, not %q: processed rows stay", t.Layout.Name)
 	case r.archive == nil:
 		return "there is no archive"
@@ -75,7 +73,7 @@ func (r *retention) archiveTable(ctx context.Context, a *archive, t *outbox.Tabl
 	refused := &refusedRows{table: t}
 	err = r.sweep(ctx, sweep{
 		from: t.SQL(), column: t.Column(outbox.ProcessedAt), before: before, count: &report.Archived,
-		into: fmt.Sprintf(`, kept AS (INSERT INTO %s (outbox, %s) SELECT %s, %[2]s FROM gone)`, a.SQL(), list, quoteLiteral(t.String())),
+		into: fmt.Sprintf(`, kept AS (INSERT INTO %s (outbox, %s) SELECT %s, %[2]s FROM gone)`, a.SQL(), list, pg.QuoteLiteral(t.String())),
 		ahead: func(ctx context.Context, from pgtype.Timestamptz, rows int) (string, error) {
 			return r.monthsAhead(ctx, a, t, before, from, rows, refused.sql())
 		},
@@ -121,7 +119,7 @@ func (x *refusedRows) sql() string {
 	}
 	quoted := make([]string, len(x.ids))
 	for i, id := range x.ids {
-		quoted[i] = quoteLiteral(id)
+		quoted[i] = pg.QuoteLiteral(id)
 	}
 	return fmt.Sprintf(" AND concat(t.%s) <> ALL (ARRAY[%s])", x.table.Column(outbox.ID), strings.Join(quoted, ", "))
 }
@@ -131,10 +129,10 @@ func (r *retention) adviseArchive(err error, t *outbox.Table) string {
 	switch errors.As(err, &refused); pg.Code(err) {
 	case pgerrcode.InsufficientPrivilege:
 		return fmt.Sprintf("as the tables' owner: GRANT SELECT, UPDATE (%s), DELETE ON %s TO %s; GRANT SELECT, INSERT ON %s TO %[3]s",
-			t.Column(outbox.ProcessedAt), t.SQL(), r.role, Archive)
+			t.Column(outbox.ProcessedAt), t.SQL(), r.role, fallback.Archive)
 	case pgerrcode.CheckViolation:
 		if refused.ConstraintName == "" { // no partition for the row
-			return fmt.Sprintf("CREATE TABLE %s_default PARTITION OF %[1]s DEFAULT", Archive)
+			return fmt.Sprintf("CREATE TABLE %s_default PARTITION OF %[1]s DEFAULT", fallback.Archive)
 		}
 		return fmt.Sprintf("constraint %s of %s refuses the row: drop it, or correct the row",
 			refused.ConstraintName, refused.TableName)
@@ -142,7 +140,7 @@ func (r *retention) adviseArchive(err error, t *outbox.Table) string {
 		return fmt.Sprintf("constraint %s refers to the row: drop it, or turn archiving off (retention.archive_after: 0s)",
 			refused.ConstraintName)
 	case pgerrcode.DatatypeMismatch:
-		return fmt.Sprintf("give the columns of %s the types that they have in %s, or turn archiving off (retention.archive_after: 0s)", Archive, t)
+		return fmt.Sprintf("give the columns of %s the types that they have in %s, or turn archiving off (retention.archive_after: 0s)", fallback.Archive, t)
 	}
 	return ""
 }
@@ -150,16 +148,18 @@ func (r *retention) adviseArchive(err error, t *outbox.Table) string {
 // checkArchivable returns the outbox's columns, quoted, or why its rows have to
 // stay. A column that the archive lacks would be lost with the row.
 func (r *retention) checkArchivable(ctx context.Context, a *archive, t *outbox.Table) (columns []string, skipped string, err error) {
-	var ownFacts, keptFacts tableFacts
+	var own, kept map[string]string
 	var indexed bool
-	err = r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		if err := errors.Join(ownFacts.readColumns(ctx, conn, t), keptFacts.readColumns(ctx, conn, &a.Table)); err != nil {
+	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		if own, err = columnTypes(ctx, conn, t); err != nil {
+			return err
+		}
+		if kept, err = columnTypes(ctx, conn, &a.Table); err != nil {
 			return err
 		}
 		return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
 			WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND a.attname = $2)`, t.SQL(), t.Layout.Columns[outbox.ProcessedAt]).Scan(&indexed)
 	})
-	own := ownFacts.types
 	if err != nil {
 		return nil, "", fmt.Errorf("read columns of %s: %w", t, err)
 	}
@@ -171,12 +171,22 @@ func (r *retention) checkArchivable(ctx context.Context, a *archive, t *outbox.T
 			t.SQL(), t.Column(outbox.ProcessedAt)), nil
 	}
 	for _, c := range slices.Sorted(maps.Keys(own)) {
-		if keptFacts.types[c] == "" {
-			return nil, fmt.Sprintf("the archive has no column for %s: ALTER TABLE %s ADD COLUMN %[1]s %[3]s", outbox.QuoteIdent(c), Archive, own[c]), nil
+		if kept[c] == "" {
+			return nil, fmt.Sprintf("the archive has no column for %s: ALTER TABLE %s ADD COLUMN %[1]s %[3]s", outbox.QuoteIdent(c), fallback.Archive, own[c]), nil
 		}
 		columns = append(columns, outbox.QuoteIdent(c))
 	}
 	return columns, "", nil
+}
+
+// columnTypes are the types of a table's columns, by their names.
+func columnTypes(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (map[string]string, error) {
+	columns, err := pg.ReadColumns(ctx, conn, t)
+	types := map[string]string{}
+	for _, c := range columns {
+		types[c.Name] = c.Type
+	}
+	return types, err
 }
 
 // monthsAhead creates the months of the rows that the next batch will take, and
@@ -222,7 +232,7 @@ func (r *retention) monthsOf(ctx context.Context, t *outbox.Table, before time.T
 SELECT DISTINCT date_trunc('month', o.at, 'UTC') FROM (
 	SELECT t.{occurred} AS at FROM {table} t WHERE t.{processed} < $1::timestamptz AND t.{processed} >= $2::timestamptz{only} ORDER BY t.{processed} LIMIT $3) o
 WHERE o.at >= $4::timestamptz AND o.at < $5::timestamptz`)
-	err = r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		result, _ := conn.Query(ctx, sql, before, from, rows, oldest, end)
 		months, err = pgx.CollectRows(result, pgx.RowTo[time.Time])
 		return err

@@ -1,4 +1,4 @@
-package fallback
+package retention
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
@@ -38,23 +39,23 @@ func (r *retention) findArchive(ctx context.Context) error {
 	if r.opts.ArchiveAfter == 0 && r.opts.DropAfter == 0 {
 		return nil
 	}
-	has, err := r.exists(ctx, Archive, r.db.own.archive, "so nothing is archived or dropped")
+	has, err := r.exists(ctx, fallback.Archive, r.tables.archive, "so nothing is archived or dropped")
 	if err != nil || !has {
 		return err
 	}
 	var a archive
 	var monthly bool
-	err = r.db.row(ctx, []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted}, `
+	err = r.row(ctx, []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted}, `
 		SELECT n.nspname::text, c.relname::text, coalesce(pg_get_partkeydef(c.oid) = 'RANGE (occurred_at)', false),
 			pg_has_role(c.relowner, 'USAGE'), coalesce(format('%I.%I', dn.nspname, d.relname), '')
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_partitioned_table pt ON pt.partrelid = c.oid
 			LEFT JOIN pg_class d ON d.oid = pt.partdefid LEFT JOIN pg_namespace dn ON dn.oid = d.relnamespace
-		WHERE c.oid = to_regclass($1)`, r.db.own.archive)
+		WHERE c.oid = to_regclass($1)`, r.tables.archive)
 	if err != nil {
-		return fmt.Errorf("read %s: %w", Archive, err)
+		return fmt.Errorf("read %s: %w", fallback.Archive, err)
 	}
 	if !monthly {
-		r.note("table %s is not partitioned by occurred_at, as `walpost migrate up` makes it, so nothing is archived or dropped", Archive)
+		r.note("table %s is not partitioned by occurred_at, as `walpost migrate up` makes it, so nothing is archived or dropped", fallback.Archive)
 		return nil
 	}
 	r.archive = &a
@@ -63,7 +64,7 @@ func (r *retention) findArchive(ctx context.Context) error {
 
 func (r *retention) mayAlter(a *archive) bool {
 	if !a.owned {
-		r.note("role %s does not own %s, so no month is created or dropped: let the owner run `walpost retention`, or make it the owner", r.role, Archive)
+		r.note("role %s does not own %s, so no month is created or dropped: let the owner run `walpost retention`, or make it the owner", r.role, fallback.Archive)
 	}
 	return a.owned
 }
@@ -114,7 +115,7 @@ func (r *retention) ensureMonth(ctx context.Context, a *archive, month time.Time
 	defer func() { r.months[month] = ready }()
 	name := fmt.Sprintf("%s_%s", a.Name, month.Format("2006_01"))
 	var there bool
-	err = r.db.row(ctx, []any{&there}, `SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
+	err = r.row(ctx, []any{&there}, `SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
 		a.SQL(), month, month.AddDate(0, 1, 0))
 	if err != nil {
 		return false, fmt.Errorf("look for %s: %w", name, err)
@@ -192,7 +193,7 @@ func makeWay(ctx context.Context, tx pgx.Tx, from, to, span string) error {
 func bound(t time.Time) string { return t.Format("'2006-01-02 15:04:05+00'") }
 
 func (r *retention) inTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
-	return r.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return f(ctx, tx) })
 	})
 }

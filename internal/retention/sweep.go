@@ -1,4 +1,4 @@
-package fallback
+package retention
 
 import (
 	"context"
@@ -104,7 +104,7 @@ func (r *retention) sweep(ctx context.Context, s sweep) error {
 // take moves from to the last row that it has found.
 func (r *retention) take(ctx context.Context, s *sweep, only string, from *pgtype.Timestamptz, rows int) (found, gone int64, err error) {
 	last := *from
-	err = r.db.row(ctx, []any{&found, &last, &gone}, s.sql(only), s.before, *from, rows)
+	err = r.row(ctx, []any{&found, &last, &gone}, s.sql(only), s.before, *from, rows)
 	if err == nil {
 		*from = last
 	}
@@ -115,7 +115,7 @@ func (r *retention) take(ctx context.Context, s *sweep, only string, from *pgtyp
 // somebody may have had others locked.
 func (r *retention) refuse(ctx context.Context, s *sweep, only string, from pgtype.Timestamptz) error {
 	var id string
-	err := r.db.row(ctx, []any{&id}, strings.NewReplacer("{from}", s.from, "{column}", s.column, "{id}", s.id, "{only}", only).Replace(
+	err := r.row(ctx, []any{&id}, strings.NewReplacer("{from}", s.from, "{column}", s.column, "{id}", s.id, "{only}", only).Replace(
 		`SELECT concat(t.{id}) FROM {from} t WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
 		ORDER BY t.{column} LIMIT 1 FOR UPDATE SKIP LOCKED`), s.before, from)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -124,7 +124,7 @@ func (r *retention) refuse(ctx context.Context, s *sweep, only string, from pgty
 	if err != nil {
 		return err
 	}
-	_, gone, err := r.take(ctx, s, only+fmt.Sprintf(" AND concat(t.%s) = %s", s.id, quoteLiteral(id)), &from, 1)
+	_, gone, err := r.take(ctx, s, only+fmt.Sprintf(" AND concat(t.%s) = %s", s.id, pg.QuoteLiteral(id)), &from, 1)
 	*s.count += gone
 	if err != nil && refusesRow(err) {
 		return s.refused(id, err)

@@ -1,0 +1,76 @@
+package retention_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// bench is a database with the canonical tables, and an application's connection to it.
+type bench struct {
+	t     *testing.T
+	url   string
+	app   *pgx.Conn
+	table *outbox.Table
+}
+
+func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
+	t.Helper()
+	b := &bench{t: t, url: pg.NewDB(t)}
+	b.table = &outbox.Table{Schema: "public", Name: outbox.DefaultTable, Layout: outbox.Canonical(), Mark: mark}
+	cfg, err := pgx.ParseConfig(b.url)
+	b.must(err)
+	m := migrations.New(cfg, []*outbox.Table{b.table})
+	_, err = m.Up(t.Context(), migrations.Latest)
+	b.must(err)
+	b.must(m.Close())
+	b.app = b.connect()
+	return b
+}
+
+func (b *bench) config() fallback.Config {
+	return fallback.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost"}
+}
+
+func (b *bench) connect() *pgx.Conn {
+	b.t.Helper()
+	c, err := pgx.Connect(b.t.Context(), b.url)
+	b.must(err)
+	b.t.Cleanup(func() { _ = c.Close(context.Background()) })
+	return c
+}
+
+func (b *bench) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) exec(sql string, args ...any) {
+	b.t.Helper()
+	_, err := b.app.Exec(b.t.Context(), sql, args...)
+	b.must(err)
+}
+
+func (b *bench) text(sql string) (s string) {
+	b.t.Helper()
+	b.must(b.app.QueryRow(b.t.Context(), "SELECT ("+sql+")::text").Scan(&s))
+	return s
+}
+
+// insert commits n pending rows.
+func (b *bench) insert(n int) {
+	b.t.Helper()
+	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+		SELECT 'order', i, 'order.created', jsonb_build_object('n', i) FROM generate_series(1, $1) i`, n)
+}
