@@ -22,9 +22,9 @@ func (b *bench) delivered(n int, occurred, processed string) {
 }
 
 // retain makes a pass of retention: a row that was processed an hour ago is old.
-func (b *bench) retain() *retention.RetainReport {
+func (b *bench) retain() *retention.Report {
 	b.t.Helper()
-	r, err := retention.Retain(b.t.Context(), b.config(), retention.RetainOptions{
+	r, err := retention.Run(b.t.Context(), b.config(), retention.Options{
 		Tables: []*outbox.Table{b.table}, ArchiveAfter: time.Hour,
 	})
 	b.must(err)

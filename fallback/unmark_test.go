@@ -28,7 +28,7 @@ func (b *bench) listed(archived bool) []fallback.MarkedRow {
 func (b *bench) archiveAll() {
 	b.t.Helper()
 	b.exec(`UPDATE outbox_messages SET processed_at = processed_at - interval '2 days'`)
-	_, err := retention.Retain(b.t.Context(), b.config(), retention.RetainOptions{Tables: []*outbox.Table{b.table}, ArchiveAfter: 24 * time.Hour})
+	_, err := retention.Run(b.t.Context(), b.config(), retention.Options{Tables: []*outbox.Table{b.table}, ArchiveAfter: 24 * time.Hour})
 	b.must(err)
 	if n := b.text(`SELECT count(*) FROM outbox_messages`); n != "0" {
 		b.t.Fatalf("%s rows are not archived", n)

@@ -12,7 +12,7 @@ import (
 	"github.com/walpost/walpost/internal/retention"
 )
 
-// Retention says what becomes of delivered rows; see [retention.RetainOptions].
+// Retention says what becomes of delivered rows; see [retention.Options].
 type Retention struct {
 	// ArchiveAfter and DropAfter count from when a row was processed; 0 is never.
 	ArchiveAfter time.Duration
@@ -76,7 +76,7 @@ func (t *retainer) start(ctx, held context.Context) (done chan struct{}) {
 // from doing more.
 func (t *retainer) pass(ctx context.Context) (busy bool) {
 	began := time.Now()
-	report, err := retention.Retain(ctx, t.cfg.database(), retention.RetainOptions{
+	report, err := retention.Run(ctx, t.cfg.database(), retention.Options{
 		Tables: t.cfg.Outboxes, ArchiveAfter: t.cfg.Retention.ArchiveAfter, DropAfter: t.cfg.Retention.DropAfter,
 	})
 	var archived int64

@@ -19,8 +19,8 @@ import (
 func (r *rig) archive(upTo int) {
 	r.t.Helper()
 	r.exec(`UPDATE outbox_messages SET processed_at = processed_at - interval '2 days' WHERE (payload ->> 'n')::int <= $1`, upTo)
-	_, err := retention.Retain(r.t.Context(), fallback.Config{URL: r.url, Settings: stream.Settings},
-		retention.RetainOptions{Tables: r.cfg.Outboxes, ArchiveAfter: 24 * time.Hour})
+	_, err := retention.Run(r.t.Context(), fallback.Config{URL: r.url, Settings: stream.Settings},
+		retention.Options{Tables: r.cfg.Outboxes, ArchiveAfter: 24 * time.Hour})
 	r.must(err)
 	if n := r.count(`SELECT count(*) FROM outbox_messages_archive`); n != upTo {
 		r.t.Fatalf("%d rows are archived, want %d", n, upTo)

@@ -55,7 +55,7 @@ func newRetentionCommand() *cobra.Command {
 }
 
 // retain makes the pass. The report is nil where it did not begin.
-func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.RetainReport, error) {
+func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.Report, error) {
 	tables, err := cfg.Tables()
 	if err != nil {
 		return nil, err
@@ -64,17 +64,17 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.Reta
 	if err := fallback.CheckDirect(ctx, db); err != nil {
 		return nil, err
 	}
-	return retention.Retain(ctx, db, retention.RetainOptions{
+	return retention.Run(ctx, db, retention.Options{
 		Tables:       tables,
 		ArchiveAfter: cfg.Retention.ArchiveAfter,
 		DropAfter:    cfg.Retention.DropAfter,
-		Progress:     every(10*time.Second, func(r *retention.RetainReport) { fmt.Fprintln(stderr, "so far:", summary(r)) }),
+		Progress:     every(10*time.Second, func(r *retention.Report) { fmt.Fprintln(stderr, "so far:", summary(r)) }),
 	})
 }
 
 // obstacles is an error where an outbox is to be archived and cannot be: a typo in a cron job must not look
 // like success.
-func obstacles(r *retention.RetainReport) error {
+func obstacles(r *retention.Report) error {
 	for _, t := range r.Tables {
 		if t.Obstacle {
 			return hint.Errorf("correct that, or turn archiving off (retention.archive_after: 0s)", "%s is not archived: %s", t.Table, t.Skipped)
@@ -84,9 +84,9 @@ func obstacles(r *retention.RetainReport) error {
 }
 
 // every lets a call through when the last one, or the beginning, is d ago.
-func every(d time.Duration, f func(*retention.RetainReport)) func(*retention.RetainReport) {
+func every(d time.Duration, f func(*retention.Report)) func(*retention.Report) {
 	last := time.Now()
-	return func(r *retention.RetainReport) {
+	return func(r *retention.Report) {
 		if time.Since(last) >= d {
 			last = time.Now()
 			f(r)
@@ -94,7 +94,7 @@ func every(d time.Duration, f func(*retention.RetainReport)) func(*retention.Ret
 	}
 }
 
-func summary(r *retention.RetainReport) string {
+func summary(r *retention.Report) string {
 	var archived int64
 	for _, t := range r.Tables {
 		archived += t.Archived
@@ -102,7 +102,7 @@ func summary(r *retention.RetainReport) string {
 	return fmt.Sprintf("%d rows archived, %d old rows deleted, %d expired keys deleted", archived, r.Purged, r.ExpiredKeys)
 }
 
-func printRetention(w io.Writer, r *retention.RetainReport, asJSON bool) error {
+func printRetention(w io.Writer, r *retention.Report, asJSON bool) error {
 	if asJSON {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")

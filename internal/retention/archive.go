@@ -21,7 +21,7 @@ import (
 )
 
 // archiveRows moves the processed rows of each outbox that are old enough.
-func (r *retention) archiveRows(ctx context.Context) error {
+func (r *pass) archiveRows(ctx context.Context) error {
 	work := false
 	r.report.Tables = make([]TableReport, len(r.opts.Tables))
 	for i, t := range r.opts.Tables {
@@ -46,7 +46,7 @@ func (r *retention) archiveRows(ctx context.Context) error {
 
 // unarchived says why an outbox has nothing for the archive, which has the
 // canonical columns.
-func (r *retention) unarchived(t *outbox.Table) string {
+func (r *pass) unarchived(t *outbox.Table) string {
 	switch {
 	case r.opts.ArchiveAfter == 0:
 		return "archiving is off"
@@ -62,7 +62,7 @@ func (r *retention) unarchived(t *outbox.Table) string {
 
 // archiveTable moves rows, each batch in one statement. It asks first whether
 // that can be done without reading or losing more than it should.
-func (r *retention) archiveTable(ctx context.Context, a *archive, t *outbox.Table, report *TableReport) error {
+func (r *pass) archiveTable(ctx context.Context, a *archive, t *outbox.Table, report *TableReport) error {
 	columns, skipped, err := r.checkArchivable(ctx, a, t)
 	if err != nil || skipped != "" {
 		report.Skipped, report.Obstacle = skipped, skipped != ""
@@ -124,7 +124,7 @@ func (x *refusedRows) sql() string {
 	return fmt.Sprintf(" AND concat(t.%s) <> ALL (ARRAY[%s])", x.table.Column(outbox.ID), strings.Join(quoted, ", "))
 }
 
-func (r *retention) adviseArchive(err error, t *outbox.Table) string {
+func (r *pass) adviseArchive(err error, t *outbox.Table) string {
 	var refused *pgconn.PgError
 	switch errors.As(err, &refused); pg.Code(err) {
 	case pgerrcode.InsufficientPrivilege:
@@ -147,7 +147,7 @@ func (r *retention) adviseArchive(err error, t *outbox.Table) string {
 
 // checkArchivable returns the outbox's columns, quoted, or why its rows have to
 // stay. A column that the archive lacks would be lost with the row.
-func (r *retention) checkArchivable(ctx context.Context, a *archive, t *outbox.Table) (columns []string, skipped string, err error) {
+func (r *pass) checkArchivable(ctx context.Context, a *archive, t *outbox.Table) (columns []string, skipped string, err error) {
 	var own, kept map[string]string
 	var indexed bool
 	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
@@ -192,7 +192,7 @@ func columnTypes(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (map[stri
 // monthsAhead creates the months of the rows that the next batch will take, and
 // returns a condition that leaves out the rows of those that cannot be had now, beside those
 // that the given one leaves out.
-func (r *retention) monthsAhead(ctx context.Context, a *archive, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int, but string) (only string, err error) {
+func (r *pass) monthsAhead(ctx context.Context, a *archive, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int, but string) (only string, err error) {
 	only = but
 	for a.owned {
 		only = r.readyMonths(t) + but
@@ -216,7 +216,7 @@ func (r *retention) monthsAhead(ctx context.Context, a *archive, t *outbox.Table
 }
 
 // readyMonths is a condition for the rows whose month nobody keeps from being made.
-func (r *retention) readyMonths(t *outbox.Table) (only string) {
+func (r *pass) readyMonths(t *outbox.Table) (only string) {
 	for _, m := range slices.SortedFunc(maps.Keys(r.months), time.Time.Compare) {
 		if !r.months[m] {
 			only += fmt.Sprintf(" AND (t.%s < %s OR t.%[1]s >= %[3]s)", t.Column(outbox.OccurredAt), bound(m), bound(m.AddDate(0, 1, 0)))
@@ -226,7 +226,7 @@ func (r *retention) readyMonths(t *outbox.Table) (only string) {
 }
 
 // monthsOf lists the months of the next rows.
-func (r *retention) monthsOf(ctx context.Context, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int, only string) (months []time.Time, err error) {
+func (r *pass) monthsOf(ctx context.Context, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int, only string) (months []time.Time, err error) {
 	oldest, end := r.horizon()
 	sql := strings.NewReplacer("{table}", t.SQL(), "{processed}", t.Column(outbox.ProcessedAt), "{occurred}", t.Column(outbox.OccurredAt), "{only}", only).Replace(`
 SELECT DISTINCT date_trunc('month', o.at, 'UTC') FROM (

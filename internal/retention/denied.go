@@ -13,7 +13,7 @@ import (
 
 // withoutPrivileges has one error in place of all those that say that the role lacks a
 // privilege: it is one thing to put right.
-func (r *retention) withoutPrivileges(all []error) []error {
+func (r *pass) withoutPrivileges(all []error) []error {
 	var texts, grants []string
 	var others []error
 	for _, err := range all {

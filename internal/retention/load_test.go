@@ -71,7 +71,7 @@ func TestRetainAddsUp(t *testing.T) {
 		}
 		cancel()
 		wg.Wait()
-		moved += int(b.retain(func(o *retention.RetainOptions) { o.DropAfter = 300 * day }).Tables[0].Archived)
+		moved += int(b.retain(func(o *retention.Options) { o.DropAfter = 300 * day }).Tables[0].Archived)
 		left, archived, ids := b.counts()
 		t.Logf("%d inserted, %d archived, %d left, %d made pending again", inserted, archived, left, len(pending))
 		if left+archived != inserted || ids != inserted || archived != moved || moved == 0 || len(pending) == 0 {
@@ -159,7 +159,7 @@ func TestRetainWorksOffABacklog(t *testing.T) {
 	b.must(err)
 
 	quiet := b.latencies(func() { time.Sleep(time.Second) })
-	var r *retention.RetainReport
+	var r *retention.Report
 	start := time.Now()
 	busy := b.latencies(func() { r = b.retain() })
 	took := time.Since(start)

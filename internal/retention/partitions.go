@@ -35,7 +35,7 @@ type archive struct {
 }
 
 // findArchive leaves nil, and says so, where there is none.
-func (r *retention) findArchive(ctx context.Context) error {
+func (r *pass) findArchive(ctx context.Context) error {
 	if r.opts.ArchiveAfter == 0 && r.opts.DropAfter == 0 {
 		return nil
 	}
@@ -62,7 +62,7 @@ func (r *retention) findArchive(ctx context.Context) error {
 	return nil
 }
 
-func (r *retention) mayAlter(a *archive) bool {
+func (r *pass) mayAlter(a *archive) bool {
 	if !a.owned {
 		r.note("role %s does not own %s, so no month is created or dropped: let the owner run `walpost retention`, or make it the owner", r.role, fallback.Archive)
 	}
@@ -85,7 +85,7 @@ func monthOf(t time.Time) time.Time {
 // horizon is the time of the rows that get a month: from the oldest that is kept
 // to the end of the newest that is created ahead. All others are odd, and go to
 // the default partition.
-func (r *retention) horizon() (from, to time.Time) {
+func (r *pass) horizon() (from, to time.Time) {
 	age := oldestMonth
 	if r.opts.DropAfter > 0 {
 		age = r.opts.DropAfter
@@ -95,7 +95,7 @@ func (r *retention) horizon() (from, to time.Time) {
 
 // createAhead creates the present month and the next ones, so that they are there
 // before any row is: a month without rows costs nobody a wait.
-func (r *retention) createAhead(ctx context.Context, a *archive) error {
+func (r *pass) createAhead(ctx context.Context, a *archive) error {
 	for i := 0; r.mayAlter(a) && i <= monthsCreatedAhead; i++ {
 		if _, err := r.ensureMonth(ctx, a, monthOf(r.now).AddDate(0, i, 0)); err != nil {
 			return err
@@ -108,7 +108,7 @@ func (r *retention) createAhead(ctx context.Context, a *archive) error {
 // false where the month's rows had better wait for the next pass. Where the month
 // cannot be created at all it says so and reports true: the default partition
 // takes the rows.
-func (r *retention) ensureMonth(ctx context.Context, a *archive, month time.Time) (ready bool, err error) {
+func (r *pass) ensureMonth(ctx context.Context, a *archive, month time.Time) (ready bool, err error) {
 	if ready, known := r.months[month]; known {
 		return ready, nil
 	}
@@ -144,7 +144,7 @@ var errCrowded = fmt.Errorf("the default partition holds more than %d rows of th
 // createMonth fills the month with the rows of its range that the default
 // partition holds, and attaches it, in one transaction. Attached, and not created
 // as a partition: so it waits for those only who use the default partition.
-func (r *retention) createMonth(ctx context.Context, a *archive, name string, month time.Time) error {
+func (r *pass) createMonth(ctx context.Context, a *archive, name string, month time.Time) error {
 	from, to := bound(month), bound(month.AddDate(0, 1, 0))
 	return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL statement_timeout = %d; CREATE TABLE %s (LIKE %s INCLUDING ALL)`,
@@ -192,7 +192,7 @@ func makeWay(ctx context.Context, tx pgx.Tx, from, to, span string) error {
 // bound is a time as a literal.
 func bound(t time.Time) string { return t.Format("'2006-01-02 15:04:05+00'") }
 
-func (r *retention) inTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
+func (r *pass) inTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return f(ctx, tx) })
 	})

@@ -17,7 +17,7 @@ import (
 // purgeArchive drops the months of which every row was processed long enough ago,
 // and deletes such rows from the default partition. The archive takes processed
 // rows only (NOT NULL), so no other can go with it.
-func (r *retention) purgeArchive(ctx context.Context) error {
+func (r *pass) purgeArchive(ctx context.Context) error {
 	a := r.archive
 	if r.opts.DropAfter == 0 || a == nil {
 		return nil
@@ -30,7 +30,7 @@ func (r *retention) purgeArchive(ctx context.Context) error {
 	return errors.Join(err, r.purgeDefault(ctx, a, before))
 }
 
-func (r *retention) purgeDefault(ctx context.Context, a *archive, before time.Time) error {
+func (r *pass) purgeDefault(ctx context.Context, a *archive, before time.Time) error {
 	err := r.sweep(ctx, sweep{from: a.unsorted, column: "processed_at", before: before, count: &r.report.Purged})
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		err = hint.Wrap(err, fmt.Sprintf("as the owner: GRANT SELECT, UPDATE, DELETE ON %s TO %s", a.unsorted, r.role))
@@ -41,7 +41,7 @@ func (r *retention) purgeDefault(ctx context.Context, a *archive, before time.Ti
 	return nil
 }
 
-func (r *retention) dropMonths(ctx context.Context, a *archive, before time.Time) error {
+func (r *pass) dropMonths(ctx context.Context, a *archive, before time.Time) error {
 	type month struct{ SQL, Name string }
 	var months []month
 	err := r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
@@ -76,7 +76,7 @@ func (r *retention) dropMonths(ctx context.Context, a *archive, before time.Time
 
 // dropMonth looks at the rows while nobody can add one. The lock that all readers
 // would wait for is the last thing it takes.
-func (r *retention) dropMonth(ctx context.Context, name string, before time.Time) (old bool, err error) {
+func (r *pass) dropMonth(ctx context.Context, name string, before time.Time) (old bool, err error) {
 	err = r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `LOCK TABLE `+name+` IN SHARE MODE`); err != nil {
 			return err

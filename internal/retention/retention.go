@@ -1,3 +1,5 @@
+// Package retention moves processed rows to the archive, creates and drops the archive's months, and deletes
+// expired idempotency keys. A pass has a connection of its own, and works beside a relay or without one.
 package retention
 
 import (
@@ -19,8 +21,8 @@ import (
 // IdempotencyKeys is the table of the HTTP requests that were answered.
 const IdempotencyKeys = "idempotency_keys"
 
-// RetainOptions say what a pass of retention keeps, and for how long.
-type RetainOptions struct {
+// Options say what a pass of retention keeps, and for how long.
+type Options struct {
 	Tables []*outbox.Table
 	// ArchiveAfter is how long after it was processed a row moves to the archive.
 	// 0: no row moves.
@@ -30,11 +32,11 @@ type RetainOptions struct {
 	DropAfter time.Duration
 	// Progress, where it is set, is called after each batch and may not keep the
 	// report.
-	Progress func(*RetainReport)
+	Progress func(*Report)
 }
 
-// RetainReport is what a pass has done.
-type RetainReport struct {
+// Report is what a pass has done.
+type Report struct {
 	// Busy: another pass was running, so this one did nothing.
 	Busy        bool          `json:"busy"`
 	Tables      []TableReport `json:"tables"`
@@ -51,7 +53,7 @@ type RetainReport struct {
 // Complaints are what somebody has to put right before a pass can do all its
 // work. That a table does not exist, or that an outbox is none to archive, is as
 // somebody wanted it.
-func (r *RetainReport) Complaints() []string {
+func (r *Report) Complaints() []string {
 	var all []string
 	for _, t := range r.Tables {
 		if t.Obstacle {
@@ -78,7 +80,7 @@ type TableReport struct {
 	Obstacle bool `json:"obstacle,omitempty"`
 }
 
-// Retain makes one pass: processed rows move from their outboxes to the archive,
+// Run makes one pass: processed rows move from their outboxes to the archive,
 // months of the archive are created ahead and dropped when they are old, and
 // expired idempotency keys are deleted.
 //
@@ -90,9 +92,9 @@ type TableReport struct {
 // It returns what it has done beside any error, and goes on after an error that
 // concerns one table only. When ctx is done it ends at once: the present batch is
 // taken back.
-func Retain(ctx context.Context, cfg fallback.Config, opts RetainOptions) (*RetainReport, error) {
-	r := &retention{opts: opts, months: map[time.Time]bool{}}
-	r.report = &RetainReport{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Notes: []string{}}
+func Run(ctx context.Context, cfg fallback.Config, opts Options) (*Report, error) {
+	r := &pass{opts: opts, months: map[time.Time]bool{}}
+	r.report = &Report{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Notes: []string{}}
 	if opts.DropAfter > 0 && opts.DropAfter < opts.ArchiveAfter {
 		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s", opts.DropAfter, opts.ArchiveAfter)
 	}
@@ -120,12 +122,12 @@ func Retain(ctx context.Context, cfg fallback.Config, opts RetainOptions) (*Reta
 	return r.report, err
 }
 
-// retention is one pass. It has a connection of its own, and nothing else uses it.
-type retention struct {
+// pass is one of retention. It has a connection of its own, and nothing else uses it.
+type pass struct {
 	db      *fallback.DB
 	tables  ownTables
-	opts    RetainOptions
-	report  *RetainReport
+	opts    Options
+	report  *Report
 	now     time.Time          // the database's clock when the pass began
 	role    string             // our own, quoted
 	archive *archive           // nil where there is none
@@ -135,7 +137,7 @@ type retention struct {
 // ownTables are walpost's own tables with their schemas, quoted, as the connection has found them.
 type ownTables struct{ archive, keys string }
 
-func (r *retention) findTables(ctx context.Context, schema string) error {
+func (r *pass) findTables(ctx context.Context, schema string) error {
 	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		found, err := pg.FindTables(ctx, conn, schema, fallback.Archive, IdempotencyKeys)
 		if err == nil {
@@ -145,13 +147,13 @@ func (r *retention) findTables(ctx context.Context, schema string) error {
 	})
 }
 
-// retainStatement bounds a statement. A batch takes hundredths of a second.
-const retainStatement = 20 * time.Second
+// statementLimit bounds a statement. A batch takes hundredths of a second.
+const statementLimit = 20 * time.Second
 
-func (r *retention) begin(ctx context.Context, schema string) error {
+func (r *pass) begin(ctx context.Context, schema string) error {
 	err := r.db.Unbind(ctx) // it holds no lock that a statement's end may not cost
 	if err == nil {
-		err = r.db.Limit(ctx, retainStatement)
+		err = r.db.Limit(ctx, statementLimit)
 	}
 	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
@@ -183,32 +185,32 @@ func (r *retention) begin(ctx context.Context, schema string) error {
 
 // end gives the lock back. The end of the connection would do that too, but a
 // moment later, and the next pass may come at once.
-func (r *retention) end(ctx context.Context) {
+func (r *pass) end(ctx context.Context) {
 	_ = r.exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock_all()`)
 }
 
 // row runs a query of one row.
-func (r *retention) row(ctx context.Context, into []any, sql string, args ...any) error {
+func (r *pass) row(ctx context.Context, into []any, sql string, args ...any) error {
 	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		return conn.QueryRow(ctx, sql, args...).Scan(into...)
 	})
 }
 
-func (r *retention) exec(ctx context.Context, sql string) error {
+func (r *pass) exec(ctx context.Context, sql string) error {
 	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, sql)
 		return err
 	})
 }
 
-func (r *retention) note(format string, args ...any) {
+func (r *pass) note(format string, args ...any) {
 	if s := fmt.Sprintf(format, args...); !slices.Contains(r.report.Notes, s) {
 		r.report.Notes = append(r.report.Notes, s)
 	}
 }
 
 // settle turns a failure that passes by itself into a note.
-func (r *retention) settle(err error) error {
+func (r *pass) settle(err error) error {
 	if !blocked(err) && pg.Code(err) != pgerrcode.QueryCanceled { // the statement took too long
 		return err
 	}
@@ -223,7 +225,7 @@ func blocked(err error) bool {
 
 // exists reports whether a table of walpost's own is there, and says so where
 // it is not.
-func (r *retention) exists(ctx context.Context, table, qualified, without string) (has bool, err error) {
+func (r *pass) exists(ctx context.Context, table, qualified, without string) (has bool, err error) {
 	if err := r.row(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified); err != nil {
 		return false, fmt.Errorf("look for %s: %w", table, err)
 	}
@@ -234,7 +236,7 @@ func (r *retention) exists(ctx context.Context, table, qualified, without string
 	return has, nil
 }
 
-func (r *retention) expireKeys(ctx context.Context) error {
+func (r *pass) expireKeys(ctx context.Context) error {
 	has, err := r.exists(ctx, IdempotencyKeys, r.tables.keys, "so no key is deleted")
 	if err != nil || !has {
 		return err

@@ -16,23 +16,23 @@ import (
 )
 
 // retain makes a pass: a row that was processed an hour ago is old.
-func (b *bench) retain(change ...func(*retention.RetainOptions)) *retention.RetainReport {
+func (b *bench) retain(change ...func(*retention.Options)) *retention.Report {
 	b.t.Helper()
 	r, err := b.tryRetain(b.t.Context(), change...)
 	b.must(err)
 	return r
 }
 
-func (b *bench) tryRetain(ctx context.Context, change ...func(*retention.RetainOptions)) (*retention.RetainReport, error) {
-	opts := retention.RetainOptions{Tables: []*outbox.Table{b.table}, ArchiveAfter: time.Hour}
+func (b *bench) tryRetain(ctx context.Context, change ...func(*retention.Options)) (*retention.Report, error) {
+	opts := retention.Options{Tables: []*outbox.Table{b.table}, ArchiveAfter: time.Hour}
 	for _, f := range change {
 		f(&opts)
 	}
-	return retention.Retain(ctx, b.config(), opts)
+	return retention.Run(ctx, b.config(), opts)
 }
 
-func dropAfter(d time.Duration) func(*retention.RetainOptions) {
-	return func(o *retention.RetainOptions) { o.DropAfter = d }
+func dropAfter(d time.Duration) func(*retention.Options) {
+	return func(o *retention.Options) { o.DropAfter = d }
 }
 
 const day = 24 * time.Hour
@@ -153,7 +153,7 @@ func TestRetainTakesIDsThatComeAgain(t *testing.T) {
 		b.delivered(5, "2 hours", "2 hours")
 		b.exec(`UPDATE outbox_messages SET occurred_at = '2026-01-01'`) // the same rows, to the last column
 		b.exec(`INSERT INTO "Other" SELECT * FROM outbox_messages`)
-		b.retain(func(o *retention.RetainOptions) { o.Tables = append(o.Tables, &other) })
+		b.retain(func(o *retention.Options) { o.Tables = append(o.Tables, &other) })
 		b.exec(`TRUNCATE outbox_messages RESTART IDENTITY`)
 	}
 	b.wantText("archive", `SELECT string_agg(outbox || ' ' || n, ', ') FROM (SELECT outbox, count(*) n FROM outbox_messages_archive WHERE id = 1 GROUP BY 1 ORDER BY 1) x`,
@@ -321,9 +321,9 @@ func TestRetainOnePassAtATime(t *testing.T) {
 	}
 	b.wantText("outbox", `SELECT count(*) FROM outbox_messages`, "5")
 	b.exec(`SELECT pg_advisory_unlock_all()`)
-	var second *retention.RetainReport
-	r := b.retain(func(o *retention.RetainOptions) {
-		o.Progress = func(*retention.RetainReport) { second = b.retain() }
+	var second *retention.Report
+	r := b.retain(func(o *retention.Options) {
+		o.Progress = func(*retention.Report) { second = b.retain() }
 	})
 	if r.Busy || r.Tables[0].Archived != 5 || second == nil || !second.Busy {
 		t.Errorf("the first reports %+v, the second %+v", r, second)
@@ -353,7 +353,7 @@ func TestRetainSkips(t *testing.T) {
 		{Schema: "public", Name: "typed", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate},
 		b.table,
 	}
-	r, err := b.tryRetain(t.Context(), func(o *retention.RetainOptions) { o.Tables = tables })
+	r, err := b.tryRetain(t.Context(), func(o *retention.Options) { o.Tables = tables })
 	if pg.Code(err) != "42804" || !strings.Contains(hint.Of(err), "types") {
 		t.Errorf("%v (%s), want an error about the types of one table", err, hint.Of(err))
 	}
@@ -370,7 +370,7 @@ func TestRetainSkips(t *testing.T) {
 	}
 
 	b.delivered(1, "2 hours", "2 hours")
-	if r = b.retain(func(o *retention.RetainOptions) { o.ArchiveAfter = 0 }); r.Tables[0].Skipped != "archiving is off" || r.Tables[0].Archived != 0 {
+	if r = b.retain(func(o *retention.Options) { o.ArchiveAfter = 0 }); r.Tables[0].Skipped != "archiving is off" || r.Tables[0].Archived != 0 {
 		t.Errorf("report %+v", r)
 	}
 	b.exec(`DROP TABLE outbox_messages_archive, idempotency_keys`)
@@ -428,10 +428,10 @@ func TestRetainPrivileges(t *testing.T) {
 	role := "keeper_" + b.text(`SELECT current_database()`)
 	b.exec(`CREATE ROLE ` + role + ` LOGIN`)
 	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
-	pass := func() (*retention.RetainReport, error) {
+	pass := func() (*retention.Report, error) {
 		cfg := b.config()
 		cfg.URL = strings.Replace(cfg.URL, "postgres@", role+"@", 1)
-		return retention.Retain(t.Context(), cfg, retention.RetainOptions{Tables: []*outbox.Table{b.table}, ArchiveAfter: time.Hour, DropAfter: 35 * day})
+		return retention.Run(t.Context(), cfg, retention.Options{Tables: []*outbox.Table{b.table}, ArchiveAfter: time.Hour, DropAfter: 35 * day})
 	}
 	b.delivered(3, "2 hours", "2 hours")
 	b.delivered(3, "100 days", "99 days")

@@ -59,7 +59,7 @@ SELECT (SELECT count(*) FROM old), (SELECT max(at)::timestamptz FROM old), (SELE
 // and to walk over them again and again would make the work quadratic.
 //
 // Where a row is refused, batches become smaller until it is alone, and go on behind it.
-func (r *retention) sweep(ctx context.Context, s sweep) error {
+func (r *pass) sweep(ctx context.Context, s sweep) error {
 	rows := sweepFirst
 	from := pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}
 	for {
@@ -102,7 +102,7 @@ func (r *retention) sweep(ctx context.Context, s sweep) error {
 }
 
 // take moves from to the last row that it has found.
-func (r *retention) take(ctx context.Context, s *sweep, only string, from *pgtype.Timestamptz, rows int) (found, gone int64, err error) {
+func (r *pass) take(ctx context.Context, s *sweep, only string, from *pgtype.Timestamptz, rows int) (found, gone int64, err error) {
 	last := *from
 	err = r.row(ctx, []any{&found, &last, &gone}, s.sql(only), s.before, *from, rows)
 	if err == nil {
@@ -113,7 +113,7 @@ func (r *retention) take(ctx context.Context, s *sweep, only string, from *pgtyp
 
 // refuse takes the next row by its id. Which one a batch of one row has met is not known:
 // somebody may have had others locked.
-func (r *retention) refuse(ctx context.Context, s *sweep, only string, from pgtype.Timestamptz) error {
+func (r *pass) refuse(ctx context.Context, s *sweep, only string, from pgtype.Timestamptz) error {
 	var id string
 	err := r.row(ctx, []any{&id}, strings.NewReplacer("{from}", s.from, "{column}", s.column, "{id}", s.id, "{only}", only).Replace(
 		`SELECT concat(t.{id}) FROM {from} t WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
