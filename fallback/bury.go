@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
@@ -237,4 +238,23 @@ func (db *DB) DeadLetterCount(ctx context.Context, limit int) (n int, err error)
 		return 0, fmt.Errorf("count dead letters: %w", err)
 	}
 	return n, nil
+}
+
+// ExplainLetters adds what helps a role that works with dead letters. privileges are those that it needs besides.
+func ExplainLetters(err error, user string, privileges ...string) error {
+	switch pg.Code(err) {
+	case pgerrcode.UndefinedTable:
+		return hint.Wrap(err, "run `walpost migrate up`")
+	case pgerrcode.InsufficientPrivilege:
+		role, more := outbox.QuoteIdent(user), ""
+		for _, p := range privileges {
+			more += "; GRANT " + p + " TO " + role
+		}
+		return hint.Wrap(err, fmt.Sprintf("as the tables' owner: GRANT SELECT ON %s TO %s%s", DeadLetters, role, more))
+	case pgerrcode.LockNotAvailable:
+		return hint.Wrap(err, "another session holds a lock for long: end its transaction; then run this again, it goes on where it was")
+	case pgerrcode.ReadOnlySQLTransaction:
+		return hint.Wrap(err, "postgres.url leads to a standby, or to a role that only reads: give it the primary")
+	}
+	return err
 }

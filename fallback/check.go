@@ -144,7 +144,7 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 	}
 	err = conn.QueryRow(ctx, `SELECT count(*) > 0, count(*) > 0 AND NOT coalesce(bool_or(EXISTS (SELECT FROM pg_opclass c JOIN pg_amop m ON m.amopfamily = c.opcfamily
 				JOIN pg_operator o ON o.oid = m.amopopr WHERE c.oid = i.indclass[0] AND o.oprname = '=' AND o.oprnamespace = 'pg_catalog'::regnamespace)), false)
-			OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND `+foreignSQL("a.atttypid")+`)
+			OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND `+pg.ForeignTypeSQL("a.atttypid")+`)
 		FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
 		WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = $2`,
 		t.SQL(), t.Layout.Columns[outbox.ID]).Scan(&f.idIndexed, &f.idForeign)
@@ -251,12 +251,6 @@ func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.T
 		}
 	}
 	return nil
-}
-
-// foreignSQL is the condition under which a type is not PostgreSQL's own, nor a domain over one.
-func foreignSQL(oid string) string {
-	return `EXISTS (WITH RECURSIVE base AS (SELECT ` + oid + ` AS oid UNION ALL SELECT t.typbasetype FROM base b JOIN pg_type t USING (oid) WHERE t.typtype = 'd')
-		SELECT FROM base b JOIN pg_type t USING (oid) WHERE t.typtype <> 'd' AND t.typnamespace <> 'pg_catalog'::regnamespace)`
 }
 
 func (f *tableFacts) kindProblems(t *outbox.Table, p *hint.Problems) {

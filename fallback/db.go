@@ -63,7 +63,7 @@ type DB struct {
 
 // Open connects without taking the lock.
 func Open(ctx context.Context, cfg Config) (*DB, error) {
-	conn, err := connect(ctx, cfg)
+	conn, err := Connect(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,8 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	return db, nil
 }
 
-func connect(ctx context.Context, cfg Config) (*pgx.Conn, error) {
+// Connect opens a connection without the settings of [Open]. Its error carries advice.
+func Connect(ctx context.Context, cfg Config) (*pgx.Conn, error) {
 	conn, err := pg.Connect(ctx, cfg.connection())
 	if err != nil {
 		return nil, explainConnect(err)

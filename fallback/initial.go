@@ -44,7 +44,7 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 			for _, t := range tables {
 				sql := fmt.Sprintf(`WITH marked AS (UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL%[7]s) RETURNING 1)
 					SELECT count(*) FROM marked WHERE %[8]s`,
-					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), pg.QuoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped, shardSQL(t, "s"), pg.OwnPath)
+					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), pg.QuoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped, ShardSQL(t, "s"), pg.OwnPath)
 				var n int64
 				err := tx.QueryRow(ctx, sql).Scan(&n)
 				if err == nil {

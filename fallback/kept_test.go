@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -106,7 +107,7 @@ func TestKept(t *testing.T) {
 		t.Errorf("to be tried again: %v, %v", recorded, fresh)
 	}
 	q := b.dlq(b.table)
-	done, left := b.retry(q, fallback.Filter{})
+	done, left := b.retry(q, deadletter.Filter{})
 	if len(done) != 1 || len(left) != 3 {
 		t.Errorf("retried are %v, left %v", done, left)
 	}
@@ -259,7 +260,7 @@ func TestCastsOfATypesOwner(t *testing.T) {
 	if got := b.text(`SELECT concat(count(*), '|', min(original ->> 'payload') FILTER (WHERE row_id = '1')) FROM outbox_messages_dlq`); got != "2|("+strings.Repeat("x", 100)+")" {
 		t.Errorf("the dead letters are %s", got)
 	}
-	if done, left := b.retry(b.dlq(table), fallback.Filter{}); len(done) != 2 {
+	if done, left := b.retry(b.dlq(table), deadletter.Filter{}); len(done) != 2 {
 		t.Errorf("retried are %v, left %v", done, left)
 	}
 	if got := b.text(`SELECT string_agg(concat_ws('|', id, length((payload).body), (extra).body), ' ' ORDER BY id) FROM box`); got != "1|100|y 2|200|y" {

@@ -169,7 +169,7 @@ func (db *DB) ExplainRead(ctx context.Context, t *outbox.Table, err error) error
 		return hint.Wrap(err, "it would have taken too long: the indexes that `walpost migrate print` has on the canonical table make it quick")
 	}
 	if t == nil {
-		return explainLetters(err, user)
+		return ExplainLetters(err, user)
 	}
 	switch pg.Code(err) {
 	case pgerrcode.UndefinedTable:

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
@@ -61,9 +62,9 @@ func newAppBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	return b
 }
 
-func (b *bench) tryDLQ(f fallback.Filter) *fallback.DLQ {
+func (b *bench) tryDLQ(f deadletter.Filter) *deadletter.DLQ {
 	q := b.dlq(b.table)
-	b.must(q.Retry(b.t.Context(), f, false, func(o fallback.Outcome) { b.must(o.Err) }))
+	b.must(q.Retry(b.t.Context(), f, false, func(o deadletter.Outcome) { b.must(o.Err) }))
 	return q
 }
 
@@ -120,10 +121,10 @@ func TestTriggersHaveTheRolesPath(t *testing.T) {
 		b.wantNoted("outbox_messages", "DELETE")
 		b.wantNoted("outbox_messages_dlq", "INSERT")
 
-		q := b.tryDLQ(fallback.Filter{Limit: 1})
+		q := b.tryDLQ(deadletter.Filter{Limit: 1})
 		b.wantNoted("outbox_messages", "INSERT")
 		b.wantNoted("outbox_messages_dlq", "DELETE")
-		b.must(q.Discard(t.Context(), fallback.Filter{}, false, func(o fallback.Outcome) { b.must(o.Err) }))
+		b.must(q.Discard(t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) { b.must(o.Err) }))
 		b.wantNoted("outbox_messages_dlq", "DELETE")
 
 		lost, err := b.db.MarkedSince(t.Context(), b.table, time.Time{}, &fallback.MarkCursor{}, 10)
@@ -212,7 +213,7 @@ func TestLaterStatementsNameTheCatalogs(t *testing.T) {
 	traps := testenv.SetTraps(t, b.url)
 	defer traps.Check(t)
 	b.url = traps.URL()
-	if done, left := b.retry(b.dlq(b.table), fallback.Filter{}); len(done) != 2 {
+	if done, left := b.retry(b.dlq(b.table), deadletter.Filter{}); len(done) != 2 {
 		t.Errorf("retried %v, left %v", done, left)
 	}
 	first, second := *b.table, *b.table

@@ -20,9 +20,8 @@ import (
 const Held = "held: "
 
 const (
-	heldNote    = Held + "an earlier row of its aggregate has failed"
-	retriedNote = Held + "a dead letter that is tried again"
-	lostNote    = Held + "the stream had lost it"
+	heldNote = Held + "an earlier row of its aggregate has failed"
+	lostNote = Held + "the stream had lost it"
 )
 
 // IsHeld reports whether a row's last_error says that it is held.
@@ -434,7 +433,7 @@ func (db *DB) raw(ctx context.Context, sql string, args []any, each func([][]byt
 func recordedSQL(t *outbox.Table) string {
 	// Only the index of recorded rows answers to the canonical table's condition. Another table may not have it, and an
 	// index of pending rows.
-	pending := unmarkedSQL(t, "t") + shardSQL(t, "t")
+	pending := unmarkedSQL(t, "t") + ShardSQL(t, "t")
 	if t.Layout.Name != outbox.Canonical().Name {
 		pending += " AND " + pendingSQL(t, "t")
 	}

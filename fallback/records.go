@@ -99,7 +99,7 @@ func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, erro
 	// A row that is kept counts, too: the planner finds the index by this condition alone, and no other one. A row that
 	// is held for nothing is delivered by the next search.
 	same := fmt.Sprintf("%s%s AND t.%s IS NOT NULL AND %s = w.hash AND %s COLLATE \"C\" = w.aggregate",
-		unmarkedSQL(t, "t"), shardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"), nameSQL(t))
+		unmarkedSQL(t, "t"), ShardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"), nameSQL(t))
 	return strings.NewReplacer("{table}", t.SQL(), "{params}", strings.Join(params, ", "), "{names}", strings.Join(names, ", "),
 		"{hash}", outbox.HashRecordSQL(values...), "{same}", same).Replace(`
 WITH want AS MATERIALIZED (

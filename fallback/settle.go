@@ -351,11 +351,11 @@ func pendingSQL(t *outbox.Table, alias string) string {
 	if t.Layout.Has(outbox.ProcessedAt) {
 		pending = alias + "." + t.Column(outbox.ProcessedAt) + " IS NULL"
 	}
-	return pending + shardSQL(t, alias)
+	return pending + ShardSQL(t, alias)
 }
 
-// shardSQL narrows a condition to the rows that are this relay's.
-func shardSQL(t *outbox.Table, alias string) string {
+// ShardSQL narrows a condition to the rows that are this relay's.
+func ShardSQL(t *outbox.Table, alias string) string {
 	if s := t.ShardSQL(alias); s != "" {
 		return " AND " + s
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
@@ -35,7 +36,7 @@ func TestRetryOfAnotherShard(t *testing.T) {
 	b.exec(`SELECT pg_create_logical_replication_slot('walpost', 'test_decoding')`)
 	defer b.exec(`SELECT pg_drop_replication_slot('walpost')`)
 	shards := b.shards()
-	first, left := b.retry(b.dlq(shards[0]), fallback.Filter{})
+	first, left := b.retry(b.dlq(shards[0]), deadletter.Filter{})
 	if len(first) == 0 || len(left) == 0 || len(first)+len(left) != letters {
 		t.Fatalf("the first shard has retried %v and left %v", first, left)
 	}
@@ -44,7 +45,7 @@ func TestRetryOfAnotherShard(t *testing.T) {
 			t.Errorf("dead letter %d: %v (%s)", id, err, hint.Of(err))
 		}
 	}
-	second, left := b.retry(b.dlq(shards[1]), fallback.Filter{})
+	second, left := b.retry(b.dlq(shards[1]), deadletter.Filter{})
 	if len(left) != 0 || len(first)+len(second) != letters {
 		t.Errorf("the second shard has retried %v and left %v", second, left)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -171,10 +172,10 @@ func TestTooLongWithoutMark(t *testing.T) {
 		t.Errorf("the dead letters are\n%s\nwant\n%s", got, want)
 	}
 	x.halt()
-	q, err := fallback.OpenDLQ(t.Context(), fallback.DLQConfig{Config: fallback.Config{URL: r.url, Slot: r.cfg.Slot}, Publication: r.cfg.Publication, Outboxes: r.cfg.Outboxes})
+	q, err := deadletter.OpenDLQ(t.Context(), deadletter.DLQConfig{Config: fallback.Config{URL: r.url, Slot: r.cfg.Slot}, Publication: r.cfg.Publication, Outboxes: r.cfg.Outboxes})
 	r.must(err)
 	defer q.Close()
-	r.must(q.Retry(t.Context(), fallback.Filter{}, false, func(o fallback.Outcome) {
+	r.must(q.Retry(t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) {
 		if o.Err == nil {
 			t.Error("it was retried without its payload")
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -57,12 +58,12 @@ func TestNamesAreTheCatalogs(t *testing.T) {
 			}
 
 			r.setSubjects("events.order.>", "events.payment.>")
-			dlq, err := fallback.OpenDLQ(t.Context(), fallback.DLQConfig{
+			dlq, err := deadletter.OpenDLQ(t.Context(), deadletter.DLQConfig{
 				Config: fallback.Config{URL: r.cfg.PostgresURL, Schema: "public"}, Publication: "walpost", Outboxes: r.cfg.Outboxes,
 			})
 			r.must(err)
 			defer dlq.Close()
-			r.must(dlq.Retry(t.Context(), fallback.Filter{EventType: "payment.made", Class: "uncovered"}, false, func(o fallback.Outcome) { r.must(o.Err) }))
+			r.must(dlq.Retry(t.Context(), deadletter.Filter{EventType: "payment.made", Class: "uncovered"}, false, func(o deadletter.Outcome) { r.must(o.Err) }))
 			eventually(t, "the dead letter is stored", func() bool { return r.storedCount() == 4 })
 			r.pending(0)
 

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/relay"
 )
@@ -195,8 +196,8 @@ func (r *rig) listenToAll() { r.t.Helper(); r.setSubjects("events.>") }
 // retryAll takes all dead letters back.
 func (r *rig) retryAll() {
 	r.t.Helper()
-	dlq, err := fallback.OpenDLQ(r.t.Context(), fallback.DLQConfig{Config: fallback.Config{URL: r.url}, Outboxes: r.cfg.Outboxes})
+	dlq, err := deadletter.OpenDLQ(r.t.Context(), deadletter.DLQConfig{Config: fallback.Config{URL: r.url}, Outboxes: r.cfg.Outboxes})
 	r.must(err)
 	defer dlq.Close()
-	r.must(dlq.Retry(r.t.Context(), fallback.Filter{}, false, func(o fallback.Outcome) { r.must(o.Err) }))
+	r.must(dlq.Retry(r.t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) { r.must(o.Err) }))
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
 )
 
@@ -69,9 +70,9 @@ func newDLQListCommand() *cobra.Command {
 			if asJSON && !cmd.Flags().Changed("limit") {
 				f.Limit = 0 // nothing would tell that there is more
 			}
-			return withDLQ(cmd, func(ctx context.Context, q *fallback.DLQ) error {
+			return withDLQ(cmd, func(ctx context.Context, q *deadletter.DLQ) error {
 				if asJSON {
-					return q.List(ctx, f, func(l fallback.DeadLetter) error {
+					return q.List(ctx, f, func(l deadletter.DeadLetter) error {
 						l.FailedAt = l.FailedAt.UTC()
 						return printJSON(cmd.OutOrStdout(), l)
 					})
@@ -98,7 +99,7 @@ func newDLQShowCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return withDLQ(cmd, func(ctx context.Context, q *fallback.DLQ) error {
+			return withDLQ(cmd, func(ctx context.Context, q *deadletter.DLQ) error {
 				l, err := q.Show(ctx, ids[0])
 				if err != nil {
 					return err
@@ -113,7 +114,7 @@ func newDLQShowCommand() *cobra.Command {
 }
 
 // withDLQ connects as the configuration says.
-func withDLQ(cmd *cobra.Command, do func(context.Context, *fallback.DLQ) error) error {
+func withDLQ(cmd *cobra.Command, do func(context.Context, *deadletter.DLQ) error) error {
 	cfg, err := loadConfig(cmd)
 	if err != nil {
 		return err
@@ -122,7 +123,7 @@ func withDLQ(cmd *cobra.Command, do func(context.Context, *fallback.DLQ) error) 
 	if err != nil {
 		return err
 	}
-	q, err := fallback.OpenDLQ(cmd.Context(), fallback.DLQConfig{
+	q, err := deadletter.OpenDLQ(cmd.Context(), deadletter.DLQConfig{
 		Config:      database(cfg, "walpost dlq"),
 		Publication: cfg.Postgres.Publication,
 		Outboxes:    tables,

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
 )
 
@@ -21,16 +21,16 @@ type dlqChange struct {
 	all, dryRun, json bool
 	yes               bool
 	verb              string // of what was done: retried, discarded
-	do                func(*fallback.DLQ, context.Context, fallback.Filter, bool, func(fallback.Outcome)) error
+	do                func(*deadletter.DLQ, context.Context, deadletter.Filter, bool, func(deadletter.Outcome)) error
 }
 
 func newDLQRetryCommand() *cobra.Command {
-	c := &dlqChange{verb: "retried", yes: true, do: (*fallback.DLQ).Retry}
+	c := &dlqChange{verb: "retried", yes: true, do: (*deadletter.DLQ).Retry}
 	return c.command(&cobra.Command{Use: "retry {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Put rows back into their outboxes", Long: dlqRetryHelp})
 }
 
 func newDLQDiscardCommand() *cobra.Command {
-	c := &dlqChange{verb: "discarded", do: (*fallback.DLQ).Discard}
+	c := &dlqChange{verb: "discarded", do: (*deadletter.DLQ).Discard}
 	cmd := &cobra.Command{Use: "discard {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Delete dead letters for good", Long: dlqDiscardHelp}
 	cmd.Flags().BoolVar(&c.yes, "yes", false, "do not ask")
 	return c.command(cmd)
@@ -47,13 +47,13 @@ func (c *dlqChange) command(cmd *cobra.Command) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return withDLQ(cmd, func(ctx context.Context, q *fallback.DLQ) error { return c.run(ctx, cmd, q, f) })
+		return withDLQ(cmd, func(ctx context.Context, q *deadletter.DLQ) error { return c.run(ctx, cmd, q, f) })
 	}
 	return cmd
 }
 
 // check refuses what is not said plainly enough for a change.
-func (c *dlqChange) check(cmd *cobra.Command, args []string) (fallback.Filter, error) {
+func (c *dlqChange) check(cmd *cobra.Command, args []string) (deadletter.Filter, error) {
 	f, err := c.choice.filter(cmd, args)
 	if err != nil {
 		return f, err
@@ -71,7 +71,7 @@ func (c *dlqChange) check(cmd *cobra.Command, args []string) (fallback.Filter, e
 	return f, nil
 }
 
-func (c *dlqChange) run(ctx context.Context, cmd *cobra.Command, q *fallback.DLQ, f fallback.Filter) error {
+func (c *dlqChange) run(ctx context.Context, cmd *cobra.Command, q *deadletter.DLQ, f deadletter.Filter) error {
 	if !c.yes && !c.dryRun {
 		var err error
 		if f, err = q.Now(ctx, f); err != nil {
@@ -90,7 +90,7 @@ func (c *dlqChange) run(ctx context.Context, cmd *cobra.Command, q *fallback.DLQ
 	return errors.Join(err, r.err)
 }
 
-func confirm(ctx context.Context, cmd *cobra.Command, q *fallback.DLQ, f fallback.Filter) error {
+func confirm(ctx context.Context, cmd *cobra.Command, q *deadletter.DLQ, f deadletter.Filter) error {
 	n, err := q.Count(ctx, f, countMost)
 	if err != nil || n == 0 {
 		return err
@@ -138,7 +138,7 @@ type dlqResult struct {
 	Hint   string `json:"hint,omitempty"`
 }
 
-func (r *dlqReport) add(o fallback.Outcome) {
+func (r *dlqReport) add(o deadletter.Outcome) {
 	result := dlqResult{ID: o.ID, Outbox: o.Outbox, RowID: o.RowID, Result: r.change.verb}
 	r.wanted = slices.DeleteFunc(r.wanted, func(id int64) bool { return id == o.ID })
 	if o.Err == nil {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -45,7 +45,7 @@ func (c *dlqChoice) given(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f fallback.Filter, err error) {
+func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f deadletter.Filter, err error) {
 	ids, err := parseIDs(args)
 	if err != nil {
 		return f, err
@@ -68,7 +68,7 @@ func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f fallback.Filter
 	if c.limit < 0 {
 		return f, &usageError{fmt.Errorf("--limit: %d is negative", c.limit)}
 	}
-	f = fallback.Filter{IDs: ids, EventType: c.eventType, TenantID: c.tenant, Class: c.class, Limit: c.limit}
+	f = deadletter.Filter{IDs: ids, EventType: c.eventType, TenantID: c.tenant, Class: c.class, Limit: c.limit}
 	if len(ids) > 0 {
 		f.Limit = 0
 	}
@@ -80,7 +80,7 @@ func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f fallback.Filter
 	return f, errors.Join(c.table(&f), age(&f.OlderThan, "older-than", c.olderThan), age(&f.NewerThan, "newer-than", c.newerThan))
 }
 
-func (c *dlqChoice) table(f *fallback.Filter) error {
+func (c *dlqChoice) table(f *deadletter.Filter) error {
 	if c.outbox == "" {
 		return nil
 	}

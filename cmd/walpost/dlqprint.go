@@ -11,18 +11,19 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 )
 
 // countMost is where counting stops: a number that large is not read to its last digit.
 const countMost = 100_000
 
 // listLetters writes a table, each line as wide as the terminal at most, and how many there are beside it.
-func listLetters(ctx context.Context, w io.Writer, q *fallback.DLQ, f fallback.Filter) error {
+func listLetters(ctx context.Context, w io.Writer, q *deadletter.DLQ, f deadletter.Filter) error {
 	var text bytes.Buffer
 	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "ID\tOUTBOX\tROW\tEVENT TYPE\tAGGREGATE\tATTEMPTS\tAGE\tERROR")
 	shown := 0
-	err := q.List(ctx, f, func(l fallback.DeadLetter) error {
+	err := q.List(ctx, f, func(l deadletter.DeadLetter) error {
 		shown++
 		attempts := "-"
 		if l.Attempts != nil {
@@ -73,7 +74,7 @@ func known(s *string) string {
 	return *s
 }
 
-func aggregate(l fallback.DeadLetter) string {
+func aggregate(l deadletter.DeadLetter) string {
 	if l.AggregateType == nil && l.AggregateID == nil {
 		return "-"
 	}
@@ -95,7 +96,7 @@ func since(d time.Duration) string {
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
-func showLetter(w io.Writer, l *fallback.Whole, asJSON bool) error {
+func showLetter(w io.Writer, l *deadletter.Whole, asJSON bool) error {
 	l.FailedAt = l.FailedAt.UTC()
 	if asJSON {
 		unread := l.Size
@@ -103,7 +104,7 @@ func showLetter(w io.Writer, l *fallback.Whole, asJSON bool) error {
 			unread = 0
 		}
 		return printJSON(w, struct {
-			fallback.DeadLetter
+			deadletter.DeadLetter
 			Payload  any             `json:"payload"`
 			Original json.RawMessage `json:"original"`
 			Size     int             `json:"original_bytes,omitempty"`

@@ -31,11 +31,12 @@ var rooms = map[string][]string{
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and fallback's.
 		pg, pgerrcode,
 	},
-	"internal/retention": {module + "outbox", module + "fallback", hint, pg, pgx, pgerrcode},
-	"verify":             {module + "outbox", jetstream, module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
-	"bench":              {hint, pg, pgx, nats},
-	"internal/pg":        {module + "outbox", hint, secretfile, pgx},
-	"migrations":         {module + "outbox", hint, pg, pgx, pgerrcode, "github.com/pressly/goose/"},
+	"internal/deadletter": {module + "outbox", module + "fallback", hint, pg, pgx},
+	"internal/retention":  {module + "outbox", module + "fallback", hint, pg, pgx, pgerrcode},
+	"verify":              {module + "outbox", jetstream, module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
+	"bench":               {hint, pg, pgx, nats},
+	"internal/pg":         {module + "outbox", hint, secretfile, pgx},
+	"migrations":          {module + "outbox", hint, pg, pgx, pgerrcode, "github.com/pressly/goose/"},
 
 	"internal/jetstream":  {module + "outbox", hint, secretfile, nats},
 	"internal/secretfile": {hint},

@@ -28,6 +28,14 @@ func ReadColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) ([]Column
 	return columns, nil
 }
 
+// ForeignTypeSQL is the condition under which a type is not PostgreSQL's own, nor a domain over one.
+func ForeignTypeSQL(oid string) string {
+	return `EXISTS (WITH RECURSIVE base AS (SELECT ` + oid + ` AS oid UNION ALL
+			SELECT t.typbasetype FROM base b JOIN pg_type t USING (oid) WHERE t.typtype = 'd')
+		SELECT FROM base b JOIN pg_type t USING (oid)
+		WHERE t.typtype <> 'd' AND t.typnamespace <> 'pg_catalog'::regnamespace)`
+}
+
 // FindTables finds walpost's own tables, and returns each one's name with its schema, quoted. They are looked
 // for in a schema, which the configuration names, and then along the role's own search_path. A table that is
 // in none of them gets the name that it would have in the first.

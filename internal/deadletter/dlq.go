@@ -1,4 +1,4 @@
-package fallback
+package deadletter
 
 import (
 	"context"
@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
@@ -17,7 +17,7 @@ import (
 // DLQConfig says where the dead letters are, and which outboxes they may go back
 // to.
 type DLQConfig struct {
-	Config
+	fallback.Config
 	// Publication and Slot are asked for where a row can only go through the WAL
 	// (mark none).
 	Publication string
@@ -29,7 +29,7 @@ type DLQConfig struct {
 // is not safe for concurrent use, but any number may work at the same time.
 type DLQ struct {
 	conn    *pgx.Conn
-	own     ownTables
+	table   string // the dead letters, with their schema
 	cfg     DLQConfig
 	targets map[string]*target
 }
@@ -37,7 +37,7 @@ type DLQ struct {
 // OpenDLQ connects. A statement waits half a minute for a lock, and otherwise as
 // long as it takes.
 func OpenDLQ(ctx context.Context, cfg DLQConfig) (*DLQ, error) {
-	conn, err := connect(ctx, cfg.Config)
+	conn, err := fallback.Connect(ctx, cfg.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -45,15 +45,25 @@ func OpenDLQ(ctx context.Context, cfg DLQConfig) (*DLQ, error) {
 	// that hides some is an error.
 	_, err = conn.Exec(ctx, `SET lock_timeout = '30s'; SET row_security = off;
 		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off`)
-	var own ownTables
+	var table string
 	if err == nil {
-		own, err = findOwn(ctx, conn, cfg.Schema)
+		table, err = findTable(ctx, conn, cfg.Schema)
 	}
 	if err != nil {
 		_ = conn.Close(ctx)
 		return nil, fmt.Errorf("prepare session: %w", err)
 	}
-	return &DLQ{conn: conn, own: own, cfg: cfg, targets: map[string]*target{}}, nil
+	return &DLQ{conn: conn, table: table, cfg: cfg, targets: map[string]*target{}}, nil
+}
+
+func findTable(ctx context.Context, conn *pgx.Conn, schema string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	found, err := pg.FindTables(ctx, conn, schema, fallback.DeadLetters)
+	if err != nil {
+		return "", err
+	}
+	return found[0], nil
 }
 
 // Close gives up the connection.
@@ -116,7 +126,7 @@ func (q *DLQ) List(ctx context.Context, f Filter, each func(DeadLetter) error) e
 func (q *DLQ) Count(ctx context.Context, f Filter, most int) (n int, err error) {
 	where, args, err := q.where(ctx, f)
 	if err == nil {
-		sql := fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s d WHERE %s LIMIT %d) x`, q.own.deadLetters, where, most)
+		sql := fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s d WHERE %s LIMIT %d) x`, q.table, where, most)
 		err = q.conn.QueryRow(ctx, sql, args...).Scan(&n)
 	}
 	return n, q.explain(err, "count dead letters")
@@ -149,7 +159,7 @@ func (q *DLQ) Show(ctx context.Context, id int64) (*Whole, error) {
 	l := &w.DeadLetter
 	err := q.conn.QueryRow(ctx, fmt.Sprintf(`SELECT %s, CASE WHEN octet_length(%s) <= %d THEN %[2]s END,
 			CASE WHEN octet_length(d.original::text) <= %[4]d THEN d.original::text END, coalesce(octet_length(d.original::text), 0)
-		FROM %[5]s d WHERE d.dead_letter_id = $1`, q.columns(), q.field(outbox.Payload), shownBytes, shownOriginal, q.own.deadLetters), id).
+		FROM %[5]s d WHERE d.dead_letter_id = $1`, q.columns(), q.field(outbox.Payload), shownBytes, shownOriginal, q.table), id).
 		Scan(&l.ID, &l.Outbox, &l.RowID, &l.EventType, &l.TenantID, &l.AggregateType, &l.AggregateID, &l.Attempts, &l.FailedAt,
 			&l.LastError, &l.Age, &w.Payload, &w.Original, &w.Size)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -157,7 +167,7 @@ func (q *DLQ) Show(ctx context.Context, id int64) (*Whole, error) {
 	}
 	if err == nil {
 		rows, _ := q.conn.Query(ctx, fmt.Sprintf(`SELECT e.key, CASE WHEN octet_length(e.value) <= %d THEN e.value END, coalesce(octet_length(e.value), 0)
-			FROM %s d, json_each_text(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END) e WHERE d.dead_letter_id = $1`, shownBytes, q.own.deadLetters), id)
+			FROM %s d, json_each_text(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END) e WHERE d.dead_letter_id = $1`, shownBytes, q.table), id)
 		w.Columns, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
 	}
 	return w, q.explain(err, "show dead letter")
@@ -168,24 +178,5 @@ func (q *DLQ) explain(err error, doing string, privileges ...string) error {
 	if err == nil {
 		return nil
 	}
-	return explainLetters(fmt.Errorf("%s: %w", doing, err), q.conn.Config().User, privileges...)
-}
-
-// explainLetters adds what helps a role that works with dead letters. privileges are those that it needs besides.
-func explainLetters(err error, user string, privileges ...string) error {
-	switch pg.Code(err) {
-	case pgerrcode.UndefinedTable:
-		return hint.Wrap(err, "run `walpost migrate up`")
-	case pgerrcode.InsufficientPrivilege:
-		role, more := outbox.QuoteIdent(user), ""
-		for _, p := range privileges {
-			more += "; GRANT " + p + " TO " + role
-		}
-		return hint.Wrap(err, fmt.Sprintf("as the tables' owner: GRANT SELECT ON %s TO %s%s", DeadLetters, role, more))
-	case pgerrcode.LockNotAvailable:
-		return hint.Wrap(err, "another session holds a lock for long: end its transaction; then run this again, it goes on where it was")
-	case pgerrcode.ReadOnlySQLTransaction:
-		return hint.Wrap(err, "postgres.url leads to a standby, or to a role that only reads: give it the primary")
-	}
-	return err
+	return fallback.ExplainLetters(fmt.Errorf("%s: %w", doing, err), q.conn.Config().User, privileges...)
 }

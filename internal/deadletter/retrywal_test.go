@@ -1,11 +1,11 @@
-package fallback_test
+package deadletter_test
 
 import (
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
@@ -32,7 +32,7 @@ func TestRetryOfWhatOnlyTheWALHolds(t *testing.T) {
 		b.bury("7", "1")
 		refused := func(want string) {
 			t.Helper()
-			done, left := b.retry(b.dlq(b.table), fallback.Filter{})
+			done, left := b.retry(b.dlq(b.table), deadletter.Filter{})
 			if len(done) != 0 || left[1] == nil || !strings.Contains(left[1].Error(), want) || hint.Of(left[1]) == "" {
 				t.Errorf("retried %v, left %v, want %q", done, left, want)
 			}
@@ -42,7 +42,7 @@ func TestRetryOfWhatOnlyTheWALHolds(t *testing.T) {
 		refused("slot")
 		b.exec(`SELECT pg_create_logical_replication_slot('walpost', 'test_decoding')`)
 		defer b.exec(`SELECT pg_drop_replication_slot('walpost')`)
-		if done, left := b.retry(b.dlq(b.table), fallback.Filter{}); len(done) != 1 {
+		if done, left := b.retry(b.dlq(b.table), deadletter.Filter{}); len(done) != 1 {
 			t.Fatalf("retried %v, left %v", done, left)
 		}
 		if n := b.text(`SELECT count(*) FROM outbox_messages`); n != "0" {

@@ -1,4 +1,4 @@
-package fallback
+package deadletter
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
@@ -16,10 +17,13 @@ import (
 // target is an outbox that dead letters go back to.
 type target struct {
 	table   *outbox.Table
-	dead    string // the dead letters, with their schema
+	letters string // the dead letters, with their schema
 	columns map[string]targetColumn
 	check   error // why none may; nil where they may
 }
+
+// retriedNote has the row deliver from the table, behind what was inserted meanwhile.
+const retriedNote = fallback.Held + "a dead letter that is tried again"
 
 type targetColumn struct {
 	Name      string
@@ -33,7 +37,7 @@ func (q *DLQ) target(ctx context.Context, tx pgx.Tx, name string) (*target, erro
 	if t := q.targets[name]; t != nil && (t.table == nil || t.table.Mark != outbox.MarkNone) {
 		return t, nil
 	}
-	t := &target{dead: q.own.deadLetters, columns: map[string]targetColumn{}}
+	t := &target{letters: q.table, columns: map[string]targetColumn{}}
 	for _, o := range q.cfg.Outboxes {
 		if o.String() == name {
 			t.table = o
@@ -44,7 +48,7 @@ func (q *DLQ) target(ctx context.Context, tx pgx.Tx, name string) (*target, erro
 		t.check = hint.Errorf("add it to outboxes in the configuration that this command reads", "outbox %q is not configured", name)
 		return t, nil
 	}
-	rows, _ := tx.Query(ctx, `SELECT attname::text, format_type(atttypid, -1), attgenerated <> '', `+foreignSQL("atttypid")+`
+	rows, _ := tx.Query(ctx, `SELECT attname::text, format_type(atttypid, -1), attgenerated <> '', `+pg.ForeignTypeSQL("atttypid")+`
 		FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.table.SQL())
 	columns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[targetColumn])
 	if err != nil {
@@ -103,7 +107,7 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		return "", t.check
 	}
 	layout := &t.table.Layout
-	if slices.Contains(originals, OmittedKey) {
+	if slices.Contains(originals, fallback.OmittedKey) {
 		return "", hint.Errorf("if the row is still in its outbox, make it small enough there, with last_error = NULL, attempts = 0 and available_at = now(), "+
 			"and discard the dead letter", "the dead letter does not hold the whole row: it was too large")
 	}
@@ -136,7 +140,7 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		}
 		columns, values = append(columns, outbox.QuoteIdent(name)), append(values, value)
 	}
-	return strings.NewReplacer("{dead}", t.dead, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
+	return strings.NewReplacer("{dead}", t.letters, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
 		"{idvalue}", t.columns[layout.Columns[outbox.ID]].valueSQL("d.original", t.table),
 		"{columns}", strings.Join(columns, ", "), "{values}", strings.Join(values, ", ")).Replace(`
 WITH gone AS (

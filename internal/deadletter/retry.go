@@ -1,4 +1,4 @@
-package fallback
+package deadletter
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
@@ -49,7 +50,7 @@ const letterColumns = `d.dead_letter_id, d.outbox, d.row_id,
 // and what was reported stays done: call it again. A dry run does the same and
 // takes it all back.
 func (q *DLQ) Retry(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
-	privileges := []string{"DELETE ON " + DeadLetters}
+	privileges := []string{"DELETE ON " + fallback.DeadLetters}
 	for _, t := range q.cfg.Outboxes {
 		privileges = append(privileges, fmt.Sprintf("SELECT, INSERT%s ON %s", map[outbox.Mark]string{outbox.MarkNone: ", DELETE"}[t.Mark], t.SQL()))
 	}
@@ -65,7 +66,7 @@ func (q *DLQ) Discard(ctx context.Context, f Filter, dryRun bool, report func(Ou
 	err := walk(ctx, q, f, letterColumns, func(page []letter) error {
 		return q.change(ctx, page, dryRun, report, q.discard)
 	})
-	return q.explain(err, "discard dead letters", "DELETE ON "+DeadLetters)
+	return q.explain(err, "discard dead letters", "DELETE ON "+fallback.DeadLetters)
 }
 
 var errDryRun = errors.New("dry run")
@@ -95,7 +96,7 @@ func (q *DLQ) change(ctx context.Context, page []letter, dryRun bool, report fun
 
 func (q *DLQ) discard(ctx context.Context, tx pgx.Tx, page []letter) ([]Outcome, error) {
 	rows, _ := tx.Query(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s WHERE dead_letter_id = ANY($1::bigint[]) RETURNING dead_letter_id)
-		SELECT dead_letter_id FROM gone WHERE %s`, q.own.deadLetters, pg.OwnPath), ids(page))
+		SELECT dead_letter_id FROM gone WHERE %s`, q.table, pg.OwnPath), ids(page))
 	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	return outcomes(page, gone, nil), err
 }
@@ -200,7 +201,7 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 	var deleted int
 	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s RETURNING 1)
 		SELECT count(*)::int FROM gone WHERE %s`,
-		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), shardSQL(t.table, "t"), pg.OwnPath), rows).Scan(&deleted)
+		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), fallback.ShardSQL(t.table, "t"), pg.OwnPath), rows).Scan(&deleted)
 	if err == nil {
 		_, err = tx.Exec(ctx, pg.HidePath)
 	}
@@ -221,7 +222,7 @@ func (t *target) others(ctx context.Context, tx pgx.Tx, run []letter, done []int
 	if len(all) == len(run) {
 		return all, nil
 	}
-	rows, _ := tx.Query(ctx, fmt.Sprintf(`SELECT dead_letter_id FROM %s WHERE dead_letter_id = ANY($1::bigint[])`, t.dead), ids(run))
+	rows, _ := tx.Query(ctx, fmt.Sprintf(`SELECT dead_letter_id FROM %s WHERE dead_letter_id = ANY($1::bigint[])`, t.letters), ids(run))
 	left, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	return append(all, outcomes(run, left, hint.Errorf("the outbox has taken this id again: compare the two, and discard the dead letter or take the row away",
 		"a row with this id is in the outbox"))...), err

@@ -1,4 +1,4 @@
-package fallback
+package deadletter
 
 import (
 	"context"
@@ -105,7 +105,7 @@ func (q *DLQ) now(ctx context.Context, f Filter) (Filter, error) {
 		return f, nil
 	}
 	var m moment
-	err := q.conn.QueryRow(ctx, `SELECT now(), coalesce(max(dead_letter_id), 0) FROM `+q.own.deadLetters).Scan(&m.at, &m.upto)
+	err := q.conn.QueryRow(ctx, `SELECT now(), coalesce(max(dead_letter_id), 0) FROM `+q.table).Scan(&m.at, &m.upto)
 	f.moment = &m
 	return f, err
 }
@@ -122,7 +122,7 @@ func walk[T interface{ key() int64 }](ctx context.Context, q *DLQ, f Filter, col
 		return err
 	}
 	sql := fmt.Sprintf(`SELECT %s FROM %s d WHERE %s AND d.dead_letter_id > $%d ORDER BY d.dead_letter_id LIMIT $%d`,
-		columns, q.own.deadLetters, where, len(args)+1, len(args)+2)
+		columns, q.table, where, len(args)+1, len(args)+2)
 	last := int64(0)
 	for left := f.Limit; ; {
 		size := deadLetterBatch

@@ -1,4 +1,4 @@
-package fallback_test
+package deadletter_test
 
 import (
 	"context"
@@ -10,25 +10,26 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
 
 // dlq opens the dead letters as the commands do.
-func (b *bench) dlq(tables ...*outbox.Table) *fallback.DLQ {
+func (b *bench) dlq(tables ...*outbox.Table) *deadletter.DLQ {
 	b.t.Helper()
-	q, err := fallback.OpenDLQ(b.t.Context(), fallback.DLQConfig{Config: b.config(), Publication: "walpost", Outboxes: tables})
+	q, err := deadletter.OpenDLQ(b.t.Context(), deadletter.DLQConfig{Config: b.config(), Publication: "walpost", Outboxes: tables})
 	b.must(err)
 	b.t.Cleanup(q.Close)
 	return q
 }
 
 // retry returns the ids of what was retried, and the errors of what was not.
-func (b *bench) retry(q *fallback.DLQ, f fallback.Filter) (done []int64, left map[int64]error) {
+func (b *bench) retry(q *deadletter.DLQ, f deadletter.Filter) (done []int64, left map[int64]error) {
 	b.t.Helper()
 	left = map[int64]error{}
-	b.must(q.Retry(b.t.Context(), f, false, func(o fallback.Outcome) {
+	b.must(q.Retry(b.t.Context(), f, false, func(o deadletter.Outcome) {
 		if o.Err != nil {
 			left[o.ID] = o.Err
 			return
@@ -38,9 +39,9 @@ func (b *bench) retry(q *fallback.DLQ, f fallback.Filter) (done []int64, left ma
 	return done, left
 }
 
-func (b *bench) list(q *fallback.DLQ, f fallback.Filter) (letters []fallback.DeadLetter) {
+func (b *bench) list(q *deadletter.DLQ, f deadletter.Filter) (letters []deadletter.DeadLetter) {
 	b.t.Helper()
-	b.must(q.List(b.t.Context(), f, func(l fallback.DeadLetter) error {
+	b.must(q.List(b.t.Context(), f, func(l deadletter.DeadLetter) error {
 		letters = append(letters, l)
 		return nil
 	}))
@@ -127,7 +128,7 @@ func retryOne(t *testing.T, b *bench, s shape, wal bool) {
 		b.park(table, ev)
 	}
 	q := b.dlq(table)
-	letters := b.list(q, fallback.Filter{})
+	letters := b.list(q, deadletter.Filter{})
 	if len(letters) != 1 || letters[0].RowID != string(ev.Values[outbox.ID]) || *letters[0].LastError != "subject: bad" {
 		t.Fatalf("dead letters: %+v", letters)
 	}
@@ -136,7 +137,7 @@ func retryOne(t *testing.T, b *bench, s shape, wal bool) {
 	if read != s.letter {
 		t.Errorf("the dead letter reads %s, want %s", read, s.letter)
 	}
-	done, left := b.retry(q, fallback.Filter{})
+	done, left := b.retry(q, deadletter.Filter{})
 	if len(done) != 1 || len(left) != 0 {
 		t.Fatalf("retried %v, left %v", done, left)
 	}
@@ -216,27 +217,27 @@ func TestFilters(t *testing.T) {
 		('public.other', 'y', '"no object"', 6, 'user', 42, NULL, NULL, now())`)
 	q := b.dlq(b.table, &outbox.Table{Schema: "public", Name: "debezium", Layout: outbox.Debezium(), Mark: outbox.MarkDelete})
 	for _, c := range []struct {
-		f    fallback.Filter
+		f    deadletter.Filter
 		want string
 	}{
-		{fallback.Filter{}, "[1 2 3 4]"},
-		{fallback.Filter{Limit: 2}, "[1 2]"},
-		{fallback.Filter{IDs: []int64{4, 9, 2}}, "[2 4]"},
-		{fallback.Filter{IDs: []int64{}}, "[]"},
-		{fallback.Filter{EventType: "order.placed"}, "[1 3]"},
-		{fallback.Filter{EventType: "order.placed", Outbox: "public.debezium"}, "[3]"},
-		{fallback.Filter{AggregateType: "order"}, "[1 2 3]"},
-		{fallback.Filter{AggregateType: "order", AggregateID: "42"}, "[1]"},
-		{fallback.Filter{AggregateType: "order", AggregateID: "o/1"}, "[3]"},
-		{fallback.Filter{AggregateID: "42"}, "[1 4]"},
-		{fallback.Filter{TenantID: "5"}, "[1 2]"},
-		{fallback.Filter{TenantID: "6"}, "[4]"},
-		{fallback.Filter{Class: "size"}, "[2]"},
-		{fallback.Filter{Class: "%"}, "[]"},
-		{fallback.Filter{OlderThan: time.Minute}, "[1 2]"},
-		{fallback.Filter{NewerThan: 2 * time.Hour}, "[2 3 4]"},
-		{fallback.Filter{OlderThan: time.Minute, NewerThan: 2 * time.Hour}, "[2]"},
-		{fallback.Filter{EventType: "' OR true --"}, "[]"},
+		{deadletter.Filter{}, "[1 2 3 4]"},
+		{deadletter.Filter{Limit: 2}, "[1 2]"},
+		{deadletter.Filter{IDs: []int64{4, 9, 2}}, "[2 4]"},
+		{deadletter.Filter{IDs: []int64{}}, "[]"},
+		{deadletter.Filter{EventType: "order.placed"}, "[1 3]"},
+		{deadletter.Filter{EventType: "order.placed", Outbox: "public.debezium"}, "[3]"},
+		{deadletter.Filter{AggregateType: "order"}, "[1 2 3]"},
+		{deadletter.Filter{AggregateType: "order", AggregateID: "42"}, "[1]"},
+		{deadletter.Filter{AggregateType: "order", AggregateID: "o/1"}, "[3]"},
+		{deadletter.Filter{AggregateID: "42"}, "[1 4]"},
+		{deadletter.Filter{TenantID: "5"}, "[1 2]"},
+		{deadletter.Filter{TenantID: "6"}, "[4]"},
+		{deadletter.Filter{Class: "size"}, "[2]"},
+		{deadletter.Filter{Class: "%"}, "[]"},
+		{deadletter.Filter{OlderThan: time.Minute}, "[1 2]"},
+		{deadletter.Filter{NewerThan: 2 * time.Hour}, "[2 3 4]"},
+		{deadletter.Filter{OlderThan: time.Minute, NewerThan: 2 * time.Hour}, "[2]"},
+		{deadletter.Filter{EventType: "' OR true --"}, "[]"},
 	} {
 		ids := []int64{}
 		for _, l := range b.list(q, c.f) {
@@ -250,10 +251,10 @@ func TestFilters(t *testing.T) {
 			t.Errorf("%+v: counted %d, %v", c.f, n, err)
 		}
 	}
-	now, err := q.Now(t.Context(), fallback.Filter{Outbox: "public.other"})
+	now, err := q.Now(t.Context(), deadletter.Filter{Outbox: "public.other"})
 	b.must(err)
 	b.exec(`INSERT INTO outbox_messages_dlq (outbox, row_id, last_error) VALUES ('public.other', 'z', 'late: it came after the question')`)
-	b.must(q.Discard(t.Context(), now, false, func(o fallback.Outcome) { b.must(o.Err) }))
+	b.must(q.Discard(t.Context(), now, false, func(o deadletter.Outcome) { b.must(o.Err) }))
 	if left := b.text(`SELECT string_agg(row_id, ' ') FROM outbox_messages_dlq WHERE outbox = 'public.other'`); left != "z" {
 		t.Errorf("%s is left, want z", left)
 	}
@@ -276,7 +277,7 @@ func TestRetryLeavesWhatCannotGoBack(t *testing.T) {
 	gone.Name = "gone"
 	q := b.dlq(b.table, &gone)
 	for range 2 { // and none is worse for a second try
-		done, left := b.retry(q, fallback.Filter{})
+		done, left := b.retry(q, deadletter.Filter{})
 		if n := len(done) + len(left); n != 10 && n != 8 {
 			t.Errorf("%d dead letters are spoken of: %v, %v", n, done, left)
 		}
@@ -305,7 +306,7 @@ func TestRetryEnds(t *testing.T) {
 		INSERT INTO outbox_messages_dlq (outbox, row_id, original) VALUES (''public.outbox_messages'', NEW.id, row_to_json(NEW));
 		DELETE FROM outbox_messages WHERE id = NEW.id; RETURN NULL; END'`)
 	b.exec(`CREATE CONSTRAINT TRIGGER die AFTER INSERT ON outbox_messages DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()`)
-	done, left := b.retry(b.dlq(b.table), fallback.Filter{})
+	done, left := b.retry(b.dlq(b.table), deadletter.Filter{})
 	if len(done) != 600 || len(left) != 0 {
 		t.Errorf("retried %d, left %v; want each of 600 once", len(done), left)
 	}
@@ -317,9 +318,9 @@ func TestDryRunChangesNothing(t *testing.T) {
 	b.exec(`INSERT INTO outbox_messages (id, aggregate_type, aggregate_id, event_type, payload) VALUES (2, 'order', 7, 'came.again', '{}')`)
 	q := b.dlq(b.table)
 	said := ""
-	report := func(o fallback.Outcome) { said += fmt.Sprint(o.ID, " ", o.Err == nil, ", ") }
-	b.must(q.Retry(t.Context(), fallback.Filter{}, true, report))
-	b.must(q.Discard(t.Context(), fallback.Filter{}, true, report))
+	report := func(o deadletter.Outcome) { said += fmt.Sprint(o.ID, " ", o.Err == nil, ", ") }
+	b.must(q.Retry(t.Context(), deadletter.Filter{}, true, report))
+	b.must(q.Discard(t.Context(), deadletter.Filter{}, true, report))
 	if want := "1 true, 3 true, 2 false, 1 true, 2 true, 3 true, "; said != want {
 		t.Errorf("a dry run said %q, want %q", said, want)
 	}
@@ -332,7 +333,7 @@ func TestDiscard(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	b.dead(600)
 	n := 0
-	b.must(b.dlq().Discard(t.Context(), fallback.Filter{AggregateType: "order", Limit: 599}, false, func(o fallback.Outcome) {
+	b.must(b.dlq().Discard(t.Context(), deadletter.Filter{AggregateType: "order", Limit: 599}, false, func(o deadletter.Outcome) {
 		n++
 		b.must(o.Err)
 	}))
@@ -356,7 +357,7 @@ func TestShow(t *testing.T) {
 	if w.Payload != nil || w.Original != nil || w.Size < 5<<20 || w.Columns[1].Value != nil || w.Columns[1].Size != 5<<20 || *w.Columns[0].Value != "1" {
 		t.Errorf("of a large letter: %+v", w)
 	}
-	if l := b.list(b.dlq(b.table), fallback.Filter{}); len(l) != 1 || len(*l[0].EventType) != 4096 {
+	if l := b.list(b.dlq(b.table), deadletter.Filter{}); len(l) != 1 || len(*l[0].EventType) != 4096 {
 		t.Errorf("%d letters, want one whose texts are cut", len(l))
 	}
 	_, err = b.dlq().Show(t.Context(), 2)
@@ -384,7 +385,7 @@ func TestTwoRetriesAtOnce(t *testing.T) {
 	defer cancel()
 	stopped, done := make(chan error, 1), 0
 	first := b.dlq(b.table)
-	go func() { stopped <- first.Retry(ctx, fallback.Filter{}, false, func(fallback.Outcome) { done++ }) }()
+	go func() { stopped <- first.Retry(ctx, deadletter.Filter{}, false, func(deadletter.Outcome) { done++ }) }()
 	b.eventually(`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`)
 	cancel()
 	if err := <-stopped; !errors.Is(err, context.Canceled) || done != 1000 {
@@ -404,7 +405,7 @@ func TestTwoRetriesAtOnce(t *testing.T) {
 		q := b.dlq(b.table)
 		go func() {
 			n := 0
-			err := q.Retry(t.Context(), fallback.Filter{}, false, func(o fallback.Outcome) {
+			err := q.Retry(t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) {
 				if n++; o.Err != nil {
 					t.Error(o)
 				}
@@ -440,17 +441,17 @@ func TestDLQNamesMissingPrivileges(t *testing.T) {
 	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
 	cfg := b.config()
 	cfg.URL = strings.Replace(cfg.URL, "postgres@", role+"@", 1)
-	q, err := fallback.OpenDLQ(t.Context(), fallback.DLQConfig{Config: cfg, Outboxes: []*outbox.Table{b.table}})
+	q, err := deadletter.OpenDLQ(t.Context(), deadletter.DLQConfig{Config: cfg, Outboxes: []*outbox.Table{b.table}})
 	b.must(err)
 	defer q.Close()
 	list := func() error {
-		return q.List(t.Context(), fallback.Filter{}, func(fallback.DeadLetter) error { return nil })
+		return q.List(t.Context(), deadletter.Filter{}, func(deadletter.DeadLetter) error { return nil })
 	}
 	retry := func() error {
-		return q.Retry(t.Context(), fallback.Filter{}, false, func(o fallback.Outcome) { b.must(o.Err) })
+		return q.Retry(t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) { b.must(o.Err) })
 	}
 	discard := func() error {
-		return q.Discard(t.Context(), fallback.Filter{}, true, func(o fallback.Outcome) { b.must(o.Err) })
+		return q.Discard(t.Context(), deadletter.Filter{}, true, func(o deadletter.Outcome) { b.must(o.Err) })
 	}
 	for _, c := range []struct {
 		do            func() error

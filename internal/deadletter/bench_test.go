@@ -1,0 +1,110 @@
+package deadletter_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// bench is a database with the canonical tables, the relay's connection to it
+// and an application's.
+type bench struct {
+	t     *testing.T
+	url   string
+	db    *fallback.DB
+	app   *pgx.Conn
+	table *outbox.Table
+}
+
+func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
+	t.Helper()
+	b := &bench{t: t, url: pg.NewDB(t)}
+	b.table = &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: mark}
+	cfg, err := pgx.ParseConfig(b.url)
+	b.must(err)
+	m := migrations.New(cfg, []*outbox.Table{b.table})
+	_, err = m.Up(t.Context(), migrations.Latest)
+	b.must(err)
+	b.must(m.Close())
+	b.app = b.connect()
+	b.db = b.open()
+	b.must(b.db.CheckTable(t.Context(), b.table))
+	return b
+}
+
+func (b *bench) config() fallback.Config {
+	return fallback.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost"}
+}
+
+func (b *bench) open() *fallback.DB {
+	b.t.Helper()
+	db, err := fallback.Open(b.t.Context(), b.config())
+	b.must(err)
+	b.t.Cleanup(db.Close)
+	return db
+}
+
+func (b *bench) connect() *pgx.Conn {
+	b.t.Helper()
+	c, err := pgx.Connect(b.t.Context(), b.url)
+	b.must(err)
+	b.t.Cleanup(func() { _ = c.Close(context.Background()) })
+	return c
+}
+
+func (b *bench) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) exec(sql string, args ...any) {
+	b.t.Helper()
+	_, err := b.app.Exec(b.t.Context(), sql, args...)
+	b.must(err)
+}
+
+func (b *bench) text(sql string) (s string) {
+	b.t.Helper()
+	b.must(b.app.QueryRow(b.t.Context(), "SELECT ("+sql+")::text").Scan(&s))
+	return s
+}
+
+func (b *bench) want(got []fallback.Verdict, want ...fallback.Verdict) {
+	b.t.Helper()
+	if !slices.Equal(got, want) {
+		b.t.Fatalf("verdicts %v, want %v", got, want)
+	}
+}
+
+// insert commits n rows and names them as the WAL would.
+func (b *bench) insert(n int) (rows []fallback.Row) {
+	b.t.Helper()
+	result, err := b.app.Query(b.t.Context(), fmt.Sprintf(`INSERT INTO outbox_messages AS t (aggregate_type, aggregate_id, event_type, payload)
+		SELECT 'order', i, 'order.created', jsonb_build_object('n', i) FROM generate_series(1, $1) i
+		RETURNING id::text, %s, pg_current_xact_id()::xid::text::bigint`, b.table.HashSQL("t")), n)
+	b.must(err)
+	var id string
+	var hash, xid int64
+	_, err = pgx.ForEachRow(result, []any{&id, &hash, &xid}, func() error {
+		rows = append(rows, fallback.Row{Ref: outbox.Ref{Table: b.table, ID: id, Hash: uint64(hash)}, XID: uint32(xid)})
+		return nil
+	})
+	b.must(err)
+	return rows
+}
+
+var retry = fallback.Retry{Backoff: 30 * time.Second, MaxAttempts: 10}
