@@ -6,16 +6,16 @@ import (
 )
 
 // dlq opens the dead letters as the commands do.
-func (b *bench) dlq(tables ...*outbox.Table) *deadletter.DLQ {
+func (b *bench) dlq(tables ...*outbox.Table) *deadletter.Queue {
 	b.t.Helper()
-	q, err := deadletter.OpenDLQ(b.t.Context(), deadletter.DLQConfig{Config: b.config(), Publication: "walpost", Outboxes: tables})
+	q, err := deadletter.Open(b.t.Context(), deadletter.Config{Config: b.config(), Publication: "walpost", Outboxes: tables})
 	b.must(err)
 	b.t.Cleanup(q.Close)
 	return q
 }
 
 // retry returns the ids of what was retried, and the errors of what was not.
-func (b *bench) retry(q *deadletter.DLQ, f deadletter.Filter) (done []int64, left map[int64]error) {
+func (b *bench) retry(q *deadletter.Queue, f deadletter.Filter) (done []int64, left map[int64]error) {
 	b.t.Helper()
 	left = map[int64]error{}
 	b.must(q.Retry(b.t.Context(), f, false, func(o deadletter.Outcome) {

@@ -62,7 +62,7 @@ func newAppBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	return b
 }
 
-func (b *bench) tryDLQ(f deadletter.Filter) *deadletter.DLQ {
+func (b *bench) tryDLQ(f deadletter.Filter) *deadletter.Queue {
 	q := b.dlq(b.table)
 	b.must(q.Retry(b.t.Context(), f, false, func(o deadletter.Outcome) { b.must(o.Err) }))
 	return q

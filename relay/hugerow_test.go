@@ -172,7 +172,7 @@ func TestTooLongWithoutMark(t *testing.T) {
 		t.Errorf("the dead letters are\n%s\nwant\n%s", got, want)
 	}
 	x.halt()
-	q, err := deadletter.OpenDLQ(t.Context(), deadletter.DLQConfig{Config: fallback.Config{URL: r.url, Slot: r.cfg.Slot}, Publication: r.cfg.Publication, Outboxes: r.cfg.Outboxes})
+	q, err := deadletter.Open(t.Context(), deadletter.Config{Config: fallback.Config{URL: r.url, Slot: r.cfg.Slot}, Publication: r.cfg.Publication, Outboxes: r.cfg.Outboxes})
 	r.must(err)
 	defer q.Close()
 	r.must(q.Retry(t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) {

@@ -58,7 +58,7 @@ func TestNamesAreTheCatalogs(t *testing.T) {
 			}
 
 			r.setSubjects("events.order.>", "events.payment.>")
-			dlq, err := deadletter.OpenDLQ(t.Context(), deadletter.DLQConfig{
+			dlq, err := deadletter.Open(t.Context(), deadletter.Config{
 				Config: fallback.Config{URL: r.cfg.PostgresURL, Schema: "public"}, Publication: "walpost", Outboxes: r.cfg.Outboxes,
 			})
 			r.must(err)

@@ -196,7 +196,7 @@ func (r *rig) listenToAll() { r.t.Helper(); r.setSubjects("events.>") }
 // retryAll takes all dead letters back.
 func (r *rig) retryAll() {
 	r.t.Helper()
-	dlq, err := deadletter.OpenDLQ(r.t.Context(), deadletter.DLQConfig{Config: fallback.Config{URL: r.url}, Outboxes: r.cfg.Outboxes})
+	dlq, err := deadletter.Open(r.t.Context(), deadletter.Config{Config: fallback.Config{URL: r.url}, Outboxes: r.cfg.Outboxes})
 	r.must(err)
 	defer dlq.Close()
 	r.must(dlq.Retry(r.t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) { r.must(o.Err) }))

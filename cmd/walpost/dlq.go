@@ -70,9 +70,9 @@ func newDLQListCommand() *cobra.Command {
 			if asJSON && !cmd.Flags().Changed("limit") {
 				f.Limit = 0 // nothing would tell that there is more
 			}
-			return withDLQ(cmd, func(ctx context.Context, q *deadletter.DLQ) error {
+			return withDLQ(cmd, func(ctx context.Context, q *deadletter.Queue) error {
 				if asJSON {
-					return q.List(ctx, f, func(l deadletter.DeadLetter) error {
+					return q.List(ctx, f, func(l deadletter.Letter) error {
 						l.FailedAt = l.FailedAt.UTC()
 						return printJSON(cmd.OutOrStdout(), l)
 					})
@@ -99,7 +99,7 @@ func newDLQShowCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return withDLQ(cmd, func(ctx context.Context, q *deadletter.DLQ) error {
+			return withDLQ(cmd, func(ctx context.Context, q *deadletter.Queue) error {
 				l, err := q.Show(ctx, ids[0])
 				if err != nil {
 					return err
@@ -114,7 +114,7 @@ func newDLQShowCommand() *cobra.Command {
 }
 
 // withDLQ connects as the configuration says.
-func withDLQ(cmd *cobra.Command, do func(context.Context, *deadletter.DLQ) error) error {
+func withDLQ(cmd *cobra.Command, do func(context.Context, *deadletter.Queue) error) error {
 	cfg, err := loadConfig(cmd)
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func withDLQ(cmd *cobra.Command, do func(context.Context, *deadletter.DLQ) error
 	if err != nil {
 		return err
 	}
-	q, err := deadletter.OpenDLQ(cmd.Context(), deadletter.DLQConfig{
+	q, err := deadletter.Open(cmd.Context(), deadletter.Config{
 		Config:      database(cfg, "walpost dlq"),
 		Publication: cfg.Postgres.Publication,
 		Outboxes:    tables,

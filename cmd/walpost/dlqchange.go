@@ -21,16 +21,16 @@ type dlqChange struct {
 	all, dryRun, json bool
 	yes               bool
 	verb              string // of what was done: retried, discarded
-	do                func(*deadletter.DLQ, context.Context, deadletter.Filter, bool, func(deadletter.Outcome)) error
+	do                func(*deadletter.Queue, context.Context, deadletter.Filter, bool, func(deadletter.Outcome)) error
 }
 
 func newDLQRetryCommand() *cobra.Command {
-	c := &dlqChange{verb: "retried", yes: true, do: (*deadletter.DLQ).Retry}
+	c := &dlqChange{verb: "retried", yes: true, do: (*deadletter.Queue).Retry}
 	return c.command(&cobra.Command{Use: "retry {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Put rows back into their outboxes", Long: dlqRetryHelp})
 }
 
 func newDLQDiscardCommand() *cobra.Command {
-	c := &dlqChange{verb: "discarded", do: (*deadletter.DLQ).Discard}
+	c := &dlqChange{verb: "discarded", do: (*deadletter.Queue).Discard}
 	cmd := &cobra.Command{Use: "discard {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Delete dead letters for good", Long: dlqDiscardHelp}
 	cmd.Flags().BoolVar(&c.yes, "yes", false, "do not ask")
 	return c.command(cmd)
@@ -47,7 +47,7 @@ func (c *dlqChange) command(cmd *cobra.Command) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return withDLQ(cmd, func(ctx context.Context, q *deadletter.DLQ) error { return c.run(ctx, cmd, q, f) })
+		return withDLQ(cmd, func(ctx context.Context, q *deadletter.Queue) error { return c.run(ctx, cmd, q, f) })
 	}
 	return cmd
 }
@@ -71,7 +71,7 @@ func (c *dlqChange) check(cmd *cobra.Command, args []string) (deadletter.Filter,
 	return f, nil
 }
 
-func (c *dlqChange) run(ctx context.Context, cmd *cobra.Command, q *deadletter.DLQ, f deadletter.Filter) error {
+func (c *dlqChange) run(ctx context.Context, cmd *cobra.Command, q *deadletter.Queue, f deadletter.Filter) error {
 	if !c.yes && !c.dryRun {
 		var err error
 		if f, err = q.Now(ctx, f); err != nil {
@@ -90,7 +90,7 @@ func (c *dlqChange) run(ctx context.Context, cmd *cobra.Command, q *deadletter.D
 	return errors.Join(err, r.err)
 }
 
-func confirm(ctx context.Context, cmd *cobra.Command, q *deadletter.DLQ, f deadletter.Filter) error {
+func confirm(ctx context.Context, cmd *cobra.Command, q *deadletter.Queue, f deadletter.Filter) error {
 	n, err := q.Count(ctx, f, countMost)
 	if err != nil || n == 0 {
 		return err

@@ -18,12 +18,12 @@ import (
 const countMost = 100_000
 
 // listLetters writes a table, each line as wide as the terminal at most, and how many there are beside it.
-func listLetters(ctx context.Context, w io.Writer, q *deadletter.DLQ, f deadletter.Filter) error {
+func listLetters(ctx context.Context, w io.Writer, q *deadletter.Queue, f deadletter.Filter) error {
 	var text bytes.Buffer
 	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "ID\tOUTBOX\tROW\tEVENT TYPE\tAGGREGATE\tATTEMPTS\tAGE\tERROR")
 	shown := 0
-	err := q.List(ctx, f, func(l deadletter.DeadLetter) error {
+	err := q.List(ctx, f, func(l deadletter.Letter) error {
 		shown++
 		attempts := "-"
 		if l.Attempts != nil {
@@ -74,7 +74,7 @@ func known(s *string) string {
 	return *s
 }
 
-func aggregate(l deadletter.DeadLetter) string {
+func aggregate(l deadletter.Letter) string {
 	if l.AggregateType == nil && l.AggregateID == nil {
 		return "-"
 	}
@@ -104,11 +104,11 @@ func showLetter(w io.Writer, l *deadletter.Whole, asJSON bool) error {
 			unread = 0
 		}
 		return printJSON(w, struct {
-			deadletter.DeadLetter
+			deadletter.Letter
 			Payload  any             `json:"payload"`
 			Original json.RawMessage `json:"original"`
 			Size     int             `json:"original_bytes,omitempty"`
-		}{l.DeadLetter, asDocument(l.Payload), l.Original, unread})
+		}{l.Letter, asDocument(l.Payload), l.Original, unread})
 	}
 	attempts := "-"
 	if l.Attempts != nil {
@@ -120,7 +120,7 @@ func showLetter(w io.Writer, l *deadletter.Whole, asJSON bool) error {
 		{"row", l.RowID},
 		{"event type", known(l.EventType)},
 		{"tenant", known(l.TenantID)},
-		{"aggregate", aggregate(l.DeadLetter)},
+		{"aggregate", aggregate(l.Letter)},
 		{"attempts", attempts},
 		{"failed at", l.FailedAt.Format(time.RFC3339) + " (" + since(l.Age) + " ago)"},
 		{"last error", known(l.LastError)},

@@ -27,7 +27,7 @@ type Filter struct {
 	// Limit is the greatest number of dead letters; zero is no limit.
 	Limit int
 
-	moment *moment // see DLQ.Now; nil is when the filter is used
+	moment *moment // see Queue.Now; nil is when the filter is used
 }
 
 // moment is the server's time, and the newest dead letter's id then.
@@ -39,7 +39,7 @@ type moment struct {
 // where is the filter as a condition over the alias d. Dead letters that came
 // later are left out: a retry whose cause is still there makes new ones, and would
 // never end.
-func (q *DLQ) where(ctx context.Context, f Filter) (string, []any, error) {
+func (q *Queue) where(ctx context.Context, f Filter) (string, []any, error) {
 	f, err := q.now(ctx, f)
 	if err != nil {
 		return "", nil, err
@@ -77,7 +77,7 @@ func (q *DLQ) where(ctx context.Context, f Filter) (string, []any, error) {
 
 // field is the SQL for a field's text. Where the configuration knows the outbox, the
 // original has what the dead letter's own column cannot hold.
-func (q *DLQ) field(f outbox.Field) string {
+func (q *Queue) field(f outbox.Field) string {
 	if f == outbox.EventType || f == outbox.AggregateType {
 		return fmt.Sprintf("d.%s", f) // text holds any
 	}
@@ -95,12 +95,12 @@ func (q *DLQ) field(f outbox.Field) string {
 
 // Now is the filter for the dead letters that there are now: whatever it is used
 // for later, none that comes, or grows old enough, meanwhile is in it.
-func (q *DLQ) Now(ctx context.Context, f Filter) (Filter, error) {
+func (q *Queue) Now(ctx context.Context, f Filter) (Filter, error) {
 	f, err := q.now(ctx, f)
 	return f, q.explain(err, "read dead letters")
 }
 
-func (q *DLQ) now(ctx context.Context, f Filter) (Filter, error) {
+func (q *Queue) now(ctx context.Context, f Filter) (Filter, error) {
 	if f.moment != nil {
 		return f, nil
 	}
@@ -116,7 +116,7 @@ const deadLetterBatch = 250
 
 // walk reads the dead letters that pass the filter, in the order of their ids,
 // and hands them over page by page. Between two pages nothing is held.
-func walk[T interface{ key() int64 }](ctx context.Context, q *DLQ, f Filter, columns string, do func([]T) error) error {
+func walk[T interface{ key() int64 }](ctx context.Context, q *Queue, f Filter, columns string, do func([]T) error) error {
 	where, args, err := q.where(ctx, f)
 	if err != nil {
 		return err

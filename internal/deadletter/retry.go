@@ -23,17 +23,17 @@ type Outcome struct {
 	Err    error
 }
 
-// letter is a dead letter that is to be changed.
-type letter struct {
+// entry is a dead letter that is to be changed.
+type entry struct {
 	ID      int64
 	Outbox  string
 	RowID   string
 	Columns []string // of the original; nil where it is none
 }
 
-func (l letter) key() int64 { return l.ID }
+func (l entry) key() int64 { return l.ID }
 
-const letterColumns = `d.dead_letter_id, d.outbox, d.row_id,
+const entryColumns = `d.dead_letter_id, d.outbox, d.row_id,
 	ARRAY(SELECT json_object_keys(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END))`
 
 // Retry puts rows back into their outboxes under their own ids, with every value
@@ -49,21 +49,21 @@ const letterColumns = `d.dead_letter_id, d.outbox, d.row_id,
 // transaction; one that somebody else took meanwhile is not. An error ends it,
 // and what was reported stays done: call it again. A dry run does the same and
 // takes it all back.
-func (q *DLQ) Retry(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
+func (q *Queue) Retry(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
 	privileges := []string{"DELETE ON " + fallback.DeadLetters}
 	for _, t := range q.cfg.Outboxes {
 		privileges = append(privileges, fmt.Sprintf("SELECT, INSERT%s ON %s", map[outbox.Mark]string{outbox.MarkNone: ", DELETE"}[t.Mark], t.SQL()))
 	}
-	err := walk(ctx, q, f, letterColumns, func(page []letter) error {
+	err := walk(ctx, q, f, entryColumns, func(page []entry) error {
 		return q.change(ctx, page, dryRun, report, q.retry)
 	})
 	return q.explain(err, "retry dead letters", privileges...)
 }
 
 // Discard deletes dead letters for good, a few hundred in a transaction. It
-// reports as [DLQ.Retry] does.
-func (q *DLQ) Discard(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
-	err := walk(ctx, q, f, letterColumns, func(page []letter) error {
+// reports as [Queue.Retry] does.
+func (q *Queue) Discard(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
+	err := walk(ctx, q, f, entryColumns, func(page []entry) error {
 		return q.change(ctx, page, dryRun, report, q.discard)
 	})
 	return q.explain(err, "discard dead letters", "DELETE ON "+fallback.DeadLetters)
@@ -72,8 +72,8 @@ func (q *DLQ) Discard(ctx context.Context, f Filter, dryRun bool, report func(Ou
 var errDryRun = errors.New("dry run")
 
 // change runs one transaction and reports what it did.
-func (q *DLQ) change(ctx context.Context, page []letter, dryRun bool, report func(Outcome),
-	do func(context.Context, pgx.Tx, []letter) ([]Outcome, error),
+func (q *Queue) change(ctx context.Context, page []entry, dryRun bool, report func(Outcome),
+	do func(context.Context, pgx.Tx, []entry) ([]Outcome, error),
 ) error {
 	var outcomes []Outcome
 	err := pgx.BeginTxFunc(ctx, q.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
@@ -94,7 +94,7 @@ func (q *DLQ) change(ctx context.Context, page []letter, dryRun bool, report fun
 	return nil
 }
 
-func (q *DLQ) discard(ctx context.Context, tx pgx.Tx, page []letter) ([]Outcome, error) {
+func (q *Queue) discard(ctx context.Context, tx pgx.Tx, page []entry) ([]Outcome, error) {
 	rows, _ := tx.Query(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s WHERE dead_letter_id = ANY($1::bigint[]) RETURNING dead_letter_id)
 		SELECT dead_letter_id FROM gone WHERE %s`, q.table, pg.OwnPath), ids(page))
 	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
@@ -103,7 +103,7 @@ func (q *DLQ) discard(ctx context.Context, tx pgx.Tx, page []letter) ([]Outcome,
 
 // retry keeps the order: rows of one shape go together only where they follow
 // each other.
-func (q *DLQ) retry(ctx context.Context, tx pgx.Tx, page []letter) (all []Outcome, err error) {
+func (q *Queue) retry(ctx context.Context, tx pgx.Tx, page []entry) (all []Outcome, err error) {
 	for rest := page; len(rest) > 0; {
 		n := 1
 		for n < len(rest) && rest[n].Outbox == rest[0].Outbox && slices.Equal(rest[n].Columns, rest[0].Columns) {
@@ -122,7 +122,7 @@ func (q *DLQ) retry(ctx context.Context, tx pgx.Tx, page []letter) (all []Outcom
 	return all, nil
 }
 
-func ids(letters []letter) []int64 {
+func ids(letters []entry) []int64 {
 	all := make([]int64, len(letters))
 	for i, l := range letters {
 		all[i] = l.ID
@@ -131,7 +131,7 @@ func ids(letters []letter) []int64 {
 }
 
 // outcomes is err for those among the letters.
-func outcomes(letters []letter, among []int64, err error) (all []Outcome) {
+func outcomes(letters []entry, among []int64, err error) (all []Outcome) {
 	for _, l := range letters {
 		if slices.Contains(among, l.ID) {
 			all = append(all, Outcome{l.ID, l.Outbox, l.RowID, err})
@@ -142,7 +142,7 @@ func outcomes(letters []letter, among []int64, err error) (all []Outcome) {
 
 // take puts rows of one shape back, all of them at once where the table takes
 // all, or else half by half until it is known which ones it refuses.
-func (t *target) take(ctx context.Context, tx pgx.Tx, run []letter) ([]Outcome, error) {
+func (t *target) take(ctx context.Context, tx pgx.Tx, run []entry) ([]Outcome, error) {
 	sql, refusal := t.insertSQL(run[0].Columns)
 	if refusal != nil {
 		return outcomes(run, ids(run), refusal), nil
@@ -217,7 +217,7 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 
 // others tells of those that were not moved: their rows are there again. Those
 // that somebody else has taken by now are not spoken of.
-func (t *target) others(ctx context.Context, tx pgx.Tx, run []letter, done []int64) ([]Outcome, error) {
+func (t *target) others(ctx context.Context, tx pgx.Tx, run []entry, done []int64) ([]Outcome, error) {
 	all := outcomes(run, done, nil)
 	if len(all) == len(run) {
 		return all, nil

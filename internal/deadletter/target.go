@@ -33,7 +33,7 @@ type targetColumn struct {
 }
 
 // target finds the outbox and reads its columns, once.
-func (q *DLQ) target(ctx context.Context, tx pgx.Tx, name string) (*target, error) {
+func (q *Queue) target(ctx context.Context, tx pgx.Tx, name string) (*target, error) {
 	if t := q.targets[name]; t != nil && (t.table == nil || t.table.Mark != outbox.MarkNone) {
 		return t, nil
 	}
@@ -67,7 +67,7 @@ func (q *DLQ) target(ctx context.Context, tx pgx.Tx, name string) (*target, erro
 
 // carried tells why the WAL would not carry a row of a table whose rows nothing
 // else holds. It is asked for every batch: without a slot the row would be gone.
-func (q *DLQ) carried(ctx context.Context, tx pgx.Tx, t *outbox.Table) (refusal, err error) {
+func (q *Queue) carried(ctx context.Context, tx pgx.Tx, t *outbox.Table) (refusal, err error) {
 	if t.Mark != outbox.MarkNone {
 		return nil, nil
 	}

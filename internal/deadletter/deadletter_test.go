@@ -17,16 +17,16 @@ import (
 )
 
 // dlq opens the dead letters as the commands do.
-func (b *bench) dlq(tables ...*outbox.Table) *deadletter.DLQ {
+func (b *bench) dlq(tables ...*outbox.Table) *deadletter.Queue {
 	b.t.Helper()
-	q, err := deadletter.OpenDLQ(b.t.Context(), deadletter.DLQConfig{Config: b.config(), Publication: "walpost", Outboxes: tables})
+	q, err := deadletter.Open(b.t.Context(), deadletter.Config{Config: b.config(), Publication: "walpost", Outboxes: tables})
 	b.must(err)
 	b.t.Cleanup(q.Close)
 	return q
 }
 
 // retry returns the ids of what was retried, and the errors of what was not.
-func (b *bench) retry(q *deadletter.DLQ, f deadletter.Filter) (done []int64, left map[int64]error) {
+func (b *bench) retry(q *deadletter.Queue, f deadletter.Filter) (done []int64, left map[int64]error) {
 	b.t.Helper()
 	left = map[int64]error{}
 	b.must(q.Retry(b.t.Context(), f, false, func(o deadletter.Outcome) {
@@ -39,9 +39,9 @@ func (b *bench) retry(q *deadletter.DLQ, f deadletter.Filter) (done []int64, lef
 	return done, left
 }
 
-func (b *bench) list(q *deadletter.DLQ, f deadletter.Filter) (letters []deadletter.DeadLetter) {
+func (b *bench) list(q *deadletter.Queue, f deadletter.Filter) (letters []deadletter.Letter) {
 	b.t.Helper()
-	b.must(q.List(b.t.Context(), f, func(l deadletter.DeadLetter) error {
+	b.must(q.List(b.t.Context(), f, func(l deadletter.Letter) error {
 		letters = append(letters, l)
 		return nil
 	}))
@@ -441,11 +441,11 @@ func TestDLQNamesMissingPrivileges(t *testing.T) {
 	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
 	cfg := b.config()
 	cfg.URL = strings.Replace(cfg.URL, "postgres@", role+"@", 1)
-	q, err := deadletter.OpenDLQ(t.Context(), deadletter.DLQConfig{Config: cfg, Outboxes: []*outbox.Table{b.table}})
+	q, err := deadletter.Open(t.Context(), deadletter.Config{Config: cfg, Outboxes: []*outbox.Table{b.table}})
 	b.must(err)
 	defer q.Close()
 	list := func() error {
-		return q.List(t.Context(), deadletter.Filter{}, func(deadletter.DeadLetter) error { return nil })
+		return q.List(t.Context(), deadletter.Filter{}, func(deadletter.Letter) error { return nil })
 	}
 	retry := func() error {
 		return q.Retry(t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) { b.must(o.Err) })

@@ -1,3 +1,5 @@
+// Package deadletter is what the commands do with dead letters: list, show, retry and discard them, beside a relay
+// that may be running. How a row becomes one stands in package fallback, with the statements that take it out.
 package deadletter
 
 import (
@@ -14,9 +16,9 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// DLQConfig says where the dead letters are, and which outboxes they may go back
+// Config says where the dead letters are, and which outboxes they may go back
 // to.
-type DLQConfig struct {
+type Config struct {
 	fallback.Config
 	// Publication and Slot are asked for where a row can only go through the WAL
 	// (mark none).
@@ -24,19 +26,19 @@ type DLQConfig struct {
 	Outboxes    []*outbox.Table
 }
 
-// DLQ looks at dead letters, puts them back and discards them, beside a relay
+// Queue looks at dead letters, puts them back and discards them, beside a relay
 // that may be running: it takes no lock of the relay's and publishes nothing. It
 // is not safe for concurrent use, but any number may work at the same time.
-type DLQ struct {
+type Queue struct {
 	conn    *pgx.Conn
 	table   string // the dead letters, with their schema
-	cfg     DLQConfig
+	cfg     Config
 	targets map[string]*target
 }
 
-// OpenDLQ connects. A statement waits half a minute for a lock, and otherwise as
+// Open connects. A statement waits half a minute for a lock, and otherwise as
 // long as it takes.
-func OpenDLQ(ctx context.Context, cfg DLQConfig) (*DLQ, error) {
+func Open(ctx context.Context, cfg Config) (*Queue, error) {
 	conn, err := fallback.Connect(ctx, cfg.Config)
 	if err != nil {
 		return nil, err
@@ -53,7 +55,7 @@ func OpenDLQ(ctx context.Context, cfg DLQConfig) (*DLQ, error) {
 		_ = conn.Close(ctx)
 		return nil, fmt.Errorf("prepare session: %w", err)
 	}
-	return &DLQ{conn: conn, table: table, cfg: cfg, targets: map[string]*target{}}, nil
+	return &Queue{conn: conn, table: table, cfg: cfg, targets: map[string]*target{}}, nil
 }
 
 func findTable(ctx context.Context, conn *pgx.Conn, schema string) (string, error) {
@@ -67,14 +69,14 @@ func findTable(ctx context.Context, conn *pgx.Conn, schema string) (string, erro
 }
 
 // Close gives up the connection.
-func (q *DLQ) Close() {
+func (q *Queue) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = q.conn.Close(ctx)
 }
 
-// DeadLetter is one row of the dead letters. nil is NULL, or not known.
-type DeadLetter struct {
+// Letter is one row of the dead letters. nil is NULL, or not known.
+type Letter struct {
 	ID            int64     `json:"dead_letter_id"`
 	Outbox        string    `json:"outbox"` // "schema.table"
 	RowID         string    `json:"row_id"`
@@ -89,7 +91,7 @@ type DeadLetter struct {
 	Age time.Duration `json:"-"`
 }
 
-func (l DeadLetter) key() int64 { return l.ID }
+func (l Letter) key() int64 { return l.ID }
 
 const (
 	// listedChars is how much is read of a text in a list, in characters.
@@ -100,7 +102,7 @@ const (
 	shownOriginal = 4 << 20
 )
 
-func (q *DLQ) columns() string {
+func (q *Queue) columns() string {
 	listed := func(text string) string { return fmt.Sprintf("left(%s, %d)", text, listedChars) }
 	return fmt.Sprintf("d.dead_letter_id, d.outbox, %s, %s, %s, %s, %s, d.attempts, d.failed_at, %s, now() - d.failed_at",
 		listed("d.row_id"), listed(q.field(outbox.EventType)), listed(q.field(outbox.TenantID)), listed(q.field(outbox.AggregateType)),
@@ -109,8 +111,8 @@ func (q *DLQ) columns() string {
 
 // List hands the dead letters that pass the filter to each, oldest first, until
 // each returns an error.
-func (q *DLQ) List(ctx context.Context, f Filter, each func(DeadLetter) error) error {
-	err := walk(ctx, q, f, q.columns(), func(page []DeadLetter) error {
+func (q *Queue) List(ctx context.Context, f Filter, each func(Letter) error) error {
+	err := walk(ctx, q, f, q.columns(), func(page []Letter) error {
 		for _, l := range page {
 			if err := each(l); err != nil {
 				return err
@@ -123,7 +125,7 @@ func (q *DLQ) List(ctx context.Context, f Filter, each func(DeadLetter) error) e
 
 // Count counts the dead letters that pass the filter, whatever its limit, and
 // stops at most.
-func (q *DLQ) Count(ctx context.Context, f Filter, most int) (n int, err error) {
+func (q *Queue) Count(ctx context.Context, f Filter, most int) (n int, err error) {
 	where, args, err := q.where(ctx, f)
 	if err == nil {
 		sql := fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s d WHERE %s LIMIT %d) x`, q.table, where, most)
@@ -134,7 +136,7 @@ func (q *DLQ) Count(ctx context.Context, f Filter, most int) (n int, err error) 
 
 // Whole is a dead letter with the row that it was.
 type Whole struct {
-	DeadLetter
+	Letter
 	// Payload is the row's, as its type renders it; nil where it is NULL, where the
 	// outbox is not configured and the payload not jsonb, or where it is longer than 1 MiB.
 	Payload *string
@@ -154,9 +156,9 @@ type Column struct {
 }
 
 // Show reads one dead letter.
-func (q *DLQ) Show(ctx context.Context, id int64) (*Whole, error) {
+func (q *Queue) Show(ctx context.Context, id int64) (*Whole, error) {
 	w := new(Whole)
-	l := &w.DeadLetter
+	l := &w.Letter
 	err := q.conn.QueryRow(ctx, fmt.Sprintf(`SELECT %s, CASE WHEN octet_length(%s) <= %d THEN %[2]s END,
 			CASE WHEN octet_length(d.original::text) <= %[4]d THEN d.original::text END, coalesce(octet_length(d.original::text), 0)
 		FROM %[5]s d WHERE d.dead_letter_id = $1`, q.columns(), q.field(outbox.Payload), shownBytes, shownOriginal, q.table), id).
@@ -174,7 +176,7 @@ func (q *DLQ) Show(ctx context.Context, id int64) (*Whole, error) {
 }
 
 // explain adds what was being done, and what helps.
-func (q *DLQ) explain(err error, doing string, privileges ...string) error {
+func (q *Queue) explain(err error, doing string, privileges ...string) error {
 	if err == nil {
 		return nil
 	}
