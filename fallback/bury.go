@@ -12,6 +12,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -25,7 +26,7 @@ const DeadLetters = "outbox_messages_dlq"
 // burySQL moves rows into the dead letters, a table, in the statement that deletes them.
 func burySQL(t *outbox.Table, dead string) string {
 	return settleSQL(t, sameSQL(t),
-		fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`, t.SQL(), freeSQL(t), t.Column(outbox.ID)),
+		fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`, t.SQL(), table.FreeSQL(t), t.Column(outbox.ID)),
 		fmt.Sprintf(`, letter AS MATERIALIZED (
 	SELECT concat(c.id) AS row_id, %s AS original, (SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) AS failure FROM changed c
 ), buried AS (%s)`, originalSQL(t, "c.original"), letterSQL(t, dead)))

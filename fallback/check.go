@@ -12,6 +12,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -169,7 +170,7 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 	if err != nil {
 		return fmt.Errorf("read privileges on %s: %w", t, err)
 	}
-	if t.Mark != outbox.MarkNone { // else nothing is done to the table
+	if table.MarkOf(t).InTable() { // else nothing is done to the table
 		f.lacking = without("SELECT", canSelect, f.lacking)
 		f.lacking = without(updatePrivilege(columns), canWrite && canLock, f.lacking) // FOR UPDATE is satisfied by any column
 		f.lacking = without("DELETE", canDelete, f.lacking)
@@ -199,8 +200,8 @@ func updatePrivilege(columns []string) string {
 
 // written names the columns that the relay updates.
 func written(t *outbox.Table) (columns []string) {
-	if t.Mark == outbox.MarkUpdate {
-		columns = append(columns, t.Layout.Columns[outbox.ProcessedAt])
+	for _, f := range table.MarkOf(t).Writes() {
+		columns = append(columns, t.Layout.Columns[f])
 	}
 	if t.Layout.Records() {
 		for _, f := range []outbox.Field{outbox.Attempts, outbox.LastError, outbox.AvailableAt} {
@@ -222,7 +223,7 @@ func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.
 // readHashes asks the server whether it can hash each column that the relay, or its shard, finds rows by the hash of.
 func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
 	var fields []outbox.Field
-	if t.Mark != outbox.MarkNone && t.Layout.Records() && t.Layout.Has(outbox.AggregateID) {
+	if findsAggregates(t) {
 		fields = aggregateFields[:]
 	} else if !t.Shard.All() {
 		fields = []outbox.Field{outbox.AggregateID}
@@ -290,13 +291,14 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *hint.Problems) {
 				"column %s of %s has type %s, which has no hash function: rows could not be found by it",
 				called(t.Layout.Columns[field], field), t, f.unhashed[field]))
 	}
-	p.If(t.Mark == outbox.MarkUpdate && !t.Layout.Has(outbox.ProcessedAt), "table-mark",
+	mark := table.MarkOf(t)
+	p.If(mark.Stays() && !t.Layout.Has(outbox.ProcessedAt), "table-mark",
 		hint.Errorf("use outboxes[].mark: delete, or map processed_at to a timestamptz column",
 			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name))
-	p.If(t.Mark != outbox.MarkNone && f.types[t.Layout.Columns[outbox.ID]] != "" && !f.idIndexed, "table-id-index",
+	p.If(mark.InTable() && f.types[t.Layout.Columns[outbox.ID]] != "" && !f.idIndexed, "table-id-index",
 		hint.Errorf(fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s)", t.SQL(), t.Column(outbox.ID)),
 			"table %s has no index that begins with %q: every mark would scan it", t, t.Layout.Columns[outbox.ID]))
-	p.If(t.Mark != outbox.MarkNone && f.idForeign, "table-id-index",
+	p.If(mark.InTable() && f.idForeign, "table-id-index",
 		hint.Errorf(fmt.Sprintf("give column %s a type of PostgreSQL's own, such as uuid or text", t.Column(outbox.ID)),
 			"the ids of %s have type %s, which is not PostgreSQL's own: its operators and casts are not called", t, f.types[t.Layout.Columns[outbox.ID]]))
 }

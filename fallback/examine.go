@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -60,9 +61,9 @@ var (
 // their owners; the look for held aggregates is the relay's alone.
 func (x index) wanted(t *outbox.Table) bool {
 	if x.columns == nil {
-		return t.Mark != outbox.MarkNone && t.Layout.Records() && t.Layout.Has(outbox.AggregateID)
+		return findsAggregates(t)
 	}
-	return t.Mark == outbox.MarkUpdate && t.Layout.Name == outbox.Canonical().Name
+	return table.MarkOf(t).Stays() && t.Layout.Name == outbox.Canonical().Name
 }
 
 func (x index) on(t *outbox.Table) string {

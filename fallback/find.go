@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -47,8 +48,8 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 		all[i] = i
 	}
 	pending := "NULL"
-	if t.Mark != outbox.MarkNone {
-		pending = pendingSQL(t, "t")
+	if table.MarkOf(t).InTable() {
+		pending = table.PendingSQL(t, "t")
 	}
 	left, err := db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, t.SQL(), ""), t.HashSQL("t")), nameSQL(t), pending, refs, all, found, Marked)
 	if err != nil {
@@ -78,7 +79,7 @@ const Archive = "outbox_messages_archive"
 // IsArchived reports whether the outbox's rows come to the archive, which has the
 // canonical columns.
 func IsArchived(t *outbox.Table) bool {
-	return t.Mark == outbox.MarkUpdate && t.Layout.Columns == outbox.Canonical().Columns
+	return table.MarkOf(t).Stays() && t.Layout.Columns == outbox.Canonical().Columns
 }
 
 // findIn looks for those of refs that left names, and returns those that are not
@@ -195,7 +196,7 @@ func (db *DB) Overdue(ctx context.Context, t *outbox.Table, ids []string, by tim
 		return nil, nil
 	}
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s AND (t.%[5]s < now() - %[6]d * interval '1 microsecond') IS TRUE`,
-		t.Column(outbox.ID), t.SQL(), t.IDType, unmarkedSQL(t, "t"), t.Column(outbox.AvailableAt), by.Microseconds())
+		t.Column(outbox.ID), t.SQL(), t.IDType, table.UnmarkedSQL(t, "t"), t.Column(outbox.AvailableAt), by.Microseconds())
 	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
 		overdue = append(overdue, string(v[0]))
 		return nil

@@ -8,16 +8,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
-// Skipped begins the last_error of rows that are marked and were not to be sent: a first start was told so, or they were
-// inserted so.
-const Skipped = "skipped: "
-
 // PendingCount counts the pending rows, up to a limit.
 func (db *DB) PendingCount(ctx context.Context, t *outbox.Table, limit int) (n int, err error) {
-	err = db.row(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s t WHERE %s LIMIT %d) p`, t.SQL(), pendingSQL(t, "t"), limit))
+	err = db.row(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s t WHERE %s LIMIT %d) p`, t.SQL(), table.PendingSQL(t, "t"), limit))
 	if err != nil {
 		return 0, fmt.Errorf("count pending rows of %s: %w", t, err)
 	}
@@ -44,7 +41,7 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 			for _, t := range tables {
 				sql := fmt.Sprintf(`WITH marked AS (UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL%[7]s) RETURNING 1)
 					SELECT count(*) FROM marked WHERE %[8]s`,
-					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), pg.QuoteLiteral(Skipped+"postgres.initial is none"), pendingSQL(t, "t"), Skipped, ShardSQL(t, "s"), pg.OwnPath)
+					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), pg.QuoteLiteral(table.Skipped+"postgres.initial is none"), table.PendingSQL(t, "t"), table.Skipped, table.ShardSQL(t, "s"), pg.OwnPath)
 				var n int64
 				err := tx.QueryRow(ctx, sql).Scan(&n)
 				if err == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -18,9 +19,9 @@ func (db *DB) NoteInserted(ctx context.Context, t *outbox.Table, rows []Row) ([]
 func noteInsertedSQL(t *outbox.Table) string {
 	processed, lastError := t.Column(outbox.ProcessedAt), t.Column(outbox.LastError)
 	state := fmt.Sprintf("concat(t.%s) = w.failure AND (t.%s LIKE '%s%%') IS NOT TRUE",
-		processed, lastError, Skipped)
+		processed, lastError, table.Skipped)
 	change := fmt.Sprintf(`UPDATE %s t SET %[2]s = concat(%[3]s, ': ' || t.%[2]s)
 		WHERE %[4]s AND t.%[5]s IS NOT NULL RETURNING t.%[6]s AS id`,
-		t.SQL(), lastError, pg.QuoteLiteral(Skipped+"inserted as processed"), freeSQL(t), processed, t.Column(outbox.ID))
+		t.SQL(), lastError, pg.QuoteLiteral(table.Skipped+"inserted as processed"), table.FreeSQL(t), processed, t.Column(outbox.ID))
 	return settleWhereSQL(t, state+" AND "+sameSQL(t), change, "")
 }

@@ -10,12 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
-
-// Kept begins the last_error of a dead row that stays in its outbox because it is too
-// large to be moved, or the server cannot send it. It has a dead letter, is not tried again, and holds no other row.
-const Kept = "kept: "
 
 // keptNote follows the failure in the dead letter of such a row.
 const keptNote = "; the row cannot be moved, and is still in its outbox"
@@ -119,11 +116,11 @@ func mayBeLess(err error) bool {
 func keepSQL(t *outbox.Table, letters, original string) string {
 	returning := "t." + t.Column(outbox.ID) + " AS id, " + original + " AS original"
 	same := sameSQL(t) + " AND " + unkeptSQL(t, letters)
-	change := fmt.Sprintf(`SELECT %s FROM %s t WHERE %s`, returning, t.SQL(), freeSQL(t))
+	change := fmt.Sprintf(`SELECT %s FROM %s t WHERE %s`, returning, t.SQL(), table.FreeSQL(t))
 	if t.Layout.Records() {
-		same = sameSQL(t) + eligibleSQL(t) + fmt.Sprintf(" AND (left(t.%s, %d) = '%s') IS NOT TRUE", t.Column(outbox.LastError), len(Kept), Kept)
+		same = sameSQL(t) + eligibleSQL(t) + fmt.Sprintf(" AND (left(t.%s, %d) = '%s') IS NOT TRUE", t.Column(outbox.LastError), len(table.Kept), table.Kept)
 		change = fmt.Sprintf(`UPDATE %s t SET %s = %s || (SELECT f.failure FROM free f WHERE f.id = t.%s LIMIT 1), %s = 'infinity' WHERE %s RETURNING %s`,
-			t.SQL(), t.Column(outbox.LastError), pg.QuoteLiteral(Kept), t.Column(outbox.ID), t.Column(outbox.AvailableAt), freeSQL(t), returning)
+			t.SQL(), t.Column(outbox.LastError), pg.QuoteLiteral(table.Kept), t.Column(outbox.ID), t.Column(outbox.AvailableAt), table.FreeSQL(t), returning)
 	}
 	return settleSQL(t, same, change, fmt.Sprintf(`, letter AS MATERIALIZED (
 	SELECT concat(c.id) AS row_id, c.original, (SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) || %s AS failure FROM changed c

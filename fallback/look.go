@@ -11,6 +11,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -151,7 +152,7 @@ func (db *DB) Server(ctx context.Context) (s Server, err error) {
 // limit. The layout has columns for that.
 func (db *DB) RecordedCount(ctx context.Context, t *outbox.Table, limit int) (parked, held int, err error) {
 	err = db.row(ctx, []any{&parked, &held}, fmt.Sprintf(`SELECT count(*) FILTER (WHERE NOT held)::int, count(*) FILTER (WHERE held)::int
-		FROM (SELECT t.%s LIKE '%s%%' AS held FROM %s t WHERE %s LIMIT %d) r`, t.Column(outbox.LastError), Held, t.SQL(), recordedSQL(t), limit))
+		FROM (SELECT t.%s LIKE '%s%%' AS held FROM %s t WHERE %s LIMIT %d) r`, t.Column(outbox.LastError), table.Held, t.SQL(), recordedSQL(t), limit))
 	if err != nil {
 		return 0, 0, fmt.Errorf("count recorded rows of %s: %w", t, err)
 	}

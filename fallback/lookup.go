@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -116,7 +117,7 @@ func lookUpSQL(t *outbox.Table) string {
 	}
 	id := t.Column(outbox.ID)
 	return strings.NewReplacer("{byid}", byIDSQL(t, t.SQL(), ""), "{id}", id, "{same}", fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t")),
-		"{pending}", pendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed).Replace(`
+		"{pending}", table.PendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed).Replace(`
 SELECT w.ord::int, t.{id} IS NOT NULL, coalesce(t.{id} IS NOT NULL AND {same}, false), t.{id} IS NOT NULL AND {pending},
 	t.{id} IS NOT NULL AND {recorded}, w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}
 FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS w(id, hash, xid, ord)
@@ -154,7 +155,7 @@ type MarkedRow struct {
 // does not say when a row was marked. A row whose content the server cannot render is
 // left out, and so is one that is longer than any message: it is not what was stored.
 func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
-	if t.Mark != outbox.MarkUpdate {
+	if !table.MarkOf(t).Stays() {
 		return nil, nil
 	}
 	return db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true"+sentSQL(t), since, next, limit)
@@ -165,7 +166,7 @@ func sentSQL(t *outbox.Table) string {
 	if !t.Layout.Has(outbox.LastError) {
 		return ""
 	}
-	return fmt.Sprintf(" AND (t.%s LIKE '%s%%') IS NOT TRUE", t.Column(outbox.LastError), Skipped)
+	return fmt.Sprintf(" AND (t.%s LIKE '%s%%') IS NOT TRUE", t.Column(outbox.LastError), table.Skipped)
 }
 
 // markedPage is how many rows one statement reads where some may be other shards'.
@@ -277,7 +278,7 @@ func unmarkSQL(t *outbox.Table) string {
 	}
 	// IS TRUE: the rows are to be found by their ids, whatever index answers to the marks.
 	return strings.NewReplacer("{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", set, "{id}", t.Column(outbox.ID),
-		"{same}", fmt.Sprintf("(t.%s = w.mark) IS TRUE AND %s", t.Column(outbox.ProcessedAt), storedSQL(t)), "{free}", freeSQL(t), "{own}", pg.OwnPath).Replace(`
+		"{same}", fmt.Sprintf("(t.%s = w.mark) IS TRUE AND %s", t.Column(outbox.ProcessedAt), storedSQL(t)), "{free}", table.FreeSQL(t), "{own}", pg.OwnPath).Replace(`
 WITH lost AS MATERIALIZED (
 	SELECT w.ord, t.{id} AS id, w.hash, w.mark
 	FROM unnest($1::text[], $2::bigint[], $3::timestamptz[]) WITH ORDINALITY AS w(id, hash, mark, ord) JOIN {byid} ON {same}
@@ -302,7 +303,7 @@ func markArgs(rows []MarkedRow) (ids []string, hashes []int64, marks []time.Time
 // of every table.
 func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
 	has, err := db.hasMarkedRows(ctx, t)
-	if err != nil || has || t.Mark != outbox.MarkUpdate {
+	if err != nil || has || !table.MarkOf(t).Stays() {
 		return has, err
 	}
 	if has, err = db.hasArchived(ctx, t); err != nil {
@@ -313,7 +314,7 @@ func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
 
 // hasMarkedRows reports whether any row that is in the table is marked.
 func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err error) {
-	if t.Mark != outbox.MarkUpdate {
+	if !table.MarkOf(t).Stays() {
 		return false, nil
 	}
 	if !t.Shard.All() {
@@ -371,12 +372,12 @@ func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration
 	if !t.Layout.Has(field) {
 		field = outbox.OccurredAt
 	}
-	if t.Mark == outbox.MarkNone || !t.Layout.Has(field) {
+	if !table.MarkOf(t).InTable() || !t.Layout.Has(field) {
 		return 0, nil
 	}
 	// The canonical table has an index for just this.
 	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8 FROM %s t WHERE %s AND t.%[1]s <= now() AND %[4]s ORDER BY t.%[1]s LIMIT 1`,
-		t.Column(field), t.SQL(), pendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
+		t.Column(field), t.SQL(), table.PendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
 	var seconds float64
 	err := db.row(ctx, []any{&seconds}, sql)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {

@@ -12,20 +12,14 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
-// Held begins the last_error of a row that waits behind a failed row of its
-// aggregate. No failure begins so.
-const Held = "held: "
-
 const (
-	heldNote = Held + "an earlier row of its aggregate has failed"
-	lostNote = Held + "the stream had lost it"
+	heldNote = table.Held + "an earlier row of its aggregate has failed"
+	lostNote = table.Held + "the stream had lost it"
 )
-
-// IsHeld reports whether a row's last_error says that it is held.
-func IsHeld(lastError []byte) bool { return strings.HasPrefix(string(lastError), Held) }
 
 // Candidate is a pending row that the poller may have to deliver.
 type Candidate struct {
@@ -110,7 +104,7 @@ func anyHalf(t *outbox.Table, threshold time.Duration) string {
 // freshWhere is the condition under which a row is pending and not recorded, and
 // due, or early: see freshHalves.
 func freshWhere(t *outbox.Table, threshold time.Duration, due string) string {
-	where := pendingSQL(t, "t")
+	where := table.PendingSQL(t, "t")
 	if t.Layout.Has(outbox.LastError) {
 		where += " AND t." + t.Column(outbox.LastError) + " IS NULL"
 	}
@@ -128,7 +122,7 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 	if !t.Layout.Records() {
 		return nil, nil
 	}
-	ready := fmt.Sprintf("(t.%s LIKE '%s%%' OR (t.%s <= now()) IS NOT FALSE)", t.Column(outbox.LastError), Held, t.Column(outbox.AvailableAt))
+	ready := fmt.Sprintf("(t.%s LIKE '%s%%' OR (t.%s <= now()) IS NOT FALSE)", t.Column(outbox.LastError), table.Held, t.Column(outbox.AvailableAt))
 	if by := partitionSQL(t); hold && by != "" {
 		ready = fmt.Sprintf("CASE WHEN t.%s IS NULL THEN %s ELSE bool_and(%[2]s) OVER (PARTITION BY %s ORDER BY t.%s) END",
 			t.Column(outbox.AggregateID), ready, by, t.Column(outbox.ID))
@@ -160,8 +154,8 @@ func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Dur
 // overtakenSQL reads the pending rows once. A join of the two kinds would compare
 // each with each: statistics of a queue say that few rows are pending.
 func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
-	recorded := pendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
-	return strings.NewReplacer("{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)), "{recorded}", recorded, "{pending}", pendingSQL(t, "t"),
+	recorded := table.PendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
+	return strings.NewReplacer("{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)), "{recorded}", recorded, "{pending}", table.PendingSQL(t, "t"),
 		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID), "{error}", t.Column(outbox.LastError), "{by}", partitionSQL(t)).Replace(`
 SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
 	SELECT {key}, t.{error} IS NOT NULL AS recorded, bool_or(t.{error} IS NULL) OVER (PARTITION BY {by} ORDER BY t.{id}) AS behind
@@ -314,7 +308,7 @@ func fetchSQL(t *outbox.Table, mostPayload int, length func(*outbox.Table, outbo
 	}
 	return fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
 		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY t.%[4]s FOR UPDATE OF t SKIP LOCKED`,
-		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "), t.Column(outbox.ID), t.IDType, unmarkedSQL(t, "t")), fields
+		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "), t.Column(outbox.ID), t.IDType, table.UnmarkedSQL(t, "t")), fields
 }
 
 // lengthSQL is a value's length as text, in bytes. Text is not read for it; other types are rendered.
@@ -348,7 +342,7 @@ func overLimitSQL(t *outbox.Table, f outbox.Field) string {
 // those that somebody has locked.
 func (db *DB) StillPending(ctx context.Context, t *outbox.Table, ids []string) (pending []string, err error) {
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s`,
-		t.Column(outbox.ID), t.SQL(), t.IDType, unmarkedSQL(t, "t"))
+		t.Column(outbox.ID), t.SQL(), t.IDType, table.UnmarkedSQL(t, "t"))
 	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
 		pending = append(pending, string(v[0]))
 		return nil
@@ -366,7 +360,7 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 		return 0, false, nil
 	}
 	sql := fmt.Sprintf(`SELECT extract(epoch FROM least(t.%s, now() + interval '1 day') - clock_timestamp())::float8 FROM %s t WHERE %s AND t.%[1]s > now()
-		ORDER BY t.%[1]s LIMIT 1`, t.Column(outbox.AvailableAt), t.SQL(), pendingSQL(t, "t"))
+		ORDER BY t.%[1]s LIMIT 1`, t.Column(outbox.AvailableAt), t.SQL(), table.PendingSQL(t, "t"))
 	var seconds float64
 	err = db.row(ctx, []any{&seconds}, sql)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -433,11 +427,11 @@ func (db *DB) raw(ctx context.Context, sql string, args []any, each func([][]byt
 func recordedSQL(t *outbox.Table) string {
 	// Only the index of recorded rows answers to the canonical table's condition. Another table may not have it, and an
 	// index of pending rows.
-	pending := unmarkedSQL(t, "t") + ShardSQL(t, "t")
+	pending := table.UnmarkedSQL(t, "t") + table.ShardSQL(t, "t")
 	if t.Layout.Name != outbox.Canonical().Name {
-		pending += " AND " + pendingSQL(t, "t")
+		pending += " AND " + table.PendingSQL(t, "t")
 	}
-	return fmt.Sprintf("%s AND t.%s IS NOT NULL AND left(t.%[2]s, %d) <> '%[4]s'", pending, t.Column(outbox.LastError), len(Kept), Kept)
+	return fmt.Sprintf("%s AND t.%s IS NOT NULL AND left(t.%[2]s, %d) <> '%[4]s'", pending, t.Column(outbox.LastError), len(table.Kept), table.Kept)
 }
 
 var aggregateFields = [...]outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID}

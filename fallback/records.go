@@ -8,8 +8,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
+
+// findsAggregates reports whether recorded rows are looked for by their aggregates.
+func findsAggregates(t *outbox.Table) bool {
+	return table.MarkOf(t).InTable() && t.Layout.Records() && t.Layout.Has(outbox.AggregateID)
+}
 
 // HaveRecords tells of each event whether its aggregate has a recorded row pending. The
 // events' own rows need not be visible.
@@ -99,7 +105,7 @@ func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, erro
 	// A row that is kept counts, too: the planner finds the index by this condition alone, and no other one. A row that
 	// is held for nothing is delivered by the next search.
 	same := fmt.Sprintf("%s%s AND t.%s IS NOT NULL AND %s = w.hash AND %s COLLATE \"C\" = w.aggregate",
-		unmarkedSQL(t, "t"), ShardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"), nameSQL(t))
+		table.UnmarkedSQL(t, "t"), table.ShardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"), nameSQL(t))
 	return strings.NewReplacer("{table}", t.SQL(), "{params}", strings.Join(params, ", "), "{names}", strings.Join(names, ", "),
 		"{hash}", outbox.HashRecordSQL(values...), "{same}", same).Replace(`
 WITH want AS MATERIALIZED (

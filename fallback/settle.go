@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -97,6 +98,9 @@ const (
 // its content is still what was stored: an id that came again, or a row that was
 // changed meanwhile, is another message.
 func (db *DB) Mark(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
+	if !table.MarkOf(t).InTable() {
+		return make([]Verdict, len(rows)), nil // nothing is left to do
+	}
 	sql, made := db.marks.Load(*t) // by its facts: they may change
 	if !made {
 		sql, _ = db.marks.LoadOrStore(*t, markSQL(t))
@@ -344,42 +348,6 @@ func (db *DB) args(rows []Row) *args {
 	return a
 }
 
-// pendingSQL is the condition under which a row still waits to be delivered, by this
-// relay.
-func pendingSQL(t *outbox.Table, alias string) string {
-	pending := "true"
-	if t.Layout.Has(outbox.ProcessedAt) {
-		pending = alias + "." + t.Column(outbox.ProcessedAt) + " IS NULL"
-	}
-	return pending + ShardSQL(t, alias)
-}
-
-// ShardSQL narrows a condition to the rows that are this relay's.
-func ShardSQL(t *outbox.Table, alias string) string {
-	if s := t.ShardSQL(alias); s != "" {
-		return " AND " + s
-	}
-	return ""
-}
-
-// unmarkedSQL is pendingSQL in words that no partial index answers to but that of recorded rows:
-// a row is to be found by its id, or by its aggregate.
-func unmarkedSQL(t *outbox.Table, alias string) string {
-	if t.Layout.Has(outbox.ProcessedAt) {
-		return "num_nulls(" + alias + "." + t.Column(outbox.ProcessedAt) + ") = 1"
-	}
-	return "true"
-}
-
-// freeSQL is the condition under which a row is to be changed: it is one of those that
-// "free" has locked. Its id alone does not say so: where ids are not unique, as in a
-// partitioned table, another row has it, too. The id is for the index, and IS TRUE keeps IN
-// from becoming a join.
-func freeSQL(t *outbox.Table) string {
-	return fmt.Sprintf("t.%s = ANY (ARRAY(SELECT f.id FROM free f)) AND ((t.tableoid, t.ctid) IN (SELECT f.place, f.at FROM free f)) IS TRUE",
-		t.Column(outbox.ID))
-}
-
 // settleSQL builds a settling statement: lock what is free, in id order, and
 // change it; then tell the rows that are left (still to be changed, so somebody
 // holds them) from those that are not visible yet. same is the condition under which
@@ -392,7 +360,7 @@ func freeSQL(t *outbox.Table) string {
 // LATERAL with FOR UPDATE or LIMIT, ANY and NOT IN leave it no choice but to look
 // up each id, once.
 func settleSQL(t *outbox.Table, same, change, more string) string {
-	return settleWhereSQL(t, unmarkedSQL(t, "t")+" AND "+same, change, more)
+	return settleWhereSQL(t, table.UnmarkedSQL(t, "t")+" AND "+same, change, more)
 }
 
 // settleWhereSQL is settleSQL for rows in another state than pending.
@@ -435,30 +403,17 @@ func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
 
 // markSQL also tells the rows that are gone: where all are marked, none is left to look for.
 func markSQL(t *outbox.Table) string {
-	return markOnlySQL(t) + fmt.Sprintf(`
+	return settleSQL(t, storedSQL(t), table.MarkOf(t).SQL(t), "") + fmt.Sprintf(`
 UNION ALL
 SELECT ord, %s FROM rest w WHERE %s AND xid IS NOT NULL AND pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())
 	AND NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0)`, Gone.sql(), pg.OwnPath, t.SQL(), t.Column(outbox.ID))
-}
-
-func markOnlySQL(t *outbox.Table) string {
-	if t.Mark == outbox.MarkDelete {
-		return settleSQL(t, storedSQL(t), fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id`, t.SQL(), freeSQL(t), t.Column(outbox.ID)), "")
-	}
-	set := t.Column(outbox.ProcessedAt) + " = now()"
-	if t.Layout.Records() { // a delivered row is not held
-		set += fmt.Sprintf(", %[1]s = CASE WHEN t.%[1]s LIKE '%[2]s%%' THEN NULL ELSE t.%[1]s END", t.Column(outbox.LastError), Held)
-	}
-	// A row of which a trigger has taken the mark back is not marked: it would be sent again and again.
-	return settleSQL(t, storedSQL(t), fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s RETURNING CASE WHEN t.%s IS NOT NULL THEN t.%s END AS id`,
-		t.SQL(), set, freeSQL(t), unmarkedSQL(t, "t"), t.Column(outbox.ProcessedAt), t.Column(outbox.ID)), "")
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {
 	attempts, lastError, available := t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt)
 	return settleSQL(t, sameSQL(t)+eligibleSQL(t), fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767), %[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
 		%[4]s = now() + GREATEST(LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond', (SELECT f.wait FROM free f WHERE f.id = t.%[5]s LIMIT 1)) WHERE %[6]s RETURNING t.%[5]s AS id`,
-		t.SQL(), attempts, lastError, available, t.Column(outbox.ID), freeSQL(t), backoff.Microseconds()), "")
+		t.SQL(), attempts, lastError, available, t.Column(outbox.ID), table.FreeSQL(t), backoff.Microseconds()), "")
 }
 
 // eligibleSQL narrows the rows whose failure is recorded to those that are as they were
@@ -471,5 +426,5 @@ func eligibleSQL(t *outbox.Table) string {
 func holdSQL(t *outbox.Table) string {
 	lastError := t.Column(outbox.LastError)
 	return settleSQL(t, sameSQL(t)+" AND t."+lastError+" IS NULL", fmt.Sprintf(`UPDATE %s t SET %s = %s WHERE %s RETURNING t.%s AS id`,
-		t.SQL(), lastError, pg.QuoteLiteral(heldNote), freeSQL(t), t.Column(outbox.ID)), "")
+		t.SQL(), lastError, pg.QuoteLiteral(heldNote), table.FreeSQL(t), t.Column(outbox.ID)), "")
 }

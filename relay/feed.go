@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
@@ -100,7 +101,7 @@ func (f *feed) isRecorded(ev *outbox.Event) bool {
 	if record == nil || !ev.Table.Layout.Records() {
 		return false
 	}
-	return fallback.IsHeld(record) || ev.Table.Partitioned
+	return table.IsHeld(record) || ev.Table.Partitioned
 }
 
 // Altered implements stream.Handler.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -66,7 +67,7 @@ func TestRowThatTheServerCannotSend(t *testing.T) {
 				if want := "public.outbox_messages " + r.query1(`SELECT id FROM outbox_messages WHERE aggregate_type = 'bad'`) + " " + row.failure; !strings.HasPrefix(letter, want) {
 					t.Errorf("the dead letter is %q, want %q", letter, want)
 				}
-				if kept := r.query1(`SELECT last_error FROM outbox_messages WHERE aggregate_type = 'bad'`); !strings.HasPrefix(kept, fallback.Kept+row.failure) {
+				if kept := r.query1(`SELECT last_error FROM outbox_messages WHERE aggregate_type = 'bad'`); !strings.HasPrefix(kept, table.Kept+row.failure) {
 					t.Errorf("the row is kept with %q", kept)
 				}
 			}

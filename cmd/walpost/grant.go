@@ -11,6 +11,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -49,7 +50,7 @@ func grants(tables []*outbox.Table, schema, role string) (all []string) {
 		all = append(all, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, table, outbox.QuoteIdent(role)))
 	}
 	for _, t := range tables {
-		if t.Mark != outbox.MarkNone { // else its producer deletes the rows
+		if table.MarkOf(t).InTable() { // else its producer deletes the rows
 			add(fmt.Sprintf("SELECT, UPDATE (%s), DELETE", strings.Join(updated(t), ", ")), t.SQL())
 		}
 	}
@@ -61,8 +62,8 @@ func grants(tables []*outbox.Table, schema, role string) (all []string) {
 
 // updated are the columns that the relay writes. Locking rows takes the privilege on one at least.
 func updated(t *outbox.Table) (columns []string) {
-	if t.Mark == outbox.MarkUpdate {
-		columns = append(columns, t.Column(outbox.ProcessedAt))
+	for _, f := range table.MarkOf(t).Writes() {
+		columns = append(columns, t.Column(f))
 	}
 	if t.Layout.Records() {
 		columns = append(columns, t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt))

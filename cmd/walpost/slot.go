@@ -14,6 +14,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -195,7 +196,7 @@ func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Dur
 	}
 	sheet{stdout}.slot("created", slot)
 	for _, t := range tables {
-		if t.Mark == outbox.MarkNone {
+		if !table.MarkOf(t).InTable() {
 			sheet{stdout}.note(fmt.Sprintf("events of %s that were committed before the slot are nobody's", t), "")
 		}
 	}
@@ -247,7 +248,7 @@ func makeSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Durat
 // itself delivers them in their order.
 func refusePending(ctx context.Context, db *fallback.DB, tables []*outbox.Table) error {
 	for _, t := range tables {
-		if t.Mark == outbox.MarkNone {
+		if !table.MarkOf(t).InTable() {
 			continue
 		}
 		n, err := db.PendingCount(ctx, t, countMost)
@@ -281,7 +282,7 @@ func dropSlot(ctx context.Context, cfg *Config, db *fallback.DB, force bool, w i
 	}
 	none := false
 	for _, t := range tables {
-		none = none || t.Mark == outbox.MarkNone
+		none = none || !table.MarkOf(t).InTable()
 	}
 	if err := mayDrop(slot, none && !force); err != nil {
 		return err

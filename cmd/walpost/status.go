@@ -13,6 +13,7 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -281,7 +282,7 @@ func (r *statusReport) askRelay(ctx context.Context, db *fallback.DB) {
 func (r *statusReport) askOutbox(ctx context.Context, db *fallback.DB, t *outbox.Table) {
 	s := &outboxStatus{Table: t.String(), Mark: t.Mark, dates: t.Layout.Dates(), record: t.Layout.Records()}
 	r.Outboxes = append(r.Outboxes, s)
-	if t.Mark == outbox.MarkNone {
+	if !table.MarkOf(t).InTable() {
 		return
 	}
 	for _, q := range []struct {

@@ -11,6 +11,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -52,7 +53,11 @@ const entryColumns = `d.dead_letter_id, d.outbox, d.row_id,
 func (q *Queue) Retry(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
 	privileges := []string{"DELETE ON " + fallback.DeadLetters}
 	for _, t := range q.cfg.Outboxes {
-		privileges = append(privileges, fmt.Sprintf("SELECT, INSERT%s ON %s", map[outbox.Mark]string{outbox.MarkNone: ", DELETE"}[t.Mark], t.SQL()))
+		onTable := "SELECT, INSERT"
+		if !table.MarkOf(t).InTable() {
+			onTable += ", DELETE"
+		}
+		privileges = append(privileges, onTable+" ON "+t.SQL())
 	}
 	err := walk(ctx, q, f, entryColumns, func(page []entry) error {
 		return q.change(ctx, page, dryRun, report, q.retry)
@@ -195,13 +200,13 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 	if len(rows) != len(gone) {
 		return nil, errNotTaken
 	}
-	if t.table.Mark != outbox.MarkNone {
+	if table.MarkOf(t.table).InTable() {
 		return gone, nil
 	}
 	var deleted int
 	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s RETURNING 1)
 		SELECT count(*)::int FROM gone WHERE %s`,
-		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), fallback.ShardSQL(t.table, "t"), pg.OwnPath), rows).Scan(&deleted)
+		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), table.ShardSQL(t.table, "t"), pg.OwnPath), rows).Scan(&deleted)
 	if err == nil {
 		_, err = tx.Exec(ctx, pg.HidePath)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -23,7 +24,7 @@ type target struct {
 }
 
 // retriedNote has the row deliver from the table, behind what was inserted meanwhile.
-const retriedNote = fallback.Held + "a dead letter that is tried again"
+const retriedNote = table.Held + "a dead letter that is tried again"
 
 type targetColumn struct {
 	Name      string
@@ -34,7 +35,7 @@ type targetColumn struct {
 
 // target finds the outbox and reads its columns, once.
 func (q *Queue) target(ctx context.Context, tx pgx.Tx, name string) (*target, error) {
-	if t := q.targets[name]; t != nil && (t.table == nil || t.table.Mark != outbox.MarkNone) {
+	if t := q.targets[name]; t != nil && (t.table == nil || table.MarkOf(t.table).InTable()) {
 		return t, nil
 	}
 	t := &target{letters: q.table, columns: map[string]targetColumn{}}
@@ -68,7 +69,7 @@ func (q *Queue) target(ctx context.Context, tx pgx.Tx, name string) (*target, er
 // carried tells why the WAL would not carry a row of a table whose rows nothing
 // else holds. It is asked for every batch: without a slot the row would be gone.
 func (q *Queue) carried(ctx context.Context, tx pgx.Tx, t *outbox.Table) (refusal, err error) {
-	if t.Mark != outbox.MarkNone {
+	if table.MarkOf(t).InTable() {
 		return nil, nil
 	}
 	var slot, published bool

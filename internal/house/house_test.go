@@ -23,16 +23,16 @@ var rooms = map[string][]string{
 	"decode":   {module + "outbox"},
 	"stream":   {module + "outbox", module + "decode", hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
 	"publish":  {module + "outbox", jetstream, hint, nats},
-	"fallback": {module + "outbox", hint, pg, pgx, pgerrcode, zap, prometheus},
+	"fallback": {module + "outbox", table, hint, pg, pgx, pgerrcode, zap, prometheus},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", jetstream, module + "fallback", retention, hint, zap, prometheus,
+		module + "outbox", module + "stream", module + "publish", jetstream, module + "fallback", retention, table, hint, zap, prometheus,
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and fallback's.
 		pg, pgerrcode,
 	},
-	"internal/deadletter": {module + "outbox", module + "fallback", hint, pg, pgx},
-	"internal/retention":  {module + "outbox", module + "fallback", hint, pg, pgx, pgerrcode},
+	"internal/deadletter": {module + "outbox", module + "fallback", table, hint, pg, pgx},
+	"internal/retention":  {module + "outbox", module + "fallback", table, hint, pg, pgx, pgerrcode},
 	"verify":              {module + "outbox", jetstream, module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
 	"bench":               {hint, pg, pgx, nats},
 	"internal/pg":         {module + "outbox", hint, secretfile, pgx},
@@ -40,6 +40,7 @@ var rooms = map[string][]string{
 
 	"internal/jetstream":  {module + "outbox", hint, secretfile, nats},
 	"internal/secretfile": {hint},
+	"internal/table":      {module + "outbox"},
 }
 
 const (
@@ -48,6 +49,7 @@ const (
 	pg         = module + "internal/pg"
 	retention  = module + "internal/retention"
 	secretfile = module + "internal/secretfile"
+	table      = module + "internal/table"
 	pgx        = "github.com/jackc/pgx/"
 	nats       = "github.com/nats-io/nats.go"
 	pgerrcode  = "github.com/jackc/pgerrcode"

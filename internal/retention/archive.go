@@ -17,6 +17,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -50,7 +51,7 @@ func (r *pass) unarchived(t *outbox.Table) string {
 	switch {
 	case r.opts.ArchiveAfter == 0:
 		return "archiving is off"
-	case t.Mark != outbox.MarkUpdate:
+	case !table.MarkOf(t).Stays():
 		return fmt.Sprintf("mark %q leaves no processed rows", t.Mark)
 	case !fallback.IsArchived(t):
 		return fmt.Sprintf("only the canonical layout is archived, not %q: processed rows stay", t.Layout.Name)

@@ -1,0 +1,38 @@
+package house
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+)
+
+// markless are the packages that ask [table.Mark] what a mark does. The list only grows.
+var markless = []string{"fallback", "internal/deadletter", "internal/retention"}
+
+// TestMarksAreToldApartInOnePlace: a new mark is an implementation, and not one more branch in every statement.
+func TestMarksAreToldApartInOnePlace(t *testing.T) {
+	names := regexp.MustCompile(`\boutbox\.Mark(?:Update|Delete|None)\b`)
+	for _, room := range markless {
+		files := sources(t, filepath.Join(root, room))
+		if len(files) == 0 {
+			t.Errorf("%s has no Go files", room)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found := names.Find(text); found != nil {
+				t.Errorf("%s names %s: ask internal/table.MarkOf", file, found)
+			}
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(root, "internal/table/mark.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !names.Match(text) {
+		t.Error("internal/table/mark.go names no mark: the test looks for other names than the code has")
+	}
+}

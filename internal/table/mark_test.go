@@ -1,0 +1,36 @@
+package table_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
+)
+
+// TestMarks: what each mark says of its rows, and the command that marks them.
+func TestMarks(t *testing.T) {
+	for mark, want := range map[outbox.Mark]struct {
+		inTable, stays bool
+		writes         []outbox.Field
+		sql            string // how the command begins
+	}{
+		outbox.MarkUpdate: {true, true, []outbox.Field{outbox.ProcessedAt}, `UPDATE "public"."box" t SET "processed_at" = now(), `},
+		outbox.MarkDelete: {true, false, nil, `DELETE FROM "public"."box" t WHERE `},
+		outbox.MarkNone:   {false, false, nil, ""},
+	} {
+		box := &outbox.Table{Schema: "public", Name: "box", Layout: outbox.Canonical(), Mark: mark}
+		m := table.MarkOf(box)
+		if m.InTable() != want.inTable || m.Stays() != want.stays || !slices.Equal(m.Writes(), want.writes) {
+			t.Errorf("%s: in the table %t, stays %t, writes %v", mark, m.InTable(), m.Stays(), m.Writes())
+		}
+		sql := m.SQL(box)
+		if (sql == "") != (want.sql == "") || !strings.HasPrefix(sql, want.sql) {
+			t.Errorf("%s: %s", mark, sql)
+		}
+		if sql != "" && (!strings.Contains(sql, table.FreeSQL(box)) || !strings.HasSuffix(sql, " AS id")) {
+			t.Errorf("%s marks other rows than those that are free, or does not tell them: %s", mark, sql)
+		}
+	}
+}
