@@ -17,6 +17,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 const (
@@ -279,22 +280,11 @@ func (b *bench) settled(ctx context.Context, mark string, ended func() error) er
 		if err := conn.QueryRow(ctx, `SELECT count(*)::int FROM (SELECT FROM public.outbox_messages WHERE processed_at IS NULL LIMIT 1) x`).Scan(&left); err != nil {
 			return err
 		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return err
+		if !sleep.For(ctx, 10*time.Millisecond) {
+			return context.Cause(ctx)
 		}
 	}
 	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 func median[T int64 | float64 | time.Duration](all []T) T {

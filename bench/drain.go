@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // Setting is what a relay is started with.
@@ -197,8 +198,8 @@ func (b *bench) drain(ctx context.Context, set Setting, rows int) (m Measurement
 		if err != nil {
 			return m, fmt.Errorf("the relay has stored %d of %d rows and goes on no further: %w\n%s", n, rows, err, said(relays))
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return m, err
+		if !sleep.For(ctx, 20*time.Millisecond) {
+			return m, context.Cause(ctx)
 		}
 	}
 	stored := time.Now()

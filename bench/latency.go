@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // writers is how many sessions commit. One that comes too late for its next commit
@@ -69,8 +71,8 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 	if err := b.settled(ctx, set.Mark, hasEnded); err != nil {
 		return err
 	}
-	if err := pause(ctx, 200*time.Millisecond); err != nil {
-		return err
+	if !sleep.For(ctx, 200*time.Millisecond) {
+		return context.Cause(ctx)
 	}
 	stop()
 	if <-ended; relaying != nil && !errors.Is(relaying, context.Canceled) {
@@ -108,10 +110,10 @@ func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits
 			}
 			defer conn.Close(ctx)
 			for i := w; i < n; i += writers {
-				if wait := time.Until(begun.Add(time.Duration(float64(i) / float64(rate) * float64(time.Second)))); wait > 0 {
-					if errs[w] = pause(ctx, wait); errs[w] != nil {
-						return
-					}
+				wait := time.Until(begun.Add(time.Duration(float64(i) / float64(rate) * float64(time.Second))))
+				if wait > 0 && !sleep.For(ctx, wait) {
+					errs[w] = context.Cause(ctx)
+					return
 				}
 				number := -1
 				if c != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -186,10 +187,8 @@ func patiently(ctx context.Context, conn *sql.Conn, statement string) error {
 		if i == notifyAttempts || pg.Code(err) != pgerrcode.LockNotAvailable {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, notifyLock) {
 			return errors.Join(err, ctx.Err())
-		case <-time.After(notifyLock):
 		}
 	}
 }

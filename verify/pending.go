@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -113,8 +114,8 @@ func (v *comparison) proven(ctx context.Context) (bool, error) {
 				"whether pending rows should be stored by now cannot be told", proofPatience)
 			return false, nil
 		}
-		if err := sleep(ctx, 100*time.Millisecond); err != nil {
-			return false, err
+		if !sleep.For(ctx, 100*time.Millisecond) {
+			return false, ctx.Err()
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -95,17 +96,8 @@ func (v *comparison) awaitRows(
 				"the messages of their rows count as unknown")
 			return messages, nil
 		}
-		if err := sleep(ctx, 200*time.Millisecond); err != nil {
-			return nil, err
+		if !sleep.For(ctx, 200*time.Millisecond) {
+			return nil, ctx.Err()
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -113,12 +114,7 @@ func (s *shop) run(ctx context.Context, rate int) error {
 
 // write is one writer.
 func (s *shop) write(ctx context.Context, conn *pgx.Conn, next time.Time, pause time.Duration) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Until(next)):
-		}
+	for sleep.For(ctx, time.Until(next)) {
 		if err := s.sell(ctx, conn); err != nil {
 			return err
 		}
@@ -127,6 +123,7 @@ func (s *shop) write(ctx context.Context, conn *pgx.Conn, next time.Time, pause 
 			next = oldest
 		}
 	}
+	return nil
 }
 
 // sell commits one transaction, after those that are rolled back. What has begun

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // breaking breaks things until there were enough faults, and returns when all is
@@ -36,7 +38,7 @@ func (b *breaking) run(ctx context.Context, least int) error {
 			delay := between(rng, 0, time.Second)
 			all.Go(func() {
 				if len(picked) > 1 {
-					pause(ctx, delay)
+					sleep.For(ctx, delay)
 				}
 				b.w.log("%s", f.name)
 				err := f.do(ctx, b.w, rng)
@@ -60,7 +62,7 @@ func (b *breaking) run(ctx context.Context, least int) error {
 		}
 		if len(picked) > 1 && b.rng.IntN(2) == 0 {
 			b.after = true
-			pause(ctx, between(b.rng, 0, time.Second))
+			sleep.For(ctx, between(b.rng, 0, time.Second))
 			continue // the next ones come while it recovers
 		}
 		if len(picked) > 1 || b.after {
@@ -70,7 +72,7 @@ func (b *breaking) run(ctx context.Context, least int) error {
 			return err
 		}
 		b.after = false
-		pause(ctx, between(b.rng, 0, 500*time.Millisecond))
+		sleep.For(ctx, between(b.rng, 0, 500*time.Millisecond))
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/verify"
 )
 
@@ -92,7 +93,7 @@ func (w *world) playCase(ctx context.Context, c *possible, o *options, r *result
 	writing, stop := context.WithCancel(ctx)
 	defer stop()
 	l := w.startLoad(writing, r.Seed, o.rows)
-	pause(ctx, 5*time.Second)
+	sleep.For(ctx, 5*time.Second)
 	r.Faults[c.name]++
 	if err := c.play(ctx, w, l); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/e2e/audit"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -26,7 +27,7 @@ func (w *world) settled(ctx context.Context) (left int, err error) {
 		if err == nil && (least < 0 || left < least) {
 			least, since = left, time.Now()
 		}
-		if time.Since(since) > w.patience || !pause(ctx, 100*time.Millisecond) {
+		if time.Since(since) > w.patience || !sleep.For(ctx, 100*time.Millisecond) {
 			return left, err
 		}
 	}

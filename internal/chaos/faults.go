@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -46,13 +47,13 @@ func settledServers(w *world) bool { return !w.rollback && (w.replica == nil || 
 
 var faults = []fault{
 	{"relay killed", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.anyRelay(rng).down(func() { pause(ctx, between(rng, 0, 2*time.Second)) })
+		return w.anyRelay(rng).down(func() { sleep.For(ctx, between(rng, 0, 2*time.Second)) })
 	}},
 	{"relay frozen", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.anyRelay(rng).frozen(func() { pause(ctx, between(rng, 100*time.Millisecond, 14*time.Second)) })
+		return w.anyRelay(rng).frozen(func() { sleep.For(ctx, between(rng, 100*time.Millisecond, 14*time.Second)) })
 	}},
 	{"relay stopped", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.anyRelay(rng).stopped(func() { pause(ctx, between(rng, 0, 2*time.Second)) })
+		return w.anyRelay(rng).stopped(func() { sleep.For(ctx, between(rng, 0, 2*time.Second)) })
 	}},
 	{"relay clock set", ofRelay, always, setClock},
 	{"PostgreSQL crashed", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
@@ -75,7 +76,7 @@ var faults = []fault{
 			w.columns++
 			column := fmt.Sprintf("ADD COLUMN more%d int DEFAULT 7", w.columns)
 			_, err := tx.Exec(ctx, `ALTER TABLE outbox_messages `+column+`; ALTER TABLE history `+column)
-			pause(ctx, between(rng, 100*time.Millisecond, 4*time.Second))
+			sleep.For(ctx, between(rng, 100*time.Millisecond, 4*time.Second))
 			return err
 		})
 	}},
@@ -86,7 +87,7 @@ var faults = []fault{
 		if err := n.Kill(); err != nil {
 			return err
 		}
-		pause(ctx, between(rng, 0, 3*time.Second))
+		sleep.For(ctx, between(rng, 0, 3*time.Second))
 		return n.Start(ctx)
 	}},
 	{"NATS frozen", ofBroker, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
@@ -94,7 +95,7 @@ var faults = []fault{
 		if err := n.Pause(); err != nil {
 			return err
 		}
-		pause(ctx, between(rng, 100*time.Millisecond, 8*time.Second))
+		sleep.For(ctx, between(rng, 100*time.Millisecond, 8*time.Second))
 		return n.Resume()
 	}},
 	{"NATS restarted", ofBroker, oneBroker, func(ctx context.Context, w *world, rng *rand.Rand) error { return w.brokers[0].Restart(ctx) }},
@@ -104,7 +105,7 @@ var faults = []fault{
 		if err := n.Kill(); err != nil {
 			return err
 		}
-		pause(ctx, between(rng, 0, 5*time.Second))
+		sleep.For(ctx, between(rng, 0, 5*time.Second))
 		return n.Start(ctx)
 	}},
 	{"NATS leader stepped down", ofBroker, clustered, func(ctx context.Context, w *world, rng *rand.Rand) error {
@@ -122,7 +123,7 @@ var faults = []fault{
 				return err
 			}
 		}
-		pause(ctx, between(rng, 0, 3*time.Second))
+		sleep.For(ctx, between(rng, 0, 3*time.Second))
 		for _, n := range w.brokers {
 			if err := n.Start(ctx); err != nil {
 				return err
@@ -151,7 +152,7 @@ func links(how func(*testenv.Proxy), most time.Duration) func(context.Context, *
 		for _, p := range which {
 			how(p)
 		}
-		pause(ctx, between(rng, 0, most))
+		sleep.For(ctx, between(rng, 0, most))
 		for _, p := range which {
 			p.Resume()
 		}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // rollBack restores the broker's store to what it was some time ago.
@@ -26,7 +28,7 @@ func rollBack(ctx context.Context, w *world, rng *rand.Rand) error {
 	if err := n.Start(ctx); err != nil {
 		return err
 	}
-	pause(ctx, between(rng, 500*time.Millisecond, 4*time.Second))
+	sleep.For(ctx, between(rng, 500*time.Millisecond, 4*time.Second))
 	w.lossy.Store(true)
 	if err := n.Kill(); err != nil {
 		return err
@@ -52,7 +54,7 @@ func fill(ctx context.Context, w *world, rng *rand.Rand) error {
 		})
 	}
 	err := limit(func(s jetstream.StreamState) int64 { return int64(s.Bytes) + 50_000 })
-	pause(ctx, between(rng, 500*time.Millisecond, 5*time.Second))
+	sleep.For(ctx, between(rng, 500*time.Millisecond, 5*time.Second))
 	if again := limit(func(jetstream.StreamState) int64 { return -1 }); again != nil {
 		return again
 	}

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/testenv"
 )
 
@@ -16,7 +17,7 @@ func (w *world) restartPostgres(ctx context.Context, rng *rand.Rand, mode testen
 	if err := s.Stop(ctx, mode); err != nil {
 		return err
 	}
-	pause(ctx, between(rng, 0, 2*time.Second))
+	sleep.For(ctx, between(rng, 0, 2*time.Second))
 	return s.Start(ctx)
 }
 
@@ -36,7 +37,7 @@ func promoteBehind(ctx context.Context, w *world, by time.Duration) error {
 	if err := w.replica.Stop(ctx, testenv.Fast); err != nil {
 		return err
 	}
-	pause(ctx, by)
+	sleep.For(ctx, by)
 	if err := w.primary.Stop(ctx, testenv.Immediate); err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func dropSlot(ctx context.Context, w *world) error {
 		if err == nil {
 			err = w.some(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1`, slotName)
 		}
-		if err == nil || errors.Is(err, errNotNow) || !pause(ctx, 20*time.Millisecond) {
+		if err == nil || errors.Is(err, errNotNow) || !sleep.For(ctx, 20*time.Millisecond) {
 			return err
 		}
 	}
@@ -101,7 +102,7 @@ func invalidateSlot(ctx context.Context, w *world, rng *rand.Rand) (err error) {
 			if err != nil {
 				return err
 			}
-			if behind && !pause(ctx, 20*time.Millisecond) {
+			if behind && !sleep.For(ctx, 20*time.Millisecond) {
 				return errNotNow
 			}
 		}

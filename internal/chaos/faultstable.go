@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -94,7 +95,7 @@ func lockRows(ctx context.Context, w *world, rng *rand.Rand) error {
 			return errNotNow
 		}
 		if err == nil {
-			pause(ctx, between(rng, 100*time.Millisecond, 7*time.Second))
+			sleep.For(ctx, between(rng, 100*time.Millisecond, 7*time.Second))
 		}
 		return err
 	})
@@ -118,7 +119,7 @@ func truncate(ctx context.Context, w *world, rng *rand.Rand) error {
 			if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil {
 				return err
 			}
-			if pending && !pause(ctx, 20*time.Millisecond) {
+			if pending && !sleep.For(ctx, 20*time.Millisecond) {
 				return errNotNow
 			}
 		}

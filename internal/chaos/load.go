@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 const aggregates = 100
@@ -68,7 +70,7 @@ func (l *load) done() bool { return l.ending.Load() && l.rows.Load() >= l.least 
 func (l *load) write(ctx context.Context, rng *rand.Rand, async bool) {
 	for ctx.Err() == nil && !l.done() {
 		l.session(ctx, rng, async)
-		pause(ctx, 50*time.Millisecond)
+		sleep.For(ctx, 50*time.Millisecond)
 	}
 }
 
@@ -90,7 +92,7 @@ func (l *load) session(ctx context.Context, rng *rand.Rand, async bool) {
 		}
 		l.rows.Add(int64(n))
 		// Faster than the faults come, and not so fast that nothing else gets a turn.
-		pause(ctx, time.Duration(40+rng.IntN(160))*time.Millisecond)
+		sleep.For(ctx, time.Duration(40+rng.IntN(160))*time.Millisecond)
 	}
 }
 

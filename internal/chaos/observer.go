@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/e2e/audit"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -56,7 +57,7 @@ func (o *observer) reader() *audit.Reader {
 
 func (o *observer) run(ctx context.Context, rng *rand.Rand) {
 	defer close(o.done)
-	for pause(ctx, between(rng, 20*time.Millisecond, 600*time.Millisecond)) {
+	for sleep.For(ctx, between(rng, 20*time.Millisecond, 600*time.Millisecond)) {
 		look, cancel := context.WithTimeout(ctx, 10*time.Second)
 		_ = o.look(look, o.w.promoted.Load())
 		cancel()
@@ -190,7 +191,7 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 	}
 	missing := func(row string) bool { return o.stored[row] <= o.w.deleted[row] }
 	for try := 0; try == 0 || try < 3 && o.w.cluster != nil && slices.ContainsFunc(rows, missing); try++ {
-		if try > 0 && !pause(ctx, 200*time.Millisecond) { // a leader that was deposed may not know it yet
+		if try > 0 && !sleep.For(ctx, 200*time.Millisecond) { // a leader that was deposed may not know it yet
 			return ctx.Err()
 		}
 		if err := o.stream.Read(ctx, func(m audit.Message) { o.stored[key(m.ID.ID, m.ID.Hash)] = m.Seq }); err != nil {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // runSeed makes one run.
@@ -90,7 +92,7 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 	if o.only != "" {
 		b.only = strings.Split(o.only, ",")
 	}
-	pause(ctx, time.Second)
+	sleep.For(ctx, time.Second)
 	if err := b.run(ctx, o.faults); err != nil {
 		stop()
 		l.finish()
@@ -99,7 +101,7 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 	w.log("all is mended")
 	// The load goes on until enough of it was observed.
 	observer.tell(r)
-	for since := time.Now(); r.blind() && time.Since(since) < w.patience && pause(ctx, 100*time.Millisecond); {
+	for since := time.Now(); r.blind() && time.Since(since) < w.patience && sleep.For(ctx, 100*time.Millisecond); {
 		observer.tell(r)
 	}
 	l.finish()
@@ -110,7 +112,7 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 		return err
 	}
 	// Whoever would store something twice does it now.
-	pause(ctx, 2*time.Second)
+	sleep.For(ctx, 2*time.Second)
 	if err := w.check(ctx, r); err != nil {
 		return err
 	}

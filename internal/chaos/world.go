@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/internal/testenv/pgbin"
 )
@@ -239,21 +240,9 @@ func (w *world) until(ctx context.Context, what string, do func(context.Context)
 		if err == nil {
 			return nil
 		}
-		if !pause(ctx, 100*time.Millisecond) {
+		if !sleep.For(ctx, 100*time.Millisecond) {
 			return fmt.Errorf("waited in vain: %s: %w", what, err)
 		}
-	}
-}
-
-// pause reports false when ctx ended it.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

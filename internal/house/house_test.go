@@ -32,14 +32,15 @@ var rooms = map[string][]string{
 		pg, pgerrcode,
 	},
 	"internal/deadletter": {module + "outbox", module + "fallback", table, hint, pg, pgx},
-	"internal/retention":  {module + "outbox", module + "fallback", table, hint, pg, pgx, pgerrcode},
-	"verify":              {module + "outbox", jetstream, module + "fallback", "github.com/RoaringBitmap/roaring/v2/roaring64"},
-	"bench":               {hint, pg, pgx, nats},
+	"internal/retention":  {module + "outbox", module + "fallback", table, hint, pg, sleep, pgx, pgerrcode},
+	"verify":              {module + "outbox", jetstream, module + "fallback", sleep, "github.com/RoaringBitmap/roaring/v2/roaring64"},
+	"bench":               {hint, pg, sleep, pgx, nats},
 	"internal/pg":         {module + "outbox", hint, secretfile, pgx},
-	"migrations":          {module + "outbox", hint, pg, pgx, pgerrcode, "github.com/pressly/goose/"},
+	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode, "github.com/pressly/goose/"},
 
-	"internal/jetstream":  {module + "outbox", hint, secretfile, nats},
+	"internal/jetstream":  {module + "outbox", hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
+	"internal/sleep":      {},
 	"internal/table":      {module + "outbox"},
 }
 
@@ -49,6 +50,7 @@ const (
 	pg         = module + "internal/pg"
 	retention  = module + "internal/retention"
 	secretfile = module + "internal/secretfile"
+	sleep      = module + "internal/sleep"
 	table      = module + "internal/table"
 	pgx        = "github.com/jackc/pgx/"
 	nats       = "github.com/nats-io/nats.go"

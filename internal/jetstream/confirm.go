@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 const (
@@ -39,9 +40,7 @@ func (s *Stream) Confirm(ctx context.Context) (*StreamInfo, error) {
 				"read stream %s: its leader %q has heard from %d of %d other replicas within %s",
 				s.cfg.Name, info.Leader, followers, len(info.Replicas), confirmPatience)
 		}
-		select {
-		case <-time.After(confirmPause):
-		case <-ctx.Done():
+		if !sleep.For(ctx, confirmPause) {
 			return nil, ctx.Err()
 		}
 	}

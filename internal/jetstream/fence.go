@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 const (
@@ -75,9 +76,7 @@ func (s *Stream) Fence(ctx context.Context, fresh bool, acked uint64) (info *Str
 				"the stream is not quiet: it has gone on to sequence %d", info.LastSeq), nil
 		}
 		before = info.LastSeq
-		select {
-		case <-time.After(fenceQuiet):
-		case <-ctx.Done():
+		if !sleep.For(ctx, fenceQuiet) {
 			return nil, nil, ctx.Err()
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // FollowOptions say what is followed.
@@ -70,10 +71,8 @@ func (s *Stream) Follow(ctx context.Context, o FollowOptions, each func(Received
 		}
 		f.waiting = true
 		f.o.Waiting(err)
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, followPause) {
 			return nil
-		case <-time.After(followPause):
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // ErrMessageGone means that the stream has no message at a sequence.
@@ -123,9 +124,7 @@ func passing(err error) bool {
 // connection.
 func (s *Stream) awaitConnected(ctx context.Context, while time.Duration) bool {
 	for begun := time.Now(); ; {
-		select {
-		case <-time.After(while):
-		case <-ctx.Done():
+		if !sleep.For(ctx, while) {
 			return false
 		}
 		if s.nc.IsConnected() || time.Since(begun) > apiTimeout {

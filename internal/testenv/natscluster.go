@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // NATSCluster is a JetStream cluster, for streams with replicas.
@@ -70,10 +72,8 @@ func (c *NATSCluster) block(i int) string {
 
 func (c *NATSCluster) waitLeader(ctx context.Context) error {
 	for !c.hasLeader() {
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, 5*time.Millisecond) {
 			return fmt.Errorf("wait for JetStream leader: %w\n%s", ctx.Err(), c.Log())
-		case <-time.After(5 * time.Millisecond):
 		}
 	}
 	return nil
