@@ -85,12 +85,11 @@ func (db *DB) Identify(ctx context.Context) (system string, timeline uint32, dat
 	return system, uint32(n), database, err
 }
 
-// DropSlot drops a slot where there is one that a relay can have made: of pgoutput, in this database,
-// neither temporary nor with two_phase. Any other is left alone.
+// DropSlot drops a slot where there is one that a relay can have made, see [pg.OwnSlot]. Any other is left alone.
 func (db *DB) DropSlot(ctx context.Context, name string) error {
 	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
-			WHERE slot_name = $1 AND plugin = 'pgoutput' AND database = current_database() AND NOT temporary AND NOT two_phase`, name)
+			WHERE slot_name = $1 AND `+pg.OwnSlot, name)
 		return err
 	})
 	if err != nil && pg.Code(err) != pgerrcode.UndefinedObject { // somebody else was faster

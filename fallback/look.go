@@ -92,7 +92,7 @@ type SlotState struct {
 	Database  string `json:"database"`
 	Temporary bool   `json:"temporary"`
 	TwoPhase  bool   `json:"two_phase"`
-	// Own: a relay of the connection's database can have made it, as [DB.DropSlot] has it.
+	// Own: a relay of the connection's database can have made it, see [pg.OwnSlot].
 	Own       bool    `json:"-"`
 	ActivePID *uint32 `json:"active_pid"` // nil where nothing streams it
 	WALStatus string  `json:"wal_status"` // reserved, extended, unreserved or lost
@@ -112,7 +112,7 @@ func (db *DB) ReadSlot(ctx context.Context, name string) (*SlotState, error) {
 		&s.Type, &s.Plugin, &s.Database, &s.Temporary, &s.TwoPhase, &s.Own, &s.ActivePID, &s.WALStatus, &s.Restart, &s.Confirmed,
 		&s.Failover, &s.Synced, &s.Invalidation, &s.Retained, &s.Safe, &s.ConfirmedLag,
 	}, `SELECT slot_type, coalesce(plugin, ''), coalesce(database, ''), temporary, two_phase,
-		(plugin = 'pgoutput' AND NOT temporary AND NOT two_phase AND database = current_database()) IS TRUE, active_pid::int8, coalesce(wal_status, ''),
+		`+pg.OwnSlot+`, active_pid::int8, coalesce(wal_status, ''),
 		coalesce(restart_lsn::text, ''), coalesce(confirmed_flush_lsn::text, ''),
 		coalesce((to_jsonb(s) ->> 'failover')::bool, false), coalesce((to_jsonb(s) ->> 'synced')::bool, false),
 		coalesce(to_jsonb(s) ->> 'invalidation_reason', ''),

@@ -67,7 +67,7 @@ func readSlot(ctx context.Context, conn *pgconn.PgConn, name string) (*Slot, err
 	return s, s.check(r[6])
 }
 
-// check tells a slot that a relay can have made from all others. fallback.DB.DropSlot has the same condition.
+// check tells a slot that a relay can have made from all others, as [pg.OwnSlot] does in SQL.
 func (s *Slot) check(database string) error {
 	foreign := func(what string) error {
 		return hint.Coded("slot-foreign", hint.Errorf(dropHint(s.Name),
