@@ -20,28 +20,12 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-const benchHelp = `Measures, on the two servers of the configuration and in one run, how fast
-
-  - the walsender lets the rows be read (pg_recvlogical to nothing),
-  - JetStream takes the messages (walpost's own publishing with nothing to read, and plain asynchronous publishing),
-  - walpost drains the one into the other, with each kind of mark,
-
-what CPU time and memory that takes, and how long a commit takes to its PubAck and to a consumer, at different rates. Rates are
-medians of all runs; --json has every run.
-
-It works in a database and a stream of its own, ` + bench.Database + ` and ` + bench.Stream + `, and removes both. The role of
-postgres.url needs CREATEDB and REPLICATION. CPU time of the servers is known where they listen on this machine's loopback and may
-be seen. It takes their disks, and all the CPU time there is: do not run it beside anything that matters.
-
-    walpost bench --rows 1000000 --per-transaction 1
-    walpost bench --runs 0 --latency 1000,5000 --for 30s`
-
 func newBenchCommand() *cobra.Command {
 	var b bench.Config
 	var asJSON bool
 	var window time.Duration
 	cmd := &cobra.Command{
-		Use: "bench", Short: "Measure drain rate, latency and cost on your servers", Long: benchHelp, Args: noArgs,
+		Use: "bench", Short: "Measure drain rate, latency and cost on your servers", Long: help("bench"), Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {

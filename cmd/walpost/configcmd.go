@@ -15,14 +15,8 @@ import (
 
 func newConfigCommand() *cobra.Command {
 	return newGroup("config", "Check the configuration, print an example of it, list its flags (help config)",
-		configHelp+configFlags(), newConfigCheckCommand(), newConfigExampleCommand())
+		help("config")+"\n\n"+configFlags(), newConfigCheckCommand(), newConfigExampleCommand())
 }
-
-const configHelp = `The configuration: file, environment variables and flags. Every command that reads it takes --config FILE and the flags below, each
-with its key in the file and its environment variable. A flag goes before a variable, a variable before the file. A password in
-a flag can be read by every user of the machine: keep it in the environment, in a file or in ~/.pgpass.
-
-`
 
 func configFlags() string {
 	var cmd cobra.Command
@@ -35,10 +29,8 @@ func newConfigCheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Validate the configuration and print what is in force",
-		Long: `Reads the configuration as run would, reports everything that is wrong with it, and prints what is in force: every key with
-its value, without secrets, and with the place that it came from. It connects to nothing. Of the files that the configuration
-names it reads postgres.url_file and postgres.password_file only.`,
-		Args: noArgs,
+		Long:  help("config check"),
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := load(cmd.Flags())
 			if err != nil {

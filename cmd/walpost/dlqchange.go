@@ -26,12 +26,12 @@ type dlqChange struct {
 
 func newDLQRetryCommand() *cobra.Command {
 	c := &dlqChange{verb: "retried", yes: true, do: (*deadletter.Queue).Retry}
-	return c.command(&cobra.Command{Use: "retry {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Put rows back into their outboxes", Long: dlqRetryHelp})
+	return c.command(&cobra.Command{Use: "retry {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Put rows back into their outboxes", Long: help("dlq retry")})
 }
 
 func newDLQDiscardCommand() *cobra.Command {
 	c := &dlqChange{verb: "discarded", do: (*deadletter.Queue).Discard}
-	cmd := &cobra.Command{Use: "discard {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Delete dead letters for good", Long: dlqDiscardHelp}
+	cmd := &cobra.Command{Use: "discard {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Delete dead letters for good", Long: help("dlq discard")}
 	cmd.Flags().BoolVar(&c.yes, "yes", false, "do not ask")
 	return c.command(cmd)
 }

@@ -15,26 +15,10 @@ import (
 	"github.com/walpost/walpost/relay"
 )
 
-const doctorHelp = `Makes every check of a start, and more, on PostgreSQL and NATS, and tells everything it finds: a start stops at the first. It
-changes nothing, takes no lock, and may run before a relay or beside one, with the relay's configuration.
-
-  error   a start would refuse, nothing would be delivered, or events could be lost
-  warn    it works, and you should know
-  info    how things are
-
-Exit code 1 where there is an error, else 0; 2 for wrong usage or configuration. docs/OPERATIONS.md lists the codes, which are
-stable.
-
---json prints one object: "findings", the errors first, each with "level", "code", "text" and "fix" ("" where nothing is to be done).
-
-To learn what the NATS user may do, it sends JetStream requests that name nothing, and, on a subject of the stream, an empty message
-that JetStream refuses and never stores: plain subscribers of that subject see it. A server that does not answer is given up after
-some seconds.`
-
 func newDoctorCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "doctor", Short: "Check both servers and what is between them", Long: doctorHelp, Args: noArgs,
+		Use: "doctor", Short: "Check both servers and what is between them", Long: help("doctor"), Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := load(cmd.Flags())
 			if err != nil {

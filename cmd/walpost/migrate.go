@@ -19,46 +19,12 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-const migrateHelp = `The tables of walpost, and the publication that it reads.
-
-The tables are made in the first schema of the connection's search_path (public, normally): outbox_messages where the
-configuration reads the outbox from public.outbox_messages in the canonical layout, and in any case outbox_messages_dlq,
-outbox_messages_archive, consumer_offsets and idempotency_keys. The table ` + migrations.VersionTable + ` remembers what was applied.
-
-Run it as the owner of the tables, with CREATE on the schema and the database. The relay itself needs neither.`
-
-const upHelp = `Applies what is missing, each migration in a transaction of its own, and creates the publication or adds to it the outboxes
-that it lacks (not in mode poll). Up never drops anything and never takes a lock that a producer would wait for. Several may
-run at the same time: an advisory lock has them take turns.
-
---grant ROLE gives the relay's role what it needs on the outboxes, the dead letters and the archive, and nothing else; it may be
-repeated with every up.
-
---notify-trigger is for a relay that polls (mode poll, or a server without logical decoding): every outbox gets a trigger named
-` + outbox.NotifyTrigger + `, with a function of the same name, and each INSERT statement then does NOTIFY ` + outbox.NotifyChannel + `. Where all of
-its outboxes have it, a relay that polls sends rows a few milliseconds after their commit, not up to 200, and searches the tables
-only when there is something, and every fallback.interval. What it costs: transactions that insert commit one after the other,
-in the whole server, and none of them can be prepared (PREPARE TRANSACTION). A relay that streams makes no use of it. Where
-producers write to partitions of an outbox by name, it does not see them. To create the trigger takes a lock for which
-producers wait, for half a second at most; where it is not to be had, up tries again for some twenty seconds.`
-
-const downHelp = `Takes back the migration that was applied last, or with --to N everything above N; --to 0 is everything. It refuses to drop
-a table that still holds undelivered rows, dead letters, positions of consumers or unexpired idempotency keys. Delivered rows and
-the archive go with their tables. The publication and the replication slot stay.
-
-The trigger ` + outbox.NotifyTrigger + ` and its function go too, from every table that has it. --notify-trigger without --to takes
-back nothing else.`
-
-const printHelp = `Writes what up would do as plain SQL, for a migration tool of your own or for psql --file. It connects to nothing.
---notify-trigger adds the trigger that ` + "`walpost migrate up --help`" + ` describes. Where shard is set it adds the
-indexes for shards, which up does not make.`
-
 func newMigrateCommand() *cobra.Command {
-	return newGroup("migrate", "Create walpost's tables and publication", migrateHelp,
-		migration("up", "Apply the migrations and create the publication", upHelp, migrations.Latest, migrateUp),
-		migration("down", "Take back the last migration, or those above --to N", downHelp, migrations.OneStep, migrateDown),
+	return newGroup("migrate", "Create walpost's tables and publication", help("migrate"),
+		migration("up", "Apply the migrations and create the publication", help("migrate up"), migrations.Latest, migrateUp),
+		migration("down", "Take back the last migration, or those above --to N", help("migrate down"), migrations.OneStep, migrateDown),
 		migration("status", "List the migrations and when they were applied", "Lists the migrations. It only reads.", 0, migrateStatus),
-		migration("print", "Write the migrations as plain SQL", printHelp, migrations.Latest, migratePrint))
+		migration("print", "Write the migrations as plain SQL", help("migrate print"), migrations.Latest, migratePrint))
 }
 
 // migrateOptions are the flags of the subcommands.

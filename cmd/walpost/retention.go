@@ -15,27 +15,12 @@ import (
 	"github.com/walpost/walpost/internal/retention"
 )
 
-const retentionHelp = `One pass of archive and purge, and what it did:
-
-  - rows that were processed more than retention.archive_after ago move from each outbox to outbox_messages_archive, if the
-    outbox has the canonical layout and mark: update;
-  - the months of the archive are created ahead, and dropped when they ended, and their last row was processed, more than
-    retention.drop_after ago; such rows in the default partition are deleted;
-  - expired idempotency keys are deleted.
-
-A row that was not delivered is never touched. It works in small batches with pauses between them, waits for no lock longer than
-half a second, and can be interrupted at any time: the next pass goes on. What it had to leave is said in a line "note: ..." and is
-no failure. While another pass is running it does nothing.
-
-It needs SELECT, UPDATE (processed_at) and DELETE on the outbox, SELECT, UPDATE and DELETE on idempotency_keys, and the ownership
-of outbox_messages_archive, with its partitions and CREATE on its schema, for the months.`
-
 func newRetentionCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "retention",
 		Short: "Archive delivered rows and drop old ones, once",
-		Long:  retentionHelp,
+		Long:  help("retention"),
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)

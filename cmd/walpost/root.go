@@ -12,28 +12,11 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 )
 
-const rootHelp = `walpost reads the transactional outbox of a PostgreSQL database from a logical replication slot and stores every
-event in NATS JetStream: usually within a few milliseconds of its commit, once, and in commit order. PostgreSQL forgets the
-WAL only when that is done. What the WAL does not bring (delayed rows, retries, everything where there is no logical
-decoding) is delivered from the table.
-
-A first start:
-
-    walpost config example > walpost.yaml     then change what differs from the defaults
-    walpost config check                      shows what is in force, and where each value came from
-    walpost migrate up                        as the owner of the tables
-    walpost doctor                            tells everything that would be in the way
-    walpost run
-
-The configuration is read from --config FILE (walpost.yaml where there is one), environment variables and flags; a flag goes
-before a variable, a variable before the file. Errors go to standard error as "error: ..." and, where there is advice,
-"hint: ...". Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.`
-
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "walpost",
 		Short:         "Relay a PostgreSQL outbox into NATS JetStream",
-		Long:          rootHelp,
+		Long:          help("walpost"),
 		SilenceErrors: true, // execute prints them
 		SilenceUsage:  true,
 		Args:          noSuchCommand,

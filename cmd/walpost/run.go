@@ -11,25 +11,11 @@ import (
 	"go.uber.org/zap"
 )
 
-const runHelp = `Relays until SIGTERM or SIGINT: then it takes nothing more from the slot, waits for what is on its way to JetStream, marks and
-confirms it, and ends with exit code 0. A second signal ends it at once with exit code 1; nothing is lost by that, the next
-start finds out what was stored.
-
-Several may run for one slot: one relays, the others stand by, are ready, and one of them takes over in about a second.
-
-Lost connections are not the end, and neither is a server that is not there yet when it starts: it tries again, for ever, and
-/readyz and the log say why. It ends by itself only where a start finds something that has to be put right first (a wrong
-password, privileges, a missing table, a stream that cannot keep the promise).
-
-While it runs, http.listen serves /metrics (Prometheus), /healthz (restart me when this fails), /readyz and /status (JSON).
-
-` + "`walpost help config` lists the flags of the configuration, and `walpost config example` explains its keys."
-
 func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Relay the outbox until SIGTERM or SIGINT",
-		Long:  runHelp,
+		Long:  help("run"),
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)

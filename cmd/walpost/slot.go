@@ -19,47 +19,14 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-const slotHelp = `The replication slot of the configuration, postgres.slot. A relay that streams creates its slot itself, and recreates it where it is
-of no use any more: you need not create or drop one by hand.`
-
-const slotShowHelp = `Shows the slot as the server has it, and <slot>_new where a relay is making one. That there is none is an answer: the exit code is
-0. Every role may look.
-
-With --json: slot and new_slot, each as in ` + "`walpost status --help`" + `.`
-
-const slotCreateHelp = `Creates the slot as a relay would: for pgoutput, and from PostgreSQL 17 on with FAILOVER. It needs REPLICATION and the publication,
-which ` + "`walpost migrate up`" + ` creates. It refuses where there is such a slot, and where a relay holds the lock.
-
-A relay makes its slot itself. This is for mark none, where the moment matters: events that were committed before the slot is
-there are nobody's, so create it before the first producer starts. And it is for a slot that another role is to own. With mark
-delete or none create the stream before the relay starts: one that finds a slot and no stream takes the stream for lost.
-
-With mark update and delete, create it while nothing is pending. A relay that makes its slot delivers first what the tables have;
-one that finds a slot delivers rows from before it as missed ones, with the alarm missed_rows, and behind later ones of their
-aggregates. So it refuses where rows are pending, unless --force. postgres.initial has no say where there is a slot.
-
-A creation waits until every transaction has ended that runs when it begins, in the whole server. It says for whom, and gives up
-after --wait; nothing is left behind.`
-
-const slotDropHelp = `Drops the slot. It refuses while a relay holds the lock or something streams the slot, and says which process that is: stop it
-first. It refuses a slot that no relay of this database can have made. Where there is no slot there is nothing to do, and the exit code
-is 0.
-
-With mark update and delete nothing is lost by it: the next relay makes another slot, and delivers what is pending from the tables,
-in the order of their ids. With mark none only the WAL has the events: those that the slot has not brought yet are lost, and so are
-those that are committed until there is a slot again. So it refuses where there is WAL after the confirmed LSN, unless --force;
-there nearly always is a little, because the server itself writes some.
-
-It needs REPLICATION. A slot that nobody uses keeps WAL until the disk is full: drop it with the last relay.`
-
 func newSlotCommand() *cobra.Command {
-	return newGroup("slot", "Show, create and drop the replication slot", slotHelp,
+	return newGroup("slot", "Show, create and drop the replication slot", help("slot"),
 		newSlotShowCommand(), newSlotCreateCommand(), newSlotDropCommand())
 }
 
 func newSlotShowCommand() *cobra.Command {
 	var asJSON bool
-	cmd := slotCommand("show", "Show the slot", slotShowHelp, func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+	cmd := slotCommand("show", "Show the slot", help("slot show"), func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
 		slot, fresh, err := readSlots(cmd.Context(), db, cfg.Postgres.Slot)
 		if err != nil {
 			return err
@@ -82,7 +49,7 @@ func newSlotCreateCommand() *cobra.Command {
 	var text string
 	var wait time.Duration
 	var force bool
-	cmd := slotCommand("create", "Create the slot", slotCreateHelp, func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+	cmd := slotCommand("create", "Create the slot", help("slot create"), func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
 		return createSlot(cmd.Context(), cfg, db, wait, force, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
 	cmd.PreRunE = func(*cobra.Command, []string) error {
@@ -103,7 +70,7 @@ func newSlotCreateCommand() *cobra.Command {
 
 func newSlotDropCommand() *cobra.Command {
 	var force bool
-	cmd := slotCommand("drop", "Drop the slot", slotDropHelp, func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+	cmd := slotCommand("drop", "Drop the slot", help("slot drop"), func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
 		return dropSlot(cmd.Context(), cfg, db, force, cmd.OutOrStdout())
 	})
 	cmd.Flags().BoolVar(&force, "force", false, "with mark none: also where events may be lost")

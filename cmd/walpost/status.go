@@ -18,40 +18,10 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-const statusHelp = `What runs now, as the two servers know it: who relays and how many stand by, the slot, each outbox, the dead letters and the
-stream. It only reads, asks no relay, and may run anywhere at any time.
-
-The relay's mode is "stream" where somebody holds its advisory lock and the slot is streamed, "poll" where it is not (also for a
-moment between two sessions, and while the slot is made, usually with _new behind its name), and "none" where nobody holds the lock. Those that stand by are counted by what they ask the server.
-
-It is a report and no check: whatever it finds, the exit code is 0. It is 1 where one of the servers cannot be asked; what the
-other one says is printed all the same. A part that may not be read, is locked, or would take longer than two seconds is left out,
-and named with what helps. Rows and dead letters are counted up to 100,000. With mark none the table tells nothing.
-
-It needs SELECT on the outboxes and on outbox_messages_dlq, and to publish on $JS.API.STREAM.INFO.<stream>; and pg_read_all_stats
-where it runs in another role than the relay, to see the address of its client and who stands by.
-
---json prints one object. Sizes are in bytes, ages in seconds, times in RFC 3339; what is not known is null.
-
-    at             when it was asked, by this machine's clock
-    server         version, database, standby
-    relay          mode; lock: pid, application_name, user, client_address ("local" is a Unix socket), connected_since; standing_by
-    slot           name, exists, walsender (who streams it, as in lock); where it exists: type, plugin, database, temporary, two_phase,
-                   active_pid, wal_status, restart_lsn, confirmed_flush_lsn, failover, synced, invalidation_reason,
-                   retained_bytes, safe_bytes (until it is lost, -1 is no limit), confirmed_lag_bytes
-    new_slot       the same, of a slot that is being made; null where there is none
-    count_limit    a count that reaches it says "as many or more"
-    outboxes       table, mark, pending, oldest_due_age_seconds (0 where none is due), parked, held
-    dead_letters   how many
-    stream         name, exists; where it exists: messages, bytes, first_sequence, last_sequence, last_message_at, created_at,
-                   replicas, leader (null outside a cluster), duplicate_window_seconds, batches (that it takes: fast, atomic)
-    unread         part, error and hint of each part that could not be read
-    errors         server (postgres, nats), error and hint of each that could not be asked`
-
 func newStatusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "status", Short: "Show what runs now: relay, slot, backlog, dead letters, stream", Long: statusHelp, Args: noArgs,
+		Use: "status", Short: "Show what runs now: relay, slot, backlog, dead letters, stream", Long: help("status"), Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {
@@ -83,7 +53,7 @@ func newStatusCommand() *cobra.Command {
 	return cmd
 }
 
-// statusReport is what --json prints; see statusHelp. nil is not known.
+// statusReport is what --json prints; see help/status.txt. nil is not known.
 type statusReport struct {
 	At          time.Time        `json:"at"`
 	Server      *fallback.Server `json:"server"`

@@ -258,7 +258,7 @@ func TestStatusHelpNamesTheJSON(t *testing.T) {
 	defer o.walpost("slot", "drop")
 	var report map[string]any
 	o.must(json.Unmarshal([]byte(o.walpost("status", "--json")), &report))
-	_, documented, _ := strings.Cut(statusHelp, "--json prints one object.")
+	_, documented, _ := strings.Cut(help("status"), "--json prints one object.")
 	names := regexp.MustCompile(`[a-z]+(_[a-z]+)*`).FindAllString(documented, -1)
 	var look func(v any)
 	look = func(v any) {

@@ -16,42 +16,11 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-const tailHelp = `Shows the events of nats.stream, one a line, as they are stored there: from now on, or from what was stored so
-long ago (--since), until SIGINT or SIGTERM. PostgreSQL is not asked.
-
-    walpost tail
-    walpost tail order.placed 'payment.*' --since 10m
-    walpost tail --json | jq .payload
-
-An event type may end in *, which stands for whatever follows, dots too; quote it, or the shell may take it for files. Messages
-of other writers than a relay are shown, too, and said to be such; where event types are given they are left out. Where
-nats.subject says the event type, only subjects of these types are asked for: events that were stored under another nats.subject
-are not found then.
-
-A line has the time at which the event was stored (UTC), its sequence, event type, aggregate (type/id), tenant, and the row's
-id; then [via poll] where the table delivered it; and the payload. On a terminal it is as wide as that, elsewhere it has the
-whole payload.
-
-With --json: sequence, stored, subject, id (the ce-id), source, type, aggregate_type, aggregate_id, tenant_id, version (of the
-event), aggregate_version, time, trace, via (wal, poll where the table delivered it, or null: another writer), position (of the
-lane), commit (where the WAL has a row that had to wait), outbox, row_id, and payload (as JSON where it is JSON, else as a
-string) of each. What is not known is null. A payload that is no text is in payload_base64 instead. All but sequence and payload
-are strings.
-
-While NATS or the stream's leader is away it waits, and says so on standard error; then it goes on, with nothing left out and
-nothing shown twice. It acknowledges nothing and changes nothing, and its consumer is deleted in the end (half a minute later
-where it was killed). The user of nats.url needs to be allowed
-
-    publish:   $JS.API.STREAM.INFO.<stream>            subscribe: _INBOX.>, or what nats.inbox_prefix says
-               $JS.API.CONSUMER.CREATE.<stream>.>
-               $JS.API.CONSUMER.MSG.NEXT.<stream>.>
-               $JS.API.CONSUMER.DELETE.<stream>.>`
-
 func newTailCommand() *cobra.Command {
 	var since string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "tail [EVENT_TYPE...]", Short: "Follow the stream's events as they arrive", Long: tailHelp,
+		Use: "tail [EVENT_TYPE...]", Short: "Follow the stream's events as they arrive", Long: help("tail"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			types, err := publish.ParseTypes(args)
 			if err != nil {

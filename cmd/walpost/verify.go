@@ -21,37 +21,11 @@ import (
 	"github.com/walpost/walpost/verify"
 )
 
-const verifyHelp = `Compares the outboxes (with archive and dead letters) with the stream, by message id, and says what is
-
-  missing      marked as stored, and not in the stream; or pending, due, and passed by the WAL (scheduled rows: overdue, too)
-  duplicated   in the stream more than once, under one message id
-  reordered    behind an event of its aggregate that was committed later (what the table delivered is compared among itself)
-  unknown      in the stream, and in neither table, archive nor dead letters
-  phantom      in the stream, and of WAL that this server never had (lost in a failover)
-
-It may run beside the relay at any time: what looks wrong at first is looked at again. Exit code 1 where anything was found,
-and where the comparison broke off: then the error says so, and the report, which is printed all the same, is "incomplete" in JSON.
-
-    walpost verify --since 1h
-    walpost verify --repair
-
---repair makes the missing rows that are marked pending again, archived ones too: the relay that runs delivers them from the table
-within fallback.interval, under the message ids that they had, behind everything that was stored meanwhile. Where the stream has
-dropped its oldest messages (limits, an age, a purge), the rows of those are neither missing nor repaired, and a note says so.
-
-What it needs: SELECT, UPDATE and DELETE on the outboxes as the relay does, SELECT on outbox_messages_archive and
-outbox_messages_dlq (--repair: DELETE on the archive, INSERT on the outbox), and the stream's permissions of the relay. With mark
-delete or none nothing tells which messages should be there: then only duplicates, order and phantoms are looked for. Memory: up
-to two bytes a row whose id comes from a sequence (100 million of them: 11 to 40 MB), 20 bytes with others, and up to 90 bytes an
-aggregate.
-
---json prints the report as one JSON object.`
-
 func newVerifyCommand() *cobra.Command {
 	var since string
 	var repair, asJSON bool
 	cmd := &cobra.Command{
-		Use: "verify", Short: "Compare the outboxes with the stream", Long: verifyHelp, Args: noArgs,
+		Use: "verify", Short: "Compare the outboxes with the stream", Long: help("verify"), Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var window time.Duration
 			if err := age(&window, "since", since); err != nil {

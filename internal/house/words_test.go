@@ -42,7 +42,11 @@ func everyPassage(t *testing.T) (all []Passage) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, document := range documents {
+	manuals, err := filepath.Glob(filepath.Join(root, "cmd/walpost/help/*.txt"))
+	if err != nil || len(manuals) == 0 {
+		t.Fatalf("no manuals of commands: %v", err)
+	}
+	for _, document := range append(documents, manuals...) {
 		add(MarkdownPassages(document))
 	}
 	if len(all) < 10_000 {
