@@ -97,9 +97,13 @@ func (r *round) snapshot() snapshot {
 		elapsed = time.Since(r.begun)
 	}
 	return snapshot{
-		options: r.options, elapsed: elapsed,
-		events: int(r.shop.events.Load()), transactions: int(r.shop.transactions.Load()), rolledBack: int(r.shop.rolledBack.Load()),
-		counts: r.live.counts(), latency: r.acks.percentiles(),
+		options:      r.options,
+		elapsed:      elapsed,
+		events:       int(r.shop.events.Load()),
+		transactions: int(r.shop.transactions.Load()),
+		rolledBack:   int(r.shop.rolledBack.Load()),
+		counts:       r.live.counts(),
+		latency:      r.acks.percentiles(),
 	}
 }
 

@@ -55,7 +55,9 @@ func startEnvironment(ctx context.Context, s *screen, onStored func(time.Duratio
 		{"PostgreSQL", "creating a cluster", e.startPostgres},
 		{"NATS", "starting", e.startNATS},
 		{"tables", "migrating", e.migrate},
-		{"relay", "starting", func(ctx context.Context) (string, error) { return e.startRelay(ctx, s.logger(), onStored) }},
+		{"relay", "starting", func(ctx context.Context) (string, error) {
+			return e.startRelay(ctx, s.logger(), onStored)
+		}},
 	} {
 		s.block([]string{s.label(step.name) + s.dim(step.doing+" ...")})
 		ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -93,11 +95,14 @@ func (e *environment) startNATS(ctx context.Context) (_ string, err error) {
 	if e.js, err = natsjs.New(e.nc); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s with JetStream on 127.0.0.1:%d, in this process", server.VERSION, e.nats.Port()), nil
+	return fmt.Sprintf("%s with JetStream on 127.0.0.1:%d, in this process",
+		server.VERSION, e.nats.Port()), nil
 }
 
 func tables() []*outbox.Table {
-	return []*outbox.Table{{Schema: "public", Name: outbox.DefaultTable, Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}}
+	return []*outbox.Table{{
+		Schema: "public", Name: outbox.DefaultTable, Layout: outbox.Canonical(), Mark: outbox.MarkUpdate,
+	}}
 }
 
 func (e *environment) migrate(ctx context.Context) (string, error) {
@@ -116,7 +121,9 @@ func (e *environment) migrate(ctx context.Context) (string, error) {
 
 // startRelay returns when the relay streams, so that what follows is delivered
 // from the WAL.
-func (e *environment) startRelay(ctx context.Context, log *zap.Logger, onStored func(time.Duration)) (string, error) {
+func (e *environment) startRelay(
+	ctx context.Context, log *zap.Logger, onStored func(time.Duration),
+) (string, error) {
 	cfg := relayConfig(e.url, e.nats.URL())
 	cfg.OnStored = onStored
 	r, err := relay.New(cfg, log, prometheus.NewRegistry())
@@ -132,11 +139,13 @@ func (e *environment) startRelay(ctx context.Context, log *zap.Logger, onStored 
 			e.relayDone <- nil // for stop
 			return "", fmt.Errorf("start the relay: %w", err)
 		case <-ctx.Done():
-			return "", fmt.Errorf("wait for the relay to stream: %w (it is %s %s)", ctx.Err(), r.Status().State, r.Status().LastError)
+			return "", fmt.Errorf("wait for the relay to stream: %w (it is %s %s)",
+				ctx.Err(), r.Status().State, r.Status().LastError)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	return fmt.Sprintf("streams %s from slot %s to stream %s", outbox.DefaultTable, cfg.Slot, cfg.Stream.Name), nil
+	return fmt.Sprintf("streams %s from slot %s to stream %s",
+		outbox.DefaultTable, cfg.Slot, cfg.Stream.Name), nil
 }
 
 // relayConfig has the defaults of `walpost run`.
@@ -153,7 +162,8 @@ func relayConfig(postgresURL, natsURL string) relay.Config {
 // settled waits until the relay has settled every row that is due, or has made no
 // progress for half a minute: then the count shows what is missing.
 func (e *environment) settled(ctx context.Context) error {
-	const pending = `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL AND last_error IS NULL AND available_at <= now()`
+	const pending = `SELECT count(*) FROM outbox_messages
+		WHERE processed_at IS NULL AND last_error IS NULL AND available_at <= now()`
 	least, since := -1, time.Now()
 	for {
 		var n int

@@ -92,7 +92,8 @@ func (r *round) arrived(m jetstream.Msg) {
 	case <-time.After(time.Second):
 	}
 	s, c := r.screen, contentOf(m)
-	line := indent + time.Now().Format("15:04:05.000") + indent + s.bold(printable(c.eventType)) + indent + printable(c.aggregate) +
+	line := indent + time.Now().Format("15:04:05.000") +
+		indent + s.bold(printable(c.eventType)) + indent + printable(c.aggregate) +
 		indent + s.green(latency) + indent + s.dim(printable(c.payload))
 	s.println(clip(line, s.width()))
 }

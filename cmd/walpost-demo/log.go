@@ -32,7 +32,9 @@ func (c said) Check(e zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.Che
 }
 
 func (c said) Write(e zapcore.Entry, fields []zapcore.Field) error {
-	if slices.ContainsFunc(fields, func(f zapcore.Field) bool { return f.Key == "code" && f.String == "stream-one-replica" }) {
+	if slices.ContainsFunc(fields, func(f zapcore.Field) bool {
+		return f.Key == "code" && f.String == "stream-one-replica"
+	}) {
 		return nil
 	}
 	return c.Core.Write(e, fields)

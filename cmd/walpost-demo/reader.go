@@ -11,7 +11,9 @@ import (
 
 // follow hands every message of the stream, from the first on or only new ones,
 // to fn, until the returned function is called.
-func follow(ctx context.Context, js jetstream.JetStream, from jetstream.DeliverPolicy, fn func(jetstream.Msg)) (stop func(), err error) {
+func follow(
+	ctx context.Context, js jetstream.JetStream, from jetstream.DeliverPolicy, fn func(jetstream.Msg),
+) (stop func(), err error) {
 	c, err := js.OrderedConsumer(ctx, streamName, jetstream.OrderedConsumerConfig{DeliverPolicy: from})
 	if err != nil {
 		return nil, fmt.Errorf("follow stream %s: %w", streamName, err)

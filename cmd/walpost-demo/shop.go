@@ -39,14 +39,18 @@ CREATE TABLE orders (
     events   INT  NOT NULL DEFAULT 1 -- how many have been written for it
 )`
 
-const insertOrder = `INSERT INTO orders (customer, total) VALUES ($1, $2::bigint / 100.0) RETURNING id, status, events`
+const insertOrder = `
+INSERT INTO orders (customer, total) VALUES ($1, $2::bigint / 100.0)
+RETURNING id, status, events`
 
-// The UPDATE locks the order, and whoever else wants it waits for this
-// transaction's end. That is what makes the order of an order's events the order
-// of its commits. Being paid makes two events.
+// The UPDATE locks the order, so another writer of it waits for this transaction's
+// end. Therefore the events of an order are in the order of its commits. Being paid
+// makes two events.
 const advanceOrder = `
 UPDATE orders SET
-    status = CASE status WHEN 'created' THEN 'paid' WHEN 'paid' THEN 'packed' WHEN 'packed' THEN 'shipped' ELSE 'delivered' END,
+    status = CASE status
+        WHEN 'created' THEN 'paid' WHEN 'paid' THEN 'packed' WHEN 'packed' THEN 'shipped'
+        ELSE 'delivered' END,
     events = events + CASE status WHEN 'created' THEN 2 ELSE 1 END
 WHERE id = $1 AND status <> 'delivered'
 RETURNING id, status, events`
@@ -147,7 +151,8 @@ func (s *shop) transact(ctx context.Context, conn *pgx.Conn) (committed bool, er
 	if err != nil {
 		return false, err
 	}
-	defer tx.Rollback(ctx) //nolint:errcheck // after a commit it does nothing, and otherwise there is an error already
+	// After a commit it does nothing, and otherwise there is an error already.
+	defer tx.Rollback(ctx) //nolint:errcheck // see above
 	o, err := s.work(ctx, tx)
 	if err != nil {
 		return false, err
@@ -204,7 +209,10 @@ func (s *shop) work(ctx context.Context, tx pgx.Tx) (o order, err error) {
 	return o, err
 }
 
-var customers = []string{"Ada", "Barbara", "Dennis", "Edsger", "Grace", "Jim", "Ken", "Leslie", "Margaret", "Michael", "Radia", "Tony"}
+var customers = []string{
+	"Ada", "Barbara", "Dennis", "Edsger", "Grace", "Jim",
+	"Ken", "Leslie", "Margaret", "Michael", "Radia", "Tony",
+}
 
 func (s *shop) pick() (int64, bool) {
 	s.mu.Lock()

@@ -93,7 +93,8 @@ func rowID(h nats.Header) (int64, bool) {
 }
 
 func contentOf(m jetstream.Msg) content {
-	return content{unescape(m.Headers().Get("ce-subject")), unescape(m.Headers().Get("ce-type")), string(m.Data())}
+	h := m.Headers()
+	return content{unescape(h.Get("ce-subject")), unescape(h.Get("ce-type")), string(m.Data())}
 }
 
 // unescape undoes the percent-encoding of CloudEvents headers.
@@ -165,6 +166,7 @@ func (v *verdict) ok() bool {
 
 // String is the line for programs.
 func (v *verdict) String() string {
-	return fmt.Sprintf("walpost-demo: committed=%d stored=%d lost=%d duplicated=%d reordered=%d p50=%s p99=%s",
-		v.committed, v.stored, v.lost, v.duplicated, v.reordered, milliseconds(v.latency.p50), milliseconds(v.latency.p99))
+	return fmt.Sprintf("walpost-demo: committed=%d stored=%d lost=%d duplicated=%d reordered=%d "+
+		"p50=%s p99=%s", v.committed, v.stored, v.lost, v.duplicated, v.reordered,
+		milliseconds(v.latency.p50), milliseconds(v.latency.p99))
 }

@@ -13,7 +13,8 @@ const indent = "  "
 func (s *screen) label(name string) string { return indent + s.bold(pad(name, 12)) }
 
 func (s *screen) intro(o options) {
-	s.println(s.bold("walpost demo")+": a shop commits "+thousands(o.rate)+" transactions per second for "+o.duration.String()+".",
+	s.println(s.bold("walpost demo")+": a shop commits "+thousands(o.rate)+" transactions per second "+
+		"for "+o.duration.String()+".",
 		"Each event it writes to its outbox has to arrive in NATS JetStream, once.", "")
 }
 
@@ -67,12 +68,15 @@ func (s *screen) faults(n int) string {
 }
 
 func (s *screen) latency(p percentiles) string {
-	return fmt.Sprintf("p50 %s  p99 %s  max %s", milliseconds(p.p50), milliseconds(p.p99), milliseconds(p.max))
+	return fmt.Sprintf("p50 %s  p99 %s  max %s",
+		milliseconds(p.p50), milliseconds(p.p99), milliseconds(p.max))
 }
 
 func (s *screen) line(n snapshot) string {
-	return fmt.Sprintf("%4s  committed %d  stored %d  lag %d  p50 %s  p99 %s  lost %d  duplicated %d  reordered %d",
-		n.elapsed.Truncate(time.Second), n.events, n.counts.stored, n.lag(), milliseconds(n.latency.p50), milliseconds(n.latency.p99),
+	return fmt.Sprintf("%4s  committed %d  stored %d  lag %d  p50 %s  p99 %s  "+
+		"lost %d  duplicated %d  reordered %d",
+		n.elapsed.Truncate(time.Second), n.events, n.counts.stored, n.lag(),
+		milliseconds(n.latency.p50), milliseconds(n.latency.p99),
 		n.counts.missing, n.counts.duplicated, n.counts.reordered)
 }
 
@@ -99,7 +103,8 @@ func (s *screen) summary(v verdict, n snapshot, commits percentiles) {
 		s.figure("stored", v.stored, "of them, each as it is in the table"),
 		s.fault("lost", v.lost, "committed and not in the stream"),
 		s.fault("duplicated", v.duplicated, "stored once more"),
-		s.fault("reordered", v.reordered, fmt.Sprintf("behind a later event of its order (%s orders)", thousands(v.aggregates))),
+		s.fault("reordered", v.reordered,
+			fmt.Sprintf("behind a later event of its order (%s orders)", thousands(v.aggregates))),
 	}
 	if v.unknown > 0 {
 		lines = append(lines, s.fault("unknown", v.unknown, "messages that no committed row has made"))
@@ -111,7 +116,8 @@ func (s *screen) summary(v verdict, n snapshot, commits percentiles) {
 		"",
 		s.label("latency")+s.latency(v.latency),
 		s.note("from the commit to the PubAck, over every event. The commit's own"),
-		s.note("fsync is in it: COMMIT takes the shop p50 "+milliseconds(commits.p50)+", p99 "+milliseconds(commits.p99)+"."),
+		s.note("fsync is in it: COMMIT takes the shop p50 "+milliseconds(commits.p50)+
+			", p99 "+milliseconds(commits.p99)+"."),
 		s.note("JetStream keeps one copy and syncs it every 2m, its default."),
 		"")...)
 }
@@ -128,7 +134,8 @@ func (s *screen) again(v verdict) {
 }
 
 func (s *screen) fault(name string, n int, text string) string {
-	return s.label(name) + strings.Repeat(" ", max(0, 10-len(thousands(n)))) + s.faults(n) + indent + s.dim(text)
+	blank := strings.Repeat(" ", max(0, 10-len(thousands(n))))
+	return s.label(name) + blank + s.faults(n) + indent + s.dim(text)
 }
 
 func (s *screen) note(text string) string { return s.label("") + s.dim(text) }

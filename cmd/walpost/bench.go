@@ -25,7 +25,8 @@ func newBenchCommand() *cobra.Command {
 	var asJSON bool
 	var window time.Duration
 	cmd := &cobra.Command{
-		Use: "bench", Short: "Measure drain rate, latency and cost on your servers", Long: help("bench"), Args: noArgs,
+		Use: "bench", Short: "Measure drain rate, latency and cost on your servers", Long: help("bench"),
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {
@@ -53,14 +54,18 @@ func newBenchCommand() *cobra.Command {
 	f.IntVar(&b.Rows, "rows", 500_000, "rows of each drain")
 	f.IntVar(&b.PerTx, "per-transaction", 100, "rows in each transaction")
 	f.IntVar(&b.Payload, "payload", 300, "bytes of each payload, 32 at least")
-	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update"}, "what the relay does with delivered rows, one drain for each")
-	f.StringSliceVar(&b.Batches, "batches", []string{"single", "fast"}, "how messages are handed over, one drain for each: single, fast, atomic; latency with the last")
+	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update"},
+		"what the relay does with delivered rows, one drain for each")
+	f.StringSliceVar(&b.Batches, "batches", []string{"single", "fast"},
+		"how messages are handed over, one drain for each: single, fast, atomic; latency with the last")
 	f.IntSliceVar(&b.Shards, "shards", []int{1}, "numbers of relays that share the rows, one drain for each")
-	f.DurationVar(&window, "duplicate-window", 0, "that of the streams; 0 is as walpost makes them, 100ms with batches and 5s without")
+	f.DurationVar(&window, "duplicate-window", 0,
+		"that of the streams; 0 is as walpost makes them, 100ms with batches and 5s without")
 	f.BoolVar(&b.Binary, "binary", false, "measure what the server sends with binary tuples, too")
 	f.IntVar(&b.Replicas, "replicas", 1, "replicas of the stream")
 	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
-	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000}, "commits a second at which latency is measured; 0 measures none")
+	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000},
+		"commits a second at which latency is measured; 0 measures none")
 	f.DurationVar(&b.For, "for", 10*time.Second, "how long latency is measured at each rate")
 	f.BoolVar(&asJSON, "json", false, "print every run as JSON")
 	addConfigFlags(cmd)
@@ -72,7 +77,8 @@ func checkBench(b *bench.Config, window time.Duration) error {
 	case window != 0 && window < 100*time.Millisecond:
 		return fmt.Errorf("--duplicate-window is 100ms or more, which is JetStream's least")
 	case b.Rows < 1 || b.PerTx < 1 || b.Replicas < 1 || b.Runs < 0 || b.Payload < 32:
-		return fmt.Errorf("--rows, --per-transaction and --replicas are 1 or more, --payload is 32 or more, --runs is not negative")
+		return fmt.Errorf("--rows, --per-transaction and --replicas are 1 or more, " +
+			"--payload is 32 or more, --runs is not negative")
 	case b.For < time.Second:
 		return fmt.Errorf("--for is 1s or more")
 	}
@@ -82,7 +88,8 @@ func checkBench(b *bench.Config, window time.Duration) error {
 		}
 	}
 	for _, x := range b.Batches {
-		if x != string(jetstream.BatchSingle) && x != string(jetstream.BatchFast) && x != string(jetstream.BatchAtomic) {
+		if x != string(jetstream.BatchSingle) && x != string(jetstream.BatchFast) &&
+			x != string(jetstream.BatchAtomic) {
 			return fmt.Errorf("--batches: %q is none of single, fast and atomic", x)
 		}
 	}
@@ -122,7 +129,8 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		fmt.Fprintf(stderr, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05")}, args...)...)
 	}
 	b.Migrate = func(ctx context.Context, url string) error {
-		return migrateUp(ctx, io.Discard, benchConfig(cfg, bench.Setting{URL: url, Mark: string(outbox.MarkUpdate), Batch: string(jetstream.BatchSingle)}), migrateOptions{to: migrations.Latest})
+		set := bench.Setting{URL: url, Mark: string(outbox.MarkUpdate), Batch: string(jetstream.BatchSingle)}
+		return migrateUp(ctx, io.Discard, benchConfig(cfg, set), migrateOptions{to: migrations.Latest})
 	}
 	b.Publication = func(set bench.Setting) (string, error) {
 		tables, err := benchConfig(cfg, set).Tables()
@@ -136,7 +144,8 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		if err != nil {
 			return nil, err
 		}
-		c := exec.CommandContext(ctx, program, "run", "--config", os.DevNull) // a walpost.yaml may list outboxes of its own
+		// A walpost.yaml may list other outboxes.
+		c := exec.CommandContext(ctx, program, "run", "--config", os.DevNull)
 		c.Env = os.Environ()
 		for _, k := range benchConfig(cfg, set).keys() {
 			if k.env != "" {
@@ -163,7 +172,8 @@ func benchConfig(cfg *Config, set bench.Setting) *Config {
 	c := *cfg
 	c.Publish.Batch = set.Batch
 	c.Postgres.URLFile = "" // its URL has another database now
-	c.Postgres.URL, c.Postgres.Slot, c.Postgres.Publication, c.Postgres.MaxRetainedWAL = set.URL, set.Slot(), set.Slot(), 0
+	c.Postgres.URL, c.Postgres.MaxRetainedWAL = set.URL, 0
+	c.Postgres.Slot, c.Postgres.Publication = set.Slot(), set.Slot()
 	c.Source, c.Shard = "", set.Shard()
 	c.Outboxes = []OutboxConfig{defaultOutbox()}
 	c.Outboxes[0].Mark = set.Mark

@@ -14,7 +14,9 @@ import (
 
 // publishAlone stores n messages through a lane such as the relay's, as if transactions of so many rows
 // brought them, and returns when all have their PubAck.
-func publishAlone(ctx context.Context, nc *nats.Conn, cfg *Config, eventType, payload string, n, perTx int) error {
+func publishAlone(
+	ctx context.Context, nc *nats.Conn, cfg *Config, eventType, payload string, n, perTx int,
+) error {
 	lane, err := newBenchLane(ctx, nc, cfg)
 	if err != nil {
 		return err
@@ -36,15 +38,18 @@ func publishAlone(ctx context.Context, nc *nats.Conn, cfg *Config, eventType, pa
 	}()
 	event := &outbox.Event{Table: tables[0]}
 	for f, v := range map[outbox.Field]string{
-		outbox.TenantID: "0", outbox.AggregateType: "bench", outbox.EventType: eventType, outbox.EventVersion: "1",
+		outbox.TenantID: "0", outbox.AggregateType: "bench",
+		outbox.EventType: eventType, outbox.EventVersion: "1",
 		outbox.OccurredAt: "2026-11-20 09:00:00.123456+00", outbox.Payload: payload,
 	} {
 		event.Values[f] = []byte(v)
 	}
 	for i := range n {
 		event.Values[outbox.ID] = strconv.AppendInt(event.Values[outbox.ID][:0], int64(i), 10)
-		event.Values[outbox.AggregateID] = strconv.AppendInt(event.Values[outbox.AggregateID][:0], int64(i%1000), 10)
-		event.XID, event.Commit, event.N = uint32(i/perTx), outbox.LSN(i/perTx+1)*outbox.LSN(perTx)<<9, uint32(i%perTx+1)
+		aggregate := event.Values[outbox.AggregateID][:0]
+		event.Values[outbox.AggregateID] = strconv.AppendInt(aggregate, int64(i%1000), 10)
+		event.XID, event.N = uint32(i/perTx), uint32(i%perTx+1)
+		event.Commit = outbox.LSN(i/perTx+1) * outbox.LSN(perTx) << 9
 		if event.N == 1 && i > 0 {
 			lane.EndTransaction()
 		}
@@ -72,7 +77,9 @@ func newBenchLane(ctx context.Context, nc *nats.Conn, cfg *Config) (*publish.Lan
 	if err != nil {
 		return nil, err
 	}
-	s, err := jetstream.NewStream(nc, jetstream.StreamConfig{Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Pattern: template.Pattern()})
+	s, err := jetstream.NewStream(nc, jetstream.StreamConfig{
+		Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Pattern: template.Pattern(),
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -80,13 +87,19 @@ func newBenchLane(ctx context.Context, nc *nats.Conn, cfg *Config) (*publish.Lan
 	if err != nil {
 		return nil, err
 	}
-	envelope, err := publish.NewEnvelope(publish.EnvelopeConfig{Source: benchSystem + "/" + bench.Database, Stream: cfg.NATS.Stream, Format: publish.Format(cfg.NATS.Format)})
+	envelope, err := publish.NewEnvelope(publish.EnvelopeConfig{
+		Source: benchSystem + "/" + bench.Database,
+		Stream: cfg.NATS.Stream,
+		Format: publish.Format(cfg.NATS.Format),
+	})
 	if err != nil {
 		return nil, err
 	}
 	lane, err := publish.NewLane(ctx, publish.LaneConfig{
-		Conn: nc, Stream: s, Subjects: publish.NewSubjects(template), Envelope: envelope, Chained: !cfg.NATS.Shared, Base: info.LastSeq,
-		Window: cfg.Publish.Window, WindowBytes: int(cfg.Publish.WindowBytes), Batching: jetstream.Batching(cfg.Publish.Batch).Resolve(&info.Config, cfg.NATS.Shared),
+		Conn: nc, Stream: s, Subjects: publish.NewSubjects(template), Envelope: envelope,
+		Chained: !cfg.NATS.Shared, Base: info.LastSeq,
+		Window: cfg.Publish.Window, WindowBytes: int(cfg.Publish.WindowBytes),
+		Batching: jetstream.Batching(cfg.Publish.Batch).Resolve(&info.Config, cfg.NATS.Shared),
 		Position: outbox.Position{SystemID: benchSystem, Timeline: 1},
 	})
 	if err == nil {

@@ -156,7 +156,9 @@ func (c *Config) Tables() ([]*outbox.Table, error) {
 		if err != nil {
 			return nil, err
 		}
-		tables[i] = &outbox.Table{Schema: schema, Name: name, Layout: layout, Mark: outbox.Mark(o.Mark), Shard: shard}
+		tables[i] = &outbox.Table{
+			Schema: schema, Name: name, Layout: layout, Mark: outbox.Mark(o.Mark), Shard: shard,
+		}
 	}
 	return tables, nil
 }

@@ -32,14 +32,17 @@ func (c *Config) keys() []key {
 	table = append(table, key{
 		"source", "WALPOST_SOURCE", "",
 		stringValue{p: &c.Source, check: checkSource},
-		"The namespace of the message ids (Nats-Msg-Id) and the ce-source: at most 256 printable ASCII characters without spaces and " +
-			"quotes. Empty is <system id>/<database>. Never change it while rows are pending: they would be new events.",
+		"The namespace of the message ids (Nats-Msg-Id) and the ce-source: " +
+			"at most 256 printable ASCII characters without spaces and quotes. " +
+			"Empty is <system id>/<database>. Never change it while rows are pending: " +
+			"they would be new events.",
 	})
 	table = append(table, key{
 		"shard", "WALPOST_SHARD", "",
 		stringValue{p: &c.Shard, check: func(s string) error { _, err := outbox.ParseShard(s); return err }},
-		fmt.Sprintf("The part of the aggregates that is this relay's, as in 1/4, the first of four (at most %d), by a hash of aggregate_id. "+
-			"Empty is all of them. Each shard needs a slot, a publication and a stream of its own, and PostgreSQL 15 or newer.", outbox.MaxShards),
+		fmt.Sprintf("The part of the aggregates that is this relay's, as in 1/4, the first of four "+
+			"(at most %d), by a hash of aggregate_id. Empty is all of them. Each shard needs a slot, "+
+			"a publication and a stream of its own, and PostgreSQL 15 or newer.", outbox.MaxShards),
 	})
 	for i := range c.Outboxes {
 		table = append(table, c.outboxKeys(i)...)
@@ -56,8 +59,10 @@ func (c *Config) postgresKeys() []key {
 		{
 			"postgres.url", "WALPOST_POSTGRES_URL", "postgres://localhost:5432/postgres",
 			stringValue{p: &p.URL, check: pg.CheckURL, redact: redactPostgres},
-			"The database with the outbox, as a URL or as libpq's keyword/value string. It must lead to the server itself, not to a " +
-				"pooler. Where it is not set, the PG* variables of libpq are used if one of PGHOST, PGPORT, PGDATABASE or PGSERVICE is.",
+			"The database with the outbox, as a URL or as libpq's keyword/value string. " +
+				"It must lead to the server itself, not to a pooler. " +
+				"Where it is not set, the PG* variables of libpq are used " +
+				"if one of PGHOST, PGPORT, PGDATABASE or PGSERVICE is.",
 		},
 		{
 			"postgres.url_file", "WALPOST_POSTGRES_URL_FILE", "",
@@ -67,12 +72,14 @@ func (c *Config) postgresKeys() []key {
 		{
 			"postgres.password_file", "WALPOST_POSTGRES_PASSWORD_FILE", "",
 			stringValue{p: &p.PasswordFile},
-			"A file with the password, read at every connection. It goes before any other password, such as one in the URL.",
+			"A file with the password, read at every connection. It goes before any other password, " +
+				"such as one in the URL.",
 		},
 		{
 			"postgres.slot", "WALPOST_SLOT", defaultSlot,
 			stringValue{p: &p.Slot, check: checkSlot},
-			"The logical replication slot: 1 to 59 of a-z, 0-9 and _, not ending in _new (that one belongs to the slot's recreation). " +
+			"The logical replication slot: 1 to 59 of a-z, 0-9 and _, not ending in _new " +
+				"(that one belongs to the slot's recreation). " +
 				"Relays with the same slot stand by for each other.",
 		},
 		{
@@ -83,13 +90,15 @@ func (c *Config) postgresKeys() []key {
 		{
 			"postgres.max_retained_wal", "WALPOST_MAX_RETAINED_WAL", "10GB",
 			sizeValue{&p.MaxRetainedWAL, 0, 100e12},
-			"How much WAL the slot may hold back on the server, in bytes or with a unit (GB, GiB, ...), at least 64 MiB. Past it the slot is " +
-				"given up and recreated, and the table delivers what was missed. 0 is no budget.",
+			"How much WAL the slot may hold back on the server, in bytes or with a unit " +
+				"(GB, GiB, ...), at least 64 MiB. Past it the slot is given up and recreated, " +
+				"and the table delivers what was missed. 0 is no budget.",
 		},
 		{
 			"postgres.initial", "WALPOST_INITIAL", "",
 			choiceValue{&p.Initial, []string{"", "pending", "none"}},
-			"What a first start does with the rows that are already pending: publish them (pending) or mark them as processed (none). " +
+			"What a first start does with the rows that are already pending: " +
+				"publish them (pending) or mark them as processed (none). " +
 				"Empty publishes up to 100,000 rows and asks when there are more.",
 		},
 	}
@@ -108,21 +117,25 @@ func (c *Config) outboxKeys(i int) []key {
 		{
 			at + "table", env("WALPOST_TABLE"), "public.outbox_messages",
 			stringValue{p: &o.Table, check: checkTable},
-			"An outbox table, with its schema. Several entries may follow; the environment and the flags speak of the first.",
+			"An outbox table, with its schema. Several entries may follow; " +
+				"the environment and the flags speak of the first.",
 		},
 		{
 			at + "layout", env("WALPOST_LAYOUT"), "canonical",
 			layoutValue{&o.Layout},
-			"What its columns are called: a known layout, or a map from field to column, as in {id: id, event_type: kind, payload: body}; in the " +
-				"environment id=id,event_type=kind,payload=body. " +
-				"The fields: id, tenant_id, aggregate_type, aggregate_id, aggregate_version, event_type, event_version, payload, occurred_at, " +
-				"trace_id, available_at, processed_at, attempts, last_error; id, event_type and payload are required.",
+			"What its columns are called: a known layout, or a map from field to column, " +
+				"as in {id: id, event_type: kind, payload: body}; " +
+				"in the environment id=id,event_type=kind,payload=body. " +
+				"The fields: id, tenant_id, aggregate_type, aggregate_id, aggregate_version, " +
+				"event_type, event_version, payload, occurred_at, trace_id, available_at, " +
+				"processed_at, attempts, last_error; id, event_type and payload are required.",
 		},
 		{
 			at + "mark", env("WALPOST_MARK"), "update",
 			choiceValue{&o.Mark, []string{"update", "delete", "none"}},
-			"How a stored row is taken out: update sets processed_at, delete deletes it, none leaves it alone (the producer inserts and " +
-				"deletes in one transaction: no delayed rows, no retries, no healing).",
+			"How a stored row is taken out: update sets processed_at, delete deletes it, " +
+				"none leaves it alone (the producer inserts and deletes in one transaction: " +
+				"no delayed rows, no retries, no healing).",
 		},
 	}
 }
@@ -138,17 +151,20 @@ func (c *Config) natsKeys() []key {
 		{
 			"nats.inbox_prefix", "WALPOST_NATS_INBOX_PREFIX", "",
 			stringValue{p: &n.InboxPrefix, check: checkInboxPrefix},
-			"The subject prefix under which acknowledgements come back, for accounts that restrict subscriptions. Empty is _INBOX.",
+			"The subject prefix under which acknowledgements come back, " +
+				"for accounts that restrict subscriptions. Empty is _INBOX.",
 		},
 		{
 			"nats.shared", "WALPOST_SHARED", "false",
 			boolValue{&n.Shared},
-			"Whether others write to the stream too. Then only message ids and the stream's duplicate window stand against duplicates.",
+			"Whether others write to the stream too. Then only message ids and the " +
+				"stream's duplicate window stand against duplicates.",
 		},
 		{
 			"nats.accept_weak_stream", "WALPOST_ACCEPT_WEAK_STREAM", "false",
 			boolValue{&n.AcceptWeakStream},
-			"Whether a stream is accepted whose newest messages may vanish (workqueue or interest retention, limits per subject, TTL).",
+			"Whether a stream is accepted whose newest messages may vanish " +
+				"(workqueue or interest retention, limits per subject, TTL).",
 		},
 		{
 			"nats.stream", "WALPOST_STREAM", "EVENTS",
@@ -158,19 +174,21 @@ func (c *Config) natsKeys() []key {
 		{
 			"nats.create_stream", "WALPOST_CREATE_STREAM", "true",
 			boolValue{&n.CreateStream},
-			"Whether to create the stream at process start where it does not exist and nothing can have been stored: no row is marked, and " +
-				"with mark delete or none there is no slot. An existing one is checked, never changed.",
+			"Whether to create the stream at process start where it does not exist and nothing can " +
+				"have been stored: no row is marked, and with mark delete or none there is no slot. " +
+				"An existing one is checked, never changed.",
 		},
 		{
 			"nats.subject", "WALPOST_SUBJECT", "events.{event_type}",
 			stringValue{p: &n.Subject, check: checkSubject},
-			"The subject of each event: literal tokens and {event_type} {tenant_id} {aggregate_type} {aggregate_id} {event_version}, " +
-				"joined by dots.",
+			"The subject of each event: literal tokens and {event_type} {tenant_id} {aggregate_type} " +
+				"{aggregate_id} {event_version}, joined by dots.",
 		},
 		{
 			"nats.format", "WALPOST_FORMAT", "binary",
 			choiceValue{&n.Format, []string{"binary", "cloudevents"}},
-			"binary: the payload is the body, the attributes are CloudEvents headers. cloudevents: a JSON envelope around both.",
+			"binary: the payload is the body, the attributes are CloudEvents headers. " +
+				"cloudevents: a JSON envelope around both.",
 		},
 	}...)
 }
@@ -186,17 +204,25 @@ func (c *Config) credentialKeys() []key {
 			stringValue{p: &n.URL, check: checkNATSURL, redact: redactNATS},
 			"The NATS server, or several of one cluster, comma-separated.",
 		},
-		file("nats.creds", "WALPOST_NATS_CREDS", &n.Creds, "A credentials file (JWT and seed). At most one of creds, nkey and user."),
-		file("nats.nkey", "WALPOST_NATS_NKEY", &n.NKey, "A file with an nkey seed."),
-		file("nats.user", "WALPOST_NATS_USER", &n.User, "A user name; its password stands in password_file."),
-		file("nats.password_file", "WALPOST_NATS_PASSWORD_FILE", &n.PasswordFile, "A file with the user's password, read at every connection."),
-		file("nats.tls.ca", "WALPOST_NATS_TLS_CA", &n.TLS.CA, "A PEM file of authorities to trust instead of the system's."),
-		file("nats.tls.cert", "WALPOST_NATS_TLS_CERT", &n.TLS.Cert, "A PEM file with the client's certificate; it needs tls.key."),
-		file("nats.tls.key", "WALPOST_NATS_TLS_KEY", &n.TLS.Key, "A PEM file with the client certificate's key."),
+		file("nats.creds", "WALPOST_NATS_CREDS", &n.Creds,
+			"A credentials file (JWT and seed). At most one of creds, nkey and user."),
+		file("nats.nkey", "WALPOST_NATS_NKEY", &n.NKey,
+			"A file with an nkey seed."),
+		file("nats.user", "WALPOST_NATS_USER", &n.User,
+			"A user name; its password stands in password_file."),
+		file("nats.password_file", "WALPOST_NATS_PASSWORD_FILE", &n.PasswordFile,
+			"A file with the user's password, read at every connection."),
+		file("nats.tls.ca", "WALPOST_NATS_TLS_CA", &n.TLS.CA,
+			"A PEM file of authorities to trust instead of the system's."),
+		file("nats.tls.cert", "WALPOST_NATS_TLS_CERT", &n.TLS.Cert,
+			"A PEM file with the client's certificate; it needs tls.key."),
+		file("nats.tls.key", "WALPOST_NATS_TLS_KEY", &n.TLS.Key,
+			"A PEM file with the client certificate's key."),
 		{
 			"nats.tls.handshake_first", "WALPOST_NATS_TLS_FIRST", "false",
 			boolValue{&n.TLS.HandshakeFirst},
-			"Begin with the TLS handshake, before the server's greeting: for servers whose tls block has handshake_first.",
+			"Begin with the TLS handshake, before the server's greeting: " +
+				"for servers whose tls block has handshake_first.",
 		},
 	}
 }
@@ -207,7 +233,8 @@ func (c *Config) publishKeys() []key {
 		{
 			"publish.window", "WALPOST_WINDOW", "4096",
 			intValue{&p.Window, 1, jetstream.U},
-			"How many messages may be on their way to JetStream without an acknowledgement. It bounds memory, together with window_bytes.",
+			"How many messages may be on their way to JetStream without an acknowledgement. " +
+				"It bounds memory, together with window_bytes.",
 		},
 		{
 			"publish.window_bytes", "WALPOST_WINDOW_BYTES", "32MiB",
@@ -217,13 +244,14 @@ func (c *Config) publishKeys() []key {
 		{
 			"publish.batch", "WALPOST_BATCH", "auto",
 			choiceValue{&p.Batch, []string{"auto", "single", "atomic", "fast"}},
-			"How messages are handed to JetStream: one by one, in atomic batches, by fast ingest, or whichever the stream allows.",
+			"How messages are handed to JetStream: one by one, in atomic batches, by fast ingest, " +
+				"or whichever the stream allows.",
 		},
 		{
 			"mode", "WALPOST_MODE", "auto",
 			choiceValue{&c.Mode, []string{"auto", "stream", "poll"}},
-			"stream reads the WAL and fails where it cannot; poll reads the table only; auto streams where wal_level is logical and the " +
-				"role may replicate, and polls elsewhere.",
+			"stream reads the WAL and fails where it cannot; poll reads the table only; " +
+				"auto streams where wal_level is logical and the role may replicate, and polls elsewhere.",
 		},
 	}
 }
@@ -244,23 +272,26 @@ func (c *Config) fallbackKeys() []key {
 		{
 			"fallback.delay_threshold", "WALPOST_FALLBACK_DELAY_THRESHOLD", "1s",
 			durationValue{&f.DelayThreshold, 0, time.Hour},
-			"A row is delayed when available_at lies further than this after its commit. It forgives the producers' clocks.",
+			"A row is delayed when available_at lies further than this after its commit. " +
+				"It forgives the producers' clocks.",
 		},
 		{
 			"fallback.max_attempts", "WALPOST_FALLBACK_MAX_ATTEMPTS", "10",
 			intValue{&f.MaxAttempts, 0, 1000},
-			"After how many failed attempts of its own a row becomes a dead letter with the next. Outages are never attempts.",
+			"After how many failed attempts of its own a row becomes a dead letter with the next. " +
+				"Outages are never attempts.",
 		},
 		{
 			"fallback.backoff", "WALPOST_FALLBACK_BACKOFF", "30s",
 			durationValue{&f.Backoff, time.Millisecond, 24 * time.Hour},
-			"How long a row waits after its first failure; after the n-th it waits n times as long, from the eighth on eight times. " +
-				"Shorter than the default is for tests.",
+			"How long a row waits after its first failure; after the n-th it waits n times as long, " +
+				"from the eighth on eight times. Shorter than the default is for tests.",
 		},
 		{
 			"fallback.on_poison", "WALPOST_FALLBACK_ON_POISON", "hold",
 			choiceValue{&f.OnPoison, []string{"hold", "skip"}},
-			"What a failing row does to the later rows of its aggregate: hold them back, which keeps the order, or let them pass (skip).",
+			"What a failing row does to the later rows of its aggregate: " +
+				"hold them back, which keeps the order, or let them pass (skip).",
 		},
 	}
 }
@@ -272,14 +303,15 @@ func (c *Config) surroundingKeys() []key {
 		{
 			"retention.archive_after", "WALPOST_RETENTION_ARCHIVE_AFTER", "168h",
 			optionalDuration{durationValue{&r.ArchiveAfter, time.Minute, decade}},
-			"How long after it was processed a row moves to the archive; 0s is never. Undelivered rows never do. What JetStream " +
-				"has lost is noticed among the rows that are still in the outbox.",
+			"How long after it was processed a row moves to the archive; 0s is never. " +
+				"Undelivered rows never do. " +
+				"What JetStream has lost is noticed among the rows that are still in the outbox.",
 		},
 		{
 			"retention.drop_after", "WALPOST_RETENTION_DROP_AFTER", "2160h",
 			optionalDuration{durationValue{&r.DropAfter, time.Minute, decade}},
-			"How long after its end, and after its last row was processed, a month of the archive is dropped; at least archive_after; 0s " +
-				"is never.",
+			"How long after its end, and after its last row was processed, " +
+				"a month of the archive is dropped; at least archive_after; 0s is never.",
 		},
 		{
 			"retention.interval", "WALPOST_RETENTION_INTERVAL", "1h",
@@ -289,7 +321,8 @@ func (c *Config) surroundingKeys() []key {
 		{
 			"http.listen", "WALPOST_HTTP_LISTEN", "127.0.0.1:9464",
 			stringValue{p: &c.HTTP.Listen, check: checkListen},
-			"The address of /metrics, /healthz, /readyz and /status, without authentication: keep it inside. Empty is off.",
+			"The address of /metrics, /healthz, /readyz and /status, without authentication: " +
+				"keep it inside. Empty is off.",
 		},
 		{
 			"log.level", "WALPOST_LOG_LEVEL", "info",

@@ -44,7 +44,8 @@ func (l *loader) source() string {
 func addConfigFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.String("config", "", "the configuration file (default "+defaultConfigFile+" where there is one); its keys have flags, too: walpost help config")
+	flags.String("config", "", "the configuration file (default "+defaultConfigFile+" where there is one); "+
+		"its keys have flags, too: walpost help config")
 	for _, k := range defaultConfig().keys() {
 		f := flags.VarPF(&flagText{kind: flagKind(k.value)}, k.flag(), "", k.name+" ["+k.env+"]")
 		f.DefValue = k.String()
@@ -157,7 +158,8 @@ func load(flags *pflag.FlagSet) (*loader, error) {
 // libpqSpeaks tells whether libpq's variables say where the database is. PGUSER, PGPASSWORD and the like only
 // complete a URL, which pgx does by itself.
 func libpqSpeaks() bool {
-	return slices.ContainsFunc([]string{"PGHOST", "PGPORT", "PGDATABASE", "PGSERVICE"}, func(name string) bool {
+	variables := []string{"PGHOST", "PGPORT", "PGDATABASE", "PGSERVICE"}
+	return slices.ContainsFunc(variables, func(name string) bool {
 		return os.Getenv(name) != ""
 	})
 }
@@ -206,7 +208,8 @@ func (l *loader) file(flags *pflag.FlagSet) error {
 		return nil
 	}
 	if err != nil {
-		return hint.Wrap(fmt.Errorf("read configuration: %w", err), "`walpost config example` prints a file to start from")
+		return hint.Wrap(fmt.Errorf("read configuration: %w", err),
+			"`walpost config example` prints a file to start from")
 	}
 	l.read = path
 	return l.yaml(path, data)
@@ -218,7 +221,8 @@ func (l *loader) yaml(path string, data []byte) error {
 	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
 		return nil // an empty file
 	} else if err != nil {
-		return hint.Wrap(fmt.Errorf("read %s: %w", path, err), "indent with spaces, never with tabs; `walpost config example` prints a file to start from")
+		return hint.Wrap(fmt.Errorf("read %s: %w", path, err),
+			"indent with spaces, never with tabs; `walpost config example` prints a file to start from")
 	}
 	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read %s: more than one YAML document", path)
@@ -248,7 +252,8 @@ func (f yamlFile) section(prefix string, n *yaml.Node) {
 		return // "nats:" with everything under it commented out
 	}
 	if n.Kind != yaml.MappingNode {
-		f.fail(n, "", "%s is not a mapping of keys", cmp.Or(strings.TrimSuffix(prefix, "."), "the configuration"))
+		f.fail(n, "", "%s is not a mapping of keys",
+			cmp.Or(strings.TrimSuffix(prefix, "."), "the configuration"))
 		return
 	}
 	seen := map[string]int{}
@@ -316,7 +321,8 @@ func (f yamlFile) outboxes(n *yaml.Node) {
 		return
 	}
 	if n.Kind != yaml.SequenceNode {
-		f.fail(n, "write each outbox as an item, beginning with a dash: `- table: public.outbox_messages`", "outboxes is not a list")
+		f.fail(n, "write each outbox as an item, beginning with a dash: `- table: public.outbox_messages`",
+			"outboxes is not a list")
 		return
 	}
 	f.cfg.Outboxes = make([]OutboxConfig, len(n.Content))
@@ -349,7 +355,8 @@ func (f yamlFile) columns(name string, layout *LayoutConfig, n *yaml.Node) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		field, column := n.Content[i], resolve(n.Content[i+1])
 		if column.Kind != yaml.ScalarNode || isNull(column) || column.Value == "" {
-			f.fail(column, "leave out a field that the table has no column for", "%s.%s is not a column's name", name, field.Value)
+			f.fail(column, "leave out a field that the table has no column for",
+				"%s.%s is not a column's name", name, field.Value)
 			continue
 		}
 		columns[field.Value] = column.Value

@@ -69,7 +69,8 @@ func exampleYAML() string {
 		return lines
 	}
 	return "# The configuration of walpost: every key with its default.\n" +
-		"# A flag goes before an environment variable (in brackets), that before this file, that before the default.\n\n" +
+		"# A flag goes before an environment variable (in brackets), that before this file, " +
+		"that before the default.\n\n" +
 		renderYAML(defaultConfig().keys(), above, func(k key) string { return yamlText(k, k.String()) })
 }
 

@@ -114,7 +114,9 @@ func (v durationValue) Check() error { return within(*v.p, v.min, v.max, v) }
 func (v durationValue) Set(text string) error {
 	d, err := time.ParseDuration(text)
 	if err != nil {
-		return hint.Errorf("write a number and a unit of ms, s, m or h, as in 500ms, 30s, 1m30s or 168h (7 days)", "%q is not a duration", text)
+		return hint.Errorf("write a number and a unit of ms, s, m or h, "+
+			"as in 500ms, 30s, 1m30s or 168h (7 days)",
+			"%q is not a duration", text)
 	}
 	*v.p = d
 	return nil
@@ -194,7 +196,8 @@ func parseSize(text string) (int64, error) {
 		unit = sizeUnit(m[2])
 	}
 	if unit == 0 {
-		return 0, hint.Errorf("write a number of bytes, or a number with KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)",
+		return 0, hint.Errorf("write a number of bytes, or a number with KB, MB, GB, TB (powers of 1000) "+
+			"or KiB, MiB, GiB, TiB (powers of 1024)",
 			"%q is not a size", text)
 	}
 	// A whole number of bytes does not go through a float, which would round it.
@@ -245,7 +248,8 @@ func (v layoutValue) Set(text string) error {
 		field, column, ok := strings.Cut(pair, "=")
 		field, column = strings.TrimSpace(field), strings.TrimSpace(column)
 		if !ok || field == "" || column == "" {
-			return hint.Errorf("write field=column, joined by commas, as in id=id,event_type=kind,payload=body",
+			return hint.Errorf("write field=column, joined by commas, "+
+				"as in id=id,event_type=kind,payload=body",
 				"%q maps no field to a column", strings.TrimSpace(pair))
 		}
 		if columns[field] != "" {
@@ -301,9 +305,10 @@ var (
 	inKeywords = regexp.MustCompile(`([^\s=]+)(\s*=\s*)('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)+)`)
 	inURL      = regexp.MustCompile(`([^\s=&?]+)(=)([^&]+)`)
 	// The parameters of a connection whose values are shown. Any other may be a mistyped password.
-	shown = regexp.MustCompile(`^(host|hostaddr|port|dbname|database|user|passfile|service|servicefile|connect_timeout|` +
-		`ssl(mode|cert|key|rootcert|negotiation|sni|certmode)|channel_binding|require_auth|krbsrvname|krbspn|target_session_attrs|` +
-		`application_name|options|search_path|timezone|\w+_timeout|default_query_exec_mode|(min|max)_protocol_version)$`)
+	shown = regexp.MustCompile(`^(host|hostaddr|port|dbname|database|user|passfile|service|servicefile|` +
+		`connect_timeout|ssl(mode|cert|key|rootcert|negotiation|sni|certmode)|channel_binding|require_auth|` +
+		`krbsrvname|krbspn|target_session_attrs|application_name|options|search_path|timezone|\w+_timeout|` +
+		`default_query_exec_mode|(min|max)_protocol_version)$`)
 )
 
 // redactPostgres hides the password of a URL or of a keyword/value string, and every value that may be one.

@@ -54,7 +54,8 @@ func newDLQShowCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := parseIDs(args)
 			if err == nil && len(ids) != 1 {
-				err = &usageError{hint.Errorf("`walpost dlq list` shows the ids", "%s takes one dead letter id, got %d", cmd.CommandPath(), len(ids))}
+				err = &usageError{hint.Errorf("`walpost dlq list` shows the ids",
+					"%s takes one dead letter id, got %d", cmd.CommandPath(), len(ids))}
 			}
 			if err != nil {
 				return err
@@ -100,7 +101,8 @@ func parseIDs(args []string) ([]int64, error) {
 	for _, a := range args {
 		id, err := strconv.ParseInt(a, 10, 64)
 		if err != nil || id < 1 {
-			return nil, &usageError{hint.Errorf("`walpost dlq list` shows the ids, in the first column", "%q is not a dead letter id", a)}
+			return nil, &usageError{hint.Errorf("`walpost dlq list` shows the ids, in the first column",
+				"%q is not a dead letter id", a)}
 		}
 		ids = append(ids, id)
 	}

@@ -21,17 +21,26 @@ type dlqChange struct {
 	all, dryRun, json bool
 	yes               bool
 	verb              string // of what was done: retried, discarded
-	do                func(*deadletter.Queue, context.Context, deadletter.Filter, bool, func(deadletter.Outcome)) error
+
+	do func(*deadletter.Queue, context.Context, deadletter.Filter, bool, func(deadletter.Outcome)) error
 }
 
 func newDLQRetryCommand() *cobra.Command {
 	c := &dlqChange{verb: "retried", yes: true, do: (*deadletter.Queue).Retry}
-	return c.command(&cobra.Command{Use: "retry {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Put rows back into their outboxes", Long: help("dlq retry")})
+	return c.command(&cobra.Command{
+		Use:   "retry {DEAD_LETTER_ID... | FLAGS | --all}",
+		Short: "Put rows back into their outboxes",
+		Long:  help("dlq retry"),
+	})
 }
 
 func newDLQDiscardCommand() *cobra.Command {
 	c := &dlqChange{verb: "discarded", do: (*deadletter.Queue).Discard}
-	cmd := &cobra.Command{Use: "discard {DEAD_LETTER_ID... | FLAGS | --all}", Short: "Delete dead letters for good", Long: help("dlq discard")}
+	cmd := &cobra.Command{
+		Use:   "discard {DEAD_LETTER_ID... | FLAGS | --all}",
+		Short: "Delete dead letters for good",
+		Long:  help("dlq discard"),
+	}
 	cmd.Flags().BoolVar(&c.yes, "yes", false, "do not ask")
 	return c.command(cmd)
 }
@@ -61,12 +70,14 @@ func (c *dlqChange) check(cmd *cobra.Command, args []string) (deadletter.Filter,
 	chosen := len(f.IDs) > 0 || len(c.choice.given(cmd)) > 0
 	switch {
 	case !chosen && !c.all:
-		return f, &usageError{hint.Errorf("give dead letter ids, or flags such as --event-type, or --all", "%s: which dead letters?", cmd.CommandPath())}
+		return f, &usageError{hint.Errorf("give dead letter ids, or flags such as --event-type, or --all",
+			"%s: which dead letters?", cmd.CommandPath())}
 	case chosen && c.all:
 		return f, &usageError{hint.Errorf("leave one of them out", "--all excludes ids and filters")}
 	}
 	if _, terminal := terminalWidth(cmd.InOrStdin()); !c.yes && !c.dryRun && !terminal {
-		return f, &usageError{hint.Errorf("add --yes, perhaps after a look with --dry-run", "%s has no terminal to ask on", cmd.CommandPath())}
+		return f, &usageError{hint.Errorf("add --yes, perhaps after a look with --dry-run",
+			"%s has no terminal to ask on", cmd.CommandPath())}
 	}
 	return f, nil
 }
@@ -81,7 +92,8 @@ func (c *dlqChange) run(ctx context.Context, cmd *cobra.Command, q *deadletter.Q
 			return err
 		}
 	}
-	r := &dlqReport{w: cmd.OutOrStdout(), change: c, wanted: slices.Compact(slices.Sorted(slices.Values(f.IDs)))}
+	wanted := slices.Compact(slices.Sorted(slices.Values(f.IDs)))
+	r := &dlqReport{w: cmd.OutOrStdout(), change: c, wanted: wanted}
 	err := c.do(q, ctx, f, c.dryRun, r.add)
 	r.end(err)
 	if err == nil && r.left > 0 {
@@ -157,7 +169,8 @@ func (r *dlqReport) write(result dlqResult) {
 	case r.change.json:
 		r.err = printJSON(r.w, result)
 	case result.Error != "":
-		_, r.err = fmt.Fprintf(r.w, "%s %d%s: %s\n", result.Result, result.ID, escape(from(result)), escape(result.Error))
+		_, r.err = fmt.Fprintf(r.w, "%s %d%s: %s\n",
+			result.Result, result.ID, escape(from(result)), escape(result.Error))
 		if result.Hint != "" {
 			fmt.Fprintf(r.w, "    hint: %s\n", escape(result.Hint))
 		}

@@ -26,10 +26,12 @@ var dlqFilters = []string{"event-type", "aggregate", "tenant", "outbox", "class"
 func (c *dlqChoice) addFlags(cmd *cobra.Command, limit int) {
 	flags := cmd.Flags()
 	flags.StringVar(&c.eventType, "event-type", "", "of this event type")
-	flags.StringVar(&c.aggregate, "aggregate", "", "of the aggregates TYPE, or of the one TYPE/ID (the type ends at the first slash)")
+	flags.StringVar(&c.aggregate, "aggregate", "",
+		"of the aggregates TYPE, or of the one TYPE/ID (the type ends at the first slash)")
 	flags.StringVar(&c.tenant, "tenant", "", "of this tenant id")
 	flags.StringVar(&c.outbox, "outbox", "", "from this table, with its schema (default public)")
-	flags.StringVar(&c.class, "class", "", "of this class of errors: what stands before the colon (subject, size, ...)")
+	flags.StringVar(&c.class, "class", "",
+		"of this class of errors: what stands before the colon (subject, size, ...)")
 	flags.StringVar(&c.olderThan, "older-than", "", "dead for at least so long, as in 90m or 72h")
 	flags.StringVar(&c.newerThan, "newer-than", "", "dead for less than that")
 	flags.IntVar(&c.limit, "limit", limit, "at most so many, the oldest; 0 is no limit")
@@ -52,18 +54,22 @@ func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f deadletter.Filt
 	}
 	given := c.given(cmd)
 	for _, flag := range given {
-		if cmd.Flags().Lookup(flag[2:]).Value.String() == "" { // a shell's unset variable must not choose all of them
-			return f, &usageError{hint.Errorf("leave the flag out where it is not meant", "%s is empty", flag)}
+		// A shell's unset variable must not choose all of them.
+		if cmd.Flags().Lookup(flag[2:]).Value.String() == "" {
+			return f, &usageError{hint.Errorf("leave the flag out where it is not meant",
+				"%s is empty", flag)}
 		}
 	}
 	if len(ids) > 0 && cmd.Flags().Changed("limit") {
 		given = append(given, "--limit")
 	}
 	if len(ids) > 0 && len(given) > 0 {
-		return f, &usageError{hint.Errorf("give one of the two", "dead letter ids and %s exclude each other", strings.Join(given, ", "))}
+		return f, &usageError{hint.Errorf("give one of the two",
+			"dead letter ids and %s exclude each other", strings.Join(given, ", "))}
 	}
 	if c.class != "" && !slices.Contains(publish.RowClasses, c.class) {
-		return f, &usageError{hint.Errorf(didYouMean(c.class, publish.RowClasses), "--class: %q is none of %s", c.class, strings.Join(publish.RowClasses, ", "))}
+		return f, &usageError{hint.Errorf(didYouMean(c.class, publish.RowClasses),
+			"--class: %q is none of %s", c.class, strings.Join(publish.RowClasses, ", "))}
 	}
 	if c.limit < 0 {
 		return f, &usageError{fmt.Errorf("--limit: %d is negative", c.limit)}
@@ -75,9 +81,11 @@ func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f deadletter.Filt
 	var one bool
 	f.AggregateType, f.AggregateID, one = strings.Cut(c.aggregate, "/")
 	if one && (f.AggregateType == "" || f.AggregateID == "") {
-		return f, &usageError{hint.Errorf("give TYPE or TYPE/ID", "--aggregate: %q lacks a part", c.aggregate)}
+		return f, &usageError{hint.Errorf("give TYPE or TYPE/ID",
+			"--aggregate: %q lacks a part", c.aggregate)}
 	}
-	return f, errors.Join(c.table(&f), age(&f.OlderThan, "older-than", c.olderThan), age(&f.NewerThan, "newer-than", c.newerThan))
+	return f, errors.Join(c.table(&f),
+		age(&f.OlderThan, "older-than", c.olderThan), age(&f.NewerThan, "newer-than", c.newerThan))
 }
 
 func (c *dlqChoice) table(f *deadletter.Filter) error {

@@ -29,8 +29,9 @@ func listLetters(ctx context.Context, w io.Writer, q *deadletter.Queue, f deadle
 		if l.Attempts != nil {
 			attempts = fmt.Sprint(*l.Attempts)
 		}
-		_, err := fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", l.ID, cell(l.Outbox), cell(l.RowID), cell(known(l.EventType)),
-			cell(aggregate(l)), attempts, since(l.Age), escape(known(l.LastError)))
+		_, err := fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			l.ID, cell(l.Outbox), cell(l.RowID), cell(known(l.EventType)), cell(aggregate(l)),
+			attempts, since(l.Age), escape(known(l.LastError)))
 		return err
 	})
 	if err != nil {
@@ -147,7 +148,8 @@ func pretty(value *string) string {
 		return "NULL"
 	}
 	var out bytes.Buffer
-	if !strings.ContainsAny((*value)[:min(1, len(*value))], "{[") || depth(*value) > 100 || json.Indent(&out, []byte(*value), "    ", "  ") != nil {
+	if !strings.ContainsAny((*value)[:min(1, len(*value))], "{[") || depth(*value) > 100 ||
+		json.Indent(&out, []byte(*value), "    ", "  ") != nil {
 		return escape(*value)
 	}
 	lines := strings.Split(out.String(), "\n")

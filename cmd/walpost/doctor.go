@@ -18,7 +18,8 @@ import (
 func newDoctorCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "doctor", Short: "Check both servers and what is between them", Long: help("doctor"), Args: noArgs,
+		Use: "doctor", Short: "Check both servers and what is between them", Long: help("doctor"),
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := load(cmd.Flags())
 			if err != nil {

@@ -32,7 +32,8 @@ func grant(ctx context.Context, w io.Writer, cfg *Config, role string) error {
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its transaction has ended
 	schemas := pg.Schemas(conn.PgConn())
 	if len(schemas) == 0 {
-		return hint.Errorf("set search_path to a schema that exists", "grant privileges: the connection's search_path names no schema")
+		return hint.Errorf("set search_path to a schema that exists",
+			"grant privileges: the connection's search_path names no schema")
 	}
 	statements := grants(tables, schemas[0], role)
 	if _, err := conn.Exec(ctx, strings.Join(statements, "; ")); err != nil {
@@ -66,7 +67,8 @@ func updated(t *outbox.Table) (columns []string) {
 		columns = append(columns, t.Column(f))
 	}
 	if t.Layout.Records() {
-		columns = append(columns, t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt))
+		columns = append(columns,
+			t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt))
 	}
 	if len(columns) == 0 {
 		columns = append(columns, t.Column(outbox.ID))

@@ -69,7 +69,8 @@ func (s *httpServer) Listen(ctx context.Context) error {
 	ln, err := lc.Listen(ctx, "tcp", s.address)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return hint.Wrap(fmt.Errorf("listen for HTTP: %w", err),
-			"another process, perhaps another walpost, has this address: set http.listen (WALPOST_HTTP_LISTEN), empty for off")
+			"another process, perhaps another walpost, has this address: "+
+				"set http.listen (WALPOST_HTTP_LISTEN), empty for off")
 	}
 	if err != nil {
 		return hint.Wrap(fmt.Errorf("listen for HTTP: %w", err), "check http.listen (WALPOST_HTTP_LISTEN)")

@@ -21,10 +21,14 @@ import (
 
 func newMigrateCommand() *cobra.Command {
 	return newGroup("migrate", "Create walpost's tables and publication", help("migrate"),
-		migration("up", "Apply the migrations and create the publication", help("migrate up"), migrations.Latest, migrateUp),
-		migration("down", "Take back the last migration, or those above --to N", help("migrate down"), migrations.OneStep, migrateDown),
-		migration("status", "List the migrations and when they were applied", "Lists the migrations. It only reads.", 0, migrateStatus),
-		migration("print", "Write the migrations as plain SQL", help("migrate print"), migrations.Latest, migratePrint))
+		migration("up", "Apply the migrations and create the publication",
+			help("migrate up"), migrations.Latest, migrateUp),
+		migration("down", "Take back the last migration, or those above --to N",
+			help("migrate down"), migrations.OneStep, migrateDown),
+		migration("status", "List the migrations and when they were applied",
+			"Lists the migrations. It only reads.", 0, migrateStatus),
+		migration("print", "Write the migrations as plain SQL",
+			help("migrate print"), migrations.Latest, migratePrint))
 }
 
 // migrateOptions are the flags of the subcommands.
@@ -37,7 +41,10 @@ type migrateOptions struct {
 
 // migration is one of the subcommands; they share the configuration and the flags. without is what the
 // absence of --to means.
-func migration(name, short, long string, without int64, do func(context.Context, io.Writer, *Config, migrateOptions) error) *cobra.Command {
+func migration(
+	name, short, long string, without int64,
+	do func(context.Context, io.Writer, *Config, migrateOptions) error,
+) *cobra.Command {
 	o := migrateOptions{to: without}
 	cmd := &cobra.Command{
 		Use: name, Short: short, Long: long, Args: noArgs,
@@ -56,11 +63,13 @@ func migration(name, short, long string, without int64, do func(context.Context,
 	}
 	if name != "status" {
 		cmd.Flags().Int64Var(&o.to, "to", without, "up to, or down to, this version")
-		cmd.Flags().Lookup("to").DefValue = "0" // not shown: the number that stands for its absence says nothing
+		// Not shown: the number that stands for its absence says nothing.
+		cmd.Flags().Lookup("to").DefValue = "0"
 		cmd.Flags().BoolVar(&o.notify, "notify-trigger", false, "the trigger that wakes a relay that polls")
 	}
 	if name == "up" {
-		cmd.Flags().StringVar(&o.grant, "grant", "", "the relay's role, which is given what it needs on the tables")
+		cmd.Flags().StringVar(&o.grant, "grant", "",
+			"the relay's role, which is given what it needs on the tables")
 	}
 	addConfigFlags(cmd)
 	return cmd
@@ -163,7 +172,8 @@ func ensurePublication(ctx context.Context, w io.Writer, cfg *Config) error {
 
 func advisePublication(err error) string {
 	if pg.Code(err) == pgerrcode.UndefinedTable {
-		return "check outboxes[].table: `walpost migrate up` creates public.outbox_messages in the canonical layout and no other outbox"
+		return "check outboxes[].table: `walpost migrate up` creates public.outbox_messages " +
+			"in the canonical layout and no other outbox"
 	}
 	return ""
 }
@@ -233,10 +243,12 @@ func migratePrint(_ context.Context, w io.Writer, cfg *Config, o migrateOptions)
 	if err := migrations.Print(w, o.to, tables); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "\n-- The publication that walpost reads. It must exist before the replication slot.\n\n%s;\n",
+	_, err = fmt.Fprintf(w, "\n-- The publication that walpost reads. "+
+		"It must exist before the replication slot.\n\n%s;\n",
 		stream.PublicationSQL(cfg.Postgres.Publication, tables))
 	if err == nil && o.notify {
-		_, err = fmt.Fprintf(w, "\n-- The trigger that wakes a relay that polls.\n\n%s", migrations.NotifySQL(tables))
+		_, err = fmt.Fprintf(w, "\n-- The trigger that wakes a relay that polls.\n\n%s",
+			migrations.NotifySQL(tables))
 	}
 	return err
 }

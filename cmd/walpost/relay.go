@@ -29,7 +29,9 @@ func (service) Live() error   { return nil }
 func (s service) Status() any { return s.Relay.Status() }
 
 // newRelay translates the configuration for the relay package. It does no I/O. onStored may be nil.
-func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer, onStored func(time.Duration)) (relayService, error) {
+func newRelay(
+	cfg *Config, log *zap.Logger, registry prometheus.Registerer, onStored func(time.Duration),
+) (relayService, error) {
 	config, err := relayConfig(cfg)
 	if err != nil {
 		return nil, err
@@ -71,22 +73,28 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 		DelayThreshold:   cfg.Fallback.DelayThreshold,
 		FallbackInterval: cfg.Fallback.Interval,
 		FallbackBatch:    cfg.Fallback.Batch,
-		Retry:            fallback.Retry{Backoff: cfg.Fallback.Backoff, MaxAttempts: cfg.Fallback.MaxAttempts},
-		OnPoison:         relay.OnPoison(cfg.Fallback.OnPoison),
-		Retention:        relay.Retention(cfg.Retention),
+		Retry: fallback.Retry{
+			Backoff: cfg.Fallback.Backoff, MaxAttempts: cfg.Fallback.MaxAttempts,
+		},
+		OnPoison:  relay.OnPoison(cfg.Fallback.OnPoison),
+		Retention: relay.Retention(cfg.Retention),
 	}, err
 }
 
 func natsConn(n *NATSConfig) jetstream.ConnConfig {
 	return jetstream.ConnConfig{
 		URL: n.URL, Creds: n.Creds, NKey: n.NKey, User: n.User, PasswordFile: n.PasswordFile,
-		TLS:         jetstream.TLSConfig{CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key, First: n.TLS.HandshakeFirst},
+		TLS: jetstream.TLSConfig{
+			CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key, First: n.TLS.HandshakeFirst,
+		},
 		InboxPrefix: n.InboxPrefix,
 	}
 }
 
 // openStream connects a command, under the name that the server shows, for the stream of the configuration.
-func openStream(ctx context.Context, cfg *Config, name string) (s *jetstream.Stream, t *publish.Template, done func(), err error) {
+func openStream(ctx context.Context, cfg *Config, name string) (
+	s *jetstream.Stream, t *publish.Template, done func(), err error,
+) {
 	if t, err = publish.NewTemplate(cfg.NATS.Subject); err != nil {
 		return nil, nil, nil, &usageError{err}
 	}

@@ -53,7 +53,9 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.Repo
 		Tables:       tables,
 		ArchiveAfter: cfg.Retention.ArchiveAfter,
 		DropAfter:    cfg.Retention.DropAfter,
-		Progress:     every(10*time.Second, func(r *retention.Report) { fmt.Fprintln(stderr, "so far:", summary(r)) }),
+		Progress: every(10*time.Second, func(r *retention.Report) {
+			fmt.Fprintln(stderr, "so far:", summary(r))
+		}),
 	})
 }
 
@@ -62,7 +64,8 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.Repo
 func obstacles(r *retention.Report) error {
 	for _, t := range r.Tables {
 		if t.Obstacle {
-			return hint.Errorf("correct that, or turn archiving off (retention.archive_after: 0s)", "%s is not archived: %s", t.Table, t.Skipped)
+			return hint.Errorf("correct that, or turn archiving off (retention.archive_after: 0s)",
+				"%s is not archived: %s", t.Table, t.Skipped)
 		}
 	}
 	return nil
@@ -84,7 +87,8 @@ func summary(r *retention.Report) string {
 	for _, t := range r.Tables {
 		archived += t.Archived
 	}
-	return fmt.Sprintf("%d rows archived, %d old rows deleted, %d expired keys deleted", archived, r.Purged, r.ExpiredKeys)
+	return fmt.Sprintf("%d rows archived, %d old rows deleted, %d expired keys deleted",
+		archived, r.Purged, r.ExpiredKeys)
 }
 
 func printRetention(w io.Writer, r *retention.Report, asJSON bool) error {
@@ -110,7 +114,8 @@ func printRetention(w io.Writer, r *retention.Report, asJSON bool) error {
 	if len(r.Dropped) > 0 {
 		fmt.Fprintf(w, "dropped %s\n", strings.Join(r.Dropped, ", "))
 	}
-	fmt.Fprintf(w, "%d old rows deleted from the archive's default partition\n%d expired idempotency keys deleted\n", r.Purged, r.ExpiredKeys)
+	fmt.Fprintf(w, "%d old rows deleted from the archive's default partition\n"+
+		"%d expired idempotency keys deleted\n", r.Purged, r.ExpiredKeys)
 	for _, n := range r.Notes {
 		fmt.Fprintf(w, "note: %s\n", n)
 	}

@@ -26,8 +26,9 @@ func newRootCommand() *cobra.Command {
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRunCommand(), newMigrateCommand(), newDoctorCommand(), newStatusCommand(), newTailCommand(), newSlotCommand(), newDLQCommand(),
-		newVerifyCommand(), newRetentionCommand(), newBenchCommand(), newConfigCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newMigrateCommand(), newDoctorCommand(), newStatusCommand(),
+		newTailCommand(), newSlotCommand(), newDLQCommand(), newVerifyCommand(), newRetentionCommand(),
+		newBenchCommand(), newConfigCommand(), newVersionCommand())
 	return root
 }
 
@@ -89,6 +90,6 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return &usageError{hint.Errorf(fmt.Sprintf("`%s --help` shows its usage", cmd.CommandPath()), "%s takes no argument, got %q",
-		cmd.CommandPath(), args[0])}
+	return &usageError{hint.Errorf(fmt.Sprintf("`%s --help` shows its usage", cmd.CommandPath()),
+		"%s takes no argument, got %q", cmd.CommandPath(), args[0])}
 }

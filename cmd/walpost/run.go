@@ -44,8 +44,9 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 	if err := server.Listen(ctx); err != nil {
 		return err
 	}
-	log.Info("walpost starts", zap.String("version", buildVersion().Version), zap.String("slot", cfg.Postgres.Slot),
-		zap.String("stream", cfg.NATS.Stream), zap.String("http", server.Addr()))
+	log.Info("walpost starts", zap.String("version", buildVersion().Version),
+		zap.String("slot", cfg.Postgres.Slot), zap.String("stream", cfg.NATS.Stream),
+		zap.String("http", server.Addr()))
 	err = runBoth(ctx, relay, server)
 	if err == nil {
 		log.Info("walpost ends")
@@ -80,6 +81,7 @@ func newRegistry() *prometheus.Registry {
 	})
 	info.Set(1)
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(info, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return registry
 }

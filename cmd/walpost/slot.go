@@ -26,7 +26,7 @@ func newSlotCommand() *cobra.Command {
 
 func newSlotShowCommand() *cobra.Command {
 	var asJSON bool
-	cmd := slotCommand("show", "Show the slot", help("slot show"), func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+	cmd := slotCommand("show", "Show the slot", func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
 		slot, fresh, err := readSlots(cmd.Context(), db, cfg.Postgres.Slot)
 		if err != nil {
 			return err
@@ -49,9 +49,10 @@ func newSlotCreateCommand() *cobra.Command {
 	var text string
 	var wait time.Duration
 	var force bool
-	cmd := slotCommand("create", "Create the slot", help("slot create"), func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+	create := func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
 		return createSlot(cmd.Context(), cfg, db, wait, force, cmd.OutOrStdout(), cmd.ErrOrStderr())
-	})
+	}
+	cmd := slotCommand("create", "Create the slot", create)
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		err := (durationValue{p: &wait}).Set(text)
 		if err == nil && wait <= 0 {
@@ -70,7 +71,7 @@ func newSlotCreateCommand() *cobra.Command {
 
 func newSlotDropCommand() *cobra.Command {
 	var force bool
-	cmd := slotCommand("drop", "Drop the slot", help("slot drop"), func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+	cmd := slotCommand("drop", "Drop the slot", func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
 		return dropSlot(cmd.Context(), cfg, db, force, cmd.OutOrStdout())
 	})
 	cmd.Flags().BoolVar(&force, "force", false, "with mark none: also where events may be lost")
@@ -78,9 +79,9 @@ func newSlotDropCommand() *cobra.Command {
 	return cmd
 }
 
-func slotCommand(use, short, long string, do func(*cobra.Command, *Config, *fallback.DB) error) *cobra.Command {
+func slotCommand(use, short string, do func(*cobra.Command, *Config, *fallback.DB) error) *cobra.Command {
 	return &cobra.Command{
-		Use: use, Short: short, Long: long, Args: noArgs,
+		Use: use, Short: short, Long: help("slot " + use), Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {
@@ -122,15 +123,20 @@ func takeLock(ctx context.Context, db *fallback.DB, advice string) error {
 	return hint.Errorf(advice, "a relay holds the lock of this slot: %s", who)
 }
 
-func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, force bool, stdout, stderr io.Writer) error {
+func createSlot(
+	ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, force bool,
+	stdout, stderr io.Writer,
+) error {
 	tables, err := cfg.Tables()
 	if err != nil {
 		return err
 	}
 	if cfg.Mode == "poll" {
-		return hint.Errorf("a relay that polls needs no slot, and would drop it: leave mode out, or the slot", "create slot %q: mode is poll", cfg.Postgres.Slot)
+		return hint.Errorf("a relay that polls needs no slot, and would drop it: leave mode out, or the slot",
+			"create slot %q: mode is poll", cfg.Postgres.Slot)
 	}
-	if err := stream.CheckServer(ctx, db.Conn(), cfg.Postgres.Slot); err != nil && !errors.Is(err, stream.ErrNoFreeSlot) { // it takes only one
+	err = stream.CheckServer(ctx, db.Conn(), cfg.Postgres.Slot)
+	if err != nil && !errors.Is(err, stream.ErrNoFreeSlot) { // it takes only one
 		return err
 	}
 	if err := takeLock(ctx, db, "it makes its slot itself; `walpost slot show` shows it"); err != nil {
@@ -144,7 +150,8 @@ func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Dur
 	}
 	err = stream.CheckPublication(ctx, db.Conn(), cfg.Postgres.Publication, tables)
 	if errors.Is(err, stream.ErrNoPublication) {
-		err = hint.Wrap(err, "run `walpost migrate up` as the tables' owner: the publication must exist before the slot")
+		err = hint.Wrap(err, "run `walpost migrate up` as the tables' owner: "+
+			"the publication must exist before the slot")
 	}
 	if err != nil {
 		return err
@@ -164,7 +171,8 @@ func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Dur
 	sheet{stdout}.slot("created", slot)
 	for _, t := range tables {
 		if !table.MarkOf(t).InTable() {
-			sheet{stdout}.note(fmt.Sprintf("events of %s that were committed before the slot are nobody's", t), "")
+			sheet{stdout}.note(
+				fmt.Sprintf("events of %s that were committed before the slot are nobody's", t), "")
 		}
 	}
 	if err := refusePending(ctx, db, tables); err != nil { // some came meanwhile, or it was forced
@@ -176,7 +184,10 @@ func createSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Dur
 func refuseSlot(ctx context.Context, db *fallback.DB, name string) error {
 	slot, err := readSlot(ctx, db, name)
 	if err == nil && slot.Exists {
-		err = hint.Errorf("`walpost slot show` shows it; a relay uses it, or recreates it, if a relay made it; any other slot keeps a relay from starting", "slot %q exists", name)
+		err = hint.Errorf("`walpost slot show` shows it; "+
+			"a relay uses it, or recreates it, if a relay made it; "+
+			"any other slot keeps a relay from starting",
+			"slot %q exists", name)
 	}
 	return err
 }
@@ -197,8 +208,9 @@ func makeSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Durat
 		select {
 		case err := <-made:
 			if err != nil && limited.Err() != nil && ctx.Err() == nil {
-				return hint.Errorf("wait longer (--wait), or end what it waits for", "create slot %q: not within %s; it waited for %s", cfg.Postgres.Slot, formatDuration(wait),
-					cmp.Or(blocker, "others' transactions"))
+				return hint.Errorf("wait longer (--wait), or end what it waits for",
+					"create slot %q: not within %s; it waited for %s",
+					cfg.Postgres.Slot, formatDuration(wait), cmp.Or(blocker, "others' transactions"))
 			}
 			return err
 		case <-time.After(time.Second):
@@ -223,8 +235,10 @@ func refusePending(ctx context.Context, db *fallback.DB, tables []*outbox.Table)
 			return db.ExplainRead(ctx, t, err)
 		}
 		if n > 0 {
-			return hint.Errorf("have a relay make its slot itself: it delivers them first; --force creates it all the same",
-				"rows of %s are pending (%s): with a slot that is there already they come late, with the alarm missed_rows, and behind later ones of their aggregates", t, counted(&n))
+			return hint.Errorf("have a relay make its slot itself: it delivers them first; "+
+				"--force creates it all the same",
+				"rows of %s are pending (%s): with a slot that is there already they come late, "+
+					"with the alarm missed_rows, and behind later ones of their aggregates", t, counted(&n))
 		}
 	}
 	return nil
@@ -259,9 +273,11 @@ func dropSlot(ctx context.Context, cfg *Config, db *fallback.DB, force bool, w i
 	}
 	fmt.Fprintf(w, "dropped slot %s\n", slot.Name)
 	if none {
-		fmt.Fprintln(w, "with mark none, events that it had not brought are lost, and so are those that are committed until there is a slot again")
+		fmt.Fprintln(w, "with mark none, events that it had not brought are lost, "+
+			"and so are those that are committed until there is a slot again")
 	} else {
-		fmt.Fprintln(w, "nothing is lost: the next relay makes another slot, and the tables deliver what is pending")
+		fmt.Fprintln(w, "nothing is lost: the next relay makes another slot, "+
+			"and the tables deliver what is pending")
 	}
 	return nil
 }
@@ -270,17 +286,20 @@ func dropSlot(ctx context.Context, cfg *Config, db *fallback.DB, force bool, w i
 func mayDrop(s *slotStatus, guard bool) error {
 	switch {
 	case !s.Own:
-		return hint.Errorf("check postgres.slot and the database in postgres.url; whoever owns it drops it with SELECT pg_drop_replication_slot(...)",
+		return hint.Errorf("check postgres.slot and the database in postgres.url; "+
+			"whoever owns it drops it with SELECT pg_drop_replication_slot(...)",
 			"slot %q is no relay's of this database: %s", s.Name, fmt.Sprint(slotTraits(s.SlotState)))
 	case s.ActivePID != nil:
 		who := fmt.Sprintf("process %d", *s.ActivePID)
 		if s.Walsender != nil {
 			who = sessionText(s.Walsender)
 		}
-		return hint.Errorf("end it first; after a relay that was cut off the server does so within seconds", "slot %q is in use by %s", s.Name, who)
+		return hint.Errorf("end it first; after a relay that was cut off the server does so within seconds",
+			"slot %q is in use by %s", s.Name, who)
 	case guard && s.WALStatus != "lost" && s.ConfirmedLag > 0:
 		return hint.Errorf("have a relay deliver them first; --force drops it all the same",
-			"slot %q holds %s of WAL that was not confirmed: with mark none, events in it would be lost", s.Name, roughSize(s.ConfirmedLag))
+			"slot %q holds %s of WAL that was not confirmed: with mark none, events in it would be lost",
+			s.Name, roughSize(s.ConfirmedLag))
 	}
 	return nil
 }
@@ -288,7 +307,8 @@ func mayDrop(s *slotStatus, guard bool) error {
 func adviseDrop(err error, db *fallback.DB) error {
 	switch pg.Code(err) {
 	case pgerrcode.InsufficientPrivilege:
-		return hint.Wrap(err, fmt.Sprintf("run it as a role with REPLICATION: ALTER ROLE %s REPLICATION (RDS: GRANT rds_replication TO %[1]s)", outbox.QuoteIdent(db.User())))
+		return hint.Wrap(err, fmt.Sprintf("run it as a role with REPLICATION: "+
+			"ALTER ROLE %s REPLICATION (RDS: GRANT rds_replication TO %[1]s)", outbox.QuoteIdent(db.User())))
 	case pgerrcode.ObjectInUse:
 		return hint.Wrap(err, "something has begun to stream it: `walpost slot show` says which process")
 	}

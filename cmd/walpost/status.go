@@ -21,7 +21,8 @@ import (
 func newStatusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "status", Short: "Show what runs now: relay, slot, backlog, dead letters, stream", Long: help("status"), Args: noArgs,
+		Use: "status", Short: "Show what runs now: relay, slot, backlog, dead letters, stream",
+		Long: help("status"), Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {
@@ -31,7 +32,10 @@ func newStatusCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			r := &statusReport{At: time.Now().UTC(), CountLimit: countMost, Outboxes: []*outboxStatus{}, Unread: []unread{}, Errors: []unasked{}}
+			r := &statusReport{
+				At: time.Now().UTC(), CountLimit: countMost,
+				Outboxes: []*outboxStatus{}, Unread: []unread{}, Errors: []unasked{},
+			}
 			errs := problems{}
 			for _, server := range []struct {
 				name string
@@ -146,8 +150,8 @@ func database(cfg *Config, name string) fallback.Config {
 	settings["application_name"] = name
 	schema, _, _ := outbox.ParseTable(cfg.Outboxes[0].Table) // it was checked when it was read
 	return fallback.Config{
-		URL: cfg.Postgres.URL, Files: cfg.Postgres.files(), Settings: settings, Dial: stream.Dialer().DialContext,
-		Slot: cfg.Postgres.Slot, Schema: schema,
+		URL: cfg.Postgres.URL, Files: cfg.Postgres.files(), Settings: settings,
+		Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot, Schema: schema,
 	}
 }
 
@@ -211,7 +215,8 @@ func readSlots(ctx context.Context, db *fallback.DB, name string) (slot, fresh *
 	if slot, err = readSlot(ctx, db, name); err != nil {
 		return nil, nil, err
 	}
-	if fresh, err = readSlot(ctx, db, stream.NewSlotName(name)); err != nil || !fresh.Exists || !fresh.Temporary {
+	fresh, err = readSlot(ctx, db, stream.NewSlotName(name))
+	if err != nil || !fresh.Exists || !fresh.Temporary {
 		fresh = nil
 	}
 	return slot, fresh, err
@@ -317,10 +322,12 @@ func (r *statusReport) askNATS(ctx context.Context, cfg *Config) error {
 
 func factsOf(info *jetstream.StreamInfo) *StreamFacts {
 	f := &StreamFacts{
-		Messages: info.Messages, Bytes: info.Bytes, FirstSeq: info.FirstSeq, LastSeq: info.LastSeq, Created: info.Created.UTC(),
-		Replicas: info.Config.Replicas, DuplicateWindow: info.Config.Duplicates.Seconds(), Batches: []string{},
+		Messages: info.Messages, Bytes: info.Bytes, FirstSeq: info.FirstSeq, LastSeq: info.LastSeq,
+		Created: info.Created.UTC(), Replicas: info.Config.Replicas,
+		DuplicateWindow: info.Config.Duplicates.Seconds(), Batches: []string{},
 	}
-	if last := info.LastTime.UTC(); info.LastSeq > 0 && last.Year() > 1970 { // a purge of everything leaves no time
+	// A purge of everything leaves no time.
+	if last := info.LastTime.UTC(); info.LastSeq > 0 && last.Year() > 1970 {
 		f.LastMessage = &last
 	}
 	if info.Leader != "" {

@@ -58,7 +58,8 @@ func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
 		s.note("not read: "+u.Error, u.Hint)
 	}
 	if r.Relay != nil && r.Relay.Lock == nil && r.Slot != nil && r.Slot.streamed() {
-		s.note(fmt.Sprintf("process %d streams slot %s and holds no lock: it is no relay, or one that has just lost its connection", *r.Slot.ActivePID, r.Slot.Name), "")
+		s.note(fmt.Sprintf("process %d streams slot %s and holds no lock: it is no relay, "+
+			"or one that has just lost its connection", *r.Slot.ActivePID, r.Slot.Name), "")
 	}
 	return nil
 }
@@ -218,7 +219,8 @@ func (s sheet) stream(st *streamStatus) {
 		return
 	}
 	s.line("stream", "%s, created %s", st.Name, moment(st.Created))
-	s.line("  messages", "%d, %s, sequences %d to %d", st.Messages, roughSize(int64(st.Bytes)), st.FirstSeq, st.LastSeq)
+	s.line("  messages", "%d, %s, sequences %d to %d",
+		st.Messages, roughSize(int64(st.Bytes)), st.FirstSeq, st.LastSeq)
 	if st.LastMessage != nil {
 		s.line("  last message", "%s", moment(*st.LastMessage))
 	}
@@ -231,7 +233,8 @@ func (s sheet) stream(st *streamStatus) {
 	if len(st.Batches) > 0 {
 		batches = strings.Join(st.Batches, ", ")
 	}
-	s.line("  takes", "batches: %s; duplicate window %s", batches, formatDuration(time.Duration(st.DuplicateWindow*float64(time.Second))))
+	s.line("  takes", "batches: %s; duplicate window %s", batches,
+		formatDuration(time.Duration(st.DuplicateWindow*float64(time.Second))))
 }
 
 // roughSize is a size to three digits.

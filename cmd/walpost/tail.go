@@ -49,7 +49,8 @@ func newTailCommand() *cobra.Command {
 
 // tail prints the events of the types until ctx is done.
 func tail(
-	ctx context.Context, cfg *Config, types publish.Types, since time.Duration, stderr io.Writer, print func(jetstream.Received) error,
+	ctx context.Context, cfg *Config, types publish.Types, since time.Duration, stderr io.Writer,
+	print func(jetstream.Received) error,
 ) error {
 	s, template, done, err := openStream(ctx, cfg, "walpost tail")
 	if err != nil {

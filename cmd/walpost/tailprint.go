@@ -138,10 +138,12 @@ type eventObject struct {
 func asObject(m jetstream.Received) eventObject {
 	e := eventObject{
 		Sequence: m.Seq, Stored: m.At.UTC(), Subject: m.Subject,
-		ID: orNull(m.ID), Source: orNull(m.Source), Type: orNull(m.Type), Time: orNull(m.Time), Trace: orNull(m.Trace),
-		AggregateType: orNull(m.AggregateType), AggregateID: orNull(m.AggregateID), TenantID: orNull(m.TenantID),
+		ID: orNull(m.ID), Source: orNull(m.Source), Type: orNull(m.Type), Time: orNull(m.Time),
+		Trace: orNull(m.Trace), TenantID: orNull(m.TenantID),
+		AggregateType: orNull(m.AggregateType), AggregateID: orNull(m.AggregateID),
 		Version: orNull(m.EventVersion), AggregateVersion: orNull(m.AggregateVersion),
-		Position: orNull(m.Position), Commit: orNull(m.Commit), Outbox: orNull(m.Row.Table), RowID: orNull(m.Row.ID),
+		Position: orNull(m.Position), Commit: orNull(m.Commit),
+		Outbox: orNull(m.Row.Table), RowID: orNull(m.Row.ID),
 	}
 	switch {
 	case m.Polled:

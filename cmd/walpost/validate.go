@@ -28,16 +28,22 @@ func (c *Config) validate(origin map[string]string) error {
 		report(k.name, k.Check())
 	}
 	if p := &c.Postgres; p.URL != "" && p.URLFile != "" {
-		report("postgres.url_file", hint.Errorf("keep one of them", "postgres.url is set, too: they are alternatives"))
+		report("postgres.url_file", hint.Errorf("keep one of them",
+			"postgres.url is set, too: they are alternatives"))
 	}
 	c.checkOutboxes(report)
-	if shard, err := outbox.ParseShard(c.Shard); err == nil && !shard.All() && c.Postgres.Slot == defaultSlot {
-		report("shard", hint.Errorf(fmt.Sprintf("set postgres.slot, postgres.publication, nats.stream and nats.subject for shard %s alone, as in walpost_%[2]d, walpost_%[2]d, EVENTS_%[2]d and events.%[2]d.{event_type}", shard, shard.Index),
+	shard, err := outbox.ParseShard(c.Shard)
+	if err == nil && !shard.All() && c.Postgres.Slot == defaultSlot {
+		report("shard", hint.Errorf(fmt.Sprintf("set postgres.slot, postgres.publication, nats.stream and "+
+			"nats.subject for shard %s alone, as in walpost_%[2]d, walpost_%[2]d, EVENTS_%[2]d and "+
+			"events.%[2]d.{event_type}", shard, shard.Index),
 			"relays with the same slot stand by for each other, and %q is the default", defaultSlot))
 	}
 	c.checkCredentials(report)
-	if b := jetstream.Batching(c.Publish.Batch); c.NATS.Shared && (b == jetstream.BatchFast || b == jetstream.BatchAtomic) {
-		report("publish.batch", hint.Errorf("leave it out, or give the relay a stream of its own", "%s in a shared stream, where no expected sequence proves a batch", b))
+	b := jetstream.Batching(c.Publish.Batch)
+	if c.NATS.Shared && (b == jetstream.BatchFast || b == jetstream.BatchAtomic) {
+		report("publish.batch", hint.Errorf("leave it out, or give the relay a stream of its own",
+			"%s in a shared stream, where no expected sequence proves a batch", b))
 	}
 	if n := c.Postgres.MaxRetainedWAL; n > 0 && n < leastRetainedWAL {
 		report("postgres.max_retained_wal", hint.Errorf("write a unit, as in 10GB, or 0 for no budget",
@@ -74,13 +80,16 @@ func (c *Config) checkOutboxes(report func(string, error)) {
 			continue // reported with its key
 		}
 		if full := schema + "." + name; seen[full] {
-			report(fmt.Sprintf("outboxes[%d].table", i), hint.Errorf("leave one of them out: a row has one layout and one mark", "%q is listed twice", full))
+			report(fmt.Sprintf("outboxes[%d].table", i),
+				hint.Errorf("leave one of them out: a row has one layout and one mark",
+					"%q is listed twice", full))
 		} else {
 			seen[full] = true
 		}
 		layout, err := o.Layout.resolve()
 		if err == nil && o.Mark == string(outbox.MarkUpdate) && !layout.Has(outbox.ProcessedAt) {
-			report(fmt.Sprintf("outboxes[%d].mark", i), hint.Errorf("set mark: delete, or mark: none where the producer itself deletes its rows",
+			report(fmt.Sprintf("outboxes[%d].mark", i), hint.Errorf(
+				"set mark: delete, or mark: none where the producer itself deletes its rows",
 				"update needs a processed_at column, and layout %s has none", layout.Name))
 		}
 	}
@@ -89,13 +98,16 @@ func (c *Config) checkOutboxes(report func(string, error)) {
 func (c *Config) checkCredentials(report func(string, error)) {
 	n := &c.NATS
 	var used []string
-	for _, way := range []struct{ key, value string }{{"creds", n.Creds}, {"nkey", n.NKey}, {"user", n.User}} {
+	for _, way := range []struct{ key, value string }{
+		{"creds", n.Creds}, {"nkey", n.NKey}, {"user", n.User},
+	} {
 		if way.value != "" {
 			used = append(used, way.key)
 		}
 	}
 	if len(used) > 1 {
-		report("nats."+used[1], hint.Errorf("keep one of them", "%s are alternatives", strings.Join(used, " and ")))
+		report("nats."+used[1], hint.Errorf("keep one of them",
+			"%s are alternatives", strings.Join(used, " and ")))
 	}
 	if n.PasswordFile != "" && n.User == "" {
 		report("nats.password_file", errors.New("it needs nats.user"))
@@ -105,7 +117,8 @@ func (c *Config) checkCredentials(report func(string, error)) {
 	}
 	for server := range strings.SplitSeq(n.URL, ",") {
 		if strings.Contains(server, "@") && len(used) > 0 {
-			report("nats.url", hint.Errorf("keep one of them", "it has credentials, and nats.%s is set: they are alternatives", used[0]))
+			report("nats.url", hint.Errorf("keep one of them",
+				"it has credentials, and nats.%s is set: they are alternatives", used[0]))
 			break
 		}
 	}
@@ -119,7 +132,8 @@ func checkSlot(s string) error {
 		return fmt.Errorf("%q is not a slot name, want 1 to 59 of a-z, 0-9 and _", s)
 	}
 	if strings.HasSuffix(s, "_new") {
-		return hint.Errorf("choose another name", "%q would be taken for the recreation of slot %q", s, strings.TrimSuffix(s, "_new"))
+		return hint.Errorf("choose another name",
+			"%q would be taken for the recreation of slot %q", s, strings.TrimSuffix(s, "_new"))
 	}
 	return nil
 }
@@ -177,7 +191,8 @@ func checkInboxPrefix(s string) error {
 
 func checkStream(s string) error {
 	if s == "" || len(s) > 255 || strings.ContainsAny(s, " .*>/\\\t\r\n\x00") {
-		return fmt.Errorf("%q is not a stream name, want 1 to 255 characters without spaces and any of . * > / \\", s)
+		return fmt.Errorf("%q is not a stream name, "+
+			"want 1 to 255 characters without spaces and any of . * > / \\", s)
 	}
 	return nil
 }
@@ -199,7 +214,9 @@ func checkListen(s string) error {
 		err = checkPort(port)
 	}
 	if err != nil {
-		return hint.Errorf("want host:port, as in 127.0.0.1:9464 or :9464 for every interface, or nothing for off", "%q: %w", s, err)
+		return hint.Errorf("want host:port, as in 127.0.0.1:9464 or :9464 for every interface, "+
+			"or nothing for off",
+			"%q: %w", s, err)
 	}
 	return nil
 }

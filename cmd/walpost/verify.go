@@ -39,7 +39,8 @@ func newVerifyCommand() *cobra.Command {
 			return tellVerify(cmd.OutOrStdout(), report, err, repair, asJSON)
 		},
 	}
-	cmd.Flags().StringVar(&since, "since", "", "only what was stored and marked so long ago or later, as in 90m or 72h")
+	cmd.Flags().StringVar(&since, "since", "",
+		"only what was stored and marked so long ago or later, as in 90m or 72h")
 	cmd.Flags().BoolVar(&repair, "repair", false, "make missing rows pending again")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	addConfigFlags(cmd)
@@ -57,7 +58,8 @@ func tellVerify(w io.Writer, report *verify.Report, broken error, repair, asJSON
 	}
 	if broken != nil {
 		if pg.Code(broken) == pgerrcode.InsufficientPrivilege && hint.Of(broken) == "" {
-			broken = hint.Wrap(broken, "as the table's owner, GRANT the role of postgres.url what `walpost verify --help` names")
+			broken = hint.Wrap(broken, "as the table's owner, "+
+				"GRANT the role of postgres.url what `walpost verify --help` names")
 		}
 		return fmt.Errorf("the comparison broke off, and the report is incomplete: %w", broken)
 	}
@@ -99,8 +101,11 @@ func runVerify(cmd *cobra.Command, cfg *Config, since time.Duration, repair bool
 	defer closeNATS()
 	report, err := verify.Run(ctx, verify.Config{
 		Postgres: db, Slot: cfg.Postgres.Slot, Outboxes: tables, Stream: s, Source: source, Phantom: phantom,
-		Since: since, KeptFor: keptFor(cfg), Repair: repair, Skip: relay.OnPoison(cfg.Fallback.OnPoison) == relay.Skip,
-		DelayThreshold: cfg.Fallback.DelayThreshold, FallbackInterval: cfg.Fallback.Interval, Progress: progressBar(cmd.ErrOrStderr()),
+		Since: since, KeptFor: keptFor(cfg), Repair: repair,
+		Skip:             relay.OnPoison(cfg.Fallback.OnPoison) == relay.Skip,
+		DelayThreshold:   cfg.Fallback.DelayThreshold,
+		FallbackInterval: cfg.Fallback.Interval,
+		Progress:         progressBar(cmd.ErrOrStderr()),
 	})
 	if report != nil && unknown != "" {
 		report.Notes = append(report.Notes, unknown)
@@ -118,7 +123,9 @@ func keptFor(cfg *Config) time.Duration {
 
 // identifySource finds the relay's source and the history of the server's timelines, which takes a
 // replication connection. Where there is none to be had, unknown says so.
-func identifySource(ctx context.Context, cfg *Config, config fallback.Config) (source string, phantom func(outbox.Position) bool, unknown string, err error) {
+func identifySource(ctx context.Context, cfg *Config, config fallback.Config) (
+	source string, phantom func(outbox.Position) bool, unknown string, err error,
+) {
 	var sys stream.System
 	slots, err := stream.OpenSlots(ctx, cfg.Postgres.server())
 	if err == nil {
@@ -142,7 +149,8 @@ func identifySource(ctx context.Context, cfg *Config, config fallback.Config) (s
 		return source, phantom, unknown, nil
 	}
 	if sys.ID == "" {
-		return "", nil, "", hint.Errorf("set source as the relay has it, or GRANT EXECUTE ON FUNCTION pg_control_system() TO the role",
+		return "", nil, "", hint.Errorf(
+			"set source as the relay has it, or GRANT EXECUTE ON FUNCTION pg_control_system() TO the role",
 			"the role may not read the system identifier, which the default of source begins with")
 	}
 	return relay.DefaultSource(sys.ID, sys.Database), phantom, unknown, nil
@@ -167,7 +175,8 @@ func progressBar(w io.Writer) func(done, total uint64) {
 		if done >= total {
 			end = "\n"
 		}
-		fmt.Fprintf(trusted(w), "\rreading the stream [%s%s] %d of %d%s", strings.Repeat("=", int(n)), strings.Repeat(" ", int(width-n)), done, total, end)
+		fmt.Fprintf(trusted(w), "\rreading the stream [%s%s] %d of %d%s",
+			strings.Repeat("=", int(n)), strings.Repeat(" ", int(width-n)), done, total, end)
 	}
 }
 
