@@ -128,7 +128,7 @@ func (r *round) end() error {
 // acks are the times from commit to PubAck, as the relay reports them.
 type acks struct {
 	latency
-	// recent are those that nobody has taken yet, in the stream's order. Where
+	// recent are those that have not been shown yet, in the stream's order. Where
 	// there are too many the newest is dropped.
 	recent chan time.Duration
 }

@@ -36,7 +36,7 @@ func bucketOf(d time.Duration) int {
 	return min(int(math.Log(us)/math.Log(growth)), len(latency{}.buckets)-1)
 }
 
-// percentiles of what was counted so far; zero where that is nothing.
+// percentiles of the times so far; zero where there is no time yet.
 type percentiles struct{ p50, p99, max time.Duration }
 
 func (l *latency) percentiles() percentiles {

@@ -42,7 +42,7 @@ func (s *screen) interval() time.Duration {
 	return time.Second
 }
 
-// width of the terminal; 80 where there is none.
+// width of the terminal; 80 without a terminal.
 func (s *screen) width() int {
 	if s.live {
 		if w, err := unix.IoctlGetWinsize(s.fd, unix.TIOCGWINSZ); err == nil && w.Col > 0 {
@@ -67,7 +67,7 @@ func (s *screen) above(w io.Writer, text string) {
 	s.redraw(drawn)
 }
 
-// block replaces the block. Where nothing can be replaced there is none.
+// block replaces the block. It prints nothing where text cannot be replaced.
 func (s *screen) block(lines []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,7 +28,7 @@ type loader struct {
 	// "--slot".
 	origin   map[string]string
 	problems problems
-	read     string // the file, "" where there is none
+	read     string // the file, "" for no file
 }
 
 // source says which file was read.

@@ -20,7 +20,7 @@ type dlqChange struct {
 	choice            dlqChoice
 	all, dryRun, json bool
 	yes               bool
-	verb              string // of what was done: retried, discarded
+	verb              string // "retried" or "discarded"
 
 	do func(*deadletter.Queue, context.Context, deadletter.Filter, bool, func(deadletter.Outcome)) error
 }

@@ -52,7 +52,7 @@ func examine(ctx context.Context, cfg *Config) (hint.Findings, error) {
 	return found, ctx.Err()
 }
 
-// errFaults ends the command with exit code 1: what was found says the rest.
+// errFaults ends the command with exit code 1. The findings have been printed by then.
 var errFaults = errors.New("the relay would not work as it should")
 
 func tellFindings(w io.Writer, found hint.Findings, asJSON bool) error {

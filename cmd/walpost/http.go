@@ -29,7 +29,7 @@ type Health interface {
 	Status() any
 }
 
-// A probe or a scrape is done in milliseconds; whoever takes longer is not one of ours.
+// A probe or a scrape is done in milliseconds. A client that takes longer is neither.
 const (
 	httpTimeout  = 10 * time.Second
 	httpShutdown = 3 * time.Second

@@ -14,7 +14,7 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 )
 
-// The exit codes are a contract with whoever supervises the program.
+// The exit codes are a contract with the programs that supervise this one.
 const (
 	exitFailed = 1
 	exitUsage  = 2
@@ -69,7 +69,7 @@ func execute(ctx context.Context, args []string, out, errs io.Writer) int {
 	return exitFailed
 }
 
-// usageError is an error of whoever typed the command line or wrote the configuration.
+// usageError is a mistake in the command line or in the configuration.
 type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }

@@ -148,7 +148,7 @@ func ensurePublication(ctx context.Context, w io.Writer, cfg *Config) error {
 	if err != nil {
 		return err
 	}
-	// Adding a table waits for whoever vacuums, indexes or alters it. Inserts go on.
+	// Adding a table to the publication waits for VACUUM, CREATE INDEX or ALTER TABLE on it. Inserts go on.
 	connCfg.RuntimeParams["lock_timeout"] = "10s"
 	conn, err := pg.ConnectConfig(ctx, connCfg)
 	if err != nil {

@@ -54,8 +54,8 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 	return err
 }
 
-// runBoth runs the relay beside the server. The server outlives the relay, so that draining can be watched; a
-// server that fails takes the relay with it, because a relay that nobody can watch is not to go on unnoticed.
+// runBoth runs the relay beside the server. The server outlives the relay, so that draining can be watched. A
+// server that fails ends the relay: without it the relay could not be watched.
 func runBoth(ctx context.Context, relay interface{ Run(context.Context) error }, server *httpServer) error {
 	relayCtx, stopRelay := context.WithCancel(ctx)
 	defer stopRelay()

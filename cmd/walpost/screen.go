@@ -27,7 +27,7 @@ func (s *screen) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// flush writes what was left of a character that never became whole.
+// flush writes the bytes of a character that has remained incomplete.
 func (s *screen) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -210,7 +210,7 @@ func (r *statusReport) askSlots(ctx context.Context, db *fallback.DB, name strin
 	}
 }
 
-// readSlots reads the relay's slot, and the one that is being made, which is nil where there is none.
+// readSlots reads the relay's slot, and the one that is being made, which may be nil.
 func readSlots(ctx context.Context, db *fallback.DB, name string) (slot, fresh *slotStatus, err error) {
 	if slot, err = readSlot(ctx, db, name); err != nil {
 		return nil, nil, err

@@ -18,7 +18,7 @@ func (s sheet) line(label, format string, args ...any) {
 	fmt.Fprintf(s.w, "%-16s  %s\n", label, escape(fmt.Sprintf(format, args...)))
 }
 
-// note has the advice on a line of its own.
+// note prints the advice on a separate line.
 func (s sheet) note(text, advice string) {
 	fmt.Fprintf(s.w, "note: %s\n", escape(text))
 	if advice != "" {

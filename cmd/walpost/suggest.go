@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// didYouMean is a hint with the candidate that is closest to what was typed, or "" where none is close.
+// didYouMean is a hint with the candidate that is closest to the typed text, or "" where none is close.
 func didYouMean(typed string, candidates []string) string {
 	best, distance := "", 1+max(1, len(typed)/3)
 	for _, c := range candidates {

@@ -79,7 +79,7 @@ func tail(
 	return adviseTail(s, cfg, err)
 }
 
-// adviseTail names all that tail needs at once, and not only what was missed first.
+// adviseTail names every permission that tail needs, and not only the first that is missing.
 func adviseTail(s *jetstream.Stream, cfg *Config, err error) error {
 	if !errors.Is(err, nats.ErrPermissionViolation) {
 		return err

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminalWidth is the number of columns, 0 where the terminal does not say; ok is false where it is no
-// terminal. Any other device, such as /dev/null, is none.
+// terminalWidth is the number of columns, 0 where the terminal does not say. ok is false for every other
+// device, such as /dev/null.
 func terminalWidth(stream any) (columns int, ok bool) {
 	if s, ok := stream.(*screen); ok {
 		stream = s.w

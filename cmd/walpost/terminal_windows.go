@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// terminalWidth is the number of columns of a console; ok is false where it is none.
+// terminalWidth is the number of columns of a console. ok is false for anything else.
 func terminalWidth(stream any) (columns int, ok bool) {
 	if s, ok := stream.(*screen); ok {
 		stream = s.w

@@ -48,7 +48,7 @@ func newVerifyCommand() *cobra.Command {
 }
 
 // tellVerify prints the report, also that of a comparison that broke off: rows may have been repaired. Its
-// error tells what was found from what went wrong.
+// error distinguishes findings from failures.
 func tellVerify(w io.Writer, report *verify.Report, broken error, repair, asJSON bool) error {
 	if report == nil {
 		return broken
@@ -122,7 +122,7 @@ func keptFor(cfg *Config) time.Duration {
 }
 
 // identifySource finds the relay's source and the history of the server's timelines, which takes a
-// replication connection. Where there is none to be had, unknown says so.
+// replication connection. Where that connection fails, unknown says so.
 func identifySource(ctx context.Context, cfg *Config, config fallback.Config) (
 	source string, phantom func(outbox.Position) bool, unknown string, err error,
 ) {
