@@ -56,7 +56,9 @@ func (c *dlqChange) command(cmd *cobra.Command) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return withDLQ(cmd, func(ctx context.Context, q *deadletter.Queue) error { return c.run(ctx, cmd, q, f) })
+		return withDLQ(cmd, func(ctx context.Context, q *deadletter.Queue) error {
+			return c.run(ctx, cmd, q, f)
+		})
 	}
 	return cmd
 }
@@ -82,7 +84,9 @@ func (c *dlqChange) check(cmd *cobra.Command, args []string) (deadletter.Filter,
 	return f, nil
 }
 
-func (c *dlqChange) run(ctx context.Context, cmd *cobra.Command, q *deadletter.Queue, f deadletter.Filter) error {
+func (c *dlqChange) run(
+	ctx context.Context, cmd *cobra.Command, q *deadletter.Queue, f deadletter.Filter,
+) error {
 	if !c.yes && !c.dryRun {
 		var err error
 		if f, err = q.Now(ctx, f); err != nil {

@@ -74,7 +74,9 @@ func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f deadletter.Filt
 	if c.limit < 0 {
 		return f, &usageError{fmt.Errorf("--limit: %d is negative", c.limit)}
 	}
-	f = deadletter.Filter{IDs: ids, EventType: c.eventType, TenantID: c.tenant, Class: c.class, Limit: c.limit}
+	f = deadletter.Filter{
+		IDs: ids, EventType: c.eventType, TenantID: c.tenant, Class: c.class, Limit: c.limit,
+	}
 	if len(ids) > 0 {
 		f.Limit = 0
 	}
