@@ -119,7 +119,7 @@ func (db *DB) BuryColumns(ctx context.Context, ev *outbox.Event, columns map[str
 	if err != nil {
 		return fmt.Errorf("bury row: %w", err)
 	}
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		// MATERIALIZED keeps the planner from casting what does not fit.
 		_, err := conn.Exec(ctx, fmt.Sprintf(`
 WITH letter AS MATERIALIZED (
@@ -140,7 +140,7 @@ SELECT 1 WHERE %s`, db.own.deadLetters, letterSQL(ev.Table, db.own.deadLetters),
 func (db *DB) IsDead(ctx context.Context, ev *outbox.Event) (dead bool, err error) {
 	row, err := originalOf(columnsOf(ev), omittedOf(ev))
 	if err == nil {
-		err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)`,
 				ev.Table.String(), string(ev.Values[outbox.ID]), string(row)).Scan(&dead)
 		})
@@ -218,9 +218,9 @@ func text(v []byte) *string {
 // DiedLately reports whether a row became a dead letter that the slot may still
 // have the insert of: by a transaction that its catalog_xmin does not cover.
 func (db *DB) DiedLately(ctx context.Context, slot string) (died bool, err error) {
-	err = db.row(ctx, []any{&died}, `SELECT to_regclass($1) IS NOT NULL`, db.own.deadLetters)
+	err = db.QueryRow(ctx, []any{&died}, `SELECT to_regclass($1) IS NOT NULL`, db.own.deadLetters)
 	if err == nil && died {
-		err = db.row(ctx, []any{&died}, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` d, pg_replication_slots s
+		err = db.QueryRow(ctx, []any{&died}, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` d, pg_replication_slots s
 			WHERE s.slot_name = $1 AND s.database = current_database() AND age(d.xmin) <= age(s.catalog_xmin))`, slot)
 	}
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
@@ -234,7 +234,7 @@ func (db *DB) DiedLately(ctx context.Context, slot string) (died bool, err error
 
 // DeadLetterCount counts the dead letters, up to a limit.
 func (db *DB) DeadLetterCount(ctx context.Context, limit int) (n int, err error) {
-	err = db.row(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s LIMIT %d) d`, db.own.deadLetters, limit))
+	err = db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s LIMIT %d) d`, db.own.deadLetters, limit))
 	if err != nil {
 		return 0, fmt.Errorf("count dead letters: %w", err)
 	}

@@ -49,7 +49,7 @@ func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (hint.Problems
 // while statements run. A table that does not exist is an error.
 func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p hint.Problems, err error) {
 	var f tableFacts
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		if f, err = readTable(ctx, conn, t, db.own.deadLetters); err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ var ErrTableChanged = errors.New("the table has changed")
 // checkIDType returns ErrTableChanged where the id column is not of the type that t says.
 func (db *DB) checkIDType(ctx context.Context, t *outbox.Table) error {
 	var now string
-	err := db.row(ctx, []any{&now}, `SELECT coalesce((SELECT format_type(atttypid, atttypmod) FROM pg_attribute
+	err := db.QueryRow(ctx, []any{&now}, `SELECT coalesce((SELECT format_type(atttypid, atttypmod) FROM pg_attribute
 		WHERE attrelid = to_regclass($1) AND attname = $2 AND NOT attisdropped), '')`, t.SQL(), t.Layout.Columns[outbox.ID])
 	if err != nil {
 		return fmt.Errorf("read the id type of %s: %w", t, err)

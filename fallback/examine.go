@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -14,23 +13,6 @@ import (
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
-
-// ClockDifference is how far the server's clock is ahead of this machine's, and how far
-// that may be wrong: half the time that the quickest of some answers took.
-func (db *DB) ClockDifference(ctx context.Context) (ahead, give time.Duration, err error) {
-	give = time.Hour
-	for range 5 {
-		began := time.Now()
-		now, err := db.Now(ctx)
-		if err != nil {
-			return 0, 0, err
-		}
-		if half := time.Since(began) / 2; half < give {
-			ahead, give = now.Sub(began.Add(half)), half
-		}
-	}
-	return ahead, give, nil
-}
 
 // index is one that the canonical table comes with.
 type index struct {
@@ -120,7 +102,7 @@ func unquoted(sql string) string { return strings.ReplaceAll(sql, `"`, "") }
 func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f hint.Findings, err error) {
 	type found struct{ Columns, Predicate string }
 	var have []found
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		rows, _ := conn.Query(ctx, `SELECT (SELECT string_agg(pg_get_indexdef(i.indexrelid, k, false), ', ' ORDER BY k) FROM generate_series(1, i.indnkeyatts) k),
 				coalesce(pg_get_expr(i.indpred, i.indrelid), '')
 			FROM pg_index i WHERE i.indrelid = to_regclass($1) AND i.indisvalid`, t.SQL())

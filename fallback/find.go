@@ -93,7 +93,7 @@ func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pend
 			for i, n := range some {
 				ids[i], hashes[i] = refs[n].ID, int64(refs[n].Hash)
 			}
-			return db.raw(ctx, sql, []any{ids, hashes}, func(v [][]byte) error {
+			return db.QueryText(ctx, sql, []any{ids, hashes}, func(v [][]byte) error {
 				ord, err := strconv.Atoi(string(v[0]))
 				if err != nil {
 					return err
@@ -138,7 +138,7 @@ func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Tim
 // Columns that the archive lacks take their defaults.
 func (db *DB) Return(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, err error) {
 	ids, hashes, marks := markArgs(rows)
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		columns, err := returnedColumns(ctx, conn, t, db.own.archive)
 		if err != nil {
 			return err
@@ -197,7 +197,7 @@ func (db *DB) Overdue(ctx context.Context, t *outbox.Table, ids []string, by tim
 	}
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s AND (t.%[5]s < now() - %[6]d * interval '1 microsecond') IS TRUE`,
 		t.Column(outbox.ID), t.SQL(), t.IDType, table.UnmarkedSQL(t, "t"), t.Column(outbox.AvailableAt), by.Microseconds())
-	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
+	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		overdue = append(overdue, string(v[0]))
 		return nil
 	})
@@ -207,29 +207,11 @@ func (db *DB) Overdue(ctx context.Context, t *outbox.Table, ids []string, by tim
 	return overdue, nil
 }
 
-// NewXID takes a transaction id: every transaction that has written anything by
-// now has a lesser one.
-func (db *DB) NewXID(ctx context.Context) (xid int64, err error) {
-	if err = db.row(ctx, []any{&xid}, `SELECT pg_current_xact_id()::text::bigint`); err != nil {
-		return 0, fmt.Errorf("take a transaction id: %w", err)
-	}
-	return xid, nil
-}
-
-// EndedBefore reports whether every transaction with an id below xid has ended: what
-// it has committed is visible.
-func (db *DB) EndedBefore(ctx context.Context, xid int64) (ended bool, err error) {
-	if err = db.row(ctx, []any{&ended}, `SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= $1`, xid); err != nil {
-		return false, fmt.Errorf("look for transactions that are open: %w", err)
-	}
-	return ended, nil
-}
-
 // Confirmed is the slot's confirmed LSN; active is false where nobody streams it, or
 // where there is none.
 func (db *DB) Confirmed(ctx context.Context, slot string) (lsn outbox.LSN, active bool, err error) {
 	var text string
-	err = db.row(ctx, []any{&text, &active}, `SELECT coalesce(max(confirmed_flush_lsn)::text, '0/0'), coalesce(bool_or(active), false)
+	err = db.QueryRow(ctx, []any{&text, &active}, `SELECT coalesce(max(confirmed_flush_lsn)::text, '0/0'), coalesce(bool_or(active), false)
 		FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()`, slot)
 	if err == nil {
 		lsn, err = outbox.ParseLSN(text)
@@ -238,12 +220,4 @@ func (db *DB) Confirmed(ctx context.Context, slot string) (lsn outbox.LSN, activ
 		return 0, false, fmt.Errorf("read slot %q: %w", slot, err)
 	}
 	return lsn, active, nil
-}
-
-// Now is the server's time.
-func (db *DB) Now(ctx context.Context) (now time.Time, err error) {
-	if err = db.row(ctx, []any{&now}, `SELECT clock_timestamp()`); err != nil {
-		return now, fmt.Errorf("read the server's time: %w", err)
-	}
-	return now, nil
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"time"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
@@ -30,17 +28,9 @@ func (db *DB) Slot(ctx context.Context) (SlotGauges, error) {
 	return s.SlotGauges, nil
 }
 
-// Limit bounds every later statement of the connection.
-func (db *DB) Limit(ctx context.Context, d time.Duration) error {
-	return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, fmt.Sprintf(`SET statement_timeout = %d`, d.Milliseconds()))
-		return err
-	})
-}
-
 // HasSlot reports whether the relay's slot exists.
 func (db *DB) HasSlot(ctx context.Context) (has bool, err error) {
-	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)`, db.slot)
+	err = db.QueryRow(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)`, db.slot)
 	if err != nil {
 		return false, fmt.Errorf("look for the slot: %w", err)
 	}
@@ -50,7 +40,7 @@ func (db *DB) HasSlot(ctx context.Context) (has bool, err error) {
 // SyncState is how the server counts the walsender of a process id: "async" is
 // the only one that a relay can be. "" where it is not to be seen.
 func (db *DB) SyncState(ctx context.Context, pid uint32) (state string, err error) {
-	err = db.row(ctx, []any{&state}, `SELECT coalesce(sync_state, '') FROM pg_stat_replication WHERE pid = $1`, pid)
+	err = db.QueryRow(ctx, []any{&state}, `SELECT coalesce(sync_state, '') FROM pg_stat_replication WHERE pid = $1`, pid)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", fmt.Errorf("read sync state: %w", err)
 	}
@@ -60,7 +50,7 @@ func (db *DB) SyncState(ctx context.Context, pid uint32) (state string, err erro
 // SignOfLife is a text that changes while the walsender of a process id reads WAL or takes
 // standby statuses, "" where it is not to be seen, and what the process waits for.
 func (db *DB) SignOfLife(ctx context.Context, pid uint32) (life, waits string, err error) {
-	err = db.row(ctx, []any{&life, &waits}, `SELECT coalesce(r.sent_lsn::text || ' ' || r.reply_time::text, ''),
+	err = db.QueryRow(ctx, []any{&life, &waits}, `SELECT coalesce(r.sent_lsn::text || ' ' || r.reply_time::text, ''),
 			coalesce(a.wait_event_type || ' ' || a.wait_event, 'nothing')
 		FROM pg_stat_replication r JOIN pg_stat_activity a USING (pid) WHERE pid = $1`, pid)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
@@ -69,25 +59,9 @@ func (db *DB) SignOfLife(ctx context.Context, pid uint32) (life, waits string, e
 	return life, waits, nil
 }
 
-// Identify says which server this is: the system identifier, which is empty where
-// the role may not know it, the timeline and the database. It is for where no
-// replication connection is to be had.
-func (db *DB) Identify(ctx context.Context) (system string, timeline uint32, database string, err error) {
-	var file string
-	err = db.row(ctx, []any{&file, &database}, `SELECT pg_walfile_name(pg_current_wal_lsn()), current_database()::text`)
-	if err == nil {
-		err = db.row(ctx, []any{&system}, `SELECT system_identifier::text FROM pg_control_system()`)
-	}
-	if err != nil && pg.Code(err) != pgerrcode.InsufficientPrivilege {
-		return "", 0, "", fmt.Errorf("identify the server: %w", err)
-	}
-	n, err := strconv.ParseUint(file[:8], 16, 32)
-	return system, uint32(n), database, err
-}
-
 // DropSlot drops a slot where there is one that a relay can have made, see [pg.OwnSlot]. Any other is left alone.
 func (db *DB) DropSlot(ctx context.Context, name string) error {
-	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
 			WHERE slot_name = $1 AND `+pg.OwnSlot, name)
 		return err
@@ -101,7 +75,7 @@ func (db *DB) DropSlot(ctx context.Context, name string) error {
 // BlockerOf describes who a server process waits for, or "" where it cannot be
 // told. A prepared transaction belongs to nobody's session.
 func (db *DB) BlockerOf(ctx context.Context, pid uint32) (who string, err error) {
-	err = db.row(ctx, []any{&who}, `SELECT coalesce(
+	err = db.QueryRow(ctx, []any{&who}, `SELECT coalesce(
 		(SELECT format('pid %s, application %L, user %L, database %L, in its transaction since %s, last query: %s',
 			a.pid, a.application_name, a.usename, a.datname, coalesce(a.xact_start::text, 'unknown'), left(a.query, 200))
 			FROM pg_stat_activity a WHERE a.pid = ANY (pg_blocking_pids($1)) ORDER BY a.xact_start LIMIT 1),

@@ -44,7 +44,7 @@ func TestGrownRows(t *testing.T) {
 	must(t, err)
 	db := openLimited(t, url, table, func(db *DB) error {
 		var hash int64
-		return db.row(t.Context(), []any{&hash}, `SELECT hashtextextended(concat(payload) COLLATE "C", 0) FROM public.outbox_messages WHERE id = 2`)
+		return db.QueryRow(t.Context(), []any{&hash}, `SELECT hashtextextended(concat(payload) COLLATE "C", 0) FROM public.outbox_messages WHERE id = 2`)
 	})
 
 	states, err := db.LookUp(t.Context(), table, rows)

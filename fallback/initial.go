@@ -14,7 +14,7 @@ import (
 
 // PendingCount counts the pending rows, up to a limit.
 func (db *DB) PendingCount(ctx context.Context, t *outbox.Table, limit int) (n int, err error) {
-	err = db.row(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s t WHERE %s LIMIT %d) p`, t.SQL(), table.PendingSQL(t, "t"), limit))
+	err = db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s t WHERE %s LIMIT %d) p`, t.SQL(), table.PendingSQL(t, "t"), limit))
 	if err != nil {
 		return 0, fmt.Errorf("count pending rows of %s: %w", t, err)
 	}
@@ -31,7 +31,7 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 		return nil, err
 	}
 	defer db.Close()
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Hour)
 		defer cancel()
 		if _, err := conn.Exec(ctx, `SET lock_timeout = '1min'; SET statement_timeout = 0; SET enable_seqscan = on`); err != nil {

@@ -82,7 +82,7 @@ func (rec *recorder) keep(ctx context.Context, row Row) (err error) {
 // server cannot render, whatever columns it has.
 func (db *DB) cannotMove(ctx context.Context, t *outbox.Table, id string) (stays bool, err error) {
 	var f tableFacts
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error { return f.readColumns(ctx, conn, t) })
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error { return f.readColumns(ctx, conn, t) })
 	if err != nil {
 		return false, err
 	}
@@ -90,7 +90,7 @@ func (db *DB) cannotMove(ctx context.Context, t *outbox.Table, id string) (stays
 	for name, typ := range f.types {
 		size += " + coalesce(" + renderedSQL("t."+outbox.QuoteIdent(name), isText(typ) || isJSON(typ)) + ", 0)"
 	}
-	err = db.row(ctx, []any{&stays}, fmt.Sprintf(`SELECT coalesce((SELECT %s > %d FROM %s t WHERE t.%s = $1::text::%s LIMIT 1), false)`,
+	err = db.QueryRow(ctx, []any{&stays}, fmt.Sprintf(`SELECT coalesce((SELECT %s > %d FROM %s t WHERE t.%s = $1::text::%s LIMIT 1), false)`,
 		size, mostMoved, t.SQL(), t.Column(outbox.ID), t.IDType), id)
 	if isUnreadable(err) {
 		return true, nil

@@ -18,9 +18,6 @@ import (
 // What is here looks at a relay's work from outside: it takes no lock of the relay's, changes nothing,
 // and works on a standby, too.
 
-// User is the role that the connection was made as.
-func (db *DB) User() string { return db.conn.Config().User }
-
 // Session is a server process and who is served.
 type Session struct {
 	PID         uint32 `json:"pid"`
@@ -38,7 +35,7 @@ func (s *Session) Hidden() bool { return s.Since == nil }
 // ReadSession looks a server process up; nil is none. A slot's walsender is one, too.
 func (db *DB) ReadSession(ctx context.Context, pid uint32) (*Session, error) {
 	s := &Session{PID: pid}
-	err := db.row(ctx, []any{&s.Application, &s.User, &s.Client, &s.Since}, `SELECT coalesce(application_name, ''), coalesce(usename::text, ''),
+	err := db.QueryRow(ctx, []any{&s.Application, &s.User, &s.Client, &s.Since}, `SELECT coalesce(application_name, ''), coalesce(usename::text, ''),
 		CASE WHEN client_port = -1 THEN 'local' ELSE host(client_addr) END, backend_start FROM pg_stat_activity WHERE pid = $1`, int32(pid))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
@@ -52,7 +49,7 @@ func (db *DB) ReadSession(ctx context.Context, pid uint32) (*Session, error) {
 // LockHolder is the session that holds the relay's lock; nil is none.
 func (db *DB) LockHolder(ctx context.Context) (*Session, error) {
 	var pid uint32
-	err := db.row(ctx, []any{&pid}, `SELECT pid::int8 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+	err := db.QueryRow(ctx, []any{&pid}, `SELECT pid::int8 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 		AND classid::int8 << 32 | objid::int8 = `+db.lockKeySQL())
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -75,7 +72,7 @@ func (db *DB) StandingBy(ctx context.Context, holder *Session) (n int, known boo
 	if holder != nil {
 		holds = holder.PID
 	}
-	err = db.row(ctx, []any{&n, &known}, `SELECT count(*) FILTER (WHERE query = $1)::int, count(*) FILTER (WHERE backend_start IS NULL) = 0
+	err = db.QueryRow(ctx, []any{&n, &known}, `SELECT count(*) FILTER (WHERE query = $1)::int, count(*) FILTER (WHERE backend_start IS NULL) = 0
 		FROM pg_stat_activity a WHERE datname = current_database() AND application_name = 'walpost' AND pid <> $2
 			AND NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.active_pid = a.pid)`, db.tryLockSQL(), int32(holds))
 	if err != nil {
@@ -108,7 +105,7 @@ type SlotState struct {
 // ReadSlot looks a slot up, of whatever kind and database; nil is none.
 func (db *DB) ReadSlot(ctx context.Context, name string) (*SlotState, error) {
 	s := &SlotState{Name: name}
-	err := db.row(ctx, []any{
+	err := db.QueryRow(ctx, []any{
 		&s.Type, &s.Plugin, &s.Database, &s.Temporary, &s.TwoPhase, &s.Own, &s.ActivePID, &s.WALStatus, &s.Restart, &s.Confirmed,
 		&s.Failover, &s.Synced, &s.Invalidation, &s.Retained, &s.Safe, &s.ConfirmedLag,
 	}, `SELECT slot_type, coalesce(plugin, ''), coalesce(database, ''), temporary, two_phase,
@@ -131,27 +128,10 @@ func (db *DB) ReadSlot(ctx context.Context, name string) (*SlotState, error) {
 	return s, nil
 }
 
-// Server is what a server says of itself.
-type Server struct {
-	Version  string `json:"version"`
-	Database string `json:"database"`
-	Standby  bool   `json:"standby"`
-}
-
-// Server asks for it.
-func (db *DB) Server(ctx context.Context) (s Server, err error) {
-	err = db.row(ctx, []any{&s.Version, &s.Database, &s.Standby},
-		`SELECT current_setting('server_version'), current_database()::text, pg_is_in_recovery()`)
-	if err != nil {
-		return s, fmt.Errorf("read server settings: %w", err)
-	}
-	return s, nil
-}
-
 // RecordedCount counts the rows in which a failure is recorded, parked and held together up to a
 // limit. The layout has columns for that.
 func (db *DB) RecordedCount(ctx context.Context, t *outbox.Table, limit int) (parked, held int, err error) {
-	err = db.row(ctx, []any{&parked, &held}, fmt.Sprintf(`SELECT count(*) FILTER (WHERE NOT held)::int, count(*) FILTER (WHERE held)::int
+	err = db.QueryRow(ctx, []any{&parked, &held}, fmt.Sprintf(`SELECT count(*) FILTER (WHERE NOT held)::int, count(*) FILTER (WHERE held)::int
 		FROM (SELECT t.%s LIKE '%s%%' AS held FROM %s t WHERE %s LIMIT %d) r`, t.Column(outbox.LastError), table.Held, t.SQL(), recordedSQL(t), limit))
 	if err != nil {
 		return 0, 0, fmt.Errorf("count recorded rows of %s: %w", t, err)
@@ -186,7 +166,7 @@ func (db *DB) ExplainRead(ctx context.Context, t *outbox.Table, err error) error
 // adviseGrant asks the catalog, which everybody may read, what keeps the role from reading a table.
 func (db *DB) adviseGrant(ctx context.Context, t *outbox.Table, role string) string {
 	var reaches, hidden bool
-	err := db.row(ctx, []any{&reaches, &hidden}, `SELECT has_schema_privilege(n.oid, 'USAGE'), row_security_active(c.oid) AND has_table_privilege(c.oid, 'SELECT')
+	err := db.QueryRow(ctx, []any{&reaches, &hidden}, `SELECT has_schema_privilege(n.oid, 'USAGE'), row_security_active(c.oid) AND has_table_privilege(c.oid, 'SELECT')
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2`, t.Schema, t.Name)
 	if err == nil && hidden {
 		return fmt.Sprintf("row-level security would hide rows: ALTER ROLE %s BYPASSRLS, or make it the table's owner", role)

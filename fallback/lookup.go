@@ -69,7 +69,7 @@ func (db *DB) LookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State,
 
 // exists reports whether the table has a row with an id, whatever else is in it.
 func (db *DB) exists(ctx context.Context, t *outbox.Table, id string) (exists bool, err error) {
-	err = db.row(ctx, []any{&exists}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s = $1::text::%s)`, t.SQL(), t.Column(outbox.ID), t.IDType), id)
+	err = db.QueryRow(ctx, []any{&exists}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s = $1::text::%s)`, t.SQL(), t.Column(outbox.ID), t.IDType), id)
 	if isUnreadable(err) {
 		return false, nil // it is none
 	}
@@ -82,7 +82,7 @@ func (db *DB) exists(ctx context.Context, t *outbox.Table, id string) (exists bo
 // lookUp reads the states in one snapshot.
 func (db *DB) lookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
 	states := make([]State, len(rows))
-	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		a := db.args(rows)
 		result, _ := conn.Query(ctx, lookUpSQL(t), a.ids.value(), a.hashes.value(), a.xids.value())
 		var ord int
@@ -194,7 +194,7 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 			start = MarkCursor{at: since}
 		}
 		read = 0
-		err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			result, _ := conn.Query(ctx, sql, start.at, start.id, page)
 			row := MarkedRow{Ref: outbox.Ref{Table: t}}
 			var hash *int64
@@ -227,7 +227,7 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 		case isUnreadable(err) && page > 1:
 			most, read, err = 1, page, nil
 		case isUnreadable(err):
-			err, read = db.row(ctx, []any{&next.id, &next.at}, pass, start.at, start.id, 1), page
+			err, read = db.QueryRow(ctx, []any{&next.id, &next.at}, pass, start.at, start.id, 1), page
 			if errors.Is(err, pgx.ErrNoRows) { // it is gone
 				err = nil
 			}
@@ -250,7 +250,7 @@ func (db *DB) Unmark(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n 
 	sql := unmarkSQL(t)
 	err = portions[MarkedRow]{size: &db.portion, do: func(some []MarkedRow) error {
 		ids, hashes, marks := markArgs(some)
-		return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			result, _ := conn.Query(ctx, sql, ids, hashes, marks)
 			var number int
 			var isLocked bool
@@ -321,7 +321,7 @@ func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err
 		rows, err := db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true", time.Time{}, &MarkCursor{}, 1)
 		return len(rows) > 0, err
 	}
-	err = db.row(ctx, []any{&has}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s IS NOT NULL)`, t.SQL(), t.Column(outbox.ProcessedAt)))
+	err = db.QueryRow(ctx, []any{&has}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s IS NOT NULL)`, t.SQL(), t.Column(outbox.ProcessedAt)))
 	if err != nil {
 		return false, fmt.Errorf("look for marked rows of %s: %w", t, err)
 	}
@@ -332,7 +332,7 @@ func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err
 // a partition of it has any page.
 func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err error) {
 	var readable bool
-	err = db.row(ctx, []any{&readable, &has}, `SELECT coalesce(has_table_privilege(to_regclass($1), 'SELECT'), false),
+	err = db.QueryRow(ctx, []any{&readable, &has}, `SELECT coalesce(has_table_privilege(to_regclass($1), 'SELECT'), false),
 		coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(to_regclass($1))) > 0, false)`, db.own.archive)
 	if err != nil || !readable || !has {
 		return has, err
@@ -341,7 +341,7 @@ func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err e
 		rows, err := db.ArchivedSince(ctx, t, time.Time{}, &MarkCursor{}, 1)
 		return len(rows) > 0, err
 	}
-	err = db.row(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+db.own.archive+` t WHERE t.outbox = $1)`, t.String())
+	err = db.QueryRow(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+db.own.archive+` t WHERE t.outbox = $1)`, t.String())
 	return has, err
 }
 
@@ -358,7 +358,7 @@ func (db *DB) Blocker(ctx context.Context, t *outbox.Table, id string) (string, 
 		JOIN pg_stat_activity a USING (pid) WHERE t.%[2]s = $1::text::%[3]s AND a.pid <> pg_backend_pid() LIMIT 1) a
 		UNION ALL SELECT '%[4]s' FROM free LIMIT 1`, t.SQL(), t.Column(outbox.ID), t.IDType, Unlocked)
 	var who string
-	err := db.row(ctx, []any{&who}, sql, id)
+	err := db.QueryRow(ctx, []any{&who}, sql, id)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", fmt.Errorf("look for the lock's holder: %w", err)
 	}
@@ -379,16 +379,9 @@ func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration
 	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8 FROM %s t WHERE %s AND t.%[1]s <= now() AND %[4]s ORDER BY t.%[1]s LIMIT 1`,
 		t.Column(field), t.SQL(), table.PendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
 	var seconds float64
-	err := db.row(ctx, []any{&seconds}, sql)
+	err := db.QueryRow(ctx, []any{&seconds}, sql)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return 0, fmt.Errorf("read lag of %s: %w", t, err)
 	}
 	return time.Duration(seconds * float64(time.Second)), nil
-}
-
-// row runs a query of one row.
-func (db *DB) row(ctx context.Context, into []any, sql string, args ...any) error {
-	return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		return conn.QueryRow(ctx, sql, args...).Scan(into...)
-	})
 }

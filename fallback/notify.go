@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -18,7 +19,7 @@ func (db *DB) Announced(ctx context.Context, tables []*outbox.Table) (all bool, 
 	for i, t := range tables {
 		names[i] = t.SQL()
 	}
-	err = db.row(ctx, []any{&all}, `SELECT coalesce(bool_and(EXISTS (SELECT FROM pg_trigger
+	err = db.QueryRow(ctx, []any{&all}, `SELECT coalesce(bool_and(EXISTS (SELECT FROM pg_trigger
 			WHERE tgrelid = to_regclass(name) AND tgname = $2 AND tgenabled IN ('O', 'A'))), false) FROM unnest($1::text[]) name`, names, outbox.NotifyTrigger)
 	if err != nil {
 		return false, fmt.Errorf("look for the trigger %s: %w", outbox.NotifyTrigger, err)
@@ -41,10 +42,10 @@ func Listen(ctx context.Context, cfg Config) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	db.unbound = true
+	db.EndWithContext()
 	// The first setting is for a client that does not even read.
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, fmt.Sprintf(`SET tcp_user_timeout = %d; LISTEN %s`, sessionTimeout.Milliseconds(), outbox.NotifyChannel))
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, fmt.Sprintf(`SET tcp_user_timeout = %d; LISTEN %s`, pg.SessionTimeout.Milliseconds(), outbox.NotifyChannel))
 		return err
 	})
 	if err != nil {
@@ -56,7 +57,7 @@ func Listen(ctx context.Context, cfg Config) (*Listener, error) {
 
 // Wait reports whether an announcement came in time.
 func (l *Listener) Wait(ctx context.Context, patience time.Duration) (heard bool, err error) {
-	err = l.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err = l.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		waiting, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		_, err := conn.WaitForNotification(waiting)

@@ -12,7 +12,7 @@ import (
 type ownTables struct{ deadLetters, archive string }
 
 func findOwn(ctx context.Context, conn *pgx.Conn, schema string) (own ownTables, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	found, err := pg.FindTables(ctx, conn, schema, DeadLetters, Archive)
 	if err == nil {

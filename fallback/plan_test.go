@@ -31,7 +31,7 @@ func TestPlansGoByID(t *testing.T) {
 		must(t, err)
 		defer db.Close()
 		var jit string
-		must(t, db.conn.QueryRow(t.Context(), `SHOW jit`).Scan(&jit))
+		must(t, db.Conn().QueryRow(t.Context(), `SHOW jit`).Scan(&jit))
 		if jit != "off" {
 			t.Errorf("jit is %s: a search of thousands of rows is compiled, which takes longer than the search", jit)
 		}
@@ -44,7 +44,7 @@ func TestPlansGoByID(t *testing.T) {
 		}
 		const insert = `INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
 			SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 20000) g`
-		columns, err := returnedColumns(t.Context(), db.conn, table, db.own.archive)
+		columns, err := returnedColumns(t.Context(), db.Conn(), table, db.own.archive)
 		must(t, err)
 		ids, hashes := slices.Repeat([]string{"1"}, portionRows), make([]int64, portionRows)
 		lookUps := map[string]query{
@@ -60,14 +60,14 @@ func TestPlansGoByID(t *testing.T) {
 			{`DELETE FROM public.outbox_messages`, `VACUUM (ANALYZE, TRUNCATE false) public.outbox_messages`},
 		} {
 			for _, sql := range slices.Concat([]string{insert}, empty, []string{insert}) {
-				_, err := db.conn.Exec(t.Context(), sql)
+				_, err := db.Conn().Exec(t.Context(), sql)
 				must(t, err)
 			}
 			for name, sql := range statements {
 				checkPlan(t, db, name, sql)
 			}
 			for name, q := range lookUps {
-				rows, err := db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+q.sql, q.args...)
+				rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+q.sql, q.args...)
 				must(t, err)
 				readPlan(t, name, rows, byID...)
 			}
@@ -75,21 +75,21 @@ func TestPlansGoByID(t *testing.T) {
 
 		haveRecords, err := db.haveRecordsSQL(t.Context(), table)
 		must(t, err)
-		rows, err := db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+haveRecords, []string{}, []int64{}, []string{}, []int64{})
+		rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+haveRecords, []string{}, []int64{}, []string{}, []int64{})
 		must(t, err)
 		readPlan(t, "have records", rows, "Seq Scan on outbox_messages", "outbox_messages_pending_idx", "outbox_messages_due_idx", "Hash Join")
 
 		// A great many rows that are scheduled for later are not looked at, whether or not the time may be NULL.
 		for _, sql := range []string{`SET NOT NULL`, `DROP NOT NULL`} {
-			_, err := db.conn.Exec(t.Context(), `UPDATE public.outbox_messages SET available_at = now() + interval '1 day'; ALTER TABLE public.outbox_messages ALTER available_at `+sql)
+			_, err := db.Conn().Exec(t.Context(), `UPDATE public.outbox_messages SET available_at = now() + interval '1 day'; ALTER TABLE public.outbox_messages ALTER available_at `+sql)
 			must(t, err)
-			_, err = db.conn.Exec(t.Context(), `VACUUM ANALYZE public.outbox_messages`)
+			_, err = db.Conn().Exec(t.Context(), `VACUUM ANALYZE public.outbox_messages`)
 			must(t, err)
-			rows, err = db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+freshByDueSQL(table, time.Second, db.own.deadLetters), 1000)
+			rows, err = db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+freshByDueSQL(table, time.Second, db.own.deadLetters), 1000)
 			must(t, err)
 			readPlan(t, "fresh by due", rows, "Seq Scan on outbox_messages", "_pending_idx")
 		}
-		rows, err = db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+overtakenSQL(table, time.Second))
+		rows, err = db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+overtakenSQL(table, time.Second))
 		must(t, err)
 		readPlan(t, "overtaken", rows, "Nested Loop", "Join", "SubPlan")
 	})
@@ -103,7 +103,7 @@ type query struct {
 func checkPlan(t *testing.T, db *DB, name, sql string) {
 	t.Helper()
 	ids := slices.Repeat([]string{"1"}, portionRows)
-	rows, err := db.conn.Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, ids, make([]int64, portionRows), make([]*string, portionRows), ids,
+	rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, ids, make([]int64, portionRows), make([]*string, portionRows), ids,
 		make([]*int, portionRows), make([]*time.Duration, portionRows), make([]*string, portionRows))
 	must(t, err)
 	readPlan(t, name, rows, byID...)

@@ -168,7 +168,7 @@ SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
 // candidates runs a query for id, name of the aggregate, recorded, scheduled, attempts,
 // early, bytes.
 func (db *DB) candidates(ctx context.Context, t *outbox.Table, sql string, args ...any) (cs []Candidate, err error) {
-	err = db.raw(ctx, sql, args, func(v [][]byte) error {
+	err = db.QueryText(ctx, sql, args, func(v [][]byte) error {
 		attempts, _ := strconv.Atoi(string(v[4]))
 		bytes, _ := strconv.Atoi(string(v[6]))
 		cs = append(cs, Candidate{
@@ -198,7 +198,7 @@ func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.
 
 // keys runs a query for names of aggregates.
 func (db *DB) keys(ctx context.Context, sql string, each func(outbox.AggregateKey)) error {
-	return db.raw(ctx, sql, nil, func(v [][]byte) error {
+	return db.QueryText(ctx, sql, nil, func(v [][]byte) error {
 		each(outbox.KeyOfAggregateName(v[0]))
 		return nil
 	})
@@ -270,7 +270,7 @@ func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayl
 func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int, length func(*outbox.Table, outbox.Field) string) (rows []*outbox.Event, more bool, err error) {
 	sql, fields := fetchSQL(t, mostPayload, length)
 	size := 0
-	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
+	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		ev := outbox.Event{Table: t}
 		for i, f := range fields {
 			if ev.Values[f] = v[2*i]; v[2*i+1] != nil {
@@ -343,7 +343,7 @@ func overLimitSQL(t *outbox.Table, f outbox.Field) string {
 func (db *DB) StillPending(ctx context.Context, t *outbox.Table, ids []string) (pending []string, err error) {
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s`,
 		t.Column(outbox.ID), t.SQL(), t.IDType, table.UnmarkedSQL(t, "t"))
-	err = db.raw(ctx, sql, []any{ids}, func(v [][]byte) error {
+	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		pending = append(pending, string(v[0]))
 		return nil
 	})
@@ -362,7 +362,7 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 	sql := fmt.Sprintf(`SELECT extract(epoch FROM least(t.%s, now() + interval '1 day') - clock_timestamp())::float8 FROM %s t WHERE %s AND t.%[1]s > now()
 		ORDER BY t.%[1]s LIMIT 1`, t.Column(outbox.AvailableAt), t.SQL(), table.PendingSQL(t, "t"))
 	var seconds float64
-	err = db.row(ctx, []any{&seconds}, sql)
+	err = db.QueryRow(ctx, []any{&seconds}, sql)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, false, nil
 	}
@@ -383,43 +383,10 @@ func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, threshold time.D
 			(SELECT concat('row ', t.%s) FROM %s t WHERE %s AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1 AND %s LIMIT 1),`,
 			t.Column(outbox.ID), t.SQL(), freshWhere(t, threshold, half), unkeptSQL(t, db.own.deadLetters))
 	}
-	if err := db.row(ctx, []any{&left}, sql+` '') END`, xid); err != nil {
+	if err := db.QueryRow(ctx, []any{&left}, sql+` '') END`, xid); err != nil {
 		return "", fmt.Errorf("look for older rows of %s: %w", t, err)
 	}
 	return left, nil
-}
-
-// Flush has the server flush its WAL up to what was written when it is called:
-// transactions are visible before, with synchronous_commit off, and a crash would
-// take them back. The walsender sends only what is flushed, too.
-func (db *DB) Flush(ctx context.Context) error {
-	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, `SELECT set_config('synchronous_commit', 'local', true), pg_logical_emit_message(true, 'walpost', '')
-			WHERE pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()`)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("flush the WAL: %w", err)
-	}
-	return nil
-}
-
-// raw runs a query and hands on each row's text, as the types' output functions
-// render it and as the WAL has it. It is valid until each returns.
-func (db *DB) raw(ctx context.Context, sql string, args []any, each func([][]byte) error) error {
-	return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		rows, err := conn.Query(ctx, sql, append([]any{pgx.QueryResultFormats{pgx.TextFormatCode}}, args...)...)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			if err := each(rows.RawValues()); err != nil {
-				return err
-			}
-		}
-		return rows.Err()
-	})
 }
 
 // recordedSQL is the condition under which a row is parked or held. One that is dead and

@@ -10,7 +10,7 @@ import (
 	"github.com/walpost/walpost/internal/pg"
 )
 
-// statementLimit is the server's time limit for a statement. It lies below statementTimeout, so that a
+// statementLimit is the server's time limit for a statement. It lies below pg.StatementTimeout, so that a
 // statement over too many large rows costs neither the connection nor the lock. A variable for tests.
 var statementLimit = 20 * time.Second
 

@@ -27,7 +27,7 @@ func (db *DB) HaveRecords(ctx context.Context, t *outbox.Table, evs []*outbox.Ev
 			size: &db.portion, bytes: (*outbox.Event).Size,
 			do: func(evs []*outbox.Event) error {
 				some := make([]bool, len(evs))
-				err := db.raw(ctx, sql, aggregateArgs(t, evs), func(v [][]byte) error {
+				err := db.QueryText(ctx, sql, aggregateArgs(t, evs), func(v [][]byte) error {
 					ord, err := strconv.Atoi(string(v[0]))
 					if err == nil {
 						some[ord-1] = true
@@ -87,7 +87,7 @@ func aggregateArgs(t *outbox.Table, evs []*outbox.Event) []any {
 // planner no choice but to look up each aggregate.
 func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, error) {
 	params, names, values := []string{"$1::text[]"}, []string{"aggregate"}, []string{}
-	err := db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		for _, f := range aggregateFields {
 			if !t.Layout.Has(f) {
 				continue

@@ -20,7 +20,7 @@ func (db *DB) WritableSchemas(ctx context.Context, tables []*outbox.Table) (f hi
 		names[i] = t.SQL()
 	}
 	var schema, who, list string
-	err = db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		rows, _ := conn.Query(ctx, `SELECT n.nspname::text, quote_ident(n.nspname), string_agg(coalesce(quote_ident(r.rolname), 'PUBLIC'), ', ' ORDER BY r.rolname NULLS FIRST)
 			FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a LEFT JOIN pg_roles r ON r.oid = a.grantee
 			WHERE n.nspname = ANY ($1::text[]::name[]) AND n.nspname <> 'pg_catalog' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner

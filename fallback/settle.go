@@ -185,7 +185,7 @@ func (rec *recorder) run(ctx context.Context, rows []Row, sql string, alone func
 func (rec *recorder) try(ctx context.Context, rows []Row, sql string) error {
 	verdicts := make([]Verdict, len(rows))
 	stuck := maps.Clone(rec.stuck)
-	err := rec.db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err := rec.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		var at []int // where the rows stand that are tried
 		for n, row := range rows {
 			if verdicts[n] = Locked; !stuck[row.Line] {
@@ -244,7 +244,7 @@ func (db *DB) settle(ctx context.Context, t *outbox.Table, rows []Row, sql strin
 	err := portions[Row]{
 		size: &db.portion, bytes: rowBytes,
 		do: func(rows []Row) error {
-			return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 				some, err := db.settleIn(ctx, conn, rows, sql)
 				if err == nil {
 					verdicts = append(verdicts, some...)
@@ -318,7 +318,7 @@ func (db *DB) args(rows []Row) *args {
 		case r.XID == 0:
 			a.xids.null()
 		case i == 0 || r.XID != rows[i-1].XID:
-			xid = strconv.FormatUint(db.fullXID(r.XID), 10)
+			xid = strconv.FormatUint(db.FullXID(r.XID), 10)
 			fallthrough
 		default:
 			a.xids.string(xid)

@@ -31,7 +31,7 @@ func TestShardSearchesPassOverOthers(t *testing.T) {
 		must(t, db.CheckTable(t.Context(), table))
 		exec := func(sql string) {
 			t.Helper()
-			_, err := db.conn.Exec(t.Context(), sql)
+			_, err := db.Conn().Exec(t.Context(), sql)
 			must(t, err)
 		}
 		findings, err := db.IndexFindings(t.Context(), table)
@@ -105,11 +105,11 @@ func TestShardSearchesPassOverOthers(t *testing.T) {
 // entriesRead is how many entries of the table's indexes were read so far.
 func entriesRead(t *testing.T, db *DB) (n int64) {
 	t.Helper()
-	_, err := db.conn.Exec(t.Context(), `SELECT pg_stat_force_next_flush()`)
+	_, err := db.Conn().Exec(t.Context(), `SELECT pg_stat_force_next_flush()`)
 	must(t, err)
-	_, err = db.conn.Exec(t.Context(), `SELECT pg_stat_clear_snapshot()`)
+	_, err = db.Conn().Exec(t.Context(), `SELECT pg_stat_clear_snapshot()`)
 	must(t, err)
-	must(t, db.conn.QueryRow(t.Context(), `SELECT (sum(idx_tup_read) + (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'outbox_messages'))::bigint
+	must(t, db.Conn().QueryRow(t.Context(), `SELECT (sum(idx_tup_read) + (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'outbox_messages'))::bigint
 		FROM pg_stat_user_indexes WHERE relname = 'outbox_messages'`).Scan(&n))
 	return n
 }

@@ -27,7 +27,7 @@ func (db *DB) PayloadSums(ctx context.Context, t *outbox.Table, rows []Row) ([][
 			for i, n := range these {
 				some[i] = rows[n]
 			}
-			return db.do(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 				a := db.args(some)
 				result, _ := conn.Query(ctx, sql, a.ids.value(), a.hashes.value())
 				var ord int

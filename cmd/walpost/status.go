@@ -59,17 +59,17 @@ func newStatusCommand() *cobra.Command {
 
 // statusReport is what --json prints; see help/status.txt. nil is not known.
 type statusReport struct {
-	At          time.Time        `json:"at"`
-	Server      *fallback.Server `json:"server"`
-	Relay       *relayStatus     `json:"relay"`
-	Slot        *slotStatus      `json:"slot"`
-	NewSlot     *slotStatus      `json:"new_slot"`
-	CountLimit  int              `json:"count_limit"`
-	Outboxes    []*outboxStatus  `json:"outboxes"`
-	DeadLetters *int             `json:"dead_letters"`
-	Stream      *streamStatus    `json:"stream"`
-	Unread      []unread         `json:"unread"`
-	Errors      []unasked        `json:"errors"`
+	At          time.Time       `json:"at"`
+	Server      *pg.Server      `json:"server"`
+	Relay       *relayStatus    `json:"relay"`
+	Slot        *slotStatus     `json:"slot"`
+	NewSlot     *slotStatus     `json:"new_slot"`
+	CountLimit  int             `json:"count_limit"`
+	Outboxes    []*outboxStatus `json:"outboxes"`
+	DeadLetters *int            `json:"dead_letters"`
+	Stream      *streamStatus   `json:"stream"`
+	Unread      []unread        `json:"unread"`
+	Errors      []unasked       `json:"errors"`
 }
 
 type relayStatus struct {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -64,7 +65,7 @@ func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
 	return nil
 }
 
-func (s sheet) server(r *fallback.Server) {
+func (s sheet) server(r *pg.Server) {
 	kind := ""
 	if r.Standby {
 		kind = "; it is a standby, and relays work on its primary"

@@ -147,7 +147,7 @@ var mutants = []mutant{
 	{
 		name: "the proof asks for the flushed LSN", world: streaming, only: "relay killed,links slow",
 		by:    []string{"missed_rows", "duplicated"},
-		edits: []edit{{"fallback/db.go", "SELECT pg_current_wal_insert_lsn()::text", "SELECT pg_current_wal_flush_lsn()::text"}},
+		edits: []edit{{"internal/pg/server.go", "SELECT pg_current_wal_insert_lsn()::text", "SELECT pg_current_wal_flush_lsn()::text"}},
 	},
 	{
 		name: "the tail is read before the lock and the slot are owned", world: twoRelays, only: "relay killed,relay stopped",

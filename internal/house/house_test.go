@@ -35,7 +35,7 @@ var rooms = map[string][]string{
 	"internal/retention":  {module + "outbox", module + "fallback", table, hint, pg, sleep, pgx, pgerrcode},
 	"verify":              {module + "outbox", jetstream, module + "fallback", sleep, "github.com/RoaringBitmap/roaring/v2/roaring64"},
 	"bench":               {hint, pg, sleep, pgx, nats},
-	"internal/pg":         {module + "outbox", hint, secretfile, pgx},
+	"internal/pg":         {module + "outbox", hint, secretfile, pgx, pgerrcode},
 	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode, "github.com/pressly/goose/"},
 
 	"internal/jetstream":  {module + "outbox", hint, secretfile, sleep, nats},

@@ -45,7 +45,7 @@ func (r *pass) findArchive(ctx context.Context) error {
 	}
 	var a archive
 	var monthly bool
-	err = r.row(ctx, []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted}, `
+	err = r.db.QueryRow(ctx, []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted}, `
 		SELECT n.nspname::text, c.relname::text, coalesce(pg_get_partkeydef(c.oid) = 'RANGE (occurred_at)', false),
 			pg_has_role(c.relowner, 'USAGE'), coalesce(format('%I.%I', dn.nspname, d.relname), '')
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_partitioned_table pt ON pt.partrelid = c.oid
@@ -115,7 +115,7 @@ func (r *pass) ensureMonth(ctx context.Context, a *archive, month time.Time) (re
 	defer func() { r.months[month] = ready }()
 	name := fmt.Sprintf("%s_%s", a.Name, month.Format("2006_01"))
 	var there bool
-	err = r.row(ctx, []any{&there}, `SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
+	err = r.db.QueryRow(ctx, []any{&there}, `SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
 		a.SQL(), month, month.AddDate(0, 1, 0))
 	if err != nil {
 		return false, fmt.Errorf("look for %s: %w", name, err)

@@ -170,7 +170,7 @@ func (r *pass) begin(ctx context.Context, schema string) error {
 		return fmt.Errorf("prepare session: %w", err)
 	}
 	var locked, readOnly bool
-	err = r.row(ctx, []any{&locked, &r.now, &readOnly, &r.role}, `SELECT pg_try_advisory_lock(hashtextextended('walpost/retention', 0)), now(),
+	err = r.db.QueryRow(ctx, []any{&locked, &r.now, &readOnly, &r.role}, `SELECT pg_try_advisory_lock(hashtextextended('walpost/retention', 0)), now(),
 		current_setting('transaction_read_only')::bool, quote_ident(current_user)`)
 	if err != nil {
 		return fmt.Errorf("take advisory lock: %w", err)
@@ -187,13 +187,6 @@ func (r *pass) begin(ctx context.Context, schema string) error {
 // moment later, and the next pass may come at once.
 func (r *pass) end(ctx context.Context) {
 	_ = r.exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock_all()`)
-}
-
-// row runs a query of one row.
-func (r *pass) row(ctx context.Context, into []any, sql string, args ...any) error {
-	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		return conn.QueryRow(ctx, sql, args...).Scan(into...)
-	})
 }
 
 func (r *pass) exec(ctx context.Context, sql string) error {
@@ -226,7 +219,7 @@ func blocked(err error) bool {
 // exists reports whether a table of walpost's own is there, and says so where
 // it is not.
 func (r *pass) exists(ctx context.Context, table, qualified, without string) (has bool, err error) {
-	if err := r.row(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified); err != nil {
+	if err := r.db.QueryRow(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified); err != nil {
 		return false, fmt.Errorf("look for %s: %w", table, err)
 	}
 	if !has {

@@ -104,7 +104,7 @@ func (r *pass) sweep(ctx context.Context, s sweep) error {
 // take moves from to the last row that it has found.
 func (r *pass) take(ctx context.Context, s *sweep, only string, from *pgtype.Timestamptz, rows int) (found, gone int64, err error) {
 	last := *from
-	err = r.row(ctx, []any{&found, &last, &gone}, s.sql(only), s.before, *from, rows)
+	err = r.db.QueryRow(ctx, []any{&found, &last, &gone}, s.sql(only), s.before, *from, rows)
 	if err == nil {
 		*from = last
 	}
@@ -115,7 +115,7 @@ func (r *pass) take(ctx context.Context, s *sweep, only string, from *pgtype.Tim
 // somebody may have had others locked.
 func (r *pass) refuse(ctx context.Context, s *sweep, only string, from pgtype.Timestamptz) error {
 	var id string
-	err := r.row(ctx, []any{&id}, strings.NewReplacer("{from}", s.from, "{column}", s.column, "{id}", s.id, "{only}", only).Replace(
+	err := r.db.QueryRow(ctx, []any{&id}, strings.NewReplacer("{from}", s.from, "{column}", s.column, "{id}", s.id, "{only}", only).Replace(
 		`SELECT concat(t.{id}) FROM {from} t WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
 		ORDER BY t.{column} LIMIT 1 FOR UPDATE SKIP LOCKED`), s.before, from)
 	if errors.Is(err, pgx.ErrNoRows) {
