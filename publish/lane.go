@@ -78,6 +78,12 @@ type Stored struct {
 //
 // A message stays in the lane until Settled; the lane never runs more than U
 // messages past the oldest that is not.
+//
+// The window is the ring's messages without a PubAck. Only Send and SendPolled add one: they
+// have sending all the time, and mu for the entry. Under mu one leaves it by its reply (the
+// goroutine of the replies), by Deny (the NATS client's), or because its write failed (the
+// sender, who has sending, too). Settled, which the marker calls, frees the entry. Sending is
+// locked before mu, and no write to the network happens under mu.
 type Lane struct {
 	cfg   LaneConfig
 	sub   *nats.Subscription

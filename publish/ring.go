@@ -40,8 +40,8 @@ type entry struct {
 	failure  *RowError
 }
 
-// ring holds the U newest messages that are not settled: from oldest (index
-// tail) to newest (head-1). Its memory is fixed.
+// ring has the messages from the oldest that is not settled (index tail) to the newest
+// (head-1), at most U. Later ones may be settled, too. Its memory is fixed.
 type ring struct {
 	entries    [jetstream.U]entry
 	tail, head uint64
