@@ -1,6 +1,8 @@
 package relay_test
 
 import (
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -63,6 +65,31 @@ func TestStoredRowMovesToAnotherPartition(t *testing.T) {
 	if x.logged(vanishes).Len() != 0 {
 		t.Error("rows that have moved are said to have vanished")
 	}
+}
+
+// TestMarkedRowComesOnceMore: rows are moved while they are pending, and marked before the WAL brings their
+// second INSERT.
+func TestMarkedRowComesOnceMore(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.partition()
+	x := r.start().streaming()
+	mover := r.seize(putSQL, "order.placed", 1, 10)
+	eventually(t, "the rows are stored and not marked", func() bool { return r.storedCount() == 10 })
+	r.duplicateWindowPasses(moveWindow)
+	walsender := r.count(`SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot)
+	r.must(syscall.Kill(walsender, syscall.SIGSTOP))
+	resume := sync.OnceFunc(func() { _ = syscall.Kill(walsender, syscall.SIGCONT) })
+	t.Cleanup(resume)
+	r.must(run(t.Context(), mover, moveRowsSQL))
+	r.must(run(t.Context(), mover, "COMMIT"))
+	r.pending(0)
+	resume()
+	r.put(11, 15)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 15)
+	x.quietBut()
 }
 
 // TestRowsMoveWhileTheRelayIsAway: the WAL has them twice, with so many between that the
