@@ -87,6 +87,23 @@ type tableLosses struct {
 	changed     int
 }
 
+// add counts rows that are pending again. left are still marked.
+func (f *tableLosses) add(lost, left []fallback.MarkedRow) {
+	marked := make(map[string]struct{}, len(left))
+	for _, row := range left {
+		marked[row.ID] = struct{}{}
+	}
+	for _, row := range lost {
+		if _, ok := marked[row.ID]; ok {
+			continue
+		}
+		if f.lost == 0 {
+			f.first = row.ID
+		}
+		f.lost, f.last = f.lost+1, row.ID
+	}
+}
+
 // compare makes the lost rows of a table pending again. They are delivered from the table, before any WAL
 // is read.
 func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
@@ -96,6 +113,8 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 	}
 	var next fallback.MarkCursor
 	var found tableLosses
+	// Rows that are pending again are not found a second time, however this ends.
+	defer func() { c.report(t, &found) }()
 	for {
 		marked, err := c.db.MarkedSince(ctx, t, since, &next, settleBatch)
 		if err != nil {
@@ -113,11 +132,9 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 			return err
 		}
 		if len(marked) < settleBatch {
-			break
+			return nil
 		}
 	}
-	c.report(t, &found)
-	return nil
 }
 
 // notRead leaves out of marked rows those that were read back, and counts those that were changed.
@@ -144,17 +161,16 @@ func (c *comparison) heal(
 		return nil
 	}
 	if found.lost == 0 {
-		found.first = lost[0].ID
 		if err := c.confirm(ctx); err != nil {
 			return err
 		}
 	}
-	found.lost, found.last = found.lost+len(lost), lost[len(lost)-1].ID
-	if err := c.unmark(ctx, t, lost); err != nil {
-		return err
+	left, err := c.unmark(ctx, t, lost)
+	found.add(lost, left)
+	if err == nil {
+		crash("unmarked")
 	}
-	crash("unmarked")
-	return nil
+	return err
 }
 
 func (c *comparison) report(t *outbox.Table, found *tableLosses) {
@@ -197,19 +213,21 @@ func (c *comparison) confirm(ctx context.Context) error {
 	return c.servers.stream.ReadOn(ctx, c.info.LastSeq+1, info.LastSeq, more)
 }
 
-// unmark waits for rows that somebody has locked: nothing of their aggregates may
-// be delivered before them.
-func (c *comparison) unmark(ctx context.Context, t *outbox.Table, rows []fallback.MarkedRow) error {
+// unmark waits for rows that are locked: nothing of their aggregates may be delivered before them. left
+// are the rows that are still marked at an error.
+func (c *comparison) unmark(
+	ctx context.Context, t *outbox.Table, rows []fallback.MarkedRow,
+) (left []fallback.MarkedRow, err error) {
 	for begun, named := time.Now(), false; ; {
 		_, left, err := c.db.Unmark(ctx, t, rows)
 		switch {
 		case err != nil && (!fallback.Passing(err) || !c.db.Alive()):
-			return err
+			return rows, err
 		case err != nil:
 			c.reporter.trouble("rows that the stream has lost cannot be made pending: trying again",
 				err, zapTable(t))
 		case len(left) == 0:
-			return nil
+			return nil, nil
 		default:
 			rows = left
 			if !named && time.Since(begun) > lockedAlarm {
@@ -224,7 +242,7 @@ func (c *comparison) unmark(ctx context.Context, t *outbox.Table, rows []fallbac
 			}
 		}
 		if !sleep(ctx, 200*time.Millisecond) {
-			return ctx.Err()
+			return rows, ctx.Err()
 		}
 	}
 }

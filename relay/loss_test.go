@@ -357,6 +357,39 @@ func TestLostRowIsLocked(t *testing.T) {
 	r.storedIs(1, 80)
 }
 
+// TestLossIsCountedOverSessions: a session that ends while one of the lost rows is locked has said how
+// many it has made pending. The next one finds them pending, and says so of the locked one.
+func TestLossIsCountedOverSessions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 40)
+	r.pending(0)
+	restore := r.backup()
+	r.put(41, 70)
+	r.pending(0)
+	x.halt()
+	restore()
+	c := r.conn()
+	r.must(run(t.Context(), c, `BEGIN`))
+	r.must(run(t.Context(), c, `SELECT FROM outbox_messages WHERE payload ->> 'n' = '50' FOR UPDATE`))
+	x = r.start()
+	x.alarmed("row_locked")
+	r.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted
+		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
+	eventually(t, "the session has said what it has made pending", func() bool {
+		return x.metric("walpost_lost_events_total") == 29
+	})
+	r.must(run(t.Context(), c, `COMMIT`))
+	x.streaming()
+	r.pending(0)
+	r.passes(r.here())
+	if n := x.metric("walpost_lost_events_total"); n != 30 {
+		t.Errorf("walpost_lost_events_total is %v, want 30", n)
+	}
+	r.storedIs(1, 70)
+}
+
 // TestLostRowsWithoutRecords: where no record can say so, everything that is
 // pending is delivered before the WAL is read. So it is after a session that has read the WAL
 // for rows of another table that were inserted as processed.
