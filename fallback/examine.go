@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
@@ -99,7 +99,7 @@ func plain(sql string) string { return added.ReplaceAllString(sql, "") }
 func unquoted(sql string) string { return strings.ReplaceAll(sql, `"`, "") }
 
 // IndexFindings names the indexes that the table lacks, of those that the canonical one comes with.
-func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f hint.Findings, err error) {
+func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f check.Findings, err error) {
 	type found struct{ Columns, Predicate string }
 	var have []found
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {

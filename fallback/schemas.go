@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
@@ -14,7 +14,7 @@ import (
 // WritableSchemas warns of schemas on the role's own search_path in which others may create: PUBLIC, or a role that is
 // neither the schema's owner, a table's, a superuser nor the role itself. No statement of walpost's looks there, but the
 // functions of triggers do.
-func (db *DB) WritableSchemas(ctx context.Context, tables []*outbox.Table) (f hint.Findings, err error) {
+func (db *DB) WritableSchemas(ctx context.Context, tables []*outbox.Table) (f check.Findings, err error) {
 	names := make([]string, len(tables))
 	for i, t := range tables {
 		names[i] = t.SQL()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
@@ -15,12 +16,12 @@ import (
 
 // Examine makes every check of a start, and more, on both servers, and reports what it
 // finds instead of ending at the first, errors before the rest. What a start would refuse
-// has the level [hint.Error], and so has what would only fail later. It changes nothing,
+// has the level [check.Error], and so has what would only fail later. It changes nothing,
 // takes no lock, and may run beside a relay. It is for a Relay of its own, which is not run.
 //
 // Questions have time limits: a PostgreSQL host 10 s for a connection and the server
 // 30 s for a statement, JetStream 5 s.
-func (r *Relay) Examine(ctx context.Context) hint.Findings {
+func (r *Relay) Examine(ctx context.Context) check.Findings {
 	s := r.newStarter(func(error) {})
 	x := &examination{starter: s, Findings: s.unverified()}
 	x.postgres(ctx)
@@ -34,11 +35,11 @@ func (r *Relay) Examine(ctx context.Context) hint.Findings {
 	if x.db != nil && r.nc != nil {
 		x.seam(ctx)
 	}
-	return hint.InOrder(x.Findings)
+	return check.InOrder(x.Findings)
 }
 
 type examination struct {
-	hint.Findings
+	check.Findings
 	*starter
 
 	db      *fallback.DB // nil where PostgreSQL cannot be asked
@@ -54,16 +55,16 @@ type examination struct {
 func (x *examination) postgres(ctx context.Context) {
 	db, err := x.openDirect(ctx)
 	if err != nil {
-		x.Failed(hint.Error, "pg-unreachable", err)
+		x.Failed(check.Error, "pg-unreachable", err)
 		return
 	}
 	x.db = db
 	holder, err := db.LockHolder(ctx)
-	x.Failed(hint.Error, "pg-unreachable", err)
+	x.Failed(check.Error, "pg-unreachable", err)
 	x.held = holder != nil
 	problems, err := stream.ServerProblems(ctx, db.Conn(), x.cfg.Slot)
 	if err != nil {
-		x.Failed(hint.Error, "pg-unreachable", err)
+		x.Failed(check.Error, "pg-unreachable", err)
 		return
 	}
 	x.server(problems)
@@ -77,19 +78,19 @@ func (x *examination) postgres(ctx context.Context) {
 
 // server tells what way makes of each problem. What only streaming needs is none where
 // the tables are polled, unless it comes first.
-func (x *examination) server(problems hint.Problems) {
+func (x *examination) server(problems check.Problems) {
 	var refused error
 	x.streams, refused = x.way(problems.First())
 	for i, p := range problems {
 		cannot := errors.Is(p, stream.ErrCannotStream)
 		switch {
 		case i == 0 && refused != nil:
-			x.Failed(hint.Error, "pg-unreachable", refused)
+			x.Failed(check.Error, "pg-unreachable", refused)
 		case cannot && x.cfg.Mode == ModePoll:
 		case cannot && x.cfg.Mode == ModeAuto, errors.Is(p, stream.ErrNoFreeSlot) && !x.streams:
-			x.Failed(hint.Warn, "pg-unreachable", p)
+			x.Failed(check.Warn, "pg-unreachable", p)
 		default:
-			x.Failed(hint.Error, "pg-unreachable", p)
+			x.Failed(check.Error, "pg-unreachable", p)
 		}
 	}
 	for _, p := range problems {
@@ -103,11 +104,11 @@ func (x *examination) outboxes(ctx context.Context) {
 	for _, t := range x.cfg.Outboxes {
 		problems, err := x.db.TableProblems(ctx, t)
 		if err != nil {
-			x.Failed(hint.Error, "table-unreadable", err)
+			x.Failed(check.Error, "table-unreadable", err)
 			continue
 		}
 		for _, p := range problems {
-			x.Failed(hint.Error, "table-unreadable", p)
+			x.Failed(check.Error, "table-unreadable", p)
 		}
 		if t.IDType != "" {
 			for _, f := range limits(t) {
@@ -129,12 +130,12 @@ func (x *examination) outboxes(ctx context.Context) {
 func (x *examination) rows(ctx context.Context, t *outbox.Table) {
 	found, err := x.db.IndexFindings(ctx, t)
 	x.Findings = append(x.Findings, found...)
-	x.Failed(hint.Warn, "table-unreadable", err)
+	x.Failed(check.Warn, "table-unreadable", err)
 	if t.Mark == outbox.MarkNone {
 		return
 	}
 	n, err := x.db.PendingCount(ctx, t, initialLimit+1)
-	x.Failed(hint.Warn, "table-unreadable", err)
+	x.Failed(check.Warn, "table-unreadable", err)
 	if n > 0 {
 		x.Note("table-pending", "", "outbox %s: %s pending", t, atMost(n, initialLimit, "row is", "rows are"))
 	}
@@ -145,7 +146,7 @@ const letterLimit = 100_000
 
 func (x *examination) deadLetters(ctx context.Context) {
 	n, err := x.db.DeadLetterCount(ctx, letterLimit+1)
-	x.Failed(hint.Warn, "table-unreadable", err)
+	x.Failed(check.Warn, "table-unreadable", err)
 	if n > 0 {
 		x.Warning("table-dead-letters", "`walpost dlq list` shows them; retry them when their cause is gone, or discard them",
 			"%s in %s", atMost(n, letterLimit, "dead letter is", "dead letters are"), fallback.DeadLetters)
@@ -174,11 +175,11 @@ func (x *examination) replication(ctx context.Context) {
 	if why != nil {
 		x.streams = false
 	}
-	x.Failed(hint.Warn, "pg-replication-connection", why)
-	x.Failed(hint.Error, "pg-replication-connection", err)
+	x.Failed(check.Warn, "pg-replication-connection", why)
+	x.Failed(check.Error, "pg-replication-connection", err)
 	if err == nil {
 		err = x.nameSource(sys)
-		x.Failed(hint.Error, "pg-system-identifier", err)
+		x.Failed(check.Error, "pg-system-identifier", err)
 		x.named = err == nil
 	}
 }
@@ -187,13 +188,13 @@ func (x *examination) replication(ctx context.Context) {
 func (x *examination) describe(ctx context.Context) {
 	found, err := stream.DescribeServer(ctx, x.db.Conn(), x.streams && !x.held)
 	x.Findings = append(x.Findings, found...)
-	x.Failed(hint.Error, "pg-unreachable", err)
+	x.Failed(check.Error, "pg-unreachable", err)
 }
 
 func (x *examination) schemas(ctx context.Context) {
 	found, err := x.db.WritableSchemas(ctx, x.cfg.Outboxes)
 	x.Findings = append(x.Findings, found...)
-	x.Failed(hint.Error, "pg-unreachable", err)
+	x.Failed(check.Error, "pg-unreachable", err)
 }
 
 func (x *examination) settings(ctx context.Context) {
@@ -204,7 +205,7 @@ func (x *examination) settings(ctx context.Context) {
 		Slot: x.cfg.Slot, Publication: x.cfg.Publication, Tables: x.cfg.Outboxes, MaxRetainedWAL: x.cfg.MaxRetainedWAL, Held: x.held,
 	})
 	x.Findings = append(x.Findings, found...)
-	x.Failed(hint.Error, "pg-unreachable", err)
+	x.Failed(check.Error, "pg-unreachable", err)
 }
 
 func (x *examination) publication(ctx context.Context) {
@@ -217,16 +218,16 @@ func (x *examination) publication(ctx context.Context) {
 			x.Note("publication-missing", "", "publication %q does not exist: a start creates it", x.cfg.Publication)
 		}
 	}
-	x.Failed(hint.Error, "pg-unreachable", err)
+	x.Failed(check.Error, "pg-unreachable", err)
 	for _, p := range problems {
-		x.Failed(hint.Error, "pg-unreachable", p)
+		x.Failed(check.Error, "pg-unreachable", p)
 	}
 }
 
 func (x *examination) clocks(ctx context.Context) {
 	ahead, give, err := x.db.ClockDifference(ctx)
 	if err != nil {
-		x.Failed(hint.Error, "pg-unreachable", err)
+		x.Failed(check.Error, "pg-unreachable", err)
 		return
 	}
 	is := "ahead of"
@@ -247,23 +248,23 @@ func (x *examination) nats(ctx context.Context) {
 			x.nc.Close()
 			x.nc = nil
 		}
-		x.Failed(hint.Error, "nats-unreachable", err)
+		x.Failed(check.Error, "nats-unreachable", err)
 		return
 	}
 	info, found, err := x.starter.stream.Check(ctx)
 	for _, f := range found {
-		level := hint.Warn
+		level := check.Warn
 		if f.Refused {
-			level = hint.Error
+			level = check.Error
 		}
-		x.Findings = append(x.Findings, hint.Finding{Level: level, Code: f.Code, Text: "stream " + x.cfg.Stream.Name + ": " + f.Text, Fix: f.Fix})
+		x.Findings = append(x.Findings, check.Finding{Level: level, Code: f.Code, Text: "stream " + x.cfg.Stream.Name + ": " + f.Text, Fix: f.Fix})
 	}
 	x.stored = info != nil
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		x.missing(ctx, err)
 	case err != nil && len(found) == 0:
-		x.Failed(hint.Error, "stream-unreadable", err)
+		x.Failed(check.Error, "stream-unreadable", err)
 		return
 	}
 	x.Findings = append(x.Findings, x.starter.stream.Examine(ctx, info)...)
@@ -273,15 +274,15 @@ func (x *examination) nats(ctx context.Context) {
 func (x *examination) missing(ctx context.Context, missing error) {
 	if x.cfg.CreateStream && !x.whole() {
 		// The tables know whether it may be created.
-		x.Failed(hint.Warn, "stream-missing", hint.Wrap(missing, "put right what the tables lack: the first start then creates it where no row is marked"))
+		x.Failed(check.Warn, "stream-missing", hint.Wrap(missing, "put right what the tables lack: the first start then creates it where no row is marked"))
 		return
 	}
 	if err := x.mayCreateStream(ctx, x.db, missing); err != nil {
-		x.Failed(hint.Error, "table-unreadable", err)
+		x.Failed(check.Error, "table-unreadable", err)
 		return
 	}
 	if err := x.starter.stream.MayCreate(ctx); err != nil {
-		x.Failed(hint.Error, "stream-unreadable", err)
+		x.Failed(check.Error, "stream-unreadable", err)
 		return
 	}
 	x.creates = true
@@ -296,5 +297,5 @@ func (x *examination) seam(ctx context.Context) {
 	if !x.whole() || !x.named || !x.creates && !x.stored {
 		return
 	}
-	x.Failed(hint.Error, "table-unreadable", x.checkInitial(ctx, x.db, x.streams, x.creates))
+	x.Failed(check.Error, "table-unreadable", x.checkInitial(ctx, x.db, x.streams, x.creates))
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
@@ -125,7 +126,7 @@ func (s *starter) warnAboutLimits(t *outbox.Table) {
 }
 
 // limits are what a table's layout and mark cannot give.
-func limits(t *outbox.Table) (f hint.Findings) {
+func limits(t *outbox.Table) (f check.Findings) {
 	switch {
 	case t.Mark == outbox.MarkNone:
 		f.Warning("table-mark-none", "", "mark none: no delayed rows, no parking, nothing to deliver from the table; a poison row goes straight into the dead letters")

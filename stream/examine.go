@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
@@ -33,7 +33,7 @@ const oldTransaction = 5 * time.Second
 // Examine tells what a start does not refuse and an operator of a relay that streams
 // should know: of the server's settings, the slot and the publication. It changes
 // nothing, and each of its questions has a time limit of 30 s.
-func Examine(ctx context.Context, conn *pgx.Conn, x Examination) (hint.Findings, error) {
+func Examine(ctx context.Context, conn *pgx.Conn, x Examination) (check.Findings, error) {
 	e := &examiner{Examination: x, conn: conn}
 	for _, look := range []func(context.Context) error{e.settings, e.slot, e.publication} {
 		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
@@ -47,7 +47,7 @@ func Examine(ctx context.Context, conn *pgx.Conn, x Examination) (hint.Findings,
 }
 
 type examiner struct {
-	hint.Findings
+	check.Findings
 	Examination
 	conn *pgx.Conn
 }
@@ -128,7 +128,7 @@ func (e *examiner) standbySlots(ctx context.Context, names string) error {
 
 // DescribeServer tells which server it is, and how many slots and walsenders are in
 // use. It warns where a relay that begins to stream has hardly any left.
-func DescribeServer(ctx context.Context, conn *pgx.Conn, begins bool) (f hint.Findings, err error) {
+func DescribeServer(ctx context.Context, conn *pgx.Conn, begins bool) (f check.Findings, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	var version, database, role string

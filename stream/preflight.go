@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
@@ -31,7 +32,7 @@ func CheckServer(ctx context.Context, conn *pgx.Conn, slot string) error {
 }
 
 // ServerProblems are all that [CheckServer] reports the first of.
-func ServerProblems(ctx context.Context, conn *pgx.Conn, slot string) (hint.Problems, error) {
+func ServerProblems(ctx context.Context, conn *pgx.Conn, slot string) (check.Problems, error) {
 	f, err := readServer(ctx, conn, slot)
 	if err != nil {
 		return nil, err
@@ -117,7 +118,7 @@ func readServer(ctx context.Context, conn *pgx.Conn, slot string) (f serverFacts
 	return f, nil
 }
 
-func (f serverFacts) problems(slot string) (p hint.Problems) {
+func (f serverFacts) problems(slot string) (p check.Problems) {
 	p.If(f.version < 140000, "pg-version",
 		hint.Errorf("upgrade: 14 is the oldest version that walpost reads",
 			"PostgreSQL %d is too old", f.version/10000))

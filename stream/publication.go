@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
@@ -41,7 +42,7 @@ func CheckPublication(ctx context.Context, conn *pgx.Conn, name string, tables [
 // PublicationProblems are all that [CheckPublication] reports the first of.
 func PublicationProblems(
 	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
-) (hint.Problems, error) {
+) (check.Problems, error) {
 	missing, problems, err := missingTables(ctx, conn, name, tables)
 	if err == nil && len(missing) > 0 {
 		problems.If(true, "publication-tables", hint.Errorf(
@@ -125,7 +126,7 @@ func plainFilter(s string) string { return casts.ReplaceAllString(strings.ToLowe
 // missingTables are those that the publication lacks, and what else is wrong with it.
 func missingTables(
 	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
-) (missing []*outbox.Table, p hint.Problems, err error) {
+) (missing []*outbox.Table, p check.Problems, err error) {
 	var inserts, viaRoot bool
 	err = conn.QueryRow(ctx, `SELECT pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1`, name).
 		Scan(&inserts, &viaRoot)
@@ -158,7 +159,7 @@ func missingTables(
 // in a way that would hide rows or columns.
 func checkMember(
 	ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool,
-) (published bool, p hint.Problems, err error) {
+) (published bool, p check.Problems, err error) {
 	// Row filters and column lists came with 15; to_jsonb hides their absence. A generated column is in no
 	// list before 18, and is the table's problem, as is one that it lacks.
 	var filter *string
@@ -202,7 +203,7 @@ func checkMember(
 // absenceProblem is why adding the table to the publication would not have it listed.
 func absenceProblem(
 	ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool,
-) (p hint.Problems, err error) {
+) (p check.Problems, err error) {
 	var missing, leaf bool
 	// Where it is not asked for, no name of another table is looked up, which takes USAGE on its schema.
 	err = conn.QueryRow(ctx, `SELECT to_regclass($2) IS NULL, NOT $3 AND EXISTS (

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 )
 
@@ -95,7 +96,7 @@ func (l *loader) warn(w io.Writer) {
 	}
 }
 
-func (c *Config) strayVariables() (found hint.Findings) {
+func (c *Config) strayVariables() (found check.Findings) {
 	for _, entry := range os.Environ() {
 		name, _, _ := strings.Cut(entry, "=")
 		if h := c.meantVariable(name); h != "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/relay"
 )
 
@@ -29,7 +29,7 @@ func newDoctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			found = hint.InOrder(append(found, l.cfg.strayVariables()...))
+			found = check.InOrder(append(found, l.cfg.strayVariables()...))
 			return tellFindings(cmd.OutOrStdout(), found, asJSON)
 		},
 	}
@@ -38,7 +38,7 @@ func newDoctorCommand() *cobra.Command {
 	return cmd
 }
 
-func examine(ctx context.Context, cfg *Config) (hint.Findings, error) {
+func examine(ctx context.Context, cfg *Config) (check.Findings, error) {
 	config, err := relayConfig(cfg)
 	if err != nil {
 		return nil, err
@@ -55,28 +55,28 @@ func examine(ctx context.Context, cfg *Config) (hint.Findings, error) {
 // errFaults ends the command with exit code 1. The findings have been printed by then.
 var errFaults = errors.New("the relay would not work as it should")
 
-func tellFindings(w io.Writer, found hint.Findings, asJSON bool) error {
-	number := map[hint.Level]int{}
+func tellFindings(w io.Writer, found check.Findings, asJSON bool) error {
+	number := map[check.Level]int{}
 	for _, f := range found {
 		number[f.Level]++
 	}
 	if err := printFindings(w, found, number, asJSON); err != nil {
 		return err
 	}
-	if number[hint.Error] > 0 {
+	if number[check.Error] > 0 {
 		return &silentError{errFaults}
 	}
 	return nil
 }
 
-var levelColours = map[hint.Level]string{hint.Error: red, hint.Warn: yellow}
+var levelColours = map[check.Level]string{check.Error: red, check.Warn: yellow}
 
-func printFindings(w io.Writer, found hint.Findings, number map[hint.Level]int, asJSON bool) error {
+func printFindings(w io.Writer, found check.Findings, number map[check.Level]int, asJSON bool) error {
 	if asJSON {
 		for i := range found {
 			found[i].Text, found[i].Fix = oneLine(found[i].Text), oneLine(found[i].Fix)
 		}
-		return printJSON(w, map[string]any{"findings": append(hint.Findings{}, found...)})
+		return printJSON(w, map[string]any{"findings": append(check.Findings{}, found...)})
 	}
 	for _, f := range found {
 		paint(w, levelColours[f.Level], fmt.Sprintf("%-5s", f.Level))
@@ -89,12 +89,12 @@ func printFindings(w io.Writer, found hint.Findings, number map[hint.Level]int, 
 	return err
 }
 
-func tally(number map[hint.Level]int) string {
+func tally(number map[check.Level]int) string {
 	var parts []string
-	if n := number[hint.Error]; n > 0 {
+	if n := number[check.Error]; n > 0 {
 		parts = append(parts, count(n, "error"))
 	}
-	if n := number[hint.Warn]; n > 0 {
+	if n := number[check.Warn]; n > 0 {
 		parts = append(parts, count(n, "warning"))
 	}
 	if len(parts) == 0 {

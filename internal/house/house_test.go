@@ -21,11 +21,11 @@ const module = "github.com/walpost/walpost/"
 var rooms = map[string][]string{
 	"outbox":   {},
 	"decode":   {module + "outbox"},
-	"stream":   {module + "outbox", module + "decode", hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
+	"stream":   {module + "outbox", module + "decode", check, hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
 	"publish":  {module + "outbox", jetstream, hint, nats},
-	"fallback": {module + "outbox", table, hint, pg, pgx, pgerrcode, zap, prometheus},
+	"fallback": {module + "outbox", table, check, hint, pg, pgx, pgerrcode, zap, prometheus},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", jetstream, module + "fallback", retention, table, hint, zap, prometheus,
+		module + "outbox", module + "stream", module + "publish", jetstream, module + "fallback", retention, table, check, hint, zap, prometheus,
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and fallback's.
@@ -38,13 +38,15 @@ var rooms = map[string][]string{
 	"internal/pg":         {module + "outbox", hint, secretfile, pgx, pgerrcode},
 	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode, "github.com/pressly/goose/"},
 
-	"internal/jetstream":  {module + "outbox", hint, secretfile, sleep, nats},
+	"internal/check":      {hint},
+	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
 	"internal/sleep":      {},
 	"internal/table":      {module + "outbox"},
 }
 
 const (
+	check      = module + "internal/check"
 	hint       = module + "internal/hint"
 	jetstream  = module + "internal/jetstream"
 	pg         = module + "internal/pg"

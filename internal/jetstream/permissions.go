@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 )
 
@@ -24,7 +25,7 @@ const tooSmall = 2 * MaxHeader
 // Examine tells what the server lets the relay do with the stream, nil where there is
 // none yet. It changes nothing: what it sends to find out JetStream has to refuse, and
 // each question has a time limit of 5 s.
-func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f hint.Findings) {
+func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f check.Findings) {
 	f.Note("nats-server", "", "nats-server %s, max_payload %d bytes", s.nc.ConnectedServerVersion(), s.nc.MaxPayload())
 	if most := s.nc.MaxPayload(); most < tooSmall {
 		f.Warning("nats-max-payload", "raise max_payload of the server", "max_payload is %d bytes, and a message's headers may have %d: larger rows are parked", most, MaxHeader)
@@ -33,7 +34,7 @@ func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f hint.Findings
 		f.Note("nats-no-fast-batches", "upgrade nats-server to 2.14 or newer", "nats-server %s takes no fast batches", s.nc.ConnectedServerVersion())
 	}
 	denied, err := s.deniedRequests(ctx, info)
-	f.Failed(hint.Error, "nats-unreachable", err)
+	f.Failed(check.Error, "nats-unreachable", err)
 	if len(denied) > 0 {
 		f.Fault("nats-api-denied", "let the user publish on "+strings.Join(denied, ", "), "the user may not publish on %s: nothing can be read back from the stream", strings.Join(denied, ", "))
 	}
@@ -46,7 +47,7 @@ func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f hint.Findings
 		return f // the stream listens on none of them
 	}
 	may, err := s.mayPublish(ctx, s.refused(subject))
-	f.Failed(hint.Error, "nats-unreachable", err)
+	f.Failed(check.Error, "nats-unreachable", err)
 	if err == nil && !may {
 		f.Warning("nats-publish-denied", fmt.Sprintf("let the user publish on %s", s.cfg.Pattern),
 			"the user may not publish on %s: rows whose subjects are denied are parked, and become dead letters", subject)
@@ -141,9 +142,9 @@ func (s *Stream) accountTakesOne(ctx context.Context) error {
 }
 
 // consumersLeft reports a stream that has as many consumers as the account lets it have.
-func (s *Stream) consumersLeft(ctx context.Context, info *StreamInfo) (f hint.Findings) {
+func (s *Stream) consumersLeft(ctx context.Context, info *StreamInfo) (f check.Findings) {
 	account, err := s.account(ctx)
-	f.Failed(hint.Warn, "nats-unreachable", err)
+	f.Failed(check.Warn, "nats-unreachable", err)
 	if err != nil || account == nil {
 		return f
 	}

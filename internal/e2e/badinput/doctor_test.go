@@ -12,14 +12,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/check"
 )
 
 // diagnosis is what doctor finds.
 type diagnosis struct {
 	err            error
 	stdout, stderr bytes.Buffer
-	Findings       hint.Findings `json:"findings"`
+	Findings       check.Findings `json:"findings"`
 }
 
 func diagnose(ctx context.Context, s *site, dir string, env []string) (d diagnosis) {
@@ -43,12 +43,12 @@ func (d *diagnosis) exitCode() int {
 // has reports whether something was found, as "level code".
 func (d *diagnosis) has(want string) bool {
 	level, code, _ := strings.Cut(want, " ")
-	return slices.ContainsFunc(d.Findings, func(f hint.Finding) bool { return string(f.Level) == level && f.Code == code })
+	return slices.ContainsFunc(d.Findings, func(f check.Finding) bool { return string(f.Level) == level && f.Code == code })
 }
 
 func (d *diagnosis) errors() (n int) {
 	for _, f := range d.Findings {
-		if f.Level == hint.Error {
+		if f.Level == check.Error {
 			n++
 		}
 	}
@@ -136,8 +136,8 @@ func (c *badStart) sameWords(t *testing.T, d *diagnosis, said string) {
 	if m := verdict.FindStringSubmatch(text); m != nil {
 		text = m[1]
 	}
-	same := func(f hint.Finding) bool {
-		return f.Level == hint.Error && strings.HasSuffix(vary(f.Text), vary(text)) && f.Fix == fix
+	same := func(f check.Finding) bool {
+		return f.Level == check.Error && strings.HasSuffix(vary(f.Text), vary(text)) && f.Fix == fix
 	}
 	if !slices.ContainsFunc(d.Findings, same) {
 		t.Errorf("doctor does not say what run says: %s\n%s\n%s", text, fix, &d.stdout)

@@ -1,37 +1,13 @@
-package hint
+// Package check has what every check of the servers gives: findings. A start ends with the first error among
+// them, and `walpost doctor` prints them all.
+package check
 
 import (
-	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/walpost/walpost/internal/hint"
 )
-
-// Coded gives an error a stable name, for programs: kebab-case, as in "table-missing". Its text stays as it
-// is. A nil err stays nil.
-func Coded(code string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &coded{err: err, code: code}
-}
-
-// coded is an error with a name. Nobody branches on it, they ask CodeOf.
-type coded struct {
-	err  error
-	code string
-}
-
-func (e *coded) Error() string { return e.err.Error() }
-func (e *coded) Unwrap() error { return e.err }
-
-// CodeOf returns the outermost code found in err's tree, or "".
-func CodeOf(err error) string {
-	var c *coded
-	if errors.As(err, &c) {
-		return c.code
-	}
-	return ""
-}
 
 // Problems are what a start refuses, in the order in which it meets them: it stops at the first, `walpost
 // doctor` tells all.
@@ -40,7 +16,7 @@ type Problems []error
 // If adds err, with its code, where bad holds.
 func (p *Problems) If(bad bool, code string, err error) {
 	if bad {
-		*p = append(*p, Coded(code, err))
+		*p = append(*p, hint.Coded(code, err))
 	}
 }
 
@@ -95,11 +71,11 @@ func (f *Findings) Failed(level Level, otherwise string, err error) {
 	if err == nil {
 		return
 	}
-	code := CodeOf(err)
+	code := hint.CodeOf(err)
 	if code == "" {
 		code = otherwise
 	}
-	*f = append(*f, Finding{level, code, err.Error(), Of(err)})
+	*f = append(*f, Finding{level, code, err.Error(), hint.Of(err)})
 }
 
 // InOrder has the errors first, and nothing twice: two checks may fail alike.
