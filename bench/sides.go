@@ -114,7 +114,7 @@ const (
 )
 
 // sinks measures how fast JetStream takes such messages from a client that does nothing
-// else: from walpost's own lane with each kind of batches, and the newest one that a relay
+// else: from walpost's own publisher with each kind of batches, and the newest one that a relay
 // has stored, again and again, from nats.go with each duplicate window.
 func (b *bench) sinks(ctx context.Context, set Setting, run int) error {
 	var windows []time.Duration

@@ -14,10 +14,10 @@ import (
 	"github.com/walpost/walpost/internal/jetstream"
 )
 
-// verdict is how a batch has stopped the lane.
+// verdict is how a batch has stopped the publisher.
 type verdict struct {
 	suspect int  // the size of a batch that one of its rows may have made fail
-	refused bool // the server takes no batches such as the lane's
+	refused bool // the server takes no batches such as the publisher's
 }
 
 // judge finds out what made a batch of a size fail at its n-th message.
@@ -36,28 +36,28 @@ func (v *verdict) judge(err error, n, size int) {
 
 // dropBatchOf drops what has no reply of the batch that a message belongs to. The
 // caller holds mu.
-func (l *Lane) dropBatchOf(index uint64) {
-	if l.unit.holds(index) {
-		l.onBatchFailure(l.unit.first, 0, errBatch)
+func (p *Publisher) dropBatchOf(index uint64) {
+	if p.unit.holds(index) {
+		p.onBatchFailure(p.unit.first, 0, errBatch)
 	}
 }
 
-// BatchFailed says how the lane was stopped by what became of a batch: suspect is its
-// size where one of its rows may be the cause, of which the next lane should send as
+// BatchFailed says how the publisher was stopped by what became of a batch: suspect is its
+// size where one of its rows may be the cause, of which the next publisher should send as
 // many one by one, to learn which it is; refused is set where the server takes no such
 // batches at all.
-func (l *Lane) BatchFailed() (suspect int, refused bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.verdict.suspect, l.verdict.refused
+func (p *Publisher) BatchFailed() (suspect int, refused bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.verdict.suspect, p.verdict.refused
 }
 
 // onFastReply takes what comes to a message of a fast batch, or to its end. The
 // caller holds mu.
-func (l *Lane) onFastReply(msg *nats.Msg, id, state string) {
+func (p *Publisher) onFastReply(msg *nats.Msg, id, state string) {
 	own, index, _ := strings.Cut(id, "-")
 	first, err := strconv.ParseUint(index, 36, 64)
-	if err != nil || own != l.coder.id {
+	if err != nil || own != p.coder.id {
 		return
 	}
 	f := strings.Split(state, ".")
@@ -70,67 +70,67 @@ func (l *Lane) onFastReply(msg *nats.Msg, id, state string) {
 	if bytes.HasPrefix(msg.Data, []byte(`{"type":`)) && json.Unmarshal(msg.Data, &flow) == nil {
 		err := fmt.Errorf("a message of a batch was lost: %s", excerpt(msg.Data))
 		if flow.Type == "err" {
-			_, err = parseAnyAck([]byte(`{"error":`+string(flow.Error)+`}`), l.cfg.Stream.Name())
+			_, err = parseAnyAck([]byte(`{"error":`+string(flow.Error)+`}`), p.cfg.Stream.Name())
 		}
-		l.onBatchFailure(first, flow.Sequence, err)
+		p.onBatchFailure(first, flow.Sequence, err)
 		return
 	}
-	ack, err := parseAck(msg, l.cfg.Stream.Name())
+	ack, err := parseAck(msg, p.cfg.Stream.Name())
 	if err != nil {
-		l.onBatchFailure(first, n, err)
+		p.onBatchFailure(first, n, err)
 		return
 	}
-	l.onBatch(first, ack)
+	p.onBatch(first, ack)
 }
 
 // endsAtomic reports whether a message is the last one of the atomic batch that waits for
 // its PubAck. The caller holds mu.
-func (l *Lane) endsAtomic(index uint64) bool {
-	return l.stage.kind == jetstream.BatchAtomic && l.unit.holds(index) && l.unit.end() == index+1
+func (p *Publisher) endsAtomic(index uint64) bool {
+	return p.stage.kind == jetstream.BatchAtomic && p.unit.holds(index) && p.unit.end() == index+1
 }
 
 // onBatch takes a PubAck of a batch. It proves the batch when its sequence is that of the
 // batch's last message: whatever the server may have left out of it, as duplicates or by
 // mistake, makes it smaller. The caller holds mu.
-func (l *Lane) onBatch(first uint64, ack pubAck) {
-	if u := &l.unit; !u.begins(first) || ack.Duplicate || ack.Count != uint64(u.n) ||
-		ack.Seq != l.cfg.Base+first+ack.Count {
-		l.onBatchFailure(first, 0, fmt.Errorf(
+func (p *Publisher) onBatch(first uint64, ack pubAck) {
+	if u := &p.unit; !u.begins(first) || ack.Duplicate || ack.Count != uint64(u.n) ||
+		ack.Seq != p.cfg.Base+first+ack.Count {
+		p.onBatchFailure(first, 0, fmt.Errorf(
 			"%w: the PubAck of the one at sequence %d counts %d to sequence %d",
-			errBatch, l.cfg.Base+first+1, ack.Count, ack.Seq))
+			errBatch, p.cfg.Base+first+1, ack.Count, ack.Seq))
 		return
 	}
-	l.unit.replied()
+	p.unit.replied()
 	for i := first; i < first+ack.Count; i++ {
-		if s := l.ring.at(i); l.ring.holds(i) && s.state == sent {
-			l.onStored(s, i, ack.Seq-ack.Count+i-first+1)
+		if s := p.ring.at(i); p.ring.holds(i) && s.state == sent {
+			p.onStored(s, i, ack.Seq-ack.Count+i-first+1)
 		}
 	}
 }
 
-// onBatchFailure stops the lane: nothing of the batch will have another reply. Where
+// onBatchFailure stops the publisher: nothing of the batch will have another reply. Where
 // the error is one row's own, that is its n-th. The caller holds mu.
-func (l *Lane) onBatchFailure(first, n uint64, err error) {
-	if !l.unit.begins(first) {
+func (p *Publisher) onBatchFailure(first, n uint64, err error) {
+	if !p.unit.begins(first) {
 		return // it has failed already
 	}
-	end := l.unit.end()
-	l.unit.replied()
-	if l.err == nil {
-		l.verdict.judge(err, int(n), int(end-first))
+	end := p.unit.end()
+	p.unit.replied()
+	if p.err == nil {
+		p.verdict.judge(err, int(n), int(end-first))
 	}
 	if ClassOf(err) == ClassChain {
 		err = fmt.Errorf("%w: %w", ErrChain, err)
 	}
-	l.failLocked(fmt.Errorf("publish: %w", err))
+	p.failLocked(fmt.Errorf("publish: %w", err))
 	for i := first; i < end; i++ {
-		if s := l.ring.at(i); l.ring.holds(i) && s.state == sent {
+		if s := p.ring.at(i); p.ring.holds(i) && s.state == sent {
 			if n > 0 && i == first+n-1 {
-				l.onFailure(s, err)
+				p.onFailure(s, err)
 				continue
 			}
-			l.ring.replied(s, settled)
-			l.dropped++
+			p.ring.replied(s, settled)
+			p.dropped++
 		}
 	}
 }

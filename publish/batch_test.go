@@ -20,10 +20,10 @@ import (
 )
 
 // eachBatching runs a test for a stream that allows batches, and each kind of them.
-func eachBatching(t *testing.T, options testenv.NATSOptions, change func(*natsjs.StreamConfig), do func(t *testing.T, r *laneRig)) {
+func eachBatching(t *testing.T, options testenv.NATSOptions, change func(*natsjs.StreamConfig), do func(t *testing.T, r *publisherRig)) {
 	for _, kind := range []jetstream.Batching{jetstream.BatchFast, jetstream.BatchAtomic} {
 		t.Run(string(kind), func(t *testing.T) {
-			r := newLaneRig(t, testenv.NewNATS(t, options), func(c *natsjs.StreamConfig) {
+			r := newPublisherRig(t, testenv.NewNATS(t, options), func(c *natsjs.StreamConfig) {
 				c.AllowAtomicPublish, c.AllowBatchPublish = true, true
 				if change != nil {
 					change(c)
@@ -36,7 +36,7 @@ func eachBatching(t *testing.T, options testenv.NATSOptions, change func(*natsjs
 }
 
 // headers reads the stream from its start.
-func (r *laneRig) headers() (all []nats.Header) {
+func (r *publisherRig) headers() (all []nats.Header) {
 	r.t.Helper()
 	info, err := r.stream.Info(r.t.Context())
 	r.must(err)
@@ -59,7 +59,7 @@ func (r *laneRig) headers() (all []nats.Header) {
 // TestBatchesStoreInOrder: rows of transactions of every size, with the reader's pauses
 // anywhere. In atomic batches a transaction of up to 1,000 rows is never cut.
 func TestBatchesStoreInOrder(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
 		const rows = 20_000
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
@@ -70,7 +70,7 @@ func TestBatchesStoreInOrder(t *testing.T) {
 			end = min(rows, end+size)
 			ends = append(ends, end)
 		}
-		l := r.lane()
+		l := r.publisher()
 		taken := make(chan []int)
 		go func() { taken <- r.settleAll(l, rows) }()
 		id := 0
@@ -127,7 +127,7 @@ func TestBatchesStoreInOrder(t *testing.T) {
 // TestBatchesLeaveNoHole: somebody else's messages move the sequence under what is on
 // its way. Nothing is stored behind a message that was refused for it.
 func TestBatchesLeaveNoHole(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
 		own := func() (n int) {
 			for i, h := range r.headers() {
 				id, ok := outbox.ParseMessageID("src", h.Get(nats.MsgIdHdr))
@@ -140,7 +140,7 @@ func TestBatchesLeaveNoHole(t *testing.T) {
 			return n
 		}
 		for range 8 {
-			l, next := r.lane(), own()
+			l, next := r.publisher(), own()
 			var foreign sync.WaitGroup
 			foreign.Go(func() {
 				for l.Err() == nil && !l.Progress() {
@@ -164,8 +164,8 @@ func TestBatchesLeaveNoHole(t *testing.T) {
 
 // TestBatchesTrickle: a row that comes alone goes alone.
 func TestBatchesTrickle(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
-		l := r.lane()
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
+		l := r.publisher()
 		for id := range 50 {
 			r.must(r.send(l, id))
 			l.EndTransaction()
@@ -182,8 +182,8 @@ func TestBatchesTrickle(t *testing.T) {
 
 // TestBatchesLinger: a message goes without a Flush, too.
 func TestBatchesLinger(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
-		l := r.lane()
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
+		l := r.publisher()
 		for id := range 100 {
 			r.must(r.send(l, id))
 		}
@@ -192,8 +192,8 @@ func TestBatchesLinger(t *testing.T) {
 	})
 }
 
-// burst sends rows until the lane stops.
-func (r *laneRig) burst(l *Lane, from, to int, payload func(id int) string) {
+// burst sends rows until the publisher stops.
+func (r *publisherRig) burst(l *Publisher, from, to int, payload func(id int) string) {
 	r.t.Helper()
 	for id := from; id < to; id++ {
 		if l.Send(r.t.Context(), r.event(id, payload(id)), id) != nil {
@@ -212,26 +212,26 @@ func small(int) string { return `{}` }
 // TestBatchesKeepTheRowsOwnFailures: a fast batch says which row it was, an atomic one
 // does not, and rows that are then sent one by one do.
 func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, func(c *natsjs.StreamConfig) { c.MaxMsgSize = 4096 }, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{}, func(c *natsjs.StreamConfig) { c.MaxMsgSize = 4096 }, func(t *testing.T, r *publisherRig) {
 		payload := func(id int) string {
 			if id == 300 {
 				return strings.Repeat("x", 8192)
 			}
 			return `{}`
 		}
-		l := r.lane()
+		l := r.publisher()
 		r.burst(l, 0, 600, payload)
 		<-l.Failed()
 		refusals := l.Drain(t.Context())
 		if suspect, refused := l.BatchFailed(); suspect == 0 || refused {
-			t.Errorf("the lane says %d, %v of the batch", suspect, refused)
+			t.Errorf("the publisher says %d, %v of the batch", suspect, refused)
 		}
 		if r.cfg.Batching == jetstream.BatchAtomic {
 			if len(refusals) != 0 || len(r.headers()) != 0 {
 				t.Fatalf("refused %v, %d stored", refusals, len(r.headers()))
 			}
 			r.cfg.OneByOne = maxAtomic
-			l = r.lane()
+			l = r.publisher()
 			r.burst(l, 0, 600, payload)
 			<-l.Failed()
 			refusals = l.Drain(t.Context())
@@ -248,8 +248,8 @@ func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 // TestBatchesEndWhereASubjectIsDenied: the batch's last message never arrives, and so no
 // PubAck.
 func TestBatchesEndWhereASubjectIsDenied(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
-		l := r.lane()
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
+		l := r.publisher()
 		l.sending.Lock()
 		l.lingering = true // nothing is published
 		l.sending.Unlock()
@@ -277,8 +277,8 @@ func TestBatchesEndWhereASubjectIsDenied(t *testing.T) {
 // TestBatchesFlushWhatBecomesWhole: the reader may be held up between the end of a
 // transaction and its next pause.
 func TestBatchesFlushWhatBecomesWhole(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
-		l := r.lane()
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
+		l := r.publisher()
 		r.must(r.send(l, 1))
 		time.Sleep(2 * maxLinger)
 		r.must(l.Flush()) // in the middle of the transaction
@@ -290,8 +290,8 @@ func TestBatchesFlushWhatBecomesWhole(t *testing.T) {
 // TestBatchesStopWhenTheirChainIsBroken: a foreign message stops the batches behind
 // it, and only what is in the stream counts as stored.
 func TestBatchesStopWhenTheirChainIsBroken(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
-		l := r.lane()
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
+		l := r.publisher()
 		r.burst(l, 0, 500, small)
 		r.settleAll(l, 500)
 		_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
@@ -313,8 +313,8 @@ func TestBatchesStopWhenTheirChainIsBroken(t *testing.T) {
 // TestBatchesDoNotBelieveDuplicates: JetStream leaves out of a fast batch what it takes
 // for a duplicate, without a word. Rows whose messages were deleted come again.
 func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
-	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
-		l := r.lane()
+	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
+		l := r.publisher()
 		r.burst(l, 0, 200, small)
 		r.settleAll(l, 200)
 		l.Close()
@@ -326,7 +326,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 		}
 		for _, at := range []int{0, 1, 40, 99} { // in the batch
 			r.cfg.OneByOne = 0
-			l := r.lane()
+			l := r.publisher()
 			for i := range 100 {
 				id := 1000*(at+1) + i
 				if slices.Contains([]int{at, at + 1, at + 2}, i) {
@@ -353,7 +353,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 			l.Close()
 		}
 		r.cfg.OneByOne = maxAtomic
-		l = r.lane()
+		l = r.publisher()
 		r.must(l.Send(t.Context(), r.event(150, `{}`), 150))
 		l.EndTransaction()
 		<-l.Failed()
@@ -363,18 +363,18 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 	})
 }
 
-// TestBatchesAcrossACrash: what the lane says is stored is in the stream, and nothing
+// TestBatchesAcrossACrash: what the publisher says is stored is in the stream, and nothing
 // is in it twice or out of order.
 func TestBatchesAcrossACrash(t *testing.T) {
 	t.Parallel()
-	eachBatching(t, testenv.NATSOptions{Process: true}, nil, func(t *testing.T, r *laneRig) {
+	eachBatching(t, testenv.NATSOptions{Process: true}, nil, func(t *testing.T, r *publisherRig) {
 		n := r.nats
 		stored := map[int]bool{}
 		next := 0
 		for round := range 4 {
 			r.cfg.OneByOne = 0
 			eventuallyConnected(t, r)
-			l := r.lane()
+			l := r.publisher()
 			killed := make(chan struct{})
 			go func() {
 				defer close(killed)
@@ -412,7 +412,7 @@ func TestBatchesAcrossACrash(t *testing.T) {
 	})
 }
 
-func eventuallyConnected(t *testing.T, r *laneRig) {
+func eventuallyConnected(t *testing.T, r *publisherRig) {
 	t.Helper()
 	for until := time.Now().Add(testenv.Patience); ; time.Sleep(10 * time.Millisecond) {
 		if r.nc.IsConnected() {
@@ -426,13 +426,13 @@ func eventuallyConnected(t *testing.T, r *laneRig) {
 	}
 }
 
-// TestBatchMessageForAnotherStream: where the streams' subjects were changed under a lane,
+// TestBatchMessageForAnotherStream: where the streams' subjects were changed under a publisher,
 // another stream gets a later message of a batch. It refuses it, although no header says
 // for which stream it is and its expected sequence happens to be the other's.
 func TestBatchMessageForAnotherStream(t *testing.T) {
 	for _, allowed := range []bool{true, false} {
-		eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *laneRig) {
-			l := r.lane()
+		eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
+			l := r.publisher()
 			_, err := r.js.UpdateStream(t.Context(), natsjs.StreamConfig{Name: "EVENTS", Subjects: []string{"events.order.>"}, AllowAtomicPublish: true, AllowBatchPublish: true})
 			r.must(err)
 			other, err := r.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "OTHER", Subjects: []string{"events.other"}, AllowAtomicPublish: allowed, AllowBatchPublish: allowed})
@@ -451,7 +451,7 @@ func TestBatchMessageForAnotherStream(t *testing.T) {
 			info, err := other.Info(t.Context())
 			r.must(err)
 			if info.State.Msgs != 1 {
-				t.Errorf("the other stream holds %d messages of the lane (%v)", info.State.Msgs-1, l.Err())
+				t.Errorf("the other stream holds %d messages of the publisher (%v)", info.State.Msgs-1, l.Err())
 			}
 		})
 	}

@@ -15,12 +15,12 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-// chunked is a lane of fast batches that nothing but Flush and a full stage has written,
+// chunked is a publisher of fast batches that nothing but Flush and a full stage has written,
 // and what it gets for PubAcks.
-func chunked(t *testing.T) (*laneRig, *Lane, *nats.Subscription) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *natsjs.StreamConfig) { c.AllowBatchPublish = true })
+func chunked(t *testing.T) (*publisherRig, *Publisher, *nats.Subscription) {
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *natsjs.StreamConfig) { c.AllowBatchPublish = true })
 	r.cfg.Batching, r.cfg.Window = jetstream.BatchFast, 4096
-	l := r.lane()
+	l := r.publisher()
 	l.linger.Stop()
 	l.linger = time.AfterFunc(time.Hour, func() {})
 	acks, err := r.nc.SubscribeSync(l.inbox + ">")
@@ -30,7 +30,7 @@ func chunked(t *testing.T) (*laneRig, *Lane, *nats.Subscription) {
 }
 
 // nextAck is the next PubAck that is not one of those in between.
-func (r *laneRig) nextAck(acks *nats.Subscription) pubAck {
+func (r *publisherRig) nextAck(acks *nats.Subscription) pubAck {
 	r.t.Helper()
 	for {
 		msg, err := acks.NextMsg(5 * time.Second)
@@ -42,7 +42,7 @@ func (r *laneRig) nextAck(acks *nats.Subscription) pubAck {
 }
 
 // awaitStored waits until the stream has so many messages.
-func (r *laneRig) awaitStored(n uint64) {
+func (r *publisherRig) awaitStored(n uint64) {
 	r.t.Helper()
 	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		info, err := r.stream.Info(r.t.Context())
@@ -225,7 +225,7 @@ func TestStoredIsTold(t *testing.T) {
 }
 
 // TestNothingIsWrittenBehindAFailedWrite: a batch whose write has failed is not written again, also
-// when the lane drains already and the connection works again.
+// when the publisher drains already and the connection works again.
 func TestNothingIsWrittenBehindAFailedWrite(t *testing.T) {
 	for name, c := range map[string]struct{ rows, stored int }{
 		"in its first chunk": {10, 0},

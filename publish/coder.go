@@ -22,8 +22,8 @@ type coder struct {
 	kind   jetstream.Batching
 	inbox  string
 	stream string
-	id     string // what the ids of the lane's batches begin with
-	base   uint64 // the stream's last sequence before the lane
+	id     string // what the ids of the publisher's batches begin with
+	base   uint64 // the stream's last sequence before the publisher
 
 	headerBlock, replySubject []byte // of the message that is being sent
 }

@@ -15,30 +15,30 @@ type Refusal struct {
 }
 
 // Drain waits until every message has had its reply, or until nothing can come
-// any more: ctx is done or the connection is lost. The lane takes nothing new
+// any more: ctx is done or the connection is lost. The publisher takes nothing new
 // from now on. It returns the rows that were refused; rows that JetStream called
 // duplicates and that are indeed in the stream join the stored ones (Take), the
 // others are refused. Everything else that is unacknowledged is forgotten.
-func (l *Lane) Drain(ctx context.Context) []Refusal {
-	l.fail(errDrained)
-	done := l.cutWrites(ctx)
-	l.sending.Lock()
+func (p *Publisher) Drain(ctx context.Context) []Refusal {
+	p.fail(errDrained)
+	done := p.cutWrites(ctx)
+	p.sending.Lock()
 	if ctx.Err() == nil {
-		_ = l.flush()
+		_ = p.flush()
 	}
-	l.forgetWire()
-	l.forgetStaged()
-	l.sending.Unlock()
+	p.forgetWire()
+	p.forgetStaged()
+	p.sending.Unlock()
 	done()
-	l.awaitReplies(ctx)
-	refusals, doubts, memory := l.collect()
+	p.awaitReplies(ctx)
+	refusals, doubts, memory := p.collect()
 	for _, s := range doubts {
-		own, err := l.isOwn(ctx, s.delivery, s.ack)
+		own, err := p.isOwn(ctx, s.delivery, s.ack)
 		switch {
 		case err == nil && own:
-			l.mu.Lock()
-			l.stored = append(l.stored, s.delivery.Index)
-			l.mu.Unlock()
+			p.mu.Lock()
+			p.stored = append(p.stored, s.delivery.Index)
+			p.mu.Unlock()
 		case err == nil, errors.Is(err, jetstream.ErrMessageGone):
 			failure := rowErrorf(RowDuplicate,
 				"JetStream took the row for the message at sequence %d, which is not there or is another",
@@ -53,7 +53,7 @@ func (l *Lane) Drain(ctx context.Context) []Refusal {
 
 // cutWrites makes writes fail that the server does not read, from the end of ctx until
 // the returned function is called: they hold sending, and would for writeTimeout.
-func (l *Lane) cutWrites(ctx context.Context) (stop func()) {
+func (p *Publisher) cutWrites(ctx context.Context) (stop func()) {
 	done := make(chan struct{})
 	go func() {
 		select {
@@ -62,7 +62,7 @@ func (l *Lane) cutWrites(ctx context.Context) (stop func()) {
 			return
 		}
 		for {
-			jetstream.CutWrite(l.cfg.Conn)
+			jetstream.CutWrite(p.cfg.Conn)
 			select {
 			case <-time.After(pollReplies): // a write may have begun since
 			case <-done:
@@ -77,21 +77,21 @@ func (l *Lane) cutWrites(ctx context.Context) (stop func()) {
 const pollReplies = 10 * time.Millisecond
 
 // isOwn reports whether the message at a sequence is a row's.
-func (l *Lane) isOwn(ctx context.Context, d Delivery, seq uint64) (bool, error) {
-	m, err := l.cfg.Stream.Message(ctx, seq)
-	if err != nil || m.ID != d.Ref.MessageID(l.cfg.Envelope.Source()) {
+func (p *Publisher) isOwn(ctx context.Context, d Delivery, seq uint64) (bool, error) {
+	m, err := p.cfg.Stream.Message(ctx, seq)
+	if err != nil || m.ID != d.Ref.MessageID(p.cfg.Envelope.Source()) {
 		return false, err
 	}
-	if l.cfg.IsGenuine == nil {
+	if p.cfg.IsGenuine == nil {
 		return true, nil
 	}
-	return l.cfg.IsGenuine(ctx, d, seq, m)
+	return p.cfg.IsGenuine(ctx, d, seq, m)
 }
 
-func (l *Lane) awaitReplies(ctx context.Context) {
+func (p *Publisher) awaitReplies(ctx context.Context) {
 	t := time.NewTicker(pollReplies)
 	defer t.Stop()
-	for l.Counts().Inflight > 0 && l.cfg.Conn.IsConnected() {
+	for p.Counts().Inflight > 0 && p.cfg.Conn.IsConnected() {
 		select {
 		case <-ctx.Done():
 			return
@@ -100,16 +100,16 @@ func (l *Lane) awaitReplies(ctx context.Context) {
 	}
 }
 
-func (l *Lane) collect() (refusals []Refusal, doubts []entry, memory time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i := l.ring.tail; i < l.ring.head; i++ {
-		switch s := l.ring.at(i); s.state {
+func (p *Publisher) collect() (refusals []Refusal, doubts []entry, memory time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := p.ring.tail; i < p.ring.head; i++ {
+		switch s := p.ring.at(i); s.state {
 		case refused:
 			refusals = append(refusals, Refusal{s.delivery, s.failure})
 		case doubted:
 			doubts = append(doubts, *s)
 		}
 	}
-	return refusals, doubts, l.memory
+	return refusals, doubts, p.memory
 }

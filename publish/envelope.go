@@ -33,7 +33,7 @@ type EnvelopeConfig struct {
 	Format Format
 }
 
-// Stamp is what the lane knows about one message.
+// Stamp is what the publisher knows about one message.
 type Stamp struct {
 	Ref      outbox.Ref
 	Position outbox.Position

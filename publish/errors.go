@@ -25,7 +25,7 @@ var RowClasses = []string{
 }
 
 // RowError is a row's own fault: it would come back however often the row was
-// sent, so the row is parked and the lane goes on. Nothing else is a RowError,
+// sent, so the row is parked and the publisher goes on. Nothing else is a RowError,
 // an outage least of all.
 type RowError struct {
 	Class string // one of the Row constants
@@ -50,7 +50,7 @@ func excerpt(b []byte) string {
 	return fmt.Sprintf("%+q", b)
 }
 
-// Class says what a failure means for the lane.
+// Class says what a failure means for the publisher.
 type Class uint8
 
 const (
@@ -58,7 +58,7 @@ const (
 	ClassUnknown Class = iota
 	// ClassRow: this very message was refused for what it is.
 	ClassRow
-	// ClassChain: the stream's last sequence is not what the lane believed.
+	// ClassChain: the stream's last sequence is not what the publisher believed.
 	ClassChain
 	// ClassTransient: the server or the stream cannot take messages now.
 	ClassTransient

@@ -111,7 +111,7 @@ func TestServerErrors(t *testing.T) {
 
 func TestNobodyAndSomebodyElseAnswers(t *testing.T) {
 	nc, _ := newStream(t, testenv.NATSOptions{}, nil)
-	// A raw inbox, as the lane's: nats.go's own calls turn the status into an error.
+	// A raw inbox, as the publisher's: nats.go's own calls turn the status into an error.
 	inbox, replies := nc.NewInbox(), make(chan *nats.Msg, 1)
 	must(nc.ChanSubscribe(inbox, replies))(t)
 	must(nc.Subscribe("foreign", func(m *nats.Msg) { _ = m.Respond([]byte("hello")) }))(t)

@@ -5,7 +5,7 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Delivery is a message that the lane has sent.
+// Delivery is a message that the publisher has sent.
 type Delivery struct {
 	Ref       outbox.Ref
 	XID       uint32
@@ -14,7 +14,7 @@ type Delivery struct {
 	Tag any
 	// Bytes is the message's size.
 	Bytes int
-	// Index is the message's place in the lane.
+	// Index is the message's place in the publisher.
 	Index uint64
 }
 
@@ -25,7 +25,7 @@ const (
 	stored               // its own PubAck came
 	refused              // its own reply refuses the row
 	doubted              // JetStream calls it a duplicate: to be looked at
-	settled              // out of the lane's hands
+	settled              // the publisher is done with it
 )
 
 // entry is what the ring has of a message. It is reused, so it holds no memory of a row but
@@ -34,7 +34,7 @@ type entry struct {
 	delivery Delivery
 	subject  string
 	commit   int64  // in microseconds of Unix time; 0 where it is not known
-	sentAt   uint32 // by the lane's clock
+	sentAt   uint32 // by the publisher's clock
 	state    state
 	ack      uint64 // sequence in the PubAck
 	failure  *RowError
@@ -72,7 +72,7 @@ func (r *ring) replied(s *entry, to state) {
 	}
 }
 
-// settle takes message i out of the lane's hands.
+// settle forgets message i.
 func (r *ring) settle(i uint64) {
 	if !r.holds(i) {
 		return

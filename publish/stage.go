@@ -24,7 +24,7 @@ const (
 // stage is where messages gather for the next unit, see [unit]. The sender owns it.
 type stage struct {
 	kind jetstream.Batching
-	// window and windowBytes are the lane's.
+	// window and windowBytes are the publisher's.
 	window, windowBytes int
 	oneByOne            int // so many messages are still to be sent one by one
 
@@ -43,7 +43,7 @@ type staged struct {
 	joined       bool // it is of the transaction of the one before
 }
 
-// used reports whether the lane stages what it sends.
+// used reports whether the publisher stages what it sends.
 func (g *stage) used() bool { return g.kind == jetstream.BatchFast || g.kind == jetstream.BatchAtomic }
 
 // add keeps a message. The caller has found a place for it in the ring.

@@ -21,7 +21,7 @@ const (
 type Subjects struct {
 	template *Template
 
-	// mu guards what follows: the lane renders, the connection's own goroutine
+	// mu guards what follows: the publisher renders, the connection's own goroutine
 	// denies.
 	mu       sync.Mutex
 	patterns []string

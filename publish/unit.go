@@ -10,7 +10,7 @@ import (
 // what of it was.
 var errBatch = errors.New("a batch was not stored as it was sent")
 
-// unit is what a lane with batches has under way: one message, or one batch. While it is,
+// unit is what a publisher with batches has under way: one message, or one batch. While it is,
 // the next one gathers (see [stage]). So nothing is stored behind something that was
 // refused: expectations that are under way together are only numbers, and a message of
 // somebody else's moves the sequence to where a later one of them fits.
@@ -25,12 +25,12 @@ var errBatch = errors.New("a batch was not stored as it was sent")
 //	closing   the last chunk, just now written: complete            none
 //	complete  all of it                grow, behind the replies     none
 //	cut       a write has failed       grow: an error               failed
-//	failed    the lane has stopped     grow: an error               -
+//	failed    the publisher has stopped     grow: an error               -
 //
 // A write that fails cuts what is open or closing. A reply is a PubAck for the whole batch,
 // or what makes it fail. The unit of one message has its reply in the ring.
 //
-// The sender changes it under both locks of the lane, a reply changes state alone, under
+// The sender changes it under both locks of the publisher, a reply changes state alone, under
 // mu. So either lock is enough to read the other fields.
 type unit struct {
 	first uint64 // the index of its first message
@@ -108,74 +108,74 @@ func (u *unit) holds(index uint64) bool { return u.waits() && index >= u.first &
 func (u *unit) end() uint64 { return u.first + uint64(u.n) }
 
 // underWay reports whether a unit was written and waits for its PubAck. The caller holds mu.
-func (l *Lane) underWay() bool { return l.unit.state == unitComplete && l.ring.low < l.unit.end() }
+func (p *Publisher) underWay() bool { return p.unit.state == unitComplete && p.ring.low < p.unit.end() }
 
 // publishStaged publishes the next unit, or a chunk of it, and says whether there was any,
 // unless one is under way: then what is staged goes when that has its PubAck. More is set
 // where more is to come at once: then a fast batch goes on, and an atomic one may end in
 // the midst of a transaction.
-func (l *Lane) publishStaged(more bool) (bool, error) {
-	g := &l.stage
-	l.mu.Lock()
-	ready := g.ready(more, l.ring.inflight)
+func (p *Publisher) publishStaged(more bool) (bool, error) {
+	g := &p.stage
+	p.mu.Lock()
+	ready := g.ready(more, p.ring.inflight)
 	if ready == 0 {
-		l.mu.Unlock()
+		p.mu.Unlock()
 		return false, nil
 	}
 	messages, bytes := g.mostInUnit()
-	roomy := l.ring.inflight+chunkMessages <= messages && l.ring.bytes+chunkBytes <= bytes
+	roomy := p.ring.inflight+chunkMessages <= messages && p.ring.bytes+chunkBytes <= bytes
 	n, goesOn := g.next(ready, more && g.isChunk() && roomy)
-	wait := l.underWay()
+	wait := p.underWay()
 	if wait {
-		l.due = l.due || !more // with more the sender comes again itself
+		p.due = p.due || !more // with more the sender comes again itself
 	} else {
-		l.due = n < ready && !goesOn
+		p.due = n < ready && !goesOn
 	}
-	if l.err != nil && !errors.Is(l.err, errDrained) {
+	if p.err != nil && !errors.Is(p.err, errDrained) {
 		wait = true // in vain
 	}
-	l.mu.Unlock()
+	p.mu.Unlock()
 	if wait {
 		return false, nil
 	}
-	return true, l.publishUnit(n, goesOn)
+	return true, p.publishUnit(n, goesOn)
 }
 
 // publishUnit writes the first n staged messages. A unit that goes on is not complete.
-func (l *Lane) publishUnit(n int, goesOn bool) error {
-	g, u := &l.stage, &l.unit
-	l.mu.Lock()
+func (p *Publisher) publishUnit(n int, goesOn bool) error {
+	g, u := &p.stage, &p.unit
+	p.mu.Lock()
 	err := u.grow(g.first, n, goesOn)
 	if err != nil {
-		err = errors.Join(l.err, err)
+		err = errors.Join(p.err, err)
 	}
-	l.mu.Unlock()
+	p.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if err := l.writeStaged(n, goesOn); err != nil {
-		l.mu.Lock()
+	if err := p.writeStaged(n, goesOn); err != nil {
+		p.mu.Lock()
 		u.cut()
-		l.mu.Unlock()
+		p.mu.Unlock()
 		return err
 	}
 	if goesOn {
-		l.lingering = false
-		l.letLinger() // from here on
+		p.lingering = false
+		p.letLinger() // from here on
 	} else {
-		l.complete()
+		p.complete()
 	}
 	g.drop(n)
 	return nil
 }
 
 // writeStaged writes the first n staged messages, which the unit has.
-func (l *Lane) writeStaged(n int, goesOn bool) error {
-	g, u := &l.stage, &l.unit
+func (p *Publisher) writeStaged(n int, goesOn bool) error {
+	g, u := &p.stage, &p.unit
 	start := 0
 	for i, s := range g.messages[:n] {
 		if i%64 == 63 { // large ones take their time
-			if err := l.Err(); err != nil && !errors.Is(err, errDrained) {
+			if err := p.Err(); err != nil && !errors.Is(err, errDrained) {
 				return err
 			}
 		}
@@ -183,10 +183,10 @@ func (l *Lane) writeStaged(n int, goesOn bool) error {
 		header, more := g.arena[start:s.header], []byte(nil)
 		if !s.alone {
 			header = header[:len(header)-len(headerEnd)]
-			more = l.coder.header(at)
+			more = p.coder.header(at)
 		}
 		body := g.arena[s.header:s.body]
-		if err := l.wire.publish(s.subject, l.coder.reply(at), header, more, body); err != nil {
+		if err := p.wire.publish(s.subject, p.coder.reply(at), header, more, body); err != nil {
 			return err
 		}
 		start = s.body
@@ -195,43 +195,43 @@ func (l *Lane) writeStaged(n int, goesOn bool) error {
 }
 
 // complete notes that a unit was written in full.
-func (l *Lane) complete() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.unit.written() {
+func (p *Publisher) complete() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.unit.written() {
 		return
 	}
-	for i := l.unit.first; i < l.unit.end(); i++ {
-		if s := l.ring.at(i); s.state == sent {
-			s.sentAt = l.ticks // the time for the PubAck begins when all is written
+	for i := p.unit.first; i < p.unit.end(); i++ {
+		if s := p.ring.at(i); s.state == sent {
+			s.sentAt = p.ticks // the time for the PubAck begins when all is written
 		}
 	}
 }
 
 // forgetStaged drops the messages that were never written, and a batch that will never end.
-func (l *Lane) forgetStaged() {
-	g, u := &l.stage, &l.unit
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (p *Publisher) forgetStaged() {
+	g, u := &p.stage, &p.unit
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if u.state == unitOpen || u.state == unitCut {
-		l.onBatchFailure(u.first, 0, errBatch)
+		p.onBatchFailure(u.first, 0, errBatch)
 	}
 	for i := range g.messages {
-		if s := l.ring.at(g.first + uint64(i)); s.state == sent {
-			l.ring.replied(s, settled)
-			l.dropped++
+		if s := p.ring.at(g.first + uint64(i)); s.state == sent {
+			p.ring.replied(s, settled)
+			p.dropped++
 		}
 	}
 	g.clear()
 }
 
 // EndTransaction says that all rows of the transaction were sent.
-func (l *Lane) EndTransaction() {
-	if l.stage.kind == jetstream.BatchAtomic {
-		l.sending.Lock()
-		defer l.sending.Unlock()
-		if l.stage.whole = len(l.stage.messages); l.stage.whole > 0 {
-			l.letLinger()
+func (p *Publisher) EndTransaction() {
+	if p.stage.kind == jetstream.BatchAtomic {
+		p.sending.Lock()
+		defer p.sending.Unlock()
+		if p.stage.whole = len(p.stage.messages); p.stage.whole > 0 {
+			p.letLinger()
 		}
 	}
 }

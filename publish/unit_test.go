@@ -115,7 +115,7 @@ func TestUnitAgreesWithAModel(t *testing.T) {
 	replies := &ring{} // it is large
 	for trial := range 3000 {
 		var m unitModel
-		l := &Lane{ring: replies}
+		l := &Publisher{ring: replies}
 		u := &l.unit
 		next, log := uint64(0), ""
 		agree := func() bool {

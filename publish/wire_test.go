@@ -17,7 +17,7 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// TestWire has a lane and the client write into one connection, small messages and
+// TestWire has a publisher and the client write into one connection, small messages and
 // large ones, one by one and in batches: each arrives whole, over every kind of connection.
 func TestWire(t *testing.T) {
 	ca := testenv.NewAuthority(t)
@@ -40,9 +40,9 @@ func TestWire(t *testing.T) {
 				if name == "websocket" {
 					conn.URL = n.Server().WebsocketURL()
 				}
-				r := newLaneRigOver(t, n, conn, func(c *natsjs.StreamConfig) { c.AllowBatchPublish, c.AllowAtomicPublish = true, true })
+				r := newPublisherRigOver(t, n, conn, func(c *natsjs.StreamConfig) { c.AllowBatchPublish, c.AllowAtomicPublish = true, true })
 				r.cfg.Batching = kind
-				l := r.lane()
+				l := r.publisher()
 				if got := l.wire.sock != nil; got != tt.plain {
 					t.Errorf("past the client: %v, want %v", got, tt.plain)
 				}

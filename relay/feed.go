@@ -20,7 +20,7 @@ type feed struct {
 	reporter  *reporter
 	cfg       *Config
 	db        *fallback.DB
-	lane      *publish.Lane
+	lane      *publish.Publisher
 	settler   *settler
 	holds     *holds
 	loop      *loop

@@ -48,7 +48,7 @@ type loop struct {
 	cfg       *Config
 	stream    *jetstream.Stream
 	db        *fallback.DB // its own: a long search must not hold up the marks
-	lane      *publish.Lane
+	lane      *publish.Publisher
 	settler   rowSettler
 	holds     *holds
 	recovered *recoveryState
@@ -74,7 +74,7 @@ type loop struct {
 
 func newLoop(
 	ctx context.Context, p *reporter, servers *servers,
-	lane *publish.Lane, s rowSettler, h *holds, recovered *recoveryState,
+	lane *publish.Publisher, s rowSettler, h *holds, recovered *recoveryState,
 ) (*loop, error) {
 	db, err := openLoop(ctx, servers.cfg)
 	if err != nil {

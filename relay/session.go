@@ -52,7 +52,7 @@ type session struct {
 	wal       *stream.Session // nil where none is read
 	recovered *recoveryState
 	holds     *holds
-	lane      *publish.Lane
+	lane      *publish.Publisher
 	settler   *settler
 	loop      *loop
 	feed      *feed
@@ -439,12 +439,12 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	return cause
 }
 
-func (s *session) newLane(ctx context.Context, info *jetstream.StreamInfo, sys stream.System) (*publish.Lane, error) {
+func (s *session) newLane(ctx context.Context, info *jetstream.StreamInfo, sys stream.System) (*publish.Publisher, error) {
 	recovered, timeline := s.recovered, sys.Timeline
 	if s.wal == nil { // see answerFirst
 		timeline = cmp.Or(recovered.tail.Timeline, sys.Parent(), timeline)
 	}
-	lane, err := publish.NewLane(ctx, publish.LaneConfig{
+	lane, err := publish.NewPublisher(ctx, publish.PublisherConfig{
 		Conn: s.nc, Stream: s.stream, Subjects: s.subjects, Envelope: s.envelope,
 		Chained: !s.cfg.Stream.Shared, Base: info.LastSeq,
 		Window: s.cfg.Window, WindowBytes: s.cfg.WindowBytes,

@@ -76,7 +76,7 @@ type settler struct {
 	reporter *reporter
 	retry    fallback.Retry
 	db       *fallback.DB
-	lane     *publish.Lane
+	lane     *publish.Publisher
 	holds    *holds
 	// parked is called when a failure is recorded.
 	parked func()
@@ -107,7 +107,7 @@ type settler struct {
 }
 
 func newSettler(
-	p *reporter, retry fallback.Retry, db *fallback.DB, lane *publish.Lane, h *holds, s *recoveryState,
+	p *reporter, retry fallback.Retry, db *fallback.DB, lane *publish.Publisher, h *holds, s *recoveryState,
 ) *settler {
 	w := &settler{
 		reporter: p, retry: retry, db: db, lane: lane, holds: h, parked: func() {}, in: make(chan *job, backlog), stop: make(chan struct{}), done: make(chan struct{}),

@@ -39,7 +39,7 @@ func (v *comparison) follow(m jetstream.Message, overtaken, again bool) {
 	if polled { // compared among itself
 		key, at = "polled/"+key, m.Position
 		if v.cfg.Phantom != nil && v.cfg.Phantom(at) {
-			return // the lane's position, which a promotion has taken back
+			return // the publisher's position, which a promotion has taken back
 		}
 	}
 	id := maphash.String(v.seed, key)
@@ -63,7 +63,7 @@ func (v *comparison) follow(m jetstream.Message, overtaken, again bool) {
 }
 
 // before compares places of one cluster; another's begin again. The poller's messages
-// repeat the lane's.
+// repeat the publisher's.
 func (v *comparison) before(s, other spot, polled bool) bool {
 	if s.history != other.history {
 		a, b := v.histories[s.history], v.histories[other.history]

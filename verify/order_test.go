@@ -88,7 +88,7 @@ func aggregate(id string) outbox.AggregateKey {
 	return outbox.AggregateKeyOf(nil, []byte("order"), []byte(id))
 }
 
-// TestOrderAfterAPromotion: while the table delivers, the lane's position is the newest message's. A promotion
+// TestOrderAfterAPromotion: while the table delivers, the publisher's position is the newest message's. A promotion
 // goes back behind those that it has lost, and messages from the table carry such positions, too.
 func TestOrderAfterAPromotion(t *testing.T) {
 	v := newOrder()

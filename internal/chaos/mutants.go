@@ -131,15 +131,15 @@ var mutants = []mutant{
 	{
 		name: "marked without a PubAck: what was sent is taken for stored", world: oneRelay, only: "NATS killed,NATS frozen,links half open",
 		by: []string{unstored},
-		edits: []edit{{"publish/send.go", `	l.letLinger()
+		edits: []edit{{"publish/send.go", `	p.letLinger()
 	return nil
-`, `	l.letLinger()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s := l.ring.at(index); l.ring.holds(index) && s.state == sent {
-		l.ring.replied(s, stored)
-		l.stored = append(l.stored, index)
-		signal(l.news)
+`, `	p.letLinger()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s := p.ring.at(index); p.ring.holds(index) && s.state == sent {
+		p.ring.replied(s, stored)
+		p.stored = append(p.stored, index)
+		signal(p.news)
 	}
 	return nil
 `}},
@@ -162,9 +162,9 @@ var mutants = []mutant{
 		name: "a duplicate's PubAck is taken for stored", world: func(p *plan) { oneRelay(p); p.window = 5 * time.Second }, only: "message deleted",
 		by: []string{"lost", unstored},
 		edits: []edit{{"publish/replies.go", `		s.ack = ack.Seq
-		l.ring.replied(s, doubted)
-		l.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
-`, "		l.onStored(s, index, ack.Seq)\n"}},
+		p.ring.replied(s, doubted)
+		p.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
+`, "		p.onStored(s, index, ack.Seq)\n"}},
 	},
 }
 

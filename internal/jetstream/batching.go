@@ -6,7 +6,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Batching is how a lane may hand many messages over as one.
+// Batching is how a publisher may hand many messages over as one.
 type Batching string
 
 const (
@@ -24,7 +24,7 @@ const (
 	BatchFast Batching = "fast"
 )
 
-// Resolve says what a lane does in a stream: what the stream does not allow, see
+// Resolve says what a publisher does in a stream: what the stream does not allow, see
 // [Stream.Judge], is BatchSingle.
 func (b Batching) Resolve(stream *jetstream.StreamConfig, shared bool) Batching {
 	auto := b == BatchAuto

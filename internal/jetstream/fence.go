@@ -38,7 +38,7 @@ const (
 // What a lost connection, or a process that was killed, has left in the server's buffers
 // is behind no such answer: there, where fresh says that the connection is another one
 // than at the last call, and where the stream cannot be asked, Fence waits until nothing
-// more was stored for 200 ms. That is no guarantee; what comes later still meets a lane
+// more was stored for 200 ms. That is no guarantee; what comes later still meets a publisher
 // whose first message goes alone, and most likely sequences that have been taken. Batches
 // are not concerned: they are stored whole, and one is under way at a time.
 //

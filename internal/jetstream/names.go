@@ -6,12 +6,12 @@ const PositionHeader = "Walpost-Position"
 // ViaHeader says who published a message where it was not the WAL's stream.
 const ViaHeader = "Walpost-Via"
 
-// ViaPoll is its value in messages that repeat the lane's position: of rows that were
+// ViaPoll is its value in messages that repeat the publisher's position: of rows that were
 // read from their table, and of rows that the WAL brought and that had to wait until the
-// lane was past them. CommitHeader tells them apart.
+// publisher was past them. CommitHeader tells them apart.
 const ViaPoll = "poll"
 
-// CommitHeader says where the WAL has the row of a message that repeats the lane's
+// CommitHeader says where the WAL has the row of a message that repeats the publisher's
 // position: "<commit LSN>/<n>" of the same WAL, as in PositionHeader. A message of a row
 // that was read from its table has none: the table does not know.
 const CommitHeader = "Walpost-Commit"

@@ -14,7 +14,7 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// U is how far, in messages, the lane may run ahead of its oldest message whose
+// U is how far, in messages, the publisher may run ahead of its oldest message whose
 // row is not settled in its table. It is fixed, and part of the contract between
 // one run of the relay and the next: a start that reads the last U messages of
 // its own back has seen every row that could have been stored and not marked.
@@ -28,7 +28,7 @@ type Message struct {
 	ID       outbox.MessageID
 	Position outbox.Position // zero where the header is missing or unreadable
 	// Polled: the row came from the table, or it had to wait. The position is that of the
-	// lane then, and says nothing of the row.
+	// publisher then, and says nothing of the row.
 	Polled bool
 	// Row is where the WAL has the row; zero where only the table brought it.
 	Row outbox.Position

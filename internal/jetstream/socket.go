@@ -12,8 +12,8 @@ import (
 // writeTimeout is how long a server may not read before it counts as lost.
 const writeTimeout = 10 * time.Second
 
-// Socket is a connection that two write to: the client, and a lane past it. Each
-// Write of the client's holds whole commands, and so does each of the lane's.
+// Socket is a connection that two write to: the client, and a publisher past it. Each
+// Write of the client's holds whole commands, and so does each of the publisher's.
 type Socket struct {
 	net.Conn
 	mu sync.Mutex // held during a write

@@ -12,16 +12,16 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// publishAlone stores n messages through a lane such as the relay's, as if transactions of so many rows
+// publishAlone stores n messages through a publisher such as the relay's, as if transactions of so many rows
 // brought them, and returns when all have their PubAck.
 func publishAlone(
 	ctx context.Context, nc *nats.Conn, cfg *Config, eventType, payload string, n, perTx int,
 ) error {
-	lane, err := newBenchLane(ctx, nc, cfg)
+	publisher, err := newBenchPublisher(ctx, nc, cfg)
 	if err != nil {
 		return err
 	}
-	defer lane.Close()
+	defer publisher.Close()
 	tables, err := cfg.Tables()
 	if err != nil {
 		return err
@@ -30,7 +30,7 @@ func publishAlone(
 	settled := make(chan struct{})
 	go func() {
 		defer close(settled)
-		settleAll(settling, lane, n)
+		settleAll(settling, publisher, n)
 	}()
 	defer func() {
 		cancel()
@@ -51,28 +51,28 @@ func publishAlone(
 		event.XID, event.N = uint32(i/perTx), uint32(i%perTx+1)
 		event.Commit = outbox.LSN(i/perTx+1) * outbox.LSN(perTx) << 9
 		if event.N == 1 && i > 0 {
-			lane.EndTransaction()
+			publisher.EndTransaction()
 		}
-		if err := lane.Send(ctx, event, nil); err != nil {
+		if err := publisher.Send(ctx, event, nil); err != nil {
 			return err
 		}
 	}
-	lane.EndTransaction()
-	if err := lane.Flush(); err != nil {
+	publisher.EndTransaction()
+	if err := publisher.Flush(); err != nil {
 		return err
 	}
 	select {
 	case <-settled:
 		return context.Cause(ctx)
-	case <-lane.Failed():
-		return lane.Err()
+	case <-publisher.Failed():
+		return publisher.Err()
 	}
 }
 
 const benchSystem = "7000000000000000000" // as long as a cluster's identifier
 
-// newBenchLane is a lane at the end of the benchmark's stream.
-func newBenchLane(ctx context.Context, nc *nats.Conn, cfg *Config) (*publish.Lane, error) {
+// newBenchPublisher is a publisher at the end of the benchmark's stream.
+func newBenchPublisher(ctx context.Context, nc *nats.Conn, cfg *Config) (*publish.Publisher, error) {
 	template, err := publish.NewTemplate(cfg.NATS.Subject)
 	if err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func newBenchLane(ctx context.Context, nc *nats.Conn, cfg *Config) (*publish.Lan
 	if err != nil {
 		return nil, err
 	}
-	lane, err := publish.NewLane(ctx, publish.LaneConfig{
+	publisher, err := publish.NewPublisher(ctx, publish.PublisherConfig{
 		Conn: nc, Stream: s, Subjects: publish.NewSubjects(template), Envelope: envelope,
 		Chained: !cfg.NATS.Shared, Base: info.LastSeq,
 		Window: cfg.Publish.Window, WindowBytes: int(cfg.Publish.WindowBytes),
@@ -103,26 +103,26 @@ func newBenchLane(ctx context.Context, nc *nats.Conn, cfg *Config) (*publish.Lan
 		Position: outbox.Position{SystemID: benchSystem, Timeline: 1},
 	})
 	if err == nil {
-		lane.Adapt(info)
+		publisher.Adapt(info)
 	}
-	return lane, err
+	return publisher, err
 }
 
-// settleAll takes n messages out of the lane's hands as they have their PubAck.
-func settleAll(ctx context.Context, lane *publish.Lane, n int) {
+// settleAll has the publisher forget n messages as they have their PubAck.
+func settleAll(ctx context.Context, publisher *publish.Publisher, n int) {
 	var stored []publish.Delivery
 	var indexes []uint64
 	for n > 0 {
 		select {
-		case <-lane.Stored():
+		case <-publisher.Stored():
 		case <-ctx.Done():
 			return
 		}
-		stored, indexes = lane.Take(stored[:0], jetstream.U), indexes[:0]
+		stored, indexes = publisher.Take(stored[:0], jetstream.U), indexes[:0]
 		for _, d := range stored {
 			indexes = append(indexes, d.Index)
 		}
-		lane.Settled(indexes)
+		publisher.Settled(indexes)
 		n -= len(stored)
 	}
 }

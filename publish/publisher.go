@@ -17,26 +17,26 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// defaultAckTimeout is how long the lane waits for a PubAck before it calls the
+// defaultAckTimeout is how long the publisher waits for a PubAck before it calls the
 // message's fate unknown and stops.
 const defaultAckTimeout = 5 * time.Second
 
-// ErrChain means that the stream's last sequence was not what the lane
+// ErrChain means that the stream's last sequence was not what the publisher
 // expected: somebody else writes to it, or a message of ours arrived late.
-var ErrChain = errors.New("the stream is not where the lane left it")
+var ErrChain = errors.New("the stream is not where the publisher left it")
 
 // ErrDoubtful means that JetStream answered "duplicate" to a message that the
 // read-back had not seen.
 var ErrDoubtful = errors.New("JetStream calls the message a duplicate")
 
-// errDrained means that the session that owns the lane is ending.
-var errDrained = errors.New("lane is drained")
+// errDrained means that the session that owns the publisher is ending.
+var errDrained = errors.New("publisher is drained")
 
 // ErrAckTimeout means that a message's fate is unknown.
 var ErrAckTimeout = errors.New("no PubAck in time")
 
-// LaneConfig says what a lane writes to, and from where on.
-type LaneConfig struct {
+// PublisherConfig says what a publisher writes to, and from where on.
+type PublisherConfig struct {
 	Conn     *nats.Conn
 	Stream   *jetstream.Stream
 	Subjects *Subjects
@@ -53,7 +53,7 @@ type LaneConfig struct {
 	// messages are sent by themselves first, see BatchFailed.
 	Batching jetstream.Batching
 	OneByOne int
-	// Position is where the lane goes on from: the server's identity, and the
+	// Position is where the publisher goes on from: the server's identity, and the
 	// position of the newest message of the relay's own. Passed is E, the greatest
 	// LSN under which anything can have been sent before.
 	Position outbox.Position
@@ -71,12 +71,12 @@ type Stored struct {
 	N      int
 }
 
-// Lane is the one way into the stream for one session. What is sent through it
-// is stored in the order of the calls to Send, or the lane stops: after the
+// Publisher is the one way into the stream for one session. What is sent through it
+// is stored in the order of the calls to Send, or the publisher stops: after the
 // first failure it takes nothing more, and a message without a PubAck is
 // forgotten, because only the WAL or the table may bring it again.
 //
-// A message stays in the lane until Settled; the lane never runs more than U
+// A message stays in the publisher until Settled; the publisher never runs more than U
 // messages past the oldest that is not.
 //
 // The window is the ring's messages without a PubAck. Only Send and SendPolled add one: they
@@ -84,8 +84,8 @@ type Stored struct {
 // goroutine of the replies), by Deny (the NATS client's), or because its write failed (the
 // sender, who has sending, too). Settled, which the marker calls, frees the entry. Sending is
 // locked before mu, and no write to the network happens under mu.
-type Lane struct {
-	cfg   LaneConfig
+type Publisher struct {
+	cfg   PublisherConfig
 	sub   *nats.Subscription
 	inbox string
 	// status tells of a lost connection: the fate of each message in flight is then unknown.
@@ -95,7 +95,7 @@ type Lane struct {
 	wg      sync.WaitGroup
 
 	// sending makes Send one at a time, from the place in the ring to the write
-	// into the wire's buffer: that is what makes it a lane.
+	// into the wire's buffer. That keeps the messages in order.
 	sending sync.Mutex
 	wire    wire
 	linger  *time.Timer // flushes where the sender does not
@@ -119,8 +119,8 @@ type Lane struct {
 	due     bool // the sender has left something staged because a unit was under way
 	verdict verdict
 	memory  time.Duration // how long JetStream remembers message ids
-	ticks   uint32        // the lane's clock, see watch
-	reserve uint64        // messages before the lane's first whose rows are unsettled too
+	ticks   uint32        // the publisher's clock, see watch
+	reserve uint64        // messages before the publisher's first whose rows are unsettled too
 	stored  []uint64      // acknowledged and not taken yet
 	dropped int           // replies that were failures of no row's own
 	first   bool          // the first message goes alone, see Fence
@@ -131,12 +131,12 @@ type Lane struct {
 	news    chan struct{} // a token: something was stored
 }
 
-// NewLane subscribes to the acknowledgements. Close it.
-func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
+// NewPublisher subscribes to the acknowledgements. Close it.
+func NewPublisher(ctx context.Context, cfg PublisherConfig) (*Publisher, error) {
 	if cfg.AckTimeout == 0 {
 		cfg.AckTimeout = defaultAckTimeout
 	}
-	l := &Lane{
+	l := &Publisher{
 		cfg: cfg, inbox: cfg.Conn.NewInbox() + ".", done: make(chan struct{}),
 		types: map[string]string{}, ring: &ring{}, highest: cfg.Base,
 		failed: make(chan struct{}), room: make(chan struct{}, 1), news: make(chan struct{}, 1),
@@ -168,165 +168,165 @@ func NewLane(ctx context.Context, cfg LaneConfig) (*Lane, error) {
 // connect finds the way to write, for which the subscription has to be known to the
 // server: what is written past the client overtakes what the client has not written
 // yet.
-func (l *Lane) connect(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, l.cfg.AckTimeout)
+func (p *Publisher) connect(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.AckTimeout)
 	defer cancel()
-	l.wg.Go(func() {
+	p.wg.Go(func() {
 		select {
-		case <-l.failed: // the connection is lost
+		case <-p.failed: // the connection is lost
 			cancel()
 		case <-ctx.Done():
 		}
 	})
-	nc := l.cfg.Conn
-	l.wire = wire{nc: nc, sock: jetstream.PlainSocket(nc)}
+	nc := p.cfg.Conn
+	p.wire = wire{nc: nc, sock: jetstream.PlainSocket(nc)}
 	err := nats.ErrDisconnected
 	if nc.IsConnected() {
 		err = nc.FlushWithContext(ctx)
 	}
-	if err == nil && jetstream.PlainSocket(nc) != l.wire.sock {
+	if err == nil && jetstream.PlainSocket(nc) != p.wire.sock {
 		err = nats.ErrDisconnected // and connected again meanwhile
 	}
 	if err != nil {
-		l.fail(fmt.Errorf("subscribe to acknowledgements: %w", err))
+		p.fail(fmt.Errorf("subscribe to acknowledgements: %w", err))
 	}
 }
 
-// Close ends the lane. Replies that come later are not read. It may be called
+// Close ends the publisher. Replies that come later are not read. It may be called
 // again.
-func (l *Lane) Close() {
-	l.fail(errDrained)
-	l.closing.Do(func() {
-		close(l.done)
-		l.linger.Stop()
-		_ = l.sub.Unsubscribe()
-		l.cfg.Conn.RemoveStatusListener(l.status)
-		l.wg.Wait()
+func (p *Publisher) Close() {
+	p.fail(errDrained)
+	p.closing.Do(func() {
+		close(p.done)
+		p.linger.Stop()
+		_ = p.sub.Unsubscribe()
+		p.cfg.Conn.RemoveStatusListener(p.status)
+		p.wg.Wait()
 	})
 }
 
 // Adapt takes over what an operator may change in a stream: the subjects that it
 // listens on, the largest message that it takes, and its duplicate window.
-func (l *Lane) Adapt(info *jetstream.StreamInfo) {
-	l.sending.Lock()
-	defer l.sending.Unlock()
-	l.mu.Lock()
-	l.memory = info.Config.Duplicates
-	l.mu.Unlock()
-	l.cfg.Subjects.Cover(info.Config.Subjects)
-	l.cfg.Envelope.Limit(l.cfg.Conn.MaxPayload(), info.Config.MaxMsgSize)
+func (p *Publisher) Adapt(info *jetstream.StreamInfo) {
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	p.mu.Lock()
+	p.memory = info.Config.Duplicates
+	p.mu.Unlock()
+	p.cfg.Subjects.Cover(info.Config.Subjects)
+	p.cfg.Envelope.Limit(p.cfg.Conn.MaxPayload(), info.Config.MaxMsgSize)
 }
 
 // MostPayload is the longest payload that a message can have room for, in bytes.
-func (l *Lane) MostPayload() int {
-	l.sending.Lock()
-	defer l.sending.Unlock()
-	return l.cfg.Envelope.MostPayload()
+func (p *Publisher) MostPayload() int {
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	return p.cfg.Envelope.MostPayload()
 }
 
-// Reserve tells the lane how many messages lie between the oldest message that
+// Reserve tells the publisher how many messages lie between the oldest message that
 // was stored before it and whose row is still unsettled, and its own first. They
 // count towards U. Zero lifts it.
-func (l *Lane) Reserve(n uint64) {
-	l.mu.Lock()
-	l.reserve = n
-	l.mu.Unlock()
-	signal(l.room)
+func (p *Publisher) Reserve(n uint64) {
+	p.mu.Lock()
+	p.reserve = n
+	p.mu.Unlock()
+	signal(p.room)
 }
 
-func (l *Lane) fail(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.failLocked(err)
+func (p *Publisher) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failLocked(err)
 }
 
-func (l *Lane) failLocked(err error) {
-	if l.err == nil {
-		l.err = err
-		close(l.failed)
+func (p *Publisher) failLocked(err error) {
+	if p.err == nil {
+		p.err = err
+		close(p.failed)
 	}
 }
 
-// Failed is closed when the lane has stopped.
-func (l *Lane) Failed() <-chan struct{} { return l.failed }
+// Failed is closed when the publisher has stopped.
+func (p *Publisher) Failed() <-chan struct{} { return p.failed }
 
-// Err is why the lane has stopped, nil while it goes on.
-func (l *Lane) Err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.err
+// Err is why the publisher has stopped, nil while it goes on.
+func (p *Publisher) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
 }
 
 // Stored gets a token when something was acknowledged; see Take.
-func (l *Lane) Stored() <-chan struct{} { return l.news }
+func (p *Publisher) Stored() <-chan struct{} { return p.news }
 
 // Take appends up to limit acknowledged deliveries to dst, in the order of their
 // acknowledgement. The Index of each is to be given to Settled once.
-func (l *Lane) Take(dst []Delivery, limit int) []Delivery {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n := min(limit, len(l.stored))
+func (p *Publisher) Take(dst []Delivery, limit int) []Delivery {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := min(limit, len(p.stored))
 	dst = slices.Grow(dst, n)
-	for _, i := range l.stored[:n] {
-		dst = append(dst, l.ring.at(i).delivery)
+	for _, i := range p.stored[:n] {
+		dst = append(dst, p.ring.at(i).delivery)
 	}
-	rest := copy(l.stored, l.stored[n:])
-	l.stored = l.stored[:rest]
+	rest := copy(p.stored, p.stored[n:])
+	p.stored = p.stored[:rest]
 	if rest > 0 {
-		signal(l.news)
+		signal(p.news)
 	}
 	return dst
 }
 
-// Unsettled calls each with every row that is in the lane's hands.
-func (l *Lane) Unsettled(each func(outbox.Ref)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i := l.ring.tail; i < l.ring.head; i++ {
-		if s := l.ring.at(i); s.state != settled {
+// Unsettled calls each with every row that the publisher has.
+func (p *Publisher) Unsettled(each func(outbox.Ref)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := p.ring.tail; i < p.ring.head; i++ {
+		if s := p.ring.at(i); s.state != settled {
 			each(s.delivery.Ref)
 		}
 	}
 }
 
-// Settled takes messages out of the lane's hands.
-func (l *Lane) Settled(indexes []uint64) {
-	l.mu.Lock()
+// Settled has the publisher forget messages.
+func (p *Publisher) Settled(indexes []uint64) {
+	p.mu.Lock()
 	for _, i := range indexes {
-		l.ring.settle(i)
+		p.ring.settle(i)
 	}
-	l.mu.Unlock()
-	signal(l.room)
+	p.mu.Unlock()
+	signal(p.room)
 }
 
-// Counts are what the lane holds now.
+// Counts are what the publisher holds now.
 type Counts struct {
 	Inflight, InflightBytes int
 	Unsettled               uint64
-	// Forgotten counts messages that were sent and have no PubAck although the lane has stopped.
+	// Forgotten counts messages that were sent and have no PubAck although the publisher has stopped.
 	Forgotten int
 }
 
-// Counts reads the lane's gauges.
-func (l *Lane) Counts() Counts {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c := Counts{l.ring.inflight, l.ring.bytes, l.ring.head - l.ring.tail, l.dropped}
-	if l.err != nil {
-		c.Forgotten += l.ring.inflight
+// Counts reads the publisher's gauges.
+func (p *Publisher) Counts() Counts {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := Counts{p.ring.inflight, p.ring.bytes, p.ring.head - p.ring.tail, p.dropped}
+	if p.err != nil {
+		c.Forgotten += p.ring.inflight
 	}
 	return c
 }
 
 // LastSeq is the greatest sequence that a PubAck named, Base before the first.
-func (l *Lane) LastSeq() uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.highest
+func (p *Publisher) LastSeq() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.highest
 }
 
 // Progress reports whether anything was stored.
-func (l *Lane) Progress() bool { return l.LastSeq() > l.cfg.Base }
+func (p *Publisher) Progress() bool { return p.LastSeq() > p.cfg.Base }
 
 func signal(c chan struct{}) {
 	select {

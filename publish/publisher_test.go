@@ -16,24 +16,24 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-type laneRig struct {
+type publisherRig struct {
 	t      *testing.T
 	nats   *testenv.NATS
 	nc     *nats.Conn
 	js     natsjs.JetStream
 	stream *jetstream.Stream
 	table  *outbox.Table
-	cfg    LaneConfig
+	cfg    PublisherConfig
 }
 
-func newLaneRig(t *testing.T, n *testenv.NATS, change func(*natsjs.StreamConfig)) *laneRig {
+func newPublisherRig(t *testing.T, n *testenv.NATS, change func(*natsjs.StreamConfig)) *publisherRig {
 	t.Helper()
-	return newLaneRigOver(t, n, jetstream.ConnConfig{URL: n.URL()}, change)
+	return newPublisherRigOver(t, n, jetstream.ConnConfig{URL: n.URL()}, change)
 }
 
-func newLaneRigOver(t *testing.T, n *testenv.NATS, conn jetstream.ConnConfig, change func(*natsjs.StreamConfig)) *laneRig {
+func newPublisherRigOver(t *testing.T, n *testenv.NATS, conn jetstream.ConnConfig, change func(*natsjs.StreamConfig)) *publisherRig {
 	t.Helper()
-	r := &laneRig{t: t, nats: n, table: &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical()}}
+	r := &publisherRig{t: t, nats: n, table: &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical()}}
 	var err error
 	r.nc, err = jetstream.Connect(t.Context(), conn)
 	r.must(err)
@@ -54,33 +54,33 @@ func newLaneRigOver(t *testing.T, n *testenv.NATS, conn jetstream.ConnConfig, ch
 	r.must(err)
 	subjects := NewSubjects(template)
 	subjects.Cover([]string{"events.>"})
-	r.cfg = LaneConfig{
+	r.cfg = PublisherConfig{
 		Conn: r.nc, Stream: r.stream, Subjects: subjects, Envelope: envelope, Chained: true, Window: 1000, WindowBytes: 8 << 20,
 		AckTimeout: time.Minute, // the machine may be busy with something else
 	}
 	return r
 }
 
-func (r *laneRig) must(err error) {
+func (r *publisherRig) must(err error) {
 	r.t.Helper()
 	if err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-// lane starts at the stream's end.
-func (r *laneRig) lane() *Lane {
+// publisher starts at the stream's end.
+func (r *publisherRig) publisher() *Publisher {
 	r.t.Helper()
 	info, err := r.stream.Info(r.t.Context())
 	r.must(err)
 	r.cfg.Base, r.cfg.Position = info.LastSeq, outbox.Position{SystemID: "1", Timeline: 1}
-	l, err := NewLane(r.t.Context(), r.cfg)
+	l, err := NewPublisher(r.t.Context(), r.cfg)
 	r.must(err)
 	r.t.Cleanup(l.Close)
 	return l
 }
 
-func (r *laneRig) event(id int, payload string) *outbox.Event {
+func (r *publisherRig) event(id int, payload string) *outbox.Event {
 	ev := &outbox.Event{Table: r.table, XID: 1, Commit: outbox.LSN(id), N: 1, CommitTime: time.Now()}
 	ev.Values[outbox.ID] = fmt.Appendf(nil, "%d", id)
 	ev.Values[outbox.EventType] = []byte("order.created")
@@ -88,7 +88,7 @@ func (r *laneRig) event(id int, payload string) *outbox.Event {
 	return ev
 }
 
-func (r *laneRig) send(l *Lane, id int) error {
+func (r *publisherRig) send(l *Publisher, id int) error {
 	return l.Send(r.t.Context(), r.event(id, `{}`), id)
 }
 
@@ -99,8 +99,8 @@ func indexes(ds []Delivery) (out []uint64) {
 	return out
 }
 
-// settleAll takes and settles until n were taken or the lane has failed.
-func (r *laneRig) settleAll(l *Lane, n int) (tags []int) {
+// settleAll takes and settles until n were taken or the publisher has failed.
+func (r *publisherRig) settleAll(l *Publisher, n int) (tags []int) {
 	r.t.Helper()
 	for len(tags) < n {
 		ds := l.Take(nil, jetstream.U)
@@ -117,7 +117,7 @@ func (r *laneRig) settleAll(l *Lane, n int) (tags []int) {
 			if len(l.Take(nil, 0)) == 0 && l.Counts().Unsettled == 0 {
 				return tags
 			}
-			r.t.Fatalf("lane failed: %v", l.Err())
+			r.t.Fatalf("publisher failed: %v", l.Err())
 		case <-time.After(testenv.Patience):
 			r.t.Fatalf("%d of %d were stored", len(tags), n)
 		}
@@ -125,7 +125,7 @@ func (r *laneRig) settleAll(l *Lane, n int) (tags []int) {
 	return tags
 }
 
-func (r *laneRig) ids() (ids []string) {
+func (r *publisherRig) ids() (ids []string) {
 	r.t.Helper()
 	info, err := r.stream.Info(r.t.Context())
 	r.must(err)
@@ -139,10 +139,10 @@ func (r *laneRig) ids() (ids []string) {
 	return ids
 }
 
-func TestLaneStoresInOrder(t *testing.T) {
+func TestPublisherStoresInOrder(t *testing.T) {
 	const n = 40_000 // more than U: places are used again
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
-	l := r.lane()
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.publisher()
 	taken := make(chan []int)
 	go func() { taken <- r.settleAll(l, n) }()
 	for id := range n {
@@ -167,9 +167,9 @@ func TestLaneStoresInOrder(t *testing.T) {
 	}
 }
 
-func TestLaneStopsAtU(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
-	l := r.lane()
+func TestPublisherStopsAtU(t *testing.T) {
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.publisher()
 	l.Reserve(384) // stored before, and unmarked
 	for id := range jetstream.U - 384 {
 		r.must(r.send(l, id))
@@ -194,17 +194,17 @@ func TestLaneStopsAtU(t *testing.T) {
 	again, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if err := l.Send(again, r.event(2*jetstream.U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("the lane ran past U: %v", err)
+		t.Fatalf("the publisher ran past U: %v", err)
 	}
 	l.Settled(indexes(ds[:1]))
 	r.must(r.send(l, 2*jetstream.U))
 }
 
-func TestLaneWaitsForTheWindow(t *testing.T) {
+func TestPublisherWaitsForTheWindow(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	r := newLaneRig(t, n, nil)
+	r := newPublisherRig(t, n, nil)
 	r.cfg.Window, r.cfg.WindowBytes = 10, 32<<10
-	l := r.lane()
+	l := r.publisher()
 	r.must(r.send(l, 100)) // the first goes alone
 	r.settleAll(l, 1)
 	r.must(n.Pause())
@@ -224,9 +224,9 @@ func TestLaneWaitsForTheWindow(t *testing.T) {
 	r.settleAll(l, 1)
 }
 
-func TestLaneStopsWhenItsChainIsBroken(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
-	l := r.lane()
+func TestPublisherStopsWhenItsChainIsBroken(t *testing.T) {
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.publisher()
 	r.must(r.send(l, 1))
 	r.settleAll(l, 1)
 	_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
@@ -240,16 +240,16 @@ func TestLaneStopsWhenItsChainIsBroken(t *testing.T) {
 		t.Errorf("a broken chain is no row's fault: %v", refusals)
 	}
 	if err := r.send(l, 3); !errors.Is(err, ErrChain) {
-		t.Errorf("a stopped lane took a message: %v", err)
+		t.Errorf("a stopped publisher took a message: %v", err)
 	}
 	if ids := r.ids(); len(ids) != 1 {
 		t.Errorf("stored %v, want only 1", ids)
 	}
 }
 
-func TestLaneKeepsTheRowsOwnFailures(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *natsjs.StreamConfig) { c.MaxMsgSize = 4096 })
-	l := r.lane()
+func TestPublisherKeepsTheRowsOwnFailures(t *testing.T) {
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), func(c *natsjs.StreamConfig) { c.MaxMsgSize = 4096 })
+	l := r.publisher()
 	r.must(r.send(l, 1))
 	r.must(l.Send(t.Context(), r.event(2, `"`+strings.Repeat("x", 8192)+`"`), 2))
 	for id := 3; id < 10 && r.send(l, id) == nil; id++ {
@@ -266,16 +266,16 @@ func TestLaneKeepsTheRowsOwnFailures(t *testing.T) {
 	}
 }
 
-func TestLaneLooksAtDuplicates(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+func TestPublisherLooksAtDuplicates(t *testing.T) {
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	r.cfg.Chained = false // else the chain catches it before
-	l := r.lane()
+	l := r.publisher()
 	r.must(r.send(l, 1))
 	r.must(r.send(l, 2))
 	r.settleAll(l, 2)
 	l.Close()
 
-	again := r.lane()
+	again := r.publisher()
 	r.must(r.send(again, 1))
 	<-again.Failed()
 	if err := again.Err(); !errors.Is(err, ErrDoubtful) {
@@ -291,7 +291,7 @@ func TestLaneLooksAtDuplicates(t *testing.T) {
 	s, err := r.js.Stream(t.Context(), "EVENTS")
 	r.must(err)
 	r.must(s.DeleteMsg(t.Context(), 2))
-	third := r.lane()
+	third := r.publisher()
 	r.must(r.send(third, 2))
 	<-third.Failed()
 	refusals := third.Drain(t.Context())
@@ -300,11 +300,11 @@ func TestLaneLooksAtDuplicates(t *testing.T) {
 	}
 }
 
-func TestLaneStopsOnSilence(t *testing.T) {
+func TestPublisherStopsOnSilence(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	r := newLaneRig(t, n, nil)
+	r := newPublisherRig(t, n, nil)
 	r.cfg.AckTimeout = 300 * time.Millisecond
-	l := r.lane()
+	l := r.publisher()
 	r.must(n.Pause())
 	defer n.Resume() //nolint:errcheck
 	r.must(r.send(l, 1))
@@ -314,10 +314,10 @@ func TestLaneStopsOnSilence(t *testing.T) {
 	}
 }
 
-func TestLaneStopsWhenTheConnectionIsLost(t *testing.T) {
+func TestPublisherStopsWhenTheConnectionIsLost(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	r := newLaneRig(t, n, nil)
-	l := r.lane()
+	r := newPublisherRig(t, n, nil)
+	l := r.publisher()
 	r.must(r.send(l, 1))
 	r.settleAll(l, 1)
 	r.must(n.Kill())
@@ -331,9 +331,9 @@ func TestLaneStopsWhenTheConnectionIsLost(t *testing.T) {
 }
 
 func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	r.cfg.Chained = false
-	l := r.lane()
+	l := r.publisher()
 	for id := range 10 {
 		r.must(r.send(l, id))
 		r.must(l.Flush())
@@ -374,8 +374,8 @@ func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
 // TestRefusedRowLeavesThePosition: the WAL may bring a row again that was refused
 // long ago. What is sent next does not go back to its position.
 func TestRefusedRowLeavesThePosition(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
-	l := r.lane()
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.publisher()
 	r.must(r.send(l, 10))
 	refused := r.event(5, `{}`)
 	refused.Values[outbox.EventType] = []byte("no subject")
@@ -396,11 +396,11 @@ func TestRefusedRowLeavesThePosition(t *testing.T) {
 }
 
 // TestLateRowKeepsThePosition: a session may end before it has recorded that rows wait,
-// and the next one brings them when the lane is past them.
+// and the next one brings them when the publisher is past them.
 func TestLateRowKeepsThePosition(t *testing.T) {
-	r := newLaneRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	r.cfg.Base, r.cfg.Position = 0, outbox.Position{SystemID: "1", Timeline: 1, Commit: 10, N: 2, Passed: 3}
-	l, err := NewLane(t.Context(), r.cfg)
+	l, err := NewPublisher(t.Context(), r.cfg)
 	r.must(err)
 	defer l.Close()
 	r.must(r.send(l, 5))
@@ -429,13 +429,13 @@ func TestLateRowKeepsThePosition(t *testing.T) {
 	}
 }
 
-// TestNothingIsWrittenAfterAFailure: a message that was sent and is not written when the lane
+// TestNothingIsWrittenAfterAFailure: a message that was sent and is not written when the publisher
 // stops is forgotten at once. No one waits for its reply, and it does not come in the midst of
 // the next session's messages.
 func TestNothingIsWrittenAfterAFailure(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	r := newLaneRig(t, n, nil)
-	l := r.lane()
+	r := newPublisherRig(t, n, nil)
+	l := r.publisher()
 	r.must(r.send(l, 1))
 	r.settleAll(l, 1)
 	_, err := r.js.Publish(t.Context(), "events.foreign", []byte("x"))
@@ -466,8 +466,8 @@ func TestNothingIsWrittenAfterAFailure(t *testing.T) {
 // TestTheFirstMessageGoesAlone: if it is refused, none is under way behind it.
 func TestTheFirstMessageGoesAlone(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	r := newLaneRig(t, n, nil)
-	l := r.lane()
+	r := newPublisherRig(t, n, nil)
+	l := r.publisher()
 	r.must(n.Pause())
 	r.must(r.send(l, 1))
 	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -490,9 +490,9 @@ func TestTheFirstMessageGoesAlone(t *testing.T) {
 func TestDrainDoesNotWaitForAWrite(t *testing.T) {
 	t.Parallel()
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
-	r := newLaneRig(t, n, nil)
+	r := newPublisherRig(t, n, nil)
 	r.cfg.WindowBytes = 1 << 30
-	l := r.lane()
+	l := r.publisher()
 	r.must(r.send(l, 1))
 	r.settleAll(l, 1)
 	r.must(n.Pause())
