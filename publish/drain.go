@@ -88,10 +88,12 @@ func (p *Publisher) isOwn(ctx context.Context, d Delivery, seq uint64) (bool, er
 	return p.cfg.IsGenuine(ctx, d, seq, m)
 }
 
+// awaitReplies ends early with the connection that the messages were sent on: the client may have made
+// another at once, on which their replies do not come.
 func (p *Publisher) awaitReplies(ctx context.Context) {
 	t := time.NewTicker(pollReplies)
 	defer t.Stop()
-	for p.Counts().Inflight > 0 && p.cfg.Conn.IsConnected() {
+	for p.Counts().Inflight > 0 && p.cfg.Conn.IsConnected() && p.cfg.Conn.Stats().Reconnects == p.reconnects {
 		select {
 		case <-ctx.Done():
 			return

@@ -103,10 +103,12 @@ type Publisher struct {
 	lingering bool
 	stage     stage
 	coder     coder
-	unwritten uint64            // the index of the first message in the wire's buffer
-	reply     []byte            // the reply subject of the message that is being sent
-	types     map[string]string // event types, see intern
-	last      outbox.Position   // of the newest row of the WAL
+	unwritten uint64 // the index of the first message in the wire's buffer
+	reply     []byte // the reply subject of the message that is being sent
+	// reconnects is how often the client had connected anew before the publisher's first message.
+	reconnects uint64
+	types      map[string]string // event types, see intern
+	last       outbox.Position   // of the newest row of the WAL
 	// passed is the greatest LSN under which rows of the table were sent.
 	passed atomic.Uint64
 
@@ -138,7 +140,8 @@ func NewPublisher(ctx context.Context, cfg PublisherConfig) (*Publisher, error) 
 	}
 	l := &Publisher{
 		cfg: cfg, inbox: cfg.Conn.NewInbox() + ".", done: make(chan struct{}),
-		types: map[string]string{}, ring: &ring{}, highest: cfg.Base,
+		reconnects: cfg.Conn.Stats().Reconnects,
+		types:      map[string]string{}, ring: &ring{}, highest: cfg.Base,
 		failed: make(chan struct{}), room: make(chan struct{}, 1), news: make(chan struct{}, 1),
 	}
 	l.last = cfg.Position

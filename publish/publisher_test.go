@@ -330,6 +330,32 @@ func TestPublisherStopsWhenTheConnectionIsLost(t *testing.T) {
 	}
 }
 
+// TestDrainEndsWithItsConnection: the client has connected anew before the drain looks. Replies to what was
+// sent before do not come, and nothing waits for them.
+func TestDrainEndsWithItsConnection(t *testing.T) {
+	t.Parallel()
+	n := testenv.NewNATS(t, testenv.NATSOptions{})
+	proxy := testenv.NewProxy(t, strings.TrimPrefix(n.URL(), "nats://"))
+	r := newPublisherRigOver(t, n, jetstream.ConnConfig{URL: "nats://" + proxy.Addr()}, nil)
+	p := r.publisher()
+	r.must(r.send(p, 1))
+	r.settleAll(p, 1)
+	proxy.Pause()
+	r.must(r.send(p, 2))
+	r.must(p.Flush())
+	proxy.Drop() // with the message
+	proxy.Resume()
+	<-p.Failed()
+	for r.nc.Stats().Reconnects == 0 || !r.nc.IsConnected() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	defer cancel()
+	if refusals := p.Drain(ctx); len(refusals) != 0 || ctx.Err() != nil {
+		t.Errorf("drained with %v, %v", refusals, ctx.Err())
+	}
+}
+
 func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
 	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	r.cfg.Chained = false
