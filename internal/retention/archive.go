@@ -45,8 +45,7 @@ func (r *pass) archiveRows(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// unarchived says why an outbox has nothing for the archive, which has the
-// canonical columns.
+// unarchived says why nothing of an outbox goes to the archive, which has the canonical columns.
 func (r *pass) unarchived(t *outbox.Table) string {
 	switch {
 	case r.opts.ArchiveAfter == 0:
@@ -54,35 +53,36 @@ func (r *pass) unarchived(t *outbox.Table) string {
 	case !table.MarkOf(t).Stays():
 		return fmt.Sprintf("mark %q leaves no processed rows", t.Mark)
 	case !fallback.IsArchived(t):
-		return fmt.Sprintf("only the canonical layout is archived, not %q: processed rows stay", t.Layout.Name)
+		return fmt.Sprintf("only the canonical layout is archived, not %q: processed rows stay",
+			t.Layout.Name)
 	case r.archive == nil:
 		return "there is no archive"
 	}
 	return ""
 }
 
-// archiveTable moves rows, each batch in one statement. It asks first whether
-// that can be done without reading or losing more than it should.
+// archiveTable moves rows, each batch in one statement. It first checks that no column would be lost, and
+// that an index leads to the rows.
 func (r *pass) archiveTable(ctx context.Context, a *archive, t *outbox.Table, report *TableReport) error {
 	columns, skipped, err := r.checkArchivable(ctx, a, t)
 	if err != nil || skipped != "" {
 		report.Skipped, report.Obstacle = skipped, skipped != ""
 		return err
 	}
-	list := strings.Join(columns, ", ")
 	before := r.now.Add(-r.opts.ArchiveAfter)
 	refused := &refusedRows{table: t}
 	err = r.sweep(ctx, sweep{
 		from: t.SQL(), column: t.Column(outbox.ProcessedAt), before: before, count: &report.Archived,
-		into: fmt.Sprintf(`, kept AS (INSERT INTO %s (outbox, %s) SELECT %s, %[2]s FROM gone)`, a.SQL(), list, pg.QuoteLiteral(t.String())),
+		into: keepSQL(a, t, columns),
 		ahead: func(ctx context.Context, from pgtype.Timestamptz, rows int) (string, error) {
-			return r.monthsAhead(ctx, a, t, before, from, rows, refused.sql())
+			return r.monthsAhead(ctx, a, nextRows{t, before, from, rows}, refused.sql())
 		},
 		id: t.Column(outbox.ID), refused: refused.add,
 	})
 	if len(refused.ids) > 0 {
 		report.Refused = int64(len(refused.ids))
-		refusal := fmt.Errorf("archive rows of %s: %d stay, the first has id %s: %w", t, len(refused.ids), refused.ids[0], refused.first)
+		refusal := fmt.Errorf("archive rows of %s: %d stay, the first has id %s: %w",
+			t, len(refused.ids), refused.ids[0], refused.first)
 		err = errors.Join(hint.Wrap(refusal, r.adviseArchive(refused.first, t)), err)
 	} else if err != nil {
 		err = hint.Wrap(fmt.Errorf("archive rows of %s: %w", t, err), r.adviseArchive(err, t))
@@ -91,6 +91,13 @@ func (r *pass) archiveTable(ctx context.Context, a *archive, t *outbox.Table, re
 		return r.settle(err)
 	}
 	return nil
+}
+
+// keepSQL stores the deleted rows in the archive, in the same statement.
+func keepSQL(a *archive, t *outbox.Table, columns []string) string {
+	return fmt.Sprintf(`, kept AS (
+	INSERT INTO %s (outbox, %s) SELECT %s, %[2]s FROM gone
+)`, a.SQL(), strings.Join(columns, ", "), pg.QuoteLiteral(t.String()))
 }
 
 // mostRefused bounds the rows of an outbox that a pass leaves behind.
@@ -113,7 +120,7 @@ func (x *refusedRows) add(id string, err error) error {
 	return nil
 }
 
-// sql is a condition that leaves them out.
+// sql is a condition over t that leaves the refused rows out.
 func (x *refusedRows) sql() string {
 	if len(x.ids) == 0 {
 		return ""
@@ -122,14 +129,16 @@ func (x *refusedRows) sql() string {
 	for i, id := range x.ids {
 		quoted[i] = pg.QuoteLiteral(id)
 	}
-	return fmt.Sprintf(" AND concat(t.%s) <> ALL (ARRAY[%s])", x.table.Column(outbox.ID), strings.Join(quoted, ", "))
+	return fmt.Sprintf(" AND concat(t.%s) <> ALL (ARRAY[%s])",
+		x.table.Column(outbox.ID), strings.Join(quoted, ", "))
 }
 
 func (r *pass) adviseArchive(err error, t *outbox.Table) string {
 	var refused *pgconn.PgError
 	switch errors.As(err, &refused); pg.Code(err) {
 	case pgerrcode.InsufficientPrivilege:
-		return fmt.Sprintf("as the tables' owner: GRANT SELECT, UPDATE (%s), DELETE ON %s TO %s; GRANT SELECT, INSERT ON %s TO %[3]s",
+		return fmt.Sprintf("as the tables' owner: GRANT SELECT, UPDATE (%s), DELETE ON %s TO %s; "+
+			"GRANT SELECT, INSERT ON %s TO %[3]s",
 			t.Column(outbox.ProcessedAt), t.SQL(), r.role, fallback.Archive)
 	case pgerrcode.CheckViolation:
 		if refused.ConstraintName == "" { // no partition for the row
@@ -138,17 +147,26 @@ func (r *pass) adviseArchive(err error, t *outbox.Table) string {
 		return fmt.Sprintf("constraint %s of %s refuses the row: drop it, or correct the row",
 			refused.ConstraintName, refused.TableName)
 	case pgerrcode.ForeignKeyViolation:
-		return fmt.Sprintf("constraint %s refers to the row: drop it, or turn archiving off (retention.archive_after: 0s)",
-			refused.ConstraintName)
+		return fmt.Sprintf("constraint %s refers to the row: drop it, or turn archiving off "+
+			"(retention.archive_after: 0s)", refused.ConstraintName)
 	case pgerrcode.DatatypeMismatch:
-		return fmt.Sprintf("give the columns of %s the types that they have in %s, or turn archiving off (retention.archive_after: 0s)", fallback.Archive, t)
+		return fmt.Sprintf("give the columns of %s the types that they have in %s, or turn archiving off "+
+			"(retention.archive_after: 0s)", fallback.Archive, t)
 	}
 	return ""
 }
 
+// indexedSQL reports whether a valid index of table $1 begins with column $2.
+const indexedSQL = `SELECT EXISTS (
+	SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+	WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND a.attname = $2
+)`
+
 // checkArchivable returns the outbox's columns, quoted, or why its rows have to
 // stay. A column that the archive lacks would be lost with the row.
-func (r *pass) checkArchivable(ctx context.Context, a *archive, t *outbox.Table) (columns []string, skipped string, err error) {
+func (r *pass) checkArchivable(
+	ctx context.Context, a *archive, t *outbox.Table,
+) (columns []string, skipped string, err error) {
 	var own, kept map[string]string
 	var indexed bool
 	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
@@ -158,8 +176,7 @@ func (r *pass) checkArchivable(ctx context.Context, a *archive, t *outbox.Table)
 		if kept, err = columnTypes(ctx, conn, &a.Table); err != nil {
 			return err
 		}
-		return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-			WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND a.attname = $2)`, t.SQL(), t.Layout.Columns[outbox.ProcessedAt]).Scan(&indexed)
+		return conn.QueryRow(ctx, indexedSQL, t.SQL(), t.Layout.Columns[outbox.ProcessedAt]).Scan(&indexed)
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("read columns of %s: %w", t, err)
@@ -168,12 +185,14 @@ func (r *pass) checkArchivable(ctx context.Context, a *archive, t *outbox.Table)
 		return nil, "the table does not exist: run `walpost migrate up`", nil
 	}
 	if !indexed {
-		return nil, fmt.Sprintf("no index begins with processed_at: CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %[2]s IS NOT NULL",
+		return nil, fmt.Sprintf("no index begins with processed_at: "+
+			"CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %[2]s IS NOT NULL",
 			t.SQL(), t.Column(outbox.ProcessedAt)), nil
 	}
 	for _, c := range slices.Sorted(maps.Keys(own)) {
 		if kept[c] == "" {
-			return nil, fmt.Sprintf("the archive has no column for %s: ALTER TABLE %s ADD COLUMN %[1]s %[3]s", outbox.QuoteIdent(c), fallback.Archive, own[c]), nil
+			return nil, fmt.Sprintf("the archive has no column for %s: ALTER TABLE %s ADD COLUMN %[1]s %[3]s",
+				outbox.QuoteIdent(c), fallback.Archive, own[c]), nil
 		}
 		columns = append(columns, outbox.QuoteIdent(c))
 	}
@@ -190,14 +209,23 @@ func columnTypes(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (map[stri
 	return types, err
 }
 
-// monthsAhead creates the months of the rows that the next batch will take, and
-// returns a condition that leaves out the rows of those that cannot be had now, beside those
-// that the given one leaves out.
-func (r *pass) monthsAhead(ctx context.Context, a *archive, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int, but string) (only string, err error) {
+// nextRows are the rows that a batch of the sweep will take.
+type nextRows struct {
+	table  *outbox.Table
+	before time.Time
+	from   pgtype.Timestamptz
+	most   int
+}
+
+// monthsAhead creates the months of the next rows. It returns the condition but, extended to leave out the
+// rows of months that cannot be created now.
+func (r *pass) monthsAhead(
+	ctx context.Context, a *archive, next nextRows, but string,
+) (only string, err error) {
 	only = but
 	for a.owned {
-		only = r.readyMonths(t) + but
-		months, err := r.monthsOf(ctx, t, before, from, rows, only)
+		only = r.readyMonths(next.table) + but
+		months, err := r.monthsOf(ctx, next, only)
 		if err != nil {
 			return "", err
 		}
@@ -216,25 +244,31 @@ func (r *pass) monthsAhead(ctx context.Context, a *archive, t *outbox.Table, bef
 	return only, nil
 }
 
-// readyMonths is a condition for the rows whose month nobody keeps from being made.
+// readyMonths is a condition that leaves out the months that this pass failed to create.
 func (r *pass) readyMonths(t *outbox.Table) (only string) {
 	for _, m := range slices.SortedFunc(maps.Keys(r.months), time.Time.Compare) {
 		if !r.months[m] {
-			only += fmt.Sprintf(" AND (t.%s < %s OR t.%[1]s >= %[3]s)", t.Column(outbox.OccurredAt), bound(m), bound(m.AddDate(0, 1, 0)))
+			only += fmt.Sprintf(" AND (t.%s < %s OR t.%[1]s >= %[3]s)",
+				t.Column(outbox.OccurredAt), bound(m), bound(m.AddDate(0, 1, 0)))
 		}
 	}
 	return only
 }
 
 // monthsOf lists the months of the next rows.
-func (r *pass) monthsOf(ctx context.Context, t *outbox.Table, before time.Time, from pgtype.Timestamptz, rows int, only string) (months []time.Time, err error) {
+func (r *pass) monthsOf(ctx context.Context, next nextRows, only string) (months []time.Time, err error) {
+	t := next.table
 	oldest, end := r.horizon()
-	sql := strings.NewReplacer("{table}", t.SQL(), "{processed}", t.Column(outbox.ProcessedAt), "{occurred}", t.Column(outbox.OccurredAt), "{only}", only).Replace(`
+	sql := strings.NewReplacer("{table}", t.SQL(), "{processed}", t.Column(outbox.ProcessedAt),
+		"{occurred}", t.Column(outbox.OccurredAt), "{only}", only).Replace(`
 SELECT DISTINCT date_trunc('month', o.at, 'UTC') FROM (
-	SELECT t.{occurred} AS at FROM {table} t WHERE t.{processed} < $1::timestamptz AND t.{processed} >= $2::timestamptz{only} ORDER BY t.{processed} LIMIT $3) o
+	SELECT t.{occurred} AS at FROM {table} t
+	WHERE t.{processed} < $1::timestamptz AND t.{processed} >= $2::timestamptz{only}
+	ORDER BY t.{processed} LIMIT $3
+) o
 WHERE o.at >= $4::timestamptz AND o.at < $5::timestamptz`)
 	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		result, _ := conn.Query(ctx, sql, before, from, rows, oldest, end)
+		result, _ := conn.Query(ctx, sql, next.before, next.from, next.most, oldest, end)
 		months, err = pgx.CollectRows(result, pgx.RowTo[time.Time])
 		return err
 	})

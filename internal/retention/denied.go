@@ -11,8 +11,7 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 )
 
-// withoutPrivileges has one error in place of all those that say that the role lacks a
-// privilege: it is one thing to put right.
+// withoutPrivileges replaces all errors about missing privileges with one: they have one remedy.
 func (r *pass) withoutPrivileges(all []error) []error {
 	var texts, grants []string
 	var others []error
@@ -35,7 +34,8 @@ func (r *pass) withoutPrivileges(all []error) []error {
 	if len(grants) > 0 {
 		advice += ", or as the tables' owner: " + strings.Join(grants, "; ")
 	}
-	return append(others, hint.Errorf(advice, "role %s may not archive and delete rows: %s", r.role, strings.Join(slices.Compact(texts), ", ")))
+	missing := strings.Join(slices.Compact(texts), ", ")
+	return append(others, hint.Errorf(advice, "role %s may not archive and delete rows: %s", r.role, missing))
 }
 
 // flat takes joined errors apart.

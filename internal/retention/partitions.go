@@ -19,8 +19,7 @@ const (
 	monthsCreatedAhead = 2
 	// oldestMonth bounds the months that get a partition where nothing is dropped.
 	oldestMonth = 10 * 365 * 24 * time.Hour
-	// defaultRows is how many rows are moved out of the default partition to make
-	// way for a month.
+	// defaultRows bounds the rows that are moved from the default partition into a new month.
 	defaultRows = 10_000
 	// partitionStatement bounds the statements that create a month: while it is
 	// attached, readers of the archive wait.
@@ -30,11 +29,11 @@ const (
 // archive is the archive table as it was found.
 type archive struct {
 	outbox.Table
-	unsorted string // the default partition, quoted, or nothing
-	owned    bool   // by that role: months can be created and dropped
+	unsorted string // the default partition, quoted, or ""
+	owned    bool   // by the role of this pass: months can be created and dropped
 }
 
-// findArchive leaves nil, and says so, where there is none.
+// findArchive sets r.archive. It leaves nil, with a note, where no archive can be used.
 func (r *pass) findArchive(ctx context.Context) error {
 	if r.opts.ArchiveAfter == 0 && r.opts.DropAfter == 0 {
 		return nil
@@ -45,26 +44,35 @@ func (r *pass) findArchive(ctx context.Context) error {
 	}
 	var a archive
 	var monthly bool
-	err = r.db.QueryRow(ctx, []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted}, `
-		SELECT n.nspname::text, c.relname::text, coalesce(pg_get_partkeydef(c.oid) = 'RANGE (occurred_at)', false),
-			pg_has_role(c.relowner, 'USAGE'), coalesce(format('%I.%I', dn.nspname, d.relname), '')
-		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_partitioned_table pt ON pt.partrelid = c.oid
-			LEFT JOIN pg_class d ON d.oid = pt.partdefid LEFT JOIN pg_namespace dn ON dn.oid = d.relnamespace
-		WHERE c.oid = to_regclass($1)`, r.tables.archive)
-	if err != nil {
+	into := []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted}
+	if err := r.db.QueryRow(ctx, into, archiveSQL, r.tables.archive); err != nil {
 		return fmt.Errorf("read %s: %w", fallback.Archive, err)
 	}
 	if !monthly {
-		r.note("table %s is not partitioned by occurred_at, as `walpost migrate up` makes it, so nothing is archived or dropped", fallback.Archive)
+		r.note("table %s is not partitioned by occurred_at, as `walpost migrate up` makes it, "+
+			"so nothing is archived or dropped", fallback.Archive)
 		return nil
 	}
 	r.archive = &a
 	return nil
 }
 
+// archiveSQL reads table $1: its name, whether it has months, whether this role owns it, its default
+// partition.
+const archiveSQL = `
+	SELECT n.nspname::text, c.relname::text,
+		coalesce(pg_get_partkeydef(c.oid) = 'RANGE (occurred_at)', false),
+		pg_has_role(c.relowner, 'USAGE'), coalesce(format('%I.%I', dn.nspname, d.relname), '')
+	FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		LEFT JOIN pg_partitioned_table pt ON pt.partrelid = c.oid
+		LEFT JOIN pg_class d ON d.oid = pt.partdefid LEFT JOIN pg_namespace dn ON dn.oid = d.relnamespace
+	WHERE c.oid = to_regclass($1)`
+
+// mayAlter reports whether this role owns the archive, and notes where it does not.
 func (r *pass) mayAlter(a *archive) bool {
 	if !a.owned {
-		r.note("role %s does not own %s, so no month is created or dropped: let the owner run `walpost retention`, or make it the owner", r.role, fallback.Archive)
+		r.note("role %s does not own %s, so no month is created or dropped: "+
+			"let the owner run `walpost retention`, or make it the owner", r.role, fallback.Archive)
 	}
 	return a.owned
 }
@@ -73,7 +81,8 @@ func (r *pass) mayAlter(a *archive) bool {
 const partitionsSQL = `SELECT format('%I.%I', n.nspname, c.relname) AS name, c.relname::text AS relname,
 		coalesce((regexp_match(bound, 'FROM \(''(.*?)''\)'))[1]::timestamptz, '-infinity') AS lower,
 		coalesce((regexp_match(bound, 'TO \(''(.*?)''\)'))[1]::timestamptz, 'infinity') AS upper
-	FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace,
+	FROM pg_inherits i
+		JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace,
 		LATERAL pg_get_expr(c.relpartbound, c.oid) AS bound
 	WHERE i.inhparent = to_regclass($1) AND bound <> 'DEFAULT'`
 
@@ -82,9 +91,8 @@ func monthOf(t time.Time) time.Time {
 	return time.Date(t.Year(), t.Month(), 1, 0, 0, 0, 0, time.UTC)
 }
 
-// horizon is the time of the rows that get a month: from the oldest that is kept
-// to the end of the newest that is created ahead. All others are odd, and go to
-// the default partition.
+// horizon bounds the times for which months are created: from the oldest month that is kept to the end of the
+// newest that is created ahead. Rows of other times go to the default partition.
 func (r *pass) horizon() (from, to time.Time) {
 	age := oldestMonth
 	if r.opts.DropAfter > 0 {
@@ -93,8 +101,8 @@ func (r *pass) horizon() (from, to time.Time) {
 	return monthOf(r.now.Add(-age)), monthOf(r.now).AddDate(0, monthsCreatedAhead+1, 0)
 }
 
-// createAhead creates the present month and the next ones, so that they are there
-// before any row is: a month without rows costs nobody a wait.
+// createAhead creates the present month and the next ones before they have rows: then no row has to leave the
+// default partition, and no reader waits.
 func (r *pass) createAhead(ctx context.Context, a *archive) error {
 	for i := 0; r.mayAlter(a) && i <= monthsCreatedAhead; i++ {
 		if _, err := r.ensureMonth(ctx, a, monthOf(r.now).AddDate(0, i, 0)); err != nil {
@@ -104,10 +112,9 @@ func (r *pass) createAhead(ctx context.Context, a *archive) error {
 	return nil
 }
 
-// ensureMonth creates the partition of a month unless it is there. It reports
-// false where the month's rows had better wait for the next pass. Where the month
-// cannot be created at all it says so and reports true: the default partition
-// takes the rows.
+// ensureMonth creates the partition of a month unless it exists. It returns false where it got no lock: the
+// month's rows then wait for the next pass. Where the month cannot be created at all, it notes that and
+// returns true: the default partition takes the rows.
 func (r *pass) ensureMonth(ctx context.Context, a *archive, month time.Time) (ready bool, err error) {
 	if ready, known := r.months[month]; known {
 		return ready, nil
@@ -115,7 +122,8 @@ func (r *pass) ensureMonth(ctx context.Context, a *archive, month time.Time) (re
 	defer func() { r.months[month] = ready }()
 	name := fmt.Sprintf("%s_%s", a.Name, month.Format("2006_01"))
 	var there bool
-	err = r.db.QueryRow(ctx, []any{&there}, `SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
+	err = r.db.QueryRow(ctx, []any{&there},
+		`SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
 		a.SQL(), month, month.AddDate(0, 1, 0))
 	if err != nil {
 		return false, fmt.Errorf("look for %s: %w", name, err)
@@ -129,9 +137,11 @@ func (r *pass) ensureMonth(ctx context.Context, a *archive, month time.Time) (re
 		r.report.Created = append(r.report.Created, name)
 		return true, nil
 	case blocked(err):
-		r.note("%s is left to the next pass, with the rows that belong there: somebody reads or alters the archive (%v)", name, err)
+		r.note("%s is left to the next pass, with the rows that belong there: "+
+			"somebody reads or alters the archive (%v)", name, err)
 		return false, nil
-	case errors.Is(err, errCrowded), code == pgerrcode.DuplicateTable, code == pgerrcode.InsufficientPrivilege,
+	case errors.Is(err, errCrowded),
+		code == pgerrcode.DuplicateTable, code == pgerrcode.InsufficientPrivilege,
 		code == pgerrcode.QueryCanceled: // the default partition is too large to be searched
 		r.note("%s cannot be created, so its rows go to the default partition: %v", name, err)
 		return true, nil
@@ -141,23 +151,26 @@ func (r *pass) ensureMonth(ctx context.Context, a *archive, month time.Time) (re
 
 var errCrowded = fmt.Errorf("the default partition holds more than %d rows of that month", defaultRows)
 
-// createMonth fills the month with the rows of its range that the default
-// partition holds, and attaches it, in one transaction. Attached, and not created
-// as a partition: so it waits for those only who use the default partition.
+// createMonth creates a table, moves the month's rows into it from the default partition, and attaches it, in
+// one transaction. ATTACH PARTITION, unlike CREATE TABLE ... PARTITION OF, waits only for transactions that
+// use the default partition.
 func (r *pass) createMonth(ctx context.Context, a *archive, name string, month time.Time) error {
 	from, to := bound(month), bound(month.AddDate(0, 1, 0))
 	return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL statement_timeout = %d; CREATE TABLE %s (LIKE %s INCLUDING ALL)`,
-			partitionStatement.Milliseconds(), name, a.SQL()))
+		_, err := tx.Exec(ctx, fmt.Sprintf(`
+			SET LOCAL statement_timeout = %d;
+			CREATE TABLE %s (LIKE %s INCLUDING ALL)`, partitionStatement.Milliseconds(), name, a.SQL()))
 		if err != nil {
 			return err
 		}
 		if a.unsorted != "" {
-			if err := makeWay(ctx, tx, a.unsorted, name, fmt.Sprintf(`occurred_at >= %s AND occurred_at < %s`, from, to)); err != nil {
+			span := fmt.Sprintf(`occurred_at >= %s AND occurred_at < %s`, from, to)
+			if err := moveRows(ctx, tx, a.unsorted, name, span); err != nil {
 				return err
 			}
 		}
-		_, err = tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)`, a.SQL(), name, from, to))
+		_, err = tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)`,
+			a.SQL(), name, from, to))
 		if err == nil {
 			_, err = tx.Exec(ctx, pg.ShowPath)
 		}
@@ -165,10 +178,11 @@ func (r *pass) createMonth(ctx context.Context, a *archive, name string, month t
 	})
 }
 
-// makeWay moves the rows of a span, if they are not too many for one statement.
-func makeWay(ctx context.Context, tx pgx.Tx, from, to, span string) error {
+// moveRows moves the rows of a span. It fails with [errCrowded] where they are too many for one statement.
+func moveRows(ctx context.Context, tx pgx.Tx, from, to, span string) error {
 	var n int
-	err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s WHERE %s LIMIT %d) x`, from, span, defaultRows+1)).Scan(&n)
+	err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s WHERE %s LIMIT %d) x`,
+		from, span, defaultRows+1)).Scan(&n)
 	if err != nil || n == 0 {
 		return err
 	}
@@ -176,12 +190,18 @@ func makeWay(ctx context.Context, tx pgx.Tx, from, to, span string) error {
 		return errCrowded
 	}
 	var columns string // by name: a table that was attached may have them in another order
-	err = tx.QueryRow(ctx, `SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped
-		AND attgenerated = ''`, to).Scan(&columns)
+	err = tx.QueryRow(ctx, `SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute
+		WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''`,
+		to).Scan(&columns)
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, fmt.Sprintf(`WITH moved AS (DELETE FROM %s WHERE %s RETURNING *), here AS (INSERT INTO %s (%[4]s) SELECT %[4]s FROM moved RETURNING 1)
+	_, err = tx.Exec(ctx, fmt.Sprintf(`
+		WITH moved AS (
+			DELETE FROM %s WHERE %s RETURNING *
+		), here AS (
+			INSERT INTO %s (%[4]s) SELECT %[4]s FROM moved RETURNING 1
+		)
 		SELECT count(*) FROM here WHERE %[5]s`, from, span, to, columns, pg.OwnPath))
 	if err == nil {
 		_, err = tx.Exec(ctx, pg.HidePath)

@@ -14,9 +14,9 @@ import (
 	"github.com/walpost/walpost/internal/pg"
 )
 
-// purgeArchive drops the months of which every row was processed long enough ago,
-// and deletes such rows from the default partition. The archive takes processed
-// rows only (NOT NULL), so no other can go with it.
+// purgeArchive drops the months whose rows were all processed longer than DropAfter ago, and deletes such
+// rows from the default partition. The archive's processed_at is NOT NULL: a row that is not processed cannot
+// be lost here.
 func (r *pass) purgeArchive(ctx context.Context) error {
 	a := r.archive
 	if r.opts.DropAfter == 0 || a == nil {
@@ -31,9 +31,11 @@ func (r *pass) purgeArchive(ctx context.Context) error {
 }
 
 func (r *pass) purgeDefault(ctx context.Context, a *archive, before time.Time) error {
-	err := r.sweep(ctx, sweep{from: a.unsorted, column: "processed_at", before: before, count: &r.report.Purged})
+	old := sweep{from: a.unsorted, column: "processed_at", before: before, count: &r.report.Purged}
+	err := r.sweep(ctx, old)
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
-		err = hint.Wrap(err, fmt.Sprintf("as the owner: GRANT SELECT, UPDATE, DELETE ON %s TO %s", a.unsorted, r.role))
+		err = hint.Wrap(err, fmt.Sprintf("as the owner: GRANT SELECT, UPDATE, DELETE ON %s TO %s",
+			a.unsorted, r.role))
 	}
 	if err != nil {
 		return r.settle(fmt.Errorf("delete old rows of %s: %w", a.unsorted, err))
@@ -45,7 +47,9 @@ func (r *pass) dropMonths(ctx context.Context, a *archive, before time.Time) err
 	type month struct{ SQL, Name string }
 	var months []month
 	err := r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		result, _ := conn.Query(ctx, `SELECT m.name, m.relname FROM (`+partitionsSQL+`) m WHERE m.upper <= $2 ORDER BY m.upper`, a.SQL(), before)
+		result, _ := conn.Query(ctx,
+			`SELECT m.name, m.relname FROM (`+partitionsSQL+`) m WHERE m.upper <= $2 ORDER BY m.upper`,
+			a.SQL(), before)
 		months, err = pgx.CollectRows(result, pgx.RowToStructByPos[month])
 		return err
 	})
@@ -65,7 +69,8 @@ func (r *pass) dropMonths(ctx context.Context, a *archive, before time.Time) err
 		case pgerrcode.InsufficientPrivilege:
 			err = hint.Wrap(err, fmt.Sprintf("ALTER TABLE %s OWNER TO %s", m.SQL, r.role))
 		case pgerrcode.DependentObjectsStillExist:
-			err = hint.Wrap(err, "DROP TABLE "+m.SQL+" says what depends on it: drop that, or detach the month")
+			err = hint.Wrap(err,
+				"DROP TABLE "+m.SQL+" says what depends on it: drop that, or detach the month")
 		}
 		if err != nil {
 			all = append(all, r.settle(fmt.Errorf("drop %s: %w", m.Name, err)))
@@ -74,17 +79,19 @@ func (r *pass) dropMonths(ctx context.Context, a *archive, before time.Time) err
 	return errors.Join(all...)
 }
 
-// dropMonth looks at the rows while nobody can add one. The lock that all readers
-// would wait for is the last thing it takes.
+// dropMonth checks the rows under a lock that keeps others from adding one. The DROP comes last: readers of
+// the archive wait for its lock.
 func (r *pass) dropMonth(ctx context.Context, name string, before time.Time) (old bool, err error) {
 	err = r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `LOCK TABLE `+name+` IN SHARE MODE`); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM `+name+` WHERE processed_at >= $1)`, before).Scan(&old); err != nil || !old {
+		err := tx.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM `+name+` WHERE processed_at >= $1)`, before).
+			Scan(&old)
+		if err != nil || !old {
 			return err
 		}
-		_, err := tx.Exec(ctx, `DROP TABLE `+name)
+		_, err = tx.Exec(ctx, `DROP TABLE `+name)
 		return err
 	})
 	return old && err == nil, err

@@ -1,5 +1,5 @@
 // Package retention moves processed rows to the archive, creates and drops the archive's months, and deletes
-// expired idempotency keys. A pass has a connection of its own, and works beside a relay or without one.
+// expired idempotency keys. A pass opens its own connection, and works beside a relay or without one.
 package retention
 
 import (
@@ -30,8 +30,7 @@ type Options struct {
 	// DropAfter is how long after it was processed a row may leave the archive; at
 	// least ArchiveAfter. 0: the archive keeps everything.
 	DropAfter time.Duration
-	// Progress, where it is set, is called after each batch and may not keep the
-	// report.
+	// Progress may be nil. It is called after each batch, and must not keep the report.
 	Progress func(*Report)
 }
 
@@ -50,9 +49,8 @@ type Report struct {
 	missing []string // those notes that only say that a table does not exist
 }
 
-// Complaints are what somebody has to put right before a pass can do all its
-// work. That a table does not exist, or that an outbox is none to archive, is as
-// somebody wanted it.
+// Complaints are the obstacles that an operator has to remove before a pass can do all its work. A missing
+// table is a choice, and so is an outbox that is not archived: neither is listed.
 func (r *Report) Complaints() []string {
 	var all []string
 	for _, t := range r.Tables {
@@ -84,19 +82,19 @@ type TableReport struct {
 // months of the archive are created ahead and dropped when they are old, and
 // expired idempotency keys are deleted.
 //
-// A row that is not processed is never touched. Every batch is a transaction of
-// its own: a pass may end anywhere, and the next one goes on from there. It waits
-// half a second at most for any lock; what it cannot get is left to the next
-// pass, with a note, and is no error. Only one pass runs at a time in a database.
+// A row that is not processed is never touched. Each batch is one transaction: a pass may end anywhere, and
+// the next one goes on from there. It waits half a second at most for a lock. Work behind a lock that it did
+// not get is left to the next pass, with a note and without an error. Only one pass runs at a time in a
+// database.
 //
-// It returns what it has done beside any error, and goes on after an error that
-// concerns one table only. When ctx is done it ends at once: the present batch is
-// taken back.
+// The report is returned beside any error. A pass goes on after an error that concerns one table only. When
+// ctx is done it ends at once: the present batch is rolled back.
 func Run(ctx context.Context, cfg fallback.Config, opts Options) (*Report, error) {
 	r := &pass{opts: opts, months: map[time.Time]bool{}}
 	r.report = &Report{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Notes: []string{}}
 	if opts.DropAfter > 0 && opts.DropAfter < opts.ArchiveAfter {
-		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s", opts.DropAfter, opts.ArchiveAfter)
+		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s",
+			opts.DropAfter, opts.ArchiveAfter)
 	}
 	db, err := fallback.Open(ctx, cfg)
 	if err != nil {
@@ -109,20 +107,21 @@ func Run(ctx context.Context, cfg fallback.Config, opts Options) (*Report, error
 	}
 	defer r.end(ctx)
 	var all []error
-	for _, part := range []func(context.Context) error{r.findArchive, r.archiveRows, r.purgeArchive, r.expireKeys} {
+	parts := []func(context.Context) error{r.findArchive, r.archiveRows, r.purgeArchive, r.expireKeys}
+	for _, part := range parts {
 		all = append(all, part(ctx))
 		if ctx.Err() != nil || !db.Alive() {
 			break
 		}
 	}
 	err = errors.Join(r.withoutPrivileges(flat(all))...)
-	if err == nil && ctx.Err() != nil { // it ended between two statements
+	if err == nil && ctx.Err() != nil { // ctx ended between two statements
 		err = fmt.Errorf("finish pass: %w", ctx.Err())
 	}
 	return r.report, err
 }
 
-// pass is one of retention. It has a connection of its own, and nothing else uses it.
+// pass is one run of retention. Nothing else uses its connection.
 type pass struct {
 	db      *fallback.DB
 	tables  ownTables
@@ -131,10 +130,10 @@ type pass struct {
 	now     time.Time          // the database's clock when the pass began
 	role    string             // our own, quoted
 	archive *archive           // nil where there is none
-	months  map[time.Time]bool // whether rows can go there; those that were looked for
+	months  map[time.Time]bool // the months looked for: whether rows can go there
 }
 
-// ownTables are walpost's own tables with their schemas, quoted, as the connection has found them.
+// ownTables are walpost's tables with the schemas in which the connection found them, quoted.
 type ownTables struct{ archive, keys string }
 
 func (r *pass) findTables(ctx context.Context, schema string) error {
@@ -151,7 +150,9 @@ func (r *pass) findTables(ctx context.Context, schema string) error {
 const statementLimit = 20 * time.Second
 
 func (r *pass) begin(ctx context.Context, schema string) error {
-	err := r.db.Unbind(ctx) // it holds no lock that a statement's end may not cost
+	// A cancelled statement may end this connection: its lock is not the relay's. A crash of the server may
+	// roll the last batches back: the next pass moves them again.
+	err := r.db.Unbind(ctx)
 	if err == nil {
 		err = r.db.Limit(ctx, statementLimit)
 	}
@@ -161,30 +162,31 @@ func (r *pass) begin(ctx context.Context, schema string) error {
 	if err = r.findTables(ctx, schema); err != nil {
 		return err
 	}
-	// A batch is one transaction: what a crash of the server takes back is moved
-	// again. Batches are read off an index in its order, whatever the statistics say;
-	// any other plan reads the whole backlog for each.
+	// A batch is read from an index in its order, whatever the statistics say: any other plan reads the whole
+	// backlog for each batch.
 	err = r.exec(ctx, `SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC';
 		SET enable_bitmapscan = off; SET enable_sort = off; SET plan_cache_mode = force_custom_plan`)
 	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
 	}
 	var locked, readOnly bool
-	err = r.db.QueryRow(ctx, []any{&locked, &r.now, &readOnly, &r.role}, `SELECT pg_try_advisory_lock(hashtextextended('walpost/retention', 0)), now(),
-		current_setting('transaction_read_only')::bool, quote_ident(current_user)`)
+	err = r.db.QueryRow(ctx, []any{&locked, &r.now, &readOnly, &r.role}, `
+		SELECT pg_try_advisory_lock(hashtextextended('walpost/retention', 0)), now(),
+			current_setting('transaction_read_only')::bool, quote_ident(current_user)`)
 	if err != nil {
 		return fmt.Errorf("take advisory lock: %w", err)
 	}
 	if readOnly {
-		return hint.Errorf("point postgres.url at the primary", "archive rows: this server is a standby or read-only")
+		return hint.Errorf("point postgres.url at the primary",
+			"archive rows: this server is a standby or read-only")
 	}
 	r.now = r.now.UTC()
 	r.report.Busy = !locked
 	return nil
 }
 
-// end gives the lock back. The end of the connection would do that too, but a
-// moment later, and the next pass may come at once.
+// end releases the lock. Closing the connection would release it a moment later, and the next pass may begin
+// at once.
 func (r *pass) end(ctx context.Context) {
 	_ = r.exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock_all()`)
 }
@@ -202,24 +204,25 @@ func (r *pass) note(format string, args ...any) {
 	}
 }
 
-// settle turns a failure that passes by itself into a note.
+// settle turns a failure that the next pass may not meet into a note.
 func (r *pass) settle(err error) error {
-	if !blocked(err) && pg.Code(err) != pgerrcode.QueryCanceled { // the statement took too long
+	tooLong := pg.Code(err) == pgerrcode.QueryCanceled
+	if !blocked(err) && !tooLong {
 		return err
 	}
 	r.note("left to the next pass: %v", err)
 	return nil
 }
 
-// blocked: lock_not_available, deadlock_detected.
+// blocked reports whether a lock was not to be had.
 func blocked(err error) bool {
 	return pg.Code(err) == pgerrcode.LockNotAvailable || pg.Code(err) == pgerrcode.DeadlockDetected
 }
 
-// exists reports whether a table of walpost's own is there, and says so where
-// it is not.
+// exists reports whether one of walpost's tables exists, and notes where it does not.
 func (r *pass) exists(ctx context.Context, table, qualified, without string) (has bool, err error) {
-	if err := r.db.QueryRow(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified); err != nil {
+	err = r.db.QueryRow(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified)
+	if err != nil {
 		return false, fmt.Errorf("look for %s: %w", table, err)
 	}
 	if !has {
@@ -234,7 +237,8 @@ func (r *pass) expireKeys(ctx context.Context) error {
 	if err != nil || !has {
 		return err
 	}
-	err = r.sweep(ctx, sweep{from: r.tables.keys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys})
+	expired := sweep{from: r.tables.keys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys}
+	err = r.sweep(ctx, expired)
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+IdempotencyKeys+" TO "+r.role)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/walpost/walpost/internal/pg"
 )
 
-// Batches grow to sweepRows while they are quick, and shrink while they are slow:
-// rows may be large. The first is small, because nothing is known of them.
+// Batches grow to sweepRows while they are quick, and shrink while they are slow: rows may be large. The
+// first is small, because the size of the rows is not known yet.
 const (
 	sweepFirst = 16
 	sweepRows  = 1000
@@ -22,43 +22,56 @@ const (
 	sweepSlow  = 250 * time.Millisecond
 )
 
-// sweep takes the rows out of a table whose time lies before a moment, oldest
-// first, and passes over those that somebody has locked.
+// sweep deletes the rows of a table whose time lies before a moment, oldest first. It skips locked rows.
 type sweep struct {
 	from   string // the table, quoted
 	column string // the time, quoted; the first column of an index
 	before time.Time
-	into   string // nothing, or a CTE after a comma that keeps the rows of "gone"
-	count  *int64 // is told of each row
-	// ahead, where it is set, is called before each batch with the time where the
-	// batch begins. It returns a condition over t for the rows that can go, or
-	// nothing.
+	into   string // "", or a comma and a CTE that keeps the rows of "gone"
+	count  *int64 // grows by each deleted row
+	// ahead may be nil. It is called before each batch with the time where the batch begins, and returns a
+	// condition over t for the rows that may go, or "".
 	ahead func(ctx context.Context, from pgtype.Timestamptz, rows int) (only string, err error)
-	// id, where it is set, is the quoted column by which refused is told of a row that makes
-	// its statement fail. The condition that ahead returns then leaves it out.
-	id      string
+	// refused may be nil. It is called with the id of a row that makes its statement fail; the condition that
+	// ahead returns then leaves the row out. An error ends the sweep.
 	refused func(id string, err error) error
+	id      string // the column for refused, quoted
 }
 
-// sql repeats the condition in the DELETE, which so cannot take a row that does
-// not meet it: partitions of an outbox each have their own ctids.
-func (s *sweep) sql(only string) string {
-	return strings.NewReplacer("{from}", s.from, "{column}", s.column, "{into}", s.into, "{only}", only).Replace(`
+// batchSQL deletes one batch. The DELETE repeats the condition, because rows of two partitions may have the
+// same ctid.
+func (s *sweep) batchSQL(only string) string {
+	return s.fill(only, `
 WITH old AS MATERIALIZED (
-	SELECT t.ctid AS place, t.{column} AS at FROM {from} t WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
+	SELECT t.ctid AS place, t.{column} AS at FROM {from} t
+	WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
 	ORDER BY t.{column} LIMIT $3 FOR UPDATE SKIP LOCKED
 ), gone AS (
-	DELETE FROM {from} t WHERE t.ctid = ANY (ARRAY(SELECT o.place FROM old o)) AND t.{column} < $1::timestamptz RETURNING t.*
+	DELETE FROM {from} t
+	WHERE t.ctid = ANY (ARRAY(SELECT o.place FROM old o)) AND t.{column} < $1::timestamptz RETURNING t.*
 ){into}
-SELECT (SELECT count(*) FROM old), (SELECT max(at)::timestamptz FROM old), (SELECT count(*) FROM gone) WHERE ` + pg.OwnPath)
+SELECT (SELECT count(*) FROM old), (SELECT max(at)::timestamptz FROM old), (SELECT count(*) FROM gone)
+WHERE `+pg.OwnPath)
 }
 
-// sweep runs until no row is left that can be taken, ctx is done or a statement
-// fails. Each batch begins where the last one ended: the rows before it are gone,
-// but as long as some transaction may still see them their index entries are not,
-// and to walk over them again and again would make the work quadratic.
+// nextIDSQL reads the id of the next row.
+func (s *sweep) nextIDSQL(only string) string {
+	return s.fill(only, `
+SELECT concat(t.{id}) FROM {from} t
+WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
+ORDER BY t.{column} LIMIT 1 FOR UPDATE SKIP LOCKED`)
+}
+
+func (s *sweep) fill(only, sql string) string {
+	return strings.NewReplacer("{from}", s.from, "{column}", s.column, "{into}", s.into, "{id}", s.id,
+		"{only}", only).Replace(sql)
+}
+
+// sweep runs until no row is left that it can take, ctx is done or a statement fails. Each batch begins where
+// the last one ended. While some transaction may still see the deleted rows, their index entries remain: to
+// read them in every batch would make the work quadratic.
 //
-// Where a row is refused, batches become smaller until it is alone, and go on behind it.
+// Where a row is refused, batches become smaller until the row is alone. The sweep goes on behind it.
 func (r *pass) sweep(ctx context.Context, s sweep) error {
 	rows := sweepFirst
 	from := pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}
@@ -101,30 +114,31 @@ func (r *pass) sweep(ctx context.Context, s sweep) error {
 	}
 }
 
-// take moves from to the last row that it has found.
-func (r *pass) take(ctx context.Context, s *sweep, only string, from *pgtype.Timestamptz, rows int) (found, gone int64, err error) {
+// take deletes one batch, and moves *from to the time of the last row that it found.
+func (r *pass) take(
+	ctx context.Context, s *sweep, only string, from *pgtype.Timestamptz, rows int,
+) (found, gone int64, err error) {
 	last := *from
-	err = r.db.QueryRow(ctx, []any{&found, &last, &gone}, s.sql(only), s.before, *from, rows)
+	err = r.db.QueryRow(ctx, []any{&found, &last, &gone}, s.batchSQL(only), s.before, *from, rows)
 	if err == nil {
 		*from = last
 	}
 	return found, gone, err
 }
 
-// refuse takes the next row by its id. Which one a batch of one row has met is not known:
-// somebody may have had others locked.
+// refuse takes the next row by its id. A failed batch of one row does not tell which row it met: it may have
+// skipped locked ones.
 func (r *pass) refuse(ctx context.Context, s *sweep, only string, from pgtype.Timestamptz) error {
 	var id string
-	err := r.db.QueryRow(ctx, []any{&id}, strings.NewReplacer("{from}", s.from, "{column}", s.column, "{id}", s.id, "{only}", only).Replace(
-		`SELECT concat(t.{id}) FROM {from} t WHERE t.{column} < $1::timestamptz AND t.{column} >= $2::timestamptz{only}
-		ORDER BY t.{column} LIMIT 1 FOR UPDATE SKIP LOCKED`), s.before, from)
+	err := r.db.QueryRow(ctx, []any{&id}, s.nextIDSQL(only), s.before, from)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	_, gone, err := r.take(ctx, s, only+fmt.Sprintf(" AND concat(t.%s) = %s", s.id, pg.QuoteLiteral(id)), &from, 1)
+	this := fmt.Sprintf(" AND concat(t.%s) = %s", s.id, pg.QuoteLiteral(id))
+	_, gone, err := r.take(ctx, s, only+this, &from, 1)
 	*s.count += gone
 	if err != nil && refusesRow(err) {
 		return s.refused(id, err)
@@ -132,8 +146,7 @@ func (r *pass) refuse(ctx context.Context, s *sweep, only string, from pgtype.Ti
 	return err
 }
 
-// refusesRow reports whether a statement failed for what one of its rows is: a value, a
-// constraint, a trigger, a limit.
+// refusesRow reports whether one row made the statement fail: a value, a constraint, a trigger, a limit.
 func refusesRow(err error) bool {
 	return pg.InClass(err, pg.DataException, pg.IntegrityConstraintViolation, pg.WithCheckOptionViolation,
 		pg.ProgramLimitExceeded, pg.PLpgSQLError)
@@ -149,7 +162,7 @@ func nextBatch(rows int, took time.Duration) int {
 	return rows
 }
 
-// pause leaves the server to the others for as long as the batch took.
+// pause leaves the server to its other clients for as long as the batch took.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
