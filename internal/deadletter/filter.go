@@ -12,12 +12,11 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Filter chooses dead letters: those that everything in it applies to. The zero
-// value lets all pass.
+// Filter chooses the dead letters that meet all its conditions. The zero value chooses all.
 type Filter struct {
 	IDs       []int64 // dead letter ids; nil is any
 	EventType string
-	// The aggregate, as text; AggregateID and TenantID "" is any.
+	// The aggregate, as text; "" is any.
 	AggregateType, AggregateID, TenantID string
 	Outbox                               string // "schema.table"
 	Class                                string // last_error begins with "<class>: "
@@ -27,18 +26,17 @@ type Filter struct {
 	// Limit is the greatest number of dead letters; zero is no limit.
 	Limit int
 
-	moment *moment // see Queue.Now; nil is when the filter is used
+	moment *moment // see Queue.Now; nil stands for the time when the filter is used
 }
 
-// moment is the server's time, and the newest dead letter's id then.
+// moment is a time by the server's clock, and the id of the newest dead letter then.
 type moment struct {
 	at   time.Time
 	upto int64
 }
 
-// where is the filter as a condition over the alias d. Dead letters that came
-// later are left out: a retry whose cause is still there makes new ones, and would
-// never end.
+// where is the filter as a condition over the alias d. It leaves out dead letters that came later: while the
+// cause remains, a retry makes new ones, and would never end.
 func (q *Queue) where(ctx context.Context, f Filter) (string, []any, error) {
 	f, err := q.now(ctx, f)
 	if err != nil {
@@ -57,7 +55,8 @@ func (q *Queue) where(ctx context.Context, f Filter) (string, []any, error) {
 		add("d.outbox = $%d", f.Outbox)
 	}
 	for field, want := range map[outbox.Field]string{
-		outbox.EventType: f.EventType, outbox.TenantID: f.TenantID, outbox.AggregateType: f.AggregateType, outbox.AggregateID: f.AggregateID,
+		outbox.EventType: f.EventType, outbox.TenantID: f.TenantID,
+		outbox.AggregateType: f.AggregateType, outbox.AggregateID: f.AggregateID,
 	} {
 		if want != "" {
 			add(q.field(field)+" = $%d", want)
@@ -75,16 +74,17 @@ func (q *Queue) where(ctx context.Context, f Filter) (string, []any, error) {
 	return strings.Join(conditions, " AND "), args, nil
 }
 
-// field is the SQL for a field's text. Where the configuration knows the outbox, the
-// original has what the dead letter's own column cannot hold.
+// field is the SQL for a field's text. It reads the original row where the outbox is configured: the dead
+// letter's column may have a type that cannot hold the value.
 func (q *Queue) field(f outbox.Field) string {
 	if f == outbox.EventType || f == outbox.AggregateType {
-		return fmt.Sprintf("d.%s", f) // text holds any
+		return fmt.Sprintf("d.%s", f) // a text column holds any value
 	}
 	cases := ""
 	for _, t := range q.cfg.Outboxes {
 		if t.Layout.Has(f) {
-			cases += fmt.Sprintf(" WHEN %s THEN d.original ->> %s", pg.QuoteLiteral(t.String()), pg.QuoteLiteral(t.Layout.Columns[f]))
+			cases += fmt.Sprintf(" WHEN %s THEN d.original ->> %s",
+				pg.QuoteLiteral(t.String()), pg.QuoteLiteral(t.Layout.Columns[f]))
 		}
 	}
 	if cases == "" {
@@ -93,8 +93,8 @@ func (q *Queue) field(f outbox.Field) string {
 	return fmt.Sprintf("coalesce(CASE d.outbox%s END, d.%s::text)", cases, f)
 }
 
-// Now is the filter for the dead letters that there are now: whatever it is used
-// for later, none that comes, or grows old enough, meanwhile is in it.
+// Now fixes the filter's time: however long its use takes, it chooses no dead letter that came, or grew old
+// enough, meanwhile.
 func (q *Queue) Now(ctx context.Context, f Filter) (Filter, error) {
 	f, err := q.now(ctx, f)
 	return f, q.explain(err, "read dead letters")
@@ -105,7 +105,8 @@ func (q *Queue) now(ctx context.Context, f Filter) (Filter, error) {
 		return f, nil
 	}
 	var m moment
-	err := q.conn.QueryRow(ctx, `SELECT now(), coalesce(max(dead_letter_id), 0) FROM `+q.table).Scan(&m.at, &m.upto)
+	err := q.conn.QueryRow(ctx, `SELECT now(), coalesce(max(dead_letter_id), 0) FROM `+q.table).
+		Scan(&m.at, &m.upto)
 	f.moment = &m
 	return f, err
 }
@@ -114,14 +115,17 @@ func (q *Queue) now(ctx context.Context, f Filter) (Filter, error) {
 // transaction, at a time.
 const deadLetterBatch = 250
 
-// walk reads the dead letters that pass the filter, in the order of their ids,
-// and hands them over page by page. Between two pages nothing is held.
-func walk[T interface{ key() int64 }](ctx context.Context, q *Queue, f Filter, columns string, do func([]T) error) error {
+// walk reads the dead letters that pass the filter, in the order of their ids, and hands them over page by
+// page. It holds no transaction between two pages.
+func walk[T interface{ key() int64 }](
+	ctx context.Context, q *Queue, f Filter, columns string, do func([]T) error,
+) error {
 	where, args, err := q.where(ctx, f)
 	if err != nil {
 		return err
 	}
-	sql := fmt.Sprintf(`SELECT %s FROM %s d WHERE %s AND d.dead_letter_id > $%d ORDER BY d.dead_letter_id LIMIT $%d`,
+	sql := fmt.Sprintf(`SELECT %s FROM %s d
+		WHERE %s AND d.dead_letter_id > $%d ORDER BY d.dead_letter_id LIMIT $%d`,
 		columns, q.table, where, len(args)+1, len(args)+2)
 	last := int64(0)
 	for left := f.Limit; ; {

@@ -1,5 +1,5 @@
-// Package deadletter is what the commands do with dead letters: list, show, retry and discard them, beside a relay
-// that may be running. How a row becomes one stands in package fallback, with the statements that take it out.
+// Package deadletter lists, shows, retries and discards dead letters for the commands. A relay may be running
+// meanwhile. Package fallback makes a row a dead letter.
 package deadletter
 
 import (
@@ -16,19 +16,16 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Config says where the dead letters are, and which outboxes they may go back
-// to.
+// Config says where the dead letters are, and to which outboxes they may go back.
 type Config struct {
 	fallback.Config
-	// Publication and Slot are asked for where a row can only go through the WAL
-	// (mark none).
+	// Publication and Slot are checked before a retry with mark none: only the WAL delivers its rows.
 	Publication string
 	Outboxes    []*outbox.Table
 }
 
-// Queue looks at dead letters, puts them back and discards them, beside a relay
-// that may be running: it takes no lock of the relay's and publishes nothing. It
-// is not safe for concurrent use, but any number may work at the same time.
+// Queue reads, retries and discards dead letters. It takes none of the relay's locks and publishes nothing: a
+// relay and other queues may work at the same time. A Queue is not safe for concurrent use.
 type Queue struct {
 	conn    *pgx.Conn
 	table   string // the dead letters, with their schema
@@ -36,16 +33,16 @@ type Queue struct {
 	targets map[string]*target
 }
 
-// Open connects. A statement waits half a minute for a lock, and otherwise as
-// long as it takes.
+// Open connects. A statement waits half a minute for a lock, and may otherwise take any time.
 func Open(ctx context.Context, cfg Config) (*Queue, error) {
 	conn, err := fallback.Connect(ctx, cfg.Config)
 	if err != nil {
 		return nil, err
 	}
-	// As on the relay's own connection: rows are looked up by key, and a policy
-	// that hides some is an error.
-	_, err = conn.Exec(ctx, `SET lock_timeout = '30s'; SET row_security = off;
+	// As on the relay's connection: rows are looked up by key, and a row security policy that would hide some
+	// is an error.
+	_, err = conn.Exec(ctx, `
+		SET lock_timeout = '30s'; SET row_security = off;
 		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off`)
 	var table string
 	if err == nil {
@@ -68,14 +65,14 @@ func findTable(ctx context.Context, conn *pgx.Conn, schema string) (string, erro
 	return found[0], nil
 }
 
-// Close gives up the connection.
+// Close closes the connection.
 func (q *Queue) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = q.conn.Close(ctx)
 }
 
-// Letter is one row of the dead letters. nil is NULL, or not known.
+// Letter is one dead letter. nil is NULL, or not known.
 type Letter struct {
 	ID            int64     `json:"dead_letter_id"`
 	Outbox        string    `json:"outbox"` // "schema.table"
@@ -94,23 +91,22 @@ type Letter struct {
 func (l Letter) key() int64 { return l.ID }
 
 const (
-	// listedChars is how much is read of a text in a list, in characters.
+	// listedChars bounds, in characters, what List reads of a text.
 	listedChars = 4096
-	// shownBytes is the longest value that Show reads, and shownOriginal the longest
-	// original, in bytes.
+	// shownBytes and shownOriginal bound, in bytes, the values and the original row that Show reads.
 	shownBytes    = 1 << 20
 	shownOriginal = 4 << 20
 )
 
 func (q *Queue) columns() string {
 	listed := func(text string) string { return fmt.Sprintf("left(%s, %d)", text, listedChars) }
-	return fmt.Sprintf("d.dead_letter_id, d.outbox, %s, %s, %s, %s, %s, d.attempts, d.failed_at, %s, now() - d.failed_at",
-		listed("d.row_id"), listed(q.field(outbox.EventType)), listed(q.field(outbox.TenantID)), listed(q.field(outbox.AggregateType)),
-		listed(q.field(outbox.AggregateID)), listed("d.last_error"))
+	return fmt.Sprintf("d.dead_letter_id, d.outbox, %s, %s, %s, %s, %s, "+
+		"d.attempts, d.failed_at, %s, now() - d.failed_at",
+		listed("d.row_id"), listed(q.field(outbox.EventType)), listed(q.field(outbox.TenantID)),
+		listed(q.field(outbox.AggregateType)), listed(q.field(outbox.AggregateID)), listed("d.last_error"))
 }
 
-// List hands the dead letters that pass the filter to each, oldest first, until
-// each returns an error.
+// List calls each with the dead letters that pass the filter, oldest first, until each returns an error.
 func (q *Queue) List(ctx context.Context, f Filter, each func(Letter) error) error {
 	err := walk(ctx, q, f, q.columns(), func(page []Letter) error {
 		for _, l := range page {
@@ -123,12 +119,12 @@ func (q *Queue) List(ctx context.Context, f Filter, each func(Letter) error) err
 	return q.explain(err, "list dead letters")
 }
 
-// Count counts the dead letters that pass the filter, whatever its limit, and
-// stops at most.
+// Count counts the dead letters that pass the filter, up to most. It ignores the filter's limit.
 func (q *Queue) Count(ctx context.Context, f Filter, most int) (n int, err error) {
 	where, args, err := q.where(ctx, f)
 	if err == nil {
-		sql := fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s d WHERE %s LIMIT %d) x`, q.table, where, most)
+		sql := fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s d WHERE %s LIMIT %d) x`,
+			q.table, where, most)
 		err = q.conn.QueryRow(ctx, sql, args...).Scan(&n)
 	}
 	return n, q.explain(err, "count dead letters")
@@ -137,18 +133,17 @@ func (q *Queue) Count(ctx context.Context, f Filter, most int) (n int, err error
 // Whole is a dead letter with the row that it was.
 type Whole struct {
 	Letter
-	// Payload is the row's, as its type renders it; nil where it is NULL, where the
-	// outbox is not configured and the payload not jsonb, or where it is longer than 1 MiB.
+	// Payload is the row's payload as text. nil: it is NULL, or longer than 1 MiB, or it is not jsonb and the
+	// outbox is not configured.
 	Payload *string
-	// Original is the row as it is stored, one JSON object; nil is none, or one of more
-	// than 4 MiB. Columns is the same taken apart. Size is its length in bytes.
+	// Original is the row as one JSON object, and Size its length in bytes. nil: there is none, or it is
+	// longer than 4 MiB.
 	Original []byte
 	Size     int
-	Columns  []Column
+	Columns  []Column // of the original
 }
 
-// Column is one value of a row, as its type renders it, and its length in bytes; nil is
-// NULL, or a value of more than 1 MiB.
+// Column is one value of a row as text, and its length in bytes. nil: it is NULL, or longer than 1 MiB.
 type Column struct {
 	Name  string
 	Value *string
@@ -159,23 +154,40 @@ type Column struct {
 func (q *Queue) Show(ctx context.Context, id int64) (*Whole, error) {
 	w := new(Whole)
 	l := &w.Letter
-	err := q.conn.QueryRow(ctx, fmt.Sprintf(`SELECT %s, CASE WHEN octet_length(%s) <= %d THEN %[2]s END,
-			CASE WHEN octet_length(d.original::text) <= %[4]d THEN d.original::text END, coalesce(octet_length(d.original::text), 0)
-		FROM %[5]s d WHERE d.dead_letter_id = $1`, q.columns(), q.field(outbox.Payload), shownBytes, shownOriginal, q.table), id).
-		Scan(&l.ID, &l.Outbox, &l.RowID, &l.EventType, &l.TenantID, &l.AggregateType, &l.AggregateID, &l.Attempts, &l.FailedAt,
-			&l.LastError, &l.Age, &w.Payload, &w.Original, &w.Size)
+	err := q.conn.QueryRow(ctx, q.showSQL(), id).Scan(
+		&l.ID, &l.Outbox, &l.RowID, &l.EventType, &l.TenantID, &l.AggregateType, &l.AggregateID,
+		&l.Attempts, &l.FailedAt, &l.LastError, &l.Age, &w.Payload, &w.Original, &w.Size)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, hint.Errorf("`walpost dlq list` shows those that are there", "there is no dead letter %d", id)
+		return nil, hint.Errorf("`walpost dlq list` shows those that are there",
+			"there is no dead letter %d", id)
 	}
 	if err == nil {
-		rows, _ := q.conn.Query(ctx, fmt.Sprintf(`SELECT e.key, CASE WHEN octet_length(e.value) <= %d THEN e.value END, coalesce(octet_length(e.value), 0)
-			FROM %s d, json_each_text(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END) e WHERE d.dead_letter_id = $1`, shownBytes, q.table), id)
+		rows, _ := q.conn.Query(ctx, q.originalSQL(), id)
 		w.Columns, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
 	}
 	return w, q.explain(err, "show dead letter")
 }
 
-// explain adds what was being done, and what helps.
+// showSQL reads dead letter $1 with its payload and its original row.
+func (q *Queue) showSQL() string {
+	return fmt.Sprintf(`
+		SELECT %s, CASE WHEN octet_length(%s) <= %d THEN %[2]s END,
+			CASE WHEN octet_length(d.original::text) <= %[4]d THEN d.original::text END,
+			coalesce(octet_length(d.original::text), 0)
+		FROM %[5]s d WHERE d.dead_letter_id = $1`,
+		q.columns(), q.field(outbox.Payload), shownBytes, shownOriginal, q.table)
+}
+
+// originalSQL reads the columns of dead letter $1's original row.
+func (q *Queue) originalSQL() string {
+	return fmt.Sprintf(`
+		SELECT e.key, CASE WHEN octet_length(e.value) <= %d THEN e.value END,
+			coalesce(octet_length(e.value), 0)
+		FROM %s d, json_each_text(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END) e
+		WHERE d.dead_letter_id = $1`, shownBytes, q.table)
+}
+
+// explain adds what failed, and a hint about missing privileges.
 func (q *Queue) explain(err error, doing string, privileges ...string) error {
 	if err == nil {
 		return nil

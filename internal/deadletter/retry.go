@@ -15,8 +15,8 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Outcome is what became of one dead letter. Err is nil where it was retried or
-// discarded; else it says why it is still there, unchanged.
+// Outcome is the result for one dead letter. Err is nil where it was retried or discarded. Otherwise the dead
+// letter is unchanged, and Err says why.
 type Outcome struct {
 	ID     int64
 	Outbox string
@@ -29,27 +29,30 @@ type entry struct {
 	ID      int64
 	Outbox  string
 	RowID   string
-	Columns []string // of the original; nil where it is none
+	Columns []string // of the original row; nil where it is not a JSON object
 }
 
 func (l entry) key() int64 { return l.ID }
 
+func (l entry) sameShape(other entry) bool {
+	return l.Outbox == other.Outbox && slices.Equal(l.Columns, other.Columns)
+}
+
 const entryColumns = `d.dead_letter_id, d.outbox, d.row_id,
 	ARRAY(SELECT json_object_keys(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END))`
 
-// Retry puts rows back into their outboxes under their own ids, with every value
-// as it was, no attempts and due at once, and deletes their dead letters in the
-// same transaction, a few hundred at a time, oldest first. The rows are recorded,
-// as held ones: the WAL may still bring what they were before, and so only the
-// table delivers them, behind what was inserted meanwhile. Where the layout has
-// no column for that, the WAL does.
+// Retry puts rows back into their outboxes, a few hundred in a transaction, oldest first, and deletes their
+// dead letters in the same transaction. A row keeps its id and its values; it has no attempts and is due at
+// once.
 //
-// A row that cannot be put back (its id is there again, its outbox is not
-// configured, the table refuses it) stays a dead letter, and the others go on.
-// Each dead letter that was there when Retry began is reported after its
-// transaction; one that somebody else took meanwhile is not. An error ends it,
-// and what was reported stays done: call it again. A dry run does the same and
-// takes it all back.
+// The rows are recorded as held: the WAL may still bring their first INSERT, and so only the table delivers
+// them, behind rows that were inserted meanwhile. Where the layout has no column for the record, the WAL
+// delivers them.
+//
+// A row that cannot be put back stays a dead letter: its id is in the table again, its outbox is not
+// configured, or the table refuses it. The others go on. Each dead letter that existed when Retry began is
+// reported after its transaction, unless another command took it meanwhile. After an error, the reported ones
+// stay done: call Retry again. A dry run does the same and rolls back.
 func (q *Queue) Retry(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
 	privileges := []string{"DELETE ON " + fallback.DeadLetters}
 	for _, t := range q.cfg.Outboxes {
@@ -65,8 +68,7 @@ func (q *Queue) Retry(ctx context.Context, f Filter, dryRun bool, report func(Ou
 	return q.explain(err, "retry dead letters", privileges...)
 }
 
-// Discard deletes dead letters for good, a few hundred in a transaction. It
-// reports as [Queue.Retry] does.
+// Discard deletes dead letters for good, a few hundred in a transaction. It reports as [Queue.Retry] does.
 func (q *Queue) Discard(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
 	err := walk(ctx, q, f, entryColumns, func(page []entry) error {
 		return q.change(ctx, page, dryRun, report, q.discard)
@@ -76,12 +78,14 @@ func (q *Queue) Discard(ctx context.Context, f Filter, dryRun bool, report func(
 
 var errDryRun = errors.New("dry run")
 
-// change runs one transaction and reports what it did.
-func (q *Queue) change(ctx context.Context, page []entry, dryRun bool, report func(Outcome),
+// change runs one transaction and reports its outcomes.
+func (q *Queue) change(
+	ctx context.Context, page []entry, dryRun bool, report func(Outcome),
 	do func(context.Context, pgx.Tx, []entry) ([]Outcome, error),
 ) error {
 	var outcomes []Outcome
-	err := pgx.BeginTxFunc(ctx, q.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+	committed := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	err := pgx.BeginTxFunc(ctx, q.conn, committed, func(tx pgx.Tx) (err error) {
 		if outcomes, err = do(ctx, tx, page); err == nil && dryRun {
 			return errDryRun
 		}
@@ -100,18 +104,20 @@ func (q *Queue) change(ctx context.Context, page []entry, dryRun bool, report fu
 }
 
 func (q *Queue) discard(ctx context.Context, tx pgx.Tx, page []entry) ([]Outcome, error) {
-	rows, _ := tx.Query(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s WHERE dead_letter_id = ANY($1::bigint[]) RETURNING dead_letter_id)
+	rows, _ := tx.Query(ctx, fmt.Sprintf(`
+		WITH gone AS (
+			DELETE FROM %s WHERE dead_letter_id = ANY($1::bigint[]) RETURNING dead_letter_id
+		)
 		SELECT dead_letter_id FROM gone WHERE %s`, q.table, pg.OwnPath), ids(page))
 	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	return outcomes(page, gone, nil), err
 }
 
-// retry keeps the order: rows of one shape go together only where they follow
-// each other.
+// retry keeps the order: only neighbours with the same columns go in one statement.
 func (q *Queue) retry(ctx context.Context, tx pgx.Tx, page []entry) (all []Outcome, err error) {
 	for rest := page; len(rest) > 0; {
 		n := 1
-		for n < len(rest) && rest[n].Outbox == rest[0].Outbox && slices.Equal(rest[n].Columns, rest[0].Columns) {
+		for n < len(rest) && rest[n].sameShape(rest[0]) {
 			n++
 		}
 		t, err := q.target(ctx, tx, rest[0].Outbox)
@@ -135,7 +141,7 @@ func ids(letters []entry) []int64 {
 	return all
 }
 
-// outcomes is err for those among the letters.
+// outcomes are those of the letters whose ids are among these, each with err.
 func outcomes(letters []entry, among []int64, err error) (all []Outcome) {
 	for _, l := range letters {
 		if slices.Contains(among, l.ID) {
@@ -145,8 +151,8 @@ func outcomes(letters []entry, among []int64, err error) (all []Outcome) {
 	return all
 }
 
-// take puts rows of one shape back, all of them at once where the table takes
-// all, or else half by half until it is known which ones it refuses.
+// take puts rows with the same columns back in one statement. Where the table refuses that, it tries each
+// half, down to the single rows that the table refuses.
 func (t *target) take(ctx context.Context, tx pgx.Tx, run []entry) ([]Outcome, error) {
 	sql, refusal := t.insertSQL(run[0].Columns)
 	if refusal != nil {
@@ -163,7 +169,8 @@ func (t *target) take(ctx context.Context, tx pgx.Tx, run []entry) ([]Outcome, e
 	case !rowsFault(err):
 		return nil, err
 	case len(run) == 1:
-		err = hint.Wrap(err, fmt.Sprintf("compare the table's columns and constraints with `walpost dlq show %d`", run[0].ID))
+		err = hint.Wrap(err, fmt.Sprintf(
+			"compare the table's columns and constraints with `walpost dlq show %d`", run[0].ID))
 		return outcomes(run, ids(run), err), nil
 	}
 	first, err := t.take(ctx, tx, run[:len(run)/2])
@@ -176,18 +183,20 @@ func (t *target) take(ctx context.Context, tx pgx.Tx, run []entry) ([]Outcome, e
 
 var (
 	errNotTaken   = errors.New("the table did not take the row: a trigger or a rule is in the way")
-	errOtherShard = hint.Errorf("retry it with the configuration of the relay whose shard it is: with mark none only the WAL that this one reads would hold it",
+	errOtherShard = hint.Errorf("retry it with the configuration of the relay whose shard it is: "+
+		"with mark none only the WAL that this one reads would hold it",
 		"the row is another shard's")
 )
 
-// rowsFault: another row may well succeed.
+// rowsFault reports whether the row itself caused the error: others may succeed.
 func rowsFault(err error) bool {
 	return errors.Is(err, errNotTaken) || errors.Is(err, errOtherShard) ||
-		pg.InClass(err, pg.DataException, pg.IntegrityConstraintViolation, pg.WithCheckOptionViolation, pg.PLpgSQLError)
+		pg.InClass(err, pg.DataException, pg.IntegrityConstraintViolation, pg.WithCheckOptionViolation,
+			pg.PLpgSQLError)
 }
 
-// put moves rows, and tells whose dead letters are gone. Deleting first settles
-// who moves a row where two try.
+// put moves rows and returns the ids of the deleted dead letters. The DELETE comes first: where two commands
+// try the same row, one of them deletes it and moves the row.
 func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64) (gone []int64, err error) {
 	var rows []string
 	err = tx.QueryRow(ctx, sql, letters).Scan(&gone, &rows)
@@ -203,10 +212,15 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 	if table.MarkOf(t.table).InTable() {
 		return gone, nil
 	}
+	// With mark none the WAL holds the INSERT, and the table keeps no row.
 	var deleted int
-	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s RETURNING 1)
+	err = tx.QueryRow(ctx, fmt.Sprintf(`
+		WITH gone AS (
+			DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s RETURNING 1
+		)
 		SELECT count(*)::int FROM gone WHERE %s`,
-		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), table.ShardSQL(t.table, "t"), pg.OwnPath), rows).Scan(&deleted)
+		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), table.ShardSQL(t.table, "t"), pg.OwnPath),
+		rows).Scan(&deleted)
 	if err == nil {
 		_, err = tx.Exec(ctx, pg.HidePath)
 	}
@@ -220,15 +234,18 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 	}
 }
 
-// others tells of those that were not moved: their rows are there again. Those
-// that somebody else has taken by now are not spoken of.
+// others adds the outcomes of rows that were not moved because their ids are in the table again. It leaves
+// out dead letters that another command took meanwhile.
 func (t *target) others(ctx context.Context, tx pgx.Tx, run []entry, done []int64) ([]Outcome, error) {
 	all := outcomes(run, done, nil)
 	if len(all) == len(run) {
 		return all, nil
 	}
-	rows, _ := tx.Query(ctx, fmt.Sprintf(`SELECT dead_letter_id FROM %s WHERE dead_letter_id = ANY($1::bigint[])`, t.letters), ids(run))
+	rows, _ := tx.Query(ctx, fmt.Sprintf(
+		`SELECT dead_letter_id FROM %s WHERE dead_letter_id = ANY($1::bigint[])`, t.letters), ids(run))
 	left, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	return append(all, outcomes(run, left, hint.Errorf("the outbox has taken this id again: compare the two, and discard the dead letter or take the row away",
-		"a row with this id is in the outbox"))...), err
+	exists := hint.Errorf("the outbox has taken this id again: compare the two, "+
+		"and discard the dead letter or take the row away",
+		"a row with this id is in the outbox")
+	return append(all, outcomes(run, left, exists)...), err
 }

@@ -20,17 +20,17 @@ type target struct {
 	table   *outbox.Table
 	letters string // the dead letters, with their schema
 	columns map[string]targetColumn
-	check   error // why none may; nil where they may
+	check   error // why no dead letter may go back; nil where they may
 }
 
-// retriedNote has the row deliver from the table, behind what was inserted meanwhile.
+// retriedNote marks the row as held: the table delivers it, behind rows that were inserted meanwhile.
 const retriedNote = table.Held + "a dead letter that is tried again"
 
 type targetColumn struct {
 	Name      string
-	Type      string // without a length: a value that is too long is an error and not cut
+	Type      string // without a length: a value that is too long is an error, and is not cut
 	Generated bool
-	Foreign   bool // not a type of PostgreSQL's own, nor a domain over one
+	Foreign   bool // neither a type in pg_catalog nor a domain over one
 }
 
 // target finds the outbox and reads its columns, once.
@@ -46,11 +46,14 @@ func (q *Queue) target(ctx context.Context, tx pgx.Tx, name string) (*target, er
 	}
 	q.targets[name] = t
 	if t.table == nil {
-		t.check = hint.Errorf("add it to outboxes in the configuration that this command reads", "outbox %q is not configured", name)
+		t.check = hint.Errorf("add it to outboxes in the configuration that this command reads",
+			"outbox %q is not configured", name)
 		return t, nil
 	}
-	rows, _ := tx.Query(ctx, `SELECT attname::text, format_type(atttypid, -1), attgenerated <> '', `+pg.ForeignTypeSQL("atttypid")+`
-		FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, t.table.SQL())
+	rows, _ := tx.Query(ctx, `
+		SELECT attname::text, format_type(atttypid, -1), attgenerated <> '', `+pg.ForeignTypeSQL("atttypid")+`
+		FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`,
+		t.table.SQL())
 	columns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[targetColumn])
 	if err != nil {
 		return nil, err
@@ -66,70 +69,76 @@ func (q *Queue) target(ctx context.Context, tx pgx.Tx, name string) (*target, er
 	return t, err
 }
 
-// carried tells why the WAL would not carry a row of a table whose rows nothing
-// else holds. It is asked for every batch: without a slot the row would be gone.
+// carriedSQL reports whether slot $1 can be read, and whether publication $2 carries the inserts of table
+// $3.$4.
+const carriedSQL = `
+	SELECT EXISTS (SELECT FROM pg_replication_slots
+			WHERE slot_name = $1 AND database = current_database() AND wal_status IS DISTINCT FROM 'lost'),
+		EXISTS (SELECT FROM pg_publication_tables JOIN pg_publication USING (pubname)
+			WHERE pubname = $2 AND pubinsert AND schemaname = $3 AND tablename = $4)`
+
+// carried returns why the WAL would not carry a row, with mark none. It is asked for every batch: without a
+// slot the row would be lost.
 func (q *Queue) carried(ctx context.Context, tx pgx.Tx, t *outbox.Table) (refusal, err error) {
 	if table.MarkOf(t).InTable() {
 		return nil, nil
 	}
 	var slot, published bool
-	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_replication_slots
-			WHERE slot_name = $1 AND database = current_database() AND wal_status IS DISTINCT FROM 'lost'),
-		EXISTS (SELECT FROM pg_publication_tables JOIN pg_publication USING (pubname)
-			WHERE pubname = $2 AND pubinsert AND schemaname = $3 AND tablename = $4)`, q.cfg.Slot, q.cfg.Publication, t.Schema, t.Name).Scan(&slot, &published)
+	err = tx.QueryRow(ctx, carriedSQL, q.cfg.Slot, q.cfg.Publication, t.Schema, t.Name).
+		Scan(&slot, &published)
 	switch {
 	case err != nil:
 		return nil, err
 	case !published:
-		refusal = hint.Errorf("run `walpost migrate up`", "publication %q does not carry %s, and with mark none only the WAL holds its rows", q.cfg.Publication, t)
+		refusal = hint.Errorf("run `walpost migrate up`",
+			"publication %q does not carry %s, and with mark none only the WAL holds its rows",
+			q.cfg.Publication, t)
 	case !slot:
-		refusal = hint.Errorf("start `walpost run` first, which creates it", "slot %q does not exist or is lost, and with mark none only the WAL holds the rows of %s", q.cfg.Slot, t)
+		refusal = hint.Errorf("start `walpost run` first, which creates it",
+			"slot %q does not exist or is lost, and with mark none only the WAL holds the rows of %s",
+			q.cfg.Slot, t)
 	}
 	return refusal, nil
 }
 
-// valueSQL is the column's value in an original of the table's. The owner of a type may define a cast of text to it,
-// which is not to be called: json_populate_record calls the type's input function.
+// valueSQL is the column's value in an original row. For a foreign type it calls json_populate_record, which
+// uses the type's input function: the type's owner may have defined a cast from text, which must not be
+// called.
 func (c targetColumn) valueSQL(original string, t *outbox.Table) string {
 	text := original + " ->> " + pg.QuoteLiteral(c.Name)
 	if !c.Foreign {
 		return fmt.Sprintf("(%s)::%s", text, c.Type)
 	}
-	return fmt.Sprintf("(json_populate_record(NULL::%s, json_build_object(%s, %s))).%s", t.SQL(), pg.QuoteLiteral(c.Name), text, outbox.QuoteIdent(c.Name))
+	return fmt.Sprintf("(json_populate_record(NULL::%s, json_build_object(%s, %s))).%s",
+		t.SQL(), pg.QuoteLiteral(c.Name), text, outbox.QuoteIdent(c.Name))
 }
 
 func (t *target) idType() string { return t.columns[t.table.Layout.Columns[outbox.ID]].Type }
 
-// insertSQL moves rows whose originals have these columns; columns that the
-// table got later take their defaults. It is built to fail where a value has
-// nowhere to go.
+// insertSQL moves rows whose originals have these columns. Columns that the table got later take their
+// defaults. It refuses an original with a column that the table lacks: the value would be lost.
 func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 	if t.check != nil {
 		return "", t.check
 	}
-	layout := &t.table.Layout
+	id := t.table.Layout.Columns[outbox.ID]
 	if slices.Contains(originals, fallback.OmittedKey) {
-		return "", hint.Errorf("if the row is still in its outbox, make it small enough there, with last_error = NULL, attempts = 0 and available_at = now(), "+
-			"and discard the dead letter", "the dead letter does not hold the whole row: it was too large")
+		return "", hint.Errorf("if the row is still in its outbox, make it small enough there, "+
+			"with last_error = NULL, attempts = 0 and available_at = now(), and discard the dead letter",
+			"the dead letter does not hold the whole row: it was too large")
 	}
-	if !slices.Contains(originals, layout.Columns[outbox.ID]) {
-		return "", hint.Errorf("correct outboxes[].layout, or discard it", "the dead letter has no column %q for the id", layout.Columns[outbox.ID])
+	if !slices.Contains(originals, id) {
+		return "", hint.Errorf("correct outboxes[].layout, or discard it",
+			"the dead letter has no column %q for the id", id)
 	}
-	fresh := map[string]string{}
-	record := "NULL"
-	if layout.Records() {
-		record = pg.QuoteLiteral(retriedNote)
-	}
-	for f, value := range map[outbox.Field]string{outbox.Attempts: "0", outbox.LastError: record, outbox.ProcessedAt: "NULL", outbox.AvailableAt: "now()"} {
-		if layout.Has(f) {
-			fresh[layout.Columns[f]] = value
-		}
-	}
+	fresh := t.freshValues()
 	var columns, values []string
 	for _, name := range originals {
 		c, ok := t.columns[name]
 		if !ok {
-			return "", hint.Errorf("add the column to the table again for as long as the retry takes, or discard the dead letter",
+			return "", hint.Errorf(
+				"add the column to the table again for as long as the retry takes, "+
+					"or discard the dead letter",
 				"table %s has no column %q any more", t.table, name)
 		}
 		if c.Generated {
@@ -141,8 +150,9 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		}
 		columns, values = append(columns, outbox.QuoteIdent(name)), append(values, value)
 	}
-	return strings.NewReplacer("{dead}", t.letters, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
-		"{idvalue}", t.columns[layout.Columns[outbox.ID]].valueSQL("d.original", t.table),
+	return strings.NewReplacer(
+		"{dead}", t.letters, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
+		"{idvalue}", t.columns[id].valueSQL("d.original", t.table),
 		"{columns}", strings.Join(columns, ", "), "{values}", strings.Join(values, ", ")).Replace(`
 WITH gone AS (
 	DELETE FROM {dead} d WHERE d.dead_letter_id = ANY($1::bigint[])
@@ -153,4 +163,23 @@ WITH gone AS (
 	SELECT {values} FROM gone g ORDER BY g.dead_letter_id RETURNING concat(t.{id}) AS id
 )
 SELECT ARRAY(SELECT dead_letter_id FROM gone), ARRAY(SELECT id FROM put) WHERE ` + pg.OwnPath), nil
+}
+
+// freshValues are the values, by column, that a retried row does not take from its original.
+func (t *target) freshValues() map[string]string {
+	layout := &t.table.Layout
+	record := "NULL"
+	if layout.Records() {
+		record = pg.QuoteLiteral(retriedNote)
+	}
+	fresh := map[string]string{}
+	for f, value := range map[outbox.Field]string{
+		outbox.Attempts: "0", outbox.LastError: record,
+		outbox.ProcessedAt: "NULL", outbox.AvailableAt: "now()",
+	} {
+		if layout.Has(f) {
+			fresh[layout.Columns[f]] = value
+		}
+	}
+	return fresh
 }
