@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// Database, Stream and Slot are what a benchmark works in.
+	// Database, Stream and Slot are the names of what a benchmark creates.
 	Database = "walpost_bench"
 	Stream   = "WALPOST_BENCH"
 	Slot     = "walpost_bench"
@@ -30,49 +30,45 @@ const (
 
 // Config says what is measured.
 type Config struct {
-	// PostgresURL is a server on which the role may create a database: a URL, or keywords
-	// and values. NATS is connected to the server, Domain is its JetStream domain.
+	// PostgresURL names a server on which the role may create a database: a URL, or keywords and values.
 	PostgresURL   string
-	PostgresFiles pg.Files // beside the URL: its password
-	NATS          *nats.Conn
-	Domain        string
-	// Replicas is the stream's.
-	Replicas int
-	// Rows is how many rows are drained, PerTx of them in each transaction, each with
-	// a payload of so many bytes.
+	PostgresFiles pg.Files   // the password, where the URL has none
+	NATS          *nats.Conn // to the server that has the streams
+	Domain        string     // its JetStream domain, or ""
+	Replicas      int        // of each stream
+	// Rows is the number of rows of a drain, PerTx that of each transaction, Payload the bytes of each
+	// payload.
 	Rows, PerTx, Payload int
-	// Marks and Batches are those that the relay drains with, each with each: none,
-	// delete, update; single, fast, atomic.
+	// The relay is measured with each of Marks (none, delete, update) and each of Batches (single, fast,
+	// atomic).
 	Marks, Batches []string
-	// Shards are numbers of relays that share the rows, from 1 on.
+	// Shards are numbers of relays that share the rows; 1 is one relay for all.
 	Shards []int
 	// Runs is how often each drain is repeated.
 	Runs int
-	// Binary has the source measured with binary tuples, too.
+	// Binary: pg_recvlogical is measured with binary tuples, too.
 	Binary bool
-	// DuplicateWindow is that of the streams for a kind of batches.
+	// DuplicateWindow is the streams' duplicate window for a kind of batches.
 	DuplicateWindow func(batch string) time.Duration
-	// Rates are the commits a second at which latency is measured, each for so long.
+	// Rates are the commits a second at which latency is measured, and For how long each is held.
 	Rates []int
 	For   time.Duration
-	// Migrate makes the tables in a database.
+	// Migrate creates the tables in a database.
 	Migrate func(ctx context.Context, url string) error
-	// Publication is the statement that makes a relay's publication.
+	// Publication is the statement that creates a relay's publication.
 	Publication func(Setting) (string, error)
-	// Command is `walpost run` with a setting as a process of its own, Relay the
-	// same in this one, which calls onStored at each PubAck with the time since the
-	// commit.
+	// Command is `walpost run` with a setting, as a process.
 	Command func(Setting) (*exec.Cmd, error)
-	Relay   func(ctx context.Context, s Setting, onStored func(time.Duration)) error
-	// Publish stores n messages as a relay does that reads events of a type and with a
-	// payload, so many in each transaction, in this process, and returns when all have
-	// their PubAck.
+	// Relay runs a relay in this process. It calls onStored at each PubAck with the time since the commit.
+	Relay func(ctx context.Context, s Setting, onStored func(time.Duration)) error
+	// Publish stores n messages with walpost's publisher in this process, as if they were rows with that
+	// event type and payload, perTx in each transaction. It returns when all have their PubAck.
 	Publish func(ctx context.Context, s Setting, eventType, payload string, n, perTx int) error
 	// Say is told what is being measured.
 	Say func(format string, args ...any)
 }
 
-// Run measures. What it has made in the servers it removes, also where it fails.
+// Run measures. It removes what it created in the servers, also after an error.
 func Run(ctx context.Context, cfg Config) (r *Report, err error) {
 	b := &bench{Config: cfg}
 	if b.js, err = b.jetStream(); err != nil {
@@ -107,8 +103,7 @@ type bench struct {
 	url    string // of the database
 	js     jetstream.JetStream
 	report *Report
-	// servers are the processes whose CPU time is counted, 0 where they are not on
-	// this machine.
+	// The process ids of the servers, whose CPU time is counted; 0 where they are not on this machine.
 	postgres, broker int
 }
 
@@ -126,14 +121,15 @@ func (b *bench) createDatabase(ctx context.Context) error {
 	}
 	defer conn.Close(ctx)
 	if _, err := conn.Exec(ctx, "CREATE DATABASE "+Database); err != nil {
-		return hint.Errorf("let the role create databases (ALTER ROLE ... CREATEDB), or drop the one that an earlier run has left: DROP DATABASE "+Database,
+		return hint.Errorf("let the role create databases (ALTER ROLE ... CREATEDB), "+
+			"or drop the one that an earlier run has left: DROP DATABASE "+Database,
 			"create a database for the benchmark: %w", err)
 	}
 	b.url, err = inDatabase(b.PostgresURL, Database)
 	return err
 }
 
-// inDatabase is a connection string with another database.
+// inDatabase is the connection string for another database.
 func inDatabase(conn, database string) (string, error) {
 	if !strings.Contains(conn, "://") {
 		return strings.TrimSpace(conn + " dbname=" + database), nil // the last one counts
@@ -149,7 +145,7 @@ func inDatabase(conn, database string) (string, error) {
 	return u.String(), nil
 }
 
-// remove drops what the benchmark has made.
+// remove drops what the benchmark created.
 func (b *bench) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -160,7 +156,8 @@ func (b *bench) remove(ctx context.Context) error {
 		return errors.Join(append(errs, err)...)
 	}
 	defer conn.Close(ctx)
-	_, err = conn.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = $1 AND NOT active`, Database)
+	_, err = conn.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name)
+		FROM pg_replication_slots WHERE database = $1 AND NOT active`, Database)
 	errs = append(errs, err)
 	_, err = conn.Exec(ctx, "DROP DATABASE IF EXISTS "+Database+" WITH (FORCE)")
 	return errors.Join(append(errs, err)...)
@@ -173,7 +170,8 @@ func (b *bench) identify(ctx context.Context) error {
 	}
 	defer conn.Close(ctx)
 	b.report.NATS = b.NATS.ConnectedServerVersion()
-	b.postgres, b.broker = listener(conn.PgConn().Conn().RemoteAddr().String()), listener(b.NATS.ConnectedAddr())
+	b.postgres = listener(conn.PgConn().Conn().RemoteAddr().String())
+	b.broker = listener(b.NATS.ConnectedAddr())
 	return conn.QueryRow(ctx, "SHOW server_version").Scan(&b.report.PostgreSQL)
 }
 
@@ -195,10 +193,10 @@ func (b *bench) exec(ctx context.Context, statements ...string) error {
 	return nil
 }
 
-// unsynced does without a flush for each transaction of the session.
+// unsynced spares the session a flush for each transaction.
 const unsynced = `SET synchronous_commit = off`
 
-// pad is what makes a payload of so many bytes: nothing that PostgreSQL could compress.
+// pad fills a payload up to its size, with text that PostgreSQL cannot compress.
 func pad(payload int) string {
 	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-"
 	random := rand.New(rand.NewPCG(1, 2))
@@ -209,7 +207,7 @@ func pad(payload int) string {
 	return string(b)
 }
 
-// fillSQL inserts rows, so many in each transaction.
+// fillSQL inserts rows, perTx in each transaction.
 func fillSQL(rows, perTx, payload int) string {
 	return fmt.Sprintf(`DO $$
 		BEGIN
@@ -256,10 +254,14 @@ func (b *bench) drains(ctx context.Context, run int) error {
 	return b.sinks(ctx, all[len(all)-1], run)
 }
 
-// patience is how long a relay may get nothing done.
+// patience is how long a relay may make no progress.
 const patience = time.Minute
 
-// settled waits for the marks, for as long as the relay has not ended.
+const unmarkedSQL = `SELECT count(*)::int FROM (
+	SELECT FROM public.outbox_messages WHERE processed_at IS NULL LIMIT 1
+) x`
+
+// settled waits for the marks. It fails when the relay ends before.
 func (b *bench) settled(ctx context.Context, mark string, ended func() error) error {
 	if mark == "none" {
 		return nil
@@ -277,7 +279,7 @@ func (b *bench) settled(ctx context.Context, mark string, ended func() error) er
 		if time.Since(begun) > patience {
 			return fmt.Errorf("the relay has stored every row, and some are not marked after %s", patience)
 		}
-		if err := conn.QueryRow(ctx, `SELECT count(*)::int FROM (SELECT FROM public.outbox_messages WHERE processed_at IS NULL LIMIT 1) x`).Scan(&left); err != nil {
+		if err := conn.QueryRow(ctx, unmarkedSQL).Scan(&left); err != nil {
 			return err
 		}
 		if !sleep.For(ctx, 10*time.Millisecond) {

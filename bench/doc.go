@@ -1,8 +1,10 @@
-// Package bench measures a relay between a PostgreSQL server and a NATS server, side
-// by side with what each of the two does without it: how fast the walsender lets the
-// same rows be read by a program that does nothing else, how fast JetStream takes the
-// same messages, how fast the relay drains the one into the other, how long a commit
-// takes to arrive, and what CPU time and memory that costs.
+// Package bench measures a relay between a PostgreSQL server and a NATS server:
 //
-// It works in a database and a stream of its own, and removes both.
+//   - how fast the relay delivers the rows of a backlog;
+//   - how fast pg_recvlogical reads the same rows from the walsender, without a relay;
+//   - how fast JetStream stores the same messages, without a relay;
+//   - how long a row takes from its commit to its PubAck and to a consumer;
+//   - the CPU time and the memory of all three.
+//
+// It creates a database and streams for that, and removes them.
 package bench

@@ -13,11 +13,10 @@ import (
 	"github.com/walpost/walpost/internal/sleep"
 )
 
-// Setting is what a relay is started with.
+// Setting is the configuration of a relay.
 type Setting struct {
 	URL, Mark, Batch string
-	// Index and Of say which part of the aggregates is the relay's, from 1 on; Of is 1
-	// where it has all of them.
+	// The relay has shard Index of Of, counted from 1. With Of 1 it has all aggregates.
 	Index, Of int
 }
 
@@ -36,7 +35,7 @@ func (s Setting) batches() string {
 	return ", " + s.Batch + " batches"
 }
 
-// suffix tells what is the relay's own from what is another's.
+// suffix tells the names of one relay from another's.
 func (s Setting) suffix() string {
 	if s.Of <= 1 {
 		return ""
@@ -44,16 +43,16 @@ func (s Setting) suffix() string {
 	return fmt.Sprintf("_%d", s.Index)
 }
 
-// Slot is the name of the relay's slot, and of its publication.
+// Slot is the name of the relay's slot and publication.
 func (s Setting) Slot() string { return Slot + s.suffix() }
 
 // Stream is the name of the relay's stream.
 func (s Setting) Stream() string { return Stream + s.suffix() }
 
-// Subject is the template of its subjects.
+// Subject is the template of the relay's subjects.
 func (s Setting) Subject() string { return "walpost_bench" + s.suffix() + ".{event_type}" }
 
-// Shard is the value of the configuration's key.
+// Shard is the value of the configuration key for the shard.
 func (s Setting) Shard() string {
 	if s.Of <= 1 {
 		return ""
@@ -71,16 +70,23 @@ func (s Setting) parts() []Setting {
 	return all
 }
 
-// prepare recreates streams and slots, empties the table and has the relays deliver some
-// rows, so that each finds its place as after an outage, and commits the backlog.
+// prepare recreates streams and slots and empties the table. The relays then deliver some rows, so that each
+// has a position in its stream, and the backlog is committed.
 func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	if err := b.deleteStreams(ctx); err != nil {
 		return err
 	}
 	statements := []string{
-		`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()`,
+		`SELECT pg_drop_replication_slot(slot_name)
+			FROM pg_replication_slots WHERE database = current_database()`,
 		`TRUNCATE public.outbox_messages, public.outbox_messages_dlq`,
-		`DO $$ DECLARE p name; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$`,
+		`DO $$
+			DECLARE p name;
+			BEGIN
+				FOR p IN SELECT pubname FROM pg_publication LOOP
+					EXECUTE format('DROP PUBLICATION %I', p);
+				END LOOP;
+			END $$`,
 	}
 	for _, part := range set.parts() {
 		if _, err := b.createStream(ctx, part); err != nil {
@@ -90,12 +96,12 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 		if err != nil {
 			return err
 		}
-		statements = append(statements, publication, fmt.Sprintf(`SELECT pg_create_logical_replication_slot('%s', 'pgoutput')`, part.Slot()))
+		slot := fmt.Sprintf(`SELECT pg_create_logical_replication_slot('%s', 'pgoutput')`, part.Slot())
+		statements = append(statements, publication, slot)
 	}
-	// Every relay has some of them.
 	some := 1
 	if set.Of > 1 {
-		some = 64 * set.Of
+		some = 64 * set.Of // enough for every relay to have one
 	}
 	if err := b.exec(ctx, append(statements, unsynced, fillSQL(some, some, b.Payload))...); err != nil {
 		return err
@@ -106,20 +112,23 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	return b.exec(ctx, unsynced, fillSQL(rows, b.PerTx, b.Payload), `CHECKPOINT`)
 }
 
-// createStream makes a relay's stream.
+// createStream creates a relay's stream.
 func (b *bench) createStream(ctx context.Context, set Setting) (jetstream.Stream, error) {
 	s, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
-		Name: set.Stream(), Subjects: []string{"walpost_bench" + set.suffix() + ".>"}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true, Duplicates: b.DuplicateWindow(set.Batch),
+		Name: set.Stream(), Subjects: []string{"walpost_bench" + set.suffix() + ".>"},
+		Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true,
+		Duplicates:        b.DuplicateWindow(set.Batch),
 		AllowBatchPublish: set.Batch == "fast", AllowAtomicPublish: set.Batch == "atomic",
 	})
 	if err != nil {
-		return nil, hint.Errorf("leave out the batches that the server does not know: fast ones need nats-server 2.14, atomic ones 2.12.1 (--batches single)",
+		return nil, hint.Errorf("leave out the batches that the server does not know: "+
+			"fast ones need nats-server 2.14, atomic ones 2.12.1 (--batches single)",
 			"create a stream for %s: %w", set, err)
 	}
 	return s, nil
 }
 
-// deleteStreams deletes every stream that a benchmark makes.
+// deleteStreams deletes every stream that a benchmark creates.
 func (b *bench) deleteStreams(ctx context.Context) error {
 	names := b.js.StreamNames(ctx)
 	var all []string
@@ -139,7 +148,7 @@ func (b *bench) deleteStreams(ctx context.Context) error {
 	return nil
 }
 
-// at is where a stream ends.
+// at is a stream and its last sequence at some time.
 type at struct {
 	jetstream.Stream
 	last uint64
@@ -156,7 +165,7 @@ func (b *bench) ends(ctx context.Context, set Setting) (all []at, err error) {
 	return all, nil
 }
 
-// drain has relays deliver what is pending, each as a process of its own.
+// drain starts the relays, each as a process, and waits until they have delivered the pending rows.
 func (b *bench) drain(ctx context.Context, set Setting, rows int) (m Measurement, err error) {
 	before, err := b.ends(ctx, set)
 	if err != nil {
@@ -196,7 +205,8 @@ func (b *bench) drain(ctx context.Context, set Setting, rows int) (m Measurement
 			err = fmt.Errorf("none for %s", patience)
 		}
 		if err != nil {
-			return m, fmt.Errorf("the relay has stored %d of %d rows and goes on no further: %w\n%s", n, rows, err, said(relays))
+			return m, fmt.Errorf("the relay has stored %d of %d rows and goes on no further: %w\n%s",
+				n, rows, err, said(relays))
 		}
 		if !sleep.For(ctx, 20*time.Millisecond) {
 			return m, context.Cause(ctx)
@@ -255,8 +265,7 @@ func tenths(ctx context.Context, s at, n uint64) (first, last time.Duration, err
 	return times[1].Sub(times[0]), times[3].Sub(times[2]), nil
 }
 
-// took is the time between the first and the last of n messages behind some places, as
-// the streams' timestamps say.
+// took is the time between the first and the last of n new messages, by the streams' timestamps.
 func took(ctx context.Context, streams []at, n uint64) (time.Duration, error) {
 	var first, last time.Time
 	var found uint64

@@ -13,12 +13,12 @@ import (
 	"github.com/walpost/walpost/internal/sleep"
 )
 
-// writers is how many sessions commit. One that comes too late for its next commit
-// makes up for it at once: a rate is a schedule and not a pause.
+// writers is how many sessions commit. A rate is a schedule: a session that is late for its next commit makes
+// it at once.
 const writers = 8
 
-// latency measures how long a row takes from its commit to its PubAck, and to a
-// consumer, while so many transactions of one row are committed in a second.
+// latency measures how long a row takes from its commit to its PubAck and to a consumer, while rate
+// transactions of one row are committed a second.
 func (b *bench) latency(ctx context.Context, rate int) error {
 	b.Say("latency at %d commits a second", rate)
 	set := Setting{URL: b.url, Mark: "delete", Batch: b.Batches[len(b.Batches)-1], Of: 1}
@@ -79,7 +79,8 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 		return relaying
 	}
 	if b.postgres == 0 {
-		b.report.note("the time to the PubAck is by two clocks, PostgreSQL's and this machine's: it holds what they differ by")
+		b.report.note("the time to the PubAck is by two clocks, PostgreSQL's and this machine's: " +
+			"it holds what they differ by")
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -89,13 +90,16 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 	return nil
 }
 
-// commits are when each commit was answered, by the row's number.
+// commits are the times when each commit was answered, by the row's number.
 type commits struct {
 	mu sync.Mutex
 	at []time.Time
 }
 
-// write commits rows for so long.
+const insertSQL = `INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+	VALUES ('bench', $1, '` + event + `', jsonb_build_object('n', $2::int, 'pad', $3::text))`
+
+// write commits rows at a rate for some time.
 func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits) error {
 	pad, n := pad(b.Payload), int(float64(rate)*d.Seconds())
 	begun := time.Now()
@@ -110,8 +114,8 @@ func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits
 			}
 			defer conn.Close(ctx)
 			for i := w; i < n; i += writers {
-				wait := time.Until(begun.Add(time.Duration(float64(i) / float64(rate) * float64(time.Second))))
-				if wait > 0 && !sleep.For(ctx, wait) {
+				due := time.Duration(float64(i) / float64(rate) * float64(time.Second))
+				if wait := time.Until(begun.Add(due)); wait > 0 && !sleep.For(ctx, wait) {
 					errs[w] = context.Cause(ctx)
 					return
 				}
@@ -119,9 +123,7 @@ func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits
 				if c != nil {
 					number = i
 				}
-				_, errs[w] = conn.Exec(ctx, `INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
-					VALUES ('bench', $1, '`+event+`', jsonb_build_object('n', $2::int, 'pad', $3::text))`, i%1000, number, pad)
-				if errs[w] != nil {
+				if _, errs[w] = conn.Exec(ctx, insertSQL, i%1000, number, pad); errs[w] != nil {
 					return
 				}
 				if c != nil {
@@ -136,7 +138,7 @@ func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits
 	return errors.Join(errs...)
 }
 
-// arrivals are when each row came to a consumer.
+// arrivals are the times when each row came to a consumer, by its number.
 type arrivals struct {
 	mu sync.Mutex
 	at map[int]time.Time
@@ -165,8 +167,8 @@ func (b *bench) consume(ctx context.Context) (*arrivals, error) {
 	return a, nil
 }
 
-// after is how long after its commit each row came. It may come before the client
-// knows of its commit.
+// after is how long after its commit each row came. A row that came before the COMMIT was answered counts as
+// 0.
 func (a *arrivals) after(c *commits) (all []time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

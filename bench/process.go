@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// process is a program whose CPU time and memory are to be known.
+// process is a program whose CPU time and memory are measured.
 type process struct {
 	cmd  *exec.Cmd
 	mu   sync.Mutex
@@ -34,7 +34,7 @@ func start(cmd *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
-// Write keeps the first part of what the program says.
+// Write keeps the first part of the program's output.
 func (p *process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,9 +63,9 @@ func (p *process) ended() error {
 	}
 }
 
-// stop ends the program, and notes the most memory that was resident so far, in bytes; 0
-// where the system does not say. What the system tells of a program that has ended counts
-// the memory of the process that started it, too.
+// stop ends the program. It first reads its greatest resident memory into p.peak, in bytes; 0 where the
+// system does not tell. After the end, the system's figure includes the memory of the process that started
+// it.
 func (p *process) stop() error {
 	p.peak = peak(p.cmd.Process.Pid)
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -84,7 +84,7 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// cpu is known when the program has ended.
+// cpu is the program's CPU time. The program must have ended.
 func (p *process) cpu() time.Duration {
 	s := p.cmd.ProcessState
 	return s.UserTime() + s.SystemTime()

@@ -33,23 +33,22 @@ type Drain struct {
 // Measurement is one run. Times are in nanoseconds.
 type Measurement struct {
 	Rows int `json:"rows"`
-	// Took is what the rate is made of: a relay's is from the first message to the last
-	// one, and to the last mark where there are marks.
+	// Took is the time that the rate is computed from: a relay's begins with its first message and ends with
+	// its last one, or with its last mark where it marks rows.
 	Took time.Duration `json:"took"`
 	// Whole begins with the start of the process.
 	Whole time.Duration `json:"whole,omitempty"`
-	// Relay, Postgres and Broker are CPU time, of the whole; 0 where it is not known.
+	// Relay, Postgres and Broker are the CPU time of the whole run; 0 where it is not known.
 	Relay    time.Duration `json:"relay_cpu"`
 	Postgres time.Duration `json:"postgres_cpu"`
 	Broker   time.Duration `json:"nats_cpu"`
-	RSS      int64         `json:"relay_rss"` // at most, in bytes; 0 is not known
-	// FirstTenth and LastTenth are the times of the first and the last tenth of the rows;
-	// 0 where they are not known.
+	RSS      int64         `json:"relay_rss"` // the greatest, in bytes; 0 is not known
+	// FirstTenth and LastTenth are how long the first and the last tenth of the rows took; 0 is not known.
 	FirstTenth time.Duration `json:"first_tenth,omitempty"`
 	LastTenth  time.Duration `json:"last_tenth,omitempty"`
 }
 
-// Latency is how long rows took at a rate.
+// Latency is how long rows took at a rate of commits.
 type Latency struct {
 	Rate     int       `json:"rate"`
 	Reached  float64   `json:"reached"` // commits a second
@@ -90,12 +89,12 @@ func (d *Drain) Rate() float64 {
 // CPU is the median of CPU seconds for a million rows: the client's, PostgreSQL's and
 // the NATS server's; 0 where it is not known.
 func (d *Drain) CPU() (client, postgres, broker float64) {
-	return d.perMillion(func(m Measurement) time.Duration { return m.Relay }), d.perMillion(func(m Measurement) time.Duration { return m.Postgres }),
+	return d.perMillion(func(m Measurement) time.Duration { return m.Relay }),
+		d.perMillion(func(m Measurement) time.Duration { return m.Postgres }),
 		d.perMillion(func(m Measurement) time.Duration { return m.Broker })
 }
 
-// Steadiness is the median of the last tenth's rate divided by the first one's, 0 where
-// it is not known.
+// Steadiness is the median of the last tenth's rate divided by the first one's; 0 where it is not known.
 func (d *Drain) Steadiness() float64 {
 	return median(each(d.Runs, func(m Measurement) float64 {
 		if m.LastTenth <= 0 {
@@ -120,7 +119,7 @@ func (r *Report) Source() float64 {
 	return 0
 }
 
-// Known is a figure with so many decimals, or "-" where it is 0 or infinite: not known.
+// Known is a figure with so many decimals, or "-" where it is not known: 0, infinite or not a number.
 func Known(decimals int, x float64) string {
 	if x == 0 || math.IsInf(x, 0) || math.IsNaN(x) {
 		return "-"
@@ -135,7 +134,9 @@ func (d *Drain) RSS() int64 {
 
 // perMillion is the median of CPU seconds for a million rows.
 func (d *Drain) perMillion(of func(Measurement) time.Duration) float64 {
-	return median(each(d.Runs, func(m Measurement) float64 { return of(m).Seconds() * 1e6 / float64(m.Rows) }))
+	return median(each(d.Runs, func(m Measurement) float64 {
+		return of(m).Seconds() * 1e6 / float64(m.Rows)
+	}))
 }
 
 func each[A, B any](all []A, do func(A) B) []B {
@@ -148,21 +149,27 @@ func each[A, B any](all []A, do func(A) B) []B {
 
 // Print writes the report as tables.
 func (r *Report) Print(w io.Writer) error {
-	fmt.Fprintf(w, "PostgreSQL %s, NATS %s, R%d: %d rows of %d bytes, %d in each transaction; medians of %d runs\n\n",
+	fmt.Fprintf(w, "PostgreSQL %s, NATS %s, R%d: "+
+		"%d rows of %d bytes, %d in each transaction; medians of %d runs\n\n",
 		r.PostgreSQL, r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, r.runs())
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "rows/s\tof source\tfrom start s\tlast/first tenth\tclient CPU s/M\tPostgreSQL s/M\tNATS s/M\tRSS MiB\t ")
+	fmt.Fprintln(t, "rows/s\tof source\tfrom start s\tlast/first tenth\t"+
+		"client CPU s/M\tPostgreSQL s/M\tNATS s/M\tRSS MiB\t ")
 	for _, d := range r.Drains {
 		client, postgres, broker := d.CPU()
-		fmt.Fprintf(t, "%.0f\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t %s\n", d.Rate(), Known(2, d.Rate()/r.Source()), Known(2, d.Whole().Seconds()), Known(2, d.Steadiness()),
-			Known(2, client), Known(2, postgres), Known(2, broker), Known(0, float64(d.RSS())/(1<<20)), d.Name)
+		fmt.Fprintf(t, "%.0f\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t %s\n",
+			d.Rate(), Known(2, d.Rate()/r.Source()), Known(2, d.Whole().Seconds()), Known(2, d.Steadiness()),
+			Known(2, client), Known(2, postgres), Known(2, broker),
+			Known(0, float64(d.RSS())/(1<<20)), d.Name)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	if len(r.Latencies) > 0 {
-		fmt.Fprintln(w, "\nTo PubAck from the commit's own timestamp, to a consumer from the answer to COMMIT, in milliseconds:")
-		fmt.Fprintln(t, "\ncommits/s\treached\tto PubAck p50\tp99\tp99.9\tmax\tto a consumer p50\tp99\tp99.9\tmax\t")
+		fmt.Fprintln(w, "\nTo PubAck from the commit's own timestamp, "+
+			"to a consumer from the answer to COMMIT, in milliseconds:")
+		fmt.Fprintln(t, "\ncommits/s\treached\tto PubAck p50\tp99\tp99.9\tmax\t"+
+			"to a consumer p50\tp99\tp99.9\tmax\t")
 		for _, l := range r.Latencies {
 			fmt.Fprintf(t, "%d\t%.0f\t%s%s\n", l.Rate, l.Reached, l.PubAck.cells(), l.Consumer.cells())
 		}

@@ -23,7 +23,7 @@ const (
 	nameBinary = "source: pg_recvlogical to nothing, binary tuples"
 )
 
-// sources measures how fast the server sends the rows to a reader that does nothing.
+// sources measures how fast the server sends the rows to a reader that drops them.
 func (b *bench) sources(ctx context.Context, run int) error {
 	all := []func() error{func() error { return b.source(ctx, nameSource) }}
 	if b.Binary {
@@ -35,7 +35,8 @@ func (b *bench) sources(ctx context.Context, run int) error {
 func (b *bench) source(ctx context.Context, name string, options ...string) error {
 	program := b.recvlogical()
 	if program == "" {
-		b.report.note("pg_recvlogical is neither on the PATH nor beside the server: the source was not measured")
+		b.report.note("pg_recvlogical is neither on the PATH nor beside the server: " +
+			"the source was not measured")
 		return nil
 	}
 	b.Say("%s", name)
@@ -81,7 +82,7 @@ func (b *bench) source(ctx context.Context, name string, options ...string) erro
 
 var passwordKeyword = regexp.MustCompile(`(?i)\bpassword\s*=\s*('(?:[^'\\]|\\.)*'|\S+)`)
 
-// withoutPassword is a connection string that every user of the machine may see.
+// withoutPassword is the connection string for a command line, which every user of the machine can read.
 func withoutPassword(conn string) string {
 	u, err := url.Parse(conn)
 	if err != nil || !strings.Contains(conn, "://") {
@@ -98,7 +99,8 @@ func withoutPassword(conn string) string {
 
 func (b *bench) recvlogical() string {
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", b.postgres)); err == nil && b.postgres > 0 {
-		if program := filepath.Join(filepath.Dir(exe), "pg_recvlogical"); exec.Command(program, "--version").Run() == nil {
+		program := filepath.Join(filepath.Dir(exe), "pg_recvlogical")
+		if exec.Command(program, "--version").Run() == nil {
 			return program
 		}
 	}
@@ -107,15 +109,15 @@ func (b *bench) recvlogical() string {
 }
 
 const (
-	// sinkPending and sinkBytes bound what is under way to the sink, as publish.window and
+	// sinkPending and sinkBytes bound the messages in flight to the sink, as publish.window and
 	// publish.window_bytes do for the relay.
 	sinkPending = 4096
 	sinkBytes   = 32 << 20
 )
 
-// sinks measures how fast JetStream takes such messages from a client that does nothing
-// else: from walpost's own publisher with each kind of batches, and the newest one that a relay
-// has stored, again and again, from nats.go with each duplicate window.
+// sinks measures how fast JetStream stores such messages from a client that does nothing else: from walpost's
+// publisher with each kind of batches, and from nats.go with each duplicate window. The latter repeats the
+// newest message that a relay has stored.
 func (b *bench) sinks(ctx context.Context, set Setting, run int) error {
 	var windows []time.Duration
 	for _, batch := range b.Batches {
@@ -131,7 +133,7 @@ func (b *bench) sinks(ctx context.Context, set Setting, run int) error {
 	if err != nil {
 		return err
 	}
-	for name := range last.Header { // those of the answer, and the relay's expectations
+	for name := range last.Header { // set by the server's answer, or what the relay expected of the stream
 		if strings.HasPrefix(name, "Nats-") {
 			delete(last.Header, name)
 		}
@@ -151,8 +153,7 @@ func (b *bench) sinks(ctx context.Context, set Setting, run int) error {
 	return inTurn(all, run)
 }
 
-// inTurn does all, the last one first in every other run, so that none is always the
-// first.
+// inTurn calls each, in reverse order in every other run: the first place may be a better or a worse one.
 func inTurn(all []func() error, run int) error {
 	if run%2 == 1 {
 		slices.Reverse(all)
@@ -165,8 +166,8 @@ func inTurn(all []func() error, run int) error {
 	return nil
 }
 
-// ownSink is the bound that JetStream sets to a relay's drain: a stream takes in one
-// message after the other, however many processors there are.
+// ownSink measures the publisher without a relay. That bounds a relay's rate: a stream stores one message
+// after the other, however many processors there are.
 func (b *bench) ownSink(ctx context.Context, set Setting) error {
 	name := "sink: walpost's publishing alone" + set.batches()
 	b.Say("%s", name)
@@ -174,27 +175,30 @@ func (b *bench) ownSink(ctx context.Context, set Setting) error {
 	if err != nil {
 		return err
 	}
-	u, self, begun := b.usage(), ownCPU(), time.Now()
-	if err := b.Publish(ctx, set, event, fmt.Sprintf(`{"n": %d, "pad": "%s"}`, b.Rows, pad(b.Payload)), b.Rows, b.PerTx); err != nil {
+	payload := fmt.Sprintf(`{"n": %d, "pad": "%s"}`, b.Rows, pad(b.Payload))
+	begun := b.begin()
+	if err := b.Publish(ctx, set, event, payload, b.Rows, b.PerTx); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	return b.sunk(ctx, name, s, u, self, begun)
+	return b.addSink(ctx, name, s, begun)
 }
 
 func (b *bench) sink(ctx context.Context, like *nats.Msg, window time.Duration) error {
 	name := fmt.Sprintf("sink: plain asynchronous publishing, duplicate window %s", window)
 	b.Say("%s", name)
 	s, err := b.js.CreateStream(ctx, jetstream.StreamConfig{
-		Name: Stream, Subjects: []string{like.Subject}, Replicas: b.Replicas, Discard: jetstream.DiscardNew, AllowDirect: true, Duplicates: window,
+		Name: Stream, Subjects: []string{like.Subject}, Replicas: b.Replicas,
+		Discard: jetstream.DiscardNew, AllowDirect: true, Duplicates: window,
 	})
 	if err != nil {
 		return err
 	}
-	js, err := b.jetStream(jetstream.WithPublishAsyncMaxPending(max(1, min(sinkPending, sinkBytes/like.Size()))))
+	pending := max(1, min(sinkPending, sinkBytes/like.Size()))
+	js, err := b.jetStream(jetstream.WithPublishAsyncMaxPending(pending))
 	if err != nil {
 		return err
 	}
-	u, self, begun := b.usage(), ownCPU(), time.Now()
+	begun := b.begin()
 	for i := range b.Rows {
 		m := nats.NewMsg(like.Subject)
 		maps.Copy(m.Header, like.Header)
@@ -209,13 +213,22 @@ func (b *bench) sink(ctx context.Context, like *nats.Msg, window time.Duration) 
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return b.sunk(ctx, name, s, u, self, begun)
+	return b.addSink(ctx, name, s, begun)
 }
 
-// sunk adds what was measured of a sink since it has begun.
-func (b *bench) sunk(ctx context.Context, name string, s jetstream.Stream, u usage, self time.Duration, begun time.Time) (err error) {
-	m := Measurement{Rows: b.Rows, Whole: time.Since(begun), Relay: ownCPU() - self}
-	_, m.Broker = b.since(u)
+// beginning holds the clocks when a sink begins: the servers' CPU time, this process's, and the time.
+type beginning struct {
+	servers usage
+	own     time.Duration
+	at      time.Time
+}
+
+func (b *bench) begin() beginning { return beginning{b.usage(), ownCPU(), time.Now()} }
+
+// addSink adds the measurement of a sink to the report.
+func (b *bench) addSink(ctx context.Context, name string, s jetstream.Stream, begun beginning) (err error) {
+	m := Measurement{Rows: b.Rows, Whole: time.Since(begun.at), Relay: ownCPU() - begun.own}
+	_, m.Broker = b.since(begun.servers)
 	if m.Took, err = took(ctx, []at{{s, 0}}, uint64(b.Rows)); err != nil {
 		return err
 	}

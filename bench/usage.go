@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// listener is the process on this machine that listens where an address says, 0
-// where there is none or where it may not be seen.
+// listener is the process on this machine that listens on an address; 0 where none is found, or where this
+// user may not see it.
 func listener(addr string) int {
 	host, port, err := net.SplitHostPort(addr)
 	ip := net.ParseIP(host)
@@ -24,12 +24,13 @@ func listener(addr string) int {
 	if err != nil {
 		return 0
 	}
-	inodes := listening(n)
+	inodes := listeningInodes(n)
 	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	least := 0
 	for _, link := range links {
 		to, err := os.Readlink(link)
-		if err != nil || !slices.Contains(inodes, strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")) {
+		inode := strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")
+		if err != nil || !slices.Contains(inodes, inode) {
 			continue
 		}
 		if pid, err := strconv.Atoi(strings.Split(link, "/")[2]); err == nil && (least == 0 || pid < least) {
@@ -39,8 +40,10 @@ func listener(addr string) int {
 	return least
 }
 
-// listening are the inodes of the sockets that listen on a port.
-func listening(port int) (inodes []string) {
+// listeningInodes are the inodes of the sockets that listen on a port.
+func listeningInodes(port int) (inodes []string) {
+	const listen = "0A"
+	local := fmt.Sprintf(":%04X", port)
 	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		f, err := os.Open(name)
 		if err != nil {
@@ -48,8 +51,7 @@ func listening(port int) (inodes []string) {
 		}
 		for lines := bufio.NewScanner(f); lines.Scan(); {
 			fields := strings.Fields(lines.Text())
-			const listen = "0A"
-			if len(fields) > 9 && fields[3] == listen && strings.HasSuffix(fields[1], fmt.Sprintf(":%04X", port)) {
+			if len(fields) > 9 && fields[3] == listen && strings.HasSuffix(fields[1], local) {
 				inodes = append(inodes, fields[9])
 			}
 		}
@@ -68,20 +70,18 @@ func (b *bench) since(u usage) (postgres, broker time.Duration) {
 	return now.postgres - u.postgres, now.broker - u.broker
 }
 
-// tick is the kernel's unit, on every platform that Go knows.
+// tick is the unit of /proc/<pid>/stat, on every platform that Go supports.
 const tick = 10 * time.Millisecond
 
-// ownCPU is what this process has taken so far.
+// ownCPU is the CPU time of this process so far.
 func ownCPU() time.Duration { return cpuOf(os.Getpid()) }
 
-// cpuOf is the CPU time of a process, of its children that have ended, and of those
-// that live.
+// cpuOf is the CPU time of a process and of its children, whether they live or have ended.
 func cpuOf(pid int) (total time.Duration) {
 	if pid == 0 {
 		return 0
 	}
-	// What ends in between would be counted neither among those that live nor among those
-	// that have ended.
+	// A child that ends between two reads would be counted neither as living nor as ended: read again.
 	for range 100 {
 		before, _ := readStat(pid)
 		total = before.own + before.ended
@@ -105,10 +105,10 @@ func cpuOf(pid int) (total time.Duration) {
 	return total
 }
 
-// stat is what the kernel says of a process.
+// stat is an extract of /proc/<pid>/stat.
 type stat struct {
 	parent     int
-	own, ended time.Duration // CPU time, its own and that of its children that have ended
+	own, ended time.Duration // CPU time: the process's, and that of its children that have ended
 }
 
 func readStat(pid int) (s stat, ok bool) {
