@@ -34,11 +34,11 @@ func (db *DB) CheckTable(ctx context.Context, t *outbox.Table) error {
 	if err != nil {
 		return err
 	}
-	return problems.First()
+	return problems.FirstError()
 }
 
 // TableProblems are all that [DB.CheckTable] reports the first of.
-func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (check.Problems, error) {
+func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (check.Findings, error) {
 	now, problems, err := db.Inspect(ctx, t)
 	if err == nil {
 		*t = now
@@ -48,7 +48,7 @@ func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (check.Problem
 
 // Inspect is TableProblems, and the table as it is now. It leaves t as it is, so that it may be asked
 // while statements run. A table that does not exist is an error.
-func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p check.Problems, err error) {
+func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p check.Findings, err error) {
 	var f tableFacts
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		if f, err = readTable(ctx, conn, t, db.own.deadLetters); err != nil {
@@ -255,7 +255,7 @@ func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.T
 	return nil
 }
 
-func (f *tableFacts) kindProblems(t *outbox.Table, p *check.Problems) {
+func (f *tableFacts) kindProblems(t *outbox.Table, p *check.Findings) {
 	table := f.kind == "r" || f.kind == "p"
 	p.If(!table, "table-kind", hint.Errorf("name an ordinary or a partitioned table in outboxes[].table", "%s is not a table", t))
 	p.If(table && f.persistence != "p", "table-unlogged",
@@ -265,7 +265,7 @@ func (f *tableFacts) kindProblems(t *outbox.Table, p *check.Problems) {
 			"row-level security on %s would hide rows from the relay", t))
 }
 
-func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Problems) {
+func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
 	var missing []string
 	for field := outbox.ID; field < outbox.NumFields; field++ {
 		column := t.Layout.Columns[field]
@@ -312,7 +312,7 @@ func called(column string, field outbox.Field) string {
 	return fmt.Sprintf("%q (%s)", column, field)
 }
 
-func (f *tableFacts) privilegeProblems(t *outbox.Table, p *check.Problems) {
+func (f *tableFacts) privilegeProblems(t *outbox.Table, p *check.Findings) {
 	role := outbox.QuoteIdent(f.role)
 	p.If(!f.dlqExists, "table-dead-letters-missing",
 		hint.Errorf(fmt.Sprintf("run `walpost migrate up` as the tables' owner; if it is there already, GRANT USAGE ON its schema TO %s and let search_path lead to it", role),

@@ -78,24 +78,24 @@ func (x *examination) postgres(ctx context.Context) {
 
 // server tells what way makes of each problem. What only streaming needs is none where
 // the tables are polled, unless it comes first.
-func (x *examination) server(problems check.Problems) {
+func (x *examination) server(problems check.Findings) {
 	var refused error
-	x.streams, refused = x.way(problems.First())
+	x.streams, refused = x.way(problems.FirstError())
 	for i, p := range problems {
-		cannot := errors.Is(p, stream.ErrCannotStream)
+		cannot := errors.Is(p.Err, stream.ErrCannotStream)
 		switch {
 		case i == 0 && refused != nil:
 			x.Failed(check.Error, "pg-unreachable", refused)
 		case cannot && x.cfg.Mode == ModePoll:
-		case cannot && x.cfg.Mode == ModeAuto, errors.Is(p, stream.ErrNoFreeSlot) && !x.streams:
-			x.Failed(check.Warn, "pg-unreachable", p)
+		case cannot && x.cfg.Mode == ModeAuto, errors.Is(p.Err, stream.ErrNoFreeSlot) && !x.streams:
+			x.Failed(check.Warn, "pg-unreachable", p.Err)
 		default:
-			x.Failed(check.Error, "pg-unreachable", p)
+			x.Findings = append(x.Findings, p)
 		}
 	}
 	for _, p := range problems {
-		x.streams = x.streams && !errors.Is(p, stream.ErrCannotStream) // else what needs it has no answer
-		x.standby = x.standby || hint.CodeOf(p) == "pg-standby"
+		x.streams = x.streams && !errors.Is(p.Err, stream.ErrCannotStream) // else what needs it has no answer
+		x.standby = x.standby || p.Code == "pg-standby"
 	}
 }
 
@@ -107,14 +107,9 @@ func (x *examination) outboxes(ctx context.Context) {
 			x.Failed(check.Error, "table-unreadable", err)
 			continue
 		}
-		for _, p := range problems {
-			x.Failed(check.Error, "table-unreadable", p)
-		}
+		x.Findings = append(x.Findings, problems...)
 		if t.IDType != "" {
-			for _, f := range limits(t) {
-				f.Text = fmt.Sprintf("outbox %s: %s", t, f.Text)
-				x.Findings = append(x.Findings, f)
-			}
+			x.Findings = append(x.Findings, limits(t).About("outbox "+t.String())...)
 		}
 		if len(problems) == 0 {
 			x.tables = append(x.tables, t)
@@ -219,9 +214,7 @@ func (x *examination) publication(ctx context.Context) {
 		}
 	}
 	x.Failed(check.Error, "pg-unreachable", err)
-	for _, p := range problems {
-		x.Failed(check.Error, "pg-unreachable", p)
-	}
+	x.Findings = append(x.Findings, problems...)
 }
 
 func (x *examination) clocks(ctx context.Context) {
@@ -252,13 +245,7 @@ func (x *examination) nats(ctx context.Context) {
 		return
 	}
 	info, found, err := x.starter.stream.Check(ctx)
-	for _, f := range found {
-		level := check.Warn
-		if f.Refused {
-			level = check.Error
-		}
-		x.Findings = append(x.Findings, check.Finding{Level: level, Code: f.Code, Text: "stream " + x.cfg.Stream.Name + ": " + f.Text, Fix: f.Fix})
-	}
+	x.Findings = append(x.Findings, found.About("stream "+x.cfg.Stream.Name)...)
 	x.stored = info != nil
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):

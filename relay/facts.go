@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
@@ -71,9 +72,10 @@ func inspect(
 ) (now outbox.Table, unfit, err error) {
 	now, problems, err := db.Inspect(ctx, t)
 	if hint.CodeOf(err) != "" {
-		problems, err = append(problems, err), nil
+		problems.Failed(check.Error, "", err)
+		err = nil
 	}
-	unfit = problems.First()
+	unfit = problems.FirstError()
 	if unfit != nil && !p.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(unfit), factsAgain) {
 		p.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now", append(why(unfit), zapTable(t))...)
 	}
@@ -88,8 +90,8 @@ func checkColumns(ctx context.Context, db *fallback.DB, tables []*outbox.Table) 
 			return err
 		}
 		for _, p := range problems {
-			if code := hint.CodeOf(p); code == "table-columns" || code == "table-generated-column" {
-				return p
+			if p.Code == "table-columns" || p.Code == "table-generated-column" {
+				return p.Err
 			}
 		}
 	}

@@ -7,8 +7,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -124,9 +124,9 @@ func (p *reporter) alarmForged(ref outbox.Ref, seq uint64) {
 }
 
 // sayWeaknesses logs what is no reason to refuse the stream.
-func (p *reporter) sayWeaknesses(findings []jetstream.Finding) {
+func (p *reporter) sayWeaknesses(findings check.Findings) {
 	for _, f := range findings {
-		if !f.Refused && !p.limited(f.Code, time.Hour) {
+		if f.Level != check.Error && !p.limited(f.Code, time.Hour) {
 			p.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
 		}
 	}

@@ -28,11 +28,11 @@ func CheckServer(ctx context.Context, conn *pgx.Conn, slot string) error {
 	if err != nil {
 		return err
 	}
-	return problems.First()
+	return problems.FirstError()
 }
 
 // ServerProblems are all that [CheckServer] reports the first of.
-func ServerProblems(ctx context.Context, conn *pgx.Conn, slot string) (check.Problems, error) {
+func ServerProblems(ctx context.Context, conn *pgx.Conn, slot string) (check.Findings, error) {
 	f, err := readServer(ctx, conn, slot)
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func readServer(ctx context.Context, conn *pgx.Conn, slot string) (f serverFacts
 	return f, nil
 }
 
-func (f serverFacts) problems(slot string) (p check.Problems) {
+func (f serverFacts) problems(slot string) (p check.Findings) {
 	p.If(f.version < 140000, "pg-version",
 		hint.Errorf("upgrade: 14 is the oldest version that walpost reads",
 			"PostgreSQL %d is too old", f.version/10000))

@@ -36,13 +36,13 @@ func CheckPublication(ctx context.Context, conn *pgx.Conn, name string, tables [
 	if err != nil {
 		return err
 	}
-	return problems.First()
+	return problems.FirstError()
 }
 
 // PublicationProblems are all that [CheckPublication] reports the first of.
 func PublicationProblems(
 	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
-) (check.Problems, error) {
+) (check.Findings, error) {
 	missing, problems, err := missingTables(ctx, conn, name, tables)
 	if err == nil && len(missing) > 0 {
 		problems.If(true, "publication-tables", hint.Errorf(
@@ -59,7 +59,7 @@ func EnsurePublication(
 ) (string, error) {
 	missing, problems, err := missingTables(ctx, conn, name, tables)
 	if err == nil {
-		err = problems.First()
+		err = problems.FirstError()
 	}
 	var sql string
 	switch {
@@ -126,7 +126,7 @@ func plainFilter(s string) string { return casts.ReplaceAllString(strings.ToLowe
 // missingTables are those that the publication lacks, and what else is wrong with it.
 func missingTables(
 	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
-) (missing []*outbox.Table, p check.Problems, err error) {
+) (missing []*outbox.Table, p check.Findings, err error) {
 	var inserts, viaRoot bool
 	err = conn.QueryRow(ctx, `SELECT pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1`, name).
 		Scan(&inserts, &viaRoot)
@@ -140,7 +140,8 @@ func missingTables(
 		fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name)),
 		"publication %q does not publish inserts", name))
 	if err := mayFilter(conn, tables); err != nil {
-		return nil, append(p, err), nil
+		p.Failed(check.Error, "", err)
+		return nil, p, nil
 	}
 	for _, t := range tables {
 		published, wrong, err := checkMember(ctx, conn, name, t, viaRoot)
@@ -159,7 +160,7 @@ func missingTables(
 // in a way that would hide rows or columns.
 func checkMember(
 	ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool,
-) (published bool, p check.Problems, err error) {
+) (published bool, p check.Findings, err error) {
 	// Row filters and column lists came with 15; to_jsonb hides their absence. A generated column is in no
 	// list before 18, and is the table's problem, as is one that it lacks.
 	var filter *string
@@ -203,7 +204,7 @@ func checkMember(
 // absenceProblem is why adding the table to the publication would not have it listed.
 func absenceProblem(
 	ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table, viaRoot bool,
-) (p check.Problems, err error) {
+) (p check.Findings, err error) {
 	var missing, leaf bool
 	// Where it is not asked for, no name of another table is looked up, which takes USAGE on its schema.
 	err = conn.QueryRow(ctx, `SELECT to_regclass($2) IS NULL, NOT $3 AND EXISTS (

@@ -9,25 +9,6 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 )
 
-// Problems are what a start refuses, in the order in which it meets them: it stops at the first, `walpost
-// doctor` tells all.
-type Problems []error
-
-// If adds err, with its code, where bad holds.
-func (p *Problems) If(bad bool, code string, err error) {
-	if bad {
-		*p = append(*p, hint.Coded(code, err))
-	}
-}
-
-// First is what a start ends with, nil where nothing is wrong.
-func (p Problems) First() error {
-	if len(p) == 0 {
-		return nil
-	}
-	return p[0]
-}
-
 // Level says what a finding means.
 type Level string
 
@@ -46,24 +27,43 @@ type Finding struct {
 	Code  string `json:"code"` // stable
 	Text  string `json:"text"` // what is the case
 	Fix   string `json:"fix"`  // what to do about it, "" where there is nothing to be done
+
+	Err error `json:"-"` // what a start ends with; nil unless the level is Error
 }
 
 // Findings gathers them, in the order in which they are found.
 type Findings []Finding
 
+// FirstError is what a start ends with, nil where it goes on.
+func (f Findings) FirstError() error {
+	for _, one := range f {
+		if one.Level == Error {
+			return one.Err
+		}
+	}
+	return nil
+}
+
+// If adds err under its code, as a finding of level Error, where bad holds.
+func (f *Findings) If(bad bool, code string, err error) {
+	if bad {
+		f.Failed(Error, "", hint.Coded(code, err))
+	}
+}
+
 // Fault adds a finding of level Error.
 func (f *Findings) Fault(code, fix, format string, args ...any) {
-	*f = append(*f, Finding{Error, code, fmt.Sprintf(format, args...), fix})
+	f.If(true, code, hint.Errorf(fix, format, args...))
 }
 
 // Warning adds a finding of level Warn.
 func (f *Findings) Warning(code, fix, format string, args ...any) {
-	*f = append(*f, Finding{Warn, code, fmt.Sprintf(format, args...), fix})
+	*f = append(*f, Finding{Level: Warn, Code: code, Text: fmt.Sprintf(format, args...), Fix: fix})
 }
 
 // Note adds a finding of level Info.
 func (f *Findings) Note(code, fix, format string, args ...any) {
-	*f = append(*f, Finding{Info, code, fmt.Sprintf(format, args...), fix})
+	*f = append(*f, Finding{Level: Info, Code: code, Text: fmt.Sprintf(format, args...), Fix: fix})
 }
 
 // Failed adds an error under its own code, or under otherwise where it has none. nil adds nothing.
@@ -71,11 +71,23 @@ func (f *Findings) Failed(level Level, otherwise string, err error) {
 	if err == nil {
 		return
 	}
-	code := hint.CodeOf(err)
-	if code == "" {
-		code = otherwise
+	found := Finding{Level: level, Code: hint.CodeOf(err), Text: err.Error(), Fix: hint.Of(err)}
+	if found.Code == "" {
+		found.Code = otherwise
 	}
-	*f = append(*f, Finding{level, code, err.Error(), hint.Of(err)})
+	if level == Error {
+		found.Err = err
+	}
+	*f = append(*f, found)
+}
+
+// About has the texts begin with what they are about, such as "outbox public.events".
+func (f Findings) About(what string) Findings {
+	about := slices.Clone(f)
+	for i := range about {
+		about[i].Text = what + ": " + about[i].Text
+	}
+	return about
 }
 
 // InOrder has the errors first, and nothing twice: two checks may fail alike.

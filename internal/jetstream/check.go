@@ -8,22 +8,13 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 )
 
-// Finding is something about the stream that an operator should know.
-type Finding struct {
-	Code    string // stable
-	Text    string // what is the case
-	Fix     string // what to do about it
-	Refused bool   // the relay does not write to such a stream
-}
-
-func (f Finding) String() string { return f.Text + " [" + f.Code + "]" }
-
 // Check reads the stream and judges it. Its error is [ErrStreamNotFound], one of
-// the API, or, with every finding at hand, the refusal. It changes nothing.
-func (s *Stream) Check(ctx context.Context) (*StreamInfo, []Finding, error) {
+// the API, or the refusal, which names every finding of level [check.Error]. It changes nothing.
+func (s *Stream) Check(ctx context.Context) (*StreamInfo, check.Findings, error) {
 	info, err := s.Info(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -33,19 +24,19 @@ func (s *Stream) Check(ctx context.Context) (*StreamInfo, []Finding, error) {
 }
 
 // Judge is [Stream.Check] of what has been read.
-func (s *Stream) Judge(info *StreamInfo) ([]Finding, error) {
+func (s *Stream) Judge(info *StreamInfo) (check.Findings, error) {
 	found := judgeConfig(s.cfg, &info.Config, s.nc.MaxPayload())
 	now := &judge{cfg: s.cfg, c: &info.Config}
 	now.consumers(info.Consumers)
-	found = append(found, now.found...)
+	found = append(found, now.Findings...)
 	return found, refusal(s.cfg.Name, found)
 }
 
-func refusal(stream string, found []Finding) error {
+func refusal(stream string, found check.Findings) error {
 	var texts, fixes []string
 	for _, f := range found {
-		if f.Refused {
-			texts = append(texts, f.String())
+		if f.Level == check.Error {
+			texts = append(texts, f.Text+" ["+f.Code+"]")
 			fixes = append(fixes, f.Fix)
 		}
 	}
@@ -57,7 +48,7 @@ func refusal(stream string, found []Finding) error {
 
 // judgeConfig is [Stream.Check] of a configuration at hand; maxPayload is the
 // connection's.
-func judgeConfig(cfg StreamConfig, c *jetstream.StreamConfig, maxPayload int64) []Finding {
+func judgeConfig(cfg StreamConfig, c *jetstream.StreamConfig, maxPayload int64) check.Findings {
 	j := &judge{cfg: cfg, c: c}
 	j.refusals()
 	j.writers()
@@ -66,33 +57,32 @@ func judgeConfig(cfg StreamConfig, c *jetstream.StreamConfig, maxPayload int64) 
 	j.durability()
 	j.limits(maxPayload)
 	j.batches()
-	return j.found
+	return j.Findings
 }
 
 type judge struct {
-	cfg   StreamConfig
-	c     *jetstream.StreamConfig
-	found []Finding
+	check.Findings
+	cfg StreamConfig
+	c   *jetstream.StreamConfig
 }
 
 func (j *judge) refuse(bad bool, code, text, fix string) {
 	if bad {
-		j.found = append(j.found, Finding{Code: code, Text: text, Fix: fix, Refused: true})
+		j.Fault(code, fix, "%s", text)
 	}
 }
 
 func (j *judge) warn(bad bool, code, text, fix string) {
 	if bad {
-		j.found = append(j.found, Finding{Code: code, Text: text, Fix: fix})
+		j.Warning(code, fix, "%s", text)
 	}
 }
 
 // weak is refused unless the operator accepted it.
 func (j *judge) weak(bad bool, code, text, fix string) {
-	if bad {
-		fix += ", or set nats.accept_weak_stream: true and live without the proof that nothing was lost"
-		j.found = append(j.found, Finding{Code: code, Text: text, Fix: fix, Refused: !j.cfg.AcceptWeak})
-	}
+	fix += ", or set nats.accept_weak_stream: true and live without the proof that nothing was lost"
+	j.refuse(bad && !j.cfg.AcceptWeak, code, text, fix)
+	j.warn(bad && j.cfg.AcceptWeak, code, text, fix)
 }
 
 // refusals are streams whose PubAck is no promise, or that take no message.

@@ -10,14 +10,15 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-func codes(found []Finding, refused bool) []string {
+func codes(found check.Findings, refused bool) []string {
 	var out []string
 	for _, f := range found {
-		if f.Refused == refused {
+		if (f.Level == check.Error) == refused {
 			out = append(out, f.Code)
 		}
 	}
