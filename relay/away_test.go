@@ -6,7 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/relay"
 )
@@ -69,7 +69,7 @@ const followSQL = `WITH account AS (INSERT INTO ledger SELECT a, $3::int FROM ge
 func newAbsence(r *rig, replicas int) *absence {
 	r.t.Helper()
 	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects, c.Replicas = []string{"events.account.*"}, replicas })
-	r.cfg.Retry = fallback.Retry{Backoff: time.Hour, MaxAttempts: 10}
+	r.cfg.Retry = table.Retry{Backoff: time.Hour, MaxAttempts: 10}
 	a := &absence{ledger: newLedger(r), t: r.t, relay: r.start()}
 	r.exec(followSQL, 101, 105, 21, cursed, 0)
 	eventually(r.t, "the later rows are held", func() bool { return r.count(heldRows) == 100 })
@@ -77,7 +77,7 @@ func newAbsence(r *rig, replicas int) *absence {
 	r.exec(`UPDATE outbox_messages SET event_type = 'account.moved', attempts = 3, available_at = clock_timestamp() + interval '3 seconds' WHERE event_type = $1`, cursed)
 
 	r.cfg.Window = 4
-	r.cfg.Retry = fallback.Retry{Backoff: 10 * time.Millisecond, MaxAttempts: 30_000}
+	r.cfg.Retry = table.Retry{Backoff: 10 * time.Millisecond, MaxAttempts: 30_000}
 	a.relay = r.startAtWork()
 	r.exec(followSQL, 200, 200, 1, cursed, 0) // this one is at fault
 	r.exec(followSQL, 301, 400, 1, "account.moved", 6)

@@ -3,10 +3,10 @@ package relay
 import (
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
@@ -54,7 +54,7 @@ type Config struct {
 	FallbackBatch    int
 	// Retry and OnPoison: what becomes of rows that fail. 30 s and 10 attempts, and
 	// Hold, where they are zero.
-	Retry    fallback.Retry
+	Retry    table.Retry
 	OnPoison OnPoison
 	// Retention is off where it is zero.
 	Retention Retention
@@ -74,8 +74,8 @@ func (c *Config) setDefaults() {
 	if c.FallbackBatch == 0 {
 		c.FallbackBatch = 100
 	}
-	if c.Retry == (fallback.Retry{}) {
-		c.Retry = fallback.Retry{Backoff: 30 * time.Second, MaxAttempts: 10}
+	if c.Retry == (table.Retry{}) {
+		c.Retry = table.Retry{Backoff: 30 * time.Second, MaxAttempts: 10}
 	}
 	if c.OnPoison == "" {
 		c.OnPoison = Hold
@@ -111,8 +111,8 @@ func (c *Config) server() pg.Config {
 	return pg.Config{URL: c.PostgresURL, Files: c.PostgresFiles}
 }
 
-func (c *Config) database() fallback.Config {
-	return fallback.Config{
+func (c *Config) database() table.Config {
+	return table.Config{
 		URL: c.PostgresURL, Files: c.PostgresFiles, Settings: stream.Settings, Dial: stream.Dialer().DialContext,
 		Slot: c.Slot, Schema: c.Outboxes[0].Schema,
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -26,7 +26,7 @@ func (p *polled) failedAttempts() int { return p.attempts }
 
 // batch is how many rows are read at once: at most so many, and not many large
 // ones.
-func batch(cs []fallback.Candidate, most int) int {
+func batch(cs []table.Candidate, most int) int {
 	n := 0
 	for bytes := 0; n < min(len(cs), most); n++ {
 		if bytes += cs[n].Bytes; bytes > batchBytes && n > 0 {
@@ -38,7 +38,7 @@ func batch(cs []fallback.Candidate, most int) int {
 
 // deliver reads rows and sends them, in the order of their ids. It returns how many
 // of them it has dealt with: not all, where they are large.
-func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallback.Candidate) (n int, err error) {
+func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []table.Candidate) (n int, err error) {
 	ids := make([]string, len(cs))
 	for i, c := range cs {
 		ids[i] = c.ID
@@ -90,7 +90,7 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []fallb
 }
 
 // listed is the one of the rows of an id that is still as it was listed.
-func listed(rows []*outbox.Event, c fallback.Candidate, of aggregate) *outbox.Event {
+func listed(rows []*outbox.Event, c table.Candidate, of aggregate) *outbox.Event {
 	for _, ev := range rows {
 		recorded := ev.Values[outbox.LastError] != nil
 		same := recorded == c.Recorded && (!recorded || attemptsOf(ev) == c.Attempts)
@@ -126,7 +126,7 @@ func (l *loop) isHeld(ctx context.Context, ev *outbox.Event, asked asOf) (bool, 
 }
 
 // findLocked notes which of the rows that could not be read are locked.
-func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []string, f fallback.Fetched) error {
+func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []string, f table.Fetched) error {
 	got := map[string]bool{}
 	for _, ev := range f.Rows {
 		got[string(ev.Values[outbox.ID])] = true
@@ -148,7 +148,7 @@ func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []s
 // send hands one row to the lane, or to the settler where that is its place.
 func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bool, asked asOf) error {
 	of := aggregateOf(ev)
-	row := fallback.RowOf(ev)
+	row := table.RowOf(ev)
 	row.Polled, row.Attempts = true, attemptsOf(ev)
 	recorded := ev.Values[outbox.LastError] != nil
 	if behind, ok := l.recovered.messagesBehind(row.Ref, recorded); ok {
@@ -200,10 +200,10 @@ func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bo
 
 // parkUnreadable records the failure of a row that the server cannot send. The search has found
 // its id and its aggregate, which is all that a record needs.
-func (l *loop) parkUnreadable(ctx context.Context, p *pass, t *outbox.Table, c fallback.Candidate, why error) error {
+func (l *loop) parkUnreadable(ctx context.Context, p *pass, t *outbox.Table, c table.Candidate, why error) error {
 	of := aggregate{t, c.Aggregate}
 	failure := &publish.RowError{Class: publish.RowUnreadable, Reason: fmt.Sprintf("the database cannot send the row: %+.200q", why)}
-	row := fallback.Row{
+	row := table.Row{
 		Ref: outbox.Ref{Table: t, ID: c.ID, Hash: outbox.UnknownHash}, Failure: failure.Error(),
 		Polled: c.Recorded, Attempts: c.Attempts,
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -20,7 +20,7 @@ func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
 		if send {
 			return l.sendQueued(ctx, row)
 		}
-		return l.settler.hold(ctx, fallback.RowOf(row.ev), aggregateOf(row.ev), row.txn)
+		return l.settler.hold(ctx, table.RowOf(row.ev), aggregateOf(row.ev), row.txn)
 	}
 	if err := l.holds.endThose(t, quiet, when, p.recorded, records, work); err != nil {
 		return err
@@ -77,7 +77,7 @@ func (l *loop) sendQueued(ctx context.Context, row pendingRow) error {
 		return err
 	}
 	l.reporter.refused(row.ev.Ref(), string(row.ev.Values[outbox.EventType]), failure)
-	failed := fallback.RowOf(row.ev)
+	failed := table.RowOf(row.ev)
 	failed.Failure = failure.Error()
 	return l.settler.park(ctx, failed, aggregateOf(row.ev), row.txn)
 }

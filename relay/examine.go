@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -42,8 +42,8 @@ type examination struct {
 	check.Findings
 	*starter
 
-	db      *fallback.DB // nil where PostgreSQL cannot be asked
-	streams bool         // the WAL would be read
+	db      *table.DB // nil where PostgreSQL cannot be asked
+	streams bool      // the WAL would be read
 	standby bool
 	held    bool            // a relay is at work
 	tables  []*outbox.Table // those that are as they should be
@@ -144,7 +144,7 @@ func (x *examination) deadLetters(ctx context.Context) {
 	x.Failed(check.Warn, "table-unreadable", err)
 	if n > 0 {
 		x.Warning("table-dead-letters", "`walpost dlq list` shows them; retry them when their cause is gone, or discard them",
-			"%s in %s", atMost(n, letterLimit, "dead letter is", "dead letters are"), fallback.DeadLetters)
+			"%s in %s", atMost(n, letterLimit, "dead letter is", "dead letters are"), table.DeadLetters)
 	}
 }
 

@@ -8,11 +8,11 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -26,7 +26,7 @@ const (
 
 // readTables reads the facts of the tables that statements are made of. It writes them, so it runs before
 // any goroutine of the term that reads a table.
-func readTables(ctx context.Context, p *reporter, db *fallback.DB, tables []*outbox.Table) error {
+func readTables(ctx context.Context, p *reporter, db *table.DB, tables []*outbox.Table) error {
 	for _, t := range tables {
 		now, _, err := inspect(ctx, p, db, t)
 		if err != nil {
@@ -40,12 +40,12 @@ func readTables(ctx context.Context, p *reporter, db *fallback.DB, tables []*out
 // compareTables returns ErrTableChanged where a table is not as readTables found it: the term ends with it.
 // unfit is what a start would refuse a table for.
 func compareTables(
-	ctx context.Context, p *reporter, db *fallback.DB, tables []*outbox.Table,
+	ctx context.Context, p *reporter, db *table.DB, tables []*outbox.Table,
 ) (unfit, err error) {
 	for _, t := range tables {
 		now, cause, err := inspect(ctx, p, db, t)
 		if err == nil && now != *t {
-			err = fmt.Errorf("%w: %s", fallback.ErrTableChanged, t)
+			err = fmt.Errorf("%w: %s", table.ErrTableChanged, t)
 		}
 		if err != nil {
 			return nil, err
@@ -68,7 +68,7 @@ func becauseOf(unfit, err error) error {
 // inspect raises an alarm where a table is not as a start wants it. The relay goes on: a statement
 // that cannot be run fails by itself, and the others need not.
 func inspect(
-	ctx context.Context, p *reporter, db *fallback.DB, t *outbox.Table,
+	ctx context.Context, p *reporter, db *table.DB, t *outbox.Table,
 ) (now outbox.Table, unfit, err error) {
 	now, problems, err := db.Inspect(ctx, t)
 	if hint.CodeOf(err) != "" {
@@ -83,7 +83,7 @@ func inspect(
 }
 
 // checkColumns returns what keeps the WAL from bringing every column of a layout, nil where nothing does.
-func checkColumns(ctx context.Context, db *fallback.DB, tables []*outbox.Table) error {
+func checkColumns(ctx context.Context, db *table.DB, tables []*outbox.Table) error {
 	for _, t := range tables {
 		_, problems, err := db.Inspect(ctx, t)
 		if err != nil {
@@ -129,7 +129,7 @@ func (s *session) watchFacts(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil || !s.db.Alive():
 			return nil
-		case errors.Is(err, fallback.ErrTableChanged), errors.Is(err, errStreamUnfit):
+		case errors.Is(err, table.ErrTableChanged), errors.Is(err, errStreamUnfit):
 			return err
 		case err != nil:
 			s.trouble("the tables and the publication cannot be looked at: trying again", err)
@@ -170,7 +170,7 @@ type published struct {
 }
 
 // begin limits what a session may confirm to what is proven.
-func (p *published) begin(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
+func (p *published) begin(ctx context.Context, db *table.DB, wal *stream.Session) error {
 	if sys := wal.System(); sys.ID != p.of.ID || sys.Timeline != p.of.Timeline {
 		p.of, p.proven, p.next, p.running = sys, 0, 0, 0
 	}
@@ -182,7 +182,7 @@ func (p *published) begin(ctx context.Context, db *fallback.DB, wal *stream.Sess
 
 // check proves what was committed until the last one: first the LSN is read, and then, in a later
 // snapshot, that nothing has changed since then, or nothing that left a gap.
-func (p *published) check(ctx context.Context, db *fallback.DB, wal *stream.Session) error {
+func (p *published) check(ctx context.Context, db *table.DB, wal *stream.Session) error {
 	end, err := db.InsertLSN(ctx)
 	if err != nil {
 		return err

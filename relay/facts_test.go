@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -47,7 +47,7 @@ func TestNullDueTimeUnderTheRelay(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.cfg.Mode, r.cfg.FallbackInterval = relay.ModePoll, 100*time.Millisecond
-	r.cfg.Retry = fallback.Retry{Backoff: time.Hour, MaxAttempts: 10}
+	r.cfg.Retry = table.Retry{Backoff: time.Hour, MaxAttempts: 10}
 	r.startAtWork()
 	r.put(1, 1)
 	r.pending(0)

@@ -5,7 +5,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -24,7 +24,7 @@ func (s *session) mayLackRecords(sys stream.System) bool {
 // answerFirst delivers or records, in the order of the tables, everything that is pending. Its
 // messages carry the timeline of the tail, or the one before the server's, as all that are sent while no
 // WAL is read: a start after a crash on the way finds the old one, and begins again.
-func (l *leader) answerFirst(ctx, held context.Context, db *fallback.DB, sys stream.System) error {
+func (l *leader) answerFirst(ctx, held context.Context, db *table.DB, sys stream.System) error {
 	l.log.Info("the server has been promoted since the newest message: "+
 		"the tables are answered before its WAL is read",
 		zap.Uint32("timeline", sys.Timeline))

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 )
 
@@ -21,7 +21,7 @@ func TestFailoverLosesRecords(t *testing.T) {
 		}
 		t.Parallel()
 		r := newRig(t, primary)
-		r.cfg.Retry = fallback.Retry{Backoff: 30 * time.Millisecond, MaxAttempts: 1000}
+		r.cfg.Retry = table.Retry{Backoff: 30 * time.Millisecond, MaxAttempts: 1000}
 		r.withoutPayments()
 		standby := primary.NewStandby(t, "sb", map[string]string{"sync_replication_slots": "on", "wal_retrieve_retry_interval": "1h"})
 		r.must(primary.Reload(t.Context(), map[string]string{"synchronized_standby_slots": "sb"}))

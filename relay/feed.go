@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -19,7 +18,7 @@ import (
 type feed struct {
 	reporter  *reporter
 	cfg       *Config
-	db        *fallback.DB
+	db        *table.DB
 	lane      *publish.Publisher
 	settler   *settler
 	holds     *holds
@@ -119,7 +118,7 @@ func (f *feed) leave(ctx context.Context, ev *outbox.Event, txn *stream.Txn) err
 	of := aggregateOf(ev)
 	txn.Add()
 	f.holds.beginRecord(of)
-	return f.settler.hold(ctx, fallback.RowOf(ev), of, left{txn, f.loop})
+	return f.settler.hold(ctx, table.RowOf(ev), of, left{txn, f.loop})
 }
 
 // left wakes the loop when the row is visible.
@@ -224,9 +223,9 @@ func sameTable(batch []pendingRow) int {
 // were read in the stream are not asked about: they wait for their marks.
 func (f *feed) askTable(ctx context.Context, batch []pendingRow) error {
 	var ask []pendingRow
-	var rows []fallback.Row
+	var rows []table.Row
 	for _, h := range batch {
-		row := fallback.RowOf(h.ev)
+		row := table.RowOf(h.ev)
 		if behind, ok := f.recovered.messagesBehind(row.Ref, false); ok {
 			// It was read in the stream. Whatever the table shows, it is not sent.
 			if err := f.settler.stored(ctx, row, behind, h.txn); err != nil {
@@ -278,7 +277,7 @@ func (f *feed) askRecords(ctx context.Context, evs ...*outbox.Event) (asOf, erro
 	})
 }
 
-func (f *feed) lookUp(ctx context.Context, t *outbox.Table, rows []fallback.Row) (states []fallback.State, err error) {
+func (f *feed) lookUp(ctx context.Context, t *outbox.Table, rows []table.Row) (states []table.State, err error) {
 	err = f.patiently(ctx, t, func() error {
 		states, err = f.db.LookUp(ctx, t, rows)
 		return err
@@ -290,7 +289,7 @@ func (f *feed) lookUp(ctx context.Context, t *outbox.Table, rows []fallback.Row)
 func (f *feed) patiently(ctx context.Context, t *outbox.Table, ask func() error) error {
 	for {
 		err := ask()
-		if err == nil || !fallback.Passing(err) {
+		if err == nil || !table.Passing(err) {
 			return err
 		}
 		f.reporter.trouble("the table is locked: waiting", err, zapTable(t))
@@ -350,7 +349,7 @@ func (f *feed) joinHold(ctx context.Context, row pendingRow, asked asOf) (held b
 // record has rows recorded that wait behind a failed one.
 func (f *feed) record(ctx context.Context, rows []pendingRow) error {
 	for _, h := range rows {
-		if err := f.settler.hold(ctx, fallback.RowOf(h.ev), aggregateOf(h.ev), h.txn); err != nil {
+		if err := f.settler.hold(ctx, table.RowOf(h.ev), aggregateOf(h.ev), h.txn); err != nil {
 			return err
 		}
 	}
@@ -368,7 +367,7 @@ func (f *feed) refuse(ctx context.Context, ev *outbox.Event, txn *stream.Txn, fa
 		delete(f.poison, ev.Ref())
 		txn.Settled()
 	} else {
-		row := fallback.RowOf(ev)
+		row := table.RowOf(ev)
 		row.Failure = failure.Error()
 		if err := f.settler.park(ctx, row, aggregateOf(ev), txn); err != nil {
 			return err

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -25,8 +25,8 @@ const (
 // writer has forged them, and their rows are still to be sent. Only rows that a crash has
 // left unmarked are pending here, so few bodies are read.
 func (f *forwardScan) genuine(
-	ctx context.Context, t *outbox.Table, ms []jetstream.Message, rows []fallback.Row,
-) (kept []fallback.Row, behind []uint64, err error) {
+	ctx context.Context, t *outbox.Table, ms []jetstream.Message, rows []table.Row,
+) (kept []table.Row, behind []uint64, err error) {
 	for len(ms) > 0 {
 		n, size := 1, ms[0].Size
 		for n < min(len(ms), compareBatch) && size+ms[n].Size <= compareBytes {
@@ -89,7 +89,7 @@ func (s *session) isGenuine(
 	if d.Ref.Table.Mark == outbox.MarkNone {
 		return true, nil
 	}
-	row := []fallback.Row{{Ref: d.Ref, XID: d.XID}}
+	row := []table.Row{{Ref: d.Ref, XID: d.XID}}
 	for {
 		sums, err := s.db.PayloadSums(ctx, d.Ref.Table, row)
 		switch {

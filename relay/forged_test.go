@@ -8,8 +8,8 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -51,7 +51,7 @@ func TestForgedMessageIsNoProof(t *testing.T) {
 				if !down {
 					r.cfg.Stream.Batching = jetstream.BatchSingle // a shared stream takes no other
 				}
-				r.cfg.Retry = fallback.Retry{Backoff: 100 * time.Millisecond, MaxAttempts: 100}
+				r.cfg.Retry = table.Retry{Backoff: 100 * time.Millisecond, MaxAttempts: 100}
 				r.cfg.FallbackInterval = 200 * time.Millisecond
 				r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 3 * time.Second })
 				x := r.start().streaming()
@@ -82,7 +82,7 @@ func TestForgedMessageOfAnInvisibleRow(t *testing.T) {
 	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		r := newRig(t, pg)
 		r.cfg.Source, r.cfg.Stream.Shared, r.cfg.Stream.Batching = "shop", true, jetstream.BatchSingle
-		r.cfg.Retry = fallback.Retry{Backoff: 100 * time.Millisecond, MaxAttempts: 100}
+		r.cfg.Retry = table.Retry{Backoff: 100 * time.Millisecond, MaxAttempts: 100}
 		r.cfg.FallbackInterval = 200 * time.Millisecond
 		r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 3 * time.Second })
 		x := r.start().streaming()

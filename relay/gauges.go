@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -48,7 +48,7 @@ func (s *session) counts() (c publish.Counts) {
 // observe keeps the gauges that cost a query, each time on a connection of its
 // own: a slow one must not hold up the marks, nor cost the lock.
 func observe(
-	ctx context.Context, p *reporter, database fallback.Config, tables []*outbox.Table,
+	ctx context.Context, p *reporter, database table.Config, tables []*outbox.Table,
 ) (done chan struct{}) {
 	done = make(chan struct{})
 	go func() {
@@ -65,8 +65,8 @@ func observe(
 	return done
 }
 
-func observeOnce(ctx context.Context, m *metrics, database fallback.Config, tables []*outbox.Table) error {
-	db, err := fallback.Open(ctx, database)
+func observeOnce(ctx context.Context, m *metrics, database table.Config, tables []*outbox.Table) error {
+	db, err := table.Open(ctx, database)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -64,7 +64,7 @@ func (l *loop) answer(ctx context.Context) error {
 	return nil
 }
 
-func (l *loop) answerTable(ctx context.Context, db *fallback.DB, t *outbox.Table, xid int64) error {
+func (l *loop) answerTable(ctx context.Context, db *table.DB, t *outbox.Table, xid int64) error {
 	const step = "deliver what was written before the slot was made"
 	for begun := time.Now(); ; {
 		left, err := db.FreshBefore(ctx, t, l.cfg.DelayThreshold, xid)
@@ -73,7 +73,7 @@ func (l *loop) answerTable(ctx context.Context, db *fallback.DB, t *outbox.Table
 			return nil // rows of the table that come now are not asked for
 		case err == nil:
 			l.reporter.status.meanwhile(fmt.Sprintf("%s: waiting for %s of %s", step, left, t), begun)
-		case fallback.Passing(err):
+		case table.Passing(err):
 			l.reporter.status.meanwhile(step, begun)
 			l.reporter.trouble("rows from before the slot cannot be looked for: trying again", err, zapTable(t))
 		default:

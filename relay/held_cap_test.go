@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/relay"
 )
@@ -32,7 +32,7 @@ func TestHeldPastTheCap(t *testing.T) {
 			r := newRig(t, testenv.SharedPostgres(t))
 			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.account.moved"} })
 			r.cfg.Mode, r.cfg.FallbackInterval = mode, 100*time.Millisecond
-			r.cfg.Retry = fallback.Retry{Backoff: 50 * time.Millisecond, MaxAttempts: 10_000}
+			r.cfg.Retry = table.Retry{Backoff: 50 * time.Millisecond, MaxAttempts: 10_000}
 			l := newLedger(r)
 			r.exec(`INSERT INTO ledger SELECT g FROM generate_series(17, 60) g`)
 			l.accounts = 60

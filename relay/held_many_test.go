@@ -9,7 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/relay"
 )
@@ -33,7 +33,7 @@ func testManyHeldRows(t *testing.T, pg *testenv.Postgres, mode relay.Mode) {
 	r := newRig(t, pg)
 	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.account.moved"} })
 	r.cfg.FallbackInterval = time.Hour // whoever has to be woken is woken
-	r.cfg.Mode, r.cfg.Retry = mode, fallback.Retry{Backoff: 300 * time.Millisecond, MaxAttempts: 10_000}
+	r.cfg.Mode, r.cfg.Retry = mode, table.Retry{Backoff: 300 * time.Millisecond, MaxAttempts: 10_000}
 	l := newLedger(r) // of accounts 1 to 16
 	x := r.start()
 	r.exec(followSQL, 101, 104, 2501, "account.cursed", 0)

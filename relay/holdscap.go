@@ -74,7 +74,7 @@ func (h *holds) now() asOf {
 func (h *holds) nowLocked() asOf { return asOf(h.forgotten) + 1 }
 
 // ask asks the table about the aggregates of rows of one table, of which only it can
-// tell, and opens the holds of those that have records. have is fallback.DB.HaveRecords.
+// tell, and opens the holds of those that have records. have is table.DB.HaveRecords.
 func (h *holds) ask(rows []*outbox.Event, have func([]*outbox.Event) ([]bool, error)) (asOf, error) {
 	when := h.now()
 	var unsure []*outbox.Event

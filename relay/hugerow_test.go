@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/deadletter"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -104,7 +104,7 @@ func TestTooLongValues(t *testing.T) {
 		t.Run(map[bool]string{false: "wal", true: "table"}[fromTable], func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
-			r.cfg.Retry = fallback.Retry{Backoff: time.Hour, MaxAttempts: 10}
+			r.cfg.Retry = table.Retry{Backoff: time.Hour, MaxAttempts: 10}
 			r.exec(`ALTER TABLE outbox_messages ADD extra text, ADD more jsonb`)
 			if !fromTable {
 				r.start().streaming()
@@ -172,7 +172,7 @@ func TestTooLongWithoutMark(t *testing.T) {
 		t.Errorf("the dead letters are\n%s\nwant\n%s", got, want)
 	}
 	x.halt()
-	q, err := deadletter.Open(t.Context(), deadletter.Config{Config: fallback.Config{URL: r.url, Slot: r.cfg.Slot}, Publication: r.cfg.Publication, Outboxes: r.cfg.Outboxes})
+	q, err := deadletter.Open(t.Context(), deadletter.Config{Config: table.Config{URL: r.url, Slot: r.cfg.Slot}, Publication: r.cfg.Publication, Outboxes: r.cfg.Outboxes})
 	r.must(err)
 	defer q.Close()
 	r.must(q.Retry(t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) {

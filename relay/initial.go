@@ -5,9 +5,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -17,7 +17,7 @@ const initialLimit = 100_000
 
 // checkInitial asks, before anything is changed, what a first start shall do with
 // a great many rows.
-func (s *starter) checkInitial(ctx context.Context, db *fallback.DB, streams, newStream bool) error {
+func (s *starter) checkInitial(ctx context.Context, db *table.DB, streams, newStream bool) error {
 	if s.cfg.Initial == "pending" {
 		return nil
 	}
@@ -52,7 +52,7 @@ func (s *starter) checkInitial(ctx context.Context, db *fallback.DB, streams, ne
 
 // isFirst reports whether no relay was here before: there is no slot, no mark, and
 // no message of this source.
-func (s *servers) isFirst(ctx context.Context, db *fallback.DB, newStream bool) (bool, error) {
+func (s *servers) isFirst(ctx context.Context, db *table.DB, newStream bool) (bool, error) {
 	if has, err := db.HasSlot(ctx); err != nil || has {
 		return false, err
 	}
@@ -62,7 +62,7 @@ func (s *servers) isFirst(ctx context.Context, db *fallback.DB, newStream bool) 
 
 // hasLeftTraces reports whether a relay has delivered anything: there is a mark, or a message of
 // this source.
-func (s *servers) hasLeftTraces(ctx context.Context, db *fallback.DB, newStream bool) (bool, error) {
+func (s *servers) hasLeftTraces(ctx context.Context, db *table.DB, newStream bool) (bool, error) {
 	for _, t := range s.cfg.Outboxes {
 		if marked, err := db.HasMarks(ctx, t); err != nil || marked {
 			return marked, err
@@ -88,7 +88,7 @@ func (s *servers) hasSent(ctx context.Context) (bool, error) {
 
 // skipInitial marks what was pending before a first start, where that is wanted. It
 // is asked once, by the relay that holds the lock, before it makes the slot.
-func (l *leader) skipInitial(ctx context.Context, db *fallback.DB) error {
+func (l *leader) skipInitial(ctx context.Context, db *table.DB) error {
 	if l.cfg.Initial != "none" || l.past.begun {
 		return nil
 	}
@@ -99,7 +99,7 @@ func (l *leader) skipInitial(ctx context.Context, db *fallback.DB) error {
 	}
 	l.status.own()
 	l.status.do("mark what was pending before the first start")
-	skipped, err := fallback.SkipPending(ctx, l.cfg.database(), l.cfg.Outboxes)
+	skipped, err := table.SkipPending(ctx, l.cfg.database(), l.cfg.Outboxes)
 	if err != nil {
 		return err
 	}

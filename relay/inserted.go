@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -24,8 +24,8 @@ func isInsertedMark(ev *outbox.Event) bool {
 }
 
 // insertedRow is what NoteInserted is given.
-func insertedRow(ev *outbox.Event) fallback.Row {
-	row := fallback.RowOf(ev)
+func insertedRow(ev *outbox.Event) table.Row {
+	row := table.RowOf(ev)
 	row.Failure = string(ev.Values[outbox.ProcessedAt])
 	return row
 }
@@ -54,12 +54,12 @@ type inserts struct {
 	pinned bool // the reader's own: nothing is confirmed
 
 	mu   sync.Mutex // guards what follows
-	rows map[outbox.Ref]fallback.Row
+	rows map[outbox.Ref]table.Row
 	full bool // there are more than mostCompared
 }
 
 func readInserts(ctx context.Context, wal *stream.Session) *inserts {
-	n := &inserts{wal: wal, rows: map[outbox.Ref]fallback.Row{}}
+	n := &inserts{wal: wal, rows: map[outbox.Ref]table.Row{}}
 	ctx, end := context.WithCancelCause(ctx)
 	n.ctx = ctx
 	var reading sync.WaitGroup
@@ -71,8 +71,8 @@ func readInserts(ctx context.Context, wal *stream.Session) *inserts {
 // of returns those of some marked rows that were inserted with the marks that they carry. The WAL has
 // been read up to end, and they were marked before.
 func (n *inserts) of(
-	marked []fallback.MarkedRow, end outbox.LSN,
-) (rows []fallback.Row, full bool, err error) {
+	marked []table.MarkedRow, end outbox.LSN,
+) (rows []table.Row, full bool, err error) {
 	if err := n.wal.AwaitReceived(n.ctx, end); err != nil {
 		return nil, false, err
 	}
@@ -133,8 +133,8 @@ func (n *inserts) Dry() {}
 // leaveInserted leaves out of marked rows that the stream does not hold those that were inserted so. Rows
 // of the WAL that is confirmed say so themselves. full: which they are is not known.
 func (c *comparison) leaveInserted(
-	ctx context.Context, t *outbox.Table, gone []fallback.MarkedRow,
-) (lost []fallback.MarkedRow, full bool, err error) {
+	ctx context.Context, t *outbox.Table, gone []table.MarkedRow,
+) (lost []table.MarkedRow, full bool, err error) {
 	if len(gone) == 0 || c.wal == nil || t.Partitioned || !t.Layout.Records() {
 		return gone, false, nil
 	}
@@ -156,14 +156,14 @@ func (c *comparison) leaveInserted(
 	c.reporter.sayInserted(t, zap.Int("rows", len(inserted)), zap.String("first_id", inserted[0].Ref.ID))
 	// What is locked is noted when the WAL is read again.
 	_, err = c.db.NoteInserted(ctx, t, inserted)
-	if err != nil && (!fallback.Passing(err) || !c.db.Alive()) {
+	if err != nil && (!table.Passing(err) || !c.db.Alive()) {
 		return nil, false, err
 	}
 	ids := map[string]struct{}{}
 	for _, row := range inserted {
 		ids[row.Ref.ID] = struct{}{}
 	}
-	return slices.DeleteFunc(gone, func(row fallback.MarkedRow) bool {
+	return slices.DeleteFunc(gone, func(row table.MarkedRow) bool {
 		_, ok := ids[row.ID]
 		return ok
 	}), false, nil

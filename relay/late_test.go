@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -17,7 +17,7 @@ import (
 func TestQueuedRowComesLate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.Retry = fallback.Retry{Backoff: 200 * time.Millisecond, MaxAttempts: 10_000}
+	r.cfg.Retry = table.Retry{Backoff: 200 * time.Millisecond, MaxAttempts: 10_000}
 	x := r.start().streaming()
 	another := strings.Replace(putSQL, "1, $1", "2, $1", 1)
 	r.exec(putSQL, "not a subject", 1, 1)

@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
@@ -60,7 +60,7 @@ func (l *leader) run(ctx context.Context) {
 
 // term holds the advisory lock and runs sessions until its connection is lost.
 func (l *leader) term(ctx context.Context) error {
-	db, err := fallback.Open(ctx, l.cfg.database())
+	db, err := table.Open(ctx, l.cfg.database())
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (l *leader) term(ctx context.Context) error {
 }
 
 // standBy waits for the lock. A relay that waits is ready.
-func (l *leader) standBy(ctx context.Context, db *fallback.DB) error {
+func (l *leader) standBy(ctx context.Context, db *table.DB) error {
 	for first := true; ; first = false {
 		ok, err := db.TryLock(ctx)
 		if err != nil || ok {
@@ -129,7 +129,7 @@ func (l *leader) standBy(ctx context.Context, db *fallback.DB) error {
 
 // sessions runs one session after the other while the lock is held: ctx is the
 // process's, held ends with the lock's connection.
-func (l *leader) sessions(ctx, held context.Context, db *fallback.DB) error {
+func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 	work, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(held, func() { stop(context.Cause(held)) })()
@@ -155,7 +155,7 @@ func (l *leader) sessions(ctx, held context.Context, db *fallback.DB) error {
 		if held.Err() != nil {
 			return context.Cause(held)
 		}
-		if !db.Alive() || errors.Is(err, ErrRival) || errors.Is(err, fallback.ErrTableChanged) {
+		if !db.Alive() || errors.Is(err, ErrRival) || errors.Is(err, table.ErrTableChanged) {
 			return err
 		}
 		if errors.Is(err, stream.ErrSlotActive) {

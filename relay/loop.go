@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -27,11 +27,11 @@ const (
 // rowSettler takes the rows that the loop does not send, see settler. Each call may wait until there is room.
 type rowSettler interface {
 	// stored: the row's message was read in the stream.
-	stored(ctx context.Context, row fallback.Row, behind uint64, by waiter) error
+	stored(ctx context.Context, row table.Row, behind uint64, by waiter) error
 	// park: the row has failed.
-	park(ctx context.Context, row fallback.Row, of aggregate, by waiter) error
+	park(ctx context.Context, row table.Row, of aggregate, by waiter) error
 	// hold: the row waits behind one that has.
-	hold(ctx context.Context, row fallback.Row, of aggregate, by waiter) error
+	hold(ctx context.Context, row table.Row, of aggregate, by waiter) error
 	// busy calls each with every row that was taken and is not settled.
 	busy(each func(outbox.Ref))
 }
@@ -47,7 +47,7 @@ type loop struct {
 	reporter  *reporter
 	cfg       *Config
 	stream    *jetstream.Stream
-	db        *fallback.DB // its own: a long search must not hold up the marks
+	db        *table.DB // its own: a long search must not hold up the marks
 	lane      *publish.Publisher
 	settler   rowSettler
 	holds     *holds
@@ -90,8 +90,8 @@ func newLoop(
 	return l, nil
 }
 
-func openLoop(ctx context.Context, cfg *Config) (*fallback.DB, error) {
-	db, err := fallback.Open(ctx, cfg.database())
+func openLoop(ctx context.Context, cfg *Config) (*table.DB, error) {
+	db, err := table.Open(ctx, cfg.database())
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -33,7 +33,7 @@ func TestHeldRowsWaitForTheRecord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.withoutPayments()
-	r.cfg.Retry = fallback.Retry{Backoff: time.Second, MaxAttempts: 1000}
+	r.cfg.Retry = table.Retry{Backoff: time.Second, MaxAttempts: 1000}
 	r.start().streaming()
 	r.exec(putSQL, "payment.made", 1, 1)
 	r.put(2, 10)
@@ -63,7 +63,7 @@ func TestLockedRecordHoldsUpNobodyElse(t *testing.T) {
 			r := newRig(t, testenv.SharedPostgres(t))
 			r.withoutPayments()
 			r.cfg.Mode = mode
-			r.cfg.Retry = fallback.Retry{Backoff: 10 * time.Millisecond, MaxAttempts: 1000}
+			r.cfg.Retry = table.Retry{Backoff: 10 * time.Millisecond, MaxAttempts: 1000}
 			x := r.start()
 			r.exec(putSQL, "payment.made", 1, 1)
 			eventually(t, "the row is parked", func() bool { return r.query1(`SELECT max(attempts) > 0 FROM outbox_messages`) == "true" })
@@ -148,7 +148,7 @@ func TestRowsWithoutAnAggregate(t *testing.T) {
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.withoutPayments()
 	r.exec(`ALTER TABLE outbox_messages ALTER aggregate_id DROP NOT NULL`)
-	r.cfg.Retry = fallback.Retry{Backoff: 20 * time.Millisecond, MaxAttempts: 1000}
+	r.cfg.Retry = table.Retry{Backoff: 20 * time.Millisecond, MaxAttempts: 1000}
 	x := r.start().streaming()
 	r.exec(`INSERT INTO outbox_messages (aggregate_type, event_type, payload) SELECT 'order', CASE WHEN n <= 2 THEN 'payment.made' ELSE 'order.placed' END,
 		jsonb_build_object('n', n) FROM generate_series(1, 5) n ORDER BY n`)

@@ -8,8 +8,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -20,7 +20,7 @@ type comparison struct {
 	reporter *reporter
 	servers  *servers
 	before   *compared // what the session before this one has compared, and then this one
-	db       *fallback.DB
+	db       *table.DB
 	wal      *stream.Session // nil where none is read
 	info     *jetstream.StreamInfo
 	marks    *marksRead
@@ -88,7 +88,7 @@ type tableLosses struct {
 }
 
 // add counts rows that are pending again. left are still marked.
-func (f *tableLosses) add(lost, left []fallback.MarkedRow) {
+func (f *tableLosses) add(lost, left []table.MarkedRow) {
 	marked := make(map[string]struct{}, len(left))
 	for _, row := range left {
 		marked[row.ID] = struct{}{}
@@ -111,7 +111,7 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 	if c.trimmed { // of the rows that were marked together at that time, some may have been dropped
 		since = since.Add(time.Microsecond)
 	}
-	var next fallback.MarkCursor
+	var next table.MarkCursor
 	var found tableLosses
 	// Rows that are pending again are not found a second time, however this ends.
 	defer func() { c.report(t, &found) }()
@@ -139,9 +139,9 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 
 // notRead leaves out of marked rows those that were read back, and counts those that were changed.
 func (c *comparison) notRead(
-	t *outbox.Table, marked []fallback.MarkedRow, found *tableLosses,
-) []fallback.MarkedRow {
-	return slices.DeleteFunc(slices.Clone(marked), func(row fallback.MarkedRow) bool {
+	t *outbox.Table, marked []table.MarkedRow, found *tableLosses,
+) []table.MarkedRow {
+	return slices.DeleteFunc(slices.Clone(marked), func(row table.MarkedRow) bool {
 		if _, ok := c.marks.rows[row.Ref]; ok {
 			return true
 		}
@@ -155,7 +155,7 @@ func (c *comparison) notRead(
 
 // heal makes rows pending again, once it is certain that the whole stream was read.
 func (c *comparison) heal(
-	ctx context.Context, t *outbox.Table, lost []fallback.MarkedRow, found *tableLosses,
+	ctx context.Context, t *outbox.Table, lost []table.MarkedRow, found *tableLosses,
 ) error {
 	if len(lost) == 0 {
 		return nil
@@ -216,12 +216,12 @@ func (c *comparison) confirm(ctx context.Context) error {
 // unmark waits for rows that are locked: nothing of their aggregates may be delivered before them. left
 // are the rows that are still marked at an error.
 func (c *comparison) unmark(
-	ctx context.Context, t *outbox.Table, rows []fallback.MarkedRow,
-) (left []fallback.MarkedRow, err error) {
+	ctx context.Context, t *outbox.Table, rows []table.MarkedRow,
+) (left []table.MarkedRow, err error) {
 	for begun, named := time.Now(), false; ; {
 		_, left, err := c.db.Unmark(ctx, t, rows)
 		switch {
-		case err != nil && (!fallback.Passing(err) || !c.db.Alive()):
+		case err != nil && (!table.Passing(err) || !c.db.Alive()):
 			return rows, err
 		case err != nil:
 			c.reporter.trouble("rows that the stream has lost cannot be made pending: trying again",
@@ -251,7 +251,7 @@ func (c *comparison) unmark(
 // of one of its rows was.
 func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error {
 	// Archived rows are not compared.
-	marked, err := c.db.MarkedSince(ctx, t, c.marks.since, &fallback.MarkCursor{}, 1)
+	marked, err := c.db.MarkedSince(ctx, t, c.marks.since, &table.MarkCursor{}, 1)
 	if err != nil || len(marked) == 0 {
 		return err
 	}

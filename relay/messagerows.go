@@ -5,15 +5,15 @@ import (
 	"slices"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
 // messageRows asks the tables about the rows of messages that were read in the stream.
 type messageRows struct {
 	reporter *reporter
-	db       *fallback.DB
+	db       *table.DB
 	tables   map[string]*outbox.Table
 }
 
@@ -21,11 +21,11 @@ type messageRows struct {
 type rowBatch struct {
 	table    *outbox.Table
 	messages []jetstream.Message
-	rows     []fallback.Row
-	states   []fallback.State
+	rows     []table.Row
+	states   []table.State
 }
 
-func newMessageRows(p *reporter, db *fallback.DB, tables []*outbox.Table) *messageRows {
+func newMessageRows(p *reporter, db *table.DB, tables []*outbox.Table) *messageRows {
 	m := &messageRows{reporter: p, db: db, tables: map[string]*outbox.Table{}}
 	for _, t := range tables {
 		m.tables[t.String()] = t
@@ -37,9 +37,9 @@ func newMessageRows(p *reporter, db *fallback.DB, tables []*outbox.Table) *messa
 func (m *messageRows) each(ctx context.Context, messages []jetstream.Message, do func(rowBatch) error) error {
 	for part := range slices.Chunk(messages, settleBatch) {
 		for t, ms := range m.byTable(part) {
-			batch := rowBatch{table: t, messages: ms, rows: make([]fallback.Row, len(ms))}
+			batch := rowBatch{table: t, messages: ms, rows: make([]table.Row, len(ms))}
 			for i, message := range ms {
-				batch.rows[i] = fallback.Row{Ref: refOf(t, message), Bytes: message.Bytes}
+				batch.rows[i] = table.Row{Ref: refOf(t, message), Bytes: message.Bytes}
 			}
 			const trouble = "rows that were read back cannot be looked up: trying again"
 			err := m.patiently(ctx, t, trouble, func() (err error) {
@@ -89,7 +89,7 @@ func (m *messageRows) patiently(
 ) error {
 	for {
 		err := ask()
-		if err == nil || !fallback.Passing(err) || !m.db.Alive() {
+		if err == nil || !table.Passing(err) || !m.db.Alive() {
 			return err
 		}
 		m.reporter.trouble(trouble, err, zapTable(t))

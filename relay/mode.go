@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -47,7 +47,7 @@ const modeCheck = 5 * time.Second
 
 // session gets the rows in the best way that there is now, until something fails
 // or another way opens up.
-func (l *leader) session(ctx, held context.Context, db *fallback.DB) (err error) {
+func (l *leader) session(ctx, held context.Context, db *table.DB) (err error) {
 	l.status.do("look at the tables")
 	unfit, err := compareTables(ctx, l.reporter, db, l.cfg.Outboxes)
 	if err != nil {
@@ -89,7 +89,7 @@ func (l *leader) session(ctx, held context.Context, db *fallback.DB) (err error)
 
 // mayStream reports why the WAL cannot be read, nil where it can; sys identifies
 // the server where it cannot.
-func (l *leader) mayStream(ctx context.Context, db *fallback.DB) (sys stream.System, why, err error) {
+func (l *leader) mayStream(ctx context.Context, db *table.DB) (sys stream.System, why, err error) {
 	if l.cfg.Mode == ModePoll {
 		why = errModePoll
 	} else if err = l.checkServer(ctx); errors.Is(err, stream.ErrCannotStream) && l.cfg.Mode == ModeAuto {
@@ -111,7 +111,7 @@ var errModePoll = errors.New("mode is poll")
 
 // checkServer asks on connections of its own, as a session would.
 func (s *servers) checkServer(ctx context.Context) error {
-	db, err := fallback.Open(ctx, s.cfg.database())
+	db, err := table.Open(ctx, s.cfg.database())
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (s *servers) checkServer(ctx context.Context) error {
 }
 
 // pollOnly reads the tables for as long as the WAL cannot be read.
-func (l *leader) pollOnly(ctx, held context.Context, db *fallback.DB, sys stream.System, why error) error {
+func (l *leader) pollOnly(ctx, held context.Context, db *table.DB, sys stream.System, why error) error {
 	l.log.Warn("polling: the tables are searched instead of the WAL being read", zap.NamedError("because", why))
 	left := l.slots.leave(ctx, db)
 	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, _ *session) error {
@@ -145,7 +145,7 @@ func (l *leader) pollOnly(ctx, held context.Context, db *fallback.DB, sys stream
 }
 
 // judgeSlot reports why the slot has to be recreated, nil where it is of use.
-func (l *leader) judgeSlot(ctx context.Context, db *fallback.DB, slots *stream.Slots) (cause, err error) {
+func (l *leader) judgeSlot(ctx context.Context, db *table.DB, slots *stream.Slots) (cause, err error) {
 	slot, err := slots.Read(ctx, l.cfg.Slot)
 	switch {
 	case errors.Is(err, stream.ErrNoSlot), errors.Is(err, stream.ErrSlotLost), errors.Is(err, stream.ErrForeignSlot):
@@ -160,13 +160,13 @@ func (l *leader) judgeSlot(ctx context.Context, db *fallback.DB, slots *stream.S
 
 // sayAdopted tells once in a process's life that the slot may be another program's: nothing
 // shows that a relay was here before.
-func (l *leader) sayAdopted(ctx context.Context, db *fallback.DB, slot *stream.Slot) error {
+func (l *leader) sayAdopted(ctx context.Context, db *table.DB, slot *stream.Slot) error {
 	if l.past.judged {
 		return nil
 	}
 	left, err := l.hasLeftTraces(ctx, db, false)
 	switch {
-	case fallback.Passing(err):
+	case table.Passing(err):
 		return nil // a locked table: the next session asks again
 	case err != nil:
 		return err
@@ -182,7 +182,7 @@ func (l *leader) sayAdopted(ctx context.Context, db *fallback.DB, slot *stream.S
 // rebuild recreates the slot without a gap: the new one is there before the
 // tables are searched, and has its name only when every row that it may lack is
 // answered. It ends in errModeChanged when that is done.
-func (l *leader) rebuild(ctx, held context.Context, db *fallback.DB, slots *stream.Slots, cause error) error {
+func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.Slots, cause error) error {
 	first := errors.Is(cause, stream.ErrNoSlot)
 	switch {
 	case errors.Is(cause, stream.ErrForeignSlot):
@@ -226,7 +226,7 @@ func (l *leader) rebuild(ctx, held context.Context, db *fallback.DB, slots *stre
 }
 
 // makeSlot tries again until the slot is made; it reports false where ctx ends that.
-func (l *leader) makeSlot(ctx context.Context, db *fallback.DB, s *session) bool {
+func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 	for {
 		err := l.slots.makeAnswered(ctx, db, s.loop.answer)
 		if err == nil {

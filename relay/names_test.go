@@ -7,8 +7,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/deadletter"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -43,7 +43,7 @@ func TestNamesAreTheCatalogs(t *testing.T) {
 			r.trap()
 			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
 			r.cfg.Mode, r.cfg.Outboxes[0].Mark = c.mode, c.mark
-			r.cfg.Retry, r.cfg.FallbackInterval = fallback.Retry{Backoff: 10 * time.Millisecond, MaxAttempts: 2}, 200*time.Millisecond
+			r.cfg.Retry, r.cfg.FallbackInterval = table.Retry{Backoff: 10 * time.Millisecond, MaxAttempts: 2}, 200*time.Millisecond
 			r.cfg.Retention = relay.Retention{ArchiveAfter: time.Second, DropAfter: time.Hour, Interval: 100 * time.Millisecond}
 			const put = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at)
 				SELECT 'order', 1, v.kind, pg_catalog.json_build_object('n', v.n)::jsonb, pg_catalog.now() + v.late
@@ -59,7 +59,7 @@ func TestNamesAreTheCatalogs(t *testing.T) {
 
 			r.setSubjects("events.order.>", "events.payment.>")
 			dlq, err := deadletter.Open(t.Context(), deadletter.Config{
-				Config: fallback.Config{URL: r.cfg.PostgresURL, Schema: "public"}, Publication: "walpost", Outboxes: r.cfg.Outboxes,
+				Config: table.Config{URL: r.cfg.PostgresURL, Schema: "public"}, Publication: "walpost", Outboxes: r.cfg.Outboxes,
 			})
 			r.must(err)
 			defer dlq.Close()

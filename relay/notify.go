@@ -6,7 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 )
 
 // listenCheck is how often a relay that polls looks whether inserts are announced.
@@ -15,7 +15,7 @@ const listenCheck = 2 * time.Second
 // listen has the loop make a pass whenever inserts are announced, on a connection
 // of its own. It has that connection only while they are, in every table; otherwise
 // the loop goes on as if there were no such thing.
-func listen(ctx context.Context, db *fallback.DB, l *loop) {
+func listen(ctx context.Context, db *table.DB, l *loop) {
 	for sleep(ctx, listenCheck) { // and not at once: it may poll only until it has a slot
 		all, err := db.Announced(ctx, l.cfg.Outboxes)
 		if err == nil && all {
@@ -29,7 +29,7 @@ func listen(ctx context.Context, db *fallback.DB, l *loop) {
 
 // listenOnce returns when inserts are not announced any more, or cannot be heard.
 func listenOnce(ctx context.Context, l *loop) error {
-	on, err := fallback.Listen(ctx, l.cfg.database())
+	on, err := table.Listen(ctx, l.cfg.database())
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/relay"
@@ -99,7 +99,7 @@ func TestNotifyIsNotAll(t *testing.T) {
 		r := newRig(t, pg)
 		r.put(1, 10) // before anybody listens
 		r.cfg.Mode, r.cfg.FallbackInterval = relay.ModePoll, time.Hour
-		r.cfg.Retry = fallback.Retry{Backoff: 50 * time.Millisecond, MaxAttempts: 2}
+		r.cfg.Retry = table.Retry{Backoff: 50 * time.Millisecond, MaxAttempts: 2}
 		x := r.start()
 		r.pending(0)
 		r.announce(true) // while the relay polls

@@ -8,8 +8,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -76,7 +76,7 @@ func (p *pass) wait(ctx context.Context, patience time.Duration) {
 
 // pass is one round over a table.
 func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
-	var recorded []fallback.Candidate
+	var recorded []table.Candidate
 	var overtaken map[outbox.AggregateKey]bool
 	var err error
 	if p.looks = l.looks(t); p.looks {
@@ -87,7 +87,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 			return err
 		}
 	}
-	var fresh []fallback.Candidate
+	var fresh []table.Candidate
 	if !l.healing || l.heals(t) {
 		fresh, err = l.db.Fresh(ctx, t, l.cfg.DelayThreshold, passRows)
 	}
@@ -102,7 +102,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	for _, c := range recorded {
 		l.holds.open(aggregate{t, c.Aggregate}) // whoever has recorded it
 	}
-	recorded = slices.DeleteFunc(recorded, func(c fallback.Candidate) bool { return overtaken[c.Aggregate] })
+	recorded = slices.DeleteFunc(recorded, func(c table.Candidate) bool { return overtaken[c.Aggregate] })
 	if len(recorded) > 0 { // the cause of a failure may be gone
 		info, err := l.stream.Info(ctx)
 		if err != nil { // while nothing can be sent, a failure says nothing
@@ -114,8 +114,8 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	}
 	p.moved = l.moved.now()
 	inHand, seen, behind := l.inHand(t), map[string]bool{}, map[aggregate]bool{}
-	free := func(cs []fallback.Candidate) []fallback.Candidate {
-		return slices.DeleteFunc(cs, func(c fallback.Candidate) bool {
+	free := func(cs []table.Candidate) []table.Candidate {
+		return slices.DeleteFunc(cs, func(c table.Candidate) bool {
 			of := aggregate{t, c.Aggregate}
 			if seen[c.ID] || behind[of] { // where ids are not unique, the next pass brings another row of this one
 				behind[of] = of.ordered()
@@ -132,7 +132,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 			return taken
 		})
 	}
-	for _, cs := range [][]fallback.Candidate{free(recorded), free(fresh)} {
+	for _, cs := range [][]table.Candidate{free(recorded), free(fresh)} {
 		for most := l.cfg.FallbackBatch; len(cs) > 0; {
 			some := cs[:batch(cs, most)]
 			n, err := l.deliver(ctx, t, p, some)
@@ -154,7 +154,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 // nothing brings the rows before them that the last session had sent and knows
 // nothing of: those come first, and their aggregates are overtaken. Fresh ones are
 // held as soon as they are met.
-func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []fallback.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
+func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []table.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
 	hold := l.cfg.OnPoison != Skip
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
 	if err != nil || len(cs) == 0 || l.wal != nil || !hold {
@@ -170,7 +170,7 @@ func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []fallback.Can
 	// Once more: what was recorded between the two would be in neither. Nor was it
 	// asked whether another aggregate is overtaken.
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
-	return slices.DeleteFunc(cs, func(c fallback.Candidate) bool { return !among[c.Aggregate] }), overtaken, err
+	return slices.DeleteFunc(cs, func(c table.Candidate) bool { return !among[c.Aggregate] }), overtaken, err
 }
 
 // looks reports whether it is time to look at recorded rows.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/deadletter"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/relay"
 )
@@ -25,7 +25,7 @@ func TestPoisonRow(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
 			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
-			r.cfg.Retry, r.cfg.OnPoison = fallback.Retry{Backoff: 30 * time.Millisecond, MaxAttempts: 10}, policy
+			r.cfg.Retry, r.cfg.OnPoison = table.Retry{Backoff: 30 * time.Millisecond, MaxAttempts: 10}, policy
 			x := r.start().streaming()
 			lock := r.conn() // an open end: the aggregate is busy all the time
 			busy, n := make(chan struct{}), 1
@@ -98,7 +98,7 @@ func TestRetryBehindItsBurial(t *testing.T) {
 	r.createStream(func(c *jetstream.StreamConfig) {
 		c.Subjects, c.Duplicates = []string{"events.order.>"}, 100*time.Millisecond
 	})
-	r.cfg.Retry = fallback.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
+	r.cfg.Retry = table.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
 	x := r.start().streaming()
 	r.keep()
 	r.exec(putSQL, "payment.made", 1, 1)
@@ -132,7 +132,7 @@ func TestRetryKeepsItsPlace(t *testing.T) {
 			r := newRig(t, testenv.SharedPostgres(t))
 			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
 			r.cfg.OnPoison, r.cfg.FallbackInterval = policy, time.Hour
-			r.cfg.Retry = fallback.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
+			r.cfg.Retry = table.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
 			server := fmt.Sprintf("127.0.0.1:%d", r.pg.Port())
 			proxy := testenv.NewProxy(t, server)
 			r.cfg.PostgresURL = strings.Replace(r.url, server, proxy.Addr(), 1)
@@ -169,7 +169,7 @@ func TestDeadLetterIsNotSentByTheWAL(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
-	r.cfg.Retry = fallback.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
+	r.cfg.Retry = table.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
 	x := r.start().streaming()
 	r.put(1, 3)
 	r.pending(0)
@@ -196,7 +196,7 @@ func (r *rig) listenToAll() { r.t.Helper(); r.setSubjects("events.>") }
 // retryAll takes all dead letters back.
 func (r *rig) retryAll() {
 	r.t.Helper()
-	dlq, err := deadletter.Open(r.t.Context(), deadletter.Config{Config: fallback.Config{URL: r.url}, Outboxes: r.cfg.Outboxes})
+	dlq, err := deadletter.Open(r.t.Context(), deadletter.Config{Config: table.Config{URL: r.url}, Outboxes: r.cfg.Outboxes})
 	r.must(err)
 	defer dlq.Close()
 	r.must(dlq.Retry(r.t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) { r.must(o.Err) }))

@@ -11,10 +11,10 @@ import (
 	"github.com/nats-io/nats.go"
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
@@ -69,16 +69,16 @@ func (s *starter) disconnect(ctx context.Context) {
 	}
 }
 
-func (s *starter) openDirect(ctx context.Context) (*fallback.DB, error) {
-	if err := fallback.CheckDirect(ctx, s.cfg.database()); err != nil {
+func (s *starter) openDirect(ctx context.Context) (*table.DB, error) {
+	if err := table.CheckDirect(ctx, s.cfg.database()); err != nil {
 		return nil, err
 	}
-	return fallback.Open(ctx, s.cfg.database())
+	return table.Open(ctx, s.cfg.database())
 }
 
 // checkDatabase reports whether the WAL can be read, and whether the publication is
 // still to be created.
-func (s *starter) checkDatabase(ctx context.Context, db *fallback.DB) (streams, create bool, err error) {
+func (s *starter) checkDatabase(ctx context.Context, db *table.DB) (streams, create bool, err error) {
 	streams, err = s.way(stream.CheckServer(ctx, db.Conn(), s.cfg.Slot))
 	if err != nil {
 		return false, false, err
@@ -156,7 +156,7 @@ func counts(idType string) bool {
 }
 
 // identify learns the default source.
-func (s *starter) identify(ctx context.Context, db *fallback.DB, streams bool) error {
+func (s *starter) identify(ctx context.Context, db *table.DB, streams bool) error {
 	sys, _, err := s.system(ctx, db, streams)
 	if err != nil {
 		return err
@@ -167,7 +167,7 @@ func (s *starter) identify(ctx context.Context, db *fallback.DB, streams bool) e
 // system identifies the server. Where the WAL can be read it takes the road of every
 // session, because the functions that know the system identifier may be closed to the
 // role. why says what keeps the WAL from being read after all.
-func (s *starter) system(ctx context.Context, db *fallback.DB, streams bool) (sys stream.System, why, err error) {
+func (s *starter) system(ctx context.Context, db *table.DB, streams bool) (sys stream.System, why, err error) {
 	if streams {
 		sys, err = stream.Probe(ctx, s.cfg.server(), s.cfg.Slot)
 	}
@@ -199,7 +199,7 @@ func (s *starter) nameSource(sys stream.System) (err error) {
 // identify asks the server who it is without a replication connection. The
 // system's id is empty where the role may not know it: no position is compared
 // then.
-func identify(ctx context.Context, db *fallback.DB) (sys stream.System, err error) {
+func identify(ctx context.Context, db *table.DB) (sys stream.System, err error) {
 	sys.ID, sys.Timeline, sys.Database, err = db.Identify(ctx)
 	return sys, err
 }
@@ -228,7 +228,7 @@ func (s *starter) connect(ctx context.Context) (err error) {
 }
 
 // checkStream connects to NATS and reports whether the stream is to be created.
-func (s *starter) checkStream(ctx context.Context, db *fallback.DB) (create bool, err error) {
+func (s *starter) checkStream(ctx context.Context, db *table.DB) (create bool, err error) {
 	if err := s.connect(ctx); err != nil {
 		return false, err
 	}
@@ -245,7 +245,7 @@ func (s *starter) checkStream(ctx context.Context, db *fallback.DB) (create bool
 
 // mayCreateStream: only where no row is marked yet. A stream that is missing
 // although rows were stored is a loss that must not be papered over.
-func (s *starter) mayCreateStream(ctx context.Context, db *fallback.DB, missing error) error {
+func (s *starter) mayCreateStream(ctx context.Context, db *table.DB, missing error) error {
 	if !s.cfg.CreateStream {
 		return hint.Coded("stream-missing", hint.Wrap(missing, "create the stream, or allow it with nats.create_stream: true"))
 	}
@@ -270,7 +270,7 @@ func (s *starter) mayCreateStream(ctx context.Context, db *fallback.DB, missing 
 	return nil
 }
 
-func createPublication(ctx context.Context, p *reporter, db *fallback.DB, cfg *Config) error {
+func createPublication(ctx context.Context, p *reporter, db *table.DB, cfg *Config) error {
 	sql, err := stream.EnsurePublication(ctx, db.Conn(), cfg.Publication, cfg.Outboxes)
 	if err == nil && sql != "" {
 		p.log.Info("created the publication", zap.String("sql", sql))

@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgerrcode"
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 )
 
 // stuckStarts is how many starts in a row end at one step for one reason before that is an alarm.
@@ -31,7 +31,7 @@ func (l *leader) noticeStuck(err error) {
 	case step == "" || step == settleStep: // the session had begun
 		l.past.stuck = stuck{}
 		return
-	case fallback.Away(err) || isOutage(now.reason),
+	case table.Away(err) || isOutage(now.reason),
 		pg.Code(err) == pgerrcode.LockNotAvailable: // a table that somebody has locked
 		return
 	}

@@ -5,8 +5,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
@@ -36,7 +36,7 @@ func reason(err error) string {
 		return "stream_unfit"
 	case pg.Code(err) != "":
 		return "postgres_" + pg.Code(err)
-	case fallback.Away(err):
+	case table.Away(err):
 		return "postgres_away"
 	case publish.ClassOf(err) != publish.ClassUnknown:
 		return "jetstream_" + publish.ClassOf(err).String()

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 )
 
 // record records what stands at the head of every line.
@@ -52,14 +52,14 @@ func (w *settler) recordLines(ctx context.Context, key batchKey, lines [][]*job)
 	switch {
 	case w.lost(ctx, err):
 		return err
-	case err != nil && len(jobs) > 1 && (!fallback.Passing(err) || fallback.TooLong(err)):
+	case err != nil && len(jobs) > 1 && (!table.Passing(err) || table.TooLong(err)):
 		return w.recordApart(ctx, key, lines)
 	case err != nil:
 		w.brokeDown(jobs, err)
 		return nil
 	}
 	for i, j := range jobs {
-		if verdicts[i] != fallback.Done {
+		if verdicts[i] != table.Done {
 			w.postpone(ctx, j, verdicts[i])
 			continue
 		}

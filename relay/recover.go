@@ -5,8 +5,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -24,7 +24,7 @@ type recovery struct {
 	*reporter
 	*servers
 	past *history
-	db   *fallback.DB
+	db   *table.DB
 	wal  *stream.Session // nil where none is read
 	sys  stream.System
 	info *jetstream.StreamInfo

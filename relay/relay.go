@@ -1,5 +1,5 @@
 // Package relay puts the parts together: the WAL (stream, decode) flows into
-// JetStream (publish), and what was stored is settled in the table (fallback)
+// JetStream (publish), and what was stored is settled in the table (internal/table)
 // before PostgreSQL may forget it.
 //
 // Three loops lie inside each other. Run connects, checks and then repeats

@@ -3,8 +3,8 @@ package relay
 import (
 	"context"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -50,7 +50,7 @@ func (b *backwardScan) step(ctx context.Context, messages []jetstream.Message) (
 }
 
 // look reports whether a row asks for another step: it is pending, or marked at or after T.
-func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s fallback.State) bool {
+func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s table.State) bool {
 	b.marks.known = b.marks.known || s.Exists
 	switch {
 	case !s.Exists || !s.Same:

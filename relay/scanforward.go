@@ -6,8 +6,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -42,7 +42,7 @@ func (f *forwardScan) step(ctx context.Context, messages []jetstream.Message) er
 		}
 	}
 	return f.rows.each(ctx, messages, func(batch rowBatch) error {
-		var pending []fallback.Row
+		var pending []table.Row
 		var claims []jetstream.Message
 		for i, s := range batch.states {
 			if s.Exists && s.Same && s.Pending {
@@ -57,15 +57,15 @@ func (f *forwardScan) step(ctx context.Context, messages []jetstream.Message) er
 	})
 }
 
-func (f *forwardScan) mark(ctx context.Context, t *outbox.Table, rows []fallback.Row, behind []uint64) error {
+func (f *forwardScan) mark(ctx context.Context, t *outbox.Table, rows []table.Row, behind []uint64) error {
 	db := f.rows.db
 	verdicts, err := db.Mark(ctx, t, rows)
-	if err != nil && (!fallback.Passing(err) || !db.Alive()) {
+	if err != nil && (!table.Passing(err) || !db.Alive()) {
 		return err
 	}
 	marked := 0
 	for i, row := range rows {
-		if err == nil && verdicts[i] == fallback.Done {
+		if err == nil && verdicts[i] == table.Done {
 			marked++
 			continue
 		}

@@ -12,9 +12,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
@@ -46,7 +46,7 @@ type session struct {
 	*servers
 	past    *history
 	current *atomic.Pointer[session]
-	db      *fallback.DB
+	db      *table.DB
 	altered chan struct{} // asks watchFacts for a look now
 
 	wal       *stream.Session // nil where none is read
@@ -63,7 +63,7 @@ type session struct {
 	stored      atomic.Int64 // PubAcks
 }
 
-func (l *leader) newSession(db *fallback.DB) *session {
+func (l *leader) newSession(db *table.DB) *session {
 	return &session{
 		reporter: l.reporter, servers: l.servers, past: l.past, current: l.current, db: db,
 		altered: make(chan struct{}, 1),

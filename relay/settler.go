@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -52,7 +52,7 @@ type polledWaiter interface {
 
 // job is one row on its way to be settled.
 type job struct {
-	row    fallback.Row
+	row    table.Row
 	task   task
 	of     aggregate // of a row that is recorded
 	inLane bool
@@ -74,8 +74,8 @@ type job struct {
 // the trackers. What cannot be settled yet is tried again, for ever.
 type settler struct {
 	reporter *reporter
-	retry    fallback.Retry
-	db       *fallback.DB
+	retry    table.Retry
+	db       *table.DB
 	lane     *publish.Publisher
 	holds    *holds
 	// parked is called when a failure is recorded.
@@ -102,12 +102,12 @@ type settler struct {
 	// Memory that is used again: the settler's own.
 	taken []publish.Delivery
 	out   []uint64
-	rows  []fallback.Row
+	rows  []table.Row
 	free  []*job
 }
 
 func newSettler(
-	p *reporter, retry fallback.Retry, db *fallback.DB, lane *publish.Publisher, h *holds, s *recoveryState,
+	p *reporter, retry table.Retry, db *table.DB, lane *publish.Publisher, h *holds, s *recoveryState,
 ) *settler {
 	w := &settler{
 		reporter: p, retry: retry, db: db, lane: lane, holds: h, parked: func() {}, in: make(chan *job, backlog), stop: make(chan struct{}), done: make(chan struct{}),
@@ -115,7 +115,7 @@ func newSettler(
 	}
 	now := time.Now()
 	for ref, behind := range s.unmarked {
-		j := &job{row: fallback.Row{Ref: ref}, behind: behind + 1, begun: now, due: now}
+		j := &job{row: table.Row{Ref: ref}, behind: behind + 1, begun: now, due: now}
 		w.waiting[ref] = j
 		w.jobs = append(w.jobs, j)
 	}
@@ -125,7 +125,7 @@ func newSettler(
 
 // stored has a row marked that was read back from the stream and that the WAL or
 // the table brings again, and lets the waiter wait for it.
-func (w *settler) stored(ctx context.Context, row fallback.Row, behind uint64, by waiter) error {
+func (w *settler) stored(ctx context.Context, row table.Row, behind uint64, by waiter) error {
 	w.mu.Lock()
 	if j := w.waiting[row.Ref]; j != nil {
 		j.others = append(j.others, by)
@@ -139,13 +139,13 @@ func (w *settler) stored(ctx context.Context, row fallback.Row, behind uint64, b
 }
 
 // park has a failure recorded.
-func (w *settler) park(ctx context.Context, row fallback.Row, of aggregate, by waiter) error {
+func (w *settler) park(ctx context.Context, row table.Row, of aggregate, by waiter) error {
 	w.holds.beginRecord(of)
 	return w.enlist(ctx, &job{row: row, task: toPark, of: of, by: by})
 }
 
 // hold has it recorded that a row waits. Its aggregate's hold counts it already.
-func (w *settler) hold(ctx context.Context, row fallback.Row, of aggregate, by waiter) error {
+func (w *settler) hold(ctx context.Context, row table.Row, of aggregate, by waiter) error {
 	return w.enlist(ctx, &job{row: row, task: toHold, of: of, by: by})
 }
 
@@ -310,7 +310,7 @@ func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
 			continue // there is no row to record it in: see history.poison
 		}
 		w.reporter.refused(x.Ref, x.EventType, x.Failure)
-		j := &job{row: fallback.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait}, task: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now}
+		j := &job{row: table.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait}, task: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now}
 		if by, ok := x.Tag.(polledWaiter); ok {
 			j.row.Polled, j.row.Attempts = true, by.failedAttempts()
 		}

@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -62,7 +62,7 @@ func (w *settler) mark(ctx context.Context, key batchKey, jobs []*job) error {
 	case w.lost(ctx, err):
 		w.jobs = append(w.jobs, jobs...) // for finish
 		return err
-	case err != nil && len(jobs) > 1 && !fallback.Passing(err):
+	case err != nil && len(jobs) > 1 && !table.Passing(err):
 		half := len(jobs) / 2
 		return errors.Join(w.mark(ctx, key, jobs[:half]), w.mark(ctx, key, jobs[half:]))
 	case err != nil:
@@ -73,10 +73,10 @@ func (w *settler) mark(ctx context.Context, key batchKey, jobs []*job) error {
 	done := make([]*job, 0, len(jobs))
 	for i, j := range jobs {
 		switch v := verdicts[i]; v {
-		case fallback.Gone:
+		case table.Gone:
 			w.sayVanished(j)
 			fallthrough
-		case fallback.Done:
+		case table.Done:
 			done = append(done, j)
 		default:
 			w.postpone(ctx, j, v)
@@ -99,10 +99,10 @@ func (w *settler) sayVanished(j *job) {
 
 // lost reports whether an error is the connection's or the session's end.
 func (w *settler) lost(ctx context.Context, err error) bool {
-	return err != nil && (!w.db.Alive() || ctx.Err() != nil || errors.Is(err, fallback.ErrTableChanged))
+	return err != nil && (!w.db.Alive() || ctx.Err() != nil || errors.Is(err, table.ErrTableChanged))
 }
 
-func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]fallback.Verdict, error) {
+func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]table.Verdict, error) {
 	rows := w.rows[:0]
 	for _, j := range jobs {
 		rows = append(rows, j.row)
@@ -128,7 +128,7 @@ func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]f
 // brokeDown tries again later what the database would not do.
 func (w *settler) brokeDown(jobs []*job, err error) {
 	wait := 250 * time.Millisecond
-	if !fallback.Passing(err) {
+	if !table.Passing(err) {
 		jobs[0].alone, wait = true, 5*time.Second
 		if !w.reporter.limited("row_unsettled", 30*time.Second) {
 			w.reporter.alarm("row_unsettled", "the database refuses the mark or the record of a row: the slot waits for it",
@@ -142,8 +142,8 @@ func (w *settler) brokeDown(jobs []*job, err error) {
 }
 
 // postpone tries again later what is not visible yet, or locked.
-func (w *settler) postpone(ctx context.Context, j *job, v fallback.Verdict) {
-	if v == fallback.Invisible {
+func (w *settler) postpone(ctx context.Context, j *job, v table.Verdict) {
+	if v == table.Invisible {
 		if since := time.Since(j.begun); since > slowStep {
 			w.reporter.trouble("a row cannot be marked or recorded: its transaction is flushed and not visible yet, as where a commit waits for a synchronous standby",
 				fmt.Errorf("row %s, for %s", j.row.Ref, since.Round(time.Second)))
@@ -231,7 +231,7 @@ func (w *settler) nameBlocker(ctx context.Context, j *job) {
 	if j.task != toMark {
 		message = "a row that is to be recorded as failed, held or inserted as processed is locked by another session; the slot waits for it"
 	}
-	if who == fallback.Unlocked {
+	if who == table.Unlocked {
 		if !j.unlocked { // the lock may have ended just now
 			j.unlocked, j.named = true, false
 		} else if !w.reporter.limited("row_unsettled", 30*time.Second) {

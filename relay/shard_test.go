@@ -10,9 +10,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -44,7 +44,7 @@ func testShards(r *rig, mode relay.Mode) {
 		r.t.Errorf("the hashes are %s", got)
 	}
 	r.cfg.Mode, r.cfg.FallbackInterval = mode, 200*time.Millisecond
-	r.cfg.Retry = fallback.Retry{Backoff: 50 * time.Millisecond, MaxAttempts: 2}
+	r.cfg.Retry = table.Retry{Backoff: 50 * time.Millisecond, MaxAttempts: 2}
 	shards := make([]*rig, of)
 	for i := range shards {
 		shards[i] = r.shard(i+1, of)
@@ -139,9 +139,9 @@ func testShards(r *rig, mode relay.Mode) {
 // shard is a relay of one part, with a slot, a publication and a stream of its own.
 func (r *rig) shard(index, of int) *rig {
 	s := *r
-	table := *r.cfg.Outboxes[0]
-	table.Shard = outbox.Shard{Index: index, Of: of}
-	s.cfg.Outboxes = []*outbox.Table{&table}
+	box := *r.cfg.Outboxes[0]
+	box.Shard = outbox.Shard{Index: index, Of: of}
+	s.cfg.Outboxes = []*outbox.Table{&box}
 	s.cfg.Slot += fmt.Sprintf("_%d", index)
 	s.cfg.Publication += fmt.Sprintf("_%d", index)
 	s.cfg.Subject = fmt.Sprintf("events.%d.{event_type}", index)
@@ -178,8 +178,8 @@ func TestShardOfAnotherPublication(t *testing.T) {
 // TestShardsShareNoStream: they have one source, and would take each other's messages for
 // their own.
 func TestShardsShareNoStream(t *testing.T) {
-	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate, Shard: outbox.Shard{Index: 1, Of: 2}}
-	cfg := relay.Config{Subject: "events.{event_type}", Outboxes: []*outbox.Table{table}, Stream: jetstream.StreamConfig{Name: "EVENTS", Shared: true}}
+	box := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate, Shard: outbox.Shard{Index: 1, Of: 2}}
+	cfg := relay.Config{Subject: "events.{event_type}", Outboxes: []*outbox.Table{box}, Stream: jetstream.StreamConfig{Name: "EVENTS", Shared: true}}
 	if _, err := relay.New(cfg, zap.NewNop(), prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "shard 1/2") || hint.Of(err) == "" {
 		t.Errorf("%v (%s)", err, hint.Of(err))
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/jackc/pgerrcode"
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -29,7 +29,7 @@ type slotKeeper struct {
 
 // leave drops the slot of a relay that does not stream any more: it would keep WAL
 // for ever. It reports whether that is done, or is not to be done.
-func (k *slotKeeper) leave(ctx context.Context, db *fallback.DB) bool {
+func (k *slotKeeper) leave(ctx context.Context, db *table.DB) bool {
 	if has, err := db.HasSlot(ctx); err == nil && !has {
 		return true
 	}
@@ -86,7 +86,7 @@ func (k *slotKeeper) alarmForeign(cause error) error {
 // makeAnswered makes a temporary slot, has answer wait until the tables have nothing from before it, and
 // copies it. A relay that ends on the way leaves nothing. While a table lacks a column of its
 // layout there is no slot: the next row would have it given up.
-func (k *slotKeeper) makeAnswered(ctx context.Context, db *fallback.DB, answer func(context.Context) error) error {
+func (k *slotKeeper) makeAnswered(ctx context.Context, db *table.DB, answer func(context.Context) error) error {
 	if err := checkColumns(ctx, db, k.cfg.Outboxes); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (k *slotKeeper) makeAnswered(ctx context.Context, db *fallback.DB, answer f
 }
 
 // drop drops the relay's own slot; another program's is left alone.
-func (k *slotKeeper) drop(ctx context.Context, db *fallback.DB) error {
+func (k *slotKeeper) drop(ctx context.Context, db *table.DB) error {
 	if err := db.DropSlot(ctx, k.cfg.Slot); pg.Code(err) == pgerrcode.ObjectInUse {
 		return fmt.Errorf("%w: %w", stream.ErrSlotActive, err)
 	} else if err != nil {
@@ -184,7 +184,7 @@ func (k *slotKeeper) sayWait(ctx context.Context, pid uint32, done <-chan struct
 }
 
 func (k *slotKeeper) blockerOf(ctx context.Context, pid uint32) string {
-	db, err := fallback.Open(ctx, k.cfg.database())
+	db, err := table.Open(ctx, k.cfg.database())
 	if err != nil {
 		return err.Error()
 	}
@@ -198,7 +198,7 @@ func (k *slotKeeper) blockerOf(ctx context.Context, pid uint32) string {
 
 // ensurePublication creates the publication where that is possible.
 func (k *slotKeeper) ensurePublication(ctx context.Context) error {
-	db, err := fallback.Open(ctx, k.cfg.database())
+	db, err := table.Open(ctx, k.cfg.database())
 	if err != nil {
 		return err
 	}

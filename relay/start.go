@@ -16,8 +16,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 )
 
 // starter makes a start: it checks both servers and fills in what is known of them afterwards. It runs on
@@ -62,7 +62,7 @@ func passes(err error) bool {
 	if code := pg.Code(err); code != "" {
 		// Starting up or shutting down, too many connections, a lock, a full disk.
 		soon := []string{pgerrcode.AdminShutdown, pgerrcode.CrashShutdown, pgerrcode.CannotConnectNow, pgerrcode.TooManyConnections}
-		return slices.Contains(soon, code) || fallback.Passing(err)
+		return slices.Contains(soon, code) || table.Passing(err)
 	}
 	var api *jetstream.APIError
 	if errors.As(err, &api) {

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
@@ -46,7 +45,7 @@ func TestRowThatTheServerCannotSend(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
-			r.cfg.Retry = fallback.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
+			r.cfg.Retry = table.Retry{Backoff: time.Millisecond, MaxAttempts: 1}
 			r.exec(breakTimes + ";" + row.prepare)
 			x := r.start().streaming()
 			r.put(1, 5)

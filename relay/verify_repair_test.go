@@ -9,8 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/retention"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/stream"
 	"github.com/walpost/walpost/verify"
 )
@@ -19,7 +19,7 @@ import (
 func (r *rig) archive(upTo int) {
 	r.t.Helper()
 	r.exec(`UPDATE outbox_messages SET processed_at = processed_at - interval '2 days' WHERE (payload ->> 'n')::int <= $1`, upTo)
-	_, err := retention.Run(r.t.Context(), fallback.Config{URL: r.url, Settings: stream.Settings},
+	_, err := retention.Run(r.t.Context(), table.Config{URL: r.url, Settings: stream.Settings},
 		retention.Options{Tables: r.cfg.Outboxes, ArchiveAfter: 24 * time.Hour})
 	r.must(err)
 	if n := r.count(`SELECT count(*) FROM outbox_messages_archive`); n != upTo {

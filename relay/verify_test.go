@@ -9,9 +9,9 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -45,7 +45,7 @@ func (r *rig) tryVerify(change ...func(*verify.Config)) (*verify.Report, error) 
 		tables = append(tables, &own)
 	}
 	cfg := verify.Config{
-		Postgres: fallback.Config{URL: r.url, Settings: stream.Settings}, Slot: r.cfg.Slot, Outboxes: tables,
+		Postgres: table.Config{URL: r.url, Settings: stream.Settings}, Slot: r.cfg.Slot, Outboxes: tables,
 		Stream: s, Source: relay.DefaultSource(sys.ID, sys.Database), Phantom: sys.Phantom,
 		DelayThreshold: r.cfg.DelayThreshold, FallbackInterval: r.cfg.FallbackInterval,
 	}

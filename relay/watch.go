@@ -7,14 +7,14 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/stream"
 )
 
 // refuseSynchronous ends replication where commits wait for the relay: its
 // confirmation waits for marks, which wait for the visibility of those commits.
-func refuseSynchronous(ctx context.Context, p *reporter, db *fallback.DB, wal *stream.Session) error {
+func refuseSynchronous(ctx context.Context, p *reporter, db *table.DB, wal *stream.Session) error {
 	sync, err := db.SyncState(ctx, wal.PID())
 	if err != nil {
 		return err
@@ -31,7 +31,7 @@ func refuseSynchronous(ctx context.Context, p *reporter, db *fallback.DB, wal *s
 type serverWatch struct {
 	*reporter
 	cfg *Config
-	db  *fallback.DB
+	db  *table.DB
 	wal *stream.Session
 	// keeps reports whether the slot is left alone, whatever it keeps.
 	keeps func() bool

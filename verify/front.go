@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 )
 
 // trim has rows left out whose messages may have been at the stream's front, where
@@ -24,7 +24,7 @@ func (v *comparison) trim(info *jetstream.StreamInfo) {
 
 // kept drops the rows whose messages may have been dropped since the comparison
 // began.
-func (v *comparison) kept(ctx context.Context, rows []fallback.MarkedRow) ([]fallback.MarkedRow, error) {
+func (v *comparison) kept(ctx context.Context, rows []table.MarkedRow) ([]table.MarkedRow, error) {
 	if len(rows) == 0 || v.wasEmpty {
 		return rows, nil
 	}
@@ -33,7 +33,7 @@ func (v *comparison) kept(ctx context.Context, rows []fallback.MarkedRow) ([]fal
 		return nil, err
 	}
 	v.trim(info)
-	early := func(row fallback.MarkedRow) bool { return row.Marked.Before(v.since) }
+	early := func(row table.MarkedRow) bool { return row.Marked.Before(v.since) }
 	return slices.DeleteFunc(rows, early), nil
 }
 

@@ -6,8 +6,8 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 )
 
 func TestWhereTheFrontIsMissing(t *testing.T) {
@@ -41,7 +41,7 @@ func TestWhereTheFrontIsMissing(t *testing.T) {
 // would look like the rest of a stream that has dropped its front.
 func TestAnEmptyStreamIsNotAskedAgain(t *testing.T) {
 	v := &comparison{wasEmpty: true} // without a stream to ask
-	if rows, err := v.kept(t.Context(), make([]fallback.MarkedRow, 3)); err != nil || len(rows) != 3 {
+	if rows, err := v.kept(t.Context(), make([]table.MarkedRow, 3)); err != nil || len(rows) != 3 {
 		t.Errorf("%d rows are left of 3: %v", len(rows), err)
 	}
 }

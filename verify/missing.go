@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -15,7 +15,7 @@ import (
 const clocks = time.Minute
 
 // rows looks in the stream for every row that is marked as stored.
-func (v *comparison) rows(ctx context.Context, t *table, started time.Time) error {
+func (v *comparison) rows(ctx context.Context, t *comparedTable, started time.Time) error {
 	if t.Mark != outbox.MarkUpdate {
 		v.note("%s: with mark %s stored rows are gone: nothing tells which messages should be there",
 			t, t.Mark)
@@ -43,14 +43,16 @@ func (v *comparison) rows(ctx context.Context, t *table, started time.Time) erro
 }
 
 type markedRows func(
-	ctx context.Context, t *outbox.Table, since time.Time, next *fallback.MarkCursor, limit int,
-) ([]fallback.MarkedRow, error)
+	ctx context.Context, t *outbox.Table, since time.Time, next *table.MarkCursor, limit int,
+) ([]table.MarkedRow, error)
 
 // walk looks for the rows of one place, where moved is set for those only that came
 // to the archive since.
-func (v *comparison) walk(ctx context.Context, t *table, list markedRows, started, moved time.Time) error {
-	var suspects []fallback.MarkedRow
-	var cursor fallback.MarkCursor
+func (v *comparison) walk(
+	ctx context.Context, t *comparedTable, list markedRows, started, moved time.Time,
+) error {
+	var suspects []table.MarkedRow
+	var cursor table.MarkCursor
 	for {
 		rows, err := list(ctx, t.Table, v.since, &cursor, batch)
 		if err != nil {
@@ -80,7 +82,7 @@ func (v *comparison) walk(ctx context.Context, t *table, list markedRows, starte
 
 // judgeMissing looks again for rows that were not in the stream. They were marked
 // when they were listed, so a message of theirs is in the stream by now.
-func (v *comparison) judgeMissing(ctx context.Context, t *table, suspects []fallback.MarkedRow) error {
+func (v *comparison) judgeMissing(ctx context.Context, t *comparedTable, suspects []table.MarkedRow) error {
 	if len(suspects) == 0 {
 		return nil
 	}
@@ -108,12 +110,12 @@ func (v *comparison) judgeMissing(ctx context.Context, t *table, suspects []fall
 	if err != nil {
 		return err
 	}
-	var archived, marked []fallback.MarkedRow
+	var archived, marked []table.MarkedRow
 	for i, f := range found {
 		switch f.Place {
-		case fallback.Archived:
+		case table.Archived:
 			archived = append(archived, suspects[i])
-		case fallback.Marked:
+		case table.Marked:
 			marked = append(marked, suspects[i])
 		}
 		// It has moved on otherwise.
@@ -137,7 +139,7 @@ func (v *comparison) judgeMissing(ctx context.Context, t *table, suspects []fall
 
 // unseen drops the rows that the stream has. Messages without a row are among them:
 // the row was not visible when its message was read, and is by now.
-func (v *comparison) unseen(t *table, rows []fallback.MarkedRow) []fallback.MarkedRow {
+func (v *comparison) unseen(t *comparedTable, rows []table.MarkedRow) []table.MarkedRow {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -147,7 +149,7 @@ func (v *comparison) unseen(t *table, rows []fallback.MarkedRow) []fallback.Mark
 			strangers[outbox.Ref{Table: t.Table, ID: m.ID.ID, Hash: m.ID.Hash}] = struct{}{}
 		}
 	}
-	return slices.DeleteFunc(rows, func(row fallback.MarkedRow) bool {
+	return slices.DeleteFunc(rows, func(row table.MarkedRow) bool {
 		if _, ok := strangers[row.Ref]; ok {
 			t.seen.add(row.ID)
 		}
@@ -160,10 +162,10 @@ func (v *comparison) lookBack(ctx context.Context, from uint64) error {
 	err := v.cfg.Stream.ReadOn(ctx, from, v.first-1, jetstream.ReadBackOptions{
 		Source: v.cfg.Source,
 		Step: func(messages []jetstream.Message) (bool, error) {
-			return true, v.each(ctx, messages, func(t *table, m jetstream.Message, f fallback.Finding) {
+			return true, v.each(ctx, messages, func(t *comparedTable, m jetstream.Message, f table.Finding) {
 				switch {
 				case m.ID.Replay:
-				case f.Place == fallback.Nowhere && t.Mark == outbox.MarkUpdate:
+				case f.Place == table.Nowhere && t.Mark == outbox.MarkUpdate:
 					v.stranger(m)
 				default:
 					t.seen.add(m.ID.ID)

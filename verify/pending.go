@@ -19,7 +19,7 @@ const lateness = time.Minute
 // judgePending proves of pending rows that nobody will deliver them from the WAL:
 // the relay has confirmed everything that was written when they had been found.
 func (v *comparison) judgePending(ctx context.Context) error {
-	pending := map[*table][]string{}
+	pending := map[*comparedTable][]string{}
 	for _, t := range v.tables {
 		if t.Mark == outbox.MarkNone {
 			continue
@@ -68,7 +68,7 @@ func (v *comparison) judgePending(ctx context.Context) error {
 
 // due lists pending rows that the WAL should have brought, or that were meant for
 // later and should have been delivered from the table by now.
-func (v *comparison) due(ctx context.Context, t *table) (ids []string, err error) {
+func (v *comparison) due(ctx context.Context, t *comparedTable) (ids []string, err error) {
 	fresh, err := v.db.Fresh(ctx, t.Table, v.cfg.DelayThreshold, suspectRows)
 	if err != nil {
 		return nil, err

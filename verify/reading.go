@@ -4,8 +4,8 @@ import (
 	"context"
 	"slices"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -40,10 +40,11 @@ func (v *comparison) catchUp(ctx context.Context) error {
 // each looks for the rows of messages, and calls do in the messages' order, table by
 // table.
 func (v *comparison) each(
-	ctx context.Context, messages []jetstream.Message, do func(*table, jetstream.Message, fallback.Finding),
+	ctx context.Context, messages []jetstream.Message,
+	do func(*comparedTable, jetstream.Message, table.Finding),
 ) error {
 	for part := range slices.Chunk(messages, batch) {
-		byTable := map[*table][]jetstream.Message{}
+		byTable := map[*comparedTable][]jetstream.Message{}
 		for _, m := range part {
 			t := v.tables[m.ID.Table]
 			if t == nil {
@@ -72,7 +73,7 @@ func (v *comparison) each(
 func row(m jetstream.Message) string { return m.ID.Table + "/" + m.ID.ID }
 
 // message takes one message, in the stream's order.
-func (v *comparison) message(t *table, m jetstream.Message, f fallback.Finding) {
+func (v *comparison) message(t *comparedTable, m jetstream.Message, f table.Finding) {
 	v.report.Messages++
 	switch {
 	case m.ID.Replay:
@@ -81,7 +82,7 @@ func (v *comparison) message(t *table, m jetstream.Message, f fallback.Finding) 
 	case v.cfg.Phantom != nil && m.Row.SystemID != "" && v.cfg.Phantom(m.Row):
 		v.report.add(Phantom, Case{Row: row(m), Seq: m.Seq, Detail: m.Row.String()})
 		return
-	case f.Place == fallback.Nowhere && t.Mark == outbox.MarkUpdate:
+	case f.Place == table.Nowhere && t.Mark == outbox.MarkUpdate:
 		v.stranger(m)
 		return
 	}

@@ -4,12 +4,12 @@ import (
 	"context"
 	"slices"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 )
 
 // repair makes rows pending again. Archived ones come first: they are older than
 // those of their aggregates that are not, which are not to pass them.
-func (v *comparison) repair(ctx context.Context, t *table, archived, marked []fallback.MarkedRow) error {
+func (v *comparison) repair(ctx context.Context, t *comparedTable, archived, marked []table.MarkedRow) error {
 	for part := range slices.Chunk(archived, batch) {
 		n, err := v.db.Return(ctx, t.Table, part)
 		if err != nil {

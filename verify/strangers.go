@@ -6,9 +6,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/sleep"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -79,8 +79,8 @@ func (v *comparison) awaitRows(
 			return nil, err
 		}
 		var left []jetstream.Message
-		err = v.each(ctx, messages, func(_ *table, m jetstream.Message, f fallback.Finding) {
-			if f.Place == fallback.Nowhere {
+		err = v.each(ctx, messages, func(_ *comparedTable, m jetstream.Message, f table.Finding) {
+			if f.Place == table.Nowhere {
 				left = append(left, m)
 			}
 		})

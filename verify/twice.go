@@ -10,7 +10,7 @@ import (
 
 // again notes a row that came before, perhaps as another message: ids come again. It reports
 // whether judgeTwice will look at it.
-func (v *comparison) again(t *table, m jetstream.Message) bool {
+func (v *comparison) again(t *comparedTable, m jetstream.Message) bool {
 	if len(v.twice) >= remembered || len(v.late) >= remembered {
 		v.note("more than %d rows came more than once: only so many were looked at", remembered)
 		return false

@@ -12,8 +12,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -32,7 +32,7 @@ const (
 
 // Config says what is compared.
 type Config struct {
-	Postgres fallback.Config
+	Postgres table.Config
 	Slot     string
 	Outboxes []*outbox.Table
 	Stream   *jetstream.Stream
@@ -62,7 +62,7 @@ type Config struct {
 // Where it breaks off after something was compared, it returns the report beside the
 // error.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
-	db, err := fallback.Open(ctx, cfg.Postgres)
+	db, err := table.Open(ctx, cfg.Postgres)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, err
 	}
 	v := &comparison{
-		cfg: cfg, db: db, report: newReport(), tables: map[string]*table{},
+		cfg: cfg, db: db, report: newReport(), tables: map[string]*comparedTable{},
 		order: map[uint64]spot{}, seed: maphash.MakeSeed(),
 		numbers: map[history]uint32{}, twice: map[string]struct{}{}, late: map[uint64]Case{},
 	}
@@ -79,7 +79,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		if err := db.CheckTable(ctx, t); err != nil {
 			return nil, err
 		}
-		v.tables[t.String()] = &table{Table: t, seen: newIDs()}
+		v.tables[t.String()] = &comparedTable{Table: t, seen: newIDs()}
 	}
 	err = v.run(ctx)
 	if v.report.FirstSeq == 0 {
@@ -92,9 +92,9 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 
 type comparison struct {
 	cfg    Config
-	db     *fallback.DB
+	db     *table.DB
 	report *Report
-	tables map[string]*table
+	tables map[string]*comparedTable
 	// oldest is the stream's first message when it began, first the first that was
 	// read, next the one after the last.
 	oldest, first, next uint64
@@ -113,7 +113,7 @@ type comparison struct {
 	late map[uint64]Case
 }
 
-type table struct {
+type comparedTable struct {
 	*outbox.Table
 	seen *ids // of the rows that the stream has
 }

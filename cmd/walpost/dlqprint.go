@@ -10,8 +10,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/deadletter"
+	"github.com/walpost/walpost/internal/table"
 )
 
 // countMost is where counting stops: a number that large is not read to its last digit.
@@ -20,8 +20,8 @@ const countMost = 100_000
 // listLetters writes a table, each line as wide as the terminal at most, and how many there are beside it.
 func listLetters(ctx context.Context, w io.Writer, q *deadletter.Queue, f deadletter.Filter) error {
 	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "ID\tOUTBOX\tROW\tEVENT TYPE\tAGGREGATE\tATTEMPTS\tAGE\tERROR")
+	columns := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(columns, "ID\tOUTBOX\tROW\tEVENT TYPE\tAGGREGATE\tATTEMPTS\tAGE\tERROR")
 	shown := 0
 	err := q.List(ctx, f, func(l deadletter.Letter) error {
 		shown++
@@ -29,7 +29,7 @@ func listLetters(ctx context.Context, w io.Writer, q *deadletter.Queue, f deadle
 		if l.Attempts != nil {
 			attempts = fmt.Sprint(*l.Attempts)
 		}
-		_, err := fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+		_, err := fmt.Fprintf(columns, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			l.ID, cell(l.Outbox), cell(l.RowID), cell(known(l.EventType)), cell(aggregate(l)),
 			attempts, since(l.Age), escape(known(l.LastError)))
 		return err
@@ -45,7 +45,7 @@ func listLetters(ctx context.Context, w io.Writer, q *deadletter.Queue, f deadle
 		}
 		more = max(0, n-shown)
 	}
-	if err := table.Flush(); err != nil {
+	if err := columns.Flush(); err != nil {
 		return err
 	}
 	if shown > 0 {
@@ -133,7 +133,7 @@ func showLetter(w io.Writer, l *deadletter.Whole, asJSON bool) error {
 		text := pretty(c.Value)
 		if c.Value == nil && c.Size > 0 {
 			text = fmt.Sprintf("%d bytes, in SELECT original ->> '%s' FROM %s WHERE dead_letter_id = %d",
-				c.Size, escape(strings.ReplaceAll(c.Name, "'", "''")), fallback.DeadLetters, l.ID)
+				c.Size, escape(strings.ReplaceAll(c.Name, "'", "''")), table.DeadLetters, l.ID)
 		}
 		if _, err := fmt.Fprintf(w, "    %s: %s\n", escape(c.Name), text); err != nil {
 			return err

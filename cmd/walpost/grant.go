@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgerrcode"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -47,8 +46,8 @@ func grant(ctx context.Context, w io.Writer, cfg *Config, role string) error {
 
 // grants are the statements. The dead letters and the archive stand in schema.
 func grants(tables []*outbox.Table, schema, role string) (all []string) {
-	add := func(privileges, table string) {
-		all = append(all, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, table, outbox.QuoteIdent(role)))
+	add := func(privileges, object string) {
+		all = append(all, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, object, outbox.QuoteIdent(role)))
 	}
 	for _, t := range tables {
 		if table.MarkOf(t).InTable() { // else its producer deletes the rows
@@ -56,8 +55,8 @@ func grants(tables []*outbox.Table, schema, role string) (all []string) {
 		}
 	}
 	in := outbox.QuoteIdent(schema) + "."
-	add("SELECT, INSERT", in+fallback.DeadLetters)
-	add("SELECT", in+fallback.Archive)
+	add("SELECT, INSERT", in+table.DeadLetters)
+	add("SELECT", in+table.Archive)
 	return all
 }
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/walpost/walpost/bench"
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
 )
@@ -19,7 +19,7 @@ var helpTexts embed.FS
 var helpNames = strings.NewReplacer(
 	"{{bench.Database}}", bench.Database,
 	"{{bench.Stream}}", bench.Stream,
-	"{{fallback.DeadLetters}}", fallback.DeadLetters,
+	"{{table.DeadLetters}}", table.DeadLetters,
 	"{{migrations.VersionTable}}", migrations.VersionTable,
 	"{{outbox.NotifyChannel}}", outbox.NotifyChannel,
 	"{{outbox.NotifyTrigger}}", outbox.NotifyTrigger,

@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 )
@@ -73,7 +73,7 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 		DelayThreshold:   cfg.Fallback.DelayThreshold,
 		FallbackInterval: cfg.Fallback.Interval,
 		FallbackBatch:    cfg.Fallback.Batch,
-		Retry: fallback.Retry{
+		Retry: table.Retry{
 			Backoff: cfg.Fallback.Backoff, MaxAttempts: cfg.Fallback.MaxAttempts,
 		},
 		OnPoison:  relay.OnPoison(cfg.Fallback.OnPoison),

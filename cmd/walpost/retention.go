@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/retention"
+	"github.com/walpost/walpost/internal/table"
 )
 
 func newRetentionCommand() *cobra.Command {
@@ -46,7 +46,7 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.Repo
 		return nil, err
 	}
 	db := database(cfg, "walpost")
-	if err := fallback.CheckDirect(ctx, db); err != nil {
+	if err := table.CheckDirect(ctx, db); err != nil {
 		return nil, err
 	}
 	return retention.Run(ctx, db, retention.Options{

@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/spf13/cobra"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -26,7 +25,7 @@ func newSlotCommand() *cobra.Command {
 
 func newSlotShowCommand() *cobra.Command {
 	var asJSON bool
-	cmd := slotCommand("show", "Show the slot", func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+	cmd := slotCommand("show", "Show the slot", func(cmd *cobra.Command, cfg *Config, db *table.DB) error {
 		slot, fresh, err := readSlots(cmd.Context(), db, cfg.Postgres.Slot)
 		if err != nil {
 			return err
@@ -49,7 +48,7 @@ func newSlotCreateCommand() *cobra.Command {
 	var text string
 	var wait time.Duration
 	var force bool
-	create := func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+	create := func(cmd *cobra.Command, cfg *Config, db *table.DB) error {
 		return createSlot(cmd.Context(), cfg, db, wait, force, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	cmd := slotCommand("create", "Create the slot", create)
@@ -71,7 +70,7 @@ func newSlotCreateCommand() *cobra.Command {
 
 func newSlotDropCommand() *cobra.Command {
 	var force bool
-	cmd := slotCommand("drop", "Drop the slot", func(cmd *cobra.Command, cfg *Config, db *fallback.DB) error {
+	cmd := slotCommand("drop", "Drop the slot", func(cmd *cobra.Command, cfg *Config, db *table.DB) error {
 		return dropSlot(cmd.Context(), cfg, db, force, cmd.OutOrStdout())
 	})
 	cmd.Flags().BoolVar(&force, "force", false, "with mark none: also where events may be lost")
@@ -79,7 +78,7 @@ func newSlotDropCommand() *cobra.Command {
 	return cmd
 }
 
-func slotCommand(use, short string, do func(*cobra.Command, *Config, *fallback.DB) error) *cobra.Command {
+func slotCommand(use, short string, do func(*cobra.Command, *Config, *table.DB) error) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short, Long: help("slot " + use), Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -102,7 +101,7 @@ func slotCommand(use, short string, do func(*cobra.Command, *Config, *fallback.D
 const lockPatience = 2 * time.Second
 
 // takeLock keeps relays away for as long as the connection lasts: none is at work, and none begins.
-func takeLock(ctx context.Context, db *fallback.DB, advice string) error {
+func takeLock(ctx context.Context, db *table.DB, advice string) error {
 	for begun := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 		ok, err := db.TryLock(ctx)
 		if err != nil || ok {
@@ -124,7 +123,7 @@ func takeLock(ctx context.Context, db *fallback.DB, advice string) error {
 }
 
 func createSlot(
-	ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, force bool,
+	ctx context.Context, cfg *Config, db *table.DB, wait time.Duration, force bool,
 	stdout, stderr io.Writer,
 ) error {
 	tables, err := cfg.Tables()
@@ -181,7 +180,7 @@ func createSlot(
 	return nil
 }
 
-func refuseSlot(ctx context.Context, db *fallback.DB, name string) error {
+func refuseSlot(ctx context.Context, db *table.DB, name string) error {
 	slot, err := readSlot(ctx, db, name)
 	if err == nil && slot.Exists {
 		err = hint.Errorf("`walpost slot show` shows it; "+
@@ -193,7 +192,7 @@ func refuseSlot(ctx context.Context, db *fallback.DB, name string) error {
 }
 
 // makeSlot waits for every transaction that is running, and says for which.
-func makeSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Duration, stderr io.Writer) error {
+func makeSlot(ctx context.Context, cfg *Config, db *table.DB, wait time.Duration, stderr io.Writer) error {
 	slots, err := stream.OpenSlots(ctx, cfg.Postgres.server())
 	if err != nil {
 		return err
@@ -225,7 +224,7 @@ func makeSlot(ctx context.Context, cfg *Config, db *fallback.DB, wait time.Durat
 
 // refusePending refuses where there are rows that the slot would not bring: only a relay that makes its slot
 // itself delivers them in their order.
-func refusePending(ctx context.Context, db *fallback.DB, tables []*outbox.Table) error {
+func refusePending(ctx context.Context, db *table.DB, tables []*outbox.Table) error {
 	for _, t := range tables {
 		if !table.MarkOf(t).InTable() {
 			continue
@@ -244,7 +243,7 @@ func refusePending(ctx context.Context, db *fallback.DB, tables []*outbox.Table)
 	return nil
 }
 
-func dropSlot(ctx context.Context, cfg *Config, db *fallback.DB, force bool, w io.Writer) error {
+func dropSlot(ctx context.Context, cfg *Config, db *table.DB, force bool, w io.Writer) error {
 	tables, err := cfg.Tables()
 	if err != nil {
 		return err
@@ -304,7 +303,7 @@ func mayDrop(s *slotStatus, guard bool) error {
 	return nil
 }
 
-func adviseDrop(err error, db *fallback.DB) error {
+func adviseDrop(err error, db *table.DB) error {
 	switch pg.Code(err) {
 	case pgerrcode.InsufficientPrivilege:
 		return hint.Wrap(err, fmt.Sprintf("run it as a role with REPLICATION: "+

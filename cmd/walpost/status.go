@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/spf13/cobra"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
@@ -73,16 +72,16 @@ type statusReport struct {
 }
 
 type relayStatus struct {
-	Mode       string            `json:"mode"`
-	Lock       *fallback.Session `json:"lock"`
-	StandingBy *int              `json:"standing_by"`
+	Mode       string         `json:"mode"`
+	Lock       *table.Session `json:"lock"`
+	StandingBy *int           `json:"standing_by"`
 }
 
 type slotStatus struct {
 	Name   string `json:"name"`
 	Exists bool   `json:"exists"`
-	*fallback.SlotState
-	Walsender *fallback.Session `json:"walsender"`
+	*table.SlotState
+	Walsender *table.Session `json:"walsender"`
 }
 
 // streamed reports whether something reads the slot. One that is being created is in use, too, and has
@@ -145,23 +144,23 @@ func (r *statusReport) look(part string, err error) bool {
 const lookFor = 2 * time.Second
 
 // database is how a command reaches PostgreSQL, under the name that the server shows.
-func database(cfg *Config, name string) fallback.Config {
+func database(cfg *Config, name string) table.Config {
 	settings := maps.Clone(stream.Settings)
 	settings["application_name"] = name
 	schema, _, _ := outbox.ParseTable(cfg.Outboxes[0].Table) // it was checked when it was read
-	return fallback.Config{
+	return table.Config{
 		URL: cfg.Postgres.URL, Files: cfg.Postgres.files(), Settings: settings,
 		Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot, Schema: schema,
 	}
 }
 
 // openLook connects a command that looks at a relay's work from outside.
-func openLook(ctx context.Context, cfg *Config, name string) (*fallback.DB, error) {
+func openLook(ctx context.Context, cfg *Config, name string) (*table.DB, error) {
 	config := database(cfg, name)
-	if err := fallback.CheckDirect(ctx, config); err != nil {
+	if err := table.CheckDirect(ctx, config); err != nil {
 		return nil, err
 	}
-	db, err := fallback.Open(ctx, config)
+	db, err := table.Open(ctx, config)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +202,7 @@ func (r *statusReport) askPostgres(ctx context.Context, cfg *Config, tables []*o
 	return nil
 }
 
-func (r *statusReport) askSlots(ctx context.Context, db *fallback.DB, name string) {
+func (r *statusReport) askSlots(ctx context.Context, db *table.DB, name string) {
 	slot, fresh, err := readSlots(ctx, db, name)
 	if r.look("slot", err) {
 		r.Slot, r.NewSlot = slot, fresh
@@ -211,7 +210,7 @@ func (r *statusReport) askSlots(ctx context.Context, db *fallback.DB, name strin
 }
 
 // readSlots reads the relay's slot, and the one that is being made, which may be nil.
-func readSlots(ctx context.Context, db *fallback.DB, name string) (slot, fresh *slotStatus, err error) {
+func readSlots(ctx context.Context, db *table.DB, name string) (slot, fresh *slotStatus, err error) {
 	if slot, err = readSlot(ctx, db, name); err != nil {
 		return nil, nil, err
 	}
@@ -222,7 +221,7 @@ func readSlots(ctx context.Context, db *fallback.DB, name string) (slot, fresh *
 	return slot, fresh, err
 }
 
-func readSlot(ctx context.Context, db *fallback.DB, name string) (*slotStatus, error) {
+func readSlot(ctx context.Context, db *table.DB, name string) (*slotStatus, error) {
 	state, err := db.ReadSlot(ctx, name)
 	s := &slotStatus{Name: name, Exists: state != nil, SlotState: state}
 	if err == nil && state != nil && state.ActivePID != nil {
@@ -231,7 +230,7 @@ func readSlot(ctx context.Context, db *fallback.DB, name string) (*slotStatus, e
 	return s, err
 }
 
-func (r *statusReport) askRelay(ctx context.Context, db *fallback.DB) {
+func (r *statusReport) askRelay(ctx context.Context, db *table.DB) {
 	holder, err := db.LockHolder(ctx)
 	if !r.look("relay", err) {
 		return
@@ -254,7 +253,7 @@ func (r *statusReport) askRelay(ctx context.Context, db *fallback.DB) {
 	r.look("relay.standing_by", err)
 }
 
-func (r *statusReport) askOutbox(ctx context.Context, db *fallback.DB, t *outbox.Table) {
+func (r *statusReport) askOutbox(ctx context.Context, db *table.DB, t *outbox.Table) {
 	s := &outboxStatus{Table: t.String(), Mark: t.Mark, dates: t.Layout.Dates(), record: t.Layout.Records()}
 	r.Outboxes = append(r.Outboxes, s)
 	if !table.MarkOf(t).InTable() {

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -92,7 +92,7 @@ func (s sheet) relay(r *relayStatus) {
 }
 
 // sessionText names a server process.
-func sessionText(p *fallback.Session) string {
+func sessionText(p *table.Session) string {
 	text := fmt.Sprintf("process %d", p.PID)
 	if p.Application != "" {
 		text += ", " + p.Application
@@ -152,7 +152,7 @@ func (s sheet) slot(label string, slot *slotStatus) {
 }
 
 // slotTraits are a slot's kind, and what is out of the ordinary.
-func slotTraits(s *fallback.SlotState) []string {
+func slotTraits(s *table.SlotState) []string {
 	traits := []string{s.Type}
 	if s.Plugin != "" {
 		traits = []string{s.Plugin, "database " + s.Database}

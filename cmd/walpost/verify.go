@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/spf13/cobra"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
 	"github.com/walpost/walpost/stream"
@@ -87,7 +87,7 @@ func runVerify(cmd *cobra.Command, cfg *Config, since time.Duration, repair bool
 		return nil, err
 	}
 	db := database(cfg, "walpost verify")
-	if err := fallback.CheckDirect(ctx, db); err != nil {
+	if err := table.CheckDirect(ctx, db); err != nil {
 		return nil, err
 	}
 	source, phantom, unknown, err := identifySource(ctx, cfg, db)
@@ -123,7 +123,7 @@ func keptFor(cfg *Config) time.Duration {
 
 // identifySource finds the relay's source and the history of the server's timelines, which takes a
 // replication connection. Where that connection fails, unknown says so.
-func identifySource(ctx context.Context, cfg *Config, config fallback.Config) (
+func identifySource(ctx context.Context, cfg *Config, config table.Config) (
 	source string, phantom func(outbox.Position) bool, unknown string, err error,
 ) {
 	var sys stream.System
@@ -136,7 +136,7 @@ func identifySource(ctx context.Context, cfg *Config, config fallback.Config) (
 		phantom = sys.Phantom
 	} else {
 		unknown = fmt.Sprintf("phantoms are not looked for: %v", err)
-		db, err := fallback.Open(ctx, config)
+		db, err := table.Open(ctx, config)
 		if err != nil {
 			return "", nil, "", err
 		}

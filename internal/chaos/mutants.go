@@ -66,7 +66,7 @@ var mutants = []mutant{
 		name: "lost: some rows are marked and never sent", world: oneServer,
 		by: []string{"lost", unstored},
 		edits: []edit{{"relay/feed.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
-		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
+		return f.settler.stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 `}},
 	},
@@ -121,7 +121,7 @@ var mutants = []mutant{
 		by: []string{"lost", unstored},
 		edits: []edit{{"relay/feed.go", "	// Nothing overtakes the gate", `	if f.recovered.tail.Covers(ev.Commit, ev.N) {
 		txn.Add()
-		return f.settler.stored(ctx, fallback.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
+		return f.settler.stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 	// Nothing overtakes the gate`}, {
 			"relay/decide.go", "	if f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask {",

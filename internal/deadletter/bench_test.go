@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 type bench struct {
 	t     *testing.T
 	url   string
-	db    *fallback.DB
+	db    *table.DB
 	app   *pgx.Conn
 	table *outbox.Table
 }
@@ -44,13 +44,13 @@ func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	return b
 }
 
-func (b *bench) config() fallback.Config {
-	return fallback.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost"}
+func (b *bench) config() table.Config {
+	return table.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost"}
 }
 
-func (b *bench) open() *fallback.DB {
+func (b *bench) open() *table.DB {
 	b.t.Helper()
-	db, err := fallback.Open(b.t.Context(), b.config())
+	db, err := table.Open(b.t.Context(), b.config())
 	b.must(err)
 	b.t.Cleanup(db.Close)
 	return db
@@ -83,7 +83,7 @@ func (b *bench) text(sql string) (s string) {
 	return s
 }
 
-func (b *bench) want(got []fallback.Verdict, want ...fallback.Verdict) {
+func (b *bench) want(got []table.Verdict, want ...table.Verdict) {
 	b.t.Helper()
 	if !slices.Equal(got, want) {
 		b.t.Fatalf("verdicts %v, want %v", got, want)
@@ -91,7 +91,7 @@ func (b *bench) want(got []fallback.Verdict, want ...fallback.Verdict) {
 }
 
 // insert commits n rows and names them as the WAL would.
-func (b *bench) insert(n int) (rows []fallback.Row) {
+func (b *bench) insert(n int) (rows []table.Row) {
 	b.t.Helper()
 	result, err := b.app.Query(b.t.Context(), fmt.Sprintf(`INSERT INTO outbox_messages AS t (aggregate_type, aggregate_id, event_type, payload)
 		SELECT 'order', i, 'order.created', jsonb_build_object('n', i) FROM generate_series(1, $1) i
@@ -100,11 +100,11 @@ func (b *bench) insert(n int) (rows []fallback.Row) {
 	var id string
 	var hash, xid int64
 	_, err = pgx.ForEachRow(result, []any{&id, &hash, &xid}, func() error {
-		rows = append(rows, fallback.Row{Ref: outbox.Ref{Table: b.table, ID: id, Hash: uint64(hash)}, XID: uint32(xid)})
+		rows = append(rows, table.Row{Ref: outbox.Ref{Table: b.table, ID: id, Hash: uint64(hash)}, XID: uint32(xid)})
 		return nil
 	})
 	b.must(err)
 	return rows
 }
 
-var retry = fallback.Retry{Backoff: 30 * time.Second, MaxAttempts: 10}
+var retry = table.Retry{Backoff: 30 * time.Second, MaxAttempts: 10}

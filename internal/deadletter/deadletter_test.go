@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -109,31 +109,31 @@ func TestRetryPutsBackWhatWas(t *testing.T) {
 }
 
 func retryOne(t *testing.T, b *bench, s shape, wal bool) {
-	table := &s.table
+	box := &s.table
 	b.exec(`SET timezone = 'UTC'`)
 	b.exec(s.create)
 	b.exec(s.insert)
-	b.must(b.db.CheckTable(t.Context(), table))
-	hash := func() string { return b.text(`SELECT ` + table.HashSQL("t") + ` FROM ` + table.SQL() + ` t`) }
-	whole := func() string { return b.text(`SELECT t FROM ` + table.SQL() + ` t`) }
+	b.must(b.db.CheckTable(t.Context(), box))
+	hash := func() string { return b.text(`SELECT ` + box.HashSQL("t") + ` FROM ` + box.SQL() + ` t`) }
+	whole := func() string { return b.text(`SELECT t FROM ` + box.SQL() + ` t`) }
 	hashed, before := hash(), whole()
-	ev := b.event(table)
+	ev := b.event(box)
 	if got := fmt.Sprint(int64(ev.Hash())); got != hashed {
 		t.Fatalf("the event's hash is %s, the row's %s", got, hashed)
 	}
 	if wal {
-		b.exec(`DELETE FROM ` + table.SQL())
+		b.exec(`DELETE FROM ` + box.SQL())
 		b.must(b.db.Bury(t.Context(), ev, "subject: bad"))
 	} else {
-		b.park(table, ev)
+		b.park(box, ev)
 	}
-	q := b.dlq(table)
+	q := b.dlq(box)
 	letters := b.list(q, deadletter.Filter{})
 	if len(letters) != 1 || letters[0].RowID != string(ev.Values[outbox.ID]) || *letters[0].LastError != "subject: bad" {
 		t.Fatalf("dead letters: %+v", letters)
 	}
 	read := b.text(`SELECT ROW(id, tenant_id, aggregate_type, aggregate_id, event_version,
-		payload::text = original ->> ` + literal(table.Layout.Columns[outbox.Payload]) + `, occurred_at, available_at, attempts, trace_id) FROM outbox_messages_dlq`)
+		payload::text = original ->> ` + literal(box.Layout.Columns[outbox.Payload]) + `, occurred_at, available_at, attempts, trace_id) FROM outbox_messages_dlq`)
 	if read != s.letter {
 		t.Errorf("the dead letter reads %s, want %s", read, s.letter)
 	}
@@ -145,14 +145,14 @@ func retryOne(t *testing.T, b *bench, s shape, wal bool) {
 		t.Errorf("the row's hash is %s, it was %s", got, hashed)
 	}
 	// The event lacks columns that are not mapped, a record has the relay's in it.
-	if got := whole(); !wal && !table.Layout.Records() && got != before {
+	if got := whole(); !wal && !box.Layout.Records() && got != before {
 		t.Errorf("the row is\n%s, it was\n%s", got, before)
 	}
 	if n := b.text(`SELECT count(*) FROM outbox_messages_dlq`); n != "0" {
 		t.Errorf("%s dead letters stay", n)
 	}
-	if table.Layout.Records() {
-		fresh := b.text(`SELECT concat_ws('|', attempts, last_error, processed_at, now() - available_at < interval '1 minute') FROM ` + table.SQL())
+	if box.Layout.Records() {
+		fresh := b.text(`SELECT concat_ws('|', attempts, last_error, processed_at, now() - available_at < interval '1 minute') FROM ` + box.SQL())
 		if fresh != "0|held: a dead letter that is tried again|t" {
 			t.Errorf("the relay's columns say %q", fresh)
 		}
@@ -162,15 +162,15 @@ func retryOne(t *testing.T, b *bench, s shape, wal bool) {
 func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 
 // event reads the table's only row as the WAL renders it.
-func (b *bench) event(table *outbox.Table) *outbox.Event {
+func (b *bench) event(box *outbox.Table) *outbox.Event {
 	b.t.Helper()
-	ev := &outbox.Event{Table: table}
+	ev := &outbox.Event{Table: box}
 	for f := outbox.ID; f < outbox.NumFields; f++ {
-		if !table.Layout.Has(f) {
+		if !box.Layout.Has(f) {
 			continue
 		}
 		var v *string
-		b.must(b.db.Conn().QueryRow(b.t.Context(), fmt.Sprintf(`SELECT CASE WHEN %[1]s IS NOT NULL THEN concat(%[1]s) END FROM %s`, table.Column(f), table.SQL())).Scan(&v))
+		b.must(b.db.Conn().QueryRow(b.t.Context(), fmt.Sprintf(`SELECT CASE WHEN %[1]s IS NOT NULL THEN concat(%[1]s) END FROM %s`, box.Column(f), box.SQL())).Scan(&v))
 		if v != nil {
 			ev.Values[f] = []byte(*v)
 		}
@@ -180,13 +180,13 @@ func (b *bench) event(table *outbox.Table) *outbox.Event {
 
 // park has a row buried. A layout that records failures is read as one that
 // cannot.
-func (b *bench) park(table *outbox.Table, ev *outbox.Event) {
+func (b *bench) park(box *outbox.Table, ev *outbox.Event) {
 	b.t.Helper()
-	blunt := *table
+	blunt := *box
 	blunt.Layout.Columns[outbox.LastError] = ""
-	v, err := b.db.Park(b.t.Context(), &blunt, []fallback.Row{{Ref: ev.Ref(), Failure: "subject: bad"}}, retry)
+	v, err := b.db.Park(b.t.Context(), &blunt, []table.Row{{Ref: ev.Ref(), Failure: "subject: bad"}}, retry)
 	b.must(err)
-	b.want(v, fallback.Done)
+	b.want(v, table.Done)
 }
 
 // dead inserts n rows and buries them, as dead letters 1 to n.

@@ -1,5 +1,5 @@
 // Package deadletter lists, shows, retries and discards dead letters for the commands. A relay may be running
-// meanwhile. Package fallback makes a row a dead letter.
+// meanwhile. Package table makes a row a dead letter.
 package deadletter
 
 import (
@@ -10,15 +10,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
 // Config says where the dead letters are, and to which outboxes they may go back.
 type Config struct {
-	fallback.Config
+	table.Config
 	// Publication and Slot are checked before a retry with mark none: only the WAL delivers its rows.
 	Publication string
 	Outboxes    []*outbox.Table
@@ -35,7 +35,7 @@ type Queue struct {
 
 // Open connects. A statement waits half a minute for a lock, and may otherwise take any time.
 func Open(ctx context.Context, cfg Config) (*Queue, error) {
-	conn, err := fallback.Connect(ctx, cfg.Config)
+	conn, err := table.Connect(ctx, cfg.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -44,21 +44,21 @@ func Open(ctx context.Context, cfg Config) (*Queue, error) {
 	_, err = conn.Exec(ctx, `
 		SET lock_timeout = '30s'; SET row_security = off;
 		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off`)
-	var table string
+	var name string
 	if err == nil {
-		table, err = findTable(ctx, conn, cfg.Schema)
+		name, err = findTable(ctx, conn, cfg.Schema)
 	}
 	if err != nil {
 		_ = conn.Close(ctx)
 		return nil, fmt.Errorf("prepare session: %w", err)
 	}
-	return &Queue{conn: conn, table: table, cfg: cfg, targets: map[string]*target{}}, nil
+	return &Queue{conn: conn, table: name, cfg: cfg, targets: map[string]*target{}}, nil
 }
 
 func findTable(ctx context.Context, conn *pgx.Conn, schema string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	found, err := pg.FindTables(ctx, conn, schema, fallback.DeadLetters)
+	found, err := pg.FindTables(ctx, conn, schema, table.DeadLetters)
 	if err != nil {
 		return "", err
 	}
@@ -192,5 +192,5 @@ func (q *Queue) explain(err error, doing string, privileges ...string) error {
 	if err == nil {
 		return nil
 	}
-	return fallback.ExplainLetters(fmt.Errorf("%s: %w", doing, err), q.conn.Config().User, privileges...)
+	return table.ExplainLetters(fmt.Errorf("%s: %w", doing, err), q.conn.Config().User, privileges...)
 }

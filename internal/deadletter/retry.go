@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -54,7 +53,7 @@ const entryColumns = `d.dead_letter_id, d.outbox, d.row_id,
 // reported after its transaction, unless another command took it meanwhile. After an error, the reported ones
 // stay done: call Retry again. A dry run does the same and rolls back.
 func (q *Queue) Retry(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
-	privileges := []string{"DELETE ON " + fallback.DeadLetters}
+	privileges := []string{"DELETE ON " + table.DeadLetters}
 	for _, t := range q.cfg.Outboxes {
 		onTable := "SELECT, INSERT"
 		if !table.MarkOf(t).InTable() {
@@ -73,7 +72,7 @@ func (q *Queue) Discard(ctx context.Context, f Filter, dryRun bool, report func(
 	err := walk(ctx, q, f, entryColumns, func(page []entry) error {
 		return q.change(ctx, page, dryRun, report, q.discard)
 	})
-	return q.explain(err, "discard dead letters", "DELETE ON "+fallback.DeadLetters)
+	return q.explain(err, "discard dead letters", "DELETE ON "+table.DeadLetters)
 }
 
 var errDryRun = errors.New("dry run")

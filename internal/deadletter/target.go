@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -122,7 +121,7 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		return "", t.check
 	}
 	id := t.table.Layout.Columns[outbox.ID]
-	if slices.Contains(originals, fallback.OmittedKey) {
+	if slices.Contains(originals, table.OmittedKey) {
 		return "", hint.Errorf("if the row is still in its outbox, make it small enough there, "+
 			"with last_error = NULL, attempts = 0 and available_at = now(), and discard the dead letter",
 			"the dead letter does not hold the whole row: it was too large")

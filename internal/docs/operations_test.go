@@ -34,7 +34,7 @@ func TestOperationsTellsWhatDoctorFinds(t *testing.T) {
 		levels[row[0]] = row[1]
 	}
 	found := map[string][]string{}
-	for _, dir := range []string{"internal/pg", "stream", "fallback", "internal/jetstream", "publish", "relay", "cmd/walpost"} {
+	for _, dir := range []string{"internal/pg", "stream", "internal/table", "internal/jetstream", "publish", "relay", "cmd/walpost"} {
 		for level, all := range map[string][]string{
 			"error": append(arguments(t, dir, 1, "If"), arguments(t, dir, 0, "Coded", "Fault")...),
 			"warn":  arguments(t, dir, 0, "Warning"), "info": arguments(t, dir, 0, "Note"), "": arguments(t, dir, 1, "Failed"),

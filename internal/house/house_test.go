@@ -19,21 +19,20 @@ const module = "github.com/walpost/walpost/"
 // standard library and itself. A trailing slash means "and everything below".
 // internal/hint is a leaf that everybody may lean on, outbox and decode excepted.
 var rooms = map[string][]string{
-	"outbox":   {},
-	"decode":   {module + "outbox"},
-	"stream":   {module + "outbox", module + "decode", check, hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
-	"publish":  {module + "outbox", jetstream, hint, nats},
-	"fallback": {module + "outbox", table, check, hint, pg, pgx, pgerrcode, zap, prometheus},
+	"outbox":  {},
+	"decode":  {module + "outbox"},
+	"stream":  {module + "outbox", module + "decode", check, hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
+	"publish": {module + "outbox", jetstream, hint, nats},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", jetstream, module + "fallback", retention, table, check, hint, zap, prometheus,
+		module + "outbox", module + "stream", module + "publish", jetstream, retention, table, check, hint, zap, prometheus,
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
-		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and fallback's.
+		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and table's.
 		pg, pgerrcode,
 	},
-	"internal/deadletter": {module + "outbox", module + "fallback", table, hint, pg, pgx},
-	"internal/retention":  {module + "outbox", module + "fallback", table, hint, pg, sleep, pgx, pgerrcode},
-	"verify":              {module + "outbox", jetstream, module + "fallback", sleep, "github.com/RoaringBitmap/roaring/v2/roaring64"},
+	"internal/deadletter": {module + "outbox", table, hint, pg, pgx},
+	"internal/retention":  {module + "outbox", table, hint, pg, sleep, pgx, pgerrcode},
+	"verify":              {module + "outbox", jetstream, table, sleep, "github.com/RoaringBitmap/roaring/v2/roaring64"},
 	"bench":               {hint, pg, sleep, pgx, nats},
 	"internal/pg":         {module + "outbox", hint, secretfile, pgx, pgerrcode},
 	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode, "github.com/pressly/goose/"},
@@ -42,7 +41,7 @@ var rooms = map[string][]string{
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
 	"internal/sleep":      {},
-	"internal/table":      {module + "outbox"},
+	"internal/table":      {module + "outbox", check, hint, pg, pgx, pgerrcode},
 }
 
 const (

@@ -7,8 +7,11 @@ import (
 	"testing"
 )
 
+// markPlace chooses the implementation of a mark, and is the only file of its package that tells marks apart.
+const markPlace = "internal/table/mark.go"
+
 // markless are the packages that ask [table.Mark] what a mark does. The list only grows.
-var markless = []string{"fallback", "internal/deadletter", "internal/retention"}
+var markless = []string{"internal/table", "internal/deadletter", "internal/retention"}
 
 // TestMarksAreToldApartInOnePlace: a new mark is an implementation, and not one more branch in every statement.
 func TestMarksAreToldApartInOnePlace(t *testing.T) {
@@ -19,6 +22,9 @@ func TestMarksAreToldApartInOnePlace(t *testing.T) {
 			t.Errorf("%s has no Go files", room)
 		}
 		for _, file := range files {
+			if file == filepath.Join(root, markPlace) {
+				continue
+			}
 			text, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
@@ -28,11 +34,11 @@ func TestMarksAreToldApartInOnePlace(t *testing.T) {
 			}
 		}
 	}
-	text, err := os.ReadFile(filepath.Join(root, "internal/table/mark.go"))
+	text, err := os.ReadFile(filepath.Join(root, markPlace))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !names.Match(text) {
-		t.Error("internal/table/mark.go names no mark: the test looks for other names than the code has")
+		t.Error(markPlace + " names no mark: the test looks for other names than the code has")
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -52,7 +51,7 @@ func (r *pass) unarchived(t *outbox.Table) string {
 		return "archiving is off"
 	case !table.MarkOf(t).Stays():
 		return fmt.Sprintf("mark %q leaves no processed rows", t.Mark)
-	case !fallback.IsArchived(t):
+	case !table.IsArchived(t):
 		return fmt.Sprintf("only the canonical layout is archived, not %q: processed rows stay",
 			t.Layout.Name)
 	case r.archive == nil:
@@ -139,10 +138,10 @@ func (r *pass) adviseArchive(err error, t *outbox.Table) string {
 	case pgerrcode.InsufficientPrivilege:
 		return fmt.Sprintf("as the tables' owner: GRANT SELECT, UPDATE (%s), DELETE ON %s TO %s; "+
 			"GRANT SELECT, INSERT ON %s TO %[3]s",
-			t.Column(outbox.ProcessedAt), t.SQL(), r.role, fallback.Archive)
+			t.Column(outbox.ProcessedAt), t.SQL(), r.role, table.Archive)
 	case pgerrcode.CheckViolation:
 		if refused.ConstraintName == "" { // no partition for the row
-			return fmt.Sprintf("CREATE TABLE %s_default PARTITION OF %[1]s DEFAULT", fallback.Archive)
+			return fmt.Sprintf("CREATE TABLE %s_default PARTITION OF %[1]s DEFAULT", table.Archive)
 		}
 		return fmt.Sprintf("constraint %s of %s refuses the row: drop it, or correct the row",
 			refused.ConstraintName, refused.TableName)
@@ -151,7 +150,7 @@ func (r *pass) adviseArchive(err error, t *outbox.Table) string {
 			"(retention.archive_after: 0s)", refused.ConstraintName)
 	case pgerrcode.DatatypeMismatch:
 		return fmt.Sprintf("give the columns of %s the types that they have in %s, or turn archiving off "+
-			"(retention.archive_after: 0s)", fallback.Archive, t)
+			"(retention.archive_after: 0s)", table.Archive, t)
 	}
 	return ""
 }
@@ -192,7 +191,7 @@ func (r *pass) checkArchivable(
 	for _, c := range slices.Sorted(maps.Keys(own)) {
 		if kept[c] == "" {
 			return nil, fmt.Sprintf("the archive has no column for %s: ALTER TABLE %s ADD COLUMN %[1]s %[3]s",
-				outbox.QuoteIdent(c), fallback.Archive, own[c]), nil
+				outbox.QuoteIdent(c), table.Archive, own[c]), nil
 		}
 		columns = append(columns, outbox.QuoteIdent(c))
 	}

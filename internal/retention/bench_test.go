@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
@@ -37,8 +37,8 @@ func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	return b
 }
 
-func (b *bench) config() fallback.Config {
-	return fallback.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost"}
+func (b *bench) config() table.Config {
+	return table.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost"}
 }
 
 func (b *bench) connect() *pgx.Conn {

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -38,7 +38,7 @@ func (r *pass) findArchive(ctx context.Context) error {
 	if r.opts.ArchiveAfter == 0 && r.opts.DropAfter == 0 {
 		return nil
 	}
-	has, err := r.exists(ctx, fallback.Archive, r.tables.archive, "so nothing is archived or dropped")
+	has, err := r.exists(ctx, table.Archive, r.tables.archive, "so nothing is archived or dropped")
 	if err != nil || !has {
 		return err
 	}
@@ -46,11 +46,11 @@ func (r *pass) findArchive(ctx context.Context) error {
 	var monthly bool
 	into := []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted}
 	if err := r.db.QueryRow(ctx, into, archiveSQL, r.tables.archive); err != nil {
-		return fmt.Errorf("read %s: %w", fallback.Archive, err)
+		return fmt.Errorf("read %s: %w", table.Archive, err)
 	}
 	if !monthly {
 		r.note("table %s is not partitioned by occurred_at, as `walpost migrate up` makes it, "+
-			"so nothing is archived or dropped", fallback.Archive)
+			"so nothing is archived or dropped", table.Archive)
 		return nil
 	}
 	r.archive = &a
@@ -72,7 +72,7 @@ const archiveSQL = `
 func (r *pass) mayAlter(a *archive) bool {
 	if !a.owned {
 		r.note("role %s does not own %s, so no month is created or dropped: "+
-			"let the owner run `walpost retention`, or make it the owner", r.role, fallback.Archive)
+			"let the owner run `walpost retention`, or make it the owner", r.role, table.Archive)
 	}
 	return a.owned
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 )
 
 // purgeArchive drops the months whose rows were all processed longer than DropAfter ago, and deletes such
@@ -54,7 +54,7 @@ func (r *pass) dropMonths(ctx context.Context, a *archive, before time.Time) err
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("read partitions of %s: %w", fallback.Archive, err)
+		return fmt.Errorf("read partitions of %s: %w", table.Archive, err)
 	}
 	if len(months) == 0 || !r.mayAlter(a) {
 		return nil

@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -89,14 +89,14 @@ type TableReport struct {
 //
 // The report is returned beside any error. A pass goes on after an error that concerns one table only. When
 // ctx is done it ends at once: the present batch is rolled back.
-func Run(ctx context.Context, cfg fallback.Config, opts Options) (*Report, error) {
+func Run(ctx context.Context, cfg table.Config, opts Options) (*Report, error) {
 	r := &pass{opts: opts, months: map[time.Time]bool{}}
 	r.report = &Report{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Notes: []string{}}
 	if opts.DropAfter > 0 && opts.DropAfter < opts.ArchiveAfter {
 		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s",
 			opts.DropAfter, opts.ArchiveAfter)
 	}
-	db, err := fallback.Open(ctx, cfg)
+	db, err := table.Open(ctx, cfg)
 	if err != nil {
 		return r.report, err
 	}
@@ -123,7 +123,7 @@ func Run(ctx context.Context, cfg fallback.Config, opts Options) (*Report, error
 
 // pass is one run of retention. Nothing else uses its connection.
 type pass struct {
-	db      *fallback.DB
+	db      *table.DB
 	tables  ownTables
 	opts    Options
 	report  *Report
@@ -138,7 +138,7 @@ type ownTables struct{ archive, keys string }
 
 func (r *pass) findTables(ctx context.Context, schema string) error {
 	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		found, err := pg.FindTables(ctx, conn, schema, fallback.Archive, IdempotencyKeys)
+		found, err := pg.FindTables(ctx, conn, schema, table.Archive, IdempotencyKeys)
 		if err == nil {
 			r.tables = ownTables{found[0], found[1]}
 		}
@@ -220,13 +220,13 @@ func blocked(err error) bool {
 }
 
 // exists reports whether one of walpost's tables exists, and notes where it does not.
-func (r *pass) exists(ctx context.Context, table, qualified, without string) (has bool, err error) {
+func (r *pass) exists(ctx context.Context, name, qualified, without string) (has bool, err error) {
 	err = r.db.QueryRow(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified)
 	if err != nil {
-		return false, fmt.Errorf("look for %s: %w", table, err)
+		return false, fmt.Errorf("look for %s: %w", name, err)
 	}
 	if !has {
-		r.note("table %s does not exist, %s: `walpost migrate up` creates it", table, without)
+		r.note("table %s does not exist, %s: `walpost migrate up` creates it", name, without)
 		r.report.missing = append(r.report.missing, r.report.Notes[len(r.report.Notes)-1])
 	}
 	return has, nil

@@ -1,5 +1,3 @@
-// Package table is the SQL of outbox tables that depends on how their rows are marked, and the conditions that
-// all statements over an outbox share.
 package table
 
 import (

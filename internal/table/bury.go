@@ -1,0 +1,260 @@
+package table
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// DeadLetters is the table that dead letters of every outbox are moved to.
+//
+// Its column "original" holds the row, and `original ->> column` is the value's
+// text exactly as the type's output function renders it, so that a retry puts
+// back what was there: digits, the order of keys, infinity, an array's bounds.
+const DeadLetters = "outbox_messages_dlq"
+
+// burySQL moves rows into the dead letters, a table, in the statement that deletes them.
+func burySQL(t *outbox.Table, dead string) string {
+	return settleSQL(t, sameSQL(t),
+		fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`, t.SQL(), FreeSQL(t), t.Column(outbox.ID)),
+		fmt.Sprintf(`, letter AS MATERIALIZED (
+	SELECT concat(c.id) AS row_id, %s AS original, (SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) AS failure FROM changed c
+), buried AS (%s)`, originalSQL(t, "c.original"), letterSQL(t, dead)))
+}
+
+// originalSQL renders a row of the table as JSON, whatever columns it has by now.
+// row_to_json would not do: a null document becomes a NULL, a timestamp gets a T,
+// an array forgets that it begins at 7, and a \u0000 that the json type takes
+// makes every look into the object fail; and it calls a cast to json that a type's owner may
+// have defined, as ::text calls one to text. The record's text by concat() has each value as it
+// is, in quotes where it needs them. A number, or a document without any \u, stays
+// one, to be read with ease; any other value becomes a string.
+func originalSQL(t *outbox.Table, row string) string {
+	return strings.NewReplacer("{row}", row, "{table}", pg.QuoteLiteral(t.SQL())).Replace(`(
+		SELECT ('{' || string_agg(to_json(f.name)::text || ':' || CASE
+			WHEN f.field[1] = '' THEN 'null'
+			WHEN f.type IN ('smallint', 'integer', 'bigint', 'numeric') AND v.text ~ '^-?[0-9]+([.][0-9]+)?$' THEN v.text
+			WHEN f.type IN ('json', 'jsonb') AND v.text ~ '^[[{]' AND position('\u' IN v.text) = 0 THEN v.text
+			ELSE to_json(v.text)::text END, ',' ORDER BY f.n) || '}')::json
+		FROM ROWS FROM (
+				unnest(ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)),
+				unnest(ARRAY(SELECT a.atttypid::regtype::text FROM pg_attribute a WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)),
+				regexp_matches(concat({row}), '[(,]("(?:[^"]|"")*"|[^",)]*)', 'g')
+			) WITH ORDINALITY AS f(name, type, field, n),
+			LATERAL (SELECT CASE WHEN left(f.field[1], 1) <> '"' THEN f.field[1]
+				ELSE replace(replace(substr(f.field[1], 2, length(f.field[1]) - 2), '""', '"'), '\\', '\') END) AS v(text))`)
+}
+
+// letterSQL inserts dead letters of a table from the CTE letter(row_id, original,
+// failure). Their other columns are there to be read and searched: what is not
+// mapped, or does not fit, stays NULL, and nothing in a row can make it fail.
+func letterSQL(t *outbox.Table, dead string) string {
+	columns, values := "", ""
+	for _, f := range []outbox.Field{
+		outbox.ID, outbox.TenantID, outbox.AggregateType, outbox.AggregateID, outbox.EventType, outbox.EventVersion,
+		outbox.Payload, outbox.OccurredAt, outbox.AvailableAt, outbox.TraceID,
+	} {
+		if t.Layout.Has(f) {
+			columns, values = columns+", "+f.String(), values+",\n\t\t"+fittingSQL(t, f)
+		}
+	}
+	attempts := "1"
+	if t.Layout.Has(outbox.Attempts) {
+		attempts = fmt.Sprintf("LEAST(coalesce(%s, 0) + 1, 32767)", fittingSQL(t, outbox.Attempts))
+	}
+	return fmt.Sprintf(`
+	INSERT INTO %s (outbox, row_id, original, attempts, last_error%s)
+	SELECT %s, l.row_id, l.original, %s, l.failure%s FROM letter l
+`, dead, columns, pg.QuoteLiteral(t.String()), attempts, values)
+}
+
+// fittingSQL is a field's value in the type that its column has in the dead
+// letters, or NULL. Of times and documents it is the table's type that decides,
+// because no test of the text can promise that its cast succeeds.
+func fittingSQL(t *outbox.Table, f outbox.Field) string {
+	text := "(l.original ->> " + pg.QuoteLiteral(t.Layout.Columns[f]) + ")"
+	typed := func(types, cast string) string {
+		return fmt.Sprintf(`CASE WHEN (SELECT a.atttypid::regtype::text IN (%s) FROM pg_attribute a
+			WHERE a.attrelid = to_regclass(%s) AND a.attname = %s) THEN %s::%s END`,
+			types, pg.QuoteLiteral(t.SQL()), pg.QuoteLiteral(t.Layout.Columns[f]), text, cast)
+	}
+	whole := func(cast, least, most string) string {
+		return fmt.Sprintf(`CASE WHEN %[1]s !~ '^-?[0-9]{1,19}$' THEN NULL WHEN %[1]s::numeric BETWEEN %[3]s AND %[4]s THEN %[1]s::%[2]s END`,
+			text, cast, least, most)
+	}
+	switch f {
+	case outbox.ID, outbox.TenantID, outbox.AggregateID:
+		return whole("bigint", "-9223372036854775808", "9223372036854775807")
+	case outbox.EventVersion, outbox.Attempts:
+		return whole("smallint", "-32768", "32767")
+	case outbox.Payload:
+		return typed("'jsonb'", "jsonb")
+	case outbox.OccurredAt, outbox.AvailableAt:
+		return typed("'timestamp with time zone', 'timestamp without time zone'", "timestamptz")
+	}
+	return text
+}
+
+// Bury writes a dead letter for an event that no table holds (mark none). It is
+// committed when Bury returns. The same event is written once, however often the
+// WAL brings it.
+func (db *DB) Bury(ctx context.Context, ev *outbox.Event, failure string) error {
+	return db.BuryColumns(ctx, ev, columnsOf(ev), omittedOf(ev), failure)
+}
+
+// BuryColumns is Bury for a row that makes no event: columns are all that it has, nil is NULL. Those
+// that are omitted it has, too, but they are too long.
+func (db *DB) BuryColumns(ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, failure string) error {
+	row, err := originalOf(columns, omitted)
+	if err != nil {
+		return fmt.Errorf("bury row: %w", err)
+	}
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		// MATERIALIZED keeps the planner from casting what does not fit.
+		_, err := conn.Exec(ctx, fmt.Sprintf(`
+WITH letter AS MATERIALIZED (
+	SELECT $2::text AS row_id, $3::text::json AS original, $4::text AS failure
+	WHERE NOT EXISTS (SELECT FROM %s WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)
+), buried AS (%s)
+SELECT 1 WHERE %s`, db.own.deadLetters, letterSQL(ev.Table, db.own.deadLetters), pg.OwnPath),
+			ev.Table.String(), string(ev.Values[outbox.ID]), string(row), failure)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("bury row: %w", err)
+	}
+	return nil
+}
+
+// IsDead reports whether Bury has written the event.
+func (db *DB) IsDead(ctx context.Context, ev *outbox.Event) (dead bool, err error) {
+	row, err := originalOf(columnsOf(ev), omittedOf(ev))
+	if err == nil {
+		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)`,
+				ev.Table.String(), string(ev.Values[outbox.ID]), string(row)).Scan(&dead)
+		})
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for a dead letter: %w", err)
+	}
+	return dead, nil
+}
+
+// jsonText is a value as a JSON string, or null. Bytes that are no UTF-8, as a database
+// without an encoding has them, are left as they are: what json.Marshal puts in their place
+// such a database does not read.
+func jsonText(v *string) json.RawMessage {
+	if v == nil || utf8.ValidString(*v) {
+		quoted, _ := json.Marshal(v) // no string fails
+		return quoted
+	}
+	quoted := []byte{'"'}
+	for _, c := range []byte(*v) {
+		switch {
+		case c < ' ':
+			quoted = fmt.Appendf(quoted, `\u%04x`, c)
+		case c == '"' || c == '\\':
+			quoted = append(quoted, '\\', c)
+		default:
+			quoted = append(quoted, c)
+		}
+	}
+	return append(quoted, '"')
+}
+
+// originalOf is a row as Bury keeps it: its columns, and the names of those that are too long.
+func originalOf(columns map[string]*string, omitted []string) ([]byte, error) {
+	original := map[string]json.RawMessage{}
+	for name, value := range columns {
+		original[name] = jsonText(value)
+	}
+	for _, name := range omitted {
+		original[name] = jsonText(nil)
+	}
+	if omitted != nil {
+		original[OmittedKey], _ = json.Marshal(omitted) // no strings fail
+	}
+	return json.Marshal(original)
+}
+
+// columnsOf is the row, as far as the layout maps it.
+func columnsOf(ev *outbox.Event) map[string]*string {
+	columns := map[string]*string{}
+	for f := outbox.ID; f < outbox.NumFields; f++ {
+		if ev.Table.Layout.Has(f) {
+			columns[ev.Table.Layout.Columns[f]] = text(ev.Values[f])
+		}
+	}
+	return columns
+}
+
+// omittedOf names the row's columns that are too long.
+func omittedOf(ev *outbox.Event) (names []string) {
+	for _, o := range ev.Omitted {
+		names = append(names, ev.Table.Layout.Columns[o.Field])
+	}
+	return names
+}
+
+func text(v []byte) *string {
+	if v == nil {
+		return nil
+	}
+	s := string(v)
+	return &s
+}
+
+// DiedLately reports whether a row became a dead letter that the slot may still
+// have the insert of: by a transaction that its catalog_xmin does not cover.
+func (db *DB) DiedLately(ctx context.Context, slot string) (died bool, err error) {
+	err = db.QueryRow(ctx, []any{&died}, `SELECT to_regclass($1) IS NOT NULL`, db.own.deadLetters)
+	if err == nil && died {
+		err = db.QueryRow(ctx, []any{&died}, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` d, pg_replication_slots s
+			WHERE s.slot_name = $1 AND s.database = current_database() AND age(d.xmin) <= age(s.catalog_xmin))`, slot)
+	}
+	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
+		return true, nil // who may not look must take it for granted
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for dead letters: %w", err)
+	}
+	return died, nil
+}
+
+// DeadLetterCount counts the dead letters, up to a limit.
+func (db *DB) DeadLetterCount(ctx context.Context, limit int) (n int, err error) {
+	err = db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s LIMIT %d) d`, db.own.deadLetters, limit))
+	if err != nil {
+		return 0, fmt.Errorf("count dead letters: %w", err)
+	}
+	return n, nil
+}
+
+// ExplainLetters adds what helps a role that works with dead letters. privileges are those that it needs besides.
+func ExplainLetters(err error, user string, privileges ...string) error {
+	switch pg.Code(err) {
+	case pgerrcode.UndefinedTable:
+		return hint.Wrap(err, "run `walpost migrate up`")
+	case pgerrcode.InsufficientPrivilege:
+		role, more := outbox.QuoteIdent(user), ""
+		for _, p := range privileges {
+			more += "; GRANT " + p + " TO " + role
+		}
+		return hint.Wrap(err, fmt.Sprintf("as the tables' owner: GRANT SELECT ON %s TO %s%s", DeadLetters, role, more))
+	case pgerrcode.LockNotAvailable:
+		return hint.Wrap(err, "another session holds a lock for long: end its transaction; then run this again, it goes on where it was")
+	case pgerrcode.ReadOnlySQLTransaction:
+		return hint.Wrap(err, "postgres.url leads to a standby, or to a role that only reads: give it the primary")
+	}
+	return err
+}

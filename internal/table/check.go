@@ -1,0 +1,335 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// CheckDirect reports an error where connections go through a pooler that hands
+// one server session to several clients: the advisory lock would be nobody's.
+// It is proven, not guessed: two open connections are two server processes, and
+// each stays with its own. It comes before [Open] and sets nothing, because the
+// session that it would change may be another client's next.
+func CheckDirect(ctx context.Context, cfg Config) error {
+	return explainConnect(pg.CheckDirect(ctx, cfg.connection()))
+}
+
+// CheckTable reads the outbox table's shape and reports what does not fit the
+// layout and the mark, and sets what [outbox.Table] says of it. It changes
+// nothing in the database.
+func (db *DB) CheckTable(ctx context.Context, t *outbox.Table) error {
+	problems, err := db.TableProblems(ctx, t)
+	if err != nil {
+		return err
+	}
+	return problems.FirstError()
+}
+
+// TableProblems are all that [DB.CheckTable] reports the first of.
+func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (check.Findings, error) {
+	now, problems, err := db.Inspect(ctx, t)
+	if err == nil {
+		*t = now
+	}
+	return problems, err
+}
+
+// Inspect is TableProblems, and the table as it is now. It leaves t as it is, so that it may be asked
+// while statements run. A table that does not exist is an error.
+func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p check.Findings, err error) {
+	var f tableFacts
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		if f, err = readTable(ctx, conn, t, db.own.deadLetters); err != nil {
+			return err
+		}
+		return f.readHashes(ctx, conn, t)
+	})
+	if err != nil {
+		return *t, nil, err
+	}
+	now = *t
+	if idType := f.types[t.Layout.Columns[outbox.ID]]; idType != "" {
+		now.IDType = idType
+	}
+	now.Partitioned = f.kind == "p"
+	if payload := f.types[t.Layout.Columns[outbox.Payload]]; payload != "" {
+		now.PayloadJSON = isJSON(payload)
+	}
+	for field := outbox.ID; field < outbox.NumFields; field++ {
+		if typ := f.types[t.Layout.Columns[field]]; typ != "" {
+			now.Text[field] = isText(typ)
+		}
+	}
+	f.kindProblems(t, &p)
+	f.columnProblems(t, &p)
+	f.privilegeProblems(t, &p)
+	return now, p, nil
+}
+
+func isJSON(typ string) bool { return typ == "json" || typ == "jsonb" }
+
+// isText reports whether a type is text or varchar.
+func isText(typ string) bool {
+	return typ == "text" || strings.HasPrefix(typ, "character varying") && !strings.HasSuffix(typ, "[]")
+}
+
+// ErrTableChanged means that a table is not the one that the statements were made for.
+var ErrTableChanged = errors.New("the table has changed")
+
+// checkIDType returns ErrTableChanged where the id column is not of the type that t says.
+func (db *DB) checkIDType(ctx context.Context, t *outbox.Table) error {
+	var now string
+	err := db.QueryRow(ctx, []any{&now}, `SELECT coalesce((SELECT format_type(atttypid, atttypmod) FROM pg_attribute
+		WHERE attrelid = to_regclass($1) AND attname = $2 AND NOT attisdropped), '')`, t.SQL(), t.Layout.Columns[outbox.ID])
+	if err != nil {
+		return fmt.Errorf("read the id type of %s: %w", t, err)
+	}
+	if now != "" && now != t.IDType {
+		return fmt.Errorf("%w: %s of %s was %s, and is %s", ErrTableChanged, t.Layout.Columns[outbox.ID], t, t.IDType, now)
+	}
+	return nil
+}
+
+// explainRefusal finds out whether the server refused a statement because of the id column's type.
+func (db *DB) explainRefusal(ctx context.Context, t *outbox.Table, err error) error {
+	if pg.Code(err) == "" || Passing(err) || !db.Alive() {
+		return err
+	}
+	if changed := db.checkIDType(ctx, t); errors.Is(changed, ErrTableChanged) {
+		return fmt.Errorf("%w: %w", changed, err)
+	}
+	return err
+}
+
+type tableFacts struct {
+	kind, persistence string
+	rowSecurity       bool
+	types             map[string]string
+	generated         map[string]bool
+	role              string
+	idIndexed         bool
+	idForeign         bool // ids are compared by operators that are not pg_catalog's, or have a type that is not
+	dlqExists         bool
+	// unhashed are the types of columns that rows are found by a hash of, and that have none.
+	unhashed map[outbox.Field]string
+	// lacking are privileges on the table, and lackingDLQ on the dead letters.
+	lacking, lackingDLQ []string
+}
+
+func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) (f tableFacts, err error) {
+	err = conn.QueryRow(ctx, `SELECT c.relkind::text, c.relpersistence::text, row_security_active(c.oid), current_user::text
+		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL()).Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return f, hint.Coded("table-missing", hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table", "table %s does not exist", t))
+	}
+	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
+		return f, hint.Coded("table-schema", hint.Wrap(fmt.Errorf("read table %s: %w", t, err),
+			fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url", outbox.QuoteIdent(t.Schema))))
+	}
+	if err != nil {
+		return f, fmt.Errorf("read table %s: %w", t, err)
+	}
+	if err = f.readColumns(ctx, conn, t); err != nil {
+		return f, err
+	}
+	err = conn.QueryRow(ctx, `SELECT count(*) > 0, count(*) > 0 AND NOT coalesce(bool_or(EXISTS (SELECT FROM pg_opclass c JOIN pg_amop m ON m.amopfamily = c.opcfamily
+				JOIN pg_operator o ON o.oid = m.amopopr WHERE c.oid = i.indclass[0] AND o.oprname = '=' AND o.oprnamespace = 'pg_catalog'::regnamespace)), false)
+			OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND `+pg.ForeignTypeSQL("a.atttypid")+`)
+		FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+		WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = $2`,
+		t.SQL(), t.Layout.Columns[outbox.ID]).Scan(&f.idIndexed, &f.idForeign)
+	if err != nil {
+		return f, fmt.Errorf("read indexes of %s: %w", t, err)
+	}
+	return f, f.readPrivileges(ctx, conn, t, dead)
+}
+
+// readPrivileges asks for what marking, recording and burying do to the table,
+// column by column, and to the dead letters: every row may become one.
+func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) error {
+	var canSelect, canLock, canDelete, canWrite, canRead, canBury bool
+	columns := written(t)
+	err := conn.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'SELECT'), has_table_privilege(to_regclass($1), 'DELETE'),
+			has_any_column_privilege(to_regclass($1), 'UPDATE'),
+			coalesce((SELECT bool_and(has_column_privilege(attrelid, attname, 'UPDATE')) FROM pg_attribute
+				WHERE attrelid = to_regclass($1) AND attname = ANY($3) AND NOT attisdropped), true),
+			to_regclass($2) IS NOT NULL, coalesce(has_table_privilege(to_regclass($2), 'SELECT'), false),
+			coalesce(has_table_privilege(to_regclass($2), 'INSERT'), false)`, t.SQL(), dead, columns).
+		Scan(&canSelect, &canDelete, &canLock, &canWrite, &f.dlqExists, &canRead, &canBury)
+	if err != nil {
+		return fmt.Errorf("read privileges on %s: %w", t, err)
+	}
+	if MarkOf(t).InTable() { // else nothing is done to the table
+		f.lacking = without("SELECT", canSelect, f.lacking)
+		f.lacking = without(updatePrivilege(columns), canWrite && canLock, f.lacking) // FOR UPDATE is satisfied by any column
+		f.lacking = without("DELETE", canDelete, f.lacking)
+	}
+	f.lackingDLQ = without("SELECT", canRead, f.lackingDLQ)
+	f.lackingDLQ = without("INSERT", canBury, f.lackingDLQ)
+	return nil
+}
+
+func without(privilege string, has bool, lacking []string) []string {
+	if has {
+		return lacking
+	}
+	return append(lacking, privilege)
+}
+
+func updatePrivilege(columns []string) string {
+	if len(columns) == 0 {
+		return "UPDATE"
+	}
+	quoted := make([]string, len(columns))
+	for i, c := range columns {
+		quoted[i] = outbox.QuoteIdent(c)
+	}
+	return "UPDATE (" + strings.Join(quoted, ", ") + ")"
+}
+
+// written names the columns that the relay updates.
+func written(t *outbox.Table) (columns []string) {
+	for _, f := range MarkOf(t).Writes() {
+		columns = append(columns, t.Layout.Columns[f])
+	}
+	if t.Layout.Records() {
+		for _, f := range []outbox.Field{outbox.Attempts, outbox.LastError, outbox.AvailableAt} {
+			columns = append(columns, t.Layout.Columns[f])
+		}
+	}
+	return columns
+}
+
+func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
+	f.types, f.generated = map[string]string{}, map[string]bool{}
+	columns, err := pg.ReadColumns(ctx, conn, t)
+	for _, c := range columns {
+		f.types[c.Name], f.generated[c.Name] = c.Type, c.Generated
+	}
+	return err
+}
+
+// readHashes asks the server whether it can hash each column that the relay, or its shard, finds rows by the hash of.
+func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
+	var fields []outbox.Field
+	if findsAggregates(t) {
+		fields = aggregateFields[:]
+	} else if !t.Shard.All() {
+		fields = []outbox.Field{outbox.AggregateID}
+	}
+	if !t.Shard.All() {
+		fields = append([]outbox.Field{outbox.ID}, fields...)
+	}
+	f.unhashed = map[outbox.Field]string{}
+	for _, field := range fields {
+		column := t.Layout.Columns[field]
+		if f.types[column] == "" {
+			continue // it is not mapped, or missing
+		}
+		typ, _, err := readColumnType(ctx, conn, t, field)
+		if err != nil {
+			return err
+		}
+		_, err = conn.Exec(ctx, "SELECT "+outbox.HashRecordSQL("NULL::"+typ)) // the table itself may be locked
+		switch {
+		case pg.Code(err) == pgerrcode.UndefinedFunction:
+			f.unhashed[field] = f.types[column]
+		case pg.Code(err) == pgerrcode.InsufficientPrivilege:
+			// No USAGE on the type's schema: rows are read and hashed without.
+		case err != nil:
+			return fmt.Errorf("hash a NULL of %s of %s: %w", called(column, field), t, err)
+		}
+	}
+	return nil
+}
+
+func (f *tableFacts) kindProblems(t *outbox.Table, p *check.Findings) {
+	table := f.kind == "r" || f.kind == "p"
+	p.If(!table, "table-kind", hint.Errorf("name an ordinary or a partitioned table in outboxes[].table", "%s is not a table", t))
+	p.If(table && f.persistence != "p", "table-unlogged",
+		hint.Errorf(fmt.Sprintf("ALTER TABLE %s SET LOGGED", t.SQL()), "table %s is unlogged: its rows never reach the WAL", t))
+	p.If(table && f.rowSecurity, "table-row-security",
+		hint.Errorf(fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", outbox.QuoteIdent(f.role)),
+			"row-level security on %s would hide rows from the relay", t))
+}
+
+func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
+	var missing []string
+	for field := outbox.ID; field < outbox.NumFields; field++ {
+		column := t.Layout.Columns[field]
+		if column != "" && f.types[column] == "" {
+			missing = append(missing, called(column, field))
+		}
+		p.If(f.generated[column], "table-generated-column",
+			hint.Errorf("have a trigger fill a plain column, or leave the field out of outboxes[].layout",
+				"column %s of %s is a generated one: pgoutput leaves those out", called(column, field), t))
+	}
+	p.If(len(missing) > 0, "table-columns",
+		hint.Errorf("add the columns (`walpost migrate print` shows the canonical ones), or say in outboxes[].layout what the table calls them",
+			"table %s lacks what layout %q needs: %s", t, t.Layout.Name, strings.Join(missing, ", ")))
+	for _, field := range []outbox.Field{outbox.AvailableAt, outbox.ProcessedAt} {
+		column := t.Layout.Columns[field]
+		typ := f.types[column]
+		p.If(column != "" && typ != "" && !strings.HasPrefix(typ, "timestamp"), "table-column-type",
+			hint.Errorf("give the table a column of type timestamptz for it, or leave the field out of outboxes[].layout",
+				"column %s of %s has type %s, want timestamptz", called(column, field), t, typ))
+	}
+	for field := outbox.ID; field < outbox.NumFields; field++ {
+		p.If(f.unhashed[field] != "", "table-column-type",
+			hint.Errorf("give the column a type that PostgreSQL can hash, such as text, uuid, bigint or jsonb",
+				"column %s of %s has type %s, which has no hash function: rows could not be found by it",
+				called(t.Layout.Columns[field], field), t, f.unhashed[field]))
+	}
+	mark := MarkOf(t)
+	p.If(mark.Stays() && !t.Layout.Has(outbox.ProcessedAt), "table-mark",
+		hint.Errorf("use outboxes[].mark: delete, or map processed_at to a timestamptz column",
+			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name))
+	p.If(mark.InTable() && f.types[t.Layout.Columns[outbox.ID]] != "" && !f.idIndexed, "table-id-index",
+		hint.Errorf(fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s)", t.SQL(), t.Column(outbox.ID)),
+			"table %s has no index that begins with %q: every mark would scan it", t, t.Layout.Columns[outbox.ID]))
+	p.If(mark.InTable() && f.idForeign, "table-id-index",
+		hint.Errorf(fmt.Sprintf("give column %s a type of PostgreSQL's own, such as uuid or text", t.Column(outbox.ID)),
+			"the ids of %s have type %s, which is not PostgreSQL's own: its operators and casts are not called", t, f.types[t.Layout.Columns[outbox.ID]]))
+}
+
+// called is a column's name, with the field's where they differ.
+func called(column string, field outbox.Field) string {
+	if column == field.String() {
+		return strconv.Quote(column)
+	}
+	return fmt.Sprintf("%q (%s)", column, field)
+}
+
+func (f *tableFacts) privilegeProblems(t *outbox.Table, p *check.Findings) {
+	role := outbox.QuoteIdent(f.role)
+	p.If(!f.dlqExists, "table-dead-letters-missing",
+		hint.Errorf(fmt.Sprintf("run `walpost migrate up` as the tables' owner; if it is there already, GRANT USAGE ON its schema TO %s and let search_path lead to it", role),
+			"table %s does not exist: rows of %s that cannot be delivered go there", DeadLetters, t))
+	lackingDLQ := f.lackingDLQ
+	if !f.dlqExists {
+		lackingDLQ = nil
+	}
+	var lacks, grants []string
+	for _, on := range []struct {
+		name, sql string
+		lacking   []string
+	}{{t.String(), t.SQL(), f.lacking}, {DeadLetters, DeadLetters, lackingDLQ}} {
+		if privileges := strings.Join(on.lacking, ", "); privileges != "" {
+			lacks = append(lacks, privileges+" on "+on.name)
+			grants = append(grants, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, on.sql, role))
+		}
+	}
+	p.If(len(lacks) > 0, "table-privileges", hint.Errorf("as the tables' owner: "+strings.Join(grants, "; "),
+		"role %q may not relay %s: it lacks %s", f.role, t, strings.Join(lacks, ", and ")))
+}

@@ -1,0 +1,137 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
+)
+
+// Config says how to reach the database.
+type Config struct {
+	URL   string
+	Files pg.Files // beside the URL
+	// Settings are sent as run-time parameters; they fix how values render.
+	Settings map[string]string
+	// Dial opens TCP connections with keepalives set.
+	Dial pgconn.DialFunc
+	// Slot names the advisory lock.
+	Slot string
+	// Schema is the first outbox's. Walpost's own tables are looked for there, and then in the role's own search_path.
+	Schema string
+}
+
+// DB is the relay's connection to its database. It is safe for concurrent use:
+// statements take turns.
+type DB struct {
+	*pg.DB
+	slot string
+	own  ownTables
+
+	portion portionSize // of statements that hash rows
+	marks   sync.Map    // the statement that marks, by outbox.Table: to write it costs as much as to mark some rows
+}
+
+// Open connects without taking the lock.
+func Open(ctx context.Context, cfg Config) (*DB, error) {
+	conn, err := Connect(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	db := &DB{slot: cfg.Slot}
+	if db.DB, err = pg.NewDB(ctx, conn, statementLimit); err == nil {
+		db.own, err = findOwn(ctx, conn, cfg.Schema)
+	}
+	if err != nil {
+		_ = conn.Close(ctx)
+		return nil, err
+	}
+	return db, nil
+}
+
+// Connect opens a connection without the settings of [Open]. Its error carries advice.
+func Connect(ctx context.Context, cfg Config) (*pgx.Conn, error) {
+	conn, err := pg.Connect(ctx, cfg.connection())
+	if err != nil {
+		return nil, explainConnect(err)
+	}
+	return conn, nil
+}
+
+func (cfg Config) connection() pg.Config {
+	return pg.Config{URL: cfg.URL, Files: cfg.Files, Settings: cfg.Settings, Dial: cfg.Dial}
+}
+
+func explainConnect(err error) error {
+	if err == nil || hint.Of(err) != "" {
+		return err
+	}
+	switch pg.Code(err) {
+	case pgerrcode.InvalidPassword, pgerrcode.InvalidAuthorizationSpecification:
+		return hint.Wrap(err, "check user and password of postgres.url, and pg_hba.conf")
+	case pgerrcode.InvalidCatalogName:
+		return hint.Wrap(err, "check the database name at the end of postgres.url")
+	case pgerrcode.InsufficientPrivilege:
+		return hint.Wrap(err, "GRANT CONNECT ON DATABASE ... TO the role of postgres.url")
+	case pgerrcode.TooManyConnections:
+		return hint.Wrap(err, "raise max_connections: a relay takes up to six")
+	case pgerrcode.ProtocolViolation:
+		return hint.Wrap(err, pg.DirectHint)
+	case "":
+		if strings.Contains(err.Error(), "tls error: ") {
+			return hint.Wrap(err, "enable TLS on the server and name its authority (sslrootcert=...), or change sslmode in postgres.url")
+		}
+		return hint.Wrap(err, "check host and port of postgres.url, and that a PostgreSQL server answers there")
+	}
+	return err
+}
+
+// lockKeySQL is the key of the advisory lock.
+func (db *DB) lockKeySQL() string {
+	return "hashtextextended(" + pg.QuoteLiteral("walpost/"+db.slot) + ", 0)"
+}
+
+// tryLockSQL names the slot, and takes no argument: by this text in pg_stat_activity those are counted that stand by.
+func (db *DB) tryLockSQL() string { return "SELECT pg_try_advisory_lock(" + db.lockKeySQL() + ")" }
+
+// TryLock takes the lock that makes this relay the active one. It reports false
+// where another relay holds it.
+func (db *DB) TryLock(ctx context.Context) (bool, error) {
+	var ok bool
+	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, db.tryLockSQL()).Scan(&ok)
+	})
+	if err != nil {
+		return false, fmt.Errorf("take advisory lock: %w", err)
+	}
+	return ok, nil
+}
+
+// Away reports whether a connection to the server could not be made, or was lost without a
+// word from it.
+func Away(err error) bool {
+	var connect *pgconn.ConnectError
+	return errors.As(err, &connect) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+// Passing reports whether a statement failed for a reason that goes away by
+// itself: a lock that another session holds (ALTER TABLE), a deadlock, a full
+// disk.
+func Passing(err error) bool {
+	switch pg.Code(err) {
+	case pgerrcode.LockNotAvailable, pgerrcode.DeadlockDetected, pgerrcode.SerializationFailure, pgerrcode.QueryCanceled,
+		pgerrcode.DiskFull, pgerrcode.OutOfMemory:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,120 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/outbox"
+)
+
+// index is one that the canonical table comes with.
+type index struct {
+	columns []outbox.Field // none: the hash of the aggregate
+	// where are its conditions; a whole index does as well where whole is set.
+	where   []condition
+	whole   bool
+	sharded bool   // of a shard it begins with what tells the shards apart
+	without string // what happens without it
+}
+
+type condition struct {
+	field outbox.Field
+	is    string
+}
+
+var (
+	pending = condition{outbox.ProcessedAt, "%s IS NULL"}
+	indexes = []index{
+		{[]outbox.Field{outbox.ID}, []condition{pending}, false, true, "every search for pending rows reads through the delivered ones"},
+		{[]outbox.Field{outbox.AvailableAt, outbox.ID}, []condition{pending}, false, true, "every search for due rows reads all pending ones"},
+		{[]outbox.Field{outbox.ProcessedAt}, []condition{{outbox.ProcessedAt, "%s IS NOT NULL"}}, true, false, "nothing is archived, and a start that looks for lost rows reads the whole table"},
+		{nil, []condition{{outbox.ProcessedAt, "num_nulls(%s) = 1"}, {outbox.LastError, "%s IS NOT NULL"}}, false, false, "every look for held aggregates reads all pending rows"},
+	}
+)
+
+// wanted reports whether a table needs it. Of other tables than canonical ones nobody knows how they are searched by
+// their owners; the look for held aggregates is the relay's alone.
+func (x index) wanted(t *outbox.Table) bool {
+	if x.columns == nil {
+		return findsAggregates(t)
+	}
+	return MarkOf(t).Stays() && t.Layout.Name == outbox.Canonical().Name
+}
+
+func (x index) on(t *outbox.Table) string {
+	if x.columns == nil {
+		return t.AggregateHashSQL("")
+	}
+	columns := make([]string, len(x.columns))
+	for i, c := range x.columns {
+		columns[i] = t.Column(c)
+	}
+	if x.ofShard(t) {
+		columns = append([]string{"(" + t.ShardKeySQL("") + ")"}, columns...)
+	}
+	return strings.Join(columns, ", ")
+}
+
+func (x index) ofShard(t *outbox.Table) bool { return x.sharded && !t.Shard.All() }
+
+// missing is the text of a finding.
+func (x index) missing(t *outbox.Table) string {
+	if x.ofShard(t) {
+		whole := *t
+		whole.Shard = outbox.Shard{}
+		return fmt.Sprintf("table %s has no index on (<shard key>, %s) where %s: every search for pending rows reads through those of the other shards",
+			t, unquoted(x.on(&whole)), unquoted(x.predicate(t)))
+	}
+	return fmt.Sprintf("table %s has no index on (%s) where %s: %s", t, unquoted(x.on(t)), unquoted(x.predicate(t)), x.without)
+}
+
+func (x index) predicate(t *outbox.Table) string {
+	var parts []string
+	for _, c := range x.where {
+		if t.Layout.Has(c.field) {
+			parts = append(parts, fmt.Sprintf(c.is, t.Column(c.field)))
+		}
+	}
+	return strings.Join(parts, " AND ")
+}
+
+// is reports whether an index of the table, as columns and predicate, serves as well.
+func (x index) is(t *outbox.Table, columns, predicate string) bool {
+	return strings.HasPrefix(plain(columns)+",", plain(x.on(t))+",") &&
+		(plain(predicate) == plain(x.predicate(t)) || x.whole && predicate == "")
+}
+
+// added is what the server adds to an expression: casts, quotes, parentheses and spaces.
+var added = regexp.MustCompile(`::[a-z]+|[()\s"]`)
+
+func plain(sql string) string { return added.ReplaceAllString(sql, "") }
+
+func unquoted(sql string) string { return strings.ReplaceAll(sql, `"`, "") }
+
+// IndexFindings names the indexes that the table lacks, of those that the canonical one comes with.
+func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f check.Findings, err error) {
+	type found struct{ Columns, Predicate string }
+	var have []found
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		rows, _ := conn.Query(ctx, `SELECT (SELECT string_agg(pg_get_indexdef(i.indexrelid, k, false), ', ' ORDER BY k) FROM generate_series(1, i.indnkeyatts) k),
+				coalesce(pg_get_expr(i.indpred, i.indrelid), '')
+			FROM pg_index i WHERE i.indrelid = to_regclass($1) AND i.indisvalid`, t.SQL())
+		have, err = pgx.CollectRows(rows, pgx.RowToStructByPos[found])
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read indexes of %s: %w", t, err)
+	}
+	for _, x := range indexes {
+		if x.wanted(t) && !slices.ContainsFunc(have, func(i found) bool { return x.is(t, i.Columns, i.Predicate) }) {
+			f.Warning("table-index", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s", t.SQL(), x.on(t), x.predicate(t)), "%s", x.missing(t))
+		}
+	}
+	return f, nil
+}

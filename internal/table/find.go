@@ -1,0 +1,222 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Place is where a row is.
+type Place uint8
+
+const (
+	// Nowhere: it is in none of these, or another row has its id.
+	Nowhere Place = iota
+	// Pending: in its outbox, and not marked.
+	Pending
+	// Marked: in its outbox.
+	Marked
+	// Archived: in the archive. Only marked rows are.
+	Archived
+	// Dead: there is a dead letter of its id. What it said is not compared.
+	Dead
+)
+
+// Finding is where a row was found, and the key of its aggregate where that is
+// known.
+type Finding struct {
+	Place     Place
+	Aggregate outbox.AggregateKey
+}
+
+// Find looks for rows of one table, whatever became of them: in the outbox, then in
+// the archive, then among the dead letters. A row that moves meanwhile, in this
+// direction, is not missed.
+func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]Finding, error) {
+	found := make([]Finding, len(refs))
+	all := make([]int, len(refs))
+	for i := range refs {
+		all[i] = i
+	}
+	pending := "NULL"
+	if MarkOf(t).InTable() {
+		pending = PendingSQL(t, "t")
+	}
+	left, err := db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, t.SQL(), ""), t.HashSQL("t")), nameSQL(t), pending, refs, all, found, Marked)
+	if err != nil {
+		return nil, err
+	}
+	if IsArchived(t) && len(left) > 0 {
+		left, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`,
+			byIDSQL(t, db.own.archive, fmt.Sprintf("t.outbox = %s AND ", pg.QuoteLiteral(t.String()))), t.HashSQL("t")),
+			nameSQL(t), "NULL", refs, left, found, Archived)
+		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
+			return nil, err
+		}
+	}
+	if len(left) > 0 {
+		_, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`, db.own.deadLetters, pg.QuoteLiteral(t.String())),
+			"NULL", "NULL", refs, left, found, Dead)
+		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// Archive is the table that delivered rows of every outbox move to.
+const Archive = "outbox_messages_archive"
+
+// IsArchived reports whether the outbox's rows come to the archive, which has the
+// canonical columns.
+func IsArchived(t *outbox.Table) bool {
+	return MarkOf(t).Stays() && t.Layout.Columns == outbox.Canonical().Columns
+}
+
+// findIn looks for those of refs that left names, and returns those that are not
+// there. An id that the type cannot hold is nowhere.
+func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pending string, refs []outbox.Ref, left []int, found []Finding, place Place) ([]int, error) {
+	sql := fmt.Sprintf(`SELECT w.ord, %s, %s FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord) %s`, aggregate, pending, join)
+	err := portions[int]{
+		size: &db.portion,
+		do: func(some []int) error {
+			ids, hashes := make([]string, len(some)), make([]int64, len(some))
+			for i, n := range some {
+				ids[i], hashes[i] = refs[n].ID, int64(refs[n].Hash)
+			}
+			return db.QueryText(ctx, sql, []any{ids, hashes}, func(v [][]byte) error {
+				ord, err := strconv.Atoi(string(v[0]))
+				if err != nil {
+					return err
+				}
+				f := &found[some[ord-1]]
+				if f.Place = place; string(v[2]) == "t" {
+					f.Place = Pending
+				}
+				f.Aggregate = outbox.KeyOfAggregateName(v[1])
+				return nil
+			})
+		},
+		alone: func(int, error) error { return nil },
+	}.run(left)
+	if err != nil {
+		return left, fmt.Errorf("look for rows of %s: %w", t, err)
+	}
+	var still []int
+	for _, n := range left {
+		if found[n].Place == Nowhere {
+			still = append(still, n)
+		}
+	}
+	return still, nil
+}
+
+// ArchivedSince is [DB.MarkedSince] for the rows of an outbox that are in the
+// archive.
+func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
+	if !IsArchived(t) {
+		return nil, nil
+	}
+	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", "t.outbox = "+pg.QuoteLiteral(t.String())+sentSQL(t), since, next, limit)
+	if pg.Code(err) == pgerrcode.UndefinedTable {
+		return nil, nil
+	}
+	return rows, err
+}
+
+// Return makes archived rows pending again, as held ones, in their outbox. It
+// returns how many they were: one whose id is in the outbox stays in the archive.
+// Columns that the archive lacks take their defaults.
+func (db *DB) Return(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, err error) {
+	ids, hashes, marks := markArgs(rows)
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		columns, err := returnedColumns(ctx, conn, t, db.own.archive)
+		if err != nil {
+			return err
+		}
+		return conn.QueryRow(ctx, returnSQL(t, db.own.archive, columns), ids, hashes, marks).Scan(&n)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("make archived rows of %s pending again: %w", t, err)
+	}
+	return n, nil
+}
+
+func returnSQL(t *outbox.Table, archive string, columns []string) string {
+	var names, values []string
+	for _, name := range columns {
+		column := outbox.QuoteIdent(name)
+		names = append(names, column)
+		switch name {
+		case t.Layout.Columns[outbox.ProcessedAt]:
+			column = "NULL"
+		case t.Layout.Columns[outbox.LastError]:
+			column = pg.QuoteLiteral(lostNote)
+		default:
+			column = "g." + column
+		}
+		values = append(values, column)
+	}
+	return strings.NewReplacer("{archive}", archive, "{table}", t.SQL(), "{outbox}", pg.QuoteLiteral(t.String()),
+		"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"), "{processed}", t.Column(outbox.ProcessedAt),
+		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "), "{own}", pg.OwnPath).Replace(`
+WITH gone AS (
+	DELETE FROM {archive} a WHERE a.outbox = {outbox} AND a.{id} = ANY ($1::text[]::{idtype}[])
+		AND (a.{processed} = ANY ($3::timestamptz[])) IS TRUE AND {hash} = ANY ($2::bigint[])
+		AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = a.{id} OFFSET 0)
+	RETURNING a.*
+), put AS (
+	INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM gone g ORDER BY g.{id} RETURNING 1
+)
+SELECT count(*)::int FROM put WHERE {own}`)
+}
+
+// returnedColumns are those that the outbox and the archive both have. What the
+// outbox generates is generated again.
+func returnedColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table, archive string) ([]string, error) {
+	rows, _ := conn.Query(ctx, `SELECT o.attname::text FROM pg_attribute o JOIN pg_attribute a USING (attname)
+		WHERE o.attrelid = to_regclass($1) AND o.attnum > 0 AND NOT o.attisdropped AND o.attgenerated = ''
+			AND a.attrelid = to_regclass($2) AND a.attnum > 0 AND NOT a.attisdropped`, t.SQL(), archive)
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// Overdue lists those of the rows that are pending and have been due for longer
+// than that.
+func (db *DB) Overdue(ctx context.Context, t *outbox.Table, ids []string, by time.Duration) (overdue []string, err error) {
+	if !t.Layout.Has(outbox.AvailableAt) || len(ids) == 0 {
+		return nil, nil
+	}
+	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s AND (t.%[5]s < now() - %[6]d * interval '1 microsecond') IS TRUE`,
+		t.Column(outbox.ID), t.SQL(), t.IDType, UnmarkedSQL(t, "t"), t.Column(outbox.AvailableAt), by.Microseconds())
+	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
+		overdue = append(overdue, string(v[0]))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for overdue rows of %s: %w", t, err)
+	}
+	return overdue, nil
+}
+
+// Confirmed is the slot's confirmed LSN; active is false where nobody streams it, or
+// where there is none.
+func (db *DB) Confirmed(ctx context.Context, slot string) (lsn outbox.LSN, active bool, err error) {
+	var text string
+	err = db.QueryRow(ctx, []any{&text, &active}, `SELECT coalesce(max(confirmed_flush_lsn)::text, '0/0'), coalesce(bool_or(active), false)
+		FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()`, slot)
+	if err == nil {
+		lsn, err = outbox.ParseLSN(text)
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("read slot %q: %w", slot, err)
+	}
+	return lsn, active, nil
+}

@@ -1,0 +1,59 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// PendingCount counts the pending rows, up to a limit.
+func (db *DB) PendingCount(ctx context.Context, t *outbox.Table, limit int) (n int, err error) {
+	err = db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s t WHERE %s LIMIT %d) p`, t.SQL(), PendingSQL(t, "t"), limit))
+	if err != nil {
+		return 0, fmt.Errorf("count pending rows of %s: %w", t, err)
+	}
+	return n, nil
+}
+
+// SkipPending marks every row that is pending now, and says so in each, unless it
+// has done so before: one transaction, so it is done whole, for all tables, or not
+// at all. It returns how many they were of each. It needs mark update and layouts
+// that record. It waits for rows that are locked.
+func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows []int64, err error) {
+	db, err := Open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer db.Close()
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Hour)
+		defer cancel()
+		if _, err := conn.Exec(ctx, `SET lock_timeout = '1min'; SET statement_timeout = 0; SET enable_seqscan = on`); err != nil {
+			return err
+		}
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			for _, t := range tables {
+				sql := fmt.Sprintf(`WITH marked AS (UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL%[7]s) RETURNING 1)
+					SELECT count(*) FROM marked WHERE %[8]s`,
+					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), pg.QuoteLiteral(Skipped+"postgres.initial is none"), PendingSQL(t, "t"), Skipped, ShardSQL(t, "s"), pg.OwnPath)
+				var n int64
+				err := tx.QueryRow(ctx, sql).Scan(&n)
+				if err == nil {
+					_, err = tx.Exec(ctx, pg.HidePath)
+				}
+				if err != nil {
+					return fmt.Errorf("mark the rows that are pending in %s: %w", t, err)
+				}
+				rows = append(rows, n)
+			}
+			_, err := tx.Exec(ctx, pg.ShowPath)
+			return err
+		})
+	})
+	return rows, err
+}

@@ -1,0 +1,386 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// State is what the table says of a row that the WAL brings, or that was read
+// back from the stream.
+type State struct {
+	// Exists: the table has a row with this id. Same: its content is the row's
+	// own. The rest is said of the same row only.
+	Exists, Same bool
+	// Pending: not marked. Recorded: a failure or a hold is recorded in it.
+	Pending, Recorded bool
+	// Visible: the inserting transaction is visible; what is not there now was
+	// there before.
+	Visible bool
+	// ProcessedAt is when it was marked; zero where it was not, or where the
+	// layout does not say.
+	ProcessedAt time.Time
+}
+
+// Publish reports whether a row from the WAL is to be published: the table holds
+// that very row pending and unrecorded, or does not show it yet. Otherwise it is
+// marked or gone, and settled, or recorded or changed, and the poller's.
+func (s State) Publish() bool {
+	if s.Exists && s.Same {
+		return s.Pending && !s.Recorded
+	}
+	return !s.Visible
+}
+
+// LookUp reads the state of rows of one table. An id that the table's id type
+// cannot hold is no row of it. A row whose content the server cannot render is another
+// one by now: it has rendered that of the row which the caller knows.
+func (db *DB) LookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
+	states := make([]State, 0, len(rows))
+	err := portions[Row]{
+		size: &db.portion, bytes: rowBytes,
+		do: func(rows []Row) error {
+			some, err := db.lookUp(ctx, t, rows)
+			states = append(states, some...)
+			return err
+		},
+		alone: func(row Row, err error) error {
+			if err := db.explainRefusal(ctx, t, err); errors.Is(err, ErrTableChanged) {
+				return err
+			}
+			exists, err := db.exists(ctx, t, row.Ref.ID)
+			states = append(states, State{Exists: exists, Visible: true})
+			return err
+		},
+	}.run(rows)
+	if err != nil {
+		return nil, err
+	}
+	return states, nil
+}
+
+// exists reports whether the table has a row with an id, whatever else is in it.
+func (db *DB) exists(ctx context.Context, t *outbox.Table, id string) (exists bool, err error) {
+	err = db.QueryRow(ctx, []any{&exists}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s = $1::text::%s)`, t.SQL(), t.Column(outbox.ID), t.IDType), id)
+	if isUnreadable(err) {
+		return false, nil // it is none
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for row %q of %s: %w", id, t, err)
+	}
+	return exists, nil
+}
+
+// lookUp reads the states in one snapshot.
+func (db *DB) lookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
+	states := make([]State, len(rows))
+	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		a := db.args(rows)
+		result, _ := conn.Query(ctx, lookUpSQL(t), a.ids.value(), a.hashes.value(), a.xids.value())
+		var ord int
+		var s State
+		var marked *time.Time
+		_, err := pgx.ForEachRow(result, []any{&ord, &s.Exists, &s.Same, &s.Pending, &s.Recorded, &s.Visible, &marked}, func() error {
+			if states[ord-1].Same {
+				return nil // the id is not unique, and the very row was seen
+			}
+			s.ProcessedAt = time.Time{}
+			if marked != nil {
+				s.ProcessedAt = *marked
+			}
+			states[ord-1] = s
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look up rows of %s: %w", t, err)
+	}
+	return states, nil
+}
+
+func lookUpSQL(t *outbox.Table) string {
+	recorded, processed := "false", "NULL::timestamptz"
+	if t.Layout.Has(outbox.LastError) {
+		recorded = "t." + t.Column(outbox.LastError) + " IS NOT NULL"
+	}
+	if t.Layout.Has(outbox.ProcessedAt) {
+		processed = "t." + t.Column(outbox.ProcessedAt)
+	}
+	id := t.Column(outbox.ID)
+	return strings.NewReplacer("{byid}", byIDSQL(t, t.SQL(), ""), "{id}", id, "{same}", fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t")),
+		"{pending}", PendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed).Replace(`
+SELECT w.ord::int, t.{id} IS NOT NULL, coalesce(t.{id} IS NOT NULL AND {same}, false), t.{id} IS NOT NULL AND {pending},
+	t.{id} IS NOT NULL AND {recorded}, w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}
+FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS w(id, hash, xid, ord)
+LEFT JOIN {byid} ON true`)
+}
+
+// byIDSQL is the rows of a relation that have the id of w, to be joined as t. OFFSET 0 leaves the planner no choice but
+// to look up each id: statistics that were made while nothing was pending hold when a million rows are, and by them it
+// would read the whole table for each.
+func byIDSQL(t *outbox.Table, relation, where string) string {
+	return fmt.Sprintf("LATERAL (SELECT * FROM %s t WHERE %st.%s = w.id::%s OFFSET 0) t", relation, where, t.Column(outbox.ID), t.IDType)
+}
+
+// MarkCursor is where a walk over the marked rows stands; the zero one is its
+// start.
+type MarkCursor struct {
+	at time.Time
+	id string
+}
+
+// At is the time of the last mark.
+func (c *MarkCursor) At() time.Time { return c.at }
+
+// MarkedRow is a row with the time of its mark, which tells this mark from a later
+// one of the same row.
+type MarkedRow struct {
+	outbox.Ref
+	Marked time.Time
+	// Archived is when it came to the archive; zero for one that is in its outbox.
+	Archived time.Time
+}
+
+// MarkedSince lists rows that were marked at or after a time, the oldest mark
+// first, at most limit of them from next on. It returns nothing where the layout
+// does not say when a row was marked. A row whose content the server cannot render is
+// left out, and so is one that is longer than any message: it is not what was stored.
+func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
+	if !MarkOf(t).Stays() {
+		return nil, nil
+	}
+	return db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true"+sentSQL(t), since, next, limit)
+}
+
+// sentSQL leaves out the rows that were not to be sent.
+func sentSQL(t *outbox.Table) string {
+	if !t.Layout.Has(outbox.LastError) {
+		return ""
+	}
+	return fmt.Sprintf(" AND (t.%s LIKE '%s%%') IS NOT TRUE", t.Column(outbox.LastError), Skipped)
+}
+
+// markedPage is how many rows one statement reads where some may be other shards'.
+const markedPage = 5000
+
+// markedSince passes over other shards' rows here and not in a statement: there may be
+// more of them between two of this one's than a statement has time for.
+func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, where string, since time.Time, next *MarkCursor, limit int) (rows []MarkedRow, err error) {
+	page, own := limit, "true"
+	if !t.Shard.All() {
+		page, own = markedPage, t.ShardSQL("t")
+	}
+	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
+	list := func(more string) string {
+		return fmt.Sprintf(`SELECT concat(%[1]s), %[2]s%[6]s FROM %[3]s t WHERE %[5]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[4]s)
+			ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, from, t.IDType, where, more)
+	}
+	sql, pass := list(fmt.Sprintf(", %s, %s, %s", t.HashSQL("t"), moved, own)), list("")
+	all := page
+	most := all // 1 where the next row may be one that cannot be rendered
+	for read := page; err == nil && read == page && len(rows) < limit; {
+		page = min(most, db.portion.most())
+		start := *next
+		if start.at.IsZero() {
+			start = MarkCursor{at: since}
+		}
+		read = 0
+		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			result, _ := conn.Query(ctx, sql, start.at, start.id, page)
+			row := MarkedRow{Ref: outbox.Ref{Table: t}}
+			var hash *int64
+			var archived *time.Time
+			var own bool
+			_, err := pgx.ForEachRow(result, []any{&row.ID, &row.Marked, &hash, &archived, &own}, func() error {
+				read++
+				if len(rows) == limit {
+					return nil
+				}
+				next.id, next.at = row.ID, row.Marked
+				if hash == nil {
+					return nil
+				}
+				row.Hash = uint64(*hash)
+				if archived != nil {
+					row.Archived = *archived
+				}
+				if own {
+					rows = append(rows, row)
+				}
+				return nil
+			})
+			return err
+		})
+		switch { // what was read before it ended counts
+		case TooLong(err) && page > 1:
+			db.portion.rows.Store(int64(page / 2))
+			read, err = page, nil
+		case isUnreadable(err) && page > 1:
+			most, read, err = 1, page, nil
+		case isUnreadable(err):
+			err, read = db.QueryRow(ctx, []any{&next.id, &next.at}, pass, start.at, start.id, 1), page
+			if errors.Is(err, pgx.ErrNoRows) { // it is gone
+				err = nil
+			}
+		default:
+			most = all
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read marked rows of %s: %w", t, err)
+	}
+	return rows, nil
+}
+
+// Unmark makes rows pending again that are marked and were lost, as held ones
+// where the layout allows it: until they are delivered, the later rows of their
+// aggregates wait. One that carries another mark by now has been delivered again,
+// and stays. It returns how many it has made pending, and those that somebody has
+// locked, which it leaves as they are.
+func (db *DB) Unmark(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, locked []MarkedRow, err error) {
+	sql := unmarkSQL(t)
+	err = portions[MarkedRow]{size: &db.portion, do: func(some []MarkedRow) error {
+		ids, hashes, marks := markArgs(some)
+		return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			result, _ := conn.Query(ctx, sql, ids, hashes, marks)
+			var number int
+			var isLocked bool
+			_, err := pgx.ForEachRow(result, []any{&number, &isLocked}, func() error {
+				if isLocked {
+					locked = append(locked, some[number-1])
+				} else {
+					n += number
+				}
+				return nil
+			})
+			return err
+		})
+	}}.run(rows)
+	if err != nil {
+		return 0, nil, fmt.Errorf("make rows of %s pending again: %w", t, err)
+	}
+	return n, locked, nil
+}
+
+func unmarkSQL(t *outbox.Table) string {
+	set := t.Column(outbox.ProcessedAt) + " = NULL"
+	if t.Layout.Records() {
+		set += ", " + t.Column(outbox.LastError) + " = " + pg.QuoteLiteral(lostNote)
+	}
+	// IS TRUE: the rows are to be found by their ids, whatever index answers to the marks.
+	return strings.NewReplacer("{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", set, "{id}", t.Column(outbox.ID),
+		"{same}", fmt.Sprintf("(t.%s = w.mark) IS TRUE AND %s", t.Column(outbox.ProcessedAt), storedSQL(t)), "{free}", FreeSQL(t), "{own}", pg.OwnPath).Replace(`
+WITH lost AS MATERIALIZED (
+	SELECT w.ord, t.{id} AS id, w.hash, w.mark
+	FROM unnest($1::text[], $2::bigint[], $3::timestamptz[]) WITH ORDINALITY AS w(id, hash, mark, ord) JOIN {byid} ON {same}
+), free AS MATERIALIZED (
+	SELECT w.ord, w.id, t.place, t.at FROM (SELECT * FROM lost ORDER BY id) w,
+		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t WHERE t.{id} = w.id AND {same} FOR UPDATE SKIP LOCKED) t
+), done AS (UPDATE {table} t SET {set} WHERE {free} RETURNING t.{id} AS id)
+SELECT ord::int, true FROM lost WHERE {own} AND ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT id FROM done)) IS TRUE)
+UNION ALL
+SELECT count(*)::int, false FROM done WHERE {own}`)
+}
+
+func markArgs(rows []MarkedRow) (ids []string, hashes []int64, marks []time.Time) {
+	for _, r := range rows {
+		ids, hashes, marks = append(ids, r.ID), append(hashes, int64(r.Hash)), append(marks, r.Marked)
+	}
+	return ids, hashes, marks
+}
+
+// HasMarks reports whether any row of the table is marked, or was and is in the
+// archive now. An archive that holds something and may not be read counts as rows
+// of every table.
+func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
+	has, err := db.hasMarkedRows(ctx, t)
+	if err != nil || has || !MarkOf(t).Stays() {
+		return has, err
+	}
+	if has, err = db.hasArchived(ctx, t); err != nil {
+		return false, fmt.Errorf("look for archived rows of %s: %w", t, err)
+	}
+	return has, nil
+}
+
+// hasMarkedRows reports whether any row that is in the table is marked.
+func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err error) {
+	if !MarkOf(t).Stays() {
+		return false, nil
+	}
+	if !t.Shard.All() {
+		rows, err := db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true", time.Time{}, &MarkCursor{}, 1)
+		return len(rows) > 0, err
+	}
+	err = db.QueryRow(ctx, []any{&has}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s IS NOT NULL)`, t.SQL(), t.Column(outbox.ProcessedAt)))
+	if err != nil {
+		return false, fmt.Errorf("look for marked rows of %s: %w", t, err)
+	}
+	return has, nil
+}
+
+// hasArchived needs no privilege to learn whether there is an archive, and whether
+// a partition of it has any page.
+func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err error) {
+	var readable bool
+	err = db.QueryRow(ctx, []any{&readable, &has}, `SELECT coalesce(has_table_privilege(to_regclass($1), 'SELECT'), false),
+		coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(to_regclass($1))) > 0, false)`, db.own.archive)
+	if err != nil || !readable || !has {
+		return has, err
+	}
+	if IsArchived(t) && !t.Shard.All() {
+		rows, err := db.ArchivedSince(ctx, t, time.Time{}, &MarkCursor{}, 1)
+		return len(rows) > 0, err
+	}
+	err = db.QueryRow(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+db.own.archive+` t WHERE t.outbox = $1)`, t.String())
+	return has, err
+}
+
+// Unlocked is what Blocker says of a row that nobody has locked.
+const Unlocked = "nobody: it is not locked, a trigger of its table keeps it from being changed"
+
+// Blocker describes the session that holds a lock on a row, or "" where it
+// cannot be told.
+func (db *DB) Blocker(ctx context.Context, t *outbox.Table, id string) (string, error) {
+	sql := fmt.Sprintf(`WITH free AS MATERIALIZED (SELECT FROM %[1]s t WHERE t.%[2]s = $1::text::%[3]s FOR UPDATE SKIP LOCKED)
+		SELECT * FROM (SELECT format('pid %%s, application %%L, user %%L, in its transaction since %%s, last query: %%s',
+			a.pid, a.application_name, a.usename, coalesce(a.xact_start::text, 'unknown'), left(a.query, 200))
+		FROM %[1]s t JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = t.xmax
+		JOIN pg_stat_activity a USING (pid) WHERE t.%[2]s = $1::text::%[3]s AND a.pid <> pg_backend_pid() LIMIT 1) a
+		UNION ALL SELECT '%[4]s' FROM free LIMIT 1`, t.SQL(), t.Column(outbox.ID), t.IDType, Unlocked)
+	var who string
+	err := db.QueryRow(ctx, []any{&who}, sql, id)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("look for the lock's holder: %w", err)
+	}
+	return who, nil
+}
+
+// OldestPending is how long the oldest row that is due and not processed has
+// been due; zero where there is none or the layout does not say.
+func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration, error) {
+	field := outbox.AvailableAt
+	if !t.Layout.Has(field) {
+		field = outbox.OccurredAt
+	}
+	if !MarkOf(t).InTable() || !t.Layout.Has(field) {
+		return 0, nil
+	}
+	// The canonical table has an index for just this.
+	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8 FROM %s t WHERE %s AND t.%[1]s <= now() AND %[4]s ORDER BY t.%[1]s LIMIT 1`,
+		t.Column(field), t.SQL(), PendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
+	var seconds float64
+	err := db.QueryRow(ctx, []any{&seconds}, sql)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return 0, fmt.Errorf("read lag of %s: %w", t, err)
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
+}

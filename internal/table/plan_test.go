@@ -1,0 +1,133 @@
+package table
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Statistics of a queue are made when nothing is pending, and hold when a million
+// rows are. Whatever they say, a statement looks up each of its rows by id: any
+// other plan takes minutes for a thousand rows of a long queue.
+func TestPlansGoByID(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+		url := pg.NewDB(t)
+		cfg, err := pgx.ParseConfig(url)
+		must(t, err)
+		must(t, pg.Exec(t.Context(), "postgres", `ALTER DATABASE "`+cfg.Database+`" SET jit = on`))
+		m := migrations.New(cfg, []*outbox.Table{table})
+		defer m.Close()
+		_, err = m.Up(t.Context(), migrations.Latest)
+		must(t, err)
+		db, err := Open(t.Context(), Config{URL: url, Slot: "walpost"})
+		must(t, err)
+		defer db.Close()
+		var jit string
+		must(t, db.Conn().QueryRow(t.Context(), `SHOW jit`).Scan(&jit))
+		if jit != "off" {
+			t.Errorf("jit is %s: a search of thousands of rows is compiled, which takes longer than the search", jit)
+		}
+		must(t, db.CheckTable(t.Context(), table))
+
+		deleted := *table
+		deleted.Mark = outbox.MarkDelete
+		statements := map[string]string{
+			"update": markSQL(table), "delete": markSQL(&deleted), "park": parkSQL(table, time.Second), "hold": holdSQL(table), "bury": burySQL(table, db.own.deadLetters),
+		}
+		const insert = `INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+			SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 20000) g`
+		columns, err := returnedColumns(t.Context(), db.Conn(), table, db.own.archive)
+		must(t, err)
+		ids, hashes := slices.Repeat([]string{"1"}, portionRows), make([]int64, portionRows)
+		lookUps := map[string]query{
+			"look up":      {lookUpSQL(table), []any{ids, hashes, make([]*string, portionRows)}},
+			"payload sums": {payloadSumsSQL(table), []any{ids, hashes}},
+			"unmark":       {unmarkSQL(table), []any{ids, hashes, make([]time.Time, portionRows)}},
+			"return":       {returnSQL(table, db.own.archive, columns), []any{ids, hashes, make([]time.Time, portionRows)}},
+		}
+		for _, empty := range [][]string{
+			{`UPDATE public.outbox_messages SET processed_at = now()`, `VACUUM ANALYZE public.outbox_messages`},
+			{`DELETE FROM public.outbox_messages`, `VACUUM ANALYZE public.outbox_messages`},
+			// A vacuum that cannot cut the table leaves pages which hold no row: so will those that come.
+			{`DELETE FROM public.outbox_messages`, `VACUUM (ANALYZE, TRUNCATE false) public.outbox_messages`},
+		} {
+			for _, sql := range slices.Concat([]string{insert}, empty, []string{insert}) {
+				_, err := db.Conn().Exec(t.Context(), sql)
+				must(t, err)
+			}
+			for name, sql := range statements {
+				checkPlan(t, db, name, sql)
+			}
+			for name, q := range lookUps {
+				rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+q.sql, q.args...)
+				must(t, err)
+				readPlan(t, name, rows, byID...)
+			}
+		}
+
+		haveRecords, err := db.haveRecordsSQL(t.Context(), table)
+		must(t, err)
+		rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+haveRecords, []string{}, []int64{}, []string{}, []int64{})
+		must(t, err)
+		readPlan(t, "have records", rows, "Seq Scan on outbox_messages", "outbox_messages_pending_idx", "outbox_messages_due_idx", "Hash Join")
+
+		// A great many rows that are scheduled for later are not looked at, whether or not the time may be NULL.
+		for _, sql := range []string{`SET NOT NULL`, `DROP NOT NULL`} {
+			_, err := db.Conn().Exec(t.Context(), `UPDATE public.outbox_messages SET available_at = now() + interval '1 day'; ALTER TABLE public.outbox_messages ALTER available_at `+sql)
+			must(t, err)
+			_, err = db.Conn().Exec(t.Context(), `VACUUM ANALYZE public.outbox_messages`)
+			must(t, err)
+			rows, err = db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+freshByDueSQL(table, time.Second, db.own.deadLetters), 1000)
+			must(t, err)
+			readPlan(t, "fresh by due", rows, "Seq Scan on outbox_messages", "_pending_idx")
+		}
+		rows, err = db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+overtakenSQL(table, time.Second))
+		must(t, err)
+		readPlan(t, "overtaken", rows, "Nested Loop", "Join", "SubPlan")
+	})
+}
+
+type query struct {
+	sql  string
+	args []any
+}
+
+func checkPlan(t *testing.T, db *DB, name, sql string) {
+	t.Helper()
+	ids := slices.Repeat([]string{"1"}, portionRows)
+	rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, ids, make([]int64, portionRows), make([]*string, portionRows), ids,
+		make([]*int, portionRows), make([]*time.Duration, portionRows), make([]*string, portionRows))
+	must(t, err)
+	readPlan(t, name, rows, byID...)
+}
+
+// byID is what no plan has that goes by id.
+var byID = []string{"Join Filter", "Seq Scan on outbox_messages", "_pending_idx", "_due_idx", "_processed_idx"}
+
+func readPlan(t *testing.T, name string, rows pgx.Rows, never ...string) {
+	t.Helper()
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(t, err)
+	plan := strings.Join(lines, "\n")
+	for _, bad := range never {
+		if strings.Contains(plan, bad) {
+			t.Errorf("%s: the plan has %q:\n%s", name, bad, plan)
+			return
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,445 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+const (
+	heldNote = Held + "an earlier row of its aggregate has failed"
+	lostNote = Held + "the stream had lost it"
+)
+
+// Candidate is a pending row that the poller may have to deliver.
+type Candidate struct {
+	ID        string
+	Aggregate outbox.AggregateKey
+	Recorded  bool // parked or held
+	Scheduled bool // a row without a record that was meant for later
+	Early     bool // a row without a record that falls due within the threshold
+	Attempts  int
+	Bytes     int // of its payload, as the table keeps it
+}
+
+// Fresh lists rows that are pending, due, not recorded and not kept, in the order of their
+// ids: the first limit of them, from one snapshot. An earlier row of the same
+// aggregate was visible in that snapshot too.
+//
+// threshold tells rows that were meant for later, by their own columns. Rows that
+// were not, but fall due within it, are listed too: later ones must not pass them.
+func (db *DB) Fresh(ctx context.Context, t *outbox.Table, threshold time.Duration, limit int) ([]Candidate, error) {
+	if t.Layout.Has(outbox.AvailableAt) {
+		// As a rule few rows are due, and a great many may be scheduled for later.
+		cs, err := db.candidates(ctx, t, freshByDueSQL(t, threshold, db.own.deadLetters), limit+1)
+		if err != nil || len(cs) <= limit {
+			return cs, err
+		}
+	}
+	return db.candidates(ctx, t, freshSQL(t, threshold, anyHalf(t, threshold), "", db.own.deadLetters), limit)
+}
+
+// freshByDueSQL searches by available_at, which is NULL in a row that is due at once. Each half
+// has the order of the index on that column.
+func freshByDueSQL(t *outbox.Table, threshold time.Duration, letters string) string {
+	var halves []string
+	for _, half := range freshHalves(t, threshold) {
+		halves = append(halves, "("+freshSQL(t, threshold, half, "t."+t.Column(outbox.AvailableAt)+", ", letters)+")")
+	}
+	return "SELECT x.* FROM (" + strings.Join(halves, " UNION ALL ") + ") x ORDER BY x.id"
+}
+
+// freshHalves are conditions: of the rows that have a due time and are due, or early, and of those
+// that have none. An index answers to each, and not to both in one.
+func freshHalves(t *outbox.Table, threshold time.Duration) []string {
+	if !t.Layout.Has(outbox.AvailableAt) {
+		return []string{"true"}
+	}
+	at := "t." + t.Column(outbox.AvailableAt)
+	return []string{fmt.Sprintf("%s <= now() + %d * interval '1 microsecond'", at, threshold.Microseconds()), at + " IS NULL"}
+}
+
+func freshSQL(t *outbox.Table, threshold time.Duration, due, order, letters string) string {
+	early := "false"
+	if t.Layout.Has(outbox.AvailableAt) {
+		early = "(t." + t.Column(outbox.AvailableAt) + " > now()) IS TRUE"
+	}
+	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false AS recorded, %[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes
+		FROM %[4]s t WHERE %[5]s AND %[9]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
+		t.Column(outbox.ID), nameSQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due), order, early, bytesSQL(t), unkeptSQL(t, letters))
+}
+
+// bytesSQL does not read the value: it may be kept out of line, and compressed.
+func bytesSQL(t *outbox.Table) string {
+	if !t.Layout.Has(outbox.Payload) {
+		return "0"
+	}
+	return "coalesce(pg_column_size(t." + t.Column(outbox.Payload) + "), 0)"
+}
+
+func scheduledSQL(t *outbox.Table, threshold time.Duration) string {
+	if !t.Layout.Has(outbox.AvailableAt) || !t.Layout.Has(outbox.OccurredAt) {
+		return "false"
+	}
+	// Beyond the years that a timestamp has, the sum would be an error.
+	return fmt.Sprintf("CASE WHEN t.%[2]s < '294000-01-01' THEN t.%[1]s > t.%[2]s + %[3]d * interval '1 microsecond' ELSE false END",
+		t.Column(outbox.AvailableAt), t.Column(outbox.OccurredAt), threshold.Microseconds())
+}
+
+// anyHalf is the condition under which a row is in one of the halves.
+func anyHalf(t *outbox.Table, threshold time.Duration) string {
+	return "(" + strings.Join(freshHalves(t, threshold), " OR ") + ")"
+}
+
+// freshWhere is the condition under which a row is pending and not recorded, and
+// due, or early: see freshHalves.
+func freshWhere(t *outbox.Table, threshold time.Duration, due string) string {
+	where := PendingSQL(t, "t")
+	if t.Layout.Has(outbox.LastError) {
+		where += " AND t." + t.Column(outbox.LastError) + " IS NULL"
+	}
+	if t.Layout.Has(outbox.AvailableAt) {
+		at := "t." + t.Column(outbox.AvailableAt)
+		where += fmt.Sprintf(" AND %s AND ((%s > now()) IS NOT TRUE OR (%s) IS NOT TRUE)", due, at, scheduledSQL(t, threshold))
+	}
+	return where
+}
+
+// Recorded lists the recorded rows that may be tried now, in the order of their
+// ids, at most limit: parked ones whose time has come, and held ones. With hold,
+// each of them only when every earlier recorded row of its aggregate may, too.
+func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit int) ([]Candidate, error) {
+	if !t.Layout.Records() {
+		return nil, nil
+	}
+	ready := fmt.Sprintf("(t.%s LIKE '%s%%' OR (t.%s <= now()) IS NOT FALSE)", t.Column(outbox.LastError), Held, t.Column(outbox.AvailableAt))
+	if by := partitionSQL(t); hold && by != "" {
+		ready = fmt.Sprintf("CASE WHEN t.%s IS NULL THEN %s ELSE bool_and(%[2]s) OVER (PARTITION BY %s ORDER BY t.%s) END",
+			t.Column(outbox.AggregateID), ready, by, t.Column(outbox.ID))
+	}
+	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, %s, true, false, attempts, false, bytes
+		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes FROM %s t WHERE %s) x WHERE ready ORDER BY x.id LIMIT $1`,
+		columnsNameSQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
+}
+
+// Overtaken tells in which of the aggregates a row without a record is pending and
+// due, and a later one is recorded: a session could not finish with the former, and
+// had recorded the latter.
+func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Duration, among map[outbox.AggregateKey]bool) (map[outbox.AggregateKey]bool, error) {
+	if !t.Layout.Records() || !t.Layout.Has(outbox.AggregateID) {
+		return nil, nil
+	}
+	keys := map[outbox.AggregateKey]bool{}
+	err := db.keys(ctx, overtakenSQL(t, threshold), func(key outbox.AggregateKey) {
+		if among[key] {
+			keys[key] = true
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for overtaken rows of %s: %w", t, err)
+	}
+	return keys, nil
+}
+
+// overtakenSQL reads the pending rows once. A join of the two kinds would compare
+// each with each: statistics of a queue say that few rows are pending.
+func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
+	recorded := PendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
+	return strings.NewReplacer("{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)), "{recorded}", recorded, "{pending}", PendingSQL(t, "t"),
+		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID), "{error}", t.Column(outbox.LastError), "{by}", partitionSQL(t)).Replace(`
+SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
+	SELECT {key}, t.{error} IS NOT NULL AS recorded, bool_or(t.{error} IS NULL) OVER (PARTITION BY {by} ORDER BY t.{id}) AS behind
+	FROM {table} t
+	WHERE {pending} AND t.{aggregate} IS NOT NULL AND t.{id} <= (SELECT r.{id} FROM {table} r WHERE {recorded} ORDER BY r.{id} DESC LIMIT 1)
+		AND (t.{error} IS NOT NULL OR ({fresh}))
+) x WHERE recorded AND behind) x`)
+}
+
+// candidates runs a query for id, name of the aggregate, recorded, scheduled, attempts,
+// early, bytes.
+func (db *DB) candidates(ctx context.Context, t *outbox.Table, sql string, args ...any) (cs []Candidate, err error) {
+	err = db.QueryText(ctx, sql, args, func(v [][]byte) error {
+		attempts, _ := strconv.Atoi(string(v[4]))
+		bytes, _ := strconv.Atoi(string(v[6]))
+		cs = append(cs, Candidate{
+			ID: string(v[0]), Aggregate: outbox.KeyOfAggregateName(v[1]), Recorded: string(v[2]) == "t", Scheduled: string(v[3]) == "t",
+			Attempts: attempts, Early: string(v[5]) == "t", Bytes: bytes,
+		})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for pending rows of %s: %w", t, err)
+	}
+	return cs, nil
+}
+
+// Aggregates calls each with every aggregate that has a recorded row pending; the
+// zero key stands for all rows that belong to none. each must not use db.
+func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.AggregateKey)) error {
+	if !t.Layout.Records() {
+		return nil
+	}
+	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`, columnsNameSQL(t), aggregateSQL(t), t.SQL(), recordedSQL(t))
+	if err := db.keys(ctx, sql, each); err != nil {
+		return fmt.Errorf("look for recorded rows of %s: %w", t, err)
+	}
+	return nil
+}
+
+// keys runs a query for names of aggregates.
+func (db *DB) keys(ctx context.Context, sql string, each func(outbox.AggregateKey)) error {
+	return db.QueryText(ctx, sql, nil, func(v [][]byte) error {
+		each(outbox.KeyOfAggregateName(v[0]))
+		return nil
+	})
+}
+
+// fetchBytes is how much of the rows' values Fetch keeps.
+const fetchBytes = 8 << 20
+
+// Fetched is what Fetch has read.
+type Fetched struct {
+	// N is how many of the ids it has dealt with, at least one: not all, where rows turn out to be large.
+	N    int
+	Rows []*outbox.Event
+	// Unreadable are rows that the server cannot send, by their ids, with what it said.
+	Unreadable map[string]error
+}
+
+// Fetch reads rows that are still pending, in the order of their ids. Rows that
+// somebody has locked are left out, and so are those that are gone or marked. No
+// lock stays when it returns.
+//
+// mostPayload is the longest payload that is fetched, in bytes. What is longer, and what
+// is too long for a header, is left out of the event (outbox.Event.Omitted).
+func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int) (f Fetched, err error) {
+	more := false
+	read := func(ids []string, length func(*outbox.Table, outbox.Field) string) (err error) {
+		if more {
+			return nil
+		}
+		var rows []*outbox.Event
+		if rows, more, err = db.fetch(ctx, t, ids, mostPayload, length); err != nil {
+			return err
+		}
+		f.Rows, f.N = append(f.Rows, rows...), f.N+len(ids)
+		if more {
+			last := slices.Index(ids, string(rows[len(rows)-1].Values[outbox.ID]))
+			f.N += max(last+1, 1) - len(ids) // an id may be equal to another one by its collation
+		}
+		return nil
+	}
+	err = portions[string]{
+		size: &db.portion, spoils: func(err error) bool { return isUnreadable(err) || mayBeLess(err) },
+		do: func(ids []string) error { return read(ids, lengthSQL) },
+		alone: func(id string, err error) error {
+			if overLimit(err) {
+				err = read([]string{id}, overLimitSQL)
+			}
+			var said *pgconn.PgError
+			if !isUnreadable(err) || !errors.As(err, &said) {
+				return err
+			}
+			if _, _, fault := db.fetch(ctx, t, nil, mostPayload, lengthSQL); fault != nil {
+				return err // not the row's
+			}
+			if f.Unreadable == nil {
+				f.Unreadable = map[string]error{}
+			}
+			f.Unreadable[id], f.N = said, f.N+1
+			return nil
+		},
+	}.run(ids)
+	if err != nil {
+		return Fetched{}, err
+	}
+	return f, nil
+}
+
+// fetch is Fetch with the expression for a value's length.
+func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int, length func(*outbox.Table, outbox.Field) string) (rows []*outbox.Event, more bool, err error) {
+	sql, fields := fetchSQL(t, mostPayload, length)
+	size := 0
+	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
+		ev := outbox.Event{Table: t}
+		for i, f := range fields {
+			if ev.Values[f] = v[2*i]; v[2*i+1] != nil {
+				n, _ := strconv.Atoi(string(v[2*i+1]))
+				ev.Omit(f, n)
+			}
+		}
+		if size += ev.Size(); more || size > fetchBytes && len(rows) > 0 {
+			more = true
+			return nil
+		}
+		rows = append(rows, ev.Clone())
+		return nil
+	})
+	if err != nil {
+		return nil, false, fmt.Errorf("read pending rows of %s: %w", t, err)
+	}
+	return rows, more, nil
+}
+
+// fetchSQL selects each field's value, and its length in place of one that is too long.
+//
+// The length is asked as text: what is stored may be compressed, and a jsonb number of
+// ten bytes may have 131,072 digits. A value that is too short for that is not rendered.
+func fetchSQL(t *outbox.Table, mostPayload int, length func(*outbox.Table, outbox.Field) string) (sql string, fields []outbox.Field) {
+	var lengths, columns []string
+	for f := outbox.ID; f < outbox.NumFields; f++ {
+		if !t.Layout.Has(f) {
+			continue
+		}
+		c, n := "t."+t.Column(f), fmt.Sprintf("n.n%d", f)
+		lengths = append(lengths, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length(t, f), f.Most(mostPayload), f))
+		columns = append(columns, fmt.Sprintf("CASE WHEN %s IS NULL THEN %s END, %[1]s", n, c))
+		fields = append(fields, f)
+	}
+	return fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
+		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY t.%[4]s FOR UPDATE OF t SKIP LOCKED`,
+		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "), t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t")), fields
+}
+
+// lengthSQL is a value's length as text, in bytes. Text is not read for it; other types are rendered.
+func lengthSQL(t *outbox.Table, f outbox.Field) string {
+	return renderedSQL("t."+t.Column(f), t.Text[f] || f == outbox.Payload && t.PayloadJSON)
+}
+
+// renderedSQL casts a value to text only where its type is one that no user can define such a cast for: concat(), which
+// copies the value once more, calls the type's output function.
+func renderedSQL(c string, cast bool) string {
+	if cast {
+		return "octet_length(" + c + "::text)"
+	}
+	return "octet_length(concat(" + c + "))"
+}
+
+// leastOverLimit is a stored size that no value exceeds whose text has less than 1 GB, in bytes: of the
+// densest, an array of numbers with 131,072 digits each, lz4 leaves more than twice as much.
+const leastOverLimit = 256
+
+// overLimitSQL is lengthSQL for a row in which the server has met a text over 1 GB. Which value that
+// is it does not say: it is outbox.MostText for each that may be it.
+func overLimitSQL(t *outbox.Table, f outbox.Field) string {
+	if t.Text[f] {
+		return lengthSQL(t, f)
+	}
+	return fmt.Sprintf("CASE WHEN pg_column_size(%s) > %d THEN %d ELSE %s END", "t."+t.Column(f), leastOverLimit, outbox.MostText, lengthSQL(t, f))
+}
+
+// StillPending tells which of the rows are pending: of rows that Fetch left out,
+// those that somebody has locked.
+func (db *DB) StillPending(ctx context.Context, t *outbox.Table, ids []string) (pending []string, err error) {
+	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s`,
+		t.Column(outbox.ID), t.SQL(), t.IDType, UnmarkedSQL(t, "t"))
+	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
+		pending = append(pending, string(v[0]))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for locked rows of %s: %w", t, err)
+	}
+	return pending, nil
+}
+
+// NextDue is how long it takes until the next row that is scheduled falls due; ok
+// is false where none is.
+func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration, ok bool, err error) {
+	if !t.Layout.Has(outbox.AvailableAt) {
+		return 0, false, nil
+	}
+	sql := fmt.Sprintf(`SELECT extract(epoch FROM least(t.%s, now() + interval '1 day') - clock_timestamp())::float8 FROM %s t WHERE %s AND t.%[1]s > now()
+		ORDER BY t.%[1]s LIMIT 1`, t.Column(outbox.AvailableAt), t.SQL(), PendingSQL(t, "t"))
+	var seconds float64
+	err = db.QueryRow(ctx, []any{&seconds}, sql)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("look for the next due row of %s: %w", t, err)
+	}
+	return max(time.Duration(seconds*float64(time.Second)), 0), true, nil
+}
+
+// FreshBefore tells a row that is pending, due, not recorded and not kept and that a transaction with
+// an id below xid has written, or that such a transaction is still open: one that is flushed
+// is not visible before it has ended, which a synchronous standby may put off. It is "" where
+// there is neither.
+func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, threshold time.Duration, xid int64) (left string, err error) {
+	sql := `SELECT CASE WHEN pg_snapshot_xmin(pg_current_snapshot())::text::bigint < $1 THEN 'an open transaction' ELSE coalesce(`
+	for _, half := range freshHalves(t, threshold) {
+		sql += fmt.Sprintf(`
+			(SELECT concat('row ', t.%s) FROM %s t WHERE %s AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1 AND %s LIMIT 1),`,
+			t.Column(outbox.ID), t.SQL(), freshWhere(t, threshold, half), unkeptSQL(t, db.own.deadLetters))
+	}
+	if err := db.QueryRow(ctx, []any{&left}, sql+` '') END`, xid); err != nil {
+		return "", fmt.Errorf("look for older rows of %s: %w", t, err)
+	}
+	return left, nil
+}
+
+// recordedSQL is the condition under which a row is parked or held. One that is dead and
+// kept is neither.
+func recordedSQL(t *outbox.Table) string {
+	// Only the index of recorded rows answers to the canonical table's condition. Another table may not have it, and an
+	// index of pending rows.
+	pending := UnmarkedSQL(t, "t") + ShardSQL(t, "t")
+	if t.Layout.Name != outbox.Canonical().Name {
+		pending += " AND " + PendingSQL(t, "t")
+	}
+	return fmt.Sprintf("%s AND t.%s IS NOT NULL AND left(t.%[2]s, %d) <> '%[4]s'", pending, t.Column(outbox.LastError), len(Kept), Kept)
+}
+
+var aggregateFields = [...]outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID}
+
+// aggregateColumns are those that make an aggregate's key; "NULL" where there is none.
+func aggregateColumns(t *outbox.Table) (columns [3]string) {
+	for i, f := range aggregateFields {
+		columns[i] = "NULL"
+		if t.Layout.Has(f) {
+			columns[i] = "t." + t.Column(f)
+		}
+	}
+	return columns
+}
+
+// aggregateSQL selects them by fixed names, of which columnsNameSQL is the name.
+func aggregateSQL(t *outbox.Table) string {
+	c := aggregateColumns(t)
+	return fmt.Sprintf("%s AS tenant, %s AS kind, %s AS aggregate", c[0], c[1], c[2])
+}
+
+func columnsNameSQL(t *outbox.Table) string {
+	return t.AggregateNameSQL("x.tenant", "x.kind", "x.aggregate")
+}
+
+// nameSQL is the name of a row's aggregate.
+func nameSQL(t *outbox.Table) string {
+	c := aggregateColumns(t)
+	return t.AggregateNameSQL(c[0], c[1], c[2])
+}
+
+// partitionSQL lists the columns that tell aggregates apart; "" where the layout
+// knows none.
+func partitionSQL(t *outbox.Table) string {
+	if !t.Layout.Has(outbox.AggregateID) {
+		return ""
+	}
+	var columns []string
+	for _, f := range aggregateFields {
+		if t.Layout.Has(f) {
+			columns = append(columns, "t."+t.Column(f))
+		}
+	}
+	return strings.Join(columns, ", ")
+}

@@ -1,0 +1,133 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// findsAggregates reports whether recorded rows are looked for by their aggregates.
+func findsAggregates(t *outbox.Table) bool {
+	return MarkOf(t).InTable() && t.Layout.Records() && t.Layout.Has(outbox.AggregateID)
+}
+
+// HaveRecords tells of each event whether its aggregate has a recorded row pending. The
+// events' own rows need not be visible.
+func (db *DB) HaveRecords(ctx context.Context, t *outbox.Table, evs []*outbox.Event) ([]bool, error) {
+	have := make([]bool, 0, len(evs))
+	sql, err := db.haveRecordsSQL(ctx, t)
+	if err == nil {
+		err = portions[*outbox.Event]{
+			size: &db.portion, bytes: (*outbox.Event).Size,
+			do: func(evs []*outbox.Event) error {
+				some := make([]bool, len(evs))
+				err := db.QueryText(ctx, sql, aggregateArgs(t, evs), func(v [][]byte) error {
+					ord, err := strconv.Atoi(string(v[0]))
+					if err == nil {
+						some[ord-1] = true
+					}
+					return err
+				})
+				if err == nil {
+					have = append(have, some...)
+				}
+				return err
+			},
+			alone: func(*outbox.Event, error) error {
+				have = append(have, false) // the columns cannot hold such a value
+				return nil
+			},
+		}.run(evs)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for recorded rows of aggregates of %s: %w", t, err)
+	}
+	return have, nil
+}
+
+// aggregateArgs are the names of the events' aggregates, and then the columns that the layout has.
+func aggregateArgs(t *outbox.Table, evs []*outbox.Event) []any {
+	aggregates := &array{}
+	columns := []*array{aggregates}
+	for _, f := range aggregateFields {
+		if t.Layout.Has(f) {
+			columns = append(columns, &array{})
+		}
+	}
+	for _, ev := range evs {
+		aggregates.string(string(ev.AggregateName()))
+		n := 0
+		for _, f := range aggregateFields {
+			if !t.Layout.Has(f) {
+				continue
+			}
+			if n++; ev.Values[f] == nil {
+				columns[n].null()
+			} else {
+				columns[n].string(string(ev.Values[f]))
+			}
+		}
+	}
+	args := make([]any, len(columns))
+	for i, c := range columns {
+		args[i] = c.value()
+	}
+	return args
+}
+
+// haveRecordsSQL finds the rows by the hash that the index of recorded rows is made of. Columns are hashed as what
+// they are: parameters are given the columns' types and collations, of a domain those that it is made of. Such a
+// parameter calls a type's own input function, and neither a cast nor what a domain checks. LATERAL and LIMIT leave the
+// planner no choice but to look up each aggregate.
+func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, error) {
+	params, names, values := []string{"$1::text[]"}, []string{"aggregate"}, []string{}
+	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		for _, f := range aggregateFields {
+			if !t.Layout.Has(f) {
+				continue
+			}
+			typ, collate, err := readColumnType(ctx, conn, t, f)
+			if err != nil {
+				return err
+			}
+			name := fmt.Sprintf("c%d", len(names))
+			params, names = append(params, fmt.Sprintf("$%d::%s[]", len(params)+1, typ)), append(names, name)
+			values = append(values, "w."+name+collate)
+		}
+		return nil
+	})
+	// A row that is kept counts, too: the planner finds the index by this condition alone, and no other one. A row that
+	// is held for nothing is delivered by the next search.
+	same := fmt.Sprintf("%s%s AND t.%s IS NOT NULL AND %s = w.hash AND %s COLLATE \"C\" = w.aggregate",
+		UnmarkedSQL(t, "t"), ShardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"), nameSQL(t))
+	return strings.NewReplacer("{table}", t.SQL(), "{params}", strings.Join(params, ", "), "{names}", strings.Join(names, ", "),
+		"{hash}", outbox.HashRecordSQL(values...), "{same}", same).Replace(`
+WITH want AS MATERIALIZED (
+	SELECT w.ord, w.aggregate, {hash} AS hash FROM unnest({params}) WITH ORDINALITY AS w({names}, ord)
+)
+SELECT w.ord FROM want w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t`), err
+}
+
+// readColumnType returns a column's type, of a domain the one that it is made of, and its collation.
+func readColumnType(ctx context.Context, conn *pgx.Conn, t *outbox.Table, f outbox.Field) (typ, collate string, err error) {
+	if err = conn.QueryRow(ctx, columnTypeSQL, t.SQL(), t.Layout.Columns[f]).Scan(&typ, &collate); err != nil {
+		return "", "", fmt.Errorf("read the type of %s: %w", t.Layout.Columns[f], err)
+	}
+	return typ, collate, nil
+}
+
+// columnTypeSQL is a column's type as an element of an array, and its collation.
+const columnTypeSQL = `
+WITH RECURSIVE typed AS (
+	SELECT t.oid, t.typtype, t.typbasetype, a.attcollation FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+	WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND NOT a.attisdropped
+	UNION ALL
+	SELECT t.oid, t.typtype, t.typbasetype, d.attcollation FROM typed d JOIN pg_type t ON t.oid = d.typbasetype WHERE d.typtype = 'd'
+)
+SELECT format_type(oid, -1), CASE WHEN attcollation = 0 THEN '' ELSE ' COLLATE ' || attcollation::regcollation::text END
+FROM typed WHERE typtype <> 'd'`

@@ -1,0 +1,429 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Row is a row to be settled in its table.
+type Row struct {
+	Ref outbox.Ref
+	// XID is the inserting transaction where the WAL told it; zero where the row
+	// was seen in the table.
+	XID uint32
+	// Polled: the row was read from the table with so many attempts behind it.
+	// Where it is not set, a failure is recorded only in a row that has no record.
+	Polled   bool
+	Attempts int
+	// Bytes is about how much its columns hold, zero where that is not known.
+	Bytes int
+	// Failure is what is recorded of a row that cannot be sent.
+	Failure string
+	// Wait is the least time until a row that failed is tried again.
+	Wait time.Duration
+	// Omitted is what the row has where its content is not known (outbox.UnknownHash): values of these
+	// lengths. Without any of them the row is known by its id alone.
+	Omitted []outbox.Omitted
+	// Line: of the rows that Park or Hold is given with the same number, none is
+	// recorded before one that stands earlier.
+	Line int
+}
+
+// RowOf is an event's row.
+func RowOf(ev *outbox.Event) Row {
+	r := Row{Ref: ev.Ref(), XID: ev.XID, Bytes: ev.Size(), Omitted: ev.Omitted}
+	for _, o := range ev.Omitted {
+		r.Bytes += o.Size
+	}
+	return r
+}
+
+// large reports whether the row is too large to be moved to the dead letters.
+func (r *Row) large() bool {
+	return slices.ContainsFunc(r.Omitted, func(o outbox.Omitted) bool { return o.Size > mostMoved })
+}
+
+// lengths is the row's Omitted as an array, a length for each field from TenantID on.
+func (r *Row) lengths() string {
+	var n [outbox.TraceID]string
+	for i := range n {
+		n[i] = "NULL"
+	}
+	for _, o := range r.Omitted {
+		if o.Field != outbox.ID {
+			n[o.Field-outbox.TenantID] = strconv.Itoa(o.Size)
+		}
+	}
+	return "{" + strings.Join(n[:], ",") + "}"
+}
+
+// Retry says how often a row that fails is tried.
+type Retry struct {
+	// Backoff is the wait after the first failure; the n-th waits n times as long,
+	// up to eight times.
+	Backoff time.Duration
+	// MaxAttempts: a row that fails once more becomes a dead letter.
+	MaxAttempts int
+}
+
+// Verdict is what a settling statement did with a row.
+type Verdict uint8
+
+const (
+	// Done: the row carries the mark, or it is gone, or it is another row by now.
+	// Nothing is left to do for it.
+	Done Verdict = iota
+	// Locked: somebody holds a lock on the row. Try again.
+	Locked
+	// Invisible: the row's transaction is flushed but not visible yet. Try again.
+	Invisible
+	// Gone is said by Mark of rows that the WAL has told: the row's transaction is visible, and no row
+	// has its id. Nothing is left to do for it.
+	Gone
+)
+
+// Mark takes stored rows out of the pending ones. A row is marked only while
+// its content is still what was stored: an id that came again, or a row that was
+// changed meanwhile, is another message.
+func (db *DB) Mark(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
+	if !MarkOf(t).InTable() {
+		return make([]Verdict, len(rows)), nil // nothing is left to do
+	}
+	sql, made := db.marks.Load(*t) // by its facts: they may change
+	if !made {
+		sql, _ = db.marks.LoadOrStore(*t, markSQL(t))
+	}
+	return db.settle(ctx, t, rows, sql.(string))
+}
+
+// Park records a failure of the row's own in the row: attempts + 1, last_error,
+// and a later available_at. A row that has failed too often is moved to the dead
+// letters instead, in the statement that deletes it; so is every row whose layout
+// has no columns for a failure.
+//
+// A row that is recorded already is left alone when the WAL brings it again: that
+// is no attempt.
+func (db *DB) Park(ctx context.Context, t *outbox.Table, rows []Row, retry Retry) ([]Verdict, error) {
+	isDead := func(r Row) bool { return !t.Layout.Records() || r.Attempts >= retry.MaxAttempts }
+	rec := db.newRecorder(t)
+	for len(rows) > 0 {
+		dead, n := isDead(rows[0]), 1
+		for n < len(rows) && isDead(rows[n]) == dead {
+			n++
+		}
+		var err error
+		if dead {
+			err = rec.bury(ctx, rows[:n])
+		} else {
+			err = rec.run(ctx, rows[:n], parkSQL(t, retry.Backoff), nil)
+		}
+		if err != nil {
+			return nil, err
+		}
+		rows = rows[n:]
+	}
+	return rec.verdicts, nil
+}
+
+// Hold records in rows without a record that they wait behind a failed row.
+func (db *DB) Hold(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
+	rec := db.newRecorder(t)
+	err := rec.run(ctx, rows, holdSQL(t), nil)
+	return rec.verdicts, err
+}
+
+// recorder records rows of one table, in as many statements as it takes, and keeps their lines:
+// where a row is locked or not visible yet, later ones of its line are left for later.
+type recorder struct {
+	db       *DB
+	table    *outbox.Table
+	verdicts []Verdict // of the rows so far
+	stuck    map[int]bool
+}
+
+func (db *DB) newRecorder(t *outbox.Table) *recorder {
+	return &recorder{db: db, table: t, stuck: map[int]bool{}}
+}
+
+// run records rows with a statement. alone is told of one that makes it fail, nil: that is the error.
+func (rec *recorder) run(ctx context.Context, rows []Row, sql string, alone func(Row, error) error) error {
+	err := portions[Row]{
+		size: &rec.db.portion, bytes: rowBytes,
+		spoils: func(err error) bool { return isUnreadable(err) || mayBeLess(err) },
+		do:     func(rows []Row) error { return rec.try(ctx, rows, sql) },
+		alone: func(row Row, err error) error {
+			switch {
+			case rec.db.isAnother(ctx, rec.table, row, err):
+				rec.verdicts = append(rec.verdicts, Done)
+				return nil
+			case alone == nil:
+				return err
+			}
+			return alone(row, err)
+		},
+	}.run(rows)
+	if err != nil {
+		return fmt.Errorf("record rows of %s: %w", rec.table, rec.db.explainRefusal(ctx, rec.table, err))
+	}
+	return nil
+}
+
+// try records rows in one transaction, which takes back what was done to later ones of a line that
+// turns out to be stuck, and begins again without them.
+func (rec *recorder) try(ctx context.Context, rows []Row, sql string) error {
+	verdicts := make([]Verdict, len(rows))
+	stuck := maps.Clone(rec.stuck)
+	err := rec.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		var at []int // where the rows stand that are tried
+		for n, row := range rows {
+			if verdicts[n] = Locked; !stuck[row.Line] {
+				at = append(at, n)
+			}
+		}
+		for len(at) > 0 {
+			some := make([]Row, len(at))
+			for i, n := range at {
+				some[i] = rows[n]
+			}
+			tx, err := conn.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			got, err := rec.db.settleIn(ctx, tx, some, sql)
+			if err != nil {
+				return errors.Join(err, tx.Rollback(ctx))
+			}
+			var keep []int
+			now, undo := map[int]bool{}, false
+			for i, n := range at {
+				switch line := rows[n].Line; {
+				case now[line]:
+					undo = undo || got[i] == Done
+					verdicts[n] = Locked
+				case got[i] != Done:
+					verdicts[n], now[line], stuck[line] = got[i], true, true
+				default:
+					verdicts[n] = Done
+					keep = append(keep, n)
+				}
+			}
+			if !undo {
+				return tx.Commit(ctx)
+			}
+			if err := tx.Rollback(ctx); err != nil {
+				return err
+			}
+			at = keep
+		}
+		return nil
+	})
+	if err == nil {
+		rec.verdicts, rec.stuck = append(rec.verdicts, verdicts...), stuck
+	}
+	return err
+}
+
+func rowBytes(r Row) int { return r.Bytes }
+
+// settle runs a statement over rows of one table and says what became of each. What it
+// reports of a portion of them stems from one snapshot.
+func (db *DB) settle(ctx context.Context, t *outbox.Table, rows []Row, sql string) ([]Verdict, error) {
+	verdicts := make([]Verdict, 0, len(rows))
+	err := portions[Row]{
+		size: &db.portion, bytes: rowBytes,
+		do: func(rows []Row) error {
+			return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+				some, err := db.settleIn(ctx, conn, rows, sql)
+				if err == nil {
+					verdicts = append(verdicts, some...)
+				}
+				return err
+			})
+		},
+		alone: func(row Row, err error) error { // a trigger may have raised it
+			if !db.isAnother(ctx, t, row, err) {
+				return err
+			}
+			verdicts = append(verdicts, Done)
+			return nil
+		},
+	}.run(rows)
+	if err != nil {
+		return nil, fmt.Errorf("settle rows of %s: %w", t, db.explainRefusal(ctx, t, err))
+	}
+	return verdicts, nil
+}
+
+// isAnother reports whether a statement has failed at a row for what somebody has changed it to: it is
+// not the row that was to be settled.
+func (db *DB) isAnother(ctx context.Context, t *outbox.Table, row Row, err error) bool {
+	if !isUnreadable(err) || row.Ref.Hash == outbox.UnknownHash {
+		return false
+	}
+	states, err := db.LookUp(ctx, t, []Row{row})
+	return err == nil && states[0].Exists && !states[0].Same
+}
+
+type queryer interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) ([]Verdict, error) {
+	verdicts := make([]Verdict, len(rows))
+	a := db.args(rows)
+	// An error of Query comes again from its rows.
+	result, _ := q.Query(ctx, sql, a.ids.value(), a.hashes.value(), a.xids.value(), a.failures.value(), a.attempts.value(), a.waits.value(), a.lengths.value())
+	var ord int
+	var v int // pgx scans a type with a name by reflection, and allocates for each row
+	_, err := pgx.ForEachRow(result, []any{&ord, &v}, func() error {
+		verdicts[ord-1] = Verdict(v)
+		return nil
+	})
+	return verdicts, err
+}
+
+// args are a settling statement's parameters, an array each. One that no row has
+// anything in is NULL.
+type args struct {
+	ids, hashes, xids, failures array
+	attempts                    array // NULL where the WAL brought the row
+	waits                       array // NULL for none
+	lengths                     array // NULL where nothing is omitted
+}
+
+func (db *DB) args(rows []Row) *args {
+	n := len(rows)
+	a := &args{}
+	a.ids.grow(n)
+	a.hashes.grow(3 * n)
+	a.xids.grow(n)
+	var xid string
+	for i := range rows {
+		r := &rows[i]
+		a.ids.string(r.Ref.ID)
+		a.hashes.int(int64(r.Ref.Hash))
+		switch {
+		case r.XID == 0:
+			a.xids.null()
+		case i == 0 || r.XID != rows[i-1].XID:
+			xid = strconv.FormatUint(db.FullXID(r.XID), 10)
+			fallthrough
+		default:
+			a.xids.string(xid)
+		}
+		if r.Failure == "" {
+			a.failures.null()
+		} else {
+			a.failures.string(r.Failure)
+		}
+		if r.Polled {
+			a.attempts.int(int64(r.Attempts))
+		} else {
+			a.attempts.null()
+		}
+		if r.Wait > 0 {
+			// Before PostgreSQL 15 each of an interval's fields has 32 bits.
+			a.waits.string(fmt.Sprintf("%d.%06d seconds", r.Wait/time.Second, r.Wait%time.Second/time.Microsecond))
+		} else {
+			a.waits.null()
+		}
+		if r.Omitted != nil {
+			a.lengths.string(r.lengths())
+		} else {
+			a.lengths.null()
+		}
+	}
+	return a
+}
+
+// settleSQL builds a settling statement: lock what is free, in id order, and
+// change it; then tell the rows that are left (still to be changed, so somebody
+// holds them) from those that are not visible yet. same is the condition under which
+// a row of the table t is to be changed for one of w; change is the data-modifying command, over the CTE
+// "free"(ord, id, place, at, failure, wait), returning id; more is nothing, or further CTEs, each
+// after a comma.
+//
+// The planner believes that few rows are pending, which is so whenever the
+// statistics are made, and would compare each of them with each that is wanted.
+// LATERAL with FOR UPDATE or LIMIT, ANY and NOT IN leave it no choice but to look
+// up each id, once.
+func settleSQL(t *outbox.Table, same, change, more string) string {
+	return settleWhereSQL(t, UnmarkedSQL(t, "t")+" AND "+same, change, more)
+}
+
+// settleWhereSQL is settleSQL for rows in another state than pending.
+func settleWhereSQL(t *outbox.Table, same, change, more string) string {
+	same = fmt.Sprintf("t.%s = w.id AND %s", t.Column(outbox.ID), same)
+	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
+		"{locked}", Locked.sql(), "{invisible}", Invisible.sql()).Replace(`
+WITH want AS MATERIALIZED (
+	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait, w.lengths::int[] AS lengths
+	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[], $7::text[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, lengths, ord)
+), free AS MATERIALIZED (
+	SELECT w.ord, w.id, t.place, t.at, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
+		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t WHERE {same} FOR UPDATE SKIP LOCKED) t
+), changed AS ({change}){more}, rest AS MATERIALIZED (
+	SELECT * FROM want w WHERE w.ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT c.id FROM changed c)) IS TRUE)
+)
+SELECT ord, {locked} FROM rest w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t WHERE {own}
+UNION ALL
+SELECT ord, {invisible} FROM rest w WHERE {own} AND xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
+}
+
+// storedSQL is the condition under which the row t has the content of w, which is known.
+func storedSQL(t *outbox.Table) string { return t.HashSQL("t") + " = w.hash" }
+
+// sameSQL is the condition under which the row t has the content of w. Where that is not known, the
+// values that it lacks have the same lengths: another row that has the id by now may be a good one.
+func sameSQL(t *outbox.Table) string {
+	same := "true"
+	for f := outbox.TenantID; f <= outbox.TraceID; f++ {
+		if t.Layout.Has(f) {
+			c := "t." + t.Column(f)
+			same += fmt.Sprintf(" AND CASE WHEN w.lengths[%d] IS NULL THEN true WHEN w.lengths[%[1]d] = %d THEN pg_column_size(%s) > %d ELSE w.lengths[%[1]d] = %[5]s END",
+				f, outbox.MostText, c, leastOverLimit, lengthSQL(t, f))
+		}
+	}
+	return fmt.Sprintf("CASE WHEN w.hash = %d THEN %s ELSE %s END", outbox.UnknownHash, same, storedSQL(t))
+}
+
+func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
+
+// markSQL also tells the rows that are gone: where all are marked, none is left to look for.
+func markSQL(t *outbox.Table) string {
+	return settleSQL(t, storedSQL(t), MarkOf(t).SQL(t), "") + fmt.Sprintf(`
+UNION ALL
+SELECT ord, %s FROM rest w WHERE %s AND xid IS NOT NULL AND pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())
+	AND NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0)`, Gone.sql(), pg.OwnPath, t.SQL(), t.Column(outbox.ID))
+}
+
+func parkSQL(t *outbox.Table, backoff time.Duration) string {
+	attempts, lastError, available := t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt)
+	return settleSQL(t, sameSQL(t)+eligibleSQL(t), fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767), %[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
+		%[4]s = now() + GREATEST(LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond', (SELECT f.wait FROM free f WHERE f.id = t.%[5]s LIMIT 1)) WHERE %[6]s RETURNING t.%[5]s AS id`,
+		t.SQL(), attempts, lastError, available, t.Column(outbox.ID), FreeSQL(t), backoff.Microseconds()), "")
+}
+
+// eligibleSQL narrows the rows whose failure is recorded to those that are as they were
+// read, or have no record where the WAL brought them.
+func eligibleSQL(t *outbox.Table) string {
+	return fmt.Sprintf(" AND (w.attempts IS NULL AND t.%s IS NULL OR coalesce(t.%s, 0)::int = w.attempts)",
+		t.Column(outbox.LastError), t.Column(outbox.Attempts))
+}
+
+func holdSQL(t *outbox.Table) string {
+	lastError := t.Column(outbox.LastError)
+	return settleSQL(t, sameSQL(t)+" AND t."+lastError+" IS NULL", fmt.Sprintf(`UPDATE %s t SET %s = %s WHERE %s RETURNING t.%s AS id`,
+		t.SQL(), lastError, pg.QuoteLiteral(heldNote), FreeSQL(t), t.Column(outbox.ID)), "")
+}
