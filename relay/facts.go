@@ -72,7 +72,7 @@ func inspect(
 ) (now outbox.Table, unfit, err error) {
 	now, problems, err := db.Inspect(ctx, t)
 	if hint.CodeOf(err) != "" {
-		problems.Failed(check.Error, "", err)
+		problems.Failed(check.Error, "table-unreadable", err)
 		err = nil
 	}
 	unfit = problems.FirstError()

@@ -140,7 +140,7 @@ func missingTables(
 		fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name)),
 		"publication %q does not publish inserts", name))
 	if err := mayFilter(conn, tables); err != nil {
-		p.Failed(check.Error, "", err)
+		p.Failed(check.Error, "publication-no-filters", err)
 		return nil, p, nil
 	}
 	for _, t := range tables {
