@@ -129,7 +129,7 @@ func (p *Publisher) onBatchFailure(first, n uint64, err error) {
 				p.onFailure(s, err)
 				continue
 			}
-			p.ring.replied(s, settled)
+			p.ring.replied(s, released)
 			p.dropped++
 		}
 	}

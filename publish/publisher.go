@@ -54,8 +54,8 @@ type PublisherConfig struct {
 	Batching jetstream.Batching
 	OneByOne int
 	// Position is where the publisher goes on from: the server's identity, and the
-	// position of the newest message of the relay's own. Passed is E, the greatest
-	// LSN under which anything can have been sent before.
+	// position of the relay's newest message. Passed is the recovery LSN: no row with a
+	// greater commit LSN can have been sent before.
 	Position outbox.Position
 	// OnStored is called after each PubAck with what it was for, in order, on the goroutine
 	// that receives acknowledgements. It must not block, nor keep what it is given.
@@ -76,13 +76,13 @@ type Stored struct {
 // first failure it takes nothing more, and a message without a PubAck is
 // forgotten, because only the WAL or the table may bring it again.
 //
-// A message stays in the publisher until Settled; the publisher never runs more than U
-// messages past the oldest that is not.
+// A message stays in the publisher until Release; the publisher never runs more than U
+// messages past the oldest one that was not released.
 //
 // The window is the ring's messages without a PubAck. Only Send and SendPolled add one: they
 // have sending all the time, and mu for the entry. Under mu one leaves it by its reply (the
 // goroutine of the replies), by Deny (the NATS client's), or because its write failed (the
-// sender, who has sending, too). Settled, which the marker calls, frees the entry. Sending is
+// sender, who has sending, too). Release, which the marker calls, frees the entry. Sending is
 // locked before mu, and no write to the network happens under mu.
 type Publisher struct {
 	cfg   PublisherConfig
@@ -122,7 +122,7 @@ type Publisher struct {
 	verdict verdict
 	memory  time.Duration // how long JetStream remembers message ids
 	ticks   uint32        // the publisher's clock, see watch
-	reserve uint64        // messages before the publisher's first whose rows are unsettled too
+	reserve uint64        // messages before the publisher's first whose rows are unmarked, too
 	stored  []uint64      // acknowledged and not taken yet
 	dropped int           // replies that were failures of no row's own
 	first   bool          // the first message goes alone, see Fence
@@ -228,7 +228,7 @@ func (p *Publisher) MostPayload() int {
 }
 
 // Reserve tells the publisher how many messages lie between the oldest message that
-// was stored before it and whose row is still unsettled, and its own first. They
+// was stored before it and whose row is still unmarked, and its own first. They
 // count towards U. Zero lifts it.
 func (p *Publisher) Reserve(n uint64) {
 	p.mu.Lock()
@@ -264,7 +264,7 @@ func (p *Publisher) Err() error {
 func (p *Publisher) Stored() <-chan struct{} { return p.news }
 
 // Take appends up to limit acknowledged deliveries to dst, in the order of their
-// acknowledgement. The Index of each is to be given to Settled once.
+// acknowledgement. The Index of each is to be given to Release once.
 func (p *Publisher) Take(dst []Delivery, limit int) []Delivery {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -281,22 +281,22 @@ func (p *Publisher) Take(dst []Delivery, limit int) []Delivery {
 	return dst
 }
 
-// Unsettled calls each with every row that the publisher has.
-func (p *Publisher) Unsettled(each func(outbox.Ref)) {
+// Unreleased calls each with every row that the publisher has.
+func (p *Publisher) Unreleased(each func(outbox.Ref)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := p.ring.tail; i < p.ring.head; i++ {
-		if s := p.ring.at(i); s.state != settled {
+		if s := p.ring.at(i); s.state != released {
 			each(s.delivery.Ref)
 		}
 	}
 }
 
-// Settled has the publisher forget messages.
-func (p *Publisher) Settled(indexes []uint64) {
+// Release has the publisher forget messages.
+func (p *Publisher) Release(indexes []uint64) {
 	p.mu.Lock()
 	for _, i := range indexes {
-		p.ring.settle(i)
+		p.ring.release(i)
 	}
 	p.mu.Unlock()
 	signal(p.room)
@@ -305,7 +305,7 @@ func (p *Publisher) Settled(indexes []uint64) {
 // Counts are what the publisher holds now.
 type Counts struct {
 	Inflight, InflightBytes int
-	Unsettled               uint64
+	Unreleased              uint64
 	// Forgotten counts messages that were sent and have no PubAck although the publisher has stopped.
 	Forgotten int
 }

@@ -107,14 +107,14 @@ func (r *publisherRig) settleAll(l *Publisher, n int) (tags []int) {
 		for _, d := range ds {
 			tags = append(tags, d.Tag.(int))
 		}
-		l.Settled(indexes(ds))
+		l.Release(indexes(ds))
 		if len(ds) > 0 {
 			continue
 		}
 		select {
 		case <-l.Stored():
 		case <-l.Failed():
-			if len(l.Take(nil, 0)) == 0 && l.Counts().Unsettled == 0 {
+			if len(l.Take(nil, 0)) == 0 && l.Counts().Unreleased == 0 {
 				return tags
 			}
 			r.t.Fatalf("publisher failed: %v", l.Err())
@@ -187,7 +187,7 @@ func TestPublisherStopsAtU(t *testing.T) {
 		<-l.Stored()
 		ds = l.Take(ds, jetstream.U)
 	}
-	l.Settled(indexes(ds[1:]))
+	l.Release(indexes(ds[1:]))
 	for id := range 383 {
 		r.must(r.send(l, jetstream.U+1+id))
 	}
@@ -196,7 +196,7 @@ func TestPublisherStopsAtU(t *testing.T) {
 	if err := l.Send(again, r.event(2*jetstream.U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("the publisher ran past U: %v", err)
 	}
-	l.Settled(indexes(ds[:1]))
+	l.Release(indexes(ds[:1]))
 	r.must(r.send(l, 2*jetstream.U))
 }
 

@@ -56,7 +56,7 @@ func (p *Publisher) takeReply(msg *nats.Msg) {
 		p.ring.replied(s, doubted)
 		p.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
 	case p.cfg.Chained && ack.Seq != p.cfg.Base+index+1:
-		p.ring.replied(s, settled)
+		p.ring.replied(s, released)
 		p.failLocked(fmt.Errorf("%w: stored at sequence %d, expected %d",
 			ErrChain, ack.Seq, p.cfg.Base+index+1))
 	default:
@@ -94,7 +94,7 @@ func (p *Publisher) onFailure(s *entry, err error) {
 		s.failure = ack.Row()
 		p.ring.replied(s, refused)
 	} else {
-		p.ring.replied(s, settled) // the WAL or the table brings it again
+		p.ring.replied(s, released) // the WAL or the table brings it again
 		p.dropped++
 	}
 	if ClassOf(err) == ClassChain {

@@ -21,11 +21,11 @@ type Delivery struct {
 type state uint8
 
 const (
-	sent    state = iota // no reply yet
-	stored               // its own PubAck came
-	refused              // its own reply refuses the row
-	doubted              // JetStream calls it a duplicate: to be looked at
-	settled              // the publisher is done with it
+	sent     state = iota // no reply yet
+	stored                // its own PubAck came
+	refused               // its own reply refuses the row
+	doubted               // JetStream calls it a duplicate: to be looked at
+	released              // the publisher is done with it
 )
 
 // entry is what the ring has of a message. It is reused, so it holds no memory of a row but
@@ -40,8 +40,8 @@ type entry struct {
 	failure  *RowError
 }
 
-// ring has the messages from the oldest that is not settled (index tail) to the newest
-// (head-1), at most U. Later ones may be settled, too. Its memory is fixed.
+// ring has the messages from the oldest that is not released (index tail) to the newest
+// (head-1), at most U. Later ones may be released, too. Its memory is fixed.
 type ring struct {
 	entries    [jetstream.U]entry
 	tail, head uint64
@@ -72,14 +72,14 @@ func (r *ring) replied(s *entry, to state) {
 	}
 }
 
-// settle forgets message i.
-func (r *ring) settle(i uint64) {
+// release forgets message i.
+func (r *ring) release(i uint64) {
 	if !r.holds(i) {
 		return
 	}
 	s := r.at(i)
-	s.state, s.delivery = settled, Delivery{}
-	for r.tail < r.head && r.at(r.tail).state == settled {
+	s.state, s.delivery = released, Delivery{}
+	for r.tail < r.head && r.at(r.tail).state == released {
 		r.tail++
 	}
 }

@@ -176,7 +176,7 @@ func (p *Publisher) forgetWire() {
 	defer p.mu.Unlock()
 	for i := p.unwritten; !p.stage.used() && i < p.ring.head; i++ {
 		if s := p.ring.at(i); s.state == sent {
-			p.ring.replied(s, settled)
+			p.ring.replied(s, released)
 			p.dropped++
 		}
 	}

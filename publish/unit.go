@@ -218,7 +218,7 @@ func (p *Publisher) forgetStaged() {
 	}
 	for i := range g.messages {
 		if s := p.ring.at(g.first + uint64(i)); s.state == sent {
-			p.ring.replied(s, settled)
+			p.ring.replied(s, released)
 			p.dropped++
 		}
 	}

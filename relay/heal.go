@@ -40,7 +40,7 @@ func (l *loop) heals(t *outbox.Table) bool { return l.recovered.healed > 0 && !t
 // unmarked reports whether rows of such a table are in the lane. The WAL is about to
 // bring them, and the table would still show them as pending.
 func (l *loop) unmarked() (has bool) {
-	l.lane.Unsettled(func(ref outbox.Ref) { has = has || l.heals(ref.Table) })
+	l.lane.Unreleased(func(ref outbox.Ref) { has = has || l.heals(ref.Table) })
 	return has
 }
 

@@ -216,7 +216,7 @@ func (l *loop) inHand(t *outbox.Table) (sent map[string]bool) {
 		}
 	}
 	l.eachWaiting(note(false))
-	l.lane.Unsettled(note(true))
+	l.lane.Unreleased(note(true))
 	return ids
 }
 
@@ -225,7 +225,7 @@ func (l *loop) inHand(t *outbox.Table) (sent map[string]bool) {
 // move in this order, so none slips through.
 func (l *loop) eachInHand(each func(outbox.Ref)) {
 	l.eachWaiting(each)
-	l.lane.Unsettled(each)
+	l.lane.Unreleased(each)
 }
 
 // eachWaiting is eachInHand without the lane.

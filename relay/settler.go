@@ -211,7 +211,7 @@ func (w *settler) gather(ctx context.Context) bool {
 	case j := <-w.accept():
 		w.take(j)
 	case <-w.lane.Stored():
-		if w.lane.Counts().Unsettled < settleBatch {
+		if w.lane.Counts().Unreleased < settleBatch {
 			sleep(ctx, linger)
 		}
 	}
@@ -279,7 +279,7 @@ func (w *settler) takeStored() bool {
 			w.out = append(w.out, d.Index)
 		}
 	}
-	w.lane.Settled(w.out)
+	w.lane.Release(w.out)
 	for i := range w.taken {
 		d := &w.taken[i]
 		by, _ := d.Tag.(waiter)

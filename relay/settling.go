@@ -172,7 +172,7 @@ func (w *settler) settled(jobs []*job) {
 			w.out = append(w.out, j.index)
 		}
 	}
-	w.lane.Settled(w.out)
+	w.lane.Release(w.out)
 	w.mu.Lock()
 	for _, j := range jobs {
 		if w.waiting[j.row.Ref] == j {

@@ -129,7 +129,7 @@ func (r *Relay) Status() Status {
 	s := r.status.read()
 	s.Slot, s.Stream = r.cfg.Slot, r.cfg.Stream.Name
 	c := r.current.Load().counts()
-	s.Inflight, s.Unsettled = c.Inflight, c.Unsettled
+	s.Inflight, s.Unsettled = c.Inflight, c.Unreleased
 	return s
 }
 

@@ -122,7 +122,7 @@ func settleAll(ctx context.Context, publisher *publish.Publisher, n int) {
 		for _, d := range stored {
 			indexes = append(indexes, d.Index)
 		}
-		publisher.Settled(indexes)
+		publisher.Release(indexes)
 		n -= len(stored)
 	}
 }
