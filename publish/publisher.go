@@ -26,7 +26,7 @@ const defaultAckTimeout = 5 * time.Second
 var ErrChain = errors.New("the stream is not where the publisher left it")
 
 // ErrDoubtful means that JetStream answered "duplicate" to a message that the
-// read-back had not seen.
+// recovery scan had not seen.
 var ErrDoubtful = errors.New("JetStream calls the message a duplicate")
 
 // errDrained means that the session that owns the publisher is ending.
@@ -105,7 +105,7 @@ type Publisher struct {
 	coder     coder
 	unwritten uint64 // the index of the first message in the wire's buffer
 	reply     []byte // the reply subject of the message that is being sent
-	// reconnects is how often the client had connected anew before the publisher's first message.
+	// reconnects is how often the client had reconnected before the publisher's first message.
 	reconnects uint64
 	types      map[string]string // event types, see intern
 	last       outbox.Position   // of the newest row of the WAL

@@ -129,7 +129,7 @@ func (r *publisherRig) ids() (ids []string) {
 	r.t.Helper()
 	info, err := r.stream.Info(r.t.Context())
 	r.must(err)
-	_, err = r.stream.ReadBack(r.t.Context(), info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{Source: "src", Step: func(ms []jetstream.Message) (bool, error) {
+	_, err = r.stream.ScanBackward(r.t.Context(), info.FirstSeq, info.LastSeq, jetstream.ScanOptions{Source: "src", Step: func(ms []jetstream.Message) (bool, error) {
 		for _, m := range ms {
 			ids = append(ids, m.ID.ID)
 		}
@@ -330,7 +330,7 @@ func TestPublisherStopsWhenTheConnectionIsLost(t *testing.T) {
 	}
 }
 
-// TestDrainEndsWithItsConnection: the client has connected anew before the drain looks. Replies to what was
+// TestDrainEndsWithItsConnection: the client has reconnected before the drain looks. Replies to what was
 // sent before do not come, and nothing waits for them.
 func TestDrainEndsWithItsConnection(t *testing.T) {
 	t.Parallel()
@@ -356,7 +356,7 @@ func TestDrainEndsWithItsConnection(t *testing.T) {
 	}
 }
 
-func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
+func TestScanPassesOverWhatIsNotItsOwn(t *testing.T) {
 	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
 	r.cfg.Chained = false
 	l := r.publisher()
@@ -373,7 +373,7 @@ func TestReadBackPassesOverWhatIsNotItsOwn(t *testing.T) {
 	info, err := r.stream.Info(t.Context())
 	r.must(err)
 	var behind []uint64
-	found, err := r.stream.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
+	found, err := r.stream.ScanBackward(t.Context(), info.FirstSeq, info.LastSeq, jetstream.ScanOptions{
 		Source:  "src",
 		Phantom: func(p outbox.Position) bool { return p.Commit >= 8 },
 		Step: func(ms []jetstream.Message) (bool, error) {
@@ -442,7 +442,7 @@ func TestLateRowKeepsThePosition(t *testing.T) {
 		}
 	}
 	var back []jetstream.Message
-	_, err = r.cfg.Stream.ReadBack(t.Context(), 1, 2, jetstream.ReadBackOptions{Source: r.cfg.Envelope.Source(), Step: func(ms []jetstream.Message) (bool, error) {
+	_, err = r.cfg.Stream.ScanBackward(t.Context(), 1, 2, jetstream.ScanOptions{Source: r.cfg.Envelope.Source(), Step: func(ms []jetstream.Message) (bool, error) {
 		back = append(back, ms...)
 		return true, nil
 	}})

@@ -13,24 +13,24 @@ import (
 
 // Misfit implements stream.Handler. Where only the WAL has the row, it becomes a dead letter, with
 // all its columns, before anything behind it is sent.
-func (f *feed) Misfit(
+func (h *walHandler) Misfit(
 	ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error,
 ) error {
 	if ev.Table.Mark != outbox.MarkNone {
 		return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
 	}
-	if f.recovered.tail.Covers(ev.Commit, ev.N) && !f.recovered.sent.decides(ev) {
+	if h.recovered.tail.Covers(ev.Commit, ev.N) && !h.recovered.sent.decides(ev) {
 		return nil // it is a dead letter already, or was sent under another layout
 	}
 	failure := &publish.RowError{Class: publish.RowHeaders, Reason: reason.Error()}
-	if err := f.db.BuryColumns(ctx, ev, columns, omitted, failure.Error()); err != nil {
+	if err := h.db.BuryColumns(ctx, ev, columns, omitted, failure.Error()); err != nil {
 		return err
 	}
-	if !f.reporter.limited("undecodable", factsAgain) {
-		f.reporter.alarm("undecodable", "the WAL holds a row that the layout does not fit: it is a dead letter",
+	if !h.reporter.limited("undecodable", factsAgain) {
+		h.reporter.alarm("undecodable", "the WAL holds a row that the layout does not fit: it is a dead letter",
 			zap.Stringer("row", ev.Ref()), zap.Error(reason))
 	}
-	f.reporter.buried(ev.Ref(), failure.Error())
-	f.reporter.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
+	h.reporter.buried(ev.Ref(), failure.Error())
+	h.reporter.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
 	return nil
 }

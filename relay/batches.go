@@ -22,7 +22,7 @@ const (
 // send batches again.
 var errBatchesAgain = fmt.Errorf("%w: batches are tried again", errModeChanged)
 
-// refuseBatches notes that the server has refused a batch for what the lane ended with.
+// refuseBatches notes that the server has refused a batch for what the publisher ended with.
 func (s *session) refuseBatches(cause error) {
 	pause := lastingRefusal
 	if publish.ClassOf(cause) == publish.ClassTransient {
@@ -34,7 +34,7 @@ func (s *session) refuseBatches(cause error) {
 	}
 }
 
-// batching is how the next lane hands messages over.
+// batching is how the next publisher hands messages over.
 func (s *session) batching(info *jetstream.StreamInfo) jetstream.Batching {
 	batching := s.cfg.Stream.Batching.Resolve(&info.Config, s.cfg.Stream.Shared)
 	if batching == jetstream.BatchSingle || !time.Now().Before(s.past.batchesAt) {

@@ -9,7 +9,7 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-// TestBlockedReader: a locked row stops the lane, and the reader with it, for
+// TestBlockedReader: a locked row stops the publisher, and the reader with it, for
 // longer than the server bears a silent relay. The server hears of it.
 func TestBlockedReader(t *testing.T) {
 	t.Parallel()

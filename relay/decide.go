@@ -11,13 +11,13 @@ import (
 type decision uint8
 
 const (
-	// toSend: into the lane. Where its aggregate is held, feed.sendAdded has it recorded.
+	// toSend: into the publisher. Where its aggregate is held, walHandler.sendAdded has it recorded.
 	toSend decision = iota
-	// toAsk: the table decides, in batches (feed.askTable).
+	// toAsk: the table decides, in batches (walHandler.askTable).
 	toAsk
 	// toSkip: it is stored, dead, in the relay's hands already, or left to the table until it is due.
 	toSkip
-	// toLeave: it was inserted as a held row. It is recorded, and the loop delivers it.
+	// toLeave: it was inserted as a held row. It is recorded, and the poller delivers it.
 	toLeave
 	// toNoteInserted: it was inserted as processed.
 	toNoteInserted
@@ -25,38 +25,38 @@ const (
 
 // decide says what becomes of a row (law 3: once). The row's mark says who knows: the table or, without
 // marks, the positions in the stream. A *publish.RowError means that the row can never be sent.
-func (f *feed) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
+func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if ev.Table.Mark == outbox.MarkNone {
-		return f.decideByPosition(ctx, ev)
+		return h.decideByPosition(ctx, ev)
 	}
-	return f.decideByTable(ctx, ev)
+	return h.decideByTable(ctx, ev)
 }
 
 // decideByTable asks the table about a row that an earlier session may have sent, that was taken from the
 // WAL or the table before, or that may be recorded. Every other row is new.
-func (f *feed) decideByTable(ctx context.Context, ev *outbox.Event) (decision, error) {
+func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if ev.Table.Mark == outbox.MarkUpdate && ev.Values[outbox.ProcessedAt] != nil {
 		return toNoteInserted, nil
 	}
-	wait, err := f.delayed(ev)
+	wait, err := h.delayed(ev)
 	if err != nil {
 		return toSkip, &publish.RowError{Class: publish.RowHeaders, Reason: err.Error()}
 	}
 	if wait > 0 {
-		f.loop.dueIn(wait)
+		h.poller.dueIn(wait)
 		return toSkip, nil // left to the table
 	}
-	if f.isRecorded(ev) {
+	if h.isRecorded(ev) {
 		return toLeave, nil
 	}
 	ask := false
 	if ev.Table.Partitioned {
 		inHand := false
-		if inHand, ask, err = f.takeMoved(ctx, ev); err != nil || inHand {
+		if inHand, ask, err = h.takeMoved(ctx, ev); err != nil || inHand {
 			return toSkip, err
 		}
 	}
-	if f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask {
+	if h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask {
 		return toAsk, nil
 	}
 	return toSend, nil
@@ -64,8 +64,8 @@ func (f *feed) decideByTable(ctx context.Context, ev *outbox.Event) (decision, e
 
 // decideByPosition: what the tail covers was sent, unless it is skipped in the stream; a dead letter is no
 // message either.
-func (f *feed) decideByPosition(ctx context.Context, ev *outbox.Event) (decision, error) {
-	s := f.recovered
+func (h *walHandler) decideByPosition(ctx context.Context, ev *outbox.Event) (decision, error) {
+	s := h.recovered
 	var done bool
 	var err error
 	switch {
@@ -74,7 +74,7 @@ func (f *feed) decideByPosition(ctx context.Context, ev *outbox.Event) (decision
 	case !s.sent.decides(ev) || s.sent.has(ev):
 		done = true
 	default:
-		done, err = f.db.IsDead(ctx, ev)
+		done, err = h.db.IsDead(ctx, ev)
 	}
 	if done {
 		return toSkip, err

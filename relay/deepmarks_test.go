@@ -10,10 +10,10 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// TestReadBackIsBrokenOff: a failover has brought back rows whose deletion was
-// their mark, more of them than a step of the read-back holds, and the marking
+// TestScanIsBrokenOff: a failover has brought back rows whose deletion was
+// their mark, more of them than a step of the recovery scan holds, and the marking
 // breaks off twice, the second time when more than such a step is marked again.
-func TestReadBackIsBrokenOff(t *testing.T) {
+func TestScanIsBrokenOff(t *testing.T) {
 	t.Parallel()
 	const last = jetstream.U + 8000
 	r := newRig(t, testenv.SharedPostgres(t))

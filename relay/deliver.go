@@ -15,7 +15,7 @@ import (
 // batchBytes bounds the payloads that are read at once, as the table keeps them.
 const batchBytes = 1 << 20
 
-// polled is a row of the table in the lane.
+// polled is a row of the table in the publisher.
 type polled struct {
 	*pass
 	attempts int
@@ -38,12 +38,12 @@ func batch(cs []table.Candidate, most int) int {
 
 // deliver reads rows and sends them, in the order of their ids. It returns how many
 // of them it has dealt with: not all, where they are large.
-func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []table.Candidate) (n int, err error) {
+func (l *poller) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []table.Candidate) (n int, err error) {
 	ids := make([]string, len(cs))
 	for i, c := range cs {
 		ids[i] = c.ID
 	}
-	fetched, err := l.db.Fetch(ctx, t, ids, l.lane.MostPayload())
+	fetched, err := l.db.Fetch(ctx, t, ids, l.publisher.MostPayload())
 	if err != nil {
 		return 0, err
 	}
@@ -86,7 +86,7 @@ func (l *loop) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []table
 			return 0, err
 		}
 	}
-	return len(cs), l.lane.Flush()
+	return len(cs), l.publisher.Flush()
 }
 
 // listed is the one of the rows of an id that is still as it was listed.
@@ -102,7 +102,7 @@ func listed(rows []*outbox.Event, c table.Candidate, of aggregate) *outbox.Event
 }
 
 // askRecords asks the table which rows' aggregates have records, where only it can tell.
-func (l *loop) askRecords(ctx context.Context, t *outbox.Table, rows ...*outbox.Event) (asOf, error) {
+func (l *poller) askRecords(ctx context.Context, t *outbox.Table, rows ...*outbox.Event) (asOf, error) {
 	if l.cfg.OnPoison == Skip || !l.holds.any() {
 		return 0, nil
 	}
@@ -110,7 +110,7 @@ func (l *loop) askRecords(ctx context.Context, t *outbox.Table, rows ...*outbox.
 }
 
 // isHeld reports whether a row waits behind a failed one. asked is when the table was asked.
-func (l *loop) isHeld(ctx context.Context, ev *outbox.Event, asked asOf) (bool, error) {
+func (l *poller) isHeld(ctx context.Context, ev *outbox.Event, asked asOf) (bool, error) {
 	if l.cfg.OnPoison == Skip {
 		return false, nil
 	}
@@ -126,7 +126,7 @@ func (l *loop) isHeld(ctx context.Context, ev *outbox.Event, asked asOf) (bool, 
 }
 
 // findLocked notes which of the rows that could not be read are locked.
-func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []string, f table.Fetched) error {
+func (l *poller) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []string, f table.Fetched) error {
 	got := map[string]bool{}
 	for _, ev := range f.Rows {
 		got[string(ev.Values[outbox.ID])] = true
@@ -145,15 +145,15 @@ func (l *loop) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []s
 	return err
 }
 
-// send hands one row to the lane, or to the settler where that is its place.
-func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bool, asked asOf) error {
+// send hands one row to the publisher, or to the marker where that is its place.
+func (l *poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bool, asked asOf) error {
 	of := aggregateOf(ev)
 	row := table.RowOf(ev)
 	row.Polled, row.Attempts = true, attemptsOf(ev)
 	recorded := ev.Values[outbox.LastError] != nil
 	if behind, ok := l.recovered.messagesBehind(row.Ref, recorded); ok {
 		p.add()
-		return l.settler.stored(ctx, row, behind, p) // it was read in the stream
+		return l.marker.stored(ctx, row, behind, p) // it was read in the stream
 	}
 	if row.Ref.Table.Partitioned {
 		if !l.moved.takeFromTable(row.Ref, p.moved) {
@@ -169,21 +169,21 @@ func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bo
 		if held {
 			l.holds.beginRecord(of)
 			p.add()
-			return l.settler.hold(ctx, row, of, p)
+			return l.marker.hold(ctx, row, of, p)
 		}
 	}
-	if recorded && l.feed != nil {
+	if recorded && l.handler != nil {
 		l.holds.queueRows(of)
 	}
 	p.add()
-	err := l.lane.SendPolled(ctx, ev, &polled{p, row.Attempts})
+	err := l.publisher.SendPolled(ctx, ev, &polled{p, row.Attempts})
 	var failure *publish.RowError
 	switch {
 	case errors.As(err, &failure):
 		row.Failure = failure.Error()
 		p.blocked[of] = l.cfg.OnPoison != Skip && of.ordered()
 		l.reporter.refused(row.Ref, string(ev.Values[outbox.EventType]), failure)
-		return l.settler.park(ctx, row, of, p)
+		return l.marker.park(ctx, row, of, p)
 	case err != nil:
 		return err
 	}
@@ -200,7 +200,7 @@ func (l *loop) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bo
 
 // parkUnreadable records the failure of a row that the server cannot send. The search has found
 // its id and its aggregate, which is all that a record needs.
-func (l *loop) parkUnreadable(ctx context.Context, p *pass, t *outbox.Table, c table.Candidate, why error) error {
+func (l *poller) parkUnreadable(ctx context.Context, p *pass, t *outbox.Table, c table.Candidate, why error) error {
 	of := aggregate{t, c.Aggregate}
 	failure := &publish.RowError{Class: publish.RowUnreadable, Reason: fmt.Sprintf("the database cannot send the row: %+.200q", why)}
 	row := table.Row{
@@ -210,7 +210,7 @@ func (l *loop) parkUnreadable(ctx context.Context, p *pass, t *outbox.Table, c t
 	p.blocked[of] = l.cfg.OnPoison != Skip && of.ordered()
 	p.add()
 	l.reporter.refused(row.Ref, "", failure)
-	return l.settler.park(ctx, row, of, p)
+	return l.marker.park(ctx, row, of, p)
 }
 
 func attemptsOf(ev *outbox.Event) int {

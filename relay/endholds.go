@@ -10,7 +10,7 @@ import (
 )
 
 // endHolds ends the holds of aggregates without a record, and has the queues of the others recorded.
-func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
+func (l *poller) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
 	quiet, when := l.holds.quiet(t), l.holds.now()
 	if len(quiet) == 0 && !l.holds.forgets(t) {
 		return nil
@@ -20,12 +20,12 @@ func (l *loop) endHolds(ctx context.Context, t *outbox.Table, p *pass) error {
 		if send {
 			return l.sendQueued(ctx, row)
 		}
-		return l.settler.hold(ctx, table.RowOf(row.ev), aggregateOf(row.ev), row.txn)
+		return l.marker.hold(ctx, table.RowOf(row.ev), aggregateOf(row.ev), row.txn)
 	}
 	if err := l.holds.endThose(t, quiet, when, p.recorded, records, work); err != nil {
 		return err
 	}
-	return l.lane.Flush()
+	return l.publisher.Flush()
 }
 
 // endThose ends the holds in quiet, except of aggregates that the table shows a record of. If a record
@@ -52,14 +52,14 @@ func (h *holds) endThose(
 	}
 	for _, of := range stuck {
 		if h.keep(of) {
-			if err := h.drain(of, work); err != nil {
+			if err := h.empty(of, work); err != nil {
 				return err
 			}
 		}
 	}
 	for of := range quiet {
 		if h.end(of) {
-			if err := h.drain(of, work); err != nil {
+			if err := h.empty(of, work); err != nil {
 				return err
 			}
 		}
@@ -69,9 +69,9 @@ func (h *holds) endThose(
 }
 
 // sendQueued sends a row, or parks it. The WAL has brought it, and the publisher's position is past it.
-func (l *loop) sendQueued(ctx context.Context, row pendingRow) error {
-	l.lane.Pass(row.ev.Commit)
-	err := l.lane.SendPolled(ctx, row.ev, row.txn)
+func (l *poller) sendQueued(ctx context.Context, row pendingRow) error {
+	l.publisher.Pass(row.ev.Commit)
+	err := l.publisher.SendPolled(ctx, row.ev, row.txn)
 	var failure *publish.RowError
 	if !errors.As(err, &failure) {
 		return err
@@ -79,5 +79,5 @@ func (l *loop) sendQueued(ctx context.Context, row pendingRow) error {
 	l.reporter.refused(row.ev.Ref(), string(row.ev.Values[outbox.EventType]), failure)
 	failed := table.RowOf(row.ev)
 	failed.Failure = failure.Error()
-	return l.settler.park(ctx, failed, aggregateOf(row.ev), row.txn)
+	return l.marker.park(ctx, failed, aggregateOf(row.ev), row.txn)
 }

@@ -8,7 +8,7 @@ func SetMostHeld(n int) (reset func()) {
 	return func() { mostHeld = before }
 }
 
-// SetMostCompared changes how many rows a read-back keeps to compare.
+// SetMostCompared changes how many rows a recovery scan keeps to compare.
 func SetMostCompared(n int) (reset func()) {
 	before := mostCompared
 	mostCompared = n
@@ -24,7 +24,7 @@ func SetMovedRows(n int) (reset func()) {
 
 // Moved is how many rows of partitioned tables the current session remembers.
 func (r *Relay) Moved() int {
-	m := r.current.Load().loop.moved
+	m := r.current.Load().poller.moved
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.taken) + len(m.polled)

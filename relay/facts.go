@@ -138,7 +138,7 @@ func (s *session) watchFacts(ctx context.Context) error {
 }
 
 func (s *session) lookAgain(ctx context.Context) error {
-	if info, err := s.stream.Info(ctx); err == nil { // where JetStream is away, the lane notices
+	if info, err := s.stream.Info(ctx); err == nil { // where JetStream is away, the publisher notices
 		if err := s.judgeStream(info); err != nil {
 			return err
 		}

@@ -37,10 +37,10 @@ func registerSessionGauges(registry prometheus.Registerer, cfg *Config, current 
 	})
 }
 
-// counts are of the session's lane; s is nil where no session runs.
+// counts are of the session's publisher; s is nil where no session runs.
 func (s *session) counts() (c publish.Counts) {
 	if s != nil {
-		c = s.lane.Counts()
+		c = s.publisher.Counts()
 	}
 	return c
 }

@@ -11,7 +11,7 @@ import (
 
 // heal delivers what is recorded and may be sent, in its order, and nothing else:
 // it comes before the WAL is read.
-func (l *loop) heal(ctx context.Context) error {
+func (l *poller) heal(ctx context.Context) error {
 	l.healing = true
 	defer func() { l.healing = false }()
 	for {
@@ -35,19 +35,19 @@ func (l *loop) heal(ctx context.Context) error {
 
 // heals reports whether rows without a record are delivered before the WAL is read:
 // where no record can say which of them the stream has lost.
-func (l *loop) heals(t *outbox.Table) bool { return l.recovered.healed > 0 && !t.Layout.Records() }
+func (l *poller) heals(t *outbox.Table) bool { return l.recovered.healed > 0 && !t.Layout.Records() }
 
-// unmarked reports whether rows of such a table are in the lane. The WAL is about to
+// unmarked reports whether rows of such a table are in the publisher. The WAL is about to
 // bring them, and the table would still show them as pending.
-func (l *loop) unmarked() (has bool) {
-	l.lane.Unreleased(func(ref outbox.Ref) { has = has || l.heals(ref.Table) })
+func (l *poller) unmarked() (has bool) {
+	l.publisher.Unreleased(func(ref outbox.Ref) { has = has || l.heals(ref.Table) })
 	return has
 }
 
 // answer waits until every row that is pending when it is called is answered:
-// delivered, or found delayed, parked or held. The loop must be running.
-func (l *loop) answer(ctx context.Context) error {
-	db, err := openLoop(ctx, l.cfg) // the loop's own is at work
+// delivered, or found delayed, parked or held. The poller must be running.
+func (l *poller) answer(ctx context.Context) error {
+	db, err := openPollerDB(ctx, l.cfg) // the poller's own is at work
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (l *loop) answer(ctx context.Context) error {
 	return nil
 }
 
-func (l *loop) answerTable(ctx context.Context, db *table.DB, t *outbox.Table, xid int64) error {
+func (l *poller) answerTable(ctx context.Context, db *table.DB, t *outbox.Table, xid int64) error {
 	const step = "deliver what was written before the slot was made"
 	for begun := time.Now(); ; {
 		left, err := db.FreshBefore(ctx, t, l.cfg.DelayThreshold, xid)

@@ -12,14 +12,14 @@ import (
 // session works, that goroutine waits, and two fields belong to goroutines of the session: poison to the
 // reader of the WAL, published to watchFacts.
 type history struct {
-	lastSeq uint64    // greatest sequence of a PubAck
-	created time.Time // of the stream
-	advance bool      // the last session stored or recorded something
-	base    uint64    // the sequence that the last lane began behind
-	laneSeq uint64    // the last lane's greatest sequence
-	chained bool      // the last session ended in a chain error
-	rivals  int       // consecutive sessions that another relay seems to have broken
-	suspect int       // the size of the batch that one of its rows may have made fail, in the last lane
+	lastSeq      uint64    // greatest sequence of a PubAck
+	created      time.Time // of the stream
+	advance      bool      // the last session stored or recorded something
+	base         uint64    // the sequence that the last publisher began behind
+	publishedSeq uint64    // the last publisher's greatest sequence
+	chained      bool      // the last session ended in a chain error
+	rivals       int       // consecutive sessions that another relay seems to have broken
+	suspect      int       // the size of the batch that one of its rows may have made fail, in the last publisher
 	// batchesAt is when batches are tried again that the server has refused.
 	batchesAt time.Time
 	conn      string // the connection to NATS that the last session began on

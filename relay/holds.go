@@ -25,43 +25,43 @@ func aggregateOf(ev *outbox.Event) aggregate { return aggregate{ev.Table, ev.Agg
 // and a session begins by reading them.
 //
 // An aggregate has no hold, or one in three states, named by what happens to its rows from the WAL:
-// they are recorded, they queue up, or they wait while the queue drains.
+// they are recorded, they queue up, or they wait while the queue is emptied.
 //
-//	event           caused by       none           recording      queueing          draining
-//	open            loop, handler,  recording      -              -                 -
+//	event           caused by        none           recording      queueing          emptying
+//	open            poller, handler, recording      -              -                 -
 //	                start
-//	beginRecord     loop, handler   recording, +1  +1             +1                +1
-//	endRecord       settler         -              -1             -1                -1
-//	join            handler         row is sent    row is         row queues up; no waits for
-//	                                               recorded       room: recording,  endDrain
-//	                                                              all are recorded
-//	queueRows       loop            -              queueing       -                 x
-//	quiet           loop            -              quiet where none is under way    x
-//	end             loop            -              draining where still quiet       x
-//	keep            loop            -              -              draining          x
-//	next, left      loop            x              x              x                 a row leaves the queue
-//	endDrain        loop            x              x              x                 none where still quiet,
-//	                                                                                else recording; broken
-//	                                                                                off: queueing
-//	forget          any, at the cap -              none where none is under way     -
-//	                                               and none is queued
+//	beginRecord     poller, handler  recording, +1  +1             +1                +1
+//	endRecord       marker           -              -1             -1                -1
+//	join            handler          row is sent    row is         row queues up; no waits for
+//	                                                recorded       room: recording,  endEmptying
+//	                                                               all are recorded
+//	queueRows       poller           -              queueing       -                 x
+//	quiet           poller           -              quiet where none is under way    x
+//	end             poller           -              emptying where still quiet       x
+//	keep            poller           -              -              emptying          x
+//	next, left      poller           x              x              x                 a row leaves the queue
+//	endEmptying     poller           x              x              x                 none where still quiet,
+//	                                                                                 else recording; broken
+//	                                                                                 off: queueing
+//	forget          any, at the cap  -              none where none is under way     -
+//	                                                and none is queued
 //
-// "-" changes nothing. "x" is impossible: one goroutine, the loop's, causes these events in turn. +1
+// "-" changes nothing. "x" is impossible: one goroutine, the poller's, causes these events in turn. +1
 // and -1 count the rows whose record is under way; +1 also ends quiet. So a hold ends only if the table
-// shows no record after the last one was committed, and none was begun since it was asked. While an
-// aggregate drains, its queue is sent as long as it is quiet, and recorded from then on.
+// shows no record after the last one was committed, and none was begun since it was asked. While a
+// queue is emptied, it is sent as long as it is quiet, and recorded from then on.
 //
 // Without the queue an aggregate that is never quiet would never come out.
 type holds struct {
 	// mu guards the fields below, and every hold. A method takes it once and keeps it until it returns.
-	// No method waits, asks a table or hands a row over under it: those that do (awaitDrain, ask, load,
-	// drain) call others for each step.
+	// No method waits, asks a table or hands a row over under it: those that do (awaitEmptied, ask, load,
+	// empty) call others for each step.
 	mu    sync.Mutex
 	byKey map[aggregate]*hold
 	rows  int // in all queues
 	bytes int
-	// drained is closed when the drain that the WAL handler waits for ends; else nil.
-	drained chan struct{}
+	// emptied is closed when the queue that the WAL handler waits for is empty; else nil.
+	emptied chan struct{}
 	// forgotten counts the aggregates that were forgotten. partial are the tables that
 	// had some of them, with the number of aggregates that were last counted there.
 	forgotten uint64
@@ -72,7 +72,7 @@ type holds struct {
 
 type hold struct {
 	state    holdState
-	quiet    bool // no row was recorded since the loop began to ask the table
+	quiet    bool // no row was recorded since the poller began to ask the table
 	underWay int  // rows whose record is not committed yet
 	queue    []pendingRow
 }
@@ -82,11 +82,11 @@ type holdState uint8
 const (
 	recording holdState = iota
 	queueing
-	draining
+	emptying
 )
 
 // idle reports whether the table knows as much of the aggregate as this does.
-func (x *hold) idle() bool { return x.underWay == 0 && x.state != draining && len(x.queue) == 0 }
+func (x *hold) idle() bool { return x.underWay == 0 && x.state != emptying && len(x.queue) == 0 }
 
 // record counts rows that are about to be recorded.
 func (x *hold) record(rows int) {
@@ -161,7 +161,7 @@ const (
 	isFree     verdict = iota
 	isHeld             // the row is not to be sent
 	isUnknown          // only the table can tell
-	isDraining         // the row waits until the drain has ended
+	isEmptying         // the row waits until the queue is empty
 )
 
 // check tells of an aggregate. asked is when the table was asked about it last.
@@ -198,11 +198,11 @@ func (h *holds) join(row pendingRow, asked asOf) (v verdict, record []pendingRow
 	}
 	x := h.byKey[a]
 	switch {
-	case x.state == draining:
-		if h.drained == nil {
-			h.drained = make(chan struct{})
+	case x.state == emptying:
+		if h.emptied == nil {
+			h.emptied = make(chan struct{})
 		}
-		return isDraining, nil
+		return isEmptying, nil
 	case x.state == queueing && h.rows < mostQueued && h.bytes+row.ev.Size() <= mostQueuedBytes:
 		x.queue = append(x.queue, pendingRow{row.ev.Clone(), row.txn})
 		h.rows++
@@ -227,27 +227,27 @@ func (h *holds) dequeue(x *hold) {
 	}
 }
 
-// awaitDrain returns when the aggregate that join has called draining may be joined.
-func (h *holds) awaitDrain(ctx context.Context) error {
-	drained := h.drainEnd()
-	if drained == nil {
+// awaitEmptied returns when the aggregate that join has called emptying may be joined.
+func (h *holds) awaitEmptied(ctx context.Context) error {
+	emptied := h.emptiedEnd()
+	if emptied == nil {
 		return nil
 	}
 	select {
-	case <-drained:
+	case <-emptied:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (h *holds) drainEnd() <-chan struct{} {
+func (h *holds) emptiedEnd() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.drained
+	return h.emptied
 }
 
-// queueRows has the aggregate's rows queue up while the loop sends those that are recorded.
+// queueRows has the aggregate's rows queue up while the poller sends those that are recorded.
 func (h *holds) queueRows(a aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -297,7 +297,7 @@ func (h *holds) quiet(t *outbox.Table) map[aggregate]struct{} {
 	return list
 }
 
-// end begins to drain the queue of an aggregate without a record, unless one was begun since quiet
+// end begins to empty the queue of an aggregate without a record, unless one was begun since quiet
 // listed it.
 func (h *holds) end(a aggregate) bool {
 	h.mu.Lock()
@@ -306,11 +306,11 @@ func (h *holds) end(a aggregate) bool {
 	if x == nil || !x.quiet {
 		return false
 	}
-	x.state = draining
+	x.state = emptying
 	return true
 }
 
-// keep begins to drain the queue of an aggregate whose record stays.
+// keep begins to empty the queue of an aggregate whose record stays.
 func (h *holds) keep(a aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -318,14 +318,14 @@ func (h *holds) keep(a aggregate) bool {
 	if x == nil || x.state != queueing {
 		return false
 	}
-	x.state, x.quiet = draining, false
+	x.state, x.quiet = emptying, false
 	return true
 }
 
-// drain follows end and keep. It has each row of the queue sent, or recorded where a record was begun
+// empty follows end and keep. It has each row of the queue sent, or recorded where a record was begun
 // meanwhile. The WAL handler waits for it with the aggregate's next row.
-func (h *holds) drain(a aggregate, work func(row pendingRow, send bool) error) error {
-	defer h.endDrain(a)
+func (h *holds) empty(a aggregate, work func(row pendingRow, send bool) error) error {
+	defer h.endEmptying(a)
 	for {
 		row, send, more := h.next(a)
 		if !more {
@@ -358,7 +358,7 @@ func (h *holds) left(a aggregate) {
 	h.dequeue(h.byKey[a])
 }
 
-func (h *holds) endDrain(a aggregate) {
+func (h *holds) endEmptying(a aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch x := h.byKey[a]; {
@@ -370,9 +370,9 @@ func (h *holds) endDrain(a aggregate) {
 		delete(h.byKey, a)
 		h.resized()
 	}
-	if h.drained != nil {
-		close(h.drained)
-		h.drained = nil
+	if h.emptied != nil {
+		close(h.emptied)
+		h.emptied = nil
 	}
 }
 

@@ -42,7 +42,7 @@ func TestRecordWhileAQueueIsSent(t *testing.T) {
 		t.Fatal("the hold does not end")
 	}
 	sent := 0
-	err := h.drain(of, func(_ pendingRow, send bool) error {
+	err := h.empty(of, func(_ pendingRow, send bool) error {
 		if send {
 			sent++
 		}
@@ -76,16 +76,16 @@ func TestDrainBreaksOff(t *testing.T) {
 	if !h.end(of) {
 		t.Fatal("the hold does not end")
 	}
-	err := h.drain(of, func(pendingRow, bool) error {
-		if v, _ := h.join(pendingRow{later, &stream.Txn{}}, 0); v != isDraining {
-			t.Errorf("verdict %d, want %d", v, isDraining)
+	err := h.empty(of, func(pendingRow, bool) error {
+		if v, _ := h.join(pendingRow{later, &stream.Txn{}}, 0); v != isEmptying {
+			t.Errorf("verdict %d, want %d", v, isEmptying)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := h.awaitDrain(ctx); !errors.Is(err, context.Canceled) {
+		if err := h.awaitEmptied(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("the session ends, and the WAL handler has %v", err)
 		}
-		go func() { waited <- h.awaitDrain(t.Context()) }()
+		go func() { waited <- h.awaitEmptied(t.Context()) }()
 		return broken
 	})
 	if !errors.Is(err, broken) {
@@ -102,7 +102,7 @@ func TestDrainBreaksOff(t *testing.T) {
 	if !h.end(of) {
 		t.Fatal("the hold does not end")
 	}
-	if err := h.drain(of, func(row pendingRow, send bool) error {
+	if err := h.empty(of, func(row pendingRow, send bool) error {
 		ids = append(ids, string(row.ev.Values[outbox.ID]))
 		if !send {
 			t.Errorf("row %s is recorded, want it sent", row.ev.Values[outbox.ID])
@@ -128,11 +128,11 @@ func TestHoldTransitions(t *testing.T) {
 		if s != none {
 			h.open(of)
 		}
-		if s == queueing || s == draining {
+		if s == queueing || s == emptying {
 			h.queueRows(of)
 			h.join(row, 0)
 		}
-		if s == draining {
+		if s == emptying {
 			h.quiet(table)
 			h.end(of)
 		}
@@ -141,26 +141,26 @@ func TestHoldTransitions(t *testing.T) {
 	mostBefore := mostQueued
 	t.Cleanup(func() { mostQueued = mostBefore })
 	t.Cleanup(SetMostHeld(mostHeld))
-	states := []holdState{none, recording, queueing, draining}
+	states := []holdState{none, recording, queueing, emptying}
 	type now = [4]holdState // from none, recording, queueing and draining
 	for _, c := range []struct {
 		name  string
 		event func(h *holds)
 		want  now
 	}{
-		{"open", func(h *holds) { h.open(of) }, now{recording, recording, queueing, draining}},
-		{"beginRecord", func(h *holds) { h.beginRecord(of) }, now{recording, recording, queueing, draining}},
-		{"endRecord", func(h *holds) { h.endRecord(of) }, now{none, recording, queueing, draining}},
-		{"join", func(h *holds) { h.join(row, 0) }, now{none, recording, queueing, draining}},
+		{"open", func(h *holds) { h.open(of) }, now{recording, recording, queueing, emptying}},
+		{"beginRecord", func(h *holds) { h.beginRecord(of) }, now{recording, recording, queueing, emptying}},
+		{"endRecord", func(h *holds) { h.endRecord(of) }, now{none, recording, queueing, emptying}},
+		{"join", func(h *holds) { h.join(row, 0) }, now{none, recording, queueing, emptying}},
 		{"join without room", func(h *holds) {
 			mostQueued = 0
 			h.join(row, 0)
-		}, now{none, recording, recording, draining}},
+		}, now{none, recording, recording, emptying}},
 		{"queueRows", func(h *holds) { h.queueRows(of) }, now{none, queueing, queueing, x}},
 		{"end when quiet", func(h *holds) {
 			h.quiet(table)
 			h.end(of)
-		}, now{none, draining, draining, x}},
+		}, now{none, emptying, emptying, x}},
 		{"end before quiet", func(h *holds) { h.end(of) }, now{none, recording, queueing, x}},
 		{"end after a record", func(h *holds) {
 			h.quiet(table)
@@ -172,26 +172,26 @@ func TestHoldTransitions(t *testing.T) {
 			h.quiet(table)
 			h.end(of)
 		}, now{recording, recording, queueing, x}},
-		{"keep", func(h *holds) { h.keep(of) }, now{none, recording, draining, x}},
+		{"keep", func(h *holds) { h.keep(of) }, now{none, recording, emptying, x}},
 		{"endDrain, worked off", func(h *holds) {
 			h.left(of)
-			h.endDrain(of)
+			h.endEmptying(of)
 		}, now{x, x, x, none}},
 		{"endDrain, recorded again", func(h *holds) {
 			h.left(of)
 			h.beginRecord(of)
-			h.endDrain(of)
+			h.endEmptying(of)
 		}, now{x, x, x, recording}},
-		{"endDrain, broken off", func(h *holds) { h.endDrain(of) }, now{x, x, x, queueing}},
+		{"endDrain, broken off", func(h *holds) { h.endEmptying(of) }, now{x, x, x, queueing}},
 		{"forget", func(h *holds) {
 			mostHeld = 0
 			h.forget()
-		}, now{none, none, queueing, draining}},
+		}, now{none, none, queueing, emptying}},
 		{"forget under a record", func(h *holds) {
 			h.beginRecord(of)
 			mostHeld = 0
 			h.forget()
-		}, now{recording, recording, queueing, draining}},
+		}, now{recording, recording, queueing, emptying}},
 	} {
 		for i, s := range states {
 			if c.want[i] == x {

@@ -12,7 +12,7 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-// TestHoldsModel has a producer, the WAL handler, the loop and the settler take turns over holds in a
+// TestHoldsModel has a producer, the WAL handler, the poller and the marker take turns over holds in a
 // random order, with crashes between any two steps. The model is a table, a WAL and a stream in memory.
 // It holds them to the law: a parked row holds its aggregate's later rows; a hold is recorded in the
 // row before the WAL is settled; it ends only when no record is pending or under way; a start rebuilds
@@ -274,10 +274,10 @@ func (m *model) ask(evs []*outbox.Event, pause func()) asOf {
 	return asked
 }
 
-// record hands a row to the settler.
+// record hands a row to the marker.
 func (m *model) record(r *modelRow, park bool) { m.jobs = append(m.jobs, modelJob{r, park}) }
 
-// handle is the WAL handler: see feed.Row.
+// handle is the WAL handler: see walHandler.Row.
 func (m *model) handle(pause func()) {
 	for {
 		for m.received == len(m.rows) {
@@ -319,9 +319,9 @@ func (m *model) handleRow(r *modelRow, pause func()) {
 		switch v {
 		case isUnknown:
 			asked = m.ask([]*outbox.Event{r.ev}, pause)
-		case isDraining:
+		case isEmptying:
 			m.counts["waited"]++
-			for m.h.drainEnd() != nil {
+			for m.h.emptiedEnd() != nil {
 				pause()
 			}
 		case isHeld:
@@ -362,7 +362,7 @@ func (m *model) sendOrPark(r *modelRow, pause func()) (sent bool) {
 	return false
 }
 
-// settle is the settler: it records the first row of an aggregate's line, or marks what is stored.
+// settle is the marker: it records the first row of an aggregate's line, or marks what is stored.
 func (m *model) settle(pause func()) {
 	for {
 		pause()
@@ -393,7 +393,7 @@ func (m *model) settle(pause func()) {
 	}
 }
 
-// loop makes passes: see loop.turn.
+// loop makes passes: see poller.turn.
 func (m *model) loop(pause func()) {
 	for {
 		pause()

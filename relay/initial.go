@@ -80,7 +80,7 @@ func (s *servers) hasSent(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	found, err := s.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
+	found, err := s.stream.ScanBackward(ctx, info.FirstSeq, info.LastSeq, jetstream.ScanOptions{
 		Source: s.envelope.Source(), Step: func([]jetstream.Message) (bool, error) { return false, nil },
 	})
 	return found.Own > 0, err

@@ -32,16 +32,16 @@ func insertedRow(ev *outbox.Event) table.Row {
 
 // noteInserted has it noted in a row that was inserted as processed, before the WAL up to it is
 // confirmed: no later start can tell.
-func (f *feed) noteInserted(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+func (h *walHandler) noteInserted(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	if !isInsertedMark(ev) {
 		return nil
 	}
-	f.reporter.sayInserted(ev.Table, zap.Stringer("row", ev.Ref()))
+	h.reporter.sayInserted(ev.Table, zap.Stringer("row", ev.Ref()))
 	if !ev.Table.Layout.Records() {
 		return nil
 	}
 	txn.Add()
-	return f.settler.add(ctx, &job{row: insertedRow(ev), task: toNote, by: txn})
+	return h.marker.add(ctx, &markTask{row: insertedRow(ev), kind: toNote, by: txn})
 }
 
 // inserts reads, at a start, the WAL that no session has confirmed, for the rows that were inserted as
@@ -63,7 +63,7 @@ func readInserts(ctx context.Context, wal *stream.Session) *inserts {
 	ctx, end := context.WithCancelCause(ctx)
 	n.ctx = ctx
 	var reading sync.WaitGroup
-	reading.Go(func() { end(wal.Run(ctx, n, gateBytes)) })
+	reading.Go(func() { end(wal.Run(ctx, n, bufferBytes)) })
 	n.stop = func() { end(errInsertsRead); reading.Wait() }
 	return n
 }

@@ -84,7 +84,7 @@ func (l *leader) term(ctx context.Context) error {
 	// that is draining because ctx is done.
 	held, lose := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer lose(nil)
-	// A statement that hangs then is as good as a crash: the next read-back finds what it did.
+	// A statement that hangs then is as good as a crash: the next recovery scan finds what it did.
 	defer context.AfterFunc(ctx, func() {
 		if sleep(held, drainTimeout) {
 			db.Cut()

@@ -15,7 +15,7 @@ import (
 const putAggregatesSQL = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
 	SELECT 'order', n % 4, 'order.placed', jsonb_build_object('n', n) FROM generate_series($1::int, $2::int) n ORDER BY n`
 
-// TestLockedRowInTheTable: somebody has forgotten a row lock, and the loop has to
+// TestLockedRowInTheTable: somebody has forgotten a row lock, and the poller has to
 // deliver that row and others, because the WAL does not bring them. It delivers the
 // others, keeps the aggregate's order, and names the holder.
 func TestLockedRowInTheTable(t *testing.T) {

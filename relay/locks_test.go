@@ -117,7 +117,7 @@ func TestTableIsLocked(t *testing.T) {
 	r.passes(r.here())
 	r.storedIs(1, 300)
 
-	// A start meets the lock in its read-back and in its look-ups.
+	// A start meets the lock in its recovery scan and in its look-ups.
 	x.halt()
 	r.rewind()
 	r.must(run(t.Context(), taker, "BEGIN; LOCK TABLE outbox_messages IN ACCESS EXCLUSIVE MODE"))
@@ -140,7 +140,7 @@ func (r *rig) forgotten(n int) *pgx.Conn {
 	return c
 }
 
-// TestForgottenRowLock keeps one row locked over everything: the lane stops when
+// TestForgottenRowLock keeps one row locked over everything: the publisher stops when
 // it has sent U messages from that row's on, a restart neither sends the row
 // again nor runs ahead of it, and the lock's end sets everything free.
 func TestForgottenRowLock(t *testing.T) {
@@ -180,7 +180,7 @@ func TestForgottenRowLock(t *testing.T) {
 		r.rewind()
 		x = r.start().streaming()
 		r.pinned(after)
-		x.alarmed("row_locked") // by now a lane that did not count the row would have sent the others
+		x.alarmed("row_locked") // by now a publisher that did not count the row would have sent the others
 		if n := r.storedCount(); n != uint64(last) {
 			t.Fatalf("stored %d messages, want %d as before", n, last)
 		}

@@ -116,7 +116,7 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 	// Rows that are pending again are not found a second time, however this ends.
 	defer func() { c.report(t, &found) }()
 	for {
-		marked, err := c.db.MarkedSince(ctx, t, since, &next, settleBatch)
+		marked, err := c.db.MarkedSince(ctx, t, since, &next, markBatch)
 		if err != nil {
 			return err
 		}
@@ -131,7 +131,7 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 		if err := c.heal(ctx, t, lost, &found); err != nil {
 			return err
 		}
-		if len(marked) < settleBatch {
+		if len(marked) < markBatch {
 			return nil
 		}
 	}
@@ -201,7 +201,7 @@ func (c *comparison) confirm(ctx context.Context) error {
 	if !info.Created.Equal(c.info.Created) || info.LastSeq < c.info.LastSeq {
 		return errors.New("read the stream back: it is another one, or has lost messages, since")
 	}
-	more := jetstream.ReadBackOptions{
+	more := jetstream.ScanOptions{
 		Source: c.servers.envelope.Source(),
 		Step: func(messages []jetstream.Message) (bool, error) {
 			if len(messages) > 0 {
@@ -210,7 +210,7 @@ func (c *comparison) confirm(ctx context.Context) error {
 			return true, nil
 		},
 	}
-	return c.servers.stream.ReadOn(ctx, c.info.LastSeq+1, info.LastSeq, more)
+	return c.servers.stream.ScanForward(ctx, c.info.LastSeq+1, info.LastSeq, more)
 }
 
 // unmark waits for rows that are locked: nothing of their aggregates may be delivered before them. left

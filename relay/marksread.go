@@ -7,7 +7,7 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// mostCompared bounds the rows that a recovery keeps. The lane runs at most U messages past an unmarked
+// mostCompared bounds the rows that a recovery keeps. The publisher runs at most U messages past an unmarked
 // row, so marks that a relay has made reach back two steps. A variable for tests.
 var mostCompared = 8 * jetstream.U
 

@@ -35,7 +35,7 @@ func newMessageRows(p *reporter, db *table.DB, tables []*outbox.Table) *messageR
 
 // each calls do with batches of rows, in the messages' order for each table.
 func (m *messageRows) each(ctx context.Context, messages []jetstream.Message, do func(rowBatch) error) error {
-	for part := range slices.Chunk(messages, settleBatch) {
+	for part := range slices.Chunk(messages, markBatch) {
 		for t, ms := range m.byTable(part) {
 			batch := rowBatch{table: t, messages: ms, rows: make([]table.Row, len(ms))}
 			for i, message := range ms {

@@ -228,7 +228,7 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 // makeSlot tries again until the slot is made; it reports false where ctx ends that.
 func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 	for {
-		err := l.slots.makeAnswered(ctx, db, s.loop.answer)
+		err := l.slots.makeAnswered(ctx, db, s.poller.answer)
 		if err == nil {
 			return true
 		}

@@ -12,10 +12,10 @@ import (
 // listenCheck is how often a relay that polls looks whether inserts are announced.
 const listenCheck = 2 * time.Second
 
-// listen has the loop make a pass whenever inserts are announced, on a connection
+// listen has the poller make a pass whenever inserts are announced, on a connection
 // of its own. It has that connection only while they are, in every table; otherwise
-// the loop goes on as if there were no such thing.
-func listen(ctx context.Context, db *table.DB, l *loop) {
+// the poller goes on as if there were no such thing.
+func listen(ctx context.Context, db *table.DB, l *poller) {
 	for sleep(ctx, listenCheck) { // and not at once: it may poll only until it has a slot
 		all, err := db.Announced(ctx, l.cfg.Outboxes)
 		if err == nil && all {
@@ -28,7 +28,7 @@ func listen(ctx context.Context, db *table.DB, l *loop) {
 }
 
 // listenOnce returns when inserts are not announced any more, or cannot be heard.
-func listenOnce(ctx context.Context, l *loop) error {
+func listenOnce(ctx context.Context, l *poller) error {
 	on, err := table.Listen(ctx, l.cfg.database())
 	if err != nil {
 		return err
@@ -59,9 +59,9 @@ func listenOnce(ctx context.Context, l *loop) error {
 	}
 }
 
-// setAnnounced changes the loop's interval. Either way there may be rows that
+// setAnnounced changes the poller's interval. Either way there may be rows that
 // nobody has announced.
-func (l *loop) setAnnounced(on bool) (changed bool) {
+func (l *poller) setAnnounced(on bool) (changed bool) {
 	changed = l.announced.Swap(on) != on
 	if changed {
 		l.nudge()

@@ -75,7 +75,7 @@ func (p *pass) wait(ctx context.Context, patience time.Duration) {
 }
 
 // pass is one round over a table.
-func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
+func (l *poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	var recorded []table.Candidate
 	var overtaken map[outbox.AggregateKey]bool
 	var err error
@@ -109,7 +109,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 			recorded = nil
 			l.dueIn(time.Second)
 		} else {
-			l.lane.Adapt(info)
+			l.publisher.Adapt(info)
 		}
 	}
 	p.moved = l.moved.now()
@@ -154,7 +154,7 @@ func (l *loop) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 // nothing brings the rows before them that the last session had sent and knows
 // nothing of: those come first, and their aggregates are overtaken. Fresh ones are
 // held as soon as they are met.
-func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []table.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
+func (l *poller) recorded(ctx context.Context, t *outbox.Table) (cs []table.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
 	hold := l.cfg.OnPoison != Skip
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
 	if err != nil || len(cs) == 0 || l.wal != nil || !hold {
@@ -174,7 +174,7 @@ func (l *loop) recorded(ctx context.Context, t *outbox.Table) (cs []table.Candid
 }
 
 // looks reports whether it is time to look at recorded rows.
-func (l *loop) looks(t *outbox.Table) bool {
+func (l *poller) looks(t *outbox.Table) bool {
 	rest := time.Until(l.lookAt[t])
 	if rest > 0 && !l.healing && !l.again[t] && !l.holds.anyQueues() {
 		l.dueIn(rest)
@@ -185,9 +185,9 @@ func (l *loop) looks(t *outbox.Table) bool {
 
 // prove waits until everything that was committed when it is called is flushed, so
 // that no crash can take it back, and has been received from the WAL, and tells the
-// lane how far that is. What is then not in hand and still pending, nobody else will
+// publisher how far that is. What is then not in hand and still pending, nobody else will
 // send.
-func (l *loop) prove(ctx context.Context) error {
+func (l *poller) prove(ctx context.Context) error {
 	lsn, err := l.db.InsertLSN(ctx)
 	if err != nil {
 		return err
@@ -201,44 +201,44 @@ func (l *loop) prove(ctx context.Context) error {
 		}
 	}
 	crash("proven")
-	l.lane.Pass(lsn)
+	l.publisher.Pass(lsn)
 	return nil
 }
 
-// inHand is every row of the table that is on its way already, and whether it is in the lane.
-func (l *loop) inHand(t *outbox.Table) (sent map[string]bool) {
+// inHand is every row of the table that is on its way already, and whether it is in the publisher.
+func (l *poller) inHand(t *outbox.Table) (sent map[string]bool) {
 	ids := map[string]bool{}
-	note := func(inLane bool) func(outbox.Ref) {
+	note := func(sent bool) func(outbox.Ref) {
 		return func(ref outbox.Ref) {
 			if ref.Table == t {
-				ids[ref.ID] = inLane
+				ids[ref.ID] = sent
 			}
 		}
 	}
 	l.eachWaiting(note(false))
-	l.lane.Unreleased(note(true))
+	l.publisher.Unreleased(note(true))
 	return ids
 }
 
-// eachInHand calls each with every row that is on its way already: it waits in the gate
-// or in a hold's queue, is being recorded, or is in the lane, and only then sent. Rows
+// eachInHand calls each with every row that is on its way already: it waits in the recovery buffer
+// or in a hold's queue, is being recorded, or is in the publisher, and only then sent. Rows
 // move in this order, so none slips through.
-func (l *loop) eachInHand(each func(outbox.Ref)) {
+func (l *poller) eachInHand(each func(outbox.Ref)) {
 	l.eachWaiting(each)
-	l.lane.Unreleased(each)
+	l.publisher.Unreleased(each)
 }
 
-// eachWaiting is eachInHand without the lane.
-func (l *loop) eachWaiting(each func(outbox.Ref)) {
-	if l.feed != nil {
-		l.feed.gated(each)
+// eachWaiting is eachInHand without the publisher.
+func (l *poller) eachWaiting(each func(outbox.Ref)) {
+	if l.handler != nil {
+		l.handler.eachBuffered(each)
 	}
 	l.holds.queued(each)
-	l.settler.busy(each)
+	l.marker.busy(each)
 }
 
 // report says what a pass has found.
-func (l *loop) report(ctx context.Context, t *outbox.Table, p *pass) {
+func (l *poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if n := len(p.missed); n > 0 {
 		l.reporter.metrics.missed.Add(float64(n))
 		if !l.reporter.limited("missed", 10*time.Second) {

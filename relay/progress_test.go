@@ -49,8 +49,8 @@ func TestComparisonIsBounded(t *testing.T) {
 	x.quietBut()
 }
 
-// TestReadBackIsBounded: of rows that were changed, or cannot be marked, no more are kept than of those that are compared.
-func TestReadBackIsBounded(t *testing.T) {
+// TestScanIsBounded: of rows that were changed, or cannot be marked, no more are kept than of those that are compared.
+func TestScanIsBounded(t *testing.T) {
 	reset := relay.SetMostCompared(20)
 	defer reset()
 	r := newRig(t, testenv.SharedPostgres(t))

@@ -9,24 +9,24 @@ import (
 )
 
 // record records what stands at the head of every line.
-func (w *settler) record(ctx context.Context) error {
+func (w *marker) record(ctx context.Context) error {
 	now := time.Now()
-	batches := map[batchKey][][]*job{}
+	batches := map[batchKey][][]*markTask{}
 	for of, line := range w.lines {
 		if line[0].due.After(now) {
 			continue
 		}
 		n := 1
-		for n < min(len(line), settleBatch) && line[n].task == line[0].task {
+		for n < min(len(line), markBatch) && line[n].kind == line[0].kind {
 			n++
 		}
-		key := batchKey{table: of.table, task: line[0].task}
+		key := batchKey{table: of.table, kind: line[0].kind}
 		batches[key] = append(batches[key], line[:n])
 	}
 	for key, lines := range batches {
 		for len(lines) > 0 {
 			n, rows := 0, 0
-			for n < len(lines) && (n == 0 || rows+len(lines[n]) <= settleBatch) {
+			for n < len(lines) && (n == 0 || rows+len(lines[n]) <= markBatch) {
 				rows += len(lines[n])
 				n++
 			}
@@ -41,39 +41,39 @@ func (w *settler) record(ctx context.Context) error {
 
 // recordLines records rows in one statement, or line by line, and row by row,
 // where one of them is refused.
-func (w *settler) recordLines(ctx context.Context, key batchKey, lines [][]*job) error {
-	jobs := slices.Concat(lines...)
+func (w *marker) recordLines(ctx context.Context, key batchKey, lines [][]*markTask) error {
+	tasks := slices.Concat(lines...)
 	for n, line := range lines {
 		for _, j := range line {
 			j.row.Line = n
 		}
 	}
-	verdicts, err := w.statement(ctx, key, jobs)
+	verdicts, err := w.statement(ctx, key, tasks)
 	switch {
 	case w.lost(ctx, err):
 		return err
-	case err != nil && len(jobs) > 1 && (!table.Passing(err) || table.TooLong(err)):
+	case err != nil && len(tasks) > 1 && (!table.Passing(err) || table.TooLong(err)):
 		return w.recordApart(ctx, key, lines)
 	case err != nil:
-		w.brokeDown(jobs, err)
+		w.brokeDown(tasks, err)
 		return nil
 	}
-	for i, j := range jobs {
+	for i, j := range tasks {
 		if verdicts[i] != table.Done {
 			w.postpone(ctx, j, verdicts[i])
 			continue
 		}
-		if key.task == toPark && (!key.table.Layout.Records() || j.row.Attempts >= w.retry.MaxAttempts) {
+		if key.kind == toPark && (!key.table.Layout.Records() || j.row.Attempts >= w.retry.MaxAttempts) {
 			w.reporter.buried(j.row.Ref, j.row.Failure)
 		}
 		w.leave(j)
-		w.settled([]*job{j})
+		w.settled([]*markTask{j})
 	}
 	return nil
 }
 
-// leave takes a job out of its line. Rows of an aggregate leave in their order, others in any order.
-func (w *settler) leave(j *job) {
+// leave takes a task out of its line. Rows of an aggregate leave in their order, others in any order.
+func (w *marker) leave(j *markTask) {
 	line := w.lines[j.of]
 	switch i := slices.Index(line, j); {
 	case len(line) == 1:
@@ -86,17 +86,17 @@ func (w *settler) leave(j *job) {
 	w.inLines--
 }
 
-func (w *settler) recordApart(ctx context.Context, key batchKey, lines [][]*job) error {
+func (w *marker) recordApart(ctx context.Context, key batchKey, lines [][]*markTask) error {
 	if len(lines) > 1 {
 		for _, line := range lines {
-			if err := w.recordLines(ctx, key, [][]*job{line}); err != nil {
+			if err := w.recordLines(ctx, key, [][]*markTask{line}); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	for _, j := range lines[0] {
-		if err := w.recordLines(ctx, key, [][]*job{{j}}); err != nil {
+		if err := w.recordLines(ctx, key, [][]*markTask{{j}}); err != nil {
 			return err
 		}
 		if line := w.lines[j.of]; len(line) > 0 && line[0] == j {

@@ -33,7 +33,7 @@ type recovery struct {
 func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	r.noticeLoss()
 	rows := newMessageRows(r.reporter, r.db, r.cfg.Outboxes)
-	options := jetstream.ReadBackOptions{
+	options := jetstream.ScanOptions{
 		Source: r.envelope.Source(), Phantom: r.sys.Phantom, NoConsumer: r.alarmNoConsumer,
 	}
 	back, err := scanBackward(ctx, r.stream, rows, r.info, options)

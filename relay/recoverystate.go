@@ -19,11 +19,11 @@ type recoveryState struct {
 	// sent is what the tail does not say of tables without marks; the reader's own.
 	sent sentRows
 	// healed counts rows that JetStream had lost and that are pending again. It is
-	// set before the loop looks.
+	// set before the poller looks.
 	healed int
 	past   bool // the WAL is past the recovery LSN; the reader's own
 
-	// mu guards what follows: the WAL handler and the loop ask for it. Both maps have the number of own
+	// mu guards what follows: the WAL handler and the poller ask for it. Both maps have the number of own
 	// messages behind each row's.
 	mu sync.Mutex
 	// unmarked are rows that are in the stream and could not be marked yet.
@@ -79,7 +79,7 @@ func (s *sentRows) has(ev *outbox.Event) bool {
 
 // decides reports whether the rows, and not the tail, say if a row that the tail covers was sent. Messages
 // are in flight one behind the other. Where another writer's takes the place of one of them, that one is
-// refused, and those behind it fit: it is skipped in the stream. The lane ends with that, so less than U
+// refused, and those behind it fit: it is skipped in the stream. The publisher ends with that, so less than U
 // messages can follow it, and the next session sends it first.
 func (s *sentRows) decides(ev *outbox.Event) bool {
 	return s.rows != nil && !s.from.Covers(ev.Commit, ev.N)

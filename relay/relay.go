@@ -5,7 +5,7 @@
 // Three loops lie inside each other. Run connects, checks and then repeats
 // terms for ever. A term holds the advisory lock, which makes this relay the
 // active one, and repeats sessions. A session is one START_REPLICATION and one
-// lane; whatever fails in it ends it, and the next one begins by reading back
+// publisher; whatever fails in it ends it, and the next one begins by reading back
 // what the stream holds. There is no other recovery.
 package relay
 
@@ -112,7 +112,7 @@ func (r *Relay) Run(parent context.Context) error {
 func (r *Relay) newStarter(giveUp func(error)) *starter {
 	return &starter{reporter: r.reporter, servers: r.servers, giveUp: giveUp, deny: func(subject string) {
 		if s := r.current.Load(); s != nil {
-			s.lane.Deny(subject)
+			s.publisher.Deny(subject)
 		}
 	}}
 }

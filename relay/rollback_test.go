@@ -10,7 +10,7 @@ import (
 	"github.com/walpost/walpost/relay"
 )
 
-// A stream that is restored from a copy lacks more than a step of the read-back.
+// A stream that is restored from a copy lacks more than a step of the recovery scan.
 const (
 	copied = 1000
 	lost   = jetstream.U + 2000

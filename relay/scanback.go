@@ -24,13 +24,13 @@ type backwardScan struct {
 }
 
 func scanBackward(
-	ctx context.Context, from *jetstream.Stream, rows *messageRows, info *jetstream.StreamInfo, o jetstream.ReadBackOptions,
+	ctx context.Context, from *jetstream.Stream, rows *messageRows, info *jetstream.StreamInfo, o jetstream.ScanOptions,
 ) (*backwardScan, error) {
 	b := &backwardScan{rows: rows, marks: newMarksRead(), notShown: map[outbox.Ref]uint64{}}
 	b.sent.rows = map[outbox.Ref]struct{}{}
 	o.Step = func(messages []jetstream.Message) (bool, error) { return b.step(ctx, messages) }
 	var err error
-	b.found, err = from.ReadBack(ctx, info.FirstSeq, info.LastSeq, o)
+	b.found, err = from.ScanBackward(ctx, info.FirstSeq, info.LastSeq, o)
 	return b, err
 }
 

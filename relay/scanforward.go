@@ -24,14 +24,14 @@ type forwardScan struct {
 // scanForward returns the rows that could not be marked yet.
 func scanForward(
 	ctx context.Context, from *jetstream.Stream, rows *messageRows, oldest jetstream.Message,
-	info *jetstream.StreamInfo, o jetstream.ReadBackOptions,
+	info *jetstream.StreamInfo, o jetstream.ScanOptions,
 ) (map[outbox.Ref]uint64, error) {
 	f := &forwardScan{rows: rows, stream: from, behind: oldest.Behind, unmarked: map[outbox.Ref]uint64{}}
 	if oldest.Seq == 0 {
 		return f.unmarked, nil
 	}
 	o.Step = func(messages []jetstream.Message) (more bool, err error) { return true, f.step(ctx, messages) }
-	return f.unmarked, from.ReadOn(ctx, oldest.Seq, info.LastSeq, o)
+	return f.unmarked, from.ScanForward(ctx, oldest.Seq, info.LastSeq, o)
 }
 
 // step marks the rows of up to U messages that are pending, the oldest first.

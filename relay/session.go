@@ -22,7 +22,7 @@ import (
 
 // drainTimeout is how long an ending session waits for the PubAcks and marks of
 // what it has sent, finishTimeout for the last marks included. What is not there by then is
-// found by the next read-back.
+// found by the next recovery scan.
 const drainTimeout = 10 * time.Second
 
 // errSynchronous: the server counts the relay among its synchronous standbys.
@@ -31,15 +31,15 @@ var errSynchronous = errors.New("the server waits for the relay as for a synchro
 // errReconnected: part of the answer may be the next connection's, which proves nothing.
 var errReconnected = errors.New("ask where the stream ends: the connection to NATS was lost and made again meanwhile")
 
-// session is one lane and what flows into it. The leader's goroutine starts it, waits in run for its end, and
+// session is one publisher and what flows into it. The leader's goroutine starts it, waits in run for its end, and
 // stops it; it sets the fields in the order in which they stand here. Beside it run
 //
 //   - serverWatch, as long as replication runs
 //   - watchFacts, which looks at the tables, the publication and the stream
-//   - the settler
-//   - work: it heals, and then it is the reader of the WAL, with the loop beside it, or the loop
+//   - the marker
+//   - work: it heals, and then it is the reader of the WAL, with the poller beside it, or the poller
 //
-// Work sets feed before the loop begins. Who owns what inside the settler, the loop, the WAL handler and the
+// Work sets handler before the poller begins. Who owns what inside the marker, the poller, the WAL handler and the
 // holds is said there.
 type session struct {
 	*reporter
@@ -52,12 +52,12 @@ type session struct {
 	wal       *stream.Session // nil where none is read
 	recovered *recoveryState
 	holds     *holds
-	lane      *publish.Publisher
-	settler   *settler
-	loop      *loop
-	feed      *feed
+	publisher *publish.Publisher
+	marker    *marker
+	poller    *poller
+	handler   *walHandler
 
-	// What serverWatch and the lane's callbacks share with the others.
+	// What serverWatch and the publisher's callbacks share with the others.
 	recoveryLSN atomic.Uint64
 	away        atomic.Bool  // JetStream
 	stored      atomic.Int64 // PubAcks
@@ -127,12 +127,12 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	if err := s.expectMoved(ctx); err != nil {
 		return err
 	}
-	s.feed = &feed{
-		reporter: s.reporter, cfg: s.cfg, db: s.db, lane: s.lane,
-		settler: s.settler, holds: s.holds, loop: s.loop, recovered: s.recovered,
-		moved: s.loop.moved, altered: s.altered, poison: s.past.poison,
+	s.handler = &walHandler{
+		reporter: s.reporter, cfg: s.cfg, db: s.db, publisher: s.publisher,
+		marker: s.marker, holds: s.holds, poller: s.poller, recovered: s.recovered,
+		moved: s.poller.moved, altered: s.altered, poison: s.past.poison,
 	}
-	s.loop.wal, s.loop.feed = s.wal, s.feed
+	s.poller.wal, s.poller.handler = s.wal, s.handler
 	s.recoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 	s.log.Info("streaming", zap.String("slot", s.cfg.Slot), zap.Stringer("from", s.wal.Tracker().Confirmed()),
 		zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.recovered.recoveryLSN))
@@ -140,19 +140,19 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	looping, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := s.loop.run(looping); err != nil {
+		if err := s.poller.run(looping); err != nil {
 			stop(err)
 		}
 	})
 	defer wg.Wait()
 	defer stop(nil)
-	if err := s.wal.Run(looping, s.feed, s.lane.MostPayload()); err != nil {
+	if err := s.wal.Run(looping, s.handler, s.publisher.MostPayload()); err != nil {
 		return err
 	}
 	return context.Cause(looping)
 }
 
-// polled is a session that reads no WAL: the loop delivers everything. beside runs
+// polled is a session that reads no WAL: the poller delivers everything. beside runs
 // next to it; when it returns, the session ends.
 func (s *session) polled(
 	ctx, held context.Context, sys stream.System, beside func(context.Context, *session) error,
@@ -181,16 +181,16 @@ func (s *session) poll(ctx context.Context, beside func(context.Context, *sessio
 	looping, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { stop(beside(looping, s)) })
-	wg.Go(func() { listen(looping, s.db, s.loop) })
+	wg.Go(func() { listen(looping, s.db, s.poller) })
 	defer wg.Wait()
 	defer stop(nil)
-	if err := s.loop.run(looping); err != nil {
+	if err := s.poller.run(looping); err != nil {
 		return err
 	}
 	return context.Cause(looping)
 }
 
-// begin reads the stream back and opens a lane behind what it found.
+// begin reads the stream back and opens a publisher behind what it found.
 func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.StreamInfo) (err error) {
 	s.status.do("read the stream back")
 	r := &recovery{
@@ -210,16 +210,16 @@ func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.
 	if err != nil {
 		return err
 	}
-	if s.lane, err = s.newLane(ctx, info, sys); err != nil {
+	if s.publisher, err = s.newPublisher(ctx, info, sys); err != nil {
 		return err
 	}
-	s.settler = newSettler(s.reporter, s.cfg.Retry, s.db, s.lane, s.holds, s.recovered)
-	s.loop, err = newLoop(ctx, s.reporter, s.servers, s.lane, s.settler, s.holds, s.recovered)
+	s.marker = newMarker(s.reporter, s.cfg.Retry, s.db, s.publisher, s.holds, s.recovered)
+	s.poller, err = newPoller(ctx, s.reporter, s.servers, s.publisher, s.marker, s.holds, s.recovered)
 	if err != nil {
-		s.lane.Close()
+		s.publisher.Close()
 		return err
 	}
-	s.settler.parked = s.loop.nudge
+	s.marker.parked = s.poller.nudge
 	s.current.Store(s)
 	return nil
 }
@@ -231,9 +231,9 @@ func (s *session) heal(ctx context.Context) error {
 		return nil
 	}
 	s.status.do("deliver what the stream has lost, and what was recorded")
-	err := s.loop.heal(ctx)
+	err := s.poller.heal(ctx)
 	// The WAL is yet to bring what was sent just now, if it does.
-	s.recovered.recoveryLSN = max(s.recovered.recoveryLSN, s.lane.Passed())
+	s.recovered.recoveryLSN = max(s.recovered.recoveryLSN, s.publisher.Passed())
 	return err
 }
 
@@ -243,7 +243,7 @@ func (s *session) expectMoved(ctx context.Context) error {
 	if !anyPartitioned(s.cfg.Outboxes) {
 		return nil
 	}
-	s.settler.busy(func(ref outbox.Ref) { s.loop.moved.take(ref) })
+	s.marker.busy(func(ref outbox.Ref) { s.poller.moved.take(ref) })
 	lsn, err := s.db.InsertLSN(ctx)
 	s.recovered.recoveryLSN = max(s.recovered.recoveryLSN, lsn)
 	return err
@@ -251,8 +251,8 @@ func (s *session) expectMoved(ctx context.Context) error {
 
 func (s *session) close() {
 	s.current.Store(nil)
-	s.lane.Close()
-	s.loop.db.Close()
+	s.publisher.Close()
+	s.poller.db.Close()
 }
 
 // open starts replication.
@@ -339,8 +339,8 @@ func (s *servers) connection() string {
 	return fmt.Sprint(s.nc.ConnectedServerId(), "/", id)
 }
 
-// run works until work returns or the lane or the settler fails, and then stops. Of its four goroutines the
-// settler's goes on until the lane has drained.
+// run works until work returns or the publisher or the marker fails, and then stops. Of its four goroutines the
+// marker's goes on until the publisher has drained.
 func (s *session) run(ctx, held context.Context, work func(context.Context) error) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -355,11 +355,11 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 		ended <- struct{}{}
 	}()
 	go func() { stop(work(working)); ended <- struct{}{} }()
-	go func() { stop(s.settler.run(ctx)); ended <- struct{}{} }()
+	go func() { stop(s.marker.run(ctx)); ended <- struct{}{} }()
 	go func() {
 		select {
-		case <-s.lane.Failed():
-			stop(s.lane.Err())
+		case <-s.publisher.Failed():
+			stop(s.publisher.Err())
 		case <-working.Done():
 		}
 		ended <- struct{}{}
@@ -368,7 +368,7 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 	return s.stop(ctx, held, context.Cause(working), ended)
 }
 
-// stop ends what run has begun. Rows come to rest in the order in which they flow: the lane drains, the settler
+// stop ends what run has begun. Rows come to rest in the order in which they flow: the publisher drains, the marker
 // marks and records, and then the slot's position is confirmed.
 func (s *session) stop(ctx, held context.Context, cause error, ended <-chan struct{}) error {
 	if s.wal != nil && !s.db.Alive() {
@@ -376,7 +376,7 @@ func (s *session) stop(ctx, held context.Context, cause error, ended <-chan stru
 	}
 	s.status.do(settleStep)
 	refusals := s.drain(held)
-	s.past.advance = len(refusals) > 0 || s.lane.Progress()
+	s.past.advance = len(refusals) > 0 || s.publisher.Progress()
 	for range cap(ended) {
 		<-ended
 	}
@@ -402,25 +402,25 @@ func (s *session) keepPoison(refusals []publish.Refusal) {
 func (s *session) drain(held context.Context) []publish.Refusal {
 	ctx, cancel := context.WithTimeout(held, drainTimeout-finishTimeout)
 	defer cancel()
-	refused := s.lane.Drain(ctx)
-	s.settler.finish(held, refused) // the draining may have taken all its time
+	refused := s.publisher.Drain(ctx)
+	s.marker.finish(held, refused) // the draining may have taken all its time
 	return refused
 }
 
 // finish confirms what was settled and, while JetStream is away, keeps the
 // connection.
 func (s *session) finish(ctx context.Context, cause error) error {
-	if n := s.lane.Counts().Forgotten; n > 0 {
+	if n := s.publisher.Counts().Forgotten; n > 0 {
 		s.metrics.retries.WithLabelValues(reason(cause)).Add(float64(n))
 	}
-	s.past.lastSeq = max(s.past.lastSeq, s.lane.LastSeq())
-	s.past.laneSeq, s.past.chained = s.lane.LastSeq(), errors.Is(cause, publish.ErrChain)
-	suspect, refused := s.lane.BatchFailed()
+	s.past.lastSeq = max(s.past.lastSeq, s.publisher.LastSeq())
+	s.past.publishedSeq, s.past.chained = s.publisher.LastSeq(), errors.Is(cause, publish.ErrChain)
+	suspect, refused := s.publisher.BatchFailed()
 	s.past.suspect = suspect
 	if refused {
-		s.refuseBatches(s.lane.Err())
+		s.refuseBatches(s.publisher.Err())
 	}
-	if s.lane.Progress() {
+	if s.publisher.Progress() {
 		s.past.rivals = 0
 	}
 	if s.wal == nil {
@@ -439,12 +439,12 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	return cause
 }
 
-func (s *session) newLane(ctx context.Context, info *jetstream.StreamInfo, sys stream.System) (*publish.Publisher, error) {
+func (s *session) newPublisher(ctx context.Context, info *jetstream.StreamInfo, sys stream.System) (*publish.Publisher, error) {
 	recovered, timeline := s.recovered, sys.Timeline
 	if s.wal == nil { // see answerFirst
 		timeline = cmp.Or(recovered.tail.Timeline, sys.Parent(), timeline)
 	}
-	lane, err := publish.NewPublisher(ctx, publish.PublisherConfig{
+	publisher, err := publish.NewPublisher(ctx, publish.PublisherConfig{
 		Conn: s.nc, Stream: s.stream, Subjects: s.subjects, Envelope: s.envelope,
 		Chained: !s.cfg.Stream.Shared, Base: info.LastSeq,
 		Window: s.cfg.Window, WindowBytes: s.cfg.WindowBytes,
@@ -455,10 +455,10 @@ func (s *session) newLane(ctx context.Context, info *jetstream.StreamInfo, sys s
 		OnStored: s.onStored, IsGenuine: s.isGenuine,
 	})
 	if err == nil {
-		lane.Adapt(info)
+		publisher.Adapt(info)
 	}
 	s.past.base = info.LastSeq
-	return lane, err
+	return publisher, err
 }
 
 func (s *session) onStored(stored []publish.Stored) {
@@ -486,12 +486,12 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 	if s.cfg.Stream.Shared {
 		return nil
 	}
-	// The last lane's own messages may stand behind it.
+	// The last publisher's own messages may stand behind it.
 	foreign := s.recovered.found.Foreign > 0 && (s.recovered.found.Foreign == lastSeq || s.past.chained && s.recovered.found.Foreign > s.past.base)
 	if foreign {
 		s.alarm("foreign_message", "somebody else writes to the stream that belongs to this relay alone")
 	}
-	if s.past.chained && !foreign && s.recovered.found.Tail.Seq > s.past.laneSeq {
+	if s.past.chained && !foreign && s.recovered.found.Tail.Seq > s.past.publishedSeq {
 		s.past.rivals++
 	} else {
 		s.past.rivals = 0

@@ -55,7 +55,7 @@ func (s *servers) hasStreamed(ctx context.Context) (streamed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	_, err = s.stream.ReadBack(ctx, info.FirstSeq, info.LastSeq, jetstream.ReadBackOptions{
+	_, err = s.stream.ScanBackward(ctx, info.FirstSeq, info.LastSeq, jetstream.ScanOptions{
 		Source: s.envelope.Source(), Step: func(messages []jetstream.Message) (bool, error) {
 			for _, m := range messages {
 				streamed = streamed || !m.Polled && !m.ID.Replay

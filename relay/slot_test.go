@@ -151,9 +151,9 @@ func TestSlotOverBudget(t *testing.T) {
 	}
 }
 
-// TestBudgetWaitsForTheReadBack: a slot that keeps too much WAL while a session
+// TestBudgetWaitsForTheScan: a slot that keeps too much WAL while a session
 // reads back is not given up before it can stream, again and again.
-func TestBudgetWaitsForTheReadBack(t *testing.T) {
+func TestBudgetWaitsForTheScan(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
 	x := r.start().streaming()

@@ -207,7 +207,7 @@ func TestVerifyProvesPendingRows(t *testing.T) {
 	if report.Pending != 5 || !strings.Contains(fmt.Sprint(report.Notes), "nobody streams slot") {
 		t.Errorf("report %+v", report)
 	}
-	// A first pass of the loop finds them, unless they are delayed ones until it is over:
+	// A first pass of the poller finds them, unless they are delayed ones until it is over:
 	// when it counts the one that is due.
 	r.exec(`UPDATE outbox_messages SET available_at = now() + interval '1 hour' WHERE processed_at IS NULL`)
 	r.put(106, 106)

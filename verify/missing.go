@@ -159,7 +159,7 @@ func (v *comparison) unseen(t *comparedTable, rows []table.MarkedRow) []table.Ma
 
 // lookBack reads messages from before the window, only to know that they are there.
 func (v *comparison) lookBack(ctx context.Context, from uint64) error {
-	err := v.cfg.Stream.ReadOn(ctx, from, v.first-1, jetstream.ReadBackOptions{
+	err := v.cfg.Stream.ScanForward(ctx, from, v.first-1, jetstream.ScanOptions{
 		Source: v.cfg.Source,
 		Step: func(messages []jetstream.Message) (bool, error) {
 			return true, v.each(ctx, messages, func(t *comparedTable, m jetstream.Message, f table.Finding) {

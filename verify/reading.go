@@ -16,7 +16,7 @@ func (v *comparison) catchUp(ctx context.Context) error {
 		return err
 	}
 	last := info.LastSeq
-	err = v.cfg.Stream.ReadOn(ctx, v.next, last, jetstream.ReadBackOptions{
+	err = v.cfg.Stream.ScanForward(ctx, v.next, last, jetstream.ScanOptions{
 		Source: v.cfg.Source, Aggregates: true,
 		Step: func(messages []jetstream.Message) (bool, error) {
 			if n := len(messages); n > 0 && v.cfg.Progress != nil {

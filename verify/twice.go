@@ -26,7 +26,7 @@ func (v *comparison) judgeTwice(ctx context.Context) error {
 		return nil
 	}
 	first := map[outbox.MessageID]uint64{}
-	return v.cfg.Stream.ReadOn(ctx, v.first, v.next-1, jetstream.ReadBackOptions{
+	return v.cfg.Stream.ScanForward(ctx, v.first, v.next-1, jetstream.ScanOptions{
 		Source: v.cfg.Source,
 		Step: func(messages []jetstream.Message) (bool, error) {
 			for _, m := range messages {

@@ -47,7 +47,7 @@ func (m *mutant) plant(ctx context.Context, files map[string]string) error {
 	return nil
 }
 
-const sendAdded = "func (f *feed) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn, asked asOf) error {\n"
+const sendAdded = "func (h *walHandler) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn, asked asOf) error {\n"
 
 func streaming(p *plan)   { p.mode = "auto" }
 func oneServer(p *plan)   { p.mode, p.replicas, p.standby, p.rollback = "auto", 1, false, false }
@@ -65,8 +65,8 @@ var mutants = []mutant{
 	{
 		name: "lost: some rows are marked and never sent", world: oneServer,
 		by: []string{"lost", unstored},
-		edits: []edit{{"relay/feed.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
-		return f.settler.stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
+		edits: []edit{{"relay/walhandler.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
+		return h.marker.stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 `}},
 	},
@@ -74,38 +74,38 @@ var mutants = []mutant{
 		name: "duplicated: what the WAL brings again is sent again", world: oneServer, only: "relay killed",
 		by: []string{"duplicated"},
 		edits: []edit{
-			{"relay/feed.go", "if behind, ok := f.recovered.messagesBehind(row.Ref, false); ok {", "if behind, ok := f.recovered.messagesBehind(row.Ref, false); ok && false {"},
-			{"relay/feed.go", "if !states[i].Publish() {", "if states[i].Publish() && false {"},
+			{"relay/walhandler.go", "if behind, ok := h.recovered.messagesBehind(row.Ref, false); ok {", "if behind, ok := h.recovered.messagesBehind(row.Ref, false); ok && false {"},
+			{"relay/walhandler.go", "if !states[i].Publish() {", "if states[i].Publish() && false {"},
 		},
 	},
 	{
 		name: "swapped: some rows are sent after the next one", world: oneServer,
 		by: []string{"reordered", "regressed"},
 		edits: []edit{
-			{"relay/feed.go", sendAdded, sendAdded + `	switch late := f.late; {
-	case f.swapping:
+			{"relay/walhandler.go", sendAdded, sendAdded + `	switch late := h.late; {
+	case h.swapping:
 	case late == nil && ev.Ref().Hash%97 == 0:
-		f.late = &pendingRow{ev.Clone(), txn}
+		h.late = &pendingRow{ev.Clone(), txn}
 		return nil
 	case late != nil:
-		f.late, f.swapping = nil, true
-		defer func() { f.swapping = false }()
-		if err := f.sendAdded(ctx, ev, txn, asked); err != nil {
+		h.late, h.swapping = nil, true
+		defer func() { h.swapping = false }()
+		if err := h.sendAdded(ctx, ev, txn, asked); err != nil {
 			return err
 		}
-		return f.sendAdded(ctx, late.ev, late.txn, 0)
+		return h.sendAdded(ctx, late.ev, late.txn, 0)
 	}
 `},
-			{"relay/feed.go", "	size int\n", "	size int\n	late *pendingRow\n	swapping bool\n"},
+			{"relay/walhandler.go", "	size           int\n", "	size           int\n	late *pendingRow\n	swapping bool\n"},
 		},
 	},
 	{
 		name: "phantom: rows that no transaction has inserted", world: oneServer,
 		by: []string{"unknown"},
-		edits: []edit{{"relay/feed.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
+		edits: []edit{{"relay/walhandler.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
 		ghost := ev.Clone()
 		ghost.Values[outbox.ID] = append([]byte("9999"), ghost.Values[outbox.ID]...)
-		if err := f.lane.Send(ctx, ghost, nil); err != nil {
+		if err := h.publisher.Send(ctx, ghost, nil); err != nil {
 			return err
 		}
 	}
@@ -119,13 +119,13 @@ var mutants = []mutant{
 	{
 		name: "a position marks: what lies below the newest message's is taken for stored", world: onePoisoned, only: "relay killed",
 		by: []string{"lost", unstored},
-		edits: []edit{{"relay/feed.go", "	// Nothing overtakes the gate", `	if f.recovered.tail.Covers(ev.Commit, ev.N) {
+		edits: []edit{{"relay/walhandler.go", "	// Nothing overtakes the recovery buffer", `	if h.recovered.tail.Covers(ev.Commit, ev.N) {
 		txn.Add()
-		return f.settler.stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
+		return h.marker.stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
-	// Nothing overtakes the gate`}, {
-			"relay/decide.go", "	if f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask {",
-			"	if !f.recovered.tail.Covers(ev.Commit, ev.N) && (f.recovered.mayHaveBeenSent(ev) || f.mayBeRecorded(ev) || ask) {",
+	// Nothing overtakes the recovery buffer`}, {
+			"relay/decide.go", "	if h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask {",
+			"	if !h.recovered.tail.Covers(ev.Commit, ev.N) && (h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask) {",
 		}},
 	},
 	{

@@ -242,7 +242,7 @@ func TestManifestsFitTogether(t *testing.T) {
 // and lets the last scrape finish.
 func TestAnEndHasTimeToDrain(t *testing.T) {
 	least := seconds(t, "relay/session.go", `drainTimeout = (\d+) \* time\.Second`) +
-		seconds(t, "relay/settler.go", `finishTimeout = (\d+) \* time\.Second`) +
+		seconds(t, "relay/marker.go", `finishTimeout = (\d+) \* time\.Second`) +
 		seconds(t, "cmd/walpost/http.go", `httpShutdown = (\d+) \* time\.Second`)
 	for file, grace := range map[string]string{
 		"deploy/compose.yaml":                           `image: walpost(?s:.*)stop_grace_period: (\d+)s`,

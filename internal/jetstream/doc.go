@@ -2,7 +2,7 @@
 // judges the stream, waits until nothing is in flight, and reads stored messages.
 //
 // [Connect] makes the connection. A [Stream] is checked ([Stream.Check]), asked where it
-// ends ([Stream.Fence]), read backwards by a start ([Stream.ReadBack]) and followed as it
+// ends ([Stream.Fence]), read backwards by a start ([Stream.ScanBackward]) and followed as it
 // grows ([Stream.Follow]). Nothing here writes into a stream: package publish does.
 //
 // The least that a relay of stream EVENTS, subject events.{event_type} and inbox

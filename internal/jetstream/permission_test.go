@@ -76,7 +76,7 @@ func TestMinimalPermissionsSuffice(t *testing.T) {
 	}
 	must(s.Message(t.Context(), info.LastSeq))(t)
 	n := 0
-	must(s.ReadBack(t.Context(), info.FirstSeq, info.LastSeq, ReadBackOptions{
+	must(s.ScanBackward(t.Context(), info.FirstSeq, info.LastSeq, ScanOptions{
 		Source: "7300/shop", Step: func(m []Message) (bool, error) { n += len(m); return true, nil },
 	}))(t)
 	if n != 10 {

@@ -157,7 +157,7 @@ func (s *Stream) serverIs(major, minor, patch int) bool {
 // DuplicateWindow is that of a stream that is made for a relay alone. JetStream has every
 // id of it in its memory, and those of its usual two minutes can be millions, and cost it
 // a fifth of its rate. With batches it is the shortest that JetStream takes: the chain and
-// the read-back keep duplicates away. Single messages that are under way together have it
+// the recovery scan keep duplicates away. Single messages that are under way together have it
 // as a second net: under what an earlier session had under way, see Stream.Fence.
 func DuplicateWindow(batches bool) time.Duration {
 	if batches {

@@ -14,9 +14,9 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// TestReadBackEndsWhereTheStreamIsEmptied: messages that were there when the
-// read-back began and vanish before their turn are not waited for.
-func TestReadBackEndsWhereTheStreamIsEmptied(t *testing.T) {
+// TestScanEndsWhereTheStreamIsEmptied: messages that were there when the
+// recovery scan began and vanish before their turn are not waited for.
+func TestScanEndsWhereTheStreamIsEmptied(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	const n = 6000 // some pulls
@@ -24,7 +24,7 @@ func TestReadBackEndsWhereTheStreamIsEmptied(t *testing.T) {
 	stream, err := r.js.Stream(t.Context(), "EVENTS")
 	r.must(err)
 	purged := false
-	found, err := r.stream.ReadBack(t.Context(), 1, n, ReadBackOptions{
+	found, err := r.stream.ScanBackward(t.Context(), 1, n, ScanOptions{
 		Source: "src",
 		Phantom: func(outbox.Position) bool {
 			if !purged {
@@ -41,15 +41,15 @@ func TestReadBackEndsWhereTheStreamIsEmptied(t *testing.T) {
 	}
 }
 
-// TestReadBackOutlivesItsConsumer: the server restarts while it is read, and forgets
+// TestScanOutlivesItsConsumer: the server restarts while it is read, and forgets
 // the consumer.
-func TestReadBackOutlivesItsConsumer(t *testing.T) {
+func TestScanOutlivesItsConsumer(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
 	r := newRig(t, n)
 	const most = 6000
 	r.storeMany(most)
 	read := 0
-	found, err := r.stream.ReadBack(t.Context(), 1, most, ReadBackOptions{
+	found, err := r.stream.ScanBackward(t.Context(), 1, most, ScanOptions{
 		Source: "src",
 		Phantom: func(outbox.Position) bool {
 			if read++; read == 700 {
@@ -65,9 +65,9 @@ func TestReadBackOutlivesItsConsumer(t *testing.T) {
 	}
 }
 
-// TestReadBackOfASilentConsumer: what delivers nothing is not waited for without end.
+// TestScanOfASilentConsumer: what delivers nothing is not waited for without end.
 // The server drops the requests here; others lose them.
-func TestReadBackOfASilentConsumer(t *testing.T) {
+func TestScanOfASilentConsumer(t *testing.T) {
 	t.Parallel()
 	_, cfg := restricted(t, `{ publish { allow: ">", deny: "$JS.API.CONSUMER.MSG.NEXT.>" } }`)
 	createAs(t, "admin", cfg)
@@ -80,16 +80,16 @@ func TestReadBackOfASilentConsumer(t *testing.T) {
 	s := must(NewStream(nc, StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
-	_, err := s.ReadBack(ctx, 1, 3, ReadBackOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
+	_, err := s.ScanBackward(ctx, 1, 3, ScanOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
 	wantError(t, err, "the consumer does not deliver its next 3 messages")
 	if !strings.Contains(hint.Of(err), "CONSUMER.MSG.NEXT") {
 		t.Errorf("hint %q", hint.Of(err))
 	}
 }
 
-// TestReadBackOfAStatus: messages that anybody has published may look like what a server
+// TestScanOfAStatus: messages that anybody has published may look like what a server
 // says of a request.
-func TestReadBackOfAStatus(t *testing.T) {
+func TestScanOfAStatus(t *testing.T) {
 	r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
 	r.storeMany(3)
 	for _, status := range []string{"100", "200", "404", "408", "409", "503"} {
@@ -97,7 +97,7 @@ func TestReadBackOfAStatus(t *testing.T) {
 		r.must(err)
 	}
 	r.storeMany(5) // two more
-	found, err := r.stream.ReadBack(t.Context(), 1, 11, ReadBackOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
+	found, err := r.stream.ScanBackward(t.Context(), 1, 11, ScanOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
 	r.must(err)
 	if found.Own != 5 {
 		t.Errorf("read %d messages of its own of 5", found.Own)
@@ -108,21 +108,21 @@ func TestReadBackOfAStatus(t *testing.T) {
 	}
 }
 
-// TestReadBackInSmallRequests: a server may bound what is asked for at once.
-func TestReadBackInSmallRequests(t *testing.T) {
+// TestScanInSmallRequests: a server may bound what is asked for at once.
+func TestScanInSmallRequests(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{JetStream: "limits { max_request_batch: 2 }"})
 	r := newRigOver(t, ConnConfig{URL: n.URL()})
 	r.storeMany(7)
-	found, err := r.stream.ReadBack(t.Context(), 1, 7, ReadBackOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
+	found, err := r.stream.ScanBackward(t.Context(), 1, 7, ScanOptions{Source: "src", Step: func([]Message) (bool, error) { return true, nil }})
 	r.must(err)
 	if found.Own != 7 {
 		t.Errorf("read %d messages of 7", found.Own)
 	}
 }
 
-// TestReadBackOfALostRequest: the connection is half open, and then lost, with requests
+// TestScanOfALostRequest: the connection is half open, and then lost, with requests
 // under way that nobody will answer.
-func TestReadBackOfALostRequest(t *testing.T) {
+func TestScanOfALostRequest(t *testing.T) {
 	t.Parallel()
 	n := testenv.NewNATS(t, testenv.NATSOptions{})
 	proxy := testenv.NewProxy(t, strings.TrimPrefix(n.URL(), "nats://"))
@@ -132,7 +132,7 @@ func TestReadBackOfALostRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	read := 0
-	found, err := r.stream.ReadBack(ctx, 1, most, ReadBackOptions{
+	found, err := r.stream.ScanBackward(ctx, 1, most, ScanOptions{
 		Source: "src",
 		Phantom: func(outbox.Position) bool {
 			if read++; read == 700 {

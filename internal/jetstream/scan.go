@@ -36,13 +36,13 @@ type Message struct {
 	Bytes int
 	// Behind is the number of own messages between this one and the tail.
 	Behind uint64
-	// Aggregate is set where the headers say it and ReadBackOptions.Aggregates asked
+	// Aggregate is set where the headers say it and ScanOptions.Aggregates asked
 	// for it.
 	Aggregate outbox.AggregateKey
 }
 
-// ReadBackOptions say what is read back and who looks at it.
-type ReadBackOptions struct {
+// ScanOptions say what is read back and who looks at it.
+type ScanOptions struct {
 	Source string
 	// Phantom tells positions of WAL that the server never had. A message that the
 	// WAL brought with one is counted, and is in no step; neither are messages of
@@ -59,7 +59,7 @@ type ReadBackOptions struct {
 	NoConsumer func(error)
 }
 
-// Found is what a read-back met.
+// Found is what a recovery scan met.
 type Found struct {
 	// Tail is the newest own message that is not a phantom.
 	Tail    Message
@@ -77,9 +77,9 @@ type Found struct {
 	Disordered bool
 }
 
-// ReadBack reads the relay's own messages from the tail towards the first.
+// ScanBackward reads the relay's own messages from the tail towards the first.
 // lastSeq is to come from the stream's leader.
-func (s *Stream) ReadBack(ctx context.Context, firstSeq, lastSeq uint64, o ReadBackOptions) (Found, error) {
+func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o ScanOptions) (Found, error) {
 	var found Found
 	var chunk, step []Message // reused: together they are most of what a start needs
 	var later outbox.Position // of the message of the WAL behind the one that is looked at
@@ -125,9 +125,9 @@ func (s *Stream) ReadBack(ctx context.Context, firstSeq, lastSeq uint64, o ReadB
 	return found, err
 }
 
-// ReadOn reads the relay's own messages from a sequence to lastSeq, towards the
+// ScanForward reads the relay's own messages from a sequence to lastSeq, towards the
 // tail, in steps of at most U. Behind is not set.
-func (s *Stream) ReadOn(ctx context.Context, from, lastSeq uint64, o ReadBackOptions) error {
+func (s *Stream) ScanForward(ctx context.Context, from, lastSeq uint64, o ScanOptions) error {
 	var chunk []Message
 	for ; from <= lastSeq; from += U {
 		var found Found
@@ -143,7 +143,7 @@ func (s *Stream) ReadOn(ctx context.Context, from, lastSeq uint64, o ReadBackOpt
 }
 
 // readChunk appends the own messages of a chunk, oldest first.
-func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ReadBackOptions, from, to uint64, found *Found) ([]Message, error) {
+func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ScanOptions, from, to uint64, found *Found) ([]Message, error) {
 	filter := ""
 	if s.cfg.Shared {
 		filter = s.cfg.Pattern // a great deal may be none of the relay's business
@@ -238,4 +238,4 @@ func (s *Stream) SeqSince(ctx context.Context, at time.Time) (uint64, error) {
 	return seq, nil
 }
 
-func (o *ReadBackOptions) phantom(p outbox.Position) bool { return o.Phantom != nil && o.Phantom(p) }
+func (o *ScanOptions) phantom(p outbox.Position) bool { return o.Phantom != nil && o.Phantom(p) }

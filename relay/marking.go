@@ -13,32 +13,32 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// pass tries every job that is due, once. What an error leaves undone stays a
-// job.
-func (w *settler) pass(ctx context.Context) error {
+// pass tries every task that is due, once. What an error leaves undone stays a
+// task.
+func (w *marker) pass(ctx context.Context) error {
 	err := w.record(ctx)
 	now := time.Now()
-	var later []*job
-	batches := map[batchKey][]*job{}
-	for _, j := range w.jobs {
+	var later []*markTask
+	batches := map[batchKey][]*markTask{}
+	for _, j := range w.tasks {
 		if j.due.After(now) {
 			later = append(later, j)
 			continue
 		}
-		key := batchKey{table: j.row.Ref.Table, task: j.task}
+		key := batchKey{table: j.row.Ref.Table, kind: j.kind}
 		if j.alone {
 			key.alone = j
 		}
 		batches[key] = append(batches[key], j)
 	}
-	w.jobs = later
-	for key, jobs := range batches {
-		for part := range slices.Chunk(jobs, settleBatch) {
+	w.tasks = later
+	for key, tasks := range batches {
+		for part := range slices.Chunk(tasks, markBatch) {
 			if err != nil {
-				w.jobs = append(w.jobs, part...) // for finish
+				w.tasks = append(w.tasks, part...) // for finish
 				continue
 			}
-			err = w.mark(ctx, batchKey{table: key.table, task: key.task}, part)
+			err = w.mark(ctx, batchKey{table: key.table, kind: key.kind}, part)
 		}
 	}
 	w.reserve()
@@ -47,31 +47,31 @@ func (w *settler) pass(ctx context.Context) error {
 
 type batchKey struct {
 	table *outbox.Table
-	task  task
-	alone *job // a row that broke a statement has one to itself
+	kind  taskKind
+	alone *markTask // a row that broke a statement has one to itself
 }
 
 // mark marks rows of one table, or notes that they were inserted so, each for itself where one of
 // them is refused. What it leaves undone it puts back.
-func (w *settler) mark(ctx context.Context, key batchKey, jobs []*job) error {
-	verdicts, err := w.statement(ctx, key, jobs)
-	for _, j := range jobs {
+func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) error {
+	verdicts, err := w.statement(ctx, key, tasks)
+	for _, j := range tasks {
 		j.failed = j.failed || err != nil
 	}
 	switch {
 	case w.lost(ctx, err):
-		w.jobs = append(w.jobs, jobs...) // for finish
+		w.tasks = append(w.tasks, tasks...) // for finish
 		return err
-	case err != nil && len(jobs) > 1 && !table.Passing(err):
-		half := len(jobs) / 2
-		return errors.Join(w.mark(ctx, key, jobs[:half]), w.mark(ctx, key, jobs[half:]))
+	case err != nil && len(tasks) > 1 && !table.Passing(err):
+		half := len(tasks) / 2
+		return errors.Join(w.mark(ctx, key, tasks[:half]), w.mark(ctx, key, tasks[half:]))
 	case err != nil:
-		w.brokeDown(jobs, err)
-		w.jobs = append(w.jobs, jobs...)
+		w.brokeDown(tasks, err)
+		w.tasks = append(w.tasks, tasks...)
 		return nil
 	}
-	done := make([]*job, 0, len(jobs))
-	for i, j := range jobs {
+	done := make([]*markTask, 0, len(tasks))
+	for i, j := range tasks {
 		switch v := verdicts[i]; v {
 		case table.Gone:
 			w.sayVanished(j)
@@ -80,7 +80,7 @@ func (w *settler) mark(ctx context.Context, key batchKey, jobs []*job) error {
 			done = append(done, j)
 		default:
 			w.postpone(ctx, j, v)
-			w.jobs = append(w.jobs, j)
+			w.tasks = append(w.tasks, j)
 		}
 	}
 	w.settled(done)
@@ -89,8 +89,8 @@ func (w *settler) mark(ctx context.Context, key batchKey, jobs []*job) error {
 
 // sayVanished says once an hour that rows of a table that the WAL brought are gone before they are marked.
 // One that was read back, or was in a statement that has failed, may have been deleted by its mark.
-func (w *settler) sayVanished(j *job) {
-	if t := j.row.Ref.Table; j.inLane && !j.failed && !w.reporter.limited("vanished/"+t.String(), time.Hour) {
+func (w *marker) sayVanished(j *markTask) {
+	if t := j.row.Ref.Table; j.sent && !j.failed && !w.reporter.limited("vanished/"+t.String(), time.Hour) {
 		w.reporter.log.Warn("rows vanish before they are marked: such a row is lost where a start, a new slot or poll mode asks the table for it",
 			zap.Stringer("row", j.row.Ref), zapTable(t), zap.String("hint",
 				"set mark: none where the producer deletes its rows in the transaction that inserts them, or leave the deleting to the relay (mark: delete)"))
@@ -98,17 +98,17 @@ func (w *settler) sayVanished(j *job) {
 }
 
 // lost reports whether an error is the connection's or the session's end.
-func (w *settler) lost(ctx context.Context, err error) bool {
+func (w *marker) lost(ctx context.Context, err error) bool {
 	return err != nil && (!w.db.Alive() || ctx.Err() != nil || errors.Is(err, table.ErrTableChanged))
 }
 
-func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]table.Verdict, error) {
+func (w *marker) statement(ctx context.Context, key batchKey, tasks []*markTask) ([]table.Verdict, error) {
 	rows := w.rows[:0]
-	for _, j := range jobs {
+	for _, j := range tasks {
 		rows = append(rows, j.row)
 	}
 	w.rows = rows
-	switch key.task {
+	switch key.kind {
 	case toPark:
 		crash("failed")
 		defer crash("parked")
@@ -126,23 +126,23 @@ func (w *settler) statement(ctx context.Context, key batchKey, jobs []*job) ([]t
 }
 
 // brokeDown tries again later what the database would not do.
-func (w *settler) brokeDown(jobs []*job, err error) {
+func (w *marker) brokeDown(tasks []*markTask, err error) {
 	wait := 250 * time.Millisecond
 	if !table.Passing(err) {
-		jobs[0].alone, wait = true, 5*time.Second
+		tasks[0].alone, wait = true, 5*time.Second
 		if !w.reporter.limited("row_unsettled", 30*time.Second) {
 			w.reporter.alarm("row_unsettled", "the database refuses the mark or the record of a row: the slot waits for it",
-				zap.Stringer("row", jobs[0].row.Ref), zap.Error(err))
+				zap.Stringer("row", tasks[0].row.Ref), zap.Error(err))
 		}
 	}
-	w.reporter.trouble("rows cannot be settled: trying again", err, zapTable(jobs[0].row.Ref.Table))
-	for _, j := range jobs {
+	w.reporter.trouble("rows cannot be settled: trying again", err, zapTable(tasks[0].row.Ref.Table))
+	for _, j := range tasks {
 		j.later(wait)
 	}
 }
 
 // postpone tries again later what is not visible yet, or locked.
-func (w *settler) postpone(ctx context.Context, j *job, v table.Verdict) {
+func (w *marker) postpone(ctx context.Context, j *markTask, v table.Verdict) {
 	if v == table.Invisible {
 		if since := time.Since(j.begun); since > slowStep {
 			w.reporter.trouble("a row cannot be marked or recorded: its transaction is flushed and not visible yet, as where a commit waits for a synchronous standby",
@@ -152,44 +152,44 @@ func (w *settler) postpone(ctx context.Context, j *job, v table.Verdict) {
 		return
 	}
 	j.later(50 * time.Millisecond)
-	if !j.task.records() || w.lines[j.of][0] == j { // the others wait for the first of their line
+	if !j.kind.records() || w.lines[j.of][0] == j { // the others wait for the first of their line
 		w.nameBlocker(ctx, j)
 	}
 }
 
-// later sets the job's next try, each time a little later than before, but never
+// later sets the task's next try, each time a little later than before, but never
 // much: a lock's end should not go unnoticed.
-func (j *job) later(least time.Duration) {
+func (j *markTask) later(least time.Duration) {
 	j.wait = max(least, min(2*j.wait, 500*time.Millisecond))
 	j.due = time.Now().Add(j.wait)
 }
 
 // settled tells everybody who waits for one of the rows.
-func (w *settler) settled(jobs []*job) {
+func (w *marker) settled(tasks []*markTask) {
 	w.out = w.out[:0]
-	for _, j := range jobs {
-		if j.inLane {
+	for _, j := range tasks {
+		if j.sent {
 			w.out = append(w.out, j.index)
 		}
 	}
-	w.lane.Release(w.out)
+	w.publisher.Release(w.out)
 	w.mu.Lock()
-	for _, j := range jobs {
+	for _, j := range tasks {
 		if w.waiting[j.row.Ref] == j {
 			delete(w.waiting, j.row.Ref)
 		}
-		if j.task.records() {
+		if j.kind.records() {
 			if w.recording[j.row.Ref]--; w.recording[j.row.Ref] <= 0 {
 				delete(w.recording, j.row.Ref)
 			}
 		}
 	}
 	w.mu.Unlock()
-	for _, j := range jobs {
-		if j.task.records() {
+	for _, j := range tasks {
+		if j.kind.records() {
 			w.holds.endRecord(j.of)
 		}
-		if j.task == toPark {
+		if j.kind == toPark {
 			w.parked()
 		}
 		if j.by != nil {
@@ -198,27 +198,27 @@ func (w *settler) settled(jobs []*job) {
 		for _, by := range j.others {
 			by.Settled()
 		}
-		if j.inLane && j.task == toMark && len(w.free) < settleBatch {
-			*j = job{}
+		if j.sent && j.kind == toMark && len(w.free) < markBatch {
+			*j = markTask{}
 			w.free = append(w.free, j)
 		}
 	}
 }
 
-// reserve tells the lane how far before its first message the oldest message
+// reserve tells the publisher how far before its first message the oldest message
 // lies whose row is not marked.
-func (w *settler) reserve() {
+func (w *marker) reserve() {
 	w.mu.Lock()
 	var behind uint64
 	for _, j := range w.waiting {
 		behind = max(behind, j.behind)
 	}
 	w.mu.Unlock()
-	w.lane.Reserve(behind)
+	w.publisher.Reserve(behind)
 }
 
 // nameBlocker says once who holds a row that stays locked.
-func (w *settler) nameBlocker(ctx context.Context, j *job) {
+func (w *marker) nameBlocker(ctx context.Context, j *markTask) {
 	if j.named || time.Since(j.begun) < lockedAlarm {
 		return
 	}
@@ -228,7 +228,7 @@ func (w *settler) nameBlocker(ctx context.Context, j *job) {
 		who = err.Error()
 	}
 	message := "a stored row is locked by another session and cannot be marked; the relay stops some thousand messages later"
-	if j.task != toMark {
+	if j.kind != toMark {
 		message = "a row that is to be recorded as failed, held or inserted as processed is locked by another session; the slot waits for it"
 	}
 	if who == table.Unlocked {

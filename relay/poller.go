@@ -24,8 +24,8 @@ const (
 	markPatience = time.Second
 )
 
-// rowSettler takes the rows that the loop does not send, see settler. Each call may wait until there is room.
-type rowSettler interface {
+// rowMarker takes the rows that the poller does not send, see marker. Each call may wait until there is room.
+type rowMarker interface {
 	// stored: the row's message was read in the stream.
 	stored(ctx context.Context, row table.Row, behind uint64, by waiter) error
 	// park: the row has failed.
@@ -43,22 +43,22 @@ type rowSettler interface {
 //
 // One goroutine makes the passes: the session's work, which heals, and then run's. It owns every field of
 // which nothing else is said. Any goroutine may call nudge, dueIn and eachInHand.
-type loop struct {
+type poller struct {
 	reporter  *reporter
 	cfg       *Config
 	stream    *jetstream.Stream
 	db        *table.DB // its own: a long search must not hold up the marks
-	lane      *publish.Publisher
-	settler   rowSettler
+	publisher *publish.Publisher
+	marker    rowMarker
 	holds     *holds
 	recovered *recoveryState
 	// wal proves that the WAL brought everything up to an LSN; nil while none is
-	// read. feed then is the reader's side, which has rows in hand too.
+	// read. handler then is the reader's side, which has rows in hand too.
 	wal interface {
 		AwaitReceived(context.Context, outbox.LSN) error
 	}
-	feed  *feed
-	moved *moved
+	handler *walHandler
+	moved   *moved
 
 	announced atomic.Bool // see listen
 
@@ -72,17 +72,17 @@ type loop struct {
 	lockedSince map[*outbox.Table]time.Time // since when every pass has met locked rows
 }
 
-func newLoop(
+func newPoller(
 	ctx context.Context, p *reporter, servers *servers,
-	lane *publish.Publisher, s rowSettler, h *holds, recovered *recoveryState,
-) (*loop, error) {
-	db, err := openLoop(ctx, servers.cfg)
+	publisher *publish.Publisher, s rowMarker, h *holds, recovered *recoveryState,
+) (*poller, error) {
+	db, err := openPollerDB(ctx, servers.cfg)
 	if err != nil {
 		return nil, err
 	}
-	l := &loop{
+	l := &poller{
 		reporter: p, cfg: servers.cfg, stream: servers.stream, db: db,
-		lane: lane, settler: s, holds: h, recovered: recovered,
+		publisher: publisher, marker: s, holds: h, recovered: recovered,
 		moved: newMoved(), wake: make(chan struct{}, 1),
 		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{},
 		lockedSince: map[*outbox.Table]time.Time{},
@@ -90,7 +90,7 @@ func newLoop(
 	return l, nil
 }
 
-func openLoop(ctx context.Context, cfg *Config) (*table.DB, error) {
+func openPollerDB(ctx context.Context, cfg *Config) (*table.DB, error) {
 	db, err := table.Open(ctx, cfg.database())
 	if err != nil {
 		return nil, err
@@ -103,10 +103,10 @@ func openLoop(ctx context.Context, cfg *Config) (*table.DB, error) {
 }
 
 // nudge asks for a pass now.
-func (l *loop) nudge() { l.dueIn(0) }
+func (l *poller) nudge() { l.dueIn(0) }
 
 // dueIn asks for a pass after a time.
-func (l *loop) dueIn(d time.Duration) {
+func (l *poller) dueIn(d time.Duration) {
 	at := time.Now().Add(d)
 	l.mu.Lock()
 	sooner := at.Before(l.next)
@@ -123,7 +123,7 @@ func (l *loop) dueIn(d time.Duration) {
 }
 
 // run makes passes until ctx is done or something fails that ends the session.
-func (l *loop) run(ctx context.Context) error {
+func (l *poller) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		l.mu.Lock()
 		l.next = time.Now().Add(l.interval())
@@ -140,11 +140,11 @@ func (l *loop) run(ctx context.Context) error {
 
 // recover returns what ends the session. A search that failed or took too long does
 // not.
-func (l *loop) recover(ctx context.Context, err error) error {
+func (l *poller) recover(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	if code := pg.Code(err); l.lane.Err() != nil || strings.HasPrefix(code, "57P") {
+	if code := pg.Code(err); l.publisher.Err() != nil || strings.HasPrefix(code, "57P") {
 		return err
 	}
 	l.reporter.trouble("the tables cannot be searched: trying again", err)
@@ -152,7 +152,7 @@ func (l *loop) recover(ctx context.Context, err error) error {
 	if l.db.Alive() {
 		return nil
 	}
-	db, err := openLoop(ctx, l.cfg)
+	db, err := openPollerDB(ctx, l.cfg)
 	if err != nil {
 		return err
 	}
@@ -161,14 +161,14 @@ func (l *loop) recover(ctx context.Context, err error) error {
 	return nil
 }
 
-func (l *loop) interval() time.Duration {
+func (l *poller) interval() time.Duration {
 	if l.wal == nil && !l.announced.Load() {
 		return pollInterval
 	}
 	return l.cfg.FallbackInterval
 }
 
-func (l *loop) sleep(ctx context.Context) {
+func (l *poller) sleep(ctx context.Context) {
 	for {
 		l.mu.Lock()
 		wait := time.Until(l.next)
@@ -190,14 +190,14 @@ func (l *loop) sleep(ctx context.Context) {
 
 // passes makes a pass over each table. It reports whether there is more that can be
 // sent now. A table that cannot be searched keeps no other one waiting.
-func (l *loop) passes(ctx context.Context) (more bool, err error) {
+func (l *poller) passes(ctx context.Context) (more bool, err error) {
 	for _, t := range l.cfg.Outboxes {
 		if t.Mark == outbox.MarkNone {
 			continue
 		}
 		again, e := l.turn(ctx, t)
 		more, err = more || again, errors.Join(err, e)
-		if ctx.Err() != nil || l.lane.Err() != nil {
+		if ctx.Err() != nil || l.publisher.Err() != nil {
 			return false, err
 		}
 	}
@@ -205,7 +205,7 @@ func (l *loop) passes(ctx context.Context) (more bool, err error) {
 }
 
 // turn is a pass and what follows it.
-func (l *loop) turn(ctx context.Context, t *outbox.Table) (more bool, err error) {
+func (l *poller) turn(ctx context.Context, t *outbox.Table) (more bool, err error) {
 	// First: what falls due after this look is seen by the next pass, what has
 	// before, by this one.
 	if err := l.schedule(ctx, t); err != nil {
@@ -242,7 +242,7 @@ func (l *loop) turn(ctx context.Context, t *outbox.Table) (more bool, err error)
 }
 
 // schedule sets the clock for the next row that falls due.
-func (l *loop) schedule(ctx context.Context, t *outbox.Table) error {
+func (l *poller) schedule(ctx context.Context, t *outbox.Table) error {
 	wait, ok, err := l.db.NextDue(ctx, t)
 	if ok {
 		l.dueIn(wait)

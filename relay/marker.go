@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	settleBatch = 1000
-	// takeBatch bounds what is taken from the lane at once: the rest may as well wait
+	markBatch = 1000
+	// takeBatch bounds what is taken from the publisher at once: the rest may as well wait
 	// there, in memory that it has anyway.
-	takeBatch = settleBatch
+	takeBatch = markBatch
 	// linger lets marks gather: a mark is a commit, and nobody waits for it but
 	// the WAL's end.
 	linger = 10 * time.Millisecond
-	// backlog bounds what the reader has handed over and the settler not taken.
+	// backlog bounds what the reader has handed over and the marker not taken.
 	backlog = 256
 	// finishTimeout bounds the last tries of an ending session.
 	finishTimeout = 2 * time.Second
@@ -27,36 +27,36 @@ const (
 	lockedAlarm = 5 * time.Second
 )
 
-// task is what is to be done with a row.
-type task uint8
+// taskKind is what is to be done with a row.
+type taskKind uint8
 
 const (
-	toMark task = iota // it is stored
-	toPark             // it has failed
-	toHold             // it waits behind a row that has
-	toNote             // it was inserted as processed
+	toMark taskKind = iota // it is stored
+	toPark                 // it has failed
+	toHold                 // it waits behind a row that has
+	toNote                 // it was inserted as processed
 )
 
 // records reports whether the task takes a row out of the WAL's hands: such rows stand in line.
-func (t task) records() bool { return t == toPark || t == toHold }
+func (t taskKind) records() bool { return t == toPark || t == toHold }
 
 // waiter is told when a row is settled: a transaction of the WAL, or a pass of the
-// loop.
+// poller.
 type waiter interface{ Settled() }
 
-// polledWaiter waits for a row that the lane had from the table. The table says how often the row has failed.
+// polledWaiter waits for a row that the publisher had from the table. The table says how often the row has failed.
 type polledWaiter interface {
 	waiter
 	failedAttempts() int
 }
 
-// job is one row on its way to be settled.
-type job struct {
+// markTask is one row on its way to be settled.
+type markTask struct {
 	row    table.Row
-	task   task
+	kind   taskKind
 	of     aggregate // of a row that is recorded
-	inLane bool
-	index  uint64 // in the lane
+	sent   bool
+	index  uint64 // in the publisher
 	by     waiter // nil where nobody waits
 	others []waiter
 	behind uint64 // of a row that was read back
@@ -70,54 +70,56 @@ type job struct {
 	unlocked bool
 }
 
-// settler marks what was stored and records what failed, in batches, and tells
+// marker marks what was stored and records what failed, in batches, and tells
 // the trackers. What cannot be settled yet is tried again, for ever.
-type settler struct {
-	reporter *reporter
-	retry    table.Retry
-	db       *table.DB
-	lane     *publish.Publisher
-	holds    *holds
+type marker struct {
+	reporter  *reporter
+	retry     table.Retry
+	db        *table.DB
+	publisher *publish.Publisher
+	holds     *holds
 	// parked is called when a failure is recorded.
 	parked func()
-	in     chan *job
+	in     chan *markTask
 	stop   chan struct{}
 	done   chan struct{}
 
 	// waiting holds the rows that were read back and are not marked yet, recording
-	// those that are being recorded. mu guards both: the reader and the loop add,
-	// the settler takes out.
+	// those that are being recorded. mu guards both: the reader and the poller add,
+	// the marker takes out.
 	mu        sync.Mutex
-	waiting   map[outbox.Ref]*job
+	waiting   map[outbox.Ref]*markTask
 	recording map[outbox.Ref]int
 
-	// jobs and lines are the settler's own: what it has taken and not settled yet.
+	// tasks and lines are the marker's own: what it has taken and not settled yet.
 	// Rows that are to be recorded stand in line, aggregate by aggregate: none is
 	// recorded before an earlier one, or a crash between the two would let the later
 	// one be sent first.
-	jobs    []*job
-	lines   map[aggregate][]*job
+	tasks   []*markTask
+	lines   map[aggregate][]*markTask
 	inLines int
 
-	// Memory that is used again: the settler's own.
+	// Memory that is used again: the marker's own.
 	taken []publish.Delivery
 	out   []uint64
 	rows  []table.Row
-	free  []*job
+	free  []*markTask
 }
 
-func newSettler(
-	p *reporter, retry table.Retry, db *table.DB, lane *publish.Publisher, h *holds, s *recoveryState,
-) *settler {
-	w := &settler{
-		reporter: p, retry: retry, db: db, lane: lane, holds: h, parked: func() {}, in: make(chan *job, backlog), stop: make(chan struct{}), done: make(chan struct{}),
-		waiting: map[outbox.Ref]*job{}, recording: map[outbox.Ref]int{}, lines: map[aggregate][]*job{},
+func newMarker(
+	p *reporter, retry table.Retry, db *table.DB, publisher *publish.Publisher, h *holds, s *recoveryState,
+) *marker {
+	w := &marker{
+		reporter: p, retry: retry, db: db, publisher: publisher, holds: h, parked: func() {},
+		in: make(chan *markTask, backlog), stop: make(chan struct{}), done: make(chan struct{}),
+		waiting: map[outbox.Ref]*markTask{}, recording: map[outbox.Ref]int{},
+		lines: map[aggregate][]*markTask{},
 	}
 	now := time.Now()
 	for ref, behind := range s.unmarked {
-		j := &job{row: table.Row{Ref: ref}, behind: behind + 1, begun: now, due: now}
+		j := &markTask{row: table.Row{Ref: ref}, behind: behind + 1, begun: now, due: now}
 		w.waiting[ref] = j
-		w.jobs = append(w.jobs, j)
+		w.tasks = append(w.tasks, j)
 	}
 	w.reserve()
 	return w
@@ -125,31 +127,31 @@ func newSettler(
 
 // stored has a row marked that was read back from the stream and that the WAL or
 // the table brings again, and lets the waiter wait for it.
-func (w *settler) stored(ctx context.Context, row table.Row, behind uint64, by waiter) error {
+func (w *marker) stored(ctx context.Context, row table.Row, behind uint64, by waiter) error {
 	w.mu.Lock()
 	if j := w.waiting[row.Ref]; j != nil {
 		j.others = append(j.others, by)
 		w.mu.Unlock()
 		return nil
 	}
-	j := &job{row: row, by: by, behind: behind + 1}
+	j := &markTask{row: row, by: by, behind: behind + 1}
 	w.waiting[row.Ref] = j
 	w.mu.Unlock()
 	return w.add(ctx, j)
 }
 
 // park has a failure recorded.
-func (w *settler) park(ctx context.Context, row table.Row, of aggregate, by waiter) error {
+func (w *marker) park(ctx context.Context, row table.Row, of aggregate, by waiter) error {
 	w.holds.beginRecord(of)
-	return w.enlist(ctx, &job{row: row, task: toPark, of: of, by: by})
+	return w.enlist(ctx, &markTask{row: row, kind: toPark, of: of, by: by})
 }
 
 // hold has it recorded that a row waits. Its aggregate's hold counts it already.
-func (w *settler) hold(ctx context.Context, row table.Row, of aggregate, by waiter) error {
-	return w.enlist(ctx, &job{row: row, task: toHold, of: of, by: by})
+func (w *marker) hold(ctx context.Context, row table.Row, of aggregate, by waiter) error {
+	return w.enlist(ctx, &markTask{row: row, kind: toHold, of: of, by: by})
 }
 
-func (w *settler) enlist(ctx context.Context, j *job) error {
+func (w *marker) enlist(ctx context.Context, j *markTask) error {
 	w.mu.Lock()
 	w.recording[j.row.Ref]++
 	w.mu.Unlock()
@@ -157,8 +159,8 @@ func (w *settler) enlist(ctx context.Context, j *job) error {
 }
 
 // busy calls each with every row that is to be marked or recorded and is not in
-// the lane.
-func (w *settler) busy(each func(outbox.Ref)) {
+// the publisher.
+func (w *marker) busy(each func(outbox.Ref)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for ref := range w.waiting {
@@ -169,8 +171,8 @@ func (w *settler) busy(each func(outbox.Ref)) {
 	}
 }
 
-// add waits while too many jobs are under way.
-func (w *settler) add(ctx context.Context, j *job) error {
+// add waits while too many tasks are under way.
+func (w *marker) add(ctx context.Context, j *markTask) error {
 	j.begun = time.Now()
 	j.due = j.begun
 	select {
@@ -182,7 +184,7 @@ func (w *settler) add(ctx context.Context, j *job) error {
 }
 
 // run settles until finish is called or the database fails.
-func (w *settler) run(ctx context.Context) error {
+func (w *marker) run(ctx context.Context) error {
 	defer close(w.done)
 	for {
 		if !w.gather(ctx) {
@@ -198,8 +200,8 @@ func (w *settler) run(ctx context.Context) error {
 }
 
 // gather waits for work and lets a little more come. It reports false when the
-// settler is to stop.
-func (w *settler) gather(ctx context.Context) bool {
+// marker is to stop.
+func (w *marker) gather(ctx context.Context) bool {
 	retry := time.NewTimer(w.untilDue())
 	defer retry.Stop()
 	select {
@@ -210,8 +212,8 @@ func (w *settler) gather(ctx context.Context) bool {
 	case <-retry.C:
 	case j := <-w.accept():
 		w.take(j)
-	case <-w.lane.Stored():
-		if w.lane.Counts().Unreleased < settleBatch {
+	case <-w.publisher.Stored():
+		if w.publisher.Counts().Unreleased < markBatch {
 			sleep(ctx, linger)
 		}
 	}
@@ -220,17 +222,17 @@ func (w *settler) gather(ctx context.Context) bool {
 	return true
 }
 
-// accept is nil, so that the reader waits, while too many jobs are under way.
-func (w *settler) accept() <-chan *job {
-	if len(w.jobs)+w.inLines >= jetstream.U {
+// accept is nil, so that the reader waits, while too many tasks are under way.
+func (w *marker) accept() <-chan *markTask {
+	if len(w.tasks)+w.inLines >= jetstream.U {
 		return nil
 	}
 	return w.in
 }
 
-func (w *settler) untilDue() time.Duration {
+func (w *marker) untilDue() time.Duration {
 	wait := time.Hour
-	for _, j := range w.jobs {
+	for _, j := range w.tasks {
 		wait = min(wait, time.Until(j.due))
 	}
 	for _, line := range w.lines {
@@ -239,16 +241,16 @@ func (w *settler) untilDue() time.Duration {
 	return max(wait, 0)
 }
 
-func (w *settler) take(j *job) {
-	if !j.task.records() {
-		w.jobs = append(w.jobs, j)
+func (w *marker) take(j *markTask) {
+	if !j.kind.records() {
+		w.tasks = append(w.tasks, j)
 		return
 	}
 	w.lines[j.of] = append(w.lines[j.of], j)
 	w.inLines++
 }
 
-func (w *settler) takeAdded() {
+func (w *marker) takeAdded() {
 	for {
 		select {
 		case j := <-w.accept():
@@ -259,10 +261,10 @@ func (w *settler) takeAdded() {
 	}
 }
 
-func (w *settler) newJob() *job {
+func (w *marker) newTask() *markTask {
 	n := len(w.free)
 	if n == 0 {
-		return new(job)
+		return new(markTask)
 	}
 	j := w.free[n-1]
 	w.free = w.free[:n-1]
@@ -270,23 +272,23 @@ func (w *settler) newJob() *job {
 }
 
 // takeStored reports whether it has taken all there was.
-func (w *settler) takeStored() bool {
+func (w *marker) takeStored() bool {
 	now := time.Now()
-	w.taken = w.lane.Take(w.taken[:0], takeBatch)
+	w.taken = w.publisher.Take(w.taken[:0], takeBatch)
 	w.out = w.out[:0]
 	for i := range w.taken {
 		if d := &w.taken[i]; d.Ref.Table.Mark == outbox.MarkNone {
 			w.out = append(w.out, d.Index)
 		}
 	}
-	w.lane.Release(w.out)
+	w.publisher.Release(w.out)
 	for i := range w.taken {
 		d := &w.taken[i]
 		by, _ := d.Tag.(waiter)
 		if d.Ref.Table.Mark != outbox.MarkNone {
-			j := w.newJob()
-			j.row.Ref, j.row.XID, j.row.Bytes, j.inLane, j.index, j.by, j.begun, j.due = d.Ref, d.XID, d.Bytes, true, d.Index, by, now, now
-			w.jobs = append(w.jobs, j)
+			j := w.newTask()
+			j.row.Ref, j.row.XID, j.row.Bytes, j.sent, j.index, j.by, j.begun, j.due = d.Ref, d.XID, d.Bytes, true, d.Index, by, now, now
+			w.tasks = append(w.tasks, j)
 		} else if by != nil {
 			by.Settled()
 		}
@@ -295,9 +297,9 @@ func (w *settler) takeStored() bool {
 	return len(w.taken) < takeBatch
 }
 
-// finish settles what is left, as far as ctx allows, after the lane has drained.
+// finish settles what is left, as far as ctx allows, after the publisher has drained.
 // refusals are rows that JetStream itself refused.
-func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
+func (w *marker) finish(ctx context.Context, refusals []publish.Refusal) {
 	close(w.stop)
 	<-w.done
 	w.takeAdded()
@@ -310,7 +312,7 @@ func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
 			continue // there is no row to record it in: see history.poison
 		}
 		w.reporter.refused(x.Ref, x.EventType, x.Failure)
-		j := &job{row: table.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait}, task: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now}
+		j := &markTask{row: table.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait}, kind: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now}
 		if by, ok := x.Tag.(polledWaiter); ok {
 			j.row.Polled, j.row.Attempts = true, by.failedAttempts()
 		}
@@ -318,10 +320,10 @@ func (w *settler) finish(ctx context.Context, refusals []publish.Refusal) {
 		w.holds.beginRecord(j.of)
 		w.take(j)
 	}
-	// A row that somebody has locked is not waited for: the read-back finds it.
+	// A row that somebody has locked is not waited for: the recovery scan finds it.
 	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
 	defer cancel()
-	for len(w.jobs)+w.inLines > 0 && w.db.Alive() {
+	for len(w.tasks)+w.inLines > 0 && w.db.Alive() {
 		if w.pass(ctx) != nil || !sleep(ctx, 5*time.Millisecond) {
 			return
 		}

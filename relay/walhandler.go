@@ -1,0 +1,379 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
+	"github.com/walpost/walpost/stream"
+)
+
+// walHandler takes what the WAL brings to the publisher. It runs on the reader's goroutine.
+type walHandler struct {
+	reporter  *reporter
+	cfg       *Config
+	db        *table.DB
+	publisher *publish.Publisher
+	marker    *marker
+	holds     *holds
+	poller    *poller
+	recovered *recoveryState
+	moved     *moved
+	altered   chan<- struct{}
+	poison    map[outbox.Ref]*publish.RowError // see history
+
+	// recoveryBuffer has rows that the table decides about: those up to the recovery LSN,
+	// mostly. A row leaves it when its next place has it. mu guards it; only the reader
+	// changes it.
+	mu             sync.Mutex
+	recoveryBuffer []pendingRow
+	size           int
+
+	// The rows of a transaction mostly fall due at one time: the last one, as the row
+	// has it, and read.
+	available []byte
+	due       time.Time
+}
+
+// pendingRow is a row that the WAL has brought and that is not in the publisher yet.
+type pendingRow struct {
+	ev  *outbox.Event
+	txn *stream.Txn
+}
+
+// The recovery buffer looks up so many rows at once.
+const (
+	bufferRows  = 512
+	bufferBytes = 1 << 20
+)
+
+// buffered calls each with every row in the recovery buffer.
+func (h *walHandler) eachBuffered(each func(outbox.Ref)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range h.recoveryBuffer {
+		each(r.ev.Ref())
+	}
+}
+
+// Row implements stream.Handler.
+func (h *walHandler) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	what, err := h.decide(ctx, ev)
+	if err != nil {
+		var failure *publish.RowError
+		if !errors.As(err, &failure) {
+			return err
+		}
+		txn.Add()
+		return h.refuse(ctx, ev, txn, failure)
+	}
+	switch what {
+	case toSkip:
+		return nil
+	case toAsk:
+		return h.addToBuffer(ctx, ev, txn)
+	case toLeave:
+		return h.leave(ctx, ev, txn)
+	case toNoteInserted:
+		return h.noteInserted(ctx, ev, txn)
+	}
+	// Nothing overtakes the recovery buffer: the positions in the stream never go back.
+	if err := h.flushBuffer(ctx); err != nil {
+		return err
+	}
+	if ev.Commit > h.recovered.recoveryLSN {
+		h.recovered.forget()
+	}
+	return h.send(ctx, ev, txn)
+}
+
+// isRecorded reports whether the row was inserted with a record: a dead letter that is tried
+// again, or a recorded row that has moved into another partition.
+func (h *walHandler) isRecorded(ev *outbox.Event) bool {
+	record := ev.Values[outbox.LastError]
+	if record == nil || !ev.Table.Layout.Records() {
+		return false
+	}
+	return table.IsHeld(record) || ev.Table.Partitioned
+}
+
+// Altered implements stream.Handler.
+func (h *walHandler) Altered() {
+	select {
+	case h.altered <- struct{}{}:
+	default:
+	}
+}
+
+// leave leaves to the poller what was inserted as a held row: a dead letter that is
+// tried again. The WAL may have its first insert, too, so only the table's word
+// counts. Later rows of its aggregate wait for it.
+func (h *walHandler) leave(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	of := aggregateOf(ev)
+	txn.Add()
+	h.holds.beginRecord(of)
+	return h.marker.hold(ctx, table.RowOf(ev), of, left{txn, h.poller})
+}
+
+// left wakes the poller when the row is visible.
+type left struct {
+	*stream.Txn
+	poller *poller
+}
+
+func (l left) Settled() {
+	l.Txn.Settled()
+	l.poller.nudge()
+}
+
+// mayBeRecorded: where rows pass a failed one, that one itself may come again. Elsewhere the
+// table is asked where only it can tell whether a row is held, about many rows at once.
+func (h *walHandler) mayBeRecorded(ev *outbox.Event) bool {
+	if !h.holds.any() {
+		return false
+	}
+	of := aggregateOf(ev)
+	if h.cfg.OnPoison == Skip || !of.ordered() {
+		return h.holds.mayHave(of)
+	}
+	return h.holds.unsure(of)
+}
+
+// Idle implements stream.Handler: the server has sent all it has, so what the
+// recovery buffer has need not wait for company.
+func (h *walHandler) Idle(ctx context.Context) error {
+	err := h.flushBuffer(ctx)
+	h.publisher.EndTransaction()
+	return err
+}
+
+// Commit implements stream.Handler.
+func (h *walHandler) Commit() { h.publisher.EndTransaction() }
+
+// Dry implements stream.Handler. A publisher that cannot write says so at the next row.
+func (h *walHandler) Dry() { _ = h.publisher.Flush() }
+
+// delayed is how long after its commit the row falls due, where that is later
+// than the threshold.
+func (h *walHandler) delayed(ev *outbox.Event) (time.Duration, error) {
+	v := ev.Values[outbox.AvailableAt]
+	if v == nil {
+		return 0, nil
+	}
+	if !bytes.Equal(v, h.available) {
+		due, err := outbox.ParseTimestamp(v)
+		if err != nil {
+			return 0, fmt.Errorf("available_at: %w", err)
+		}
+		h.available, h.due = append(h.available[:0], v...), due
+	}
+	if wait := h.due.Sub(ev.CommitTime); wait > h.cfg.DelayThreshold {
+		return wait, nil
+	}
+	return 0, nil
+}
+
+func (h *walHandler) addToBuffer(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	txn.Add()
+	h.mu.Lock()
+	h.recoveryBuffer = append(h.recoveryBuffer, pendingRow{ev.Clone(), txn})
+	h.mu.Unlock()
+	h.size += ev.Size()
+	if len(h.recoveryBuffer) < bufferRows && h.size < bufferBytes {
+		return nil
+	}
+	return h.flushBuffer(ctx)
+}
+
+// flush asks the table about the rows in the recovery buffer and sends those that it wants
+// sent, in their order.
+func (h *walHandler) flushBuffer(ctx context.Context) error {
+	if len(h.recoveryBuffer) == 0 {
+		return nil
+	}
+	for batch := h.recoveryBuffer; len(batch) > 0; {
+		n := sameTable(batch)
+		if err := h.askTable(ctx, batch[:n]); err != nil {
+			return err
+		}
+		batch = batch[n:]
+	}
+	h.mu.Lock()
+	h.recoveryBuffer, h.size = h.recoveryBuffer[:0], 0
+	h.mu.Unlock()
+	return nil
+}
+
+// sameTable is the length of the run of rows of the first one's table.
+func sameTable(batch []pendingRow) int {
+	n := 1
+	for n < len(batch) && batch[n].ev.Table == batch[0].ev.Table {
+		n++
+	}
+	return n
+}
+
+// askTable sends the rows that the table holds pending and unrecorded, or does not show yet. Rows that
+// were read in the stream are not asked about: they wait for their marks.
+func (h *walHandler) askTable(ctx context.Context, batch []pendingRow) error {
+	var ask []pendingRow
+	var rows []table.Row
+	for _, r := range batch {
+		row := table.RowOf(r.ev)
+		if behind, ok := h.recovered.messagesBehind(row.Ref, false); ok {
+			// It was read in the stream. Whatever the table shows, it is not sent.
+			if err := h.marker.stored(ctx, row, behind, r.txn); err != nil {
+				return err
+			}
+			continue
+		}
+		ask, rows = append(ask, r), append(rows, row)
+	}
+	if len(ask) == 0 {
+		return nil
+	}
+	states, err := h.lookUp(ctx, ask[0].ev.Table, rows)
+	if err != nil {
+		return err
+	}
+	evs := make([]*outbox.Event, len(ask))
+	for i, r := range ask {
+		evs[i] = r.ev
+	}
+	asked, err := h.askRecords(ctx, evs...)
+	if err != nil {
+		return err
+	}
+	for i, r := range ask {
+		if !states[i].Publish() {
+			r.txn.Settled()
+			continue
+		}
+		if err := h.sendAdded(ctx, r.ev, r.txn, asked); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// askRecords asks the table which rows' aggregates have records, where only it can tell. The
+// rows are of one table.
+func (h *walHandler) askRecords(ctx context.Context, evs ...*outbox.Event) (asOf, error) {
+	if h.cfg.OnPoison == Skip || !h.holds.any() {
+		return 0, nil
+	}
+	return h.holds.ask(evs, func(evs []*outbox.Event) (have []bool, err error) {
+		err = h.patiently(ctx, evs[0].Table, func() error {
+			have, err = h.db.HaveRecords(ctx, evs[0].Table, evs)
+			return err
+		})
+		return have, err
+	})
+}
+
+func (h *walHandler) lookUp(ctx context.Context, t *outbox.Table, rows []table.Row) (states []table.State, err error) {
+	err = h.patiently(ctx, t, func() error {
+		states, err = h.db.LookUp(ctx, t, rows)
+		return err
+	})
+	return states, err
+}
+
+// patiently waits out a table that somebody has locked.
+func (h *walHandler) patiently(ctx context.Context, t *outbox.Table, ask func() error) error {
+	for {
+		err := ask()
+		if err == nil || !table.Passing(err) {
+			return err
+		}
+		h.reporter.trouble("the table is locked: waiting", err, zapTable(t))
+		if !sleep(ctx, 200*time.Millisecond) {
+			return ctx.Err()
+		}
+	}
+}
+
+func (h *walHandler) send(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
+	txn.Add()
+	return h.sendAdded(ctx, ev, txn, 0)
+}
+
+// sendAdded sends a row, unless it is held. asked is when the table was asked for records of
+// its aggregate.
+func (h *walHandler) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn, asked asOf) error {
+	if len(h.poison) > 0 && ev.Table.Mark == outbox.MarkNone {
+		if failure := h.poison[ev.Ref()]; failure != nil {
+			return h.refuse(ctx, ev, txn, failure)
+		}
+	}
+	if h.cfg.OnPoison != Skip && h.holds.any() {
+		if held, err := h.joinHold(ctx, pendingRow{ev, txn}, asked); held || err != nil {
+			return err
+		}
+	}
+	err := h.publisher.Send(ctx, ev, txn)
+	if err == nil {
+		return nil
+	}
+	var row *publish.RowError
+	if errors.As(err, &row) {
+		return h.refuse(ctx, ev, txn, row)
+	}
+	return err
+}
+
+// joinHold reports whether a row waits behind a failed one: it is recorded, or queues up.
+func (h *walHandler) joinHold(ctx context.Context, row pendingRow, asked asOf) (held bool, err error) {
+	for err == nil {
+		v, record := h.holds.join(row, asked)
+		switch v {
+		case isFree:
+			return false, nil
+		case isHeld:
+			return true, h.record(ctx, record)
+		case isUnknown:
+			asked, err = h.askRecords(ctx, row.ev)
+		case isEmptying:
+			err = h.holds.awaitEmptied(ctx)
+		}
+	}
+	return false, err
+}
+
+// record has rows recorded that wait behind a failed one.
+func (h *walHandler) record(ctx context.Context, rows []pendingRow) error {
+	for _, r := range rows {
+		if err := h.marker.hold(ctx, table.RowOf(r.ev), aggregateOf(r.ev), r.txn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuse records a row that cannot be sent. Nothing waits for it but its
+// transaction, except where only the dead letters will ever know of it.
+func (h *walHandler) refuse(ctx context.Context, ev *outbox.Event, txn *stream.Txn, failure *publish.RowError) error {
+	if ev.Table.Mark == outbox.MarkNone {
+		if err := h.db.Bury(ctx, ev, failure.Error()); err != nil {
+			return err
+		}
+		h.reporter.buried(ev.Ref(), failure.Error())
+		delete(h.poison, ev.Ref())
+		txn.Settled()
+	} else {
+		row := table.RowOf(ev)
+		row.Failure = failure.Error()
+		if err := h.marker.park(ctx, row, aggregateOf(ev), txn); err != nil {
+			return err
+		}
+	}
+	// Only now: what was not recorded comes again.
+	h.reporter.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
+	return nil
+}
