@@ -23,7 +23,7 @@ const (
 	toNoteInserted
 )
 
-// decide says what becomes of a row (law 3: once). The row's mark says who knows: the table or, without
+// decide says what becomes of a row. The row's mark says who knows: the table or, without
 // marks, the positions in the stream. A *publish.RowError means that the row can never be sent.
 func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if ev.Table.Mark == outbox.MarkNone {

@@ -172,7 +172,7 @@ func TestForgottenRowLock(t *testing.T) {
 	r.pending(501)
 	r.storedIs(1, last)
 	if got := x.Status().Unsettled; got != jetstream.U {
-		t.Errorf("the lane holds %d messages, want %d", got, jetstream.U)
+		t.Errorf("the publisher holds %d messages, want %d", got, jetstream.U)
 	}
 
 	for range 2 {

@@ -14,8 +14,8 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-// comparison of marks and stream (law 12): a row that is marked at or after T and whose message was not read
-// back is lost. It is made pending again.
+// comparison of marks and stream: a row that is marked at or after T, and whose message the scan did not
+// read, is lost. It is made pending again.
 type comparison struct {
 	reporter *reporter
 	servers  *servers

@@ -15,7 +15,7 @@ var mostCompared = 8 * jetstream.U
 // stored is no relay's, and would have everything since then read.
 const clocks = time.Hour
 
-// marksRead is what the backward scan keeps for the comparison of marks and stream (law 12).
+// marksRead is what the backward scan keeps for the comparison of marks and stream.
 type marksRead struct {
 	// since is T: the earliest mark among the rows of the first step, whatever their table, because one
 	// clock made them all.

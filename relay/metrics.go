@@ -105,7 +105,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		}, []string{"reason"}),
 		retries: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_publish_retries_total",
-			Help: "Messages sent without a PubAck when the lane stopped; the WAL or the table brings their rows again.",
+			Help: "Messages sent without a PubAck when the publisher stopped; the WAL or the table brings their rows again.",
 		}, []string{"reason"}),
 		alarms: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_alarms_total",

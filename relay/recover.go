@@ -11,8 +11,8 @@ import (
 	"github.com/walpost/walpost/stream"
 )
 
-// recovery finds out what earlier sessions have sent (law 3), has what they could not mark marked, and what
-// JetStream has lost made pending again (law 12). In this order:
+// recovery finds out which rows earlier sessions have sent. It marks those that they could not mark, and
+// makes those pending again that JetStream has lost. In this order:
 //
 //  1. backwardScan reads the stream from its tail. It only looks.
 //  2. The recovery LSN is resolved: up to there decide.go asks the table about rows of the WAL.
@@ -78,7 +78,7 @@ func (r *recovery) noticeLoss() {
 	r.past.created, r.past.lastSeq = info.Created, info.LastSeq
 }
 
-// resolveRecoveryLSN sets E (law 3): what the tail says, or the end of the WAL where that is not certain.
+// resolveRecoveryLSN takes it from the tail, or from the end of the WAL where the tail does not prove it.
 func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState) error {
 	tail := s.found.Tail.Position
 	end, err := r.db.InsertLSN(ctx)

@@ -11,8 +11,8 @@ import (
 // that the table does not show as stored. The recovery scan makes it, see recovery.
 type recoveryState struct {
 	found jetstream.Found
-	// recoveryLSN (E) is the greatest LSN under which anything can have been sent. Up to
-	// there the table decides about every row that the WAL brings.
+	// recoveryLSN: no row with a greater commit LSN can have been sent before. Up to it the
+	// table decides about every row that the WAL brings.
 	recoveryLSN outbox.LSN
 	// tail is the newest own message's position where it is of this WAL.
 	tail outbox.Position

@@ -9,8 +9,7 @@ import (
 )
 
 // backwardScan is the first pass of a recovery. It reads the relay's own messages from the tail, in steps of
-// U, until a whole step shows no pending row (law 3) and no row that was marked at or after T (law 12). It
-// changes nothing.
+// U, until a whole step shows no pending row and no row that was marked at or after T. It changes nothing.
 type backwardScan struct {
 	rows  *messageRows
 	found jetstream.Found

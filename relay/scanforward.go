@@ -12,7 +12,7 @@ import (
 )
 
 // forwardScan is the last pass of a recovery. It goes from the oldest pending row's message to the tail and
-// marks the rows (law 3: each after its own message id was read). The oldest comes first: broken off
+// marks each row whose own message id it reads. The oldest comes first: if the scan breaks off
 // anywhere, it leaves the pending rows at the tail, where the next recovery finds them.
 type forwardScan struct {
 	rows     *messageRows

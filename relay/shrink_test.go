@@ -29,7 +29,7 @@ func (x *running) restartFromKept() *running {
 	return next
 }
 
-// tableDecidesUntil is E of the relay's only session.
+// tableDecidesUntil is the recovery LSN of the relay's only session.
 func (x *running) tableDecidesUntil() string {
 	x.rig.t.Helper()
 	sessions := x.logged("streaming").All()

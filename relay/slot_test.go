@@ -171,7 +171,7 @@ func TestBudgetWaitsForTheScan(t *testing.T) {
 	if took := time.Since(begun); took < 2*time.Second {
 		t.Fatalf("it read back within %s: the test shows nothing", took)
 	}
-	r.pending(0) // past its E the slot may be given up
+	r.pending(0) // past the recovery LSN the slot may be given up
 	r.storedIs(1, 8010)
 }
 

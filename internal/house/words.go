@@ -12,8 +12,12 @@ type Word struct {
 var Words = []Word{
 	{Not: "anew", Say: "again; recreate"},
 	{Not: "complain", Say: "report"},
+	{Not: "lanes?", Say: "publisher"},
+	{Not: "laws? [0-9]+", Say: "the guarantee itself"},
 	{Not: "say limits|sayLimits", Say: "warn about limits"},
+	{Not: "settlers?", Say: "marker"},
 	{Not: "singly", Say: "one by one"},
+	{Not: "tenures?", Say: "term"},
 }
 
 // Find returns the passages that hold the word.
