@@ -27,7 +27,8 @@ func (h *walHandler) Misfit(
 		return err
 	}
 	if !h.reporter.limited("undecodable", factsAgain) {
-		h.reporter.alarm("undecodable", "the WAL holds a row that the layout does not fit: it is a dead letter",
+		h.reporter.alarm("undecodable",
+			"the WAL holds a row that the layout does not fit: it is a dead letter",
 			zap.Stringer("row", ev.Ref()), zap.Error(reason))
 	}
 	h.reporter.buried(ev.Ref(), failure.Error())

@@ -30,7 +30,8 @@ func (s *session) refuseBatches(cause error) {
 	}
 	s.past.batchesAt = time.Now().Add(pause)
 	if !s.limited("batches_refused", lastingRefusal) {
-		s.log.Warn("the server refuses batches: messages go one by one for a while", append(why(cause), zap.Duration("for", pause))...)
+		s.log.Warn("the server refuses batches: messages go one by one for a while",
+			append(why(cause), zap.Duration("for", pause))...)
 	}
 }
 
@@ -43,7 +44,8 @@ func (s *session) batching(info *jetstream.StreamInfo) jetstream.Batching {
 	}
 	least := jetstream.DuplicateWindow(false)
 	if info.Config.Duplicates < least && !s.limited("short_window", time.Hour) {
-		s.log.Warn("messages go one by one into a stream whose duplicate window was made for batches", zap.Duration("duplicate_window", info.Config.Duplicates),
+		s.log.Warn("messages go one by one into a stream whose duplicate window was made for batches",
+			zap.Duration("duplicate_window", info.Config.Duplicates),
 			zap.String("hint", fmt.Sprintf("nats stream edit %s --dupe-window %s", s.cfg.Stream.Name, least)))
 	}
 	return jetstream.BatchSingle

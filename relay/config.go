@@ -99,7 +99,8 @@ func (c *Config) mayPoll(why error) error {
 	for _, t := range c.Outboxes {
 		if t.Mark == outbox.MarkNone {
 			return hint.Coded("table-needs-wal",
-				hint.Errorf("let the relay stream (mode: auto or stream, wal_level = logical, a role with REPLICATION), or set mark: update or delete, which can be polled",
+				hint.Errorf("let the relay stream (mode: auto or stream, wal_level = logical, a role with "+
+					"REPLICATION), or set mark: update or delete, which can be polled",
 					"outbox %s: mark none needs the WAL: %w", t, why))
 		}
 	}
@@ -113,7 +114,8 @@ func (c *Config) server() pg.Config {
 
 func (c *Config) database() table.Config {
 	return table.Config{
-		URL: c.PostgresURL, Files: c.PostgresFiles, Settings: stream.Settings, Dial: stream.Dialer().DialContext,
+		URL: c.PostgresURL, Files: c.PostgresFiles, Settings: stream.Settings,
+		Dial: stream.Dialer().DialContext,
 		Slot: c.Slot, Schema: c.Outboxes[0].Schema,
 	}
 }

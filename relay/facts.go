@@ -32,7 +32,8 @@ func readTables(ctx context.Context, p *reporter, db *table.DB, tables []*outbox
 		if err != nil {
 			return err
 		}
-		t.IDType, t.Partitioned, t.PayloadJSON, t.Text = now.IDType, now.Partitioned, now.PayloadJSON, now.Text
+		t.IDType, t.Partitioned = now.IDType, now.Partitioned
+		t.PayloadJSON, t.Text = now.PayloadJSON, now.Text
 	}
 	return nil
 }
@@ -77,7 +78,8 @@ func inspect(
 	}
 	unfit = problems.FirstError()
 	if unfit != nil && !p.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(unfit), factsAgain) {
-		p.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now", append(why(unfit), zapTable(t))...)
+		p.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now",
+			append(why(unfit), zapTable(t))...)
 	}
 	return now, unfit, err
 }
@@ -110,7 +112,8 @@ func (s *session) judgeStream(info *jetstream.StreamInfo) error {
 		return nil
 	}
 	if !s.limited("stream_unfit", factsAgain) {
-		s.alarm("stream_unfit", "the stream was changed, and the relay does not write to it as it is now", why(err)...)
+		s.alarm("stream_unfit", "the stream was changed, and the relay does not write to it as it is now",
+			why(err)...)
 	}
 	return fmt.Errorf("%w: %w", errStreamUnfit, err)
 }
@@ -197,7 +200,9 @@ func (p *published) check(ctx context.Context, db *table.DB, wal *stream.Session
 	}
 	p.last = &look
 	if !p.cfg.bare() {
-		p.report("the publication does not bring every row of the tables: they deliver what it leaves out, late", look.Problem)
+		p.report(
+			"the publication does not bring every row of the tables: they deliver what it leaves out, late",
+			look.Problem)
 		return nil
 	}
 	if p.gap == nil {
@@ -210,7 +215,8 @@ func (p *published) check(ctx context.Context, db *table.DB, wal *stream.Session
 		wal.Tracker().Limit(p.proven)
 		return nil
 	}
-	p.report("the publication may have left out rows that only the WAL has: nothing behind them is confirmed until the relay is restarted",
+	p.report("the publication may have left out rows that only the WAL has: nothing behind them is "+
+		"confirmed until the relay is restarted",
 		p.gap, zap.Stringer("proven", p.proven))
 	return nil
 }

@@ -19,16 +19,20 @@ import (
 func registerSessionGauges(registry prometheus.Registerer, cfg *Config, current func() *session) {
 	f := promauto.With(registry)
 	gauge := func(name, help string, read func() int) {
-		f.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(read()) })
+		f.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
+			func() float64 { return float64(read()) })
 	}
-	gauge("walpost_inflight_messages", "Messages without a PubAck.", func() int { return current().counts().Inflight })
-	gauge("walpost_inflight_bytes", "Bytes of messages without a PubAck.", func() int { return current().counts().InflightBytes })
-	gauge("walpost_stream_shared", "1 where several writers share the stream, 0 where it is this relay's alone.", func() int {
-		if cfg.Stream.Shared {
-			return 1
-		}
-		return 0
-	})
+	gauge("walpost_inflight_messages", "Messages without a PubAck.",
+		func() int { return current().counts().Inflight })
+	gauge("walpost_inflight_bytes", "Bytes of messages without a PubAck.",
+		func() int { return current().counts().InflightBytes })
+	gauge("walpost_stream_shared",
+		"1 where several writers share the stream, 0 where it is this relay's alone.", func() int {
+			if cfg.Stream.Shared {
+				return 1
+			}
+			return 0
+		})
 	gauge("walpost_held_aggregates", "Aggregates whose rows wait behind a failed one.", func() int {
 		if s := current(); s != nil && cfg.OnPoison != Skip {
 			return s.holds.aggregates()

@@ -19,7 +19,7 @@ type history struct {
 	publishedSeq uint64    // the last publisher's greatest sequence
 	chained      bool      // the last session ended in a chain error
 	rivals       int       // consecutive sessions that another relay seems to have broken
-	suspect      int       // the size of the batch that one of its rows may have made fail, in the last publisher
+	suspect      int       // the size of the last publisher's batch that one of its rows may have made fail
 	// batchesAt is when batches are tried again that the server has refused.
 	batchesAt time.Time
 	conn      string // the connection to NATS that the last session began on

@@ -28,9 +28,11 @@ func (s *starter) checkInitial(ctx context.Context, db *table.DB, streams, newSt
 	for _, t := range s.cfg.Outboxes {
 		switch {
 		case s.cfg.Initial == "none" && !streams:
-			return hint.Coded("table-initial", hint.Errorf("mark the rows that shall not be published yourself, and leave postgres.initial out",
+			return hint.Coded("table-initial", hint.Errorf(
+				"mark the rows that shall not be published yourself, and leave postgres.initial out",
 				"postgres.initial none needs the WAL: only its slot tells a first start from a later one"))
-		case s.cfg.Initial == "none" || has || t.Mark == outbox.MarkNone: // the last is never read, and the role need not be able to
+		case s.cfg.Initial == "none" || has || t.Mark == outbox.MarkNone:
+			// With mark none the table is never read, and the role need not be able to.
 			continue
 		}
 		n, err := db.PendingCount(ctx, t, initialLimit+1)
@@ -44,8 +46,11 @@ func (s *starter) checkInitial(ctx context.Context, db *table.DB, streams, newSt
 		if err != nil || !first {
 			return err
 		}
-		return hint.Coded("table-initial", hint.Errorf("set postgres.initial to pending to publish them all, or to none to mark them as processed without publishing them",
-			"table %s has more than %d pending rows at this first start: postgres.initial must say what becomes of them", t, initialLimit))
+		return hint.Coded("table-initial",
+			hint.Errorf("set postgres.initial to pending to publish them all, or to none to mark them as "+
+				"processed without publishing them",
+				"table %s has more than %d pending rows at this first start: postgres.initial must say what "+
+					"becomes of them", t, initialLimit))
 	}
 	return nil
 }
@@ -105,7 +110,8 @@ func (l *leader) skipInitial(ctx context.Context, db *table.DB) error {
 	}
 	for i, n := range skipped {
 		if n > 0 {
-			l.log.Warn("marked the rows that were pending before the first start, without publishing them (postgres.initial: none)",
+			l.log.Warn("marked the rows that were pending before the first start, without publishing them "+
+				"(postgres.initial: none)",
 				zapTable(l.cfg.Outboxes[i]), zap.Int64("rows", n))
 		}
 	}

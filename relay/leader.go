@@ -17,7 +17,8 @@ import (
 // ErrRival means that another relay of the same source writes to the stream.
 var ErrRival = errors.New("another relay writes to the stream")
 
-// leader stands by for the advisory lock and holds it for a term, in which it has one session after the other.
+// leader stands by for the advisory lock and holds it for a term, in which it has one session after the
+// other.
 // Run's goroutine owns it and its history.
 type leader struct {
 	*reporter
@@ -186,7 +187,9 @@ const slotPatience = 30 * time.Second
 func (l *leader) standByFor(err error, since time.Duration) {
 	if since > slotPatience {
 		if !l.limited("slot_in_use", 10*time.Minute) {
-			l.alarm("slot_in_use", "something that is no relay streams the slot: nothing is delivered until it ends", zap.Error(err))
+			l.alarm("slot_in_use",
+				"something that is no relay streams the slot: nothing is delivered until it ends",
+				zap.Error(err))
 		}
 		l.status.set(stateWaiting, err)
 		return
@@ -203,13 +206,20 @@ func (l *leader) sayWhy(err error) {
 	switch {
 	case l.cfg.bare() && unusable(err):
 		if !l.limited("slot_unreadable", factsAgain) {
-			l.alarm("slot_unreadable", "the slot cannot be read on, and with mark none only it has the events: it is kept, and nothing is delivered until an operator drops it", why(err)...)
+			l.alarm("slot_unreadable", "the slot cannot be read on, and with mark none only it has the "+
+				"events: it is kept, and nothing is delivered until an operator drops it", why(err)...)
 		}
 	case errors.Is(err, stream.ErrPublicationSkipped):
-		l.alarm("publication_skipped", "the server left out rows because it could not load the publication: the tables deliver them", zap.Error(err))
+		l.alarm("publication_skipped",
+			"the server left out rows because it could not load the publication: the tables deliver them",
+			zap.Error(err))
 	case errors.Is(err, errUnsendable):
-		l.alarm("unsendable", "the server cannot send a row: the slot is recreated behind it, and the tables deliver", why(err)...)
+		l.alarm("unsendable",
+			"the server cannot send a row: the slot is recreated behind it, and the tables deliver",
+			why(err)...)
 	case errors.Is(err, stream.ErrUndecodable):
-		l.alarm("undecodable", "the WAL holds a row that the layout does not fit: the slot is recreated behind it", zap.Error(err))
+		l.alarm("undecodable",
+			"the WAL holds a row that the layout does not fit: the slot is recreated behind it",
+			zap.Error(err))
 	}
 }

@@ -52,8 +52,8 @@ func (c *comparison) run(ctx context.Context) error {
 	switch m := c.marks; {
 	case m.known && m.since.IsZero():
 		if m.early > 0 {
-			c.reporter.alarm("comparison_given_up", "the newest messages were stored long after their rows were "+
-				"marked, as where the clocks of the two servers are apart: "+
+			c.reporter.alarm("comparison_given_up", "the newest messages were stored long after "+
+				"their rows were marked, as where the clocks of the two servers are apart: "+
 				"whether the stream has lost one of them is not known",
 				zap.Int("rows", m.early), zap.Duration("apart", clocks))
 		}

@@ -44,7 +44,8 @@ func (t taskKind) records() bool { return t == toPark || t == toHold }
 // poller.
 type waiter interface{ Settled() }
 
-// polledWaiter waits for a row that the publisher had from the table. The table says how often the row has failed.
+// polledWaiter waits for a row that the publisher had from the table. The table says how often the row has
+// failed.
 type polledWaiter interface {
 	waiter
 	failedAttempts() int
@@ -287,7 +288,8 @@ func (w *marker) takeStored() bool {
 		by, _ := d.Tag.(waiter)
 		if d.Ref.Table.Mark != outbox.MarkNone {
 			j := w.newTask()
-			j.row.Ref, j.row.XID, j.row.Bytes, j.sent, j.index, j.by, j.begun, j.due = d.Ref, d.XID, d.Bytes, true, d.Index, by, now, now
+			j.row.Ref, j.row.XID, j.row.Bytes = d.Ref, d.XID, d.Bytes
+			j.sent, j.index, j.by, j.begun, j.due = true, d.Index, by, now, now
 			w.tasks = append(w.tasks, j)
 		} else if by != nil {
 			by.Settled()
@@ -312,7 +314,10 @@ func (w *marker) finish(ctx context.Context, refusals []publish.Refusal) {
 			continue // there is no row to record it in: see history.poison
 		}
 		w.reporter.refused(x.Ref, x.EventType, x.Failure)
-		j := &markTask{row: table.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait}, kind: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now}
+		j := &markTask{
+			row:  table.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait},
+			kind: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now,
+		}
 		if by, ok := x.Tag.(polledWaiter); ok {
 			j.row.Polled, j.row.Attempts = true, by.failedAttempts()
 		}

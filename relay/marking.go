@@ -91,9 +91,11 @@ func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) erro
 // One that was read back, or was in a statement that has failed, may have been deleted by its mark.
 func (w *marker) sayVanished(j *markTask) {
 	if t := j.row.Ref.Table; j.sent && !j.failed && !w.reporter.limited("vanished/"+t.String(), time.Hour) {
-		w.reporter.log.Warn("rows vanish before they are marked: such a row is lost where a start, a new slot or poll mode asks the table for it",
+		w.reporter.log.Warn("rows vanish before they are marked: such a row is lost where a start, a new "+
+			"slot or poll mode asks the table for it",
 			zap.Stringer("row", j.row.Ref), zapTable(t), zap.String("hint",
-				"set mark: none where the producer deletes its rows in the transaction that inserts them, or leave the deleting to the relay (mark: delete)"))
+				"set mark: none where the producer deletes its rows in the transaction that inserts them, "+
+					"or leave the deleting to the relay (mark: delete)"))
 	}
 }
 
@@ -131,7 +133,8 @@ func (w *marker) brokeDown(tasks []*markTask, err error) {
 	if !table.Passing(err) {
 		tasks[0].alone, wait = true, 5*time.Second
 		if !w.reporter.limited("row_unsettled", 30*time.Second) {
-			w.reporter.alarm("row_unsettled", "the database refuses the mark or the record of a row: the slot waits for it",
+			w.reporter.alarm("row_unsettled",
+				"the database refuses the mark or the record of a row: the slot waits for it",
 				zap.Stringer("row", tasks[0].row.Ref), zap.Error(err))
 		}
 	}
@@ -145,7 +148,8 @@ func (w *marker) brokeDown(tasks []*markTask, err error) {
 func (w *marker) postpone(ctx context.Context, j *markTask, v table.Verdict) {
 	if v == table.Invisible {
 		if since := time.Since(j.begun); since > slowStep {
-			w.reporter.trouble("a row cannot be marked or recorded: its transaction is flushed and not visible yet, as where a commit waits for a synchronous standby",
+			w.reporter.trouble("a row cannot be marked or recorded: its transaction is flushed and not "+
+				"visible yet, as where a commit waits for a synchronous standby",
 				fmt.Errorf("row %s, for %s", j.row.Ref, since.Round(time.Second)))
 		}
 		j.later(5 * time.Millisecond)
@@ -227,15 +231,19 @@ func (w *marker) nameBlocker(ctx context.Context, j *markTask) {
 	if err != nil {
 		who = err.Error()
 	}
-	message := "a stored row is locked by another session and cannot be marked; the relay stops some thousand messages later"
+	message := "a stored row is locked by another session and cannot be marked; the relay stops some " +
+		"thousand messages later"
 	if j.kind != toMark {
-		message = "a row that is to be recorded as failed, held or inserted as processed is locked by another session; the slot waits for it"
+		message = "a row that is to be recorded as failed, held or inserted as processed is locked by " +
+			"another session; the slot waits for it"
 	}
 	if who == table.Unlocked {
 		if !j.unlocked { // the lock may have ended just now
 			j.unlocked, j.named = true, false
 		} else if !w.reporter.limited("row_unsettled", 30*time.Second) {
-			w.reporter.alarm("row_unsettled", "a trigger of the table suppresses the mark or the record of a row, or takes it back: the slot waits for it",
+			w.reporter.alarm("row_unsettled",
+				"a trigger of the table suppresses the mark or the record of a row, or takes it back: the "+
+					"slot waits for it",
 				zap.Stringer("row", j.row.Ref))
 		}
 		return

@@ -88,7 +88,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		}),
 		safe: f.NewGauge(prometheus.GaugeOpts{
 			Name: "walpost_slot_safe_bytes",
-			Help: "WAL that can still be written before the slot is lost (max_slot_wal_keep_size); -1 is no limit.",
+			Help: "WAL that can still be written before the slot is lost (max_slot_wal_keep_size); -1 is " +
+				"no limit.",
 		}),
 		confirmedLag: f.NewGauge(prometheus.GaugeOpts{
 			Name: "walpost_confirmed_lag_bytes",
@@ -105,7 +106,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		}, []string{"reason"}),
 		retries: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_publish_retries_total",
-			Help: "Messages sent without a PubAck when the publisher stopped; the WAL or the table brings their rows again.",
+			Help: "Messages sent without a PubAck when the publisher stopped; the WAL or the table brings " +
+				"their rows again.",
 		}, []string{"reason"}),
 		alarms: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_alarms_total",
@@ -129,7 +131,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		}),
 		slotWait: f.NewGauge(prometheus.GaugeOpts{
 			Name: "walpost_slot_creation_wait_seconds",
-			Help: "How long the creation of the slot has been waiting for other transactions; 0 while none is made.",
+			Help: "How long the creation of the slot has been waiting for other transactions; 0 while none " +
+				"is made.",
 		}),
 	}
 	for _, name := range alarmNames { // an increase from nothing is none to Prometheus

@@ -125,7 +125,8 @@ func (s *servers) checkServer(ctx context.Context) error {
 
 // pollOnly reads the tables for as long as the WAL cannot be read.
 func (l *leader) pollOnly(ctx, held context.Context, db *table.DB, sys stream.System, why error) error {
-	l.log.Warn("polling: the tables are searched instead of the WAL being read", zap.NamedError("because", why))
+	l.log.Warn("polling: the tables are searched instead of the WAL being read",
+		zap.NamedError("because", why))
 	left := l.slots.leave(ctx, db)
 	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, _ *session) error {
 		for sleep(ctx, modeCheck) {
@@ -148,7 +149,8 @@ func (l *leader) pollOnly(ctx, held context.Context, db *table.DB, sys stream.Sy
 func (l *leader) judgeSlot(ctx context.Context, db *table.DB, slots *stream.Slots) (cause, err error) {
 	slot, err := slots.Read(ctx, l.cfg.Slot)
 	switch {
-	case errors.Is(err, stream.ErrNoSlot), errors.Is(err, stream.ErrSlotLost), errors.Is(err, stream.ErrForeignSlot):
+	case errors.Is(err, stream.ErrNoSlot), errors.Is(err, stream.ErrSlotLost),
+		errors.Is(err, stream.ErrForeignSlot):
 		return err, nil
 	case err != nil:
 		return nil, err
@@ -173,7 +175,8 @@ func (l *leader) sayAdopted(ctx context.Context, db *table.DB, slot *stream.Slot
 	}
 	l.past.judged = true
 	if !left {
-		l.log.Info("using a slot that is there already, although no relay has delivered anything yet: if another program has made it, give one of the two another name",
+		l.log.Info("using a slot that is there already, although no relay has delivered anything yet: if "+
+			"another program has made it, give one of the two another name",
 			zap.String("slot", slot.Name), zap.Stringer("confirmed_lsn", slot.ConfirmedFlush))
 	}
 	return nil
@@ -190,7 +193,9 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 			return err
 		}
 	case !first && !l.cfg.bare():
-		l.alarm("slot_given_up", "the slot is of no use any more: it is recreated, and the tables deliver meanwhile", zap.Error(cause))
+		l.alarm("slot_given_up",
+			"the slot is of no use any more: it is recreated, and the tables deliver meanwhile",
+			zap.Error(cause))
 	}
 	if err := l.slots.drop(ctx, db); err != nil {
 		return err

@@ -80,7 +80,9 @@ func (m *moved) full() (taken, polled bool) {
 
 // forgetSettled has the reader or the poller forget its rows that are settled. The table decides about
 // what the WAL may bring of them: they were settled before the end of the WAL is read.
-func forgetSettled[V any](ctx context.Context, m *moved, rows map[outbox.Ref]V, l *poller, db *table.DB) error {
+func forgetSettled[V any](
+	ctx context.Context, m *moved, rows map[outbox.Ref]V, l *poller, db *table.DB,
+) error {
 	inHand := map[outbox.Ref]struct{}{}
 	l.eachInHand(func(ref outbox.Ref) { inHand[ref] = struct{}{} })
 	end, err := db.InsertLSN(ctx)

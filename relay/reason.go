@@ -24,7 +24,8 @@ func reason(err error) string {
 		return "duplicate"
 	case errors.Is(err, publish.ErrAckTimeout):
 		return "ack_timeout"
-	case errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, publish.ErrNoResponders):
+	case errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded),
+		errors.Is(err, publish.ErrNoResponders):
 		return "nats_away"
 	case errors.Is(err, stream.ErrPublicationSkipped):
 		return "publication_skipped"

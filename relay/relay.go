@@ -55,21 +55,28 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 			return nil, err
 		}
 		if t.Mark == outbox.MarkNone && cfg.Stream.Shared {
-			return nil, hint.Errorf("give the relay a stream of its own and nats.shared: false, or choose another mark",
+			return nil, hint.Errorf(
+				"give the relay a stream of its own and nats.shared: false, or choose another mark",
 				"outbox %s: mark none cannot share a stream: only the position in it says what was stored", t)
 		}
 		if cfg.Initial == "none" && (t.Mark != outbox.MarkUpdate || !t.Layout.Records()) {
-			return nil, hint.Errorf("delete the rows that shall not be published yourself, and leave postgres.initial out",
-				"postgres.initial: none marks rows instead of sending them, and says so in last_error: outbox %s needs mark: update and such a column for that", t)
+			return nil, hint.Errorf("delete the rows that shall not be published yourself, and leave "+
+				"postgres.initial out",
+				"postgres.initial: none marks rows instead of sending them, and says so in last_error: "+
+					"outbox %s needs mark: update and such a column for that", t)
 		}
 		if !t.Shard.All() && cfg.Stream.Shared {
-			return nil, hint.Errorf("give every shard a stream of its own, join them for consumers in a stream with sources, and leave nats.shared out",
-				"shard %s with nats.shared: the shards have one source, and take each other's messages for their own", t.Shard)
+			return nil, hint.Errorf("give every shard a stream of its own, join them for consumers in a "+
+				"stream with sources, and leave nats.shared out",
+				"shard %s with nats.shared: the shards have one source, and take each other's messages for "+
+					"their own", t.Shard)
 		}
 	}
 	if marks := marksOf(cfg.Outboxes); marks[outbox.MarkNone] && len(marks) > 1 {
-		return nil, hint.Errorf("run a relay of its own, with a slot and a stream of its own, for the outboxes with mark none",
-			"mark none beside another mark: the position in the stream decides about the one, the table about the other")
+		return nil, hint.Errorf("run a relay of its own, with a slot and a stream of its own, for the "+
+			"outboxes with mark none",
+			"mark none beside another mark: the position in the stream decides about the one, the table "+
+				"about the other")
 	}
 	if r.cfg.Mode == ModePoll {
 		if err := r.cfg.mayPoll(errModePoll); err != nil {

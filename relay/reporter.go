@@ -72,14 +72,16 @@ func (p *reporter) refused(ref outbox.Ref, eventType string, failure *publish.Ro
 	if p.limited("refused/"+name+"/"+failure.Class, 10*time.Second) {
 		return
 	}
-	p.log.Warn("a row cannot be delivered: its failure is recorded", zap.Stringer("row", ref), zap.String("event_type", eventType),
+	p.log.Warn("a row cannot be delivered: its failure is recorded", zap.Stringer("row", ref),
+		zap.String("event_type", eventType),
 		zap.String("class", failure.Class), zap.String("failure", failure.Reason))
 }
 
 // buried logs a row that has become a dead letter, and then one in ten seconds.
 func (p *reporter) buried(ref outbox.Ref, failure string) {
 	if !p.limited("buried", 10*time.Second) {
-		p.log.Warn("a row has become a dead letter: see `walpost dlq list`", zap.Stringer("row", ref), zap.String("failure", failure))
+		p.log.Warn("a row has become a dead letter: see `walpost dlq list`", zap.Stringer("row", ref),
+			zap.String("failure", failure))
 	}
 }
 
@@ -149,7 +151,8 @@ func (p *reporter) watchSteps(ctx context.Context) {
 		if polling {
 			message = "making the slot takes long: the tables are polled meanwhile"
 		}
-		p.log.Warn(message, zap.String("step", step), zap.Duration("for", took.Round(time.Second)), zap.Error(err))
+		p.log.Warn(message, zap.String("step", step), zap.Duration("for", took.Round(time.Second)),
+			zap.Error(err))
 	}
 }
 

@@ -77,16 +77,19 @@ func (t *retainer) start(ctx, held context.Context) (done chan struct{}) {
 func (t *retainer) pass(ctx context.Context) (busy bool) {
 	began := time.Now()
 	report, err := retention.Run(ctx, t.cfg.database(), retention.Options{
-		Tables: t.cfg.Outboxes, ArchiveAfter: t.cfg.Retention.ArchiveAfter, DropAfter: t.cfg.Retention.DropAfter,
+		Tables:       t.cfg.Outboxes,
+		ArchiveAfter: t.cfg.Retention.ArchiveAfter, DropAfter: t.cfg.Retention.DropAfter,
 	})
 	var archived int64
 	for _, of := range report.Tables {
 		archived += of.Archived
 	}
 	if archived+report.Purged+report.ExpiredKeys > 0 || len(report.Created)+len(report.Dropped) > 0 {
-		t.log.Info("retention", zap.Int64("rows_archived", archived), zap.Strings("months_created", report.Created),
+		t.log.Info("retention", zap.Int64("rows_archived", archived),
+			zap.Strings("months_created", report.Created),
 			zap.Strings("months_dropped", report.Dropped), zap.Int64("old_rows_deleted", report.Purged),
-			zap.Int64("expired_keys_deleted", report.ExpiredKeys), zap.Duration("took", time.Since(began).Round(time.Millisecond)))
+			zap.Int64("expired_keys_deleted", report.ExpiredKeys),
+			zap.Duration("took", time.Since(began).Round(time.Millisecond)))
 	}
 	if ctx.Err() == nil {
 		t.report(report.Complaints(), err)
@@ -104,7 +107,8 @@ func (t *retainer) report(notes []string, err error) {
 		notes = append(notes, text)
 	}
 	text, since := strings.Join(notes, "; "), time.Since(t.complained.at)
-	if text == "" || !t.complained.at.IsZero() && (since < reportEvery || text == t.complained.text && since < reportAgain) {
+	if text == "" || !t.complained.at.IsZero() &&
+		(since < reportEvery || text == t.complained.text && since < reportAgain) {
 		return
 	}
 	t.complained = complaint{text, time.Now()}

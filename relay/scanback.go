@@ -23,7 +23,8 @@ type backwardScan struct {
 }
 
 func scanBackward(
-	ctx context.Context, from *jetstream.Stream, rows *messageRows, info *jetstream.StreamInfo, o jetstream.ScanOptions,
+	ctx context.Context, from *jetstream.Stream, rows *messageRows,
+	info *jetstream.StreamInfo, o jetstream.ScanOptions,
 ) (*backwardScan, error) {
 	b := &backwardScan{rows: rows, marks: newMarksRead(), notShown: map[outbox.Ref]uint64{}}
 	b.sent.rows = map[outbox.Ref]struct{}{}

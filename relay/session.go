@@ -29,18 +29,19 @@ const drainTimeout = 10 * time.Second
 var errSynchronous = errors.New("the server waits for the relay as for a synchronous standby")
 
 // errReconnected: part of the answer may be the next connection's, which proves nothing.
-var errReconnected = errors.New("ask where the stream ends: the connection to NATS was lost and made again meanwhile")
+var errReconnected = errors.New(
+	"ask where the stream ends: the connection to NATS was lost and made again meanwhile")
 
-// session is one publisher and what flows into it. The leader's goroutine starts it, waits in run for its end, and
-// stops it; it sets the fields in the order in which they stand here. Beside it run
+// session is one publisher and what flows into it. The leader's goroutine starts it, waits in run for its
+// end, and stops it; it sets the fields in the order in which they stand here. Beside it run
 //
 //   - serverWatch, as long as replication runs
 //   - watchFacts, which looks at the tables, the publication and the stream
 //   - the marker
 //   - work: it heals, and then it is the reader of the WAL, with the poller beside it, or the poller
 //
-// Work sets handler before the poller begins. Who owns what inside the marker, the poller, the WAL handler and the
-// holds is said there.
+// Work sets handler before the poller begins. Who owns what inside the marker, the poller, the WAL handler
+// and the holds is said there.
 type session struct {
 	*reporter
 	*servers
@@ -258,10 +259,13 @@ func (s *session) close() {
 // open starts replication.
 func (s *session) open(ctx context.Context) (*stream.Session, error) {
 	wal, err := stream.Open(ctx, stream.Config{
-		URL: s.cfg.PostgresURL, Files: s.cfg.PostgresFiles, Slot: s.cfg.Slot, Publication: s.cfg.Publication, Tables: s.cfg.Outboxes, Log: s.log,
+		URL: s.cfg.PostgresURL, Files: s.cfg.PostgresFiles,
+		Slot: s.cfg.Slot, Publication: s.cfg.Publication, Tables: s.cfg.Outboxes, Log: s.log,
 		HeldBack: func(why string) {
 			if !s.limited("standby_slot", 30*time.Second) {
-				s.alarm("standby_slot", "PostgreSQL sends no WAL: it waits for a standby that synchronized_standby_slots names", zap.String("notice", why))
+				s.alarm("standby_slot",
+					"PostgreSQL sends no WAL: it waits for a standby that synchronized_standby_slots names",
+					zap.String("notice", why))
 			}
 		},
 	})
@@ -308,7 +312,9 @@ func (s *session) awaitStream(
 		}
 		if errors.Is(err, jetstream.ErrStreamNotFound) && !gone {
 			gone = true // maybe only now: a server that comes back may have lost its disk
-			s.alarm("stream_gone", "the stream does not exist any more; it is not recreated under a running relay", zap.Error(err))
+			s.alarm("stream_gone",
+				"the stream does not exist any more; it is not recreated under a running relay",
+				zap.Error(err))
 		}
 		sleep(ctx, 250*time.Millisecond)
 	}
@@ -328,7 +334,8 @@ func (s *session) fence(ctx context.Context) (*jetstream.StreamInfo, error) {
 		return nil, errReconnected
 	}
 	if s.past.conn = conn; doubt != nil && !s.limited("fence", time.Minute) {
-		s.log.Warn("it is not certain that everything sent before is stored: the session begins all the same", why(doubt)...)
+		s.log.Warn("it is not certain that everything sent before is stored: the session begins all the same",
+			why(doubt)...)
 	}
 	return info, nil
 }
@@ -339,8 +346,8 @@ func (s *servers) connection() string {
 	return fmt.Sprint(s.nc.ConnectedServerId(), "/", id)
 }
 
-// run works until work returns or the publisher or the marker fails, and then stops. Of its four goroutines the
-// marker's goes on until the publisher has drained.
+// run works until work returns or the publisher or the marker fails, and then stops. Of its four goroutines
+// the marker's goes on until the publisher has drained.
 func (s *session) run(ctx, held context.Context, work func(context.Context) error) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -368,8 +375,8 @@ func (s *session) run(ctx, held context.Context, work func(context.Context) erro
 	return s.stop(ctx, held, context.Cause(working), ended)
 }
 
-// stop ends what run has begun. Rows come to rest in the order in which they flow: the publisher drains, the marker
-// marks and records, and then the slot's position is confirmed.
+// stop ends what run has begun. Rows come to rest in the order in which they flow: the publisher drains, the
+// marker marks and records, and then the slot's position is confirmed.
 func (s *session) stop(ctx, held context.Context, cause error, ended <-chan struct{}) error {
 	if s.wal != nil && !s.db.Alive() {
 		s.wal.Close(false) // it may be known here before held is done
@@ -388,7 +395,8 @@ func (s *session) stop(ctx, held context.Context, cause error, ended <-chan stru
 func (s *session) keepPoison(refusals []publish.Refusal) {
 	for _, x := range refusals {
 		if x.Failure.Class == publish.RowDuplicate {
-			s.alarm("false_duplicate", "JetStream calls a message a duplicate that is not in the stream: its row is parked",
+			s.alarm("false_duplicate",
+				"JetStream calls a message a duplicate that is not in the stream: its row is parked",
 				zap.Stringer("row", x.Ref), zap.String("failure", x.Failure.Reason))
 		}
 		if x.Ref.Table.Mark == outbox.MarkNone {
@@ -439,7 +447,9 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	return cause
 }
 
-func (s *session) newPublisher(ctx context.Context, info *jetstream.StreamInfo, sys stream.System) (*publish.Publisher, error) {
+func (s *session) newPublisher(
+	ctx context.Context, info *jetstream.StreamInfo, sys stream.System,
+) (*publish.Publisher, error) {
 	recovered, timeline := s.recovered, sys.Timeline
 	if s.wal == nil { // see answerFirst
 		timeline = cmp.Or(recovered.tail.Timeline, sys.Parent(), timeline)
@@ -450,7 +460,8 @@ func (s *session) newPublisher(ctx context.Context, info *jetstream.StreamInfo, 
 		Window: s.cfg.Window, WindowBytes: s.cfg.WindowBytes,
 		Batching: s.batching(info), OneByOne: s.past.suspect,
 		Position: outbox.Position{
-			SystemID: sys.ID, Timeline: timeline, Commit: recovered.tail.Commit, N: recovered.tail.N, Passed: recovered.recoveryLSN,
+			SystemID: sys.ID, Timeline: timeline,
+			Commit: recovered.tail.Commit, N: recovered.tail.N, Passed: recovered.recoveryLSN,
 		},
 		OnStored: s.onStored, IsGenuine: s.isGenuine,
 	})
@@ -487,7 +498,8 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 		return nil
 	}
 	// The last publisher's own messages may stand behind it.
-	foreign := s.recovered.found.Foreign > 0 && (s.recovered.found.Foreign == lastSeq || s.past.chained && s.recovered.found.Foreign > s.past.base)
+	foreign := s.recovered.found.Foreign > 0 &&
+		(s.recovered.found.Foreign == lastSeq || s.past.chained && s.recovered.found.Foreign > s.past.base)
 	if foreign {
 		s.alarm("foreign_message", "somebody else writes to the stream that belongs to this relay alone")
 	}
@@ -502,5 +514,7 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 	}
 	s.past.rivals = 0
 	s.alarm("rival", "another relay of this source writes to the stream: standing by")
-	return hint.Errorf("give every database a source of its own, and every relay of one database the same slot name", "%w", ErrRival)
+	return hint.Errorf(
+		"give every database a source of its own, and every relay of one database the same slot name",
+		"%w", ErrRival)
 }

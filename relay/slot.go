@@ -43,8 +43,11 @@ func (k *slotKeeper) leave(ctx context.Context, db *table.DB) bool {
 		err = errNotStreamed
 	}
 	if err != nil && !k.limited("slot_left", 10*time.Minute) {
-		k.alarm("slot_left", "the relay polls, and the slot of its name is not dropped: it makes the server keep WAL",
-			zap.String("slot", k.cfg.Slot), zap.Error(err), zap.String("hint", fmt.Sprintf("where no other program needs it, SELECT pg_drop_replication_slot('%s')", k.cfg.Slot)))
+		k.alarm("slot_left",
+			"the relay polls, and the slot of its name is not dropped: it makes the server keep WAL",
+			zap.String("slot", k.cfg.Slot), zap.Error(err),
+			zap.String("hint", fmt.Sprintf(
+				"where no other program needs it, SELECT pg_drop_replication_slot('%s')", k.cfg.Slot)))
 	}
 	return err == nil || !streamed
 }
@@ -68,14 +71,17 @@ func (s *servers) hasStreamed(ctx context.Context) (streamed bool, err error) {
 
 // unusable reports whether a session has ended because of its slot.
 func unusable(err error) bool {
-	return errors.Is(err, errOverBudget) || errors.Is(err, stream.ErrPublicationSkipped) || errors.Is(err, stream.ErrUndecodable) ||
-		errors.Is(err, errUnsendable) || errors.Is(err, stream.ErrSlotLost) || errors.Is(err, stream.ErrBeforePublication)
+	return errors.Is(err, errOverBudget) || errors.Is(err, errUnsendable) ||
+		errors.Is(err, stream.ErrPublicationSkipped) || errors.Is(err, stream.ErrUndecodable) ||
+		errors.Is(err, stream.ErrSlotLost) || errors.Is(err, stream.ErrBeforePublication)
 }
 
 // alarmForeign: with mark none there is nothing to deliver meanwhile.
 func (k *slotKeeper) alarmForeign(cause error) error {
 	if !k.limited("slot_foreign", time.Minute) {
-		k.alarm("slot_foreign", "another program has a slot of the relay's name: it is left alone, and the relay has none", why(cause)...)
+		k.alarm("slot_foreign",
+			"another program has a slot of the relay's name: it is left alone, and the relay has none",
+			why(cause)...)
 	}
 	if k.cfg.bare() {
 		return cause
@@ -86,7 +92,9 @@ func (k *slotKeeper) alarmForeign(cause error) error {
 // makeAnswered makes a temporary slot, has answer wait until the tables have nothing from before it, and
 // copies it. A relay that ends on the way leaves nothing. While a table lacks a column of its
 // layout there is no slot: the next row would have it given up.
-func (k *slotKeeper) makeAnswered(ctx context.Context, db *table.DB, answer func(context.Context) error) error {
+func (k *slotKeeper) makeAnswered(
+	ctx context.Context, db *table.DB, answer func(context.Context) error,
+) error {
 	if err := checkColumns(ctx, db, k.cfg.Outboxes); err != nil {
 		return err
 	}
@@ -138,7 +146,9 @@ func (k *slotKeeper) createBare(ctx context.Context, slots *stream.Slots, cause 
 	}
 	// Only now: until there is a slot, every event is lost.
 	if sent, err := k.hasSent(ctx); sent || err != nil || !errors.Is(cause, stream.ErrNoSlot) {
-		k.alarm("wal_lost", "with mark none only the WAL had the events: those that the slot had not brought yet are lost", zap.Error(cause))
+		k.alarm("wal_lost",
+			"with mark none only the WAL had the events: those that the slot had not brought yet are lost",
+			zap.Error(cause))
 	}
 	return errModeChanged
 }

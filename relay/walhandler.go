@@ -277,7 +277,9 @@ func (h *walHandler) askRecords(ctx context.Context, evs ...*outbox.Event) (asOf
 	})
 }
 
-func (h *walHandler) lookUp(ctx context.Context, t *outbox.Table, rows []table.Row) (states []table.State, err error) {
+func (h *walHandler) lookUp(
+	ctx context.Context, t *outbox.Table, rows []table.Row,
+) (states []table.State, err error) {
 	err = h.patiently(ctx, t, func() error {
 		states, err = h.db.LookUp(ctx, t, rows)
 		return err
@@ -358,7 +360,9 @@ func (h *walHandler) record(ctx context.Context, rows []pendingRow) error {
 
 // refuse records a row that cannot be sent. Nothing waits for it but its
 // transaction, except where only the dead letters will ever know of it.
-func (h *walHandler) refuse(ctx context.Context, ev *outbox.Event, txn *stream.Txn, failure *publish.RowError) error {
+func (h *walHandler) refuse(
+	ctx context.Context, ev *outbox.Event, txn *stream.Txn, failure *publish.RowError,
+) error {
 	if ev.Table.Mark == outbox.MarkNone {
 		if err := h.db.Bury(ctx, ev, failure.Error()); err != nil {
 			return err

@@ -22,8 +22,10 @@ func refuseSynchronous(ctx context.Context, p *reporter, db *table.DB, wal *stre
 	if sync == "" || sync == "async" {
 		return nil
 	}
-	p.alarm("synchronous", "synchronous_standby_names includes the relay: replication ends", zap.String("sync_state", sync))
-	return hint.Errorf("name the real standbys in synchronous_standby_names instead of '*'", "%w (sync_state %s)", errSynchronous, sync)
+	p.alarm("synchronous", "synchronous_standby_names includes the relay: replication ends",
+		zap.String("sync_state", sync))
+	return hint.Errorf("name the real standbys in synchronous_standby_names instead of '*'",
+		"%w (sync_state %s)", errSynchronous, sync)
 }
 
 // serverWatch looks at the walsender and at the slot of a session, once a second. The goroutine that runs it
@@ -84,7 +86,8 @@ func (w *serverWatch) hear(ctx context.Context) error {
 		return nil
 	}
 	if w.since++; w.since == silentLooks {
-		w.alarm("walsender_silent", "the walsender has read no WAL and taken no standby status for half a minute: nothing is delivered until it does",
+		w.alarm("walsender_silent", "the walsender has read no WAL and taken no standby status for half a "+
+			"minute: nothing is delivered until it does",
 			zap.Uint32("pid", pid), zap.String("waits_for", waits))
 		w.interrupted = w.status.interrupt("wait for the walsender")
 	}
@@ -105,5 +108,6 @@ func (w *serverWatch) checkBudget(ctx context.Context) error {
 	if w.keeps() {
 		return nil
 	}
-	return fmt.Errorf("%w: %d bytes, postgres.max_retained_wal is %d", errOverBudget, slot.Retained, w.cfg.MaxRetainedWAL)
+	return fmt.Errorf("%w: %d bytes, postgres.max_retained_wal is %d", errOverBudget, slot.Retained,
+		w.cfg.MaxRetainedWAL)
 }
