@@ -72,16 +72,16 @@ type statusReport struct {
 }
 
 type relayStatus struct {
-	Mode       string         `json:"mode"`
-	Lock       *table.Session `json:"lock"`
-	StandingBy *int           `json:"standing_by"`
+	Mode       string      `json:"mode"`
+	Lock       *pg.Session `json:"lock"`
+	StandingBy *int        `json:"standing_by"`
 }
 
 type slotStatus struct {
 	Name   string `json:"name"`
 	Exists bool   `json:"exists"`
-	*table.SlotState
-	Walsender *table.Session `json:"walsender"`
+	*pg.SlotState
+	Walsender *pg.Session `json:"walsender"`
 }
 
 // streamed reports whether something reads the slot. One that is being created is in use, too, and has

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/pg"
-	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -92,7 +91,7 @@ func (s sheet) relay(r *relayStatus) {
 }
 
 // sessionText names a server process.
-func sessionText(p *table.Session) string {
+func sessionText(p *pg.Session) string {
 	text := fmt.Sprintf("process %d", p.PID)
 	if p.Application != "" {
 		text += ", " + p.Application
@@ -152,7 +151,7 @@ func (s sheet) slot(label string, slot *slotStatus) {
 }
 
 // slotTraits are a slot's kind, and what is out of the ordinary.
-func slotTraits(s *table.SlotState) []string {
+func slotTraits(s *pg.SlotState) []string {
 	traits := []string{s.Type}
 	if s.Plugin != "" {
 		traits = []string{s.Plugin, "database " + s.Database}

@@ -21,6 +21,7 @@ const (
 // DB is a connection to a database, as the relay works on one: statements take turns, are short and look rows
 // up by key. It is safe for concurrent use: mu guards conn, xid and lost.
 type DB struct {
+	slot  string        // of the relay; it names the advisory lock
 	limit time.Duration // of a statement, by the server
 
 	// mu guards what follows: one statement at a time.
@@ -31,9 +32,10 @@ type DB struct {
 	unbound bool   // see Unbind
 }
 
-// NewDB takes a connection over. The server ends a statement that takes longer than limit.
-func NewDB(ctx context.Context, conn *pgx.Conn, limit time.Duration) (*DB, error) {
-	db := &DB{conn: conn, limit: limit}
+// NewDB takes a connection over. slot is the relay's. The server ends a statement that takes longer than
+// limit.
+func NewDB(ctx context.Context, conn *pgx.Conn, slot string, limit time.Duration) (*DB, error) {
+	db := &DB{conn: conn, slot: slot, limit: limit}
 	return db, db.prepare(ctx)
 }
 

@@ -3,7 +3,6 @@ package table
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 	"sync"
@@ -35,8 +34,7 @@ type Config struct {
 // statements take turns.
 type DB struct {
 	*pg.DB
-	slot string
-	own  ownTables
+	own ownTables
 
 	portion portionSize // of statements that hash rows
 	marks   sync.Map    // the statement that marks, by outbox.Table: to write it costs as much as to mark some rows
@@ -48,8 +46,8 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	db := &DB{slot: cfg.Slot}
-	if db.DB, err = pg.NewDB(ctx, conn, statementLimit); err == nil {
+	db := &DB{}
+	if db.DB, err = pg.NewDB(ctx, conn, cfg.Slot, statementLimit); err == nil {
 		db.own, err = findOwn(ctx, conn, cfg.Schema)
 	}
 	if err != nil {
@@ -94,27 +92,6 @@ func explainConnect(err error) error {
 		return hint.Wrap(err, "check host and port of postgres.url, and that a PostgreSQL server answers there")
 	}
 	return err
-}
-
-// lockKeySQL is the key of the advisory lock.
-func (db *DB) lockKeySQL() string {
-	return "hashtextextended(" + pg.QuoteLiteral("walpost/"+db.slot) + ", 0)"
-}
-
-// tryLockSQL names the slot, and takes no argument: by this text in pg_stat_activity those are counted that stand by.
-func (db *DB) tryLockSQL() string { return "SELECT pg_try_advisory_lock(" + db.lockKeySQL() + ")" }
-
-// TryLock takes the lock that makes this relay the active one. It reports false
-// where another relay holds it.
-func (db *DB) TryLock(ctx context.Context) (bool, error) {
-	var ok bool
-	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		return conn.QueryRow(ctx, db.tryLockSQL()).Scan(&ok)
-	})
-	if err != nil {
-		return false, fmt.Errorf("take advisory lock: %w", err)
-	}
-	return ok, nil
 }
 
 // Away reports whether a connection to the server could not be made, or was lost without a

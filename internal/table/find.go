@@ -205,18 +205,3 @@ func (db *DB) Overdue(ctx context.Context, t *outbox.Table, ids []string, by tim
 	}
 	return overdue, nil
 }
-
-// Confirmed is the slot's confirmed LSN; active is false where nobody streams it, or
-// where there is none.
-func (db *DB) Confirmed(ctx context.Context, slot string) (lsn outbox.LSN, active bool, err error) {
-	var text string
-	err = db.QueryRow(ctx, []any{&text, &active}, `SELECT coalesce(max(confirmed_flush_lsn)::text, '0/0'), coalesce(bool_or(active), false)
-		FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()`, slot)
-	if err == nil {
-		lsn, err = outbox.ParseLSN(text)
-	}
-	if err != nil {
-		return 0, false, fmt.Errorf("read slot %q: %w", slot, err)
-	}
-	return lsn, active, nil
-}

@@ -461,7 +461,7 @@ func TestSlotGauges(t *testing.T) {
 	db, err := table.Open(t.Context(), cfg)
 	b.must(err)
 	defer db.Close()
-	if g, err := db.Slot(t.Context()); err != nil || g != (table.SlotGauges{Safe: -1}) {
+	if g, err := db.Slot(t.Context()); err != nil || g != (pg.SlotGauges{Safe: -1}) {
 		t.Errorf("without a slot: %+v, %v", g, err)
 	}
 	b.exec(`SELECT pg_create_logical_replication_slot('gauges', 'pgoutput')`)
