@@ -24,33 +24,16 @@ import (
 // wrong at the start is said at once, and leaves no trace. It may be called again
 // where it has failed.
 func (s *starter) prepare(ctx context.Context) error {
-	db, err := s.openDirect(ctx)
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	defer context.AfterFunc(ctx, db.Cut)() // there is nothing to drain
-	streams, publication, err := s.checkDatabase(ctx, db)
-	if err != nil {
-		return err
-	}
-	if err := s.identify(ctx, db, streams); err != nil {
-		return err
-	}
-	if db.AnyBytes() {
-		s.envelope.CheckText()
-	}
-	create, err := s.checkStream(ctx, db)
-	if err == nil {
-		err = s.checkInitial(ctx, db, streams, create)
-	}
+	x := &checker{starter: s}
+	defer x.close()
+	err := x.checks().Start(ctx)
 	// The stream first: only its server knows whether it can be created, while the
 	// privileges for the publication have been checked.
-	if err == nil && create {
+	if err == nil && x.creates {
 		err = s.createStream(ctx)
 	}
-	if err == nil && publication {
-		err = createPublication(ctx, s.reporter, db, s.cfg)
+	if err == nil && x.createsPublication {
+		err = createPublication(ctx, s.reporter, x.db, s.cfg)
 	}
 	if err != nil && s.nc != nil {
 		s.disconnect(ctx)
@@ -67,6 +50,7 @@ func (s *starter) disconnect(ctx context.Context) {
 	case <-closed:
 	case <-ctx.Done(): // the server had closed it for good
 	}
+	s.nc = nil
 }
 
 func (s *starter) openDirect(ctx context.Context) (*table.DB, error) {
@@ -74,29 +58,6 @@ func (s *starter) openDirect(ctx context.Context) (*table.DB, error) {
 		return nil, err
 	}
 	return table.Open(ctx, s.cfg.database())
-}
-
-// checkDatabase reports whether the WAL can be read, and whether the publication is
-// still to be created.
-func (s *starter) checkDatabase(ctx context.Context, db *table.DB) (streams, create bool, err error) {
-	streams, err = s.way(stream.CheckServer(ctx, db.Conn(), s.cfg.Slot))
-	if err != nil {
-		return false, false, err
-	}
-	for _, t := range s.cfg.Outboxes {
-		if err := db.CheckTable(ctx, t); err != nil {
-			return false, false, err
-		}
-		s.warnAboutLimits(t)
-	}
-	if !streams {
-		return false, false, nil
-	}
-	err = stream.CheckPublication(ctx, db.Conn(), s.cfg.Publication, s.cfg.Outboxes)
-	if errors.Is(err, stream.ErrNoPublication) {
-		return true, true, stream.MayCreatePublication(ctx, db.Conn(), s.cfg.Publication, s.cfg.Outboxes)
-	}
-	return true, false, err
 }
 
 // way reports how the rows are got at a server of which err is the first problem, nil
@@ -153,15 +114,6 @@ func limits(t *outbox.Table) (f check.Findings) {
 // counts reports whether ids of the type tell which row came first.
 func counts(idType string) bool {
 	return strings.HasPrefix(idType, "numeric") || slices.Contains([]string{"smallint", "integer", "bigint"}, idType)
-}
-
-// identify learns the default source.
-func (s *starter) identify(ctx context.Context, db *table.DB, streams bool) error {
-	sys, _, err := s.system(ctx, db, streams)
-	if err != nil {
-		return err
-	}
-	return s.nameSource(sys)
 }
 
 // system identifies the server. Where the WAL can be read it takes the road of every
@@ -225,22 +177,6 @@ func (s *starter) connect(ctx context.Context) (err error) {
 	s.subjects = publish.NewSubjects(s.template)
 	s.stream, err = jetstream.NewStream(s.nc, s.cfg.Stream)
 	return err
-}
-
-// checkStream connects to NATS and reports whether the stream is to be created.
-func (s *starter) checkStream(ctx context.Context, db *table.DB) (create bool, err error) {
-	if err := s.connect(ctx); err != nil {
-		return false, err
-	}
-	info, findings, err := s.stream.Check(ctx)
-	s.sayWeaknesses(findings)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return true, s.mayCreateStream(ctx, db, err)
-	}
-	if err == nil {
-		s.created = info.Created
-	}
-	return false, err
 }
 
 // mayCreateStream: only where no row is marked yet. A stream that is missing

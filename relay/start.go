@@ -34,7 +34,6 @@ type starter struct {
 // begin prepares, and waits for servers that are away. It fails with what somebody has to put right.
 func (s *starter) begin(ctx context.Context) error {
 	s.status.set(stateStarting, nil)
-	s.sayUnverified()
 	b := backoff{least: 100 * time.Millisecond, most: 5 * time.Second}
 	said := ""
 	for {

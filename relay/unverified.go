@@ -3,8 +3,6 @@ package relay
 import (
 	"strings"
 
-	"go.uber.org/zap"
-
 	"github.com/walpost/walpost/internal/check"
 )
 
@@ -20,10 +18,4 @@ func (s *starter) unverified() (f check.Findings) {
 			"NATS at "+strings.Join(hosts, ", "))
 	}
 	return f
-}
-
-func (s *starter) sayUnverified() {
-	for _, f := range s.unverified() {
-		s.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
-	}
 }

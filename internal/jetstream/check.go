@@ -29,7 +29,13 @@ func (s *Stream) Judge(info *StreamInfo) (check.Findings, error) {
 	now := &judge{cfg: s.cfg, c: &info.Config}
 	now.consumers(info.Consumers)
 	found = append(found, now.Findings...)
-	return found, refusal(s.cfg.Name, found)
+	refused := refusal(s.cfg.Name, found)
+	for i := range found {
+		if found[i].Level == check.Error {
+			found[i].Err = refused // a start names them all
+		}
+	}
+	return found, refused
 }
 
 func refusal(stream string, found check.Findings) error {

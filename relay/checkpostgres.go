@@ -1,0 +1,263 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
+)
+
+// checkTLS looks at the configuration alone. A start warns once, however often it tries.
+func (x *checker) checkTLS(context.Context) check.Findings {
+	found := x.unverified()
+	for _, f := range found {
+		if !x.limited(f.Code, math.MaxInt64) {
+			x.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
+		}
+	}
+	return found
+}
+
+func (x *checker) checkConnection(ctx context.Context) (f check.Findings) {
+	db, err := x.openDirect(ctx)
+	if err != nil {
+		f.Failed(check.Error, "pg-unreachable", err)
+		return f
+	}
+	x.db = db
+	x.uncut = context.AfterFunc(ctx, db.Cut) // there is nothing to drain
+	return nil
+}
+
+func (x *checker) findRelay(ctx context.Context) (f check.Findings) {
+	if x.db == nil {
+		return nil
+	}
+	holder, err := x.db.LockHolder(ctx)
+	f.Failed(check.Error, "pg-unreachable", err)
+	x.held = holder != nil
+	return f
+}
+
+// checkServer tells what way makes of each problem. What only streaming needs is none where
+// the tables are polled, unless it comes first.
+func (x *checker) checkServer(ctx context.Context) (f check.Findings) {
+	if x.db == nil {
+		return nil
+	}
+	problems, err := stream.ServerProblems(ctx, x.db.Conn(), x.cfg.Slot)
+	if err != nil {
+		f.Failed(check.Error, "pg-unreachable", err)
+		return f
+	}
+	x.answers = true
+	var refused error
+	x.streams, refused = x.way(problems.FirstError())
+	f.Failed(check.Error, "pg-unreachable", refused)
+	for i, p := range problems {
+		cannot := errors.Is(p.Err, stream.ErrCannotStream)
+		switch {
+		case i == 0 && refused != nil:
+		case cannot && x.cfg.Mode == ModePoll:
+		case cannot && x.cfg.Mode == ModeAuto, errors.Is(p.Err, stream.ErrNoFreeSlot) && !x.streams:
+			f.Failed(check.Warn, "pg-unreachable", p.Err)
+		default:
+			f = append(f, p)
+		}
+	}
+	for _, p := range problems {
+		// Else what needs the WAL has no answer.
+		x.streams = x.streams && !errors.Is(p.Err, stream.ErrCannotStream)
+		x.standby = x.standby || p.Code == "pg-standby"
+	}
+	return f
+}
+
+// describeServer comes before there is a replication connection of its own.
+func (x *checker) describeServer(ctx context.Context) check.Findings {
+	if !x.answers {
+		return nil
+	}
+	found, err := stream.DescribeServer(ctx, x.db.Conn(), x.streams && !x.held)
+	found.Failed(check.Error, "pg-unreachable", err)
+	return found
+}
+
+func (x *checker) checkTable(ctx context.Context, t *outbox.Table) (f check.Findings) {
+	if !x.answers {
+		return nil
+	}
+	problems, err := x.db.TableProblems(ctx, t)
+	if err != nil {
+		f.Failed(check.Error, "table-unreadable", err)
+		return f
+	}
+	if len(problems) == 0 {
+		x.tables = append(x.tables, t)
+	}
+	return problems
+}
+
+// checkLimits needs the type of the ids.
+func (x *checker) checkLimits(_ context.Context, t *outbox.Table) check.Findings {
+	if !x.answers || t.IDType == "" {
+		return nil
+	}
+	x.warnAboutLimits(t)
+	return limits(t).About("outbox " + t.String())
+}
+
+func (x *checker) checkIndexes(ctx context.Context, t *outbox.Table) check.Findings {
+	if !slices.Contains(x.tables, t) {
+		return nil
+	}
+	found, err := x.db.IndexFindings(ctx, t)
+	found.Failed(check.Warn, "table-unreadable", err)
+	return found
+}
+
+func (x *checker) countPending(ctx context.Context, t *outbox.Table) (f check.Findings) {
+	if !slices.Contains(x.tables, t) || t.Mark == outbox.MarkNone {
+		return nil
+	}
+	n, err := x.db.PendingCount(ctx, t, initialLimit+1)
+	f.Failed(check.Warn, "table-unreadable", err)
+	if n > 0 {
+		f.Note("table-pending", "", "outbox %s: %s pending", t, atMost(n, initialLimit, "row is", "rows are"))
+	}
+	return f
+}
+
+// letterLimit is where counting dead letters ends.
+const letterLimit = 100_000
+
+func (x *checker) countDeadLetters(ctx context.Context) (f check.Findings) {
+	if len(x.tables) == 0 {
+		return nil
+	}
+	n, err := x.db.DeadLetterCount(ctx, letterLimit+1)
+	f.Failed(check.Warn, "table-unreadable", err)
+	if n > 0 {
+		f.Warning("table-dead-letters",
+			"`walpost dlq list` shows them; retry them when their cause is gone, or discard them",
+			"%s in %s", atMost(n, letterLimit, "dead letter is", "dead letters are"), table.DeadLetters)
+	}
+	return f
+}
+
+func atMost(n, limit int, one, many string) string {
+	switch {
+	case n == 1:
+		return "1 " + one
+	case n > limit:
+		return fmt.Sprintf("more than %d %s", limit, many)
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+func (x *checker) checkSchemas(ctx context.Context) check.Findings {
+	if !x.answers {
+		return nil
+	}
+	found, err := x.db.WritableSchemas(ctx, x.cfg.Outboxes)
+	found.Failed(check.Error, "pg-unreachable", err)
+	return found
+}
+
+// checkPublication: a standby cannot answer.
+func (x *checker) checkPublication(ctx context.Context) (f check.Findings) {
+	if !x.streams || x.standby {
+		return nil
+	}
+	problems, err := stream.PublicationProblems(ctx, x.db.Conn(), x.cfg.Publication, x.cfg.Outboxes)
+	if errors.Is(err, stream.ErrNoPublication) {
+		if !x.whole() {
+			return nil // what the tables lack comes first
+		}
+		err = stream.MayCreatePublication(ctx, x.db.Conn(), x.cfg.Publication, x.tables)
+		if x.createsPublication = err == nil; x.createsPublication {
+			f.Note("publication-missing", "", "publication %q does not exist: a start creates it", x.cfg.Publication)
+		}
+	}
+	f.Failed(check.Error, "pg-unreachable", err)
+	return append(f, problems...)
+}
+
+// checkReplication opens a replication connection as a session would, and learns the default source.
+func (x *checker) checkReplication(ctx context.Context) (f check.Findings) {
+	if !x.answers || x.standby {
+		return nil
+	}
+	sys, why, err := x.system(ctx, x.db, x.streams)
+	x.why = why
+	f.Failed(check.Error, "pg-replication-connection", err)
+	if err != nil {
+		return f
+	}
+	err = x.nameSource(sys)
+	f.Failed(check.Error, "pg-system-identifier", err)
+	if x.named = err == nil; x.named && x.db.AnyBytes() {
+		x.envelope.CheckText()
+	}
+	return f
+}
+
+// checkPolled: a start that polls for this reason logs it when its term begins.
+func (x *checker) checkPolled(context.Context) (f check.Findings) {
+	f.Failed(check.Warn, "pg-replication-connection", x.why)
+	x.streams = x.streams && x.why == nil
+	return f
+}
+
+func (x *checker) checkSettings(ctx context.Context) check.Findings {
+	if !x.streams || x.standby {
+		return nil
+	}
+	found, err := stream.Examine(ctx, x.db.Conn(), stream.Examination{
+		Slot: x.cfg.Slot, Publication: x.cfg.Publication, Tables: x.cfg.Outboxes,
+		MaxRetainedWAL: x.cfg.MaxRetainedWAL, Held: x.held,
+	})
+	found.Failed(check.Error, "pg-unreachable", err)
+	return found
+}
+
+func (x *checker) compareClocks(ctx context.Context) (f check.Findings) {
+	if !x.answers {
+		return nil
+	}
+	ahead, give, err := x.db.ClockDifference(ctx)
+	if err != nil {
+		f.Failed(check.Error, "pg-unreachable", err)
+		return f
+	}
+	is := "ahead of"
+	if ahead < 0 {
+		ahead, is = -ahead, "behind"
+	}
+	if ahead <= give {
+		f.Note("pg-clock", "", "PostgreSQL's clock and this machine's agree (give or take %s)", give.Round(time.Microsecond))
+		return f
+	}
+	f.Note("pg-clock", "",
+		"PostgreSQL's clock is %s %s this machine's (give or take %s): walpost_commit_to_ack_seconds is off by that",
+		ahead.Round(time.Microsecond), is, give.Round(time.Microsecond))
+	return f
+}
+
+// checkPending is the last: it needs both servers.
+func (x *checker) checkPending(ctx context.Context) (f check.Findings) {
+	if !x.whole() || !x.named || !x.creates && x.info == nil {
+		return nil
+	}
+	f.Failed(check.Error, "table-unreadable", x.checkInitial(ctx, x.db, x.streams, x.creates))
+	return f
+}
