@@ -185,7 +185,8 @@ func (x *checker) checkPublication(ctx context.Context) (f check.Findings) {
 		}
 		err = stream.MayCreatePublication(ctx, x.db.Conn(), x.cfg.Publication, x.tables)
 		if x.createsPublication = err == nil; x.createsPublication {
-			f.Note("publication-missing", "", "publication %q does not exist: a start creates it", x.cfg.Publication)
+			f.Note("publication-missing", "",
+				"publication %q does not exist: a start creates it", x.cfg.Publication)
 		}
 	}
 	f.Failed(check.Error, "pg-unreachable", err)
@@ -244,17 +245,19 @@ func (x *checker) compareClocks(ctx context.Context) (f check.Findings) {
 		ahead, is = -ahead, "behind"
 	}
 	if ahead <= give {
-		f.Note("pg-clock", "", "PostgreSQL's clock and this machine's agree (give or take %s)", give.Round(time.Microsecond))
+		f.Note("pg-clock", "", "PostgreSQL's clock and this machine's agree (give or take %s)",
+			give.Round(time.Microsecond))
 		return f
 	}
 	f.Note("pg-clock", "",
-		"PostgreSQL's clock is %s %s this machine's (give or take %s): walpost_commit_to_ack_seconds is off by that",
+		"PostgreSQL's clock is %s %s this machine's (give or take %s): "+
+			"walpost_commit_to_ack_seconds is off by that",
 		ahead.Round(time.Microsecond), is, give.Round(time.Microsecond))
 	return f
 }
 
-// checkPending is the last: it needs both servers.
-func (x *checker) checkPending(ctx context.Context) (f check.Findings) {
+// checkInitialRows is the last: it needs both servers.
+func (x *checker) checkInitialRows(ctx context.Context) (f check.Findings) {
 	if !x.whole() || !x.named || !x.creates && x.info == nil {
 		return nil
 	}

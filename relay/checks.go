@@ -31,7 +31,7 @@ func (x *checker) checks() check.List {
 	list := check.List{
 		check.StartAndDoctor("TLS of both connections", x.checkTLS),
 		check.StartAndDoctor("connection to PostgreSQL", x.checkConnection),
-		check.DoctorOnly("is a relay at work", x.findRelay),
+		check.DoctorOnly("whether a relay is at work", x.findRelay),
 		check.StartAndDoctor("server: version, encoding, wal_level, role, a free slot", x.checkServer),
 		check.DoctorOnly("server: its name, slots and walsenders in use", x.describeServer),
 	}
@@ -47,18 +47,18 @@ func (x *checker) checks() check.List {
 		check.DoctorOnly("schemas of search_path that others may write to", x.checkSchemas),
 		check.StartAndDoctor("publication", x.checkPublication),
 		check.StartAndDoctor("replication connection, slot, system identifier", x.checkReplication),
-		check.DoctorOnly("replication connection: whether the tables are polled instead", x.checkPolled),
-		check.DoctorOnly("settings for WAL and standbys; use, age and publication of the slot", x.checkSettings),
+		check.DoctorOnly("whether the tables are polled for want of a replication connection", x.checkPolled),
+		check.DoctorOnly("settings, slot and publication beyond what a start needs", x.checkSettings),
 		check.DoctorOnly("clocks", x.compareClocks),
 		check.StartAndDoctor("connection to NATS", x.checkNATS),
 		check.StartAndDoctor("stream: configuration; whether a missing one may be created", x.checkStream),
 		check.DoctorOnly("stream: whether the server lets a missing one be created", x.checkCreatable),
 		check.DoctorOnly("nats-server: version, limits, permissions", x.checkPermissions),
-		check.StartAndDoctor("postgres.initial for rows that are pending at a first start", x.checkPending))
+		check.StartAndDoctor("postgres.initial at a first start", x.checkInitialRows))
 }
 
-// checker makes the checks of one start, or of doctor. A check sets fields, and those after it read them. What a
-// start logs of the findings is logged by the checks; doctor's relay has no log.
+// checker makes the checks of one start, or of doctor. A check sets fields, and those after it read them.
+// The checks log what a start says of its findings; doctor's relay has no log.
 type checker struct {
 	*starter
 

@@ -29,3 +29,13 @@ func (r *Relay) Moved() int {
 	defer m.mu.Unlock()
 	return len(m.taken) + len(m.polled)
 }
+
+// DoctorsOwnChecks are the names of the checks that a start does not make.
+func (r *Relay) DoctorsOwnChecks() (names []string) {
+	for _, c := range (&checker{starter: r.newStarter(nil)}).checks() {
+		if c.Doctor {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}

@@ -1,6 +1,7 @@
 package badinput
 
 import (
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -246,7 +248,8 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// connection is one of the test's own, in replication mode where that is "database".
+// connection is one of the test's own, in replication mode where that is "database". It waits for a walsender that a
+// command before it has left and that is not gone yet.
 func (s *site) connection(database, replication string) *pgconn.PgConn {
 	s.t.Helper()
 	url := s.pg.URL(database)
@@ -254,6 +257,14 @@ func (s *site) connection(database, replication string) *pgconn.PgConn {
 		url += "&replication=" + replication
 	}
 	conn, err := pgconn.Connect(s.t.Context(), url)
+	full := func() bool {
+		var refused *pgconn.PgError
+		return errors.As(err, &refused) && refused.Code == pgerrcode.TooManyConnections
+	}
+	for deadline := time.Now().Add(testenv.Patience); full() && time.Now().Before(deadline); {
+		time.Sleep(20 * time.Millisecond)
+		conn, err = pgconn.Connect(s.t.Context(), url)
+	}
 	s.must(err)
 	s.t.Cleanup(func() { _ = conn.Close(s.t.Context()) })
 	return conn
