@@ -36,7 +36,7 @@ func (d *Decoder) Abridge(dst []byte, r io.Reader, n, payload int) ([]byte, erro
 	}
 	relation := d.relations[a.uint32()]
 	if kind != 'I' {
-		relation = nil // nobody wants its values
+		relation = nil // its values are not used
 	}
 	for ; tuples > 0 && a.left > 0 && a.err == nil; tuples-- {
 		a.tuple(relation)

@@ -65,7 +65,7 @@ func (d *Decoder) message(c *cursor) (Message, error) {
 	return Message{}, c.err
 }
 
-// tuple reads over a row that nobody wants.
+// tuple skips a row.
 func (c *cursor) tuple() {
 	for n := c.uint16(); n > 0 && c.err == nil; n-- {
 		switch kind := c.uint8(); kind {

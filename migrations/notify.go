@@ -16,9 +16,9 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// CREATE TRIGGER waits for whoever writes to the table, DROP TRIGGER for whoever
-// uses it, and the producers who come after wait behind it: for notifyLock at
-// most, and then they have as long to themselves, notifyAttempts times.
+// CREATE TRIGGER waits for transactions that write to the table, DROP TRIGGER for all that use it. Producers
+// that come later wait behind it, for notifyLock at most. They then have as long a pause, notifyAttempts
+// times.
 const (
 	notifyLock     = 500 * time.Millisecond
 	notifyAttempts = 20
@@ -158,7 +158,7 @@ func (r *Runner) notified(ctx context.Context, schema string) (tables []string, 
 	return tables, exists, rows.Err()
 }
 
-// withNotifyLock runs f on a connection of its own, while no other runner does the same.
+// withNotifyLock runs f on one connection, under a lock that keeps other runners from doing the same.
 func (r *Runner) withNotifyLock(ctx context.Context, f func(*sql.Conn) error) error {
 	conn, err := r.db.Conn(ctx)
 	if err != nil {

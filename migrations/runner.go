@@ -84,8 +84,8 @@ func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
 	return applied(done, err), explain(err)
 }
 
-// Down takes back what was applied above the version, or with [OneStep] what was applied last, newest first.
-// It takes nothing back where one of the tables still holds something undelivered or unexpired.
+// Down reverts the migrations above the version, newest first, or with [OneStep] the last one. It reverts
+// nothing where one of the tables still holds undelivered or unexpired rows.
 func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 	if to != OneStep {
 		if err := checkTarget(to, 0); err != nil {

@@ -12,8 +12,8 @@ import (
 // size is fixed, because rows are hostile: the relay keeps the keys of all aggregates that it holds, and
 // their columns may have a megabyte each. The zero key stands for rows of no aggregate.
 //
-// Two aggregates with one key would wait for each other, and nothing worse: whoever could make such a
-// pair has to find a collision of 128 bits.
+// Two aggregates with one key would wait for each other, and nothing worse. To make such a pair takes a
+// collision of 128 bits.
 type AggregateKey [16]byte
 
 // longPart is the length from which a column enters the name by its hash, so that
@@ -37,7 +37,7 @@ func AggregateKeyOf(tenant, kind, id []byte) AggregateKey {
 	return KeyOfAggregateName(appendName(buf[:0], tenant, kind, id))
 }
 
-// KeyOfAggregateName is the key of the aggregate of this name; nil, which is NULL, is none.
+// KeyOfAggregateName is the key of the aggregate of this name; nil (NULL) is the zero key.
 func KeyOfAggregateName(name []byte) AggregateKey {
 	if name == nil {
 		return AggregateKey{}

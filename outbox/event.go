@@ -71,7 +71,7 @@ func (e *Event) Size() int {
 	return n
 }
 
-// Clone copies the event into memory of its own, in one allocation.
+// Clone copies the event and its values, in one allocation.
 func (e *Event) Clone() *Event {
 	c := *e
 	buf := make([]byte, 0, e.Size())

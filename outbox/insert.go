@@ -46,10 +46,9 @@ type Message struct {
 //
 // tx is the transaction that changes the data which the event tells of: a
 // [database/sql.Tx], a pgx.Tx, or anything with their QueryRowContext or
-// QueryRow method. If it commits, the event is delivered, once its
-// transaction's turn has come; if it does not, nobody ever sees the event. A
-// connection or a pool works too and commits the event by itself, which gives
-// that guarantee away.
+// QueryRow method. If it commits, the event is delivered; if it does not, no
+// consumer ever sees the event. A connection or a pool works too, but commits
+// the event by itself, without that guarantee.
 //
 // The relay stores every event in the stream once. A consumer may still be
 // handed it again, by its own redelivery, and tells it by its Nats-Msg-Id.

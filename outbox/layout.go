@@ -65,8 +65,8 @@ type Layout struct {
 // Has reports whether the layout maps the field.
 func (l *Layout) Has(f Field) bool { return l.Columns[f] != "" }
 
-// Records reports whether a row can hold a failure of its own: without these
-// columns there is no parking and a poison row becomes a dead letter at once.
+// Records reports whether a row can record its failure. Without these columns no row is parked: one that
+// fails becomes a dead letter at once.
 func (l *Layout) Records() bool { return l.Has(Attempts) && l.Has(LastError) && l.Has(AvailableAt) }
 
 // RecordLacks are the fields without which a row cannot hold a failure.
@@ -158,7 +158,7 @@ type Table struct {
 	// PayloadJSON: the payload's column is json or jsonb.
 	PayloadJSON bool
 	// Text are the columns of the types text and varchar: the length of a value shows without reading
-	// it, and a cast to text is nobody's function.
+	// it, and a cast to text calls no user's function.
 	Text [NumFields]bool
 	// Shard is the part of the rows that is looked at; zero is all.
 	Shard Shard

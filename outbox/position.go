@@ -45,7 +45,7 @@ func (p Position) Covers(commit LSN, n uint32) bool {
 
 // ParsePosition reads the header form.
 func ParsePosition(s string) (Position, error) {
-	f := strings.Split(s, "/") // each LSN brings a slash of its own
+	f := strings.Split(s, "/") // each LSN has a slash
 	if len(f) != 7 || f[0] == "" {
 		const want = "<system id>/<timeline>/<commit LSN>/<n>/<passed LSN>"
 		return Position{}, fmt.Errorf("parse position %q: want %s", s, want)

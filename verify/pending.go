@@ -8,16 +8,15 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// proofPatience is how long the relay may take to confirm what was written when
-// pending rows were found.
+// proofPatience is how long the relay may take to confirm the WAL up to the LSN at which pending rows were
+// found.
 const proofPatience = 20 * time.Second
 
-// lateness is how much longer than its pause a relay may take to deliver what has
-// fallen due.
+// lateness is how much longer than its pause a relay may take to deliver a due row.
 const lateness = time.Minute
 
-// judgePending proves of pending rows that nobody will deliver them from the WAL:
-// the relay has confirmed everything that was written when they had been found.
+// judgePending proves that the WAL will not bring pending rows: the relay has confirmed an LSN that was read
+// after they were found.
 func (v *comparison) judgePending(ctx context.Context) error {
 	pending := map[*comparedTable][]string{}
 	for _, t := range v.tables {
@@ -45,7 +44,7 @@ func (v *comparison) judgePending(ctx context.Context) error {
 	for t, ids := range pending {
 		for len(ids) > 0 {
 			part := ids[:min(batch, len(ids))]
-			fetched, err := v.db.Fetch(ctx, t.Table, part, keptPayload) // those that nobody has locked
+			fetched, err := v.db.Fetch(ctx, t.Table, part, keptPayload) // skips locked rows
 			if err != nil {
 				return err
 			}

@@ -41,7 +41,7 @@ type Findings struct {
 
 // Report is the outcome of a comparison.
 type Report struct {
-	// FirstSeq and LastSeq are what was read of the stream.
+	// FirstSeq and LastSeq are the first and the last sequence that were read.
 	FirstSeq uint64 `json:"first_seq"`
 	LastSeq  uint64 `json:"last_seq"`
 	// Messages are those of this source, Replays those among them that were published

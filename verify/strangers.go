@@ -58,7 +58,7 @@ func (v *comparison) judgeStrangers(ctx context.Context) error {
 	return err
 }
 
-// old reports whether nobody keeps the row of such a message.
+// old reports whether the row of such a message may have been deleted from table and archive by now.
 func (v *comparison) old(m jetstream.Message) bool {
 	return v.cfg.KeptFor > 0 && time.Since(m.Stored) > v.cfg.KeptFor
 }
