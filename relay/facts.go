@@ -183,8 +183,8 @@ func (p *published) begin(ctx context.Context, db *table.DB, wal *stream.Session
 	return p.check(ctx, db, wal)
 }
 
-// check proves what was committed until the last one: first the LSN is read, and then, in a later
-// snapshot, that nothing has changed since then, or nothing that left a gap.
+// check proves that the publication had every row committed up to the last check. It reads the LSN first
+// and the publication in a later snapshot, so that no change between the two is missed.
 func (p *published) check(ctx context.Context, db *table.DB, wal *stream.Session) error {
 	end, err := db.InsertLSN(ctx)
 	if err != nil {

@@ -85,7 +85,7 @@ func observeOnce(ctx context.Context, m *metrics, database table.Config, tables 
 		oldest = max(oldest, age)
 		errs = append(errs, err)
 	}
-	if errors.Join(errs...) == nil { // an alert must not end because nobody can look
+	if errors.Join(errs...) == nil { // an alert must not end because the table cannot be read
 		m.lag.Set(oldest.Seconds())
 	}
 	slot, err := db.Slot(ctx)

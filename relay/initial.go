@@ -91,8 +91,8 @@ func (s *servers) hasSent(ctx context.Context) (bool, error) {
 	return found.Own > 0, err
 }
 
-// skipInitial marks what was pending before a first start, where that is wanted. It
-// is asked once, by the relay that holds the lock, before it makes the slot.
+// skipInitial marks the rows that are pending before a first start (postgres.initial: none).
+// The relay that holds the lock calls it once, before it creates the slot.
 func (l *leader) skipInitial(ctx context.Context, db *table.DB) error {
 	if l.cfg.Initial != "none" || l.past.begun {
 		return nil

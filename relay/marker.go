@@ -16,8 +16,7 @@ const (
 	// takeBatch bounds what is taken from the publisher at once: the rest may as well wait
 	// there, in memory that it has anyway.
 	takeBatch = markBatch
-	// linger lets marks gather: a mark is a commit, and nobody waits for it but
-	// the WAL's end.
+	// linger lets marks gather: each statement is a commit, and only the confirmed LSN waits for it.
 	linger = 10 * time.Millisecond
 	// backlog bounds what the reader has handed over and the marker not taken.
 	backlog = 256
@@ -58,16 +57,16 @@ type markTask struct {
 	of     aggregate // of a row that is recorded
 	sent   bool
 	index  uint64 // in the publisher
-	by     waiter // nil where nobody waits
+	by     waiter // may be nil
 	others []waiter
-	behind uint64 // of a row that was read back
+	behind uint64 // own messages behind it, of a row that the recovery scan has read
 	begun  time.Time
 	due    time.Time
 	wait   time.Duration
 	named  bool // the lock's holder was
 	alone  bool // it has broken a statement
 	failed bool // a statement with it has failed, and part of that may be done
-	// unlocked: nobody had locked it, and still it could not be changed.
+	// unlocked: the row could not be changed although no session had locked it.
 	unlocked bool
 }
 
@@ -85,17 +84,16 @@ type marker struct {
 	stop   chan struct{}
 	done   chan struct{}
 
-	// waiting holds the rows that were read back and are not marked yet, recording
-	// those that are being recorded. mu guards both: the reader and the poller add,
-	// the marker takes out.
+	// waiting has the rows that the recovery scan has read and that are not marked yet;
+	// recording those whose record is under way. mu guards both: the reader and the
+	// poller add rows, the marker removes them.
 	mu        sync.Mutex
 	waiting   map[outbox.Ref]*markTask
 	recording map[outbox.Ref]int
 
 	// tasks and lines are the marker's own: what it has taken and not settled yet.
-	// Rows that are to be recorded stand in line, aggregate by aggregate: none is
-	// recorded before an earlier one, or a crash between the two would let the later
-	// one be sent first.
+	// Rows to be recorded stand in line, aggregate by aggregate. If a later row were
+	// recorded first, a crash between the two would let the wrong one be sent first.
 	tasks   []*markTask
 	lines   map[aggregate][]*markTask
 	inLines int

@@ -109,7 +109,7 @@ func (l *leader) mayStream(ctx context.Context, db *table.DB) (sys stream.System
 
 var errModePoll = errors.New("mode is poll")
 
-// checkServer asks on connections of its own, as a session would.
+// checkServer asks on new connections, as a session would.
 func (s *servers) checkServer(ctx context.Context) error {
 	db, err := table.Open(ctx, s.cfg.database())
 	if err != nil {

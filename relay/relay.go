@@ -5,8 +5,8 @@
 // Three loops lie inside each other. Run connects, checks and then repeats
 // terms for ever. A term holds the advisory lock, which makes this relay the
 // active one, and repeats sessions. A session is one START_REPLICATION and one
-// publisher; whatever fails in it ends it, and the next one begins by reading back
-// what the stream holds. There is no other recovery.
+// publisher; whatever fails in it ends it, and the next one begins with the
+// recovery scan of the stream. There is no other recovery.
 package relay
 
 import (

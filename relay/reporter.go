@@ -64,7 +64,7 @@ func (p *reporter) logFailure(message string, err error) {
 // maxEventTypes bounds the label values: rows are hostile.
 const maxEventTypes = 200
 
-// refused counts a row that cannot be delivered through a fault of its own, and
+// refused counts a row that cannot be delivered for a reason in the row itself. It
 // logs the first of its kind, and then one in ten seconds.
 func (p *reporter) refused(ref outbox.Ref, eventType string, failure *publish.RowError) {
 	name := p.eventTypeLabel(eventType, failure.Class)

@@ -31,7 +31,7 @@ const (
 	reportAgain = 24 * time.Hour
 )
 
-// complaint is what was last said about passes of retention.
+// complaint is the last report about passes of retention.
 type complaint struct {
 	text string
 	at   time.Time
@@ -45,8 +45,8 @@ type retainer struct {
 }
 
 // start makes passes of retention, each on a connection of its own, until ctx is
-// done or the term ends. A pass is broken off then: the next one, whoever makes
-// it, goes on from there.
+// done or the term ends. A pass is broken off then. The next one, of this
+// relay or another, goes on from there.
 func (t *retainer) start(ctx, held context.Context) (done chan struct{}) {
 	done = make(chan struct{})
 	interval := t.cfg.Retention.Interval

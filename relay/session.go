@@ -233,7 +233,7 @@ func (s *session) heal(ctx context.Context) error {
 	}
 	s.status.do("deliver what the stream has lost, and what was recorded")
 	err := s.poller.heal(ctx)
-	// The WAL is yet to bring what was sent just now, if it does.
+	// The WAL may still bring the rows that were sent just now.
 	s.recovered.recoveryLSN = max(s.recovered.recoveryLSN, s.publisher.Passed())
 	return err
 }
