@@ -14,7 +14,7 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// TestLargeRowsHavePortions: every statement that hashes rows gets through a hundred large ones, although
+// TestLargeRowsHavePortions: every statement that hashes rows gets through four hundred large ones, although
 // together they take longer than a statement may, and the connection with the lock survives.
 func TestLargeRowsHavePortions(t *testing.T) {
 	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
@@ -28,9 +28,9 @@ func TestLargeRowsHavePortions(t *testing.T) {
 	app, err := pgx.Connect(t.Context(), url)
 	must(t, err)
 	defer app.Close(t.Context())
-	const many = 100
+	const many = 400
 	result, err := app.Query(t.Context(), `INSERT INTO public.outbox_messages AS t (aggregate_type, aggregate_id, event_type, payload)
-		SELECT 'order', g, 'order.placed', (SELECT jsonb_agg(n) FROM generate_series(1, 20000) n) FROM generate_series(1, $1::int) g RETURNING id::text, `+table.HashSQL("t"), many)
+		SELECT 'order', g, 'order.placed', (SELECT jsonb_agg(n) FROM generate_series(1, 10000) n) FROM generate_series(1, $1::int) g RETURNING id::text, `+table.HashSQL("t"), many)
 	must(t, err)
 	var rows []Row
 	var refs []outbox.Ref
