@@ -199,7 +199,7 @@ func (x *checker) checkReplication(ctx context.Context) (f check.Findings) {
 		return nil
 	}
 	sys, why, err := x.system(ctx, x.db, x.streams)
-	x.why = why
+	x.why, x.streams = why, x.streams && why == nil
 	f.Failed(check.Error, "pg-replication-connection", err)
 	if err != nil {
 		return f
@@ -215,7 +215,6 @@ func (x *checker) checkReplication(ctx context.Context) (f check.Findings) {
 // checkPolled: a start that polls for this reason logs it when its term begins.
 func (x *checker) checkPolled(context.Context) (f check.Findings) {
 	f.Failed(check.Warn, "pg-replication-connection", x.why)
-	x.streams = x.streams && x.why == nil
 	return f
 }
 

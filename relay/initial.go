@@ -18,20 +18,21 @@ const initialLimit = 100_000
 // checkInitial asks, before anything is changed, what a first start shall do with
 // a great many rows.
 func (s *starter) checkInitial(ctx context.Context, db *table.DB, streams, newStream bool) error {
-	if s.cfg.Initial == "pending" {
+	switch s.cfg.Initial {
+	case "pending":
 		return nil
+	case "none":
+		if streams {
+			return nil
+		}
+		return s.refuseToPublish(ctx, db, newStream)
 	}
 	has, err := db.HasSlot(ctx) // first: the tables may be locked
 	if err != nil {
 		return err
 	}
 	for _, t := range s.cfg.Outboxes {
-		switch {
-		case s.cfg.Initial == "none" && !streams:
-			return hint.Coded("table-initial", hint.Errorf(
-				"mark the rows that shall not be published yourself, and leave postgres.initial out",
-				"postgres.initial none needs the WAL: only its slot tells a first start from a later one"))
-		case s.cfg.Initial == "none" || has || t.Mark == outbox.MarkNone:
+		if has || t.Mark == outbox.MarkNone {
 			// With mark none the table is never read, and the role need not be able to.
 			continue
 		}
@@ -53,6 +54,18 @@ func (s *starter) checkInitial(ctx context.Context, db *table.DB, streams, newSt
 					"becomes of them", t, initialLimit))
 	}
 	return nil
+}
+
+// refuseToPublish ends a first start that is to publish nothing of what is pending, and cannot read the
+// WAL: the tables would be polled, and all of it published.
+func (s *servers) refuseToPublish(ctx context.Context, db *table.DB, newStream bool) error {
+	first, err := s.isFirst(ctx, db, newStream)
+	if err != nil || !first {
+		return err
+	}
+	return hint.Coded("table-initial", hint.Errorf(
+		"mark the rows that shall not be published yourself, and leave postgres.initial out",
+		"postgres.initial none needs the WAL: only its slot tells a first start from a later one"))
 }
 
 // isFirst reports whether no relay was here before: there is no slot, no mark, and

@@ -60,6 +60,11 @@ func (l *leader) session(ctx, held context.Context, db *table.DB) (err error) {
 		return err
 	}
 	if why != nil {
+		if l.cfg.Initial == "none" && !l.past.begun {
+			if err := l.refuseToPublish(ctx, db, false); err != nil {
+				return err
+			}
+		}
 		return l.pollOnly(ctx, held, db, sys, why)
 	}
 	l.status.do("look at the slot")

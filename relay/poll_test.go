@@ -179,6 +179,32 @@ func TestInitial(t *testing.T) {
 			t.Errorf("the relay ended with %v", x.err)
 		}
 	})
+	t.Run("none, and the role may not read the WAL", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, testenv.NewPostgres(t, testenv.PGOptions{})) // a cluster of its own: for the role
+		r.cfg.Initial = "none"
+		r.exec(`CREATE ROLE relay LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO relay;
+			GRANT SELECT, INSERT ON outbox_messages_dlq TO relay; CREATE PUBLICATION walpost
+			FOR TABLE outbox_messages WITH (publish = 'insert', publish_via_partition_root = true)`)
+		r.cfg.PostgresURL = strings.Replace(r.url, "postgres@", "relay@", 1)
+		r.put(1, 10)
+		x := r.start()
+		x.ends()
+		if x.err == nil || !strings.Contains(x.err.Error(), "needs the WAL") {
+			t.Fatalf("the relay ended with %v", x.err)
+		}
+		r.exec(`ALTER ROLE relay REPLICATION`)
+		x = r.start().streaming()
+		r.put(11, 20)
+		r.pending(0)
+		x.halt()
+		r.exec(`ALTER ROLE relay NOREPLICATION`)
+		r.put(21, 30)
+		x = r.start() // not for the first time
+		eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
+		r.pending(0)
+		r.storedIs(11, 30)
+	})
 	t.Run("too many", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, pg)
