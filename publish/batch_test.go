@@ -236,7 +236,7 @@ func TestBatchesKeepTheRowsOwnFailures(t *testing.T) {
 			<-l.Failed()
 			refusals = l.Drain(t.Context())
 		}
-		if len(refusals) != 1 || refusals[0].Tag != 300 || refusals[0].Failure.Class != RowSize {
+		if len(refusals) != 1 || refusals[0].Tag != 300 || refusals[0].Failure.Class != outbox.RowSize {
 			t.Fatalf("refused %v, want row 300 for its size", refusals)
 		}
 		if n := len(r.headers()); n != 300 {
@@ -346,7 +346,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 				}
 			}
 			for _, x := range refusals {
-				if !slices.Contains(deleted, x.Tag.(int)) || x.Failure.Class != RowDuplicate {
+				if !slices.Contains(deleted, x.Tag.(int)) || x.Failure.Class != outbox.RowDuplicate {
 					t.Fatalf("refused %v", x)
 				}
 			}
@@ -357,7 +357,7 @@ func TestBatchesDoNotBelieveDuplicates(t *testing.T) {
 		r.must(l.Send(t.Context(), r.event(150, `{}`), 150))
 		l.EndTransaction()
 		<-l.Failed()
-		if refusals := l.Drain(t.Context()); len(refusals) != 1 || refusals[0].Failure.Class != RowDuplicate {
+		if refusals := l.Drain(t.Context()); len(refusals) != 1 || refusals[0].Failure.Class != outbox.RowDuplicate {
 			t.Errorf("refused %v, want row 150 as a false duplicate", refusals)
 		}
 	})

@@ -2,6 +2,6 @@
 //
 // [Template] and [Envelope] make a message of a row, and [Publisher] sends it and takes the
 // PubAcks. Package internal/jetstream has the connection and the stream.
-// A [*RowError] is a row's own fault; every other failure ends the session and
+// A [*outbox.RowError] is a row's own fault; every other failure ends the session and
 // counts as no attempt.
 package publish

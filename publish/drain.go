@@ -6,12 +6,13 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/outbox"
 )
 
 // Refusal is a row that its own reply refuses.
 type Refusal struct {
 	Delivery
-	Failure *RowError
+	Failure *outbox.RowError
 }
 
 // Drain waits until every message has had its reply, or until nothing can come
@@ -40,7 +41,7 @@ func (p *Publisher) Drain(ctx context.Context) []Refusal {
 			p.stored = append(p.stored, s.delivery.Index)
 			p.mu.Unlock()
 		case err == nil, errors.Is(err, jetstream.ErrMessageGone):
-			failure := rowErrorf(RowDuplicate,
+			failure := rowErrorf(outbox.RowDuplicate,
 				"JetStream took the row for the message at sequence %d, which is not there or is another",
 				s.ack)
 			failure.Wait = memory // until JetStream has forgotten the id

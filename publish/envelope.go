@@ -123,7 +123,7 @@ func checkText(ev *outbox.Event) error {
 			for r, n := utf8.DecodeRune(v); r != utf8.RuneError || n != 1; r, n = utf8.DecodeRune(v[at:]) {
 				at += n
 			}
-			return rowErrorf(RowEncoding, "%s: byte %d is no UTF-8: %s",
+			return rowErrorf(outbox.RowEncoding, "%s: byte %d is no UTF-8: %s",
 				f, at, excerpt(v[at:min(len(v), at+8)]))
 		}
 	}
@@ -146,7 +146,7 @@ const natsMostPayload = 64 << 20
 
 // Build returns a message's header block, as it goes over the wire, and its body.
 // Both are valid until the next Build or until the event's values are overwritten:
-// send the message before. Its error is a [*RowError].
+// send the message before. Its error is a [*outbox.RowError].
 func (e *Envelope) Build(ev *outbox.Event, st Stamp) (header, body []byte, err error) {
 	if err := checkAttributes(ev); err != nil {
 		return nil, nil, err
@@ -183,12 +183,12 @@ func checkAttributes(ev *outbox.Event) error {
 	}
 	switch {
 	case n > jetstream.MaxHeader:
-		return rowErrorf(RowHeaders, "the attributes have %d bytes, headers at most %d",
+		return rowErrorf(outbox.RowHeaders, "the attributes have %d bytes, headers at most %d",
 			n, jetstream.MaxHeader)
 	case len(ev.Values[outbox.ID]) == 0:
-		return rowErrorf(RowHeaders, "id is NULL or empty")
+		return rowErrorf(outbox.RowHeaders, "id is NULL or empty")
 	case len(ev.Values[outbox.EventType]) == 0:
-		return rowErrorf(RowHeaders, "event_type is NULL or empty")
+		return rowErrorf(outbox.RowHeaders, "event_type is NULL or empty")
 	}
 	return nil
 }
@@ -245,16 +245,16 @@ func (e *Envelope) checkOmitted(ev *outbox.Event) error {
 		size = "more than 1,000,000,000"
 	}
 	if o.Field != outbox.Payload {
-		return rowErrorf(RowHeaders, "column %+q has %s bytes, headers at most %d",
+		return rowErrorf(outbox.RowHeaders, "column %+q has %s bytes, headers at most %d",
 			column, size, jetstream.MaxHeader)
 	}
-	return rowErrorf(RowSize, "column %+q has %s bytes, a message at most %d", column, size, e.MostPayload())
+	return rowErrorf(outbox.RowSize, "column %+q has %s bytes, a message at most %d", column, size, e.MostPayload())
 }
 
 func (e *Envelope) checkSize(body int) error {
 	header := len(e.headers.block)
 	if header > jetstream.MaxHeader {
-		return rowErrorf(RowHeaders, "the headers have %d bytes, the limit is %d",
+		return rowErrorf(outbox.RowHeaders, "the headers have %d bytes, the limit is %d",
 			header, jetstream.MaxHeader)
 	}
 	return e.checkTotal(header + body)
@@ -274,9 +274,9 @@ func (e *Envelope) Room(header, body int) int {
 func (e *Envelope) checkTotal(n int) error {
 	switch {
 	case e.maxPayload > 0 && int64(n) > e.maxPayload:
-		return rowErrorf(RowSize, "the message has %d bytes, the server's max_payload is %d", n, e.maxPayload)
+		return rowErrorf(outbox.RowSize, "the message has %d bytes, the server's max_payload is %d", n, e.maxPayload)
 	case e.maxMsgSize > 0 && int64(n) > e.maxMsgSize:
-		return rowErrorf(RowSize, "the message has %d bytes, the stream's max_msg_size is %d",
+		return rowErrorf(outbox.RowSize, "the message has %d bytes, the stream's max_msg_size is %d",
 			n, e.maxMsgSize)
 	}
 	return nil

@@ -249,12 +249,12 @@ func TestEnvelopeRefuses(t *testing.T) {
 		ev    *outbox.Event
 		class string
 	}{
-		"no event type": {testEvent(outbox.EventType, ""), RowHeaders},
-		"no id":         {testEvent(outbox.ID, ""), RowHeaders},
-		"long id":       {testEvent(outbox.ID, long), RowHeaders},
-		"long trace":    {testEvent(outbox.TraceID, long), RowHeaders},
-		"encoded long":  {testEvent(outbox.AggregateType, strings.Repeat(" ", 25_000)), RowHeaders},
-		"payload":       {testEvent(outbox.Payload, strings.Repeat("x", 2<<20)), RowSize},
+		"no event type": {testEvent(outbox.EventType, ""), outbox.RowHeaders},
+		"no id":         {testEvent(outbox.ID, ""), outbox.RowHeaders},
+		"long id":       {testEvent(outbox.ID, long), outbox.RowHeaders},
+		"long trace":    {testEvent(outbox.TraceID, long), outbox.RowHeaders},
+		"encoded long":  {testEvent(outbox.AggregateType, strings.Repeat(" ", 25_000)), outbox.RowHeaders},
+		"payload":       {testEvent(outbox.Payload, strings.Repeat("x", 2<<20)), outbox.RowSize},
 	} {
 		for _, format := range []Format{FormatBinary, FormatCloudEvents} {
 			e := newEnvelope(t, format)
@@ -337,7 +337,7 @@ func TestEnvelopeSizesAreTheServers(t *testing.T) {
 	if real := grow(outbox.TraceID, 1000, 65_400, serverRefuses); real != size {
 		t.Errorf("headers: the envelope passes %d bytes, the server %d", size, real)
 	}
-	if built, stored := send(testEvent(outbox.TraceID, strings.Repeat("x", size+1))); rowClass(built) != RowHeaders || ClassOf(stored) != ClassRow {
+	if built, stored := send(testEvent(outbox.TraceID, strings.Repeat("x", size+1))); rowClass(built) != outbox.RowHeaders || ClassOf(stored) != ClassRow {
 		t.Errorf("headers above the limit: %v and %v", built, stored)
 	}
 }

@@ -4,41 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
+
+	"github.com/walpost/walpost/outbox"
 )
 
-// The classes of a [RowError]. They are label values of outbox_failures_total.
-const (
-	RowSubject    = "subject"    // no usable subject can be built from the row
-	RowUncovered  = "uncovered"  // the stream does not listen on the row's subject
-	RowPermission = "permission" // the server does not let the relay publish on it
-	RowHeaders    = "headers"    // an attribute is missing or the headers are too large
-	RowSize       = "size"       // the message is larger than the server or the stream takes
-	RowEncoding   = "encoding"   // a value is no UTF-8
-	RowUnreadable = "unreadable" // the database cannot send a value of the row
-	RowDuplicate  = "duplicate"  // JetStream took it for another message that it no longer has
-)
-
-// RowClasses are all of them.
-var RowClasses = []string{
-	RowSubject, RowUncovered, RowPermission, RowHeaders, RowSize, RowEncoding, RowUnreadable, RowDuplicate,
-}
-
-// RowError is a row's own fault: it would come back however often the row was
-// sent, so the row is parked and the publisher goes on. Nothing else is a RowError,
-// an outage least of all.
-type RowError struct {
-	Class string // one of the Row constants
-	// Reason is one line of printable ASCII, short enough for last_error.
-	Reason string
-	// Wait is how long the same would come back, zero where time makes no difference.
-	Wait time.Duration
-}
-
-func (e *RowError) Error() string { return e.Class + ": " + e.Reason }
-
-func rowErrorf(class, format string, args ...any) *RowError {
-	return &RowError{Class: class, Reason: fmt.Sprintf(format, args...)}
+func rowErrorf(class, format string, args ...any) *outbox.RowError {
+	return &outbox.RowError{Class: class, Reason: fmt.Sprintf(format, args...)}
 }
 
 // excerpt quotes hostile bytes for a message, cut to a readable length.
@@ -95,14 +66,14 @@ func (e *ackError) Error() string {
 func (e *ackError) Class() Class { return classify(e.Code, e.ErrCode, e.Description) }
 
 // Row is the error as the row's own; nil where it is not.
-func (e *ackError) Row() *RowError {
+func (e *ackError) Row() *outbox.RowError {
 	if e.Class() != ClassRow {
 		return nil
 	}
 	if e.ErrCode == errHeaderTooLarge {
-		return rowErrorf(RowHeaders, "%s (%d)", e.Description, e.ErrCode)
+		return rowErrorf(outbox.RowHeaders, "%s (%d)", e.Description, e.ErrCode)
 	}
-	return rowErrorf(RowSize, "%s (%d)", e.Description, e.ErrCode)
+	return rowErrorf(outbox.RowSize, "%s (%d)", e.Description, e.ErrCode)
 }
 
 // ErrNoResponders: no stream listens on the subject, or it has no leader now.
@@ -115,7 +86,7 @@ var errInvalidAck = errors.New("invalid PubAck")
 
 // ClassOf is the class of any error that a publish can end in.
 func ClassOf(err error) Class {
-	var row *RowError
+	var row *outbox.RowError
 	var ack *ackError
 	switch {
 	case errors.As(err, &row):

@@ -12,6 +12,7 @@ import (
 
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
 )
 
 func TestClassify(t *testing.T) {
@@ -54,19 +55,19 @@ func TestClassify(t *testing.T) {
 
 func TestClassOf(t *testing.T) {
 	for err, want := range map[error]Class{
-		fmt.Errorf("send: %w", &RowError{Class: RowSize}):  ClassRow,
-		fmt.Errorf("send: %w", &ackError{400, 10071, "x"}): ClassChain,
-		fmt.Errorf("send: %w", ErrNoResponders):            ClassTransient,
-		errInvalidAck:                                      ClassUnknown,
-		nats.ErrDisconnected:                               ClassUnknown,
-		errors.New("x"):                                    ClassUnknown,
+		fmt.Errorf("send: %w", &outbox.RowError{Class: outbox.RowSize}): ClassRow,
+		fmt.Errorf("send: %w", &ackError{400, 10071, "x"}):              ClassChain,
+		fmt.Errorf("send: %w", ErrNoResponders):                         ClassTransient,
+		errInvalidAck:                                                   ClassUnknown,
+		nats.ErrDisconnected:                                            ClassUnknown,
+		errors.New("x"):                                                 ClassUnknown,
 	} {
 		if got := ClassOf(err); got != want {
 			t.Errorf("%v is %s, want %s", err, got, want)
 		}
 	}
-	if (&ackError{400, 10071, "x"}).Row() != nil || (&ackError{400, 10054, "x"}).Row().Class != RowSize ||
-		(&ackError{400, 10097, "x"}).Row().Class != RowHeaders {
+	if (&ackError{400, 10071, "x"}).Row() != nil || (&ackError{400, 10054, "x"}).Row().Class != outbox.RowSize ||
+		(&ackError{400, 10097, "x"}).Row().Class != outbox.RowHeaders {
 		t.Error("Row")
 	}
 }

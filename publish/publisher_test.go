@@ -255,7 +255,7 @@ func TestPublisherKeepsTheRowsOwnFailures(t *testing.T) {
 	for id := 3; id < 10 && r.send(l, id) == nil; id++ {
 	}
 	refusals := l.Drain(t.Context())
-	if len(refusals) != 1 || refusals[0].Tag != 2 || refusals[0].Failure.Class != RowSize {
+	if len(refusals) != 1 || refusals[0].Tag != 2 || refusals[0].Failure.Class != outbox.RowSize {
 		t.Fatalf("refused %v, want row 2 for its size", refusals)
 	}
 	if got := r.settleAll(l, 1); got[0] != 1 {
@@ -295,7 +295,7 @@ func TestPublisherLooksAtDuplicates(t *testing.T) {
 	r.must(r.send(third, 2))
 	<-third.Failed()
 	refusals := third.Drain(t.Context())
-	if len(refusals) != 1 || refusals[0].Failure.Class != RowDuplicate {
+	if len(refusals) != 1 || refusals[0].Failure.Class != outbox.RowDuplicate {
 		t.Fatalf("refused %v: a duplicate of a deleted message was taken as stored", refusals)
 	}
 }

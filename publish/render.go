@@ -2,7 +2,7 @@ package publish
 
 import "github.com/walpost/walpost/outbox"
 
-// Render appends the event's subject to dst. Its error is a [*RowError], and
+// Render appends the event's subject to dst. Its error is a [*outbox.RowError], and
 // dst is then returned as it came.
 func (t *Template) Render(dst []byte, ev *outbox.Event) ([]byte, error) {
 	start := len(dst)
@@ -31,11 +31,11 @@ func (t *Template) Render(dst []byte, ev *outbox.Event) ([]byte, error) {
 func checkValue(f outbox.Field, v []byte) error {
 	switch {
 	case len(v) == 0:
-		return rowErrorf(RowSubject, "%s is NULL or empty, and the subject needs it", f)
+		return rowErrorf(outbox.RowSubject, "%s is NULL or empty, and the subject needs it", f)
 	case len(v) > maxSubject:
-		return rowErrorf(RowSubject, "%s has %d bytes, a subject at most %d", f, len(v), maxSubject)
+		return rowErrorf(outbox.RowSubject, "%s has %d bytes, a subject at most %d", f, len(v), maxSubject)
 	case f == outbox.EventType && !validTokens(v):
-		return rowErrorf(RowSubject,
+		return rowErrorf(outbox.RowSubject,
 			"event_type %s: want printable ASCII without spaces, * and >, and no empty token",
 			excerpt(v))
 	}
@@ -58,9 +58,9 @@ func validTokens(v []byte) bool {
 func checkSubject(s []byte) error {
 	switch {
 	case len(s) > maxSubject:
-		return rowErrorf(RowSubject, "the subject has %d bytes, the limit is %d", len(s), maxSubject)
+		return rowErrorf(outbox.RowSubject, "the subject has %d bytes, the limit is %d", len(s), maxSubject)
 	case s[0] == '$' || isFirstToken(s, "_INBOX"):
-		return rowErrorf(RowSubject, "subject %s begins with a token reserved by NATS", excerpt(s))
+		return rowErrorf(outbox.RowSubject, "subject %s begins with a token reserved by NATS", excerpt(s))
 	}
 	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/outbox"
 )
 
 // onReply runs on the subscription's goroutine, in the order of arrival.
@@ -112,7 +114,7 @@ func (p *Publisher) Deny(subject string) {
 	var denied []uint64
 	for i := p.ring.low; i < p.ring.head; i++ {
 		if s := p.ring.at(i); s.state == sent && s.subject == subject {
-			s.failure = rowErrorf(RowPermission, "the server does not permit publishing on %s", subject)
+			s.failure = rowErrorf(outbox.RowPermission, "the server does not permit publishing on %s", subject)
 			p.ring.replied(s, refused)
 			p.failLocked(fmt.Errorf("publish on %s: permission denied", subject))
 			denied = append(denied, i)

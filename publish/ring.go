@@ -37,7 +37,7 @@ type entry struct {
 	sentAt   uint32 // by the publisher's clock
 	state    state
 	ack      uint64 // sequence in the PubAck
-	failure  *RowError
+	failure  *outbox.RowError
 }
 
 // ring has the messages from the oldest that is not released (index tail) to the newest

@@ -17,7 +17,7 @@ const maxLinger = 20 * time.Millisecond
 
 // Send publishes a row of the WAL. Positions never go back: one that the publisher is past
 // is sent as SendPolled does. It waits while the window is full and returns the
-// publisher's failure once it has stopped. A *RowError is the row's own: nothing was sent,
+// publisher's failure once it has stopped. A *outbox.RowError is the row's own: nothing was sent,
 // and the publisher goes on.
 //
 // The message is on its way when Flush was called, when much has gathered, or after

@@ -48,7 +48,7 @@ func (s *Subjects) Cover(patterns []string) {
 	clear(s.cache)
 }
 
-// Of is the event's subject. Its error is a [*RowError].
+// Of is the event's subject. Its error is a [*outbox.RowError].
 func (s *Subjects) Of(ev *outbox.Event) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,10 +62,10 @@ func (s *Subjects) Of(ev *outbox.Event) (string, error) {
 		found = s.add(string(buf))
 	}
 	if !found.covered {
-		return "", rowErrorf(RowUncovered, "the stream does not listen on subject %s", excerpt(buf))
+		return "", rowErrorf(outbox.RowUncovered, "the stream does not listen on subject %s", excerpt(buf))
 	}
 	if len(s.denied) > 0 && s.isDenied(found.text) {
-		return "", rowErrorf(RowPermission, "no permission to publish on subject %s", excerpt(buf))
+		return "", rowErrorf(outbox.RowPermission, "no permission to publish on subject %s", excerpt(buf))
 	}
 	return found.text, nil
 }

@@ -11,7 +11,7 @@ import (
 )
 
 func rowClass(err error) string {
-	var row *RowError
+	var row *outbox.RowError
 	if errors.As(err, &row) {
 		return row.Class
 	}
@@ -20,7 +20,7 @@ func rowClass(err error) string {
 
 func TestSubjects(t *testing.T) {
 	s := NewSubjects(must(NewTemplate("events.{event_type}"))(t))
-	if _, err := s.Of(testEvent()); rowClass(err) != RowUncovered {
+	if _, err := s.Of(testEvent()); rowClass(err) != outbox.RowUncovered {
 		t.Errorf("before Cover: %v", err)
 	}
 	s.Cover([]string{"other", "events.order.>"})
@@ -28,15 +28,15 @@ func TestSubjects(t *testing.T) {
 		t.Errorf("subject %q", got)
 	}
 	for range 2 { // the second time from the cache
-		if _, err := s.Of(testEvent(outbox.EventType, "invoice.paid")); rowClass(err) != RowUncovered {
+		if _, err := s.Of(testEvent(outbox.EventType, "invoice.paid")); rowClass(err) != outbox.RowUncovered {
 			t.Errorf("uncovered: %v", err)
 		}
 	}
-	if _, err := s.Of(testEvent(outbox.EventType, "a b")); rowClass(err) != RowSubject {
+	if _, err := s.Of(testEvent(outbox.EventType, "a b")); rowClass(err) != outbox.RowSubject {
 		t.Errorf("bad subject: %v", err)
 	}
 	s.Cover([]string{"events.invoice.>"})
-	if _, err := s.Of(testEvent()); rowClass(err) != RowUncovered {
+	if _, err := s.Of(testEvent()); rowClass(err) != outbox.RowUncovered {
 		t.Errorf("after the stream's subjects changed: %v", err)
 	}
 	must(s.Of(testEvent(outbox.EventType, "invoice.paid")))(t)
@@ -63,7 +63,7 @@ func TestSubjectsDenyForAWhile(t *testing.T) {
 		s.Cover([]string{"events.>"})
 		s.Deny("events.order.placed")
 		s.Cover([]string{"events.>"}) // a new session still knows
-		if _, err := s.Of(testEvent()); rowClass(err) != RowPermission {
+		if _, err := s.Of(testEvent()); rowClass(err) != outbox.RowPermission {
 			t.Errorf("denied: %v", err)
 		}
 		must(s.Of(testEvent(outbox.EventType, "order.paid")))(t)

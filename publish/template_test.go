@@ -121,8 +121,8 @@ func TestTemplateRenderRefuses(t *testing.T) {
 	for _, tt := range tests {
 		tpl := must(NewTemplate(tt.template))(t)
 		got, err := tpl.Render([]byte("kept"), testEvent(tt.field, tt.value))
-		var row *RowError
-		if !errors.As(err, &row) || row.Class != RowSubject || !strings.Contains(row.Reason, tt.why) {
+		var row *outbox.RowError
+		if !errors.As(err, &row) || row.Class != outbox.RowSubject || !strings.Contains(row.Reason, tt.why) {
 			t.Errorf("%s with %.20q: %v, want a subject error about %q", tt.template, tt.value, err, tt.why)
 		} else if !plainJSON(strings.ReplaceAll(strings.ReplaceAll(row.Reason, `"`, ""), `\`, "")) || len(row.Reason) > 500 {
 			t.Errorf("reason %q is not a short line of printable ASCII", row.Reason)
@@ -187,7 +187,7 @@ func FuzzTemplateRender(f *testing.F) {
 		ev := testEvent(outbox.EventType, eventType, outbox.AggregateID, id)
 		for _, tpl := range templates {
 			b, err := tpl.Render(nil, ev)
-			var row *RowError
+			var row *outbox.RowError
 			if err != nil {
 				if !errors.As(err, &row) || len(b) != 0 {
 					t.Fatalf("%s: %q, %v", tpl, b, err)

@@ -7,7 +7,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -22,7 +21,7 @@ func (h *walHandler) Misfit(
 	if h.recovered.tail.Covers(ev.Commit, ev.N) && !h.recovered.sent.decides(ev) {
 		return nil // it is a dead letter already, or was sent under another layout
 	}
-	failure := &publish.RowError{Class: publish.RowHeaders, Reason: reason.Error()}
+	failure := &outbox.RowError{Class: outbox.RowHeaders, Reason: reason.Error()}
 	if err := h.db.BuryColumns(ctx, ev, columns, omitted, failure.Error()); err != nil {
 		return err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // decision is what becomes of a row that the WAL brings.
@@ -24,7 +23,7 @@ const (
 )
 
 // decide says what becomes of a row. The row's mark says who knows: the table or, without
-// marks, the positions in the stream. A *publish.RowError means that the row can never be sent.
+// marks, the positions in the stream. A *outbox.RowError means that the row can never be sent.
 func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if ev.Table.Mark == outbox.MarkNone {
 		return h.decideByPosition(ctx, ev)
@@ -40,7 +39,7 @@ func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decis
 	}
 	wait, err := h.delayed(ev)
 	if err != nil {
-		return toSkip, &publish.RowError{Class: publish.RowHeaders, Reason: err.Error()}
+		return toSkip, &outbox.RowError{Class: outbox.RowHeaders, Reason: err.Error()}
 	}
 	if wait > 0 {
 		h.poller.dueIn(wait)

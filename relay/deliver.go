@@ -9,7 +9,6 @@ import (
 
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // batchBytes bounds the payloads that are read at once, as the table keeps them.
@@ -177,7 +176,7 @@ func (l *poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	}
 	p.add()
 	err := l.publisher.SendPolled(ctx, ev, &polled{p, row.Attempts})
-	var failure *publish.RowError
+	var failure *outbox.RowError
 	switch {
 	case errors.As(err, &failure):
 		row.Failure = failure.Error()
@@ -202,7 +201,7 @@ func (l *poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 // its id and its aggregate, which is all that a record needs.
 func (l *poller) parkUnreadable(ctx context.Context, p *pass, t *outbox.Table, c table.Candidate, why error) error {
 	of := aggregate{t, c.Aggregate}
-	failure := &publish.RowError{Class: publish.RowUnreadable, Reason: fmt.Sprintf("the database cannot send the row: %+.200q", why)}
+	failure := &outbox.RowError{Class: outbox.RowUnreadable, Reason: fmt.Sprintf("the database cannot send the row: %+.200q", why)}
 	row := table.Row{
 		Ref: outbox.Ref{Table: t, ID: c.ID, Hash: outbox.UnknownHash}, Failure: failure.Error(),
 		Polled: c.Recorded, Attempts: c.Attempts,

@@ -6,7 +6,6 @@ import (
 
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // endHolds ends the holds of aggregates without a record, and has the queues of the others recorded.
@@ -72,7 +71,7 @@ func (h *holds) endThose(
 func (l *poller) sendQueued(ctx context.Context, row pendingRow) error {
 	l.publisher.Pass(row.ev.Commit)
 	err := l.publisher.SendPolled(ctx, row.ev, row.txn)
-	var failure *publish.RowError
+	var failure *outbox.RowError
 	if !errors.As(err, &failure) {
 		return err
 	}

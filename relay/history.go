@@ -5,7 +5,6 @@ import (
 
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // history is what the sessions of this process leave to the next one. The leader's goroutine owns it. While a
@@ -38,7 +37,7 @@ type history struct {
 	// poison are rows that JetStream refused and that only the WAL holds (mark
 	// none). It brings them again, and they become dead letters then, before
 	// anything behind them is sent.
-	poison    map[outbox.Ref]*publish.RowError
+	poison    map[outbox.Ref]*outbox.RowError
 	published published
 }
 

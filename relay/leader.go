@@ -10,7 +10,6 @@ import (
 
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -35,7 +34,7 @@ func newLeader(p *reporter, servers *servers, current *atomic.Pointer[session]) 
 		reporter: p, servers: servers, slots: &slotKeeper{p, servers},
 		retention: &retainer{reporter: p, cfg: servers.cfg},
 		past: &history{
-			poison: map[outbox.Ref]*publish.RowError{}, published: published{reporter: p, cfg: servers.cfg},
+			poison: map[outbox.Ref]*outbox.RowError{}, published: published{reporter: p, cfg: servers.cfg},
 		},
 		current: current,
 	}

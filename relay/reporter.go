@@ -10,7 +10,6 @@ import (
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // reporter says what the relay does and finds: in its status, its metrics, its alarms and its log. Every
@@ -66,7 +65,7 @@ const maxEventTypes = 200
 
 // refused counts a row that cannot be delivered for a reason in the row itself. It
 // logs the first of its kind, and then one in ten seconds.
-func (p *reporter) refused(ref outbox.Ref, eventType string, failure *publish.RowError) {
+func (p *reporter) refused(ref outbox.Ref, eventType string, failure *outbox.RowError) {
 	name := p.eventTypeLabel(eventType, failure.Class)
 	p.metrics.failures.WithLabelValues(name, failure.Class).Inc()
 	if p.limited("refused/"+name+"/"+failure.Class, 10*time.Second) {
@@ -88,7 +87,7 @@ func (p *reporter) buried(ref outbox.Ref, failure string) {
 func (p *reporter) eventTypeLabel(name, class string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.eventTypes) < maxEventTypes && len(name) <= 100 && class != publish.RowSubject {
+	if len(p.eventTypes) < maxEventTypes && len(name) <= 100 && class != outbox.RowSubject {
 		p.eventTypes[name] = struct{}{}
 	}
 	if _, ok := p.eventTypes[name]; !ok {

@@ -394,7 +394,7 @@ func (s *session) stop(ctx, held context.Context, cause error, ended <-chan stru
 // keepPoison leaves to the next session what JetStream has refused, where no table can record it.
 func (s *session) keepPoison(refusals []publish.Refusal) {
 	for _, x := range refusals {
-		if x.Failure.Class == publish.RowDuplicate {
+		if x.Failure.Class == outbox.RowDuplicate {
 			s.alarm("false_duplicate",
 				"JetStream calls a message a duplicate that is not in the stream: its row is parked",
 				zap.Stringer("row", x.Ref), zap.String("failure", x.Failure.Reason))

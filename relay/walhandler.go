@@ -26,7 +26,7 @@ type walHandler struct {
 	recovered *recoveryState
 	moved     *moved
 	altered   chan<- struct{}
-	poison    map[outbox.Ref]*publish.RowError // see history
+	poison    map[outbox.Ref]*outbox.RowError // see history
 
 	// recoveryBuffer has rows that the table decides about: those up to the recovery LSN,
 	// mostly. A row leaves it when its next place has it. mu guards it; only the reader
@@ -66,7 +66,7 @@ func (h *walHandler) eachBuffered(each func(outbox.Ref)) {
 func (h *walHandler) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	what, err := h.decide(ctx, ev)
 	if err != nil {
-		var failure *publish.RowError
+		var failure *outbox.RowError
 		if !errors.As(err, &failure) {
 			return err
 		}
@@ -323,7 +323,7 @@ func (h *walHandler) sendAdded(ctx context.Context, ev *outbox.Event, txn *strea
 	if err == nil {
 		return nil
 	}
-	var row *publish.RowError
+	var row *outbox.RowError
 	if errors.As(err, &row) {
 		return h.refuse(ctx, ev, txn, row)
 	}
@@ -361,7 +361,7 @@ func (h *walHandler) record(ctx context.Context, rows []pendingRow) error {
 // refuse records a row that cannot be sent. Nothing waits for it but its
 // transaction, except where only the dead letters will ever know of it.
 func (h *walHandler) refuse(
-	ctx context.Context, ev *outbox.Event, txn *stream.Txn, failure *publish.RowError,
+	ctx context.Context, ev *outbox.Event, txn *stream.Txn, failure *outbox.RowError,
 ) error {
 	if ev.Table.Mark == outbox.MarkNone {
 		if err := h.db.Bury(ctx, ev, failure.Error()); err != nil {

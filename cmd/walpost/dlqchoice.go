@@ -12,7 +12,6 @@ import (
 	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/publish"
 )
 
 // dlqChoice is what the command line says about which dead letters are meant.
@@ -67,9 +66,9 @@ func (c *dlqChoice) filter(cmd *cobra.Command, args []string) (f deadletter.Filt
 		return f, &usageError{hint.Errorf("give one of the two",
 			"dead letter ids and %s exclude each other", strings.Join(given, ", "))}
 	}
-	if c.class != "" && !slices.Contains(publish.RowClasses, c.class) {
-		return f, &usageError{hint.Errorf(didYouMean(c.class, publish.RowClasses),
-			"--class: %q is none of %s", c.class, strings.Join(publish.RowClasses, ", "))}
+	if c.class != "" && !slices.Contains(outbox.RowClasses, c.class) {
+		return f, &usageError{hint.Errorf(didYouMean(c.class, outbox.RowClasses),
+			"--class: %q is none of %s", c.class, strings.Join(outbox.RowClasses, ", "))}
 	}
 	if c.limit < 0 {
 		return f, &usageError{fmt.Errorf("--limit: %d is negative", c.limit)}

@@ -63,7 +63,7 @@ func TestOperationsTellsWhyRowsAreParked(t *testing.T) {
 	const file = "docs/OPERATIONS.md"
 	constant := regexp.MustCompile(`(?m)^\s+Row[A-Z]\w+ += "(\w+)"`)
 	var coded, documented []string
-	for _, m := range constant.FindAllStringSubmatch(read(t, "publish/errors.go"), -1) {
+	for _, m := range constant.FindAllStringSubmatch(read(t, "outbox/rowerror.go"), -1) {
 		coded = append(coded, m[1])
 	}
 	for _, row := range rows(section(t, file, "## Rows that cannot be sent")) {
