@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
@@ -186,7 +187,7 @@ func (l *poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	case err != nil:
 		return err
 	}
-	crash("polled")
+	crash.At("polled")
 	p.sent = true
 	if recorded {
 		p.recorded[of] = true

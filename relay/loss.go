@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -168,7 +169,7 @@ func (c *comparison) heal(
 	left, err := c.unmark(ctx, t, lost)
 	found.add(lost, left)
 	if err == nil {
-		crash("unmarked")
+		crash.At("unmarked")
 	}
 	return err
 }

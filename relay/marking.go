@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
@@ -112,18 +113,18 @@ func (w *marker) statement(ctx context.Context, key batchKey, tasks []*markTask)
 	w.rows = rows
 	switch key.kind {
 	case toPark:
-		crash("failed")
-		defer crash("parked")
+		crash.At("failed")
+		defer crash.At("parked")
 		return w.db.Park(ctx, key.table, rows, w.retry)
 	case toHold:
-		crash("holding")
-		defer crash("held")
+		crash.At("holding")
+		defer crash.At("held")
 		return w.db.Hold(ctx, key.table, rows)
 	case toNote:
 		return w.db.NoteInserted(ctx, key.table, rows)
 	}
-	crash("stored")
-	defer crash("marked")
+	crash.At("stored")
+	defer crash.At("marked")
 	return w.db.Mark(ctx, key.table, rows)
 }
 

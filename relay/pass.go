@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -94,7 +95,7 @@ func (l *poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	if err != nil || len(recorded)+len(fresh) == 0 {
 		return err
 	}
-	crash("listed")
+	crash.At("listed")
 	p.full = len(recorded) == passRows || len(fresh) == passRows
 	if err := l.prove(ctx); err != nil {
 		return err
@@ -200,7 +201,7 @@ func (l *poller) prove(ctx context.Context) error {
 			return err
 		}
 	}
-	crash("proven")
+	crash.At("proven")
 	l.publisher.Pass(lsn)
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -114,15 +115,15 @@ func (k *slotKeeper) makeAnswered(
 	if err := k.create(ctx, slots, func() error { return slots.CreateTemporary(ctx, name) }); err != nil {
 		return err
 	}
-	crash("created")
+	crash.At("created")
 	if err := answer(ctx); err != nil {
 		return err
 	}
-	crash("answered")
+	crash.At("answered")
 	if err := slots.Copy(ctx, name, k.cfg.Slot); err != nil {
 		return err
 	}
-	crash("renamed")
+	crash.At("renamed")
 	return nil
 }
 
@@ -133,7 +134,7 @@ func (k *slotKeeper) drop(ctx context.Context, db *table.DB) error {
 	} else if err != nil {
 		return err
 	}
-	crash("dropped")
+	crash.At("dropped")
 	return nil
 }
 

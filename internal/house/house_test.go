@@ -24,7 +24,7 @@ var rooms = map[string][]string{
 	"stream":  {module + "outbox", module + "decode", check, hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
 	"publish": {module + "outbox", jetstream, hint, nats},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", jetstream, retention, table, check, hint, zap, prometheus,
+		module + "outbox", module + "stream", module + "publish", jetstream, retention, table, check, crash, hint, zap, prometheus,
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and table's.
@@ -38,6 +38,7 @@ var rooms = map[string][]string{
 	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode, "github.com/pressly/goose/"},
 
 	"internal/check":      {hint},
+	"internal/crash":      {},
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
 	"internal/sleep":      {},
@@ -46,6 +47,7 @@ var rooms = map[string][]string{
 
 const (
 	check      = module + "internal/check"
+	crash      = module + "internal/crash"
 	hint       = module + "internal/hint"
 	jetstream  = module + "internal/jetstream"
 	pg         = module + "internal/pg"

@@ -1,6 +1,6 @@
 //go:build crashpoints
 
-package relay
+package crash
 
 import (
 	"os"
@@ -10,16 +10,16 @@ import (
 	"syscall"
 )
 
-var crashHits atomic.Int64
+var hits atomic.Int64
 
-// crash ends the process as SIGKILL does, the n-th time that it comes to the place
+// At ends the process as SIGKILL does, the n-th time that it comes to the place
 // which WALPOST_CRASH names as "place:n".
-func crash(place string) {
+func At(place string) {
 	at, n, _ := strings.Cut(os.Getenv("WALPOST_CRASH"), ":")
 	if at != place {
 		return
 	}
-	if want, _ := strconv.ParseInt(n, 10, 64); crashHits.Add(1) >= want {
+	if want, _ := strconv.ParseInt(n, 10, 64); hits.Add(1) >= want {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {} // it takes a moment
 	}
