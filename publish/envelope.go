@@ -248,7 +248,8 @@ func (e *Envelope) checkOmitted(ev *outbox.Event) error {
 		return rowErrorf(outbox.RowHeaders, "column %+q has %s bytes, headers at most %d",
 			column, size, jetstream.MaxHeader)
 	}
-	return rowErrorf(outbox.RowSize, "column %+q has %s bytes, a message at most %d", column, size, e.MostPayload())
+	return rowErrorf(outbox.RowSize, "column %+q has %s bytes, a message at most %d", column, size,
+		e.MostPayload())
 }
 
 func (e *Envelope) checkSize(body int) error {
@@ -274,7 +275,8 @@ func (e *Envelope) Room(header, body int) int {
 func (e *Envelope) checkTotal(n int) error {
 	switch {
 	case e.maxPayload > 0 && int64(n) > e.maxPayload:
-		return rowErrorf(outbox.RowSize, "the message has %d bytes, the server's max_payload is %d", n, e.maxPayload)
+		return rowErrorf(outbox.RowSize, "the message has %d bytes, the server's max_payload is %d", n,
+			e.maxPayload)
 	case e.maxMsgSize > 0 && int64(n) > e.maxMsgSize:
 		return rowErrorf(outbox.RowSize, "the message has %d bytes, the stream's max_msg_size is %d",
 			n, e.maxMsgSize)

@@ -114,7 +114,8 @@ func (p *Publisher) Deny(subject string) {
 	var denied []uint64
 	for i := p.ring.low; i < p.ring.head; i++ {
 		if s := p.ring.at(i); s.state == sent && s.subject == subject {
-			s.failure = rowErrorf(outbox.RowPermission, "the server does not permit publishing on %s", subject)
+			s.failure = rowErrorf(outbox.RowPermission, "the server does not permit publishing on %s",
+				subject)
 			p.ring.replied(s, refused)
 			p.failLocked(fmt.Errorf("publish on %s: permission denied", subject))
 			denied = append(denied, i)

@@ -3,6 +3,7 @@ package relay
 import (
 	"time"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
@@ -53,9 +54,9 @@ type Config struct {
 	FallbackInterval time.Duration
 	FallbackBatch    int
 	// Retry and OnPoison: what becomes of rows that fail. 30 s and 10 attempts, and
-	// Hold, where they are zero.
+	// fallback.Hold, where they are zero.
 	Retry    table.Retry
-	OnPoison OnPoison
+	OnPoison fallback.OnPoison
 	// Retention is off where it is zero.
 	Retention Retention
 
@@ -78,7 +79,7 @@ func (c *Config) setDefaults() {
 		c.Retry = table.Retry{Backoff: 30 * time.Second, MaxAttempts: 10}
 	}
 	if c.OnPoison == "" {
-		c.OnPoison = Hold
+		c.OnPoison = fallback.Hold
 	}
 }
 

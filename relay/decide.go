@@ -42,7 +42,7 @@ func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decis
 		return toSkip, &outbox.RowError{Class: outbox.RowHeaders, Reason: err.Error()}
 	}
 	if wait > 0 {
-		h.poller.dueIn(wait)
+		h.poller.DueIn(wait)
 		return toSkip, nil // left to the table
 	}
 	if h.isRecorded(ev) {

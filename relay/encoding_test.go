@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -44,7 +45,7 @@ func TestRowThatIsNoUTF8(t *testing.T) {
 			t.Run(string(mode)+"/"+column, func(t *testing.T) {
 				t.Parallel()
 				r := encoded(t, "SQL_ASCII")
-				r.cfg.Mode, r.cfg.OnPoison = mode, relay.Skip
+				r.cfg.Mode, r.cfg.OnPoison = mode, fallback.Skip
 				x := r.start()
 				r.put(1, 50)
 				r.latin1(1000, column)

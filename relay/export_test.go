@@ -15,19 +15,16 @@ func SetMostCompared(n int) (reset func()) {
 	return func() { mostCompared = before }
 }
 
-// SetMovedRows changes how many rows of partitioned tables are remembered.
-func SetMovedRows(n int) (reset func()) {
-	before := movedRows
-	movedRows = n
-	return func() { movedRows = before }
+// SetMostMoved changes how many rows of partitioned tables are remembered.
+func SetMostMoved(n int) (reset func()) {
+	before := mostMoved
+	mostMoved = n
+	return func() { mostMoved = before }
 }
 
 // Moved is how many rows of partitioned tables the current session remembers.
 func (r *Relay) Moved() int {
-	m := r.current.Load().poller.moved
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.taken) + len(m.polled)
+	return r.current.Load().moved.Len()
 }
 
 // DoctorsOwnChecks are the names of the checks that a start does not make.

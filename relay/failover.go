@@ -30,7 +30,7 @@ func (l *leader) answerFirst(ctx, held context.Context, db *table.DB, sys stream
 		zap.Uint32("timeline", sys.Timeline))
 	answered := false
 	err := l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
-		if err := s.poller.answer(ctx); err != nil {
+		if err := s.poller.Answer(ctx); err != nil {
 			return err
 		}
 		answered = true

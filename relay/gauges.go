@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -34,8 +35,8 @@ func registerSessionGauges(registry prometheus.Registerer, cfg *Config, current 
 			return 0
 		})
 	gauge("walpost_held_aggregates", "Aggregates whose rows wait behind a failed one.", func() int {
-		if s := current(); s != nil && cfg.OnPoison != Skip {
-			return s.holds.aggregates()
+		if s := current(); s != nil && cfg.OnPoison != fallback.Skip {
+			return s.holds.Count()
 		}
 		return 0
 	})

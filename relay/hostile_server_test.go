@@ -9,9 +9,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/relay"
 )
 
 // shape is an outbox of one layout and mark, and how a producer writes to it.
@@ -131,7 +131,7 @@ func TestRowsThatTheServerRefuses(t *testing.T) {
 			t.Run(refusal+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				r := newRigWith(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{Config: usersConfig}))
-				r.cfg.OnPoison = relay.Skip // the good rows are of the same aggregate
+				r.cfg.OnPoison = fallback.Skip // the good rows are of the same aggregate
 				r.createStream(nil)
 				s := newShape(r)
 				r.cfg.Outboxes = []*outbox.Table{s.table}

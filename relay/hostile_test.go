@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/relay"
 )
 
 // set are columns of a row with their SQL expressions.
@@ -90,7 +90,7 @@ func (r *rig) parkedRows(c *pgx.Conn) []parkedRow {
 func TestHostileRowsAreParked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.OnPoison = relay.Skip // the good rows are of the same aggregate
+	r.cfg.OnPoison = fallback.Skip // the good rows are of the same aggregate
 	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order", "events.order.>"} })
 	x := r.start().streaming()
 	r.keep()

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -23,7 +24,7 @@ const (
 	// finishTimeout bounds the last tries of an ending session.
 	finishTimeout = 2 * time.Second
 	// lockedAlarm is how long a row may stay locked before its holder is named.
-	lockedAlarm = 5 * time.Second
+	lockedAlarm = fallback.LockedAlarm
 )
 
 // taskKind is what is to be done with a row.
@@ -39,26 +40,15 @@ const (
 // records reports whether the task takes a row out of the WAL's hands: such rows stand in line.
 func (t taskKind) records() bool { return t == toPark || t == toHold }
 
-// waiter is told when a row is settled: a transaction of the WAL, or a pass of the
-// poller.
-type waiter interface{ Settled() }
-
-// polledWaiter waits for a row that the publisher had from the table. The table says how often the row has
-// failed.
-type polledWaiter interface {
-	waiter
-	failedAttempts() int
-}
-
 // markTask is one row on its way to be settled.
 type markTask struct {
 	row    table.Row
 	kind   taskKind
-	of     aggregate // of a row that is recorded
+	of     fallback.Aggregate // of a row that is recorded
 	sent   bool
-	index  uint64 // in the publisher
-	by     waiter // may be nil
-	others []waiter
+	index  uint64          // in the publisher
+	by     fallback.Waiter // may be nil
+	others []fallback.Waiter
 	behind uint64 // own messages behind it, of a row that the recovery scan has read
 	begun  time.Time
 	due    time.Time
@@ -77,7 +67,7 @@ type marker struct {
 	retry     table.Retry
 	db        *table.DB
 	publisher *publish.Publisher
-	holds     *holds
+	holds     *fallback.Holds
 	// parked is called when a failure is recorded.
 	parked func()
 	in     chan *markTask
@@ -95,7 +85,7 @@ type marker struct {
 	// Rows to be recorded stand in line, aggregate by aggregate. If a later row were
 	// recorded first, a crash between the two would let the wrong one be sent first.
 	tasks   []*markTask
-	lines   map[aggregate][]*markTask
+	lines   map[fallback.Aggregate][]*markTask
 	inLines int
 
 	// Memory that is used again: the marker's own.
@@ -106,13 +96,14 @@ type marker struct {
 }
 
 func newMarker(
-	p *reporter, retry table.Retry, db *table.DB, publisher *publish.Publisher, h *holds, s *recoveryState,
+	p *reporter, retry table.Retry, db *table.DB, publisher *publish.Publisher,
+	h *fallback.Holds, s *recoveryState,
 ) *marker {
 	w := &marker{
 		reporter: p, retry: retry, db: db, publisher: publisher, holds: h, parked: func() {},
 		in: make(chan *markTask, backlog), stop: make(chan struct{}), done: make(chan struct{}),
 		waiting: map[outbox.Ref]*markTask{}, recording: map[outbox.Ref]int{},
-		lines: map[aggregate][]*markTask{},
+		lines: map[fallback.Aggregate][]*markTask{},
 	}
 	now := time.Now()
 	for ref, behind := range s.unmarked {
@@ -124,9 +115,9 @@ func newMarker(
 	return w
 }
 
-// stored has a row marked that was read back from the stream and that the WAL or
+// Stored has a row marked that was read back from the stream and that the WAL or
 // the table brings again, and lets the waiter wait for it.
-func (w *marker) stored(ctx context.Context, row table.Row, behind uint64, by waiter) error {
+func (w *marker) Stored(ctx context.Context, row table.Row, behind uint64, by fallback.Waiter) error {
 	w.mu.Lock()
 	if j := w.waiting[row.Ref]; j != nil {
 		j.others = append(j.others, by)
@@ -139,14 +130,14 @@ func (w *marker) stored(ctx context.Context, row table.Row, behind uint64, by wa
 	return w.add(ctx, j)
 }
 
-// park has a failure recorded.
-func (w *marker) park(ctx context.Context, row table.Row, of aggregate, by waiter) error {
-	w.holds.beginRecord(of)
+// Park has a failure recorded.
+func (w *marker) Park(ctx context.Context, row table.Row, of fallback.Aggregate, by fallback.Waiter) error {
+	w.holds.BeginRecord(of)
 	return w.enlist(ctx, &markTask{row: row, kind: toPark, of: of, by: by})
 }
 
-// hold has it recorded that a row waits. Its aggregate's hold counts it already.
-func (w *marker) hold(ctx context.Context, row table.Row, of aggregate, by waiter) error {
+// Hold has it recorded that a row waits. Its aggregate's hold counts it already.
+func (w *marker) Hold(ctx context.Context, row table.Row, of fallback.Aggregate, by fallback.Waiter) error {
 	return w.enlist(ctx, &markTask{row: row, kind: toHold, of: of, by: by})
 }
 
@@ -157,9 +148,9 @@ func (w *marker) enlist(ctx context.Context, j *markTask) error {
 	return w.add(ctx, j)
 }
 
-// busy calls each with every row that is to be marked or recorded and is not in
+// Busy calls each with every row that is to be marked or recorded and is not in
 // the publisher.
-func (w *marker) busy(each func(outbox.Ref)) {
+func (w *marker) Busy(each func(outbox.Ref)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for ref := range w.waiting {
@@ -283,7 +274,7 @@ func (w *marker) takeStored() bool {
 	w.publisher.Release(w.out)
 	for i := range w.taken {
 		d := &w.taken[i]
-		by, _ := d.Tag.(waiter)
+		by, _ := d.Tag.(fallback.Waiter)
 		if d.Ref.Table.Mark != outbox.MarkNone {
 			j := w.newTask()
 			j.row.Ref, j.row.XID, j.row.Bytes = d.Ref, d.XID, d.Bytes
@@ -314,13 +305,13 @@ func (w *marker) finish(ctx context.Context, refusals []publish.Refusal) {
 		w.reporter.refused(x.Ref, x.EventType, x.Failure)
 		j := &markTask{
 			row:  table.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait},
-			kind: toPark, of: aggregate{table: x.Ref.Table}, begun: now, due: now,
+			kind: toPark, of: fallback.Aggregate{Table: x.Ref.Table}, begun: now, due: now,
 		}
-		if by, ok := x.Tag.(polledWaiter); ok {
-			j.row.Polled, j.row.Attempts = true, by.failedAttempts()
+		if by, ok := x.Tag.(fallback.PolledWaiter); ok {
+			j.row.Polled, j.row.Attempts = true, by.FailedAttempts()
 		}
-		j.by, _ = x.Tag.(waiter)
-		w.holds.beginRecord(j.of)
+		j.by, _ = x.Tag.(fallback.Waiter)
+		w.holds.BeginRecord(j.of)
 		w.take(j)
 	}
 	// A row that somebody has locked is not waited for: the recovery scan finds it.

@@ -192,7 +192,7 @@ func (w *marker) settled(tasks []*markTask) {
 	w.mu.Unlock()
 	for _, j := range tasks {
 		if j.kind.records() {
-			w.holds.endRecord(j.of)
+			w.holds.EndRecord(j.of)
 		}
 		if j.kind == toPark {
 			w.parked()

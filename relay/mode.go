@@ -23,16 +23,6 @@ const (
 	ModePoll Mode = "poll"
 )
 
-// OnPoison says what a failed row does to the later rows of its aggregate.
-type OnPoison string
-
-const (
-	// Hold keeps them waiting.
-	Hold OnPoison = "hold"
-	// Skip lets them pass.
-	Skip OnPoison = "skip"
-)
-
 // The label values of walpost_mode.
 const (
 	modeStream = "stream"
@@ -238,7 +228,7 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 // makeSlot tries again until the slot is made; it reports false where ctx ends that.
 func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 	for {
-		err := l.slots.makeAnswered(ctx, db, s.poller.answer)
+		err := l.slots.makeAnswered(ctx, db, s.poller.Answer)
 		if err == nil {
 			return true
 		}

@@ -142,7 +142,7 @@ func TestFewMovedRowsAreRemembered(t *testing.T) {
 	const most = 50
 	for name, mode := range map[string]relay.Mode{"streaming": relay.ModeAuto, "polling": relay.ModePoll} {
 		t.Run(name, func(t *testing.T) { // not in parallel: it changes a variable of the package
-			reset := relay.SetMovedRows(most)
+			reset := relay.SetMostMoved(most)
 			defer reset()
 			r := newRig(t, testenv.SharedPostgres(t))
 			r.partition()

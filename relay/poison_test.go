@@ -9,10 +9,10 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/relay"
 )
 
 // TestPoisonRow: a row that cannot be sent holds its aggregate's later rows, others
@@ -20,7 +20,7 @@ import (
 // When the cause is gone it comes back, and is delivered.
 func TestPoisonRow(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []relay.OnPoison{relay.Hold, relay.Skip} {
+	for _, policy := range []fallback.OnPoison{fallback.Hold, fallback.Skip} {
 		t.Run(string(policy), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
@@ -126,7 +126,7 @@ func TestRetryBehindItsBurial(t *testing.T) {
 // TestRetryKeepsItsPlace: what its aggregate commits after the retry comes after it.
 func TestRetryKeepsItsPlace(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []relay.OnPoison{relay.Hold, relay.Skip} {
+	for _, policy := range []fallback.OnPoison{fallback.Hold, fallback.Skip} {
 		t.Run(string(policy), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
@@ -148,7 +148,7 @@ func TestRetryKeepsItsPlace(t *testing.T) {
 			proxy.Resume()
 			eventually(t, "all are marked", func() bool { return r.unmarked() == 0 })
 			numbers := r.numbers()
-			if policy == relay.Skip { // there a failed row has no place to keep
+			if policy == fallback.Skip { // there a failed row has no place to keep
 				slices.Sort(numbers)
 				if !slices.Equal(numbers, span(1, 500)) {
 					t.Errorf("stored %s, want each once", brief(numbers))

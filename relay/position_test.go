@@ -11,10 +11,10 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/relay"
 )
 
 // TestUnmarkedRowsAreFoundInTheStream: rows that were stored, but not marked when
@@ -136,7 +136,7 @@ func TestEverythingMarkedBehindReplays(t *testing.T) {
 func TestPositionsMarkNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.OnPoison = relay.Skip
+	r.cfg.OnPoison = fallback.Skip
 	r.createStream(func(c *natsjs.StreamConfig) { c.Subjects = []string{"events.order.>"} })
 	x := r.start().streaming()
 	r.keep()
@@ -225,7 +225,7 @@ func TestOrdinalsCountEveryTable(t *testing.T) {
 func TestFalseDuplicate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.OnPoison = relay.Skip
+	r.cfg.OnPoison = fallback.Skip
 	x := r.start().streaming()
 	r.keep()
 	s, err := r.js().Stream(t.Context(), "EVENTS")

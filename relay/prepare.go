@@ -41,7 +41,8 @@ func (s *starter) prepare(ctx context.Context) error {
 	return err
 }
 
-// disconnect ends the connection to NATS, and waits for its last callback: the next attempt has another connection.
+// disconnect ends the connection to NATS, and waits for its last callback: the next attempt has another
+// connection.
 func (s *starter) disconnect(ctx context.Context) {
 	closed := make(chan struct{})
 	s.nc.SetClosedHandler(func(*nats.Conn) { close(closed) })
@@ -90,36 +91,45 @@ func (s *starter) warnAboutLimits(t *outbox.Table) {
 func limits(t *outbox.Table) (f check.Findings) {
 	switch {
 	case t.Mark == outbox.MarkNone:
-		f.Warning("table-mark-none", "", "mark none: no delayed rows, no parking, nothing to deliver from the table; a poison row goes straight into the dead letters")
+		f.Warning("table-mark-none", "", "mark none: no delayed rows, no parking, nothing to deliver from "+
+			"the table; a poison row goes straight into the dead letters")
 	case t.Layout.Has(outbox.Attempts) || t.Layout.Has(outbox.LastError):
 		if lacks := strings.Join(t.Layout.RecordLacks(), " and "); lacks != "" {
-			f.Warning("table-no-failure-columns", "map that in outboxes[].layout: attempts, last_error and available_at hold a failure together",
+			f.Warning("table-no-failure-columns", "map that in outboxes[].layout: attempts, last_error and "+
+				"available_at hold a failure together",
 				"the layout has no %s: without that a poison row goes straight into the dead letters", lacks)
 		}
 	case !t.Layout.Records():
-		f.Warning("table-no-failure-columns", "", "the layout has no columns for failures: a poison row goes straight into the dead letters")
+		f.Warning("table-no-failure-columns", "", "the layout has no columns for failures: a poison row "+
+			"goes straight into the dead letters")
 	}
 	if t.Mark != outbox.MarkNone && !t.Layout.Dates() {
-		f.Warning("table-no-time", "", "the layout notes no time: outbox_lag_seconds stays 0 for it; watch walpost_confirmed_lag_bytes")
+		f.Warning("table-no-time", "", "the layout notes no time: outbox_lag_seconds stays 0 for it; watch "+
+			"walpost_confirmed_lag_bytes")
 	}
 	if t.Mark != outbox.MarkNone && !counts(t.IDType) {
-		f.Warning("table-ids-unordered", "", "the ids are no numbers: rows that are delivered from the table come in no order")
+		f.Warning("table-ids-unordered", "", "the ids are no numbers: rows that are delivered from the "+
+			"table come in no order")
 	}
 	if t.Mark == outbox.MarkDelete {
-		f.Warning("table-mark-delete", "", "mark delete: what JetStream loses later cannot be found again in the table; have the stream on three replicas or sync always")
+		f.Warning("table-mark-delete", "", "mark delete: what JetStream loses later cannot be found again "+
+			"in the table; have the stream on three replicas or sync always")
 	}
 	return f
 }
 
 // counts reports whether ids of the type tell which row came first.
 func counts(idType string) bool {
-	return strings.HasPrefix(idType, "numeric") || slices.Contains([]string{"smallint", "integer", "bigint"}, idType)
+	integers := []string{"smallint", "integer", "bigint"}
+	return strings.HasPrefix(idType, "numeric") || slices.Contains(integers, idType)
 }
 
 // system identifies the server. Where the WAL can be read it takes the road of every
 // session, because the functions that know the system identifier may be closed to the
 // role. why says what keeps the WAL from being read after all.
-func (s *starter) system(ctx context.Context, db *table.DB, streams bool) (sys stream.System, why, err error) {
+func (s *starter) system(
+	ctx context.Context, db *table.DB, streams bool,
+) (sys stream.System, why, err error) {
 	if streams {
 		sys, err = stream.Probe(ctx, s.cfg.server(), s.cfg.Slot)
 	}
@@ -139,12 +149,15 @@ func (s *starter) nameSource(sys stream.System) (err error) {
 	if source == "" {
 		if sys.ID == "" {
 			return hint.Coded("pg-system-identifier",
-				hint.Errorf("set source to a name of this database's own, or GRANT EXECUTE ON FUNCTION pg_control_system() TO the role",
+				hint.Errorf("set source to a name of this database's own, or GRANT EXECUTE ON FUNCTION "+
+					"pg_control_system() TO the role",
 					"the role may not read the system identifier, which the default of source begins with"))
 		}
 		source = DefaultSource(sys.ID, sys.Database)
 	}
-	s.envelope, err = publish.NewEnvelope(publish.EnvelopeConfig{Source: source, Stream: s.cfg.Stream.Name, Format: s.cfg.Format})
+	s.envelope, err = publish.NewEnvelope(publish.EnvelopeConfig{
+		Source: source, Stream: s.cfg.Stream.Name, Format: s.cfg.Format,
+	})
 	return err
 }
 
@@ -166,8 +179,10 @@ func (s *starter) connect(ctx context.Context) (err error) {
 		}
 	}
 	conn.OnClosed = func(err error) {
-		if err != nil { // the server has answered with an error that the client does not know, such as to a lowered max_payload
-			s.giveUp(hint.Errorf("start the relay again; nothing is lost", "the NATS connection was closed for good: %w", err))
+		// The server has sent an error that the client does not know, such as after max_payload was lowered.
+		if err != nil {
+			s.giveUp(hint.Errorf("start the relay again; nothing is lost",
+				"the NATS connection was closed for good: %w", err))
 		}
 	}
 	conn.OnReconnect = func() { s.log.Info("NATS connection is back") }
@@ -183,9 +198,11 @@ func (s *starter) connect(ctx context.Context) (err error) {
 // although rows were stored is a loss that must not be papered over.
 func (s *starter) mayCreateStream(ctx context.Context, db *table.DB, missing error) error {
 	if !s.cfg.CreateStream {
-		return hint.Coded("stream-missing", hint.Wrap(missing, "create the stream, or allow it with nats.create_stream: true"))
+		return hint.Coded("stream-missing", hint.Wrap(missing,
+			"create the stream, or allow it with nats.create_stream: true"))
 	}
-	const advice = "restore the stream, or check nats.url, nats.stream and the account; to begin with an empty stream on purpose, create it yourself"
+	const advice = "restore the stream, or check nats.url, nats.stream and the account; to begin with an " +
+		"empty stream on purpose, create it yourself"
 	slot, err := db.HasSlot(ctx)
 	if err != nil {
 		return err
@@ -196,11 +213,13 @@ func (s *starter) mayCreateStream(ctx context.Context, db *table.DB, missing err
 			return err
 		}
 		if marked {
-			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but %s has rows that are marked as stored in it", missing, t), advice))
+			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but %s has rows that are marked as "+
+				"stored in it", missing, t), advice))
 		}
 		if slot && t.Mark != outbox.MarkUpdate {
 			// Such rows leave no mark; a slot says that a relay was here before.
-			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but slot %q exists: rows of %s may be stored in it", missing, s.cfg.Slot, t), advice))
+			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but slot %q exists: rows of %s may "+
+				"be stored in it", missing, s.cfg.Slot, t), advice))
 		}
 	}
 	return nil
@@ -218,7 +237,8 @@ func (s *starter) createStream(ctx context.Context) error {
 	if err := s.stream.Create(ctx); err != nil {
 		return err
 	}
-	s.log.Info("created the stream", zap.String("stream", s.cfg.Stream.Name), zap.String("subject", s.cfg.Stream.Pattern))
+	s.log.Info("created the stream",
+		zap.String("stream", s.cfg.Stream.Name), zap.String("subject", s.cfg.Stream.Pattern))
 	_, findings, err := s.stream.Check(ctx)
 	for _, f := range findings {
 		s.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))

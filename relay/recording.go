@@ -20,7 +20,7 @@ func (w *marker) record(ctx context.Context) error {
 		for n < min(len(line), markBatch) && line[n].kind == line[0].kind {
 			n++
 		}
-		key := batchKey{table: of.table, kind: line[0].kind}
+		key := batchKey{table: of.Table, kind: line[0].kind}
 		batches[key] = append(batches[key], line[:n])
 	}
 	for key, lines := range batches {

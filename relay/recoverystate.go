@@ -36,11 +36,11 @@ type recoveryState struct {
 // mayHaveBeenSent reports whether an earlier session may have sent the row.
 func (s *recoveryState) mayHaveBeenSent(ev *outbox.Event) bool { return ev.Commit <= s.recoveryLSN }
 
-// messagesBehind reports whether the row's message was read in the stream although the
+// MessagesBehind reports whether the row's message was read in the stream although the
 // table does not show the row as stored, and how many own messages follow it. A
 // recorded row was not invisible then: if the table did not show it, it has come
 // back since, to be delivered again.
-func (s *recoveryState) messagesBehind(ref outbox.Ref, recorded bool) (n uint64, stored bool) {
+func (s *recoveryState) MessagesBehind(ref outbox.Ref, recorded bool) (n uint64, stored bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n, stored = s.unmarked[ref]; !stored && !recorded {

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
@@ -52,10 +53,11 @@ type session struct {
 
 	wal       *stream.Session // nil where none is read
 	recovered *recoveryState
-	holds     *holds
+	holds     *fallback.Holds
 	publisher *publish.Publisher
 	marker    *marker
-	poller    *poller
+	moved     *fallback.Moved
+	poller    *fallback.Poller
 	handler   *walHandler
 
 	// What serverWatch and the publisher's callbacks share with the others.
@@ -131,9 +133,9 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	s.handler = &walHandler{
 		reporter: s.reporter, cfg: s.cfg, db: s.db, publisher: s.publisher,
 		marker: s.marker, holds: s.holds, poller: s.poller, recovered: s.recovered,
-		moved: s.poller.moved, altered: s.altered, poison: s.past.poison,
+		moved: s.moved, altered: s.altered, poison: s.past.poison,
 	}
-	s.poller.wal, s.poller.handler = s.wal, s.handler
+	s.poller.Beside(pollerWAL{s.wal, s.handler})
 	s.recoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 	s.log.Info("streaming", zap.String("slot", s.cfg.Slot), zap.Stringer("from", s.wal.Tracker().Confirmed()),
 		zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.recovered.recoveryLSN))
@@ -141,7 +143,7 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	looping, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := s.poller.run(looping); err != nil {
+		if err := s.poller.Run(looping); err != nil {
 			stop(err)
 		}
 	})
@@ -182,10 +184,10 @@ func (s *session) poll(ctx context.Context, beside func(context.Context, *sessio
 	looping, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { stop(beside(looping, s)) })
-	wg.Go(func() { listen(looping, s.db, s.poller) })
+	wg.Go(func() { s.poller.Listen(looping, s.db) })
 	defer wg.Wait()
 	defer stop(nil)
-	if err := s.poller.run(looping); err != nil {
+	if err := s.poller.Run(looping); err != nil {
 		return err
 	}
 	return context.Cause(looping)
@@ -203,11 +205,11 @@ func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.
 	if err := s.judgeRivals(info.LastSeq); err != nil {
 		return err
 	}
-	s.holds = newHolds()
+	s.holds, s.moved = fallback.NewHolds(mostHeld), fallback.NewMoved(mostMoved)
 	records := func(t *outbox.Table, each func(outbox.AggregateKey)) error {
 		return s.db.Aggregates(ctx, t, each)
 	}
-	err = s.holds.load(records, s.cfg.Outboxes)
+	err = s.holds.Load(records, s.cfg.Outboxes)
 	if err != nil {
 		return err
 	}
@@ -215,12 +217,12 @@ func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.
 		return err
 	}
 	s.marker = newMarker(s.reporter, s.cfg.Retry, s.db, s.publisher, s.holds, s.recovered)
-	s.poller, err = newPoller(ctx, s.reporter, s.servers, s.publisher, s.marker, s.holds, s.recovered)
+	s.poller, err = s.newPoller(ctx)
 	if err != nil {
 		s.publisher.Close()
 		return err
 	}
-	s.marker.parked = s.poller.nudge
+	s.marker.parked = s.poller.Nudge
 	s.current.Store(s)
 	return nil
 }
@@ -228,11 +230,11 @@ func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.
 // heal delivers what the stream had lost, and what else was recorded and may be
 // sent, before anything else.
 func (s *session) heal(ctx context.Context) error {
-	if s.recovered.healed == 0 && !s.holds.any() {
+	if s.recovered.healed == 0 && !s.holds.Any() {
 		return nil
 	}
 	s.status.do("deliver what the stream has lost, and what was recorded")
-	err := s.poller.heal(ctx)
+	err := s.poller.Heal(ctx, s.recovered.healed > 0)
 	// The WAL may still bring the rows that were sent just now.
 	s.recovered.recoveryLSN = max(s.recovered.recoveryLSN, s.publisher.Passed())
 	return err
@@ -244,7 +246,7 @@ func (s *session) expectMoved(ctx context.Context) error {
 	if !anyPartitioned(s.cfg.Outboxes) {
 		return nil
 	}
-	s.marker.busy(func(ref outbox.Ref) { s.poller.moved.take(ref) })
+	s.marker.Busy(func(ref outbox.Ref) { s.moved.Take(ref) })
 	lsn, err := s.db.InsertLSN(ctx)
 	s.recovered.recoveryLSN = max(s.recovered.recoveryLSN, lsn)
 	return err
@@ -253,7 +255,7 @@ func (s *session) expectMoved(ctx context.Context) error {
 func (s *session) close() {
 	s.current.Store(nil)
 	s.publisher.Close()
-	s.poller.db.Close()
+	s.poller.Close()
 }
 
 // open starts replication.

@@ -6,8 +6,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/relay"
 )
 
 // window is a duplicate window that is over before a relay is back.
@@ -44,7 +44,7 @@ func (x *running) tableDecidesUntil() string {
 func TestAnOldRowIsTheNewestMessage(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.OnPoison = relay.Skip
+	r.cfg.OnPoison = fallback.Skip
 	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects, c.Duplicates = []string{"events.order.>"}, window })
 	x := r.start().streaming()
 	r.keep()

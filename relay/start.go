@@ -54,13 +54,16 @@ func (s *starter) begin(ctx context.Context) error {
 	}
 }
 
-// passes reports whether what keeps a start from going on may pass without anybody's help: the server is down, starting,
-// without a leader or full, or its name does not resolve yet. What the server refuses (a password, a database, a table)
-// does not.
+// passes reports whether what keeps a start from going on may pass without anybody's help: the server is
+// down, starting, without a leader or full, or its name does not resolve yet. What the server refuses (a
+// password, a database, a table) does not.
 func passes(err error) bool {
 	if code := pg.Code(err); code != "" {
 		// Starting up or shutting down, too many connections, a lock, a full disk.
-		soon := []string{pgerrcode.AdminShutdown, pgerrcode.CrashShutdown, pgerrcode.CannotConnectNow, pgerrcode.TooManyConnections}
+		soon := []string{
+			pgerrcode.AdminShutdown, pgerrcode.CrashShutdown, pgerrcode.CannotConnectNow,
+			pgerrcode.TooManyConnections,
+		}
 		return slices.Contains(soon, code) || table.Passing(err)
 	}
 	var api *jetstream.APIError
@@ -70,22 +73,26 @@ func passes(err error) bool {
 	return natsPasses(err) || networkPasses(err)
 }
 
-// apiPasses: JetStream has no leader, or not the servers that it needs. Limits and a JetStream that is off remain.
+// apiPasses: JetStream has no leader, or not the servers that it needs. Limits and a JetStream that is off
+// remain.
 func apiPasses(err *jetstream.APIError) bool {
 	const noPeers, notEnabled, notEnabledForAccount, noReplicas = 10005, 10076, 10039, 10074
 	switch err.ErrorCode {
 	case noPeers:
 		return true
-	case notEnabled, notEnabledForAccount, noReplicas, 10023, 10047: // the last two: no room within the limits
+	// the last two: no room within the limits
+	case notEnabled, notEnabledForAccount, noReplicas, 10023, 10047:
 		return false
 	}
 	return err.Code >= 500
 }
 
-// natsPasses knows the client's own errors. Without responders JetStream may be starting, or electing a leader.
+// natsPasses knows the client's own errors. Without responders JetStream may be starting, or electing a
+// leader.
 func natsPasses(err error) bool {
 	return slices.ContainsFunc([]error{
-		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected, nats.ErrConnectionClosed, nats.ErrStaleConnection,
+		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected,
+		nats.ErrConnectionClosed, nats.ErrStaleConnection,
 		nats.ErrReconnectBufExceeded, nats.ErrMaxConnectionsExceeded, nats.ErrMaxAccountConnectionsExceeded,
 	}, func(target error) bool { return errors.Is(err, target) })
 }
@@ -102,6 +109,7 @@ func networkPasses(err error) bool {
 		return !strings.HasSuffix(op.Op, " error") // an alert of TLS: "remote error"
 	}
 	return slices.ContainsFunc([]error{
-		io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded, context.DeadlineExceeded,
+		io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded,
+		context.DeadlineExceeded,
 	}, func(target error) bool { return errors.Is(err, target) })
 }

@@ -8,9 +8,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/relay"
 )
 
 // TestOneMarkIsRefused: a row whose mark the database refuses holds up its own
@@ -49,7 +49,7 @@ func TestOneMarkIsRefused(t *testing.T) {
 func TestAttemptsAreExhausted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.OnPoison = relay.Skip
+	r.cfg.OnPoison = fallback.Skip
 	x := r.start().streaming()
 	bad := set{"event_type": `'order placed'`}
 	full := set{"event_type": `'order placed'`, "attempts": `32767`}

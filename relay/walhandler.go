@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -21,10 +22,10 @@ type walHandler struct {
 	db        *table.DB
 	publisher *publish.Publisher
 	marker    *marker
-	holds     *holds
-	poller    *poller
+	holds     *fallback.Holds
+	poller    *fallback.Poller
 	recovered *recoveryState
-	moved     *moved
+	moved     *fallback.Moved
 	altered   chan<- struct{}
 	poison    map[outbox.Ref]*outbox.RowError // see history
 
@@ -32,7 +33,7 @@ type walHandler struct {
 	// mostly. A row leaves it when its next place has it. mu guards it; only the reader
 	// changes it.
 	mu             sync.Mutex
-	recoveryBuffer []pendingRow
+	recoveryBuffer []fallback.PendingRow
 	size           int
 
 	// The rows of a transaction mostly fall due at one time: the last one, as the row
@@ -41,24 +42,18 @@ type walHandler struct {
 	due       time.Time
 }
 
-// pendingRow is a row that the WAL has brought and that is not in the publisher yet.
-type pendingRow struct {
-	ev  *outbox.Event
-	txn *stream.Txn
-}
-
 // The recovery buffer looks up so many rows at once.
 const (
 	bufferRows  = 512
 	bufferBytes = 1 << 20
 )
 
-// buffered calls each with every row in the recovery buffer.
+// eachBuffered calls each with every row in the recovery buffer.
 func (h *walHandler) eachBuffered(each func(outbox.Ref)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range h.recoveryBuffer {
-		each(r.ev.Ref())
+		each(r.Event.Ref())
 	}
 }
 
@@ -115,34 +110,34 @@ func (h *walHandler) Altered() {
 // tried again. The WAL may have its first insert, too, so only the table's word
 // counts. Later rows of its aggregate wait for it.
 func (h *walHandler) leave(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
-	of := aggregateOf(ev)
+	of := fallback.AggregateOf(ev)
 	txn.Add()
-	h.holds.beginRecord(of)
-	return h.marker.hold(ctx, table.RowOf(ev), of, left{txn, h.poller})
+	h.holds.BeginRecord(of)
+	return h.marker.Hold(ctx, table.RowOf(ev), of, left{txn, h.poller})
 }
 
 // left wakes the poller when the row is visible.
 type left struct {
 	*stream.Txn
-	poller *poller
+	poller *fallback.Poller
 }
 
 func (l left) Settled() {
 	l.Txn.Settled()
-	l.poller.nudge()
+	l.poller.Nudge()
 }
 
 // mayBeRecorded: where rows pass a failed one, that one itself may come again. Elsewhere the
 // table is asked where only it can tell whether a row is held, about many rows at once.
 func (h *walHandler) mayBeRecorded(ev *outbox.Event) bool {
-	if !h.holds.any() {
+	if !h.holds.Any() {
 		return false
 	}
-	of := aggregateOf(ev)
-	if h.cfg.OnPoison == Skip || !of.ordered() {
-		return h.holds.mayHave(of)
+	of := fallback.AggregateOf(ev)
+	if h.cfg.OnPoison == fallback.Skip || !of.Ordered() {
+		return h.holds.MayHave(of)
 	}
-	return h.holds.unsure(of)
+	return h.holds.Unsure(of)
 }
 
 // Idle implements stream.Handler: the server has sent all it has, so what the
@@ -182,7 +177,7 @@ func (h *walHandler) delayed(ev *outbox.Event) (time.Duration, error) {
 func (h *walHandler) addToBuffer(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	txn.Add()
 	h.mu.Lock()
-	h.recoveryBuffer = append(h.recoveryBuffer, pendingRow{ev.Clone(), txn})
+	h.recoveryBuffer = append(h.recoveryBuffer, fallback.PendingRow{Event: ev.Clone(), By: txn})
 	h.mu.Unlock()
 	h.size += ev.Size()
 	if len(h.recoveryBuffer) < bufferRows && h.size < bufferBytes {
@@ -211,9 +206,9 @@ func (h *walHandler) flushBuffer(ctx context.Context) error {
 }
 
 // sameTable is the length of the run of rows of the first one's table.
-func sameTable(batch []pendingRow) int {
+func sameTable(batch []fallback.PendingRow) int {
 	n := 1
-	for n < len(batch) && batch[n].ev.Table == batch[0].ev.Table {
+	for n < len(batch) && batch[n].Event.Table == batch[0].Event.Table {
 		n++
 	}
 	return n
@@ -221,14 +216,14 @@ func sameTable(batch []pendingRow) int {
 
 // askTable sends the rows that the table holds pending and unrecorded, or does not show yet. Rows that
 // were read in the stream are not asked about: they wait for their marks.
-func (h *walHandler) askTable(ctx context.Context, batch []pendingRow) error {
-	var ask []pendingRow
+func (h *walHandler) askTable(ctx context.Context, batch []fallback.PendingRow) error {
+	var ask []fallback.PendingRow
 	var rows []table.Row
 	for _, r := range batch {
-		row := table.RowOf(r.ev)
-		if behind, ok := h.recovered.messagesBehind(row.Ref, false); ok {
+		row := table.RowOf(r.Event)
+		if behind, ok := h.recovered.MessagesBehind(row.Ref, false); ok {
 			// It was read in the stream. Whatever the table shows, it is not sent.
-			if err := h.marker.stored(ctx, row, behind, r.txn); err != nil {
+			if err := h.marker.Stored(ctx, row, behind, r.By); err != nil {
 				return err
 			}
 			continue
@@ -238,13 +233,13 @@ func (h *walHandler) askTable(ctx context.Context, batch []pendingRow) error {
 	if len(ask) == 0 {
 		return nil
 	}
-	states, err := h.lookUp(ctx, ask[0].ev.Table, rows)
+	states, err := h.lookUp(ctx, ask[0].Event.Table, rows)
 	if err != nil {
 		return err
 	}
 	evs := make([]*outbox.Event, len(ask))
 	for i, r := range ask {
-		evs[i] = r.ev
+		evs[i] = r.Event
 	}
 	asked, err := h.askRecords(ctx, evs...)
 	if err != nil {
@@ -252,10 +247,10 @@ func (h *walHandler) askTable(ctx context.Context, batch []pendingRow) error {
 	}
 	for i, r := range ask {
 		if !states[i].Publish() {
-			r.txn.Settled()
+			r.By.Settled()
 			continue
 		}
-		if err := h.sendAdded(ctx, r.ev, r.txn, asked); err != nil {
+		if err := h.sendAdded(ctx, r.Event, r.By, asked); err != nil {
 			return err
 		}
 	}
@@ -264,11 +259,11 @@ func (h *walHandler) askTable(ctx context.Context, batch []pendingRow) error {
 
 // askRecords asks the table which rows' aggregates have records, where only it can tell. The
 // rows are of one table.
-func (h *walHandler) askRecords(ctx context.Context, evs ...*outbox.Event) (asOf, error) {
-	if h.cfg.OnPoison == Skip || !h.holds.any() {
+func (h *walHandler) askRecords(ctx context.Context, evs ...*outbox.Event) (fallback.AsOf, error) {
+	if h.cfg.OnPoison == fallback.Skip || !h.holds.Any() {
 		return 0, nil
 	}
-	return h.holds.ask(evs, func(evs []*outbox.Event) (have []bool, err error) {
+	return h.holds.Ask(evs, func(evs []*outbox.Event) (have []bool, err error) {
 		err = h.patiently(ctx, evs[0].Table, func() error {
 			have, err = h.db.HaveRecords(ctx, evs[0].Table, evs)
 			return err
@@ -308,14 +303,16 @@ func (h *walHandler) send(ctx context.Context, ev *outbox.Event, txn *stream.Txn
 
 // sendAdded sends a row, unless it is held. asked is when the table was asked for records of
 // its aggregate.
-func (h *walHandler) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn, asked asOf) error {
+func (h *walHandler) sendAdded(
+	ctx context.Context, ev *outbox.Event, txn fallback.Waiter, asked fallback.AsOf,
+) error {
 	if len(h.poison) > 0 && ev.Table.Mark == outbox.MarkNone {
 		if failure := h.poison[ev.Ref()]; failure != nil {
 			return h.refuse(ctx, ev, txn, failure)
 		}
 	}
-	if h.cfg.OnPoison != Skip && h.holds.any() {
-		if held, err := h.joinHold(ctx, pendingRow{ev, txn}, asked); held || err != nil {
+	if h.cfg.OnPoison != fallback.Skip && h.holds.Any() {
+		if held, err := h.joinHold(ctx, fallback.PendingRow{Event: ev, By: txn}, asked); held || err != nil {
 			return err
 		}
 	}
@@ -331,27 +328,29 @@ func (h *walHandler) sendAdded(ctx context.Context, ev *outbox.Event, txn *strea
 }
 
 // joinHold reports whether a row waits behind a failed one: it is recorded, or queues up.
-func (h *walHandler) joinHold(ctx context.Context, row pendingRow, asked asOf) (held bool, err error) {
+func (h *walHandler) joinHold(
+	ctx context.Context, row fallback.PendingRow, asked fallback.AsOf,
+) (held bool, err error) {
 	for err == nil {
-		v, record := h.holds.join(row, asked)
+		v, record := h.holds.Join(row, asked)
 		switch v {
-		case isFree:
+		case fallback.IsFree:
 			return false, nil
-		case isHeld:
+		case fallback.IsHeld:
 			return true, h.record(ctx, record)
-		case isUnknown:
-			asked, err = h.askRecords(ctx, row.ev)
-		case isEmptying:
-			err = h.holds.awaitEmptied(ctx)
+		case fallback.IsUnknown:
+			asked, err = h.askRecords(ctx, row.Event)
+		case fallback.IsEmptying:
+			err = h.holds.AwaitEmptied(ctx)
 		}
 	}
 	return false, err
 }
 
 // record has rows recorded that wait behind a failed one.
-func (h *walHandler) record(ctx context.Context, rows []pendingRow) error {
+func (h *walHandler) record(ctx context.Context, rows []fallback.PendingRow) error {
 	for _, r := range rows {
-		if err := h.marker.hold(ctx, table.RowOf(r.ev), aggregateOf(r.ev), r.txn); err != nil {
+		if err := h.marker.Hold(ctx, table.RowOf(r.Event), fallback.AggregateOf(r.Event), r.By); err != nil {
 			return err
 		}
 	}
@@ -361,7 +360,7 @@ func (h *walHandler) record(ctx context.Context, rows []pendingRow) error {
 // refuse records a row that cannot be sent. Nothing waits for it but its
 // transaction, except where only the dead letters will ever know of it.
 func (h *walHandler) refuse(
-	ctx context.Context, ev *outbox.Event, txn *stream.Txn, failure *outbox.RowError,
+	ctx context.Context, ev *outbox.Event, txn fallback.Waiter, failure *outbox.RowError,
 ) error {
 	if ev.Table.Mark == outbox.MarkNone {
 		if err := h.db.Bury(ctx, ev, failure.Error()); err != nil {
@@ -373,7 +372,7 @@ func (h *walHandler) refuse(
 	} else {
 		row := table.RowOf(ev)
 		row.Failure = failure.Error()
-		if err := h.marker.park(ctx, row, aggregateOf(ev), txn); err != nil {
+		if err := h.marker.Park(ctx, row, fallback.AggregateOf(ev), txn); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/publish"
@@ -76,7 +77,7 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 		Retry: table.Retry{
 			Backoff: cfg.Fallback.Backoff, MaxAttempts: cfg.Fallback.MaxAttempts,
 		},
-		OnPoison:  relay.OnPoison(cfg.Fallback.OnPoison),
+		OnPoison:  fallback.OnPoison(cfg.Fallback.OnPoison),
 		Retention: relay.Retention(cfg.Retention),
 	}, err
 }

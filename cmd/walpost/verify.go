@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/spf13/cobra"
 
+	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -102,7 +103,7 @@ func runVerify(cmd *cobra.Command, cfg *Config, since time.Duration, repair bool
 	report, err := verify.Run(ctx, verify.Config{
 		Postgres: db, Slot: cfg.Postgres.Slot, Outboxes: tables, Stream: s, Source: source, Phantom: phantom,
 		Since: since, KeptFor: keptFor(cfg), Repair: repair,
-		Skip:             relay.OnPoison(cfg.Fallback.OnPoison) == relay.Skip,
+		Skip:             fallback.OnPoison(cfg.Fallback.OnPoison) == fallback.Skip,
 		DelayThreshold:   cfg.Fallback.DelayThreshold,
 		FallbackInterval: cfg.Fallback.Interval,
 		Progress:         progressBar(cmd.ErrOrStderr()),

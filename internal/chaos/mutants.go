@@ -47,7 +47,10 @@ func (m *mutant) plant(ctx context.Context, files map[string]string) error {
 	return nil
 }
 
-const sendAdded = "func (h *walHandler) sendAdded(ctx context.Context, ev *outbox.Event, txn *stream.Txn, asked asOf) error {\n"
+const sendAdded = `func (h *walHandler) sendAdded(
+	ctx context.Context, ev *outbox.Event, txn fallback.Waiter, asked fallback.AsOf,
+) error {
+`
 
 func streaming(p *plan)   { p.mode = "auto" }
 func oneServer(p *plan)   { p.mode, p.replicas, p.standby, p.rollback = "auto", 1, false, false }
@@ -66,7 +69,7 @@ var mutants = []mutant{
 		name: "lost: some rows are marked and never sent", world: oneServer,
 		by: []string{"lost", unstored},
 		edits: []edit{{"relay/walhandler.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
-		return h.marker.stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
+		return h.marker.Stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 `}},
 	},
@@ -74,7 +77,7 @@ var mutants = []mutant{
 		name: "duplicated: what the WAL brings again is sent again", world: oneServer, only: "relay killed",
 		by: []string{"duplicated"},
 		edits: []edit{
-			{"relay/walhandler.go", "if behind, ok := h.recovered.messagesBehind(row.Ref, false); ok {", "if behind, ok := h.recovered.messagesBehind(row.Ref, false); ok && false {"},
+			{"relay/walhandler.go", "if behind, ok := h.recovered.MessagesBehind(row.Ref, false); ok {", "if behind, ok := h.recovered.MessagesBehind(row.Ref, false); ok && false {"},
 			{"relay/walhandler.go", "if !states[i].Publish() {", "if states[i].Publish() && false {"},
 		},
 	},
@@ -85,7 +88,7 @@ var mutants = []mutant{
 			{"relay/walhandler.go", sendAdded, sendAdded + `	switch late := h.late; {
 	case h.swapping:
 	case late == nil && ev.Ref().Hash%97 == 0:
-		h.late = &pendingRow{ev.Clone(), txn}
+		h.late = &fallback.PendingRow{Event: ev.Clone(), By: txn}
 		return nil
 	case late != nil:
 		h.late, h.swapping = nil, true
@@ -93,10 +96,10 @@ var mutants = []mutant{
 		if err := h.sendAdded(ctx, ev, txn, asked); err != nil {
 			return err
 		}
-		return h.sendAdded(ctx, late.ev, late.txn, 0)
+		return h.sendAdded(ctx, late.Event, late.By, 0)
 	}
 `},
-			{"relay/walhandler.go", "	size           int\n", "	size           int\n	late *pendingRow\n	swapping bool\n"},
+			{"relay/walhandler.go", "	size           int\n", "	size           int\n	late *fallback.PendingRow\n	swapping bool\n"},
 		},
 	},
 	{
@@ -121,7 +124,7 @@ var mutants = []mutant{
 		by: []string{"lost", unstored},
 		edits: []edit{{"relay/walhandler.go", "	// Nothing overtakes the recovery buffer", `	if h.recovered.tail.Covers(ev.Commit, ev.N) {
 		txn.Add()
-		return h.marker.stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
+		return h.marker.Stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 	// Nothing overtakes the recovery buffer`}, {
 			"relay/decide.go", "	if h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask {",

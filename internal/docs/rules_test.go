@@ -28,7 +28,7 @@ func (n node) has(key string) bool { _, ok := n.any.(map[string]any)[key]; retur
 // its runbook; that of WalpostAlarm is the alarm's, for every alarm that there is.
 func TestAlertsSayWhatToDo(t *testing.T) {
 	headings := anchors(read(t, alarmsFile))
-	alarms := arguments(t, "relay", 0, "alarm")
+	alarms := raisedAlarms(t)
 	for _, r := range rules(t) {
 		if r.has("record") {
 			continue
@@ -58,7 +58,7 @@ var severe = regexp.MustCompile(`match "\^\((.*)\)\$" \$labels\.alarm`)
 
 // TestEveryAlarmAlerts: the alert takes all of them, and those that it calls critical exist.
 func TestEveryAlarmAlerts(t *testing.T) {
-	alarms := arguments(t, "relay", 0, "alarm")
+	alarms := raisedAlarms(t)
 	for _, r := range rules(t) {
 		expr := r.at("expr").text()
 		if strings.Contains(expr, "walpost_alarms") && regexp.MustCompile(`walpost_alarms\w*(:\w+)?\{`).MatchString(expr) {

@@ -19,12 +19,13 @@ const module = "github.com/walpost/walpost/"
 // standard library and itself. A trailing slash means "and everything below".
 // internal/hint is a leaf that everybody may lean on, outbox and decode excepted.
 var rooms = map[string][]string{
-	"outbox":  {},
-	"decode":  {module + "outbox"},
-	"stream":  {module + "outbox", module + "decode", check, hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
-	"publish": {module + "outbox", jetstream, hint, nats},
+	"outbox":   {},
+	"decode":   {module + "outbox"},
+	"stream":   {module + "outbox", module + "decode", check, hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
+	"publish":  {module + "outbox", jetstream, hint, nats},
+	"fallback": {module + "outbox", table, crash, pg, sleep, zap},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", jetstream, retention, table, check, crash, hint, zap, prometheus,
+		module + "outbox", module + "stream", module + "publish", module + "fallback", jetstream, retention, table, check, crash, hint, zap, prometheus,
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and table's.

@@ -1,4 +1,4 @@
-package relay
+package fallback
 
 import (
 	"context"
@@ -9,14 +9,13 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/crash"
-	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
 const (
 	// passRows bounds what one pass looks at, in rows of a table.
-	passRows = jetstream.U
+	passRows = 16_384
 	// recordedPause is the least time between two looks at recorded rows, and
 	// recordedShare the part of the time that goes into them at most: they may be
 	// many, while passes for rows that fall due follow each other closely.
@@ -34,8 +33,8 @@ type pass struct {
 	full     bool // there is more than it looked at
 	sent     bool // something
 	locked   []outbox.Ref
-	blocked  map[aggregate]bool // rows that somebody has locked keep the later ones out
-	recorded map[aggregate]bool // recorded rows of these were sent
+	blocked  map[Aggregate]bool // rows that somebody has locked keep the later ones out
+	recorded map[Aggregate]bool // recorded rows of these were sent
 	missed   []string
 	moved    uint64 // before it was asked what is in hand, see moved
 }
@@ -46,7 +45,7 @@ func (p *pass) add() {
 	p.mu.Unlock()
 }
 
-// Settled implements waiter.
+// Settled implements Waiter.
 func (p *pass) Settled() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -76,7 +75,7 @@ func (p *pass) wait(ctx context.Context, patience time.Duration) {
 }
 
 // pass is one round over a table.
-func (l *poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
+func (l *Poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	var recorded []table.Candidate
 	var overtaken map[outbox.AggregateKey]bool
 	var err error
@@ -101,32 +100,30 @@ func (l *poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 		return err
 	}
 	for _, c := range recorded {
-		l.holds.open(aggregate{t, c.Aggregate}) // whoever has recorded it
+		l.holds.open(Aggregate{t, c.Aggregate})
 	}
 	recorded = slices.DeleteFunc(recorded, func(c table.Candidate) bool { return overtaken[c.Aggregate] })
 	if len(recorded) > 0 { // the cause of a failure may be gone
-		info, err := l.stream.Info(ctx)
-		if err != nil { // while nothing can be sent, a failure says nothing
+		if l.publisher.Adapt(ctx) != nil { // while nothing can be sent, a failure says nothing
 			recorded = nil
-			l.dueIn(time.Second)
-		} else {
-			l.publisher.Adapt(info)
+			l.DueIn(time.Second)
 		}
 	}
 	p.moved = l.moved.now()
-	inHand, seen, behind := l.inHand(t), map[string]bool{}, map[aggregate]bool{}
+	inHand, seen, behind := l.InHand().of(t), map[string]bool{}, map[Aggregate]bool{}
 	free := func(cs []table.Candidate) []table.Candidate {
 		return slices.DeleteFunc(cs, func(c table.Candidate) bool {
-			of := aggregate{t, c.Aggregate}
-			if seen[c.ID] || behind[of] { // where ids are not unique, the next pass brings another row of this one
-				behind[of] = of.ordered()
+			of := Aggregate{t, c.Aggregate}
+			// Where ids are not unique, the next pass brings another row with this one.
+			if seen[c.ID] || behind[of] {
+				behind[of] = of.Ordered()
 				return true
 			}
 			seen[c.ID] = true
 			sent, taken := inHand[c.ID]
 			if taken && !sent && c.Recorded {
-				l.dueIn(recordedPause)
-				if of.ordered() && l.cfg.OnPoison != Skip {
+				l.DueIn(recordedPause)
+				if of.Ordered() && l.cfg.OnPoison != Skip {
 					p.blocked[of] = true // it is being recorded again: the later ones wait for that
 				}
 			}
@@ -134,16 +131,16 @@ func (l *poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 		})
 	}
 	for _, cs := range [][]table.Candidate{free(recorded), free(fresh)} {
-		for most := l.cfg.FallbackBatch; len(cs) > 0; {
+		for most := l.cfg.Batch; len(cs) > 0; {
 			some := cs[:batch(cs, most)]
 			n, err := l.deliver(ctx, t, p, some)
 			if err != nil {
 				return err
 			}
-			if n < len(some) { // they are larger than they are stored: what was read for nothing is read again
+			if n < len(some) { // the rows are larger than they are stored: the rest is read again
 				most = n
 			} else {
-				most = min(2*most, l.cfg.FallbackBatch)
+				most = min(2*most, l.cfg.Batch)
 			}
 			cs = cs[n:]
 		}
@@ -155,7 +152,9 @@ func (l *poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 // nothing brings the rows before them that the last session had sent and knows
 // nothing of: those come first, and their aggregates are overtaken. Fresh ones are
 // held as soon as they are met.
-func (l *poller) recorded(ctx context.Context, t *outbox.Table) (cs []table.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
+func (l *Poller) recorded(
+	ctx context.Context, t *outbox.Table,
+) (cs []table.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
 	hold := l.cfg.OnPoison != Skip
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
 	if err != nil || len(cs) == 0 || l.wal != nil || !hold {
@@ -175,10 +174,10 @@ func (l *poller) recorded(ctx context.Context, t *outbox.Table) (cs []table.Cand
 }
 
 // looks reports whether it is time to look at recorded rows.
-func (l *poller) looks(t *outbox.Table) bool {
+func (l *Poller) looks(t *outbox.Table) bool {
 	rest := time.Until(l.lookAt[t])
 	if rest > 0 && !l.healing && !l.again[t] && !l.holds.anyQueues() {
-		l.dueIn(rest)
+		l.DueIn(rest)
 		return false
 	}
 	return true
@@ -188,7 +187,7 @@ func (l *poller) looks(t *outbox.Table) bool {
 // that no crash can take it back, and has been received from the WAL, and tells the
 // publisher how far that is. What is then not in hand and still pending, nobody else will
 // send.
-func (l *poller) prove(ctx context.Context) error {
+func (l *Poller) prove(ctx context.Context) error {
 	lsn, err := l.db.InsertLSN(ctx)
 	if err != nil {
 		return err
@@ -206,45 +205,15 @@ func (l *poller) prove(ctx context.Context) error {
 	return nil
 }
 
-// inHand is every row of the table that is on its way already, and whether it is in the publisher.
-func (l *poller) inHand(t *outbox.Table) (sent map[string]bool) {
-	ids := map[string]bool{}
-	note := func(sent bool) func(outbox.Ref) {
-		return func(ref outbox.Ref) {
-			if ref.Table == t {
-				ids[ref.ID] = sent
-			}
-		}
-	}
-	l.eachWaiting(note(false))
-	l.publisher.Unreleased(note(true))
-	return ids
-}
-
-// eachInHand calls each with every row that is on its way already: it waits in the recovery buffer
-// or in a hold's queue, is being recorded, or is in the publisher, and only then sent. Rows
-// move in this order, so none slips through.
-func (l *poller) eachInHand(each func(outbox.Ref)) {
-	l.eachWaiting(each)
-	l.publisher.Unreleased(each)
-}
-
-// eachWaiting is eachInHand without the publisher.
-func (l *poller) eachWaiting(each func(outbox.Ref)) {
-	if l.handler != nil {
-		l.handler.eachBuffered(each)
-	}
-	l.holds.queued(each)
-	l.marker.busy(each)
-}
-
 // report says what a pass has found.
-func (l *poller) report(ctx context.Context, t *outbox.Table, p *pass) {
+func (l *Poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if n := len(p.missed); n > 0 {
-		l.reporter.metrics.missed.Add(float64(n))
-		if !l.reporter.limited("missed", 10*time.Second) {
-			l.reporter.alarm("missed_rows", "the WAL did not bring rows that are pending in the table: they were delivered from there, late",
-				zapTable(t), zap.Int("rows", n), zap.String("first_id", p.missed[0]), zap.String("last_id", p.missed[n-1]))
+		l.reporter.Missed(n)
+		if !l.reporter.Limited("missed", 10*time.Second) {
+			l.reporter.Alarm("missed_rows", "the WAL did not bring rows that are pending in the table: "+
+				"they were delivered from there, late",
+				zap.String("table", t.String()), zap.Int("rows", n),
+				zap.String("first_id", p.missed[0]), zap.String("last_id", p.missed[n-1]))
 		}
 	}
 	if len(p.locked) == 0 {
@@ -254,7 +223,7 @@ func (l *poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if l.lockedSince[t].IsZero() {
 		l.lockedSince[t] = time.Now()
 	}
-	if time.Since(l.lockedSince[t]) < lockedAlarm || l.reporter.limited("pending_locked", 30*time.Second) {
+	if time.Since(l.lockedSince[t]) < LockedAlarm || l.reporter.Limited("pending_locked", 30*time.Second) {
 		return
 	}
 	ref := p.locked[0]
@@ -262,6 +231,7 @@ func (l *poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if err != nil {
 		who = err.Error()
 	}
-	l.reporter.alarm("row_locked", "a pending row is locked by another session and cannot be delivered, nor the later rows of its aggregate",
+	l.reporter.Alarm("row_locked", "a pending row is locked by another session and cannot be delivered, "+
+		"nor the later rows of its aggregate",
 		zap.String("row", t.String()+"/"+ref.ID), zap.String("holder", who))
 }

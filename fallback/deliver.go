@@ -1,4 +1,4 @@
-package relay
+package fallback
 
 import (
 	"context"
@@ -21,8 +21,8 @@ type polled struct {
 	attempts int
 }
 
-// failedAttempts implements polledWaiter.
-func (p *polled) failedAttempts() int { return p.attempts }
+// FailedAttempts implements PolledWaiter.
+func (p *polled) FailedAttempts() int { return p.attempts }
 
 // batch is how many rows are read at once: at most so many, and not many large
 // ones.
@@ -38,7 +38,9 @@ func batch(cs []table.Candidate, most int) int {
 
 // deliver reads rows and sends them, in the order of their ids. It returns how many
 // of them it has dealt with: not all, where they are large.
-func (l *poller) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []table.Candidate) (n int, err error) {
+func (l *Poller) deliver(
+	ctx context.Context, t *outbox.Table, p *pass, cs []table.Candidate,
+) (n int, err error) {
 	ids := make([]string, len(cs))
 	for i, c := range cs {
 		ids[i] = c.ID
@@ -62,12 +64,12 @@ func (l *poller) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []tab
 		byID[id] = append(byID[id], ev)
 	}
 	for _, c := range cs {
-		of := aggregate{t, c.Aggregate}
+		of := Aggregate{t, c.Aggregate}
 		if slices.ContainsFunc(p.locked, func(ref outbox.Ref) bool { return ref.ID == c.ID }) {
-			p.blocked[of] = of.ordered()
+			p.blocked[of] = of.Ordered()
 		}
 		if c.Early {
-			p.blocked[of] = of.ordered()
+			p.blocked[of] = of.Ordered()
 		}
 		if err := fetched.Unreadable[c.ID]; err != nil && !c.Early && !p.blocked[of] {
 			if err := l.parkUnreadable(ctx, p, t, c, err); err != nil {
@@ -79,7 +81,7 @@ func (l *poller) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []tab
 		}
 		ev := listed(byID[c.ID], c, of)
 		if ev == nil {
-			p.blocked[of] = of.ordered() // it was recorded after it was listed
+			p.blocked[of] = of.Ordered() // it was recorded after it was listed
 			continue
 		}
 		if err := l.send(ctx, p, ev, c.Scheduled, asked); err != nil {
@@ -90,11 +92,11 @@ func (l *poller) deliver(ctx context.Context, t *outbox.Table, p *pass, cs []tab
 }
 
 // listed is the one of the rows of an id that is still as it was listed.
-func listed(rows []*outbox.Event, c table.Candidate, of aggregate) *outbox.Event {
+func listed(rows []*outbox.Event, c table.Candidate, of Aggregate) *outbox.Event {
 	for _, ev := range rows {
 		recorded := ev.Values[outbox.LastError] != nil
 		same := recorded == c.Recorded && (!recorded || attemptsOf(ev) == c.Attempts)
-		if same && (len(rows) == 1 || aggregateOf(ev) == of) {
+		if same && (len(rows) == 1 || AggregateOf(ev) == of) {
 			return ev
 		}
 	}
@@ -102,31 +104,36 @@ func listed(rows []*outbox.Event, c table.Candidate, of aggregate) *outbox.Event
 }
 
 // askRecords asks the table which rows' aggregates have records, where only it can tell.
-func (l *poller) askRecords(ctx context.Context, t *outbox.Table, rows ...*outbox.Event) (asOf, error) {
-	if l.cfg.OnPoison == Skip || !l.holds.any() {
+func (l *Poller) askRecords(ctx context.Context, t *outbox.Table, rows ...*outbox.Event) (AsOf, error) {
+	if l.cfg.OnPoison == Skip || !l.holds.Any() {
 		return 0, nil
 	}
-	return l.holds.ask(rows, func(rows []*outbox.Event) ([]bool, error) { return l.db.HaveRecords(ctx, t, rows) })
+	return l.holds.Ask(rows, func(rows []*outbox.Event) ([]bool, error) {
+		return l.db.HaveRecords(ctx, t,
+			rows)
+	})
 }
 
-// isHeld reports whether a row waits behind a failed one. asked is when the table was asked.
-func (l *poller) isHeld(ctx context.Context, ev *outbox.Event, asked asOf) (bool, error) {
+// IsHeld reports whether a row waits behind a failed one. asked is when the table was asked.
+func (l *Poller) isHeld(ctx context.Context, ev *outbox.Event, asked AsOf) (bool, error) {
 	if l.cfg.OnPoison == Skip {
 		return false, nil
 	}
-	of := aggregateOf(ev)
+	of := AggregateOf(ev)
 	v := l.holds.check(of, asked)
-	for ; v == isUnknown; v = l.holds.check(of, asked) {
+	for ; v == IsUnknown; v = l.holds.check(of, asked) {
 		var err error
 		if asked, err = l.askRecords(ctx, ev.Table, ev); err != nil {
 			return false, err
 		}
 	}
-	return v == isHeld, nil
+	return v == IsHeld, nil
 }
 
 // findLocked notes which of the rows that could not be read are locked.
-func (l *poller) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids []string, f table.Fetched) error {
+func (l *Poller) findLocked(
+	ctx context.Context, t *outbox.Table, p *pass, ids []string, f table.Fetched,
+) error {
 	got := map[string]bool{}
 	for _, ev := range f.Rows {
 		got[string(ev.Values[outbox.ID])] = true
@@ -146,14 +153,14 @@ func (l *poller) findLocked(ctx context.Context, t *outbox.Table, p *pass, ids [
 }
 
 // send hands one row to the publisher, or to the marker where that is its place.
-func (l *poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bool, asked asOf) error {
-	of := aggregateOf(ev)
+func (l *Poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled bool, asked AsOf) error {
+	of := AggregateOf(ev)
 	row := table.RowOf(ev)
 	row.Polled, row.Attempts = true, attemptsOf(ev)
 	recorded := ev.Values[outbox.LastError] != nil
-	if behind, ok := l.recovered.messagesBehind(row.Ref, recorded); ok {
+	if behind, ok := l.recovered.MessagesBehind(row.Ref, recorded); ok {
 		p.add()
-		return l.marker.stored(ctx, row, behind, p) // it was read in the stream
+		return l.marker.Stored(ctx, row, behind, p) // it was read in the stream
 	}
 	if row.Ref.Table.Partitioned {
 		if !l.moved.takeFromTable(row.Ref, p.moved) {
@@ -167,12 +174,12 @@ func (l *poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 			return err
 		}
 		if held {
-			l.holds.beginRecord(of)
+			l.holds.BeginRecord(of)
 			p.add()
-			return l.marker.hold(ctx, row, of, p)
+			return l.marker.Hold(ctx, row, of, p)
 		}
 	}
-	if recorded && l.handler != nil {
+	if recorded && l.wal != nil {
 		l.holds.queueRows(of)
 	}
 	p.add()
@@ -181,9 +188,9 @@ func (l *poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	switch {
 	case errors.As(err, &failure):
 		row.Failure = failure.Error()
-		p.blocked[of] = l.cfg.OnPoison != Skip && of.ordered()
-		l.reporter.refused(row.Ref, string(ev.Values[outbox.EventType]), failure)
-		return l.marker.park(ctx, row, of, p)
+		p.blocked[of] = l.cfg.OnPoison != Skip && of.Ordered()
+		l.reporter.Refused(row.Ref, string(ev.Values[outbox.EventType]), failure)
+		return l.marker.Park(ctx, row, of, p)
 	case err != nil:
 		return err
 	}
@@ -200,17 +207,21 @@ func (l *poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 
 // parkUnreadable records the failure of a row that the server cannot send. The search has found
 // its id and its aggregate, which is all that a record needs.
-func (l *poller) parkUnreadable(ctx context.Context, p *pass, t *outbox.Table, c table.Candidate, why error) error {
-	of := aggregate{t, c.Aggregate}
-	failure := &outbox.RowError{Class: outbox.RowUnreadable, Reason: fmt.Sprintf("the database cannot send the row: %+.200q", why)}
+func (l *Poller) parkUnreadable(
+	ctx context.Context, p *pass, t *outbox.Table, c table.Candidate, why error,
+) error {
+	of := Aggregate{t, c.Aggregate}
+	failure := &outbox.RowError{
+		Class: outbox.RowUnreadable, Reason: fmt.Sprintf("the database cannot send the row: %+.200q", why),
+	}
 	row := table.Row{
 		Ref: outbox.Ref{Table: t, ID: c.ID, Hash: outbox.UnknownHash}, Failure: failure.Error(),
 		Polled: c.Recorded, Attempts: c.Attempts,
 	}
-	p.blocked[of] = l.cfg.OnPoison != Skip && of.ordered()
+	p.blocked[of] = l.cfg.OnPoison != Skip && of.Ordered()
 	p.add()
-	l.reporter.refused(row.Ref, "", failure)
-	return l.marker.park(ctx, row, of, p)
+	l.reporter.Refused(row.Ref, "", failure)
+	return l.marker.Park(ctx, row, of, p)
 }
 
 func attemptsOf(ev *outbox.Event) int {

@@ -1,4 +1,4 @@
-package relay
+package fallback
 
 import (
 	"errors"
@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/stream"
 )
 
 // TestHoldsModel has a producer, the WAL handler, the poller and the marker take turns over holds in a
@@ -19,8 +18,7 @@ import (
 // it from the records; past the cap the table is asked. In the end every row is stored once, and no
 // hold is left.
 func TestHoldsModel(t *testing.T) {
-	t.Cleanup(SetMostHeld(mostHeld)) // a variable of the package: nothing else runs beside
-	queued := mostQueued
+	queued := mostQueued // a variable of the package: nothing else runs beside
 	t.Cleanup(func() { mostQueued = queued })
 	mostQueued = 4
 	seeds := uint64(800)
@@ -29,8 +27,8 @@ func TestHoldsModel(t *testing.T) {
 	}
 	counts := map[string]int{}
 	for seed := range seeds {
-		mostHeld = 2 + int(seed%2)*1000 // in every second run more are held than are remembered
 		m := &model{rng: rand.New(rand.NewPCG(seed, 0)), table: heldTable(), counts: counts}
+		m.most = 2 + int(seed%2)*1000 // in every second run more are held than are remembered
 		m.run(1000)
 		m.finish()
 		if m.broken != nil {
@@ -51,7 +49,7 @@ func TestHoldsModel(t *testing.T) {
 // modelRow is a row of the table. Its id is its place in the WAL.
 type modelRow struct {
 	id       int
-	of       aggregate
+	of       Aggregate
 	ev       *outbox.Event
 	cursed   bool // it cannot be sent now
 	retried  bool // it was inserted with a record
@@ -71,7 +69,8 @@ type modelJob struct {
 type model struct {
 	rng    *rand.Rand
 	table  *outbox.Table
-	h      *holds
+	h      *Holds
+	most   int
 	counts map[string]int
 
 	rows     []*modelRow
@@ -117,9 +116,9 @@ func (m *model) fail(format string, args ...any) {
 
 // start is a session's: holds are loaded from the records.
 func (m *model) start() {
-	m.h = newHolds()
+	m.h = NewHolds(m.most)
 	records := func(_ *outbox.Table, each func(outbox.AggregateKey)) error { return m.records(each) }
-	if err := m.h.load(records, []*outbox.Table{m.table}); err != nil {
+	if err := m.h.Load(records, []*outbox.Table{m.table}); err != nil {
 		m.fail("load: %w", err)
 	}
 	m.until, m.received, m.gate, m.jobs, m.draining = len(m.rows), 0, nil, nil, false
@@ -179,7 +178,8 @@ func (m *model) finish() {
 		r.cursed = false
 	}
 	done := func() bool {
-		return !slices.ContainsFunc(m.rows, func(r *modelRow) bool { return !r.gone || !r.settled }) && !m.h.any()
+		return !slices.ContainsFunc(m.rows,
+			func(r *modelRow) bool { return !r.gone || !r.settled }) && !m.h.Any()
 	}
 	for n := 0; m.broken == nil && !done(); n++ {
 		if m.turn(); n > 20_000 {
@@ -197,7 +197,7 @@ func (m *model) insert() {
 	r := &modelRow{id: len(m.rows), cursed: m.rng.IntN(8) == 0}
 	of := 1 + m.rng.IntN(4)
 	r.ev = heldEvent(m.table, r.id, of)
-	r.of = aggregateOf(r.ev)
+	r.of = AggregateOf(r.ev)
 	if m.rng.IntN(12) == 0 {
 		r.retried, r.recorded = true, true
 	}
@@ -210,12 +210,12 @@ func (m *model) law() {
 		continue
 	}
 	for _, r := range m.rows[m.first:] {
-		if r.recorded && r.met && !r.gone && m.h.check(r.of, 0) == isFree {
+		if r.recorded && r.met && !r.gone && m.h.check(r.of, 0) == IsFree {
 			m.fail("row %d is recorded, and its aggregate is not held", r.id)
 		}
 	}
 	for _, j := range m.jobs {
-		if m.h.check(j.row.of, 0) == isFree {
+		if m.h.check(j.row.of, 0) == IsFree {
 			m.fail("row %d is about to be recorded, and its aggregate is not held", j.row.id)
 		}
 	}
@@ -251,21 +251,21 @@ func (m *model) settled(r *modelRow) {
 func (m *model) records(each func(outbox.AggregateKey)) error {
 	keys := map[outbox.AggregateKey]bool{}
 	for _, r := range m.rows {
-		if r.recorded && !r.gone && !keys[r.of.key] {
-			keys[r.of.key] = true
-			each(r.of.key)
+		if r.recorded && !r.gone && !keys[r.of.Key] {
+			keys[r.of.Key] = true
+			each(r.of.Key)
 		}
 	}
 	return nil
 }
 
-func (m *model) ask(evs []*outbox.Event, pause func()) asOf {
-	asked, _ := m.h.ask(evs, func(evs []*outbox.Event) (have []bool, err error) {
+func (m *model) ask(evs []*outbox.Event, pause func()) AsOf {
+	asked, _ := m.h.Ask(evs, func(evs []*outbox.Event) (have []bool, err error) {
 		m.counts["asked"]++
 		pause()
 		for _, ev := range evs {
 			have = append(have, slices.ContainsFunc(m.rows, func(r *modelRow) bool {
-				return r.of == aggregateOf(ev) && r.recorded && !r.gone
+				return r.of == AggregateOf(ev) && r.recorded && !r.gone
 			}))
 		}
 		pause()
@@ -297,14 +297,14 @@ func (m *model) handleRow(r *modelRow, pause func()) {
 		if m.draining {
 			m.counts["retried under a drain"]++
 		}
-		m.h.beginRecord(r.of)
+		m.h.BeginRecord(r.of)
 		r.met = true
 		pause()
 		m.record(r, false)
 		return
 	}
-	var asked asOf
-	if r.id < m.until || m.h.any() && m.h.unsure(r.of) {
+	var asked AsOf
+	if r.id < m.until || m.h.Any() && m.h.Unsure(r.of) {
 		publish := !r.gone && !r.recorded
 		pause()
 		asked = m.ask([]*outbox.Event{r.ev}, pause)
@@ -315,16 +315,16 @@ func (m *model) handleRow(r *modelRow, pause func()) {
 		}
 	}
 	for {
-		v, record := m.h.join(pendingRow{r.ev, &stream.Txn{}}, asked)
+		v, record := m.h.Join(PendingRow{r.ev, transaction{}}, asked)
 		switch v {
-		case isUnknown:
+		case IsUnknown:
 			asked = m.ask([]*outbox.Event{r.ev}, pause)
-		case isEmptying:
+		case IsEmptying:
 			m.counts["waited"]++
 			for m.h.emptiedEnd() != nil {
 				pause()
 			}
-		case isHeld:
+		case IsHeld:
 			if len(record) == 0 {
 				m.counts["queued"]++
 			}
@@ -336,7 +336,7 @@ func (m *model) handleRow(r *modelRow, pause func()) {
 				m.record(m.rowOf(q), false)
 			}
 			return
-		case isFree:
+		case IsFree:
 			pause()
 			m.sendOrPark(r, pause)
 			return
@@ -345,9 +345,9 @@ func (m *model) handleRow(r *modelRow, pause func()) {
 	}
 }
 
-func (m *model) rowOf(q pendingRow) *modelRow {
+func (m *model) rowOf(q PendingRow) *modelRow {
 	var id int
-	_, _ = fmt.Sscan(string(q.ev.Values[outbox.ID]), &id)
+	_, _ = fmt.Sscan(string(q.Event.Values[outbox.ID]), &id)
 	return m.rows[id]
 }
 
@@ -356,7 +356,7 @@ func (m *model) sendOrPark(r *modelRow, pause func()) (sent bool) {
 		m.send(r)
 		return true
 	}
-	m.h.beginRecord(r.of)
+	m.h.BeginRecord(r.of)
 	pause()
 	m.record(r, true)
 	return false
@@ -388,7 +388,7 @@ func (m *model) settle(pause func()) {
 		i := slices.Index(m.jobs, j)
 		m.jobs = slices.Delete(m.jobs, i, i+1)
 		pause()
-		m.h.endRecord(j.row.of)
+		m.h.EndRecord(j.row.of)
 		m.settled(j.row)
 	}
 }
@@ -398,7 +398,7 @@ func (m *model) loop(pause func()) {
 	for {
 		pause()
 		var recorded, fresh []modelRow // as they were listed
-		waits := map[aggregate]bool{}
+		waits := map[Aggregate]bool{}
 		for _, r := range m.rows {
 			switch {
 			case r.gone:
@@ -430,8 +430,8 @@ func (m *model) loop(pause func()) {
 	}
 }
 
-func (m *model) deliver(recorded, fresh []modelRow, pause func()) (sent map[aggregate]bool) {
-	taken, blocked, sent := map[int]bool{}, map[aggregate]bool{}, map[aggregate]bool{}
+func (m *model) deliver(recorded, fresh []modelRow, pause func()) (sent map[Aggregate]bool) {
+	taken, blocked, sent := map[int]bool{}, map[Aggregate]bool{}, map[Aggregate]bool{}
 	if m.gate != nil {
 		taken[m.gate.id] = true
 	}
@@ -465,13 +465,13 @@ func (m *model) deliver(recorded, fresh []modelRow, pause func()) (sent map[aggr
 			continue
 		}
 		if !c.recorded {
-			var asked asOf
+			var asked AsOf
 			v := m.h.check(c.of, asked)
-			for ; v == isUnknown; v = m.h.check(c.of, asked) {
+			for ; v == IsUnknown; v = m.h.check(c.of, asked) {
 				asked = m.ask([]*outbox.Event{r.ev}, pause)
 			}
-			if v == isHeld {
-				m.h.beginRecord(c.of)
+			if v == IsHeld {
+				m.h.BeginRecord(c.of)
 				pause()
 				m.record(r, false)
 				continue
@@ -488,7 +488,7 @@ func (m *model) deliver(recorded, fresh []modelRow, pause func()) (sent map[aggr
 	return sent
 }
 
-func (m *model) endHolds(sent map[aggregate]bool, pause func()) {
+func (m *model) endHolds(sent map[Aggregate]bool, pause func()) {
 	quiet, when := m.h.quiet(m.table), m.h.now()
 	if len(quiet) == 0 && !m.h.forgets(m.table) {
 		return
@@ -504,7 +504,7 @@ func (m *model) endHolds(sent map[aggregate]bool, pause func()) {
 		pause()
 		return nil
 	}
-	err := m.h.endThose(m.table, quiet, when, sent, records, func(q pendingRow, send bool) error {
+	err := m.h.endThose(m.table, quiet, when, sent, records, func(q PendingRow, send bool) error {
 		m.draining = true
 		defer func() { m.draining = false }()
 		pause()
@@ -525,7 +525,7 @@ func (m *model) endHolds(sent map[aggregate]bool, pause func()) {
 		m.fail("end holds: %w", err)
 	}
 	for _, key := range keys {
-		if of := (aggregate{m.table, key}); !sent[of] && m.h.queues(of) {
+		if of := (Aggregate{m.table, key}); !sent[of] && m.h.queues(of) {
 			m.fail("rows queue up behind a record that stays: the WAL waits for them")
 		}
 	}

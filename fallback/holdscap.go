@@ -1,18 +1,18 @@
-package relay
+package fallback
 
 import "github.com/walpost/walpost/outbox"
 
-// mostHeld is how many aggregates are remembered. A variable for tests.
-var mostHeld = 100_000
+// MostHeld is how many held aggregates a relay remembers.
+const MostHeld = 100_000
 
-// aggregates counts the held aggregates. Rows without an aggregate have no order, and are not counted.
-func (h *holds) aggregates() (n int) {
+// Count counts the held aggregates. Rows without an aggregate have no order, and are not counted.
+func (h *Holds) Count() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	known := map[*outbox.Table]int{}
 	for a := range h.byKey {
-		if a.ordered() {
-			known[a.table]++
+		if a.Ordered() {
+			known[a.Table]++
 		}
 	}
 	for t, counted := range h.partial {
@@ -24,62 +24,62 @@ func (h *holds) aggregates() (n int) {
 	return n
 }
 
-// unsure reports whether only the table can tell if the aggregate is held.
-func (h *holds) unsure(a aggregate) bool {
+// Unsure reports whether only the table can tell if the aggregate is held.
+func (h *Holds) Unsure(a Aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.byKey[a] == nil && h.isPartial(a.table)
+	return h.byKey[a] == nil && h.isPartial(a.Table)
 }
 
 // forgets reports whether aggregates of a table were forgotten.
-func (h *holds) forgets(t *outbox.Table) bool {
+func (h *Holds) forgets(t *outbox.Table) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.isPartial(t)
 }
 
-func (h *holds) isPartial(t *outbox.Table) bool {
+func (h *Holds) isPartial(t *outbox.Table) bool {
 	_, partial := h.partial[t]
 	return partial
 }
 
 // forget makes room for another hold. It forgets many at once, because every answer of a table is
-// void then: see asOf.
-func (h *holds) forget() {
-	if len(h.byKey) < mostHeld {
+// void then: see AsOf.
+func (h *Holds) forget() {
+	if len(h.byKey) < h.most {
 		return
 	}
 	for a, x := range h.byKey {
-		if len(h.byKey) <= mostHeld/2 {
+		if len(h.byKey) <= h.most/2 {
 			return
 		}
 		if x.idle() {
 			delete(h.byKey, a)
 			h.forgotten++
-			h.partial[a.table] = max(h.partial[a.table], 1)
+			h.partial[a.Table] = max(h.partial[a.Table], 1)
 		}
 	}
 }
 
-// asOf is a moment at which the table is asked about aggregates. Its answer, with the holds that are
+// AsOf is a moment at which the table is asked about aggregates. Its answer, with the holds that are
 // known here, is right until an aggregate is forgotten. Zero is no moment.
-type asOf uint64
+type AsOf uint64
 
-func (h *holds) now() asOf {
+func (h *Holds) now() AsOf {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.nowLocked()
 }
 
-func (h *holds) nowLocked() asOf { return asOf(h.forgotten) + 1 }
+func (h *Holds) nowLocked() AsOf { return AsOf(h.forgotten) + 1 }
 
-// ask asks the table about the aggregates of rows of one table, of which only it can
+// Ask asks the table about the aggregates of rows of one table, of which only it can
 // tell, and opens the holds of those that have records. have is table.DB.HaveRecords.
-func (h *holds) ask(rows []*outbox.Event, have func([]*outbox.Event) ([]bool, error)) (asOf, error) {
+func (h *Holds) Ask(rows []*outbox.Event, have func([]*outbox.Event) ([]bool, error)) (AsOf, error) {
 	when := h.now()
 	var unsure []*outbox.Event
 	for _, ev := range rows {
-		if of := aggregateOf(ev); of.ordered() && h.unsure(of) {
+		if of := AggregateOf(ev); of.Ordered() && h.Unsure(of) {
 			unsure = append(unsure, ev)
 		}
 	}
@@ -89,7 +89,7 @@ func (h *holds) ask(rows []*outbox.Event, have func([]*outbox.Event) ([]bool, er
 	recorded, err := have(unsure)
 	for i, yes := range recorded {
 		if yes {
-			h.open(aggregateOf(unsure[i]))
+			h.open(AggregateOf(unsure[i]))
 		}
 	}
 	return when, err
@@ -97,7 +97,7 @@ func (h *holds) ask(rows []*outbox.Event, have func([]*outbox.Event) ([]bool, er
 
 // counted notes how many aggregates of a table have records, and, where all are given
 // and none was forgotten since the table was asked, remembers them.
-func (h *holds) counted(t *outbox.Table, n int, all []aggregate, when asOf) {
+func (h *Holds) counted(t *outbox.Table, n int, all []Aggregate, when AsOf) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.isPartial(t) {
@@ -113,8 +113,8 @@ func (h *holds) counted(t *outbox.Table, n int, all []aggregate, when asOf) {
 	h.resized()
 }
 
-// load reads the records of every table.
-func (h *holds) load(
+// Load reads the records of every table.
+func (h *Holds) Load(
 	aggregates func(*outbox.Table, func(outbox.AggregateKey)) error, tables []*outbox.Table,
 ) error {
 	for _, t := range tables {
@@ -124,7 +124,7 @@ func (h *holds) load(
 		n := 0
 		err := aggregates(t, func(key outbox.AggregateKey) {
 			n++
-			h.open(aggregate{t, key})
+			h.open(Aggregate{t, key})
 		})
 		if err != nil {
 			return err

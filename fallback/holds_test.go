@@ -1,4 +1,4 @@
-package relay
+package fallback
 
 import (
 	"context"
@@ -8,8 +8,12 @@ import (
 	"testing"
 
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/stream"
 )
+
+// transaction is a PendingRow's.
+type transaction struct{}
+
+func (transaction) Settled() {}
 
 // heldTable is a table whose rows can be recorded. No server has it.
 func heldTable() *outbox.Table {
@@ -29,12 +33,12 @@ func heldEvent(t *outbox.Table, id, of int) *outbox.Event {
 // TestRecordWhileAQueueIsSent: the WAL brings a dead letter that is tried again while the
 // queue of its aggregate is sent. The hold stays until that record is gone, too.
 func TestRecordWhileAQueueIsSent(t *testing.T) {
-	h, table := newHolds(), heldTable()
+	h, table := NewHolds(MostHeld), heldTable()
 	ev := heldEvent(table, 1, 1)
-	of := aggregateOf(ev)
+	of := AggregateOf(ev)
 	h.open(of)
 	h.queueRows(of)
-	if v, record := h.join(pendingRow{ev, &stream.Txn{}}, 0); v != isHeld || len(record) > 0 {
+	if v, record := h.Join(PendingRow{ev, transaction{}}, 0); v != IsHeld || len(record) > 0 {
 		t.Fatalf("verdict %d, %d rows to record: want the row queued", v, len(record))
 	}
 	h.quiet(table)
@@ -42,20 +46,20 @@ func TestRecordWhileAQueueIsSent(t *testing.T) {
 		t.Fatal("the hold does not end")
 	}
 	sent := 0
-	err := h.empty(of, func(_ pendingRow, send bool) error {
+	err := h.empty(of, func(_ PendingRow, send bool) error {
 		if send {
 			sent++
 		}
-		h.beginRecord(of)
+		h.BeginRecord(of)
 		return nil
 	})
 	if err != nil || sent != 1 {
 		t.Fatalf("sent %d rows: %v", sent, err)
 	}
-	if v := h.check(of, 0); v != isHeld {
-		t.Errorf("verdict %d while a row is recorded, want %d", v, isHeld)
+	if v := h.check(of, 0); v != IsHeld {
+		t.Errorf("verdict %d while a row is recorded, want %d", v, IsHeld)
 	}
-	h.endRecord(of)
+	h.EndRecord(of)
 	if _, quiet := h.quiet(table)[of]; !quiet {
 		t.Error("the hold can never end")
 	}
@@ -64,28 +68,28 @@ func TestRecordWhileAQueueIsSent(t *testing.T) {
 // TestDrainBreaksOff: a queue cannot be sent, such as when the session ends. The WAL handler waits no
 // longer, what was not sent stays queued, and the next drain goes on with it.
 func TestDrainBreaksOff(t *testing.T) {
-	h, table := newHolds(), heldTable()
+	h, table := NewHolds(MostHeld), heldTable()
 	first, later := heldEvent(table, 1, 1), heldEvent(table, 2, 1)
-	of := aggregateOf(first)
+	of := AggregateOf(first)
 	h.open(of)
 	h.queueRows(of)
-	h.join(pendingRow{first, &stream.Txn{}}, 0)
+	h.Join(PendingRow{first, transaction{}}, 0)
 	h.quiet(table)
 	waited := make(chan error, 2)
 	broken := errors.New("the connection is lost")
 	if !h.end(of) {
 		t.Fatal("the hold does not end")
 	}
-	err := h.empty(of, func(pendingRow, bool) error {
-		if v, _ := h.join(pendingRow{later, &stream.Txn{}}, 0); v != isEmptying {
-			t.Errorf("verdict %d, want %d", v, isEmptying)
+	err := h.empty(of, func(PendingRow, bool) error {
+		if v, _ := h.Join(PendingRow{later, transaction{}}, 0); v != IsEmptying {
+			t.Errorf("verdict %d, want %d", v, IsEmptying)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := h.awaitEmptied(ctx); !errors.Is(err, context.Canceled) {
+		if err := h.AwaitEmptied(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("the session ends, and the WAL handler has %v", err)
 		}
-		go func() { waited <- h.awaitEmptied(t.Context()) }()
+		go func() { waited <- h.AwaitEmptied(t.Context()) }()
 		return broken
 	})
 	if !errors.Is(err, broken) {
@@ -94,7 +98,7 @@ func TestDrainBreaksOff(t *testing.T) {
 	if err := <-waited; err != nil {
 		t.Error(err)
 	}
-	if v, record := h.join(pendingRow{later, &stream.Txn{}}, 0); v != isHeld || len(record) > 0 {
+	if v, record := h.Join(PendingRow{later, transaction{}}, 0); v != IsHeld || len(record) > 0 {
 		t.Errorf("verdict %d, %d rows to record: want the row queued", v, len(record))
 	}
 	var ids []string
@@ -102,17 +106,17 @@ func TestDrainBreaksOff(t *testing.T) {
 	if !h.end(of) {
 		t.Fatal("the hold does not end")
 	}
-	if err := h.empty(of, func(row pendingRow, send bool) error {
-		ids = append(ids, string(row.ev.Values[outbox.ID]))
+	if err := h.empty(of, func(row PendingRow, send bool) error {
+		ids = append(ids, string(row.Event.Values[outbox.ID]))
 		if !send {
-			t.Errorf("row %s is recorded, want it sent", row.ev.Values[outbox.ID])
+			t.Errorf("row %s is recorded, want it sent", row.Event.Values[outbox.ID])
 		}
 		return nil
 	}); err != nil {
 		t.Error(err)
 	}
-	if !slices.Equal(ids, []string{"1", "2"}) || h.any() || h.rows != 0 || h.bytes != 0 {
-		t.Errorf("sent %v, a hold is left: %t, %d rows are queued", ids, h.any(), h.rows)
+	if !slices.Equal(ids, []string{"1", "2"}) || h.Any() || h.rows != 0 || h.bytes != 0 {
+		t.Errorf("sent %v, a hold is left: %t, %d rows are queued", ids, h.Any(), h.rows)
 	}
 }
 
@@ -121,16 +125,16 @@ func TestDrainBreaksOff(t *testing.T) {
 func TestHoldTransitions(t *testing.T) {
 	const none, x = holdState(100), holdState(101) // x cannot be
 	table := heldTable()
-	row := pendingRow{heldEvent(table, 1, 1), &stream.Txn{}}
-	of := aggregateOf(row.ev)
-	in := func(s holdState) *holds {
-		h := newHolds()
+	row := PendingRow{heldEvent(table, 1, 1), transaction{}}
+	of := AggregateOf(row.Event)
+	in := func(s holdState) *Holds {
+		h := NewHolds(MostHeld)
 		if s != none {
 			h.open(of)
 		}
 		if s == queueing || s == emptying {
 			h.queueRows(of)
-			h.join(row, 0)
+			h.Join(row, 0)
 		}
 		if s == emptying {
 			h.quiet(table)
@@ -140,56 +144,55 @@ func TestHoldTransitions(t *testing.T) {
 	}
 	mostBefore := mostQueued
 	t.Cleanup(func() { mostQueued = mostBefore })
-	t.Cleanup(SetMostHeld(mostHeld))
 	states := []holdState{none, recording, queueing, emptying}
 	type now = [4]holdState // from none, recording, queueing and draining
 	for _, c := range []struct {
 		name  string
-		event func(h *holds)
+		event func(h *Holds)
 		want  now
 	}{
-		{"open", func(h *holds) { h.open(of) }, now{recording, recording, queueing, emptying}},
-		{"beginRecord", func(h *holds) { h.beginRecord(of) }, now{recording, recording, queueing, emptying}},
-		{"endRecord", func(h *holds) { h.endRecord(of) }, now{none, recording, queueing, emptying}},
-		{"join", func(h *holds) { h.join(row, 0) }, now{none, recording, queueing, emptying}},
-		{"join without room", func(h *holds) {
+		{"open", func(h *Holds) { h.open(of) }, now{recording, recording, queueing, emptying}},
+		{"beginRecord", func(h *Holds) { h.BeginRecord(of) }, now{recording, recording, queueing, emptying}},
+		{"endRecord", func(h *Holds) { h.EndRecord(of) }, now{none, recording, queueing, emptying}},
+		{"join", func(h *Holds) { h.Join(row, 0) }, now{none, recording, queueing, emptying}},
+		{"join without room", func(h *Holds) {
 			mostQueued = 0
-			h.join(row, 0)
+			h.Join(row, 0)
 		}, now{none, recording, recording, emptying}},
-		{"queueRows", func(h *holds) { h.queueRows(of) }, now{none, queueing, queueing, x}},
-		{"end when quiet", func(h *holds) {
+		{"queueRows", func(h *Holds) { h.queueRows(of) }, now{none, queueing, queueing, x}},
+		{"end when quiet", func(h *Holds) {
 			h.quiet(table)
 			h.end(of)
 		}, now{none, emptying, emptying, x}},
-		{"end before quiet", func(h *holds) { h.end(of) }, now{none, recording, queueing, x}},
-		{"end after a record", func(h *holds) {
+		{"end before quiet", func(h *Holds) { h.end(of) }, now{none, recording, queueing, x}},
+		{"end after a record", func(h *Holds) {
 			h.quiet(table)
-			h.beginRecord(of)
+			h.BeginRecord(of)
 			h.end(of)
 		}, now{recording, recording, queueing, x}},
-		{"end under a record", func(h *holds) {
-			h.beginRecord(of)
+		{"end under a record", func(h *Holds) {
+			h.BeginRecord(of)
 			h.quiet(table)
 			h.end(of)
 		}, now{recording, recording, queueing, x}},
-		{"keep", func(h *holds) { h.keep(of) }, now{none, recording, emptying, x}},
-		{"endDrain, worked off", func(h *holds) {
+		{"keep", func(h *Holds) { h.keep(of) }, now{none, recording, emptying, x}},
+		{"endDrain, worked off", func(h *Holds) {
 			h.left(of)
 			h.endEmptying(of)
 		}, now{x, x, x, none}},
-		{"endDrain, recorded again", func(h *holds) {
+		{"endDrain, recorded again", func(h *Holds) {
 			h.left(of)
-			h.beginRecord(of)
+			h.BeginRecord(of)
 			h.endEmptying(of)
 		}, now{x, x, x, recording}},
-		{"endDrain, broken off", func(h *holds) { h.endEmptying(of) }, now{x, x, x, queueing}},
-		{"forget", func(h *holds) {
-			mostHeld = 0
+		{"endDrain, broken off", func(h *Holds) { h.endEmptying(of) }, now{x, x, x, queueing}},
+		{"forget", func(h *Holds) {
+			h.most = 0
 			h.forget()
 		}, now{none, none, queueing, emptying}},
-		{"forget under a record", func(h *holds) {
-			h.beginRecord(of)
-			mostHeld = 0
+		{"forget under a record", func(h *Holds) {
+			h.BeginRecord(of)
+			h.most = 0
 			h.forget()
 		}, now{recording, recording, queueing, emptying}},
 	} {
@@ -197,7 +200,7 @@ func TestHoldTransitions(t *testing.T) {
 			if c.want[i] == x {
 				continue
 			}
-			mostQueued, mostHeld = mostBefore, 100
+			mostQueued = mostBefore
 			h := in(s)
 			c.event(h)
 			got := none

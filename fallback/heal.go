@@ -1,18 +1,22 @@
-package relay
+package fallback
 
 import (
 	"context"
 	"fmt"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
-// heal delivers what is recorded and may be sent, in its order, and nothing else:
-// it comes before the WAL is read.
-func (l *poller) heal(ctx context.Context) error {
-	l.healing = true
+// Heal delivers what is recorded and may be sent, in its order, and nothing else: it comes before the WAL
+// is read. lost says that the stream has lost rows: those of a table that cannot record them are delivered,
+// too.
+func (l *Poller) Heal(ctx context.Context, lost bool) error {
+	l.healing, l.lost = true, lost
 	defer func() { l.healing = false }()
 	for {
 		more, err := l.passes(ctx)
@@ -21,12 +25,12 @@ func (l *poller) heal(ctx context.Context) error {
 		}
 		switch {
 		case err != nil:
-			if err := l.recover(ctx, err); err != nil || l.recovered.healed == 0 {
+			if err := l.recover(ctx, err); err != nil || !l.lost {
 				return err
 			}
-			sleep(ctx, time.Second) // lost rows come first
+			sleep.For(ctx, time.Second) // lost rows come first
 		case !more && l.unmarked():
-			sleep(ctx, 20*time.Millisecond)
+			sleep.For(ctx, 20*time.Millisecond)
 		case !more:
 			return nil // locked rows keep their aggregates held, and no other row waiting
 		}
@@ -35,19 +39,19 @@ func (l *poller) heal(ctx context.Context) error {
 
 // heals reports whether rows without a record are delivered before the WAL is read:
 // where no record can say which of them the stream has lost.
-func (l *poller) heals(t *outbox.Table) bool { return l.recovered.healed > 0 && !t.Layout.Records() }
+func (l *Poller) heals(t *outbox.Table) bool { return l.lost && !t.Layout.Records() }
 
 // unmarked reports whether rows of such a table are in the publisher. The WAL is about to
 // bring them, and the table would still show them as pending.
-func (l *poller) unmarked() (has bool) {
+func (l *Poller) unmarked() (has bool) {
 	l.publisher.Unreleased(func(ref outbox.Ref) { has = has || l.heals(ref.Table) })
 	return has
 }
 
-// answer waits until every row that is pending when it is called is answered:
-// delivered, or found delayed, parked or held. The poller must be running.
-func (l *poller) answer(ctx context.Context) error {
-	db, err := openPollerDB(ctx, l.cfg) // the poller's own is at work
+// Answer waits until every row that is pending when it is called is answered: delivered, or found delayed,
+// parked or held. The poller must be running.
+func (l *Poller) Answer(ctx context.Context) error {
+	db, err := open(ctx, l.cfg.Database) // the poller's own is at work
 	if err != nil {
 		return err
 	}
@@ -64,7 +68,7 @@ func (l *poller) answer(ctx context.Context) error {
 	return nil
 }
 
-func (l *poller) answerTable(ctx context.Context, db *table.DB, t *outbox.Table, xid int64) error {
+func (l *Poller) answerTable(ctx context.Context, db *table.DB, t *outbox.Table, xid int64) error {
 	const step = "deliver what was written before the slot was made"
 	for begun := time.Now(); ; {
 		left, err := db.FreshBefore(ctx, t, l.cfg.DelayThreshold, xid)
@@ -72,15 +76,16 @@ func (l *poller) answerTable(ctx context.Context, db *table.DB, t *outbox.Table,
 		case err == nil && left == "":
 			return nil // rows of the table that come now are not asked for
 		case err == nil:
-			l.reporter.status.meanwhile(fmt.Sprintf("%s: waiting for %s of %s", step, left, t), begun)
+			l.reporter.Meanwhile(fmt.Sprintf("%s: waiting for %s of %s", step, left, t), begun)
 		case table.Passing(err):
-			l.reporter.status.meanwhile(step, begun)
-			l.reporter.trouble("rows from before the slot cannot be looked for: trying again", err, zapTable(t))
+			l.reporter.Meanwhile(step, begun)
+			l.reporter.Trouble("rows from before the slot cannot be looked for: trying again", err,
+				zap.String("table", t.String()))
 		default:
 			return err
 		}
-		l.nudge()
-		if !sleep(ctx, 50*time.Millisecond) {
+		l.Nudge()
+		if !sleep.For(ctx, 50*time.Millisecond) {
 			return context.Cause(ctx)
 		}
 	}

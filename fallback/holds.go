@@ -1,4 +1,4 @@
-package relay
+package fallback
 
 import (
 	"context"
@@ -8,18 +8,25 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// aggregate is what order is kept for.
-type aggregate struct {
-	table *outbox.Table
-	key   outbox.AggregateKey // the zero key stands for all rows without one
+// Aggregate is what order is kept for.
+type Aggregate struct {
+	Table *outbox.Table
+	Key   outbox.AggregateKey // the zero key stands for all rows without one
 }
 
-// ordered reports whether the rows have an order among them.
-func (a aggregate) ordered() bool { return a.key != outbox.AggregateKey{} }
+// Ordered reports whether the rows have an order among them.
+func (a Aggregate) Ordered() bool { return a.Key != outbox.AggregateKey{} }
 
-func aggregateOf(ev *outbox.Event) aggregate { return aggregate{ev.Table, ev.Aggregate()} }
+// AggregateOf is the row's.
+func AggregateOf(ev *outbox.Event) Aggregate { return Aggregate{ev.Table, ev.Aggregate()} }
 
-// holds knows the aggregates with a record: a row that has failed, or one that waits behind it.
+// PendingRow is a row that the WAL has brought and that is not in the publisher yet.
+type PendingRow struct {
+	Event *outbox.Event
+	By    Waiter // its transaction
+}
+
+// Holds knows the aggregates with a record: a row that has failed, or one that waits behind it.
 // With on_poison: hold the later rows of each wait in the table, recorded, until every record is
 // gone. With skip they are looked up before they are sent. The records in the tables say the same,
 // and a session begins by reading them.
@@ -30,9 +37,9 @@ func aggregateOf(ev *outbox.Event) aggregate { return aggregate{ev.Table, ev.Agg
 //	event           caused by        none           recording      queueing          emptying
 //	open            poller, handler, recording      -              -                 -
 //	                start
-//	beginRecord     poller, handler  recording, +1  +1             +1                +1
-//	endRecord       marker           -              -1             -1                -1
-//	join            handler          row is sent    row is         row queues up; no waits for
+//	BeginRecord     poller, handler  recording, +1  +1             +1                +1
+//	EndRecord       marker           -              -1             -1                -1
+//	Join            handler          row is sent    row is         row queues up; no waits for
 //	                                                recorded       room: recording,  endEmptying
 //	                                                               all are recorded
 //	queueRows       poller           -              queueing       -                 x
@@ -52,12 +59,13 @@ func aggregateOf(ev *outbox.Event) aggregate { return aggregate{ev.Table, ev.Agg
 // queue is emptied, it is sent as long as it is quiet, and recorded from then on.
 //
 // Without the queue an aggregate that is never quiet would never come out.
-type holds struct {
+type Holds struct {
+	most int
 	// mu guards the fields below, and every hold. A method takes it once and keeps it until it returns.
-	// No method waits, asks a table or hands a row over under it: those that do (awaitEmptied, ask, load,
+	// No method waits, asks a table or hands a row over under it: those that do (AwaitEmptied, Ask, Load,
 	// empty) call others for each step.
 	mu    sync.Mutex
-	byKey map[aggregate]*hold
+	byKey map[Aggregate]*hold
 	rows  int // in all queues
 	bytes int
 	// emptied is closed when the queue that the WAL handler waits for is empty; else nil.
@@ -67,14 +75,14 @@ type holds struct {
 	forgotten uint64
 	partial   map[*outbox.Table]int
 
-	size atomic.Int64 // see any
+	size atomic.Int64 // see Any
 }
 
 type hold struct {
 	state    holdState
 	quiet    bool // no row was recorded since the poller began to ask the table
 	underWay int  // rows whose record is not committed yet
-	queue    []pendingRow
+	queue    []PendingRow
 }
 
 type holdState uint8
@@ -100,33 +108,34 @@ var mostQueued = 2000
 
 const mostQueuedBytes = 1 << 20
 
-func newHolds() *holds {
-	return &holds{byKey: map[aggregate]*hold{}, partial: map[*outbox.Table]int{}}
+// NewHolds makes one without a hold. It remembers so many aggregates at most.
+func NewHolds(most int) *Holds {
+	return &Holds{most: most, byKey: map[Aggregate]*hold{}, partial: map[*outbox.Table]int{}}
 }
 
-// any is cheap: most of the time there is no hold.
-func (h *holds) any() bool { return h.size.Load() > 0 }
+// Any reports whether there is a hold. It is cheap: most of the time there is no hold.
+func (h *Holds) Any() bool { return h.size.Load() > 0 }
 
-func (h *holds) resized() { h.size.Store(int64(len(h.byKey) + len(h.partial))) }
+func (h *Holds) resized() { h.size.Store(int64(len(h.byKey) + len(h.partial))) }
 
-// mayHave reports whether there is a hold, or only the table can tell.
-func (h *holds) mayHave(a aggregate) bool {
+// MayHave reports whether there is a hold, or only the table can tell.
+func (h *Holds) MayHave(a Aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.byKey[a] != nil || h.isPartial(a.table)
+	return h.byKey[a] != nil || h.isPartial(a.Table)
 }
 
 // open notes that the aggregate has a record in the table.
-func (h *holds) open(a aggregate) {
+func (h *Holds) open(a Aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.openLocked(a)
 }
 
 // openLocked returns nil where the table's rows cannot be recorded.
-func (h *holds) openLocked(a aggregate) *hold {
+func (h *Holds) openLocked(a Aggregate) *hold {
 	x := h.byKey[a]
-	if x == nil && a.table.Layout.Records() {
+	if x == nil && a.Table.Layout.Records() {
 		h.forget()
 		x = &hold{}
 		h.byKey[a] = x
@@ -135,9 +144,9 @@ func (h *holds) openLocked(a aggregate) *hold {
 	return x
 }
 
-// beginRecord notes that a row is about to be recorded, be it the one that failed. An endRecord
+// BeginRecord notes that a row is about to be recorded, be it the one that failed. An EndRecord
 // follows, or the end of the session.
-func (h *holds) beginRecord(a aggregate) {
+func (h *Holds) BeginRecord(a Aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if x := h.openLocked(a); x != nil {
@@ -145,8 +154,8 @@ func (h *holds) beginRecord(a aggregate) {
 	}
 }
 
-// endRecord notes that the row's record is committed, or that it needs none.
-func (h *holds) endRecord(a aggregate) {
+// EndRecord notes that the row's record is committed, or that it needs none.
+func (h *Holds) EndRecord(a Aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if x := h.byKey[a]; x != nil {
@@ -154,46 +163,46 @@ func (h *holds) endRecord(a aggregate) {
 	}
 }
 
-// verdict is what is known of a row's aggregate.
-type verdict uint8
+// Verdict is what is known of a row's aggregate.
+type Verdict uint8
 
 const (
-	isFree     verdict = iota
-	isHeld             // the row is not to be sent
-	isUnknown          // only the table can tell
-	isEmptying         // the row waits until the queue is empty
+	IsFree     Verdict = iota
+	IsHeld             // the row is not to be sent
+	IsUnknown          // only the table can tell
+	IsEmptying         // the row waits until the queue is empty
 )
 
 // check tells of an aggregate. asked is when the table was asked about it last.
-func (h *holds) check(a aggregate, asked asOf) verdict {
-	if !h.any() || !a.ordered() {
-		return isFree
+func (h *Holds) check(a Aggregate, asked AsOf) Verdict {
+	if !h.Any() || !a.Ordered() {
+		return IsFree
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.checkLocked(a, asked)
 }
 
-func (h *holds) checkLocked(a aggregate, asked asOf) verdict {
+func (h *Holds) checkLocked(a Aggregate, asked AsOf) Verdict {
 	switch {
 	case h.byKey[a] != nil:
-		return isHeld
-	case h.isPartial(a.table) && asked != h.nowLocked():
-		return isUnknown
+		return IsHeld
+	case h.isPartial(a.Table) && asked != h.nowLocked():
+		return IsUnknown
 	}
-	return isFree
+	return IsFree
 }
 
-// join takes a row of the WAL. Where the verdict is isHeld it returns the rows that are to be
+// Join takes a row of the WAL. Where the verdict is IsHeld it returns the rows that are to be
 // recorded now: none where the row has queued up.
-func (h *holds) join(row pendingRow, asked asOf) (v verdict, record []pendingRow) {
-	a := aggregateOf(row.ev)
-	if !a.ordered() {
-		return isFree, nil
+func (h *Holds) Join(row PendingRow, asked AsOf) (v Verdict, record []PendingRow) {
+	a := AggregateOf(row.Event)
+	if !a.Ordered() {
+		return IsFree, nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if v := h.checkLocked(a, asked); v != isHeld {
+	if v := h.checkLocked(a, asked); v != IsHeld {
 		return v, nil
 	}
 	x := h.byKey[a]
@@ -202,12 +211,12 @@ func (h *holds) join(row pendingRow, asked asOf) (v verdict, record []pendingRow
 		if h.emptied == nil {
 			h.emptied = make(chan struct{})
 		}
-		return isEmptying, nil
-	case x.state == queueing && h.rows < mostQueued && h.bytes+row.ev.Size() <= mostQueuedBytes:
-		x.queue = append(x.queue, pendingRow{row.ev.Clone(), row.txn})
+		return IsEmptying, nil
+	case x.state == queueing && h.rows < mostQueued && h.bytes+row.Event.Size() <= mostQueuedBytes:
+		x.queue = append(x.queue, PendingRow{row.Event.Clone(), row.By})
 		h.rows++
-		h.bytes += row.ev.Size()
-		return isHeld, nil
+		h.bytes += row.Event.Size()
+		return IsHeld, nil
 	}
 	record = append(x.queue, row)
 	for range x.queue {
@@ -215,20 +224,20 @@ func (h *holds) join(row pendingRow, asked asOf) (v verdict, record []pendingRow
 	}
 	x.state = recording
 	x.record(len(record))
-	return isHeld, record
+	return IsHeld, record
 }
 
 // dequeue removes the first row of a queue.
-func (h *holds) dequeue(x *hold) {
+func (h *Holds) dequeue(x *hold) {
 	h.rows--
-	h.bytes -= x.queue[0].ev.Size()
+	h.bytes -= x.queue[0].Event.Size()
 	if x.queue = x.queue[1:]; len(x.queue) == 0 {
 		x.queue = nil
 	}
 }
 
-// awaitEmptied returns when the aggregate that join has called emptying may be joined.
-func (h *holds) awaitEmptied(ctx context.Context) error {
+// AwaitEmptied returns when the aggregate that Join has called emptying may be joined.
+func (h *Holds) AwaitEmptied(ctx context.Context) error {
 	emptied := h.emptiedEnd()
 	if emptied == nil {
 		return nil
@@ -241,23 +250,23 @@ func (h *holds) awaitEmptied(ctx context.Context) error {
 	}
 }
 
-func (h *holds) emptiedEnd() <-chan struct{} {
+func (h *Holds) emptiedEnd() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.emptied
 }
 
 // queueRows has the aggregate's rows queue up while the poller sends those that are recorded.
-func (h *holds) queueRows(a aggregate) {
+func (h *Holds) queueRows(a Aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if x := h.byKey[a]; x != nil && x.state == recording && a.ordered() {
+	if x := h.byKey[a]; x != nil && x.state == recording && a.Ordered() {
 		x.state = queueing
 	}
 }
 
 // queues reports whether the aggregate's rows queue up.
-func (h *holds) queues(a aggregate) bool {
+func (h *Holds) queues(a Aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x := h.byKey[a]
@@ -265,8 +274,8 @@ func (h *holds) queues(a aggregate) bool {
 }
 
 // anyQueues reports whether the rows of any aggregate do.
-func (h *holds) anyQueues() bool {
-	if !h.any() {
+func (h *Holds) anyQueues() bool {
+	if !h.Any() {
 		return false
 	}
 	h.mu.Lock()
@@ -281,15 +290,15 @@ func (h *holds) anyQueues() bool {
 
 // quiet lists the aggregates of a table that no row is being recorded of. The table is to be asked
 // after it: end ends the holds of those without a record.
-func (h *holds) quiet(t *outbox.Table) map[aggregate]struct{} {
-	if !h.any() {
+func (h *Holds) quiet(t *outbox.Table) map[Aggregate]struct{} {
+	if !h.Any() {
 		return nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	list := map[aggregate]struct{}{}
+	list := map[Aggregate]struct{}{}
 	for a, x := range h.byKey {
-		if a.table == t && x.underWay == 0 {
+		if a.Table == t && x.underWay == 0 {
 			x.quiet = true
 			list[a] = struct{}{}
 		}
@@ -299,7 +308,7 @@ func (h *holds) quiet(t *outbox.Table) map[aggregate]struct{} {
 
 // end begins to empty the queue of an aggregate without a record, unless one was begun since quiet
 // listed it.
-func (h *holds) end(a aggregate) bool {
+func (h *Holds) end(a Aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x := h.byKey[a]
@@ -311,7 +320,7 @@ func (h *holds) end(a aggregate) bool {
 }
 
 // keep begins to empty the queue of an aggregate whose record stays.
-func (h *holds) keep(a aggregate) bool {
+func (h *Holds) keep(a Aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x := h.byKey[a]
@@ -324,7 +333,7 @@ func (h *holds) keep(a aggregate) bool {
 
 // empty follows end and keep. It has each row of the queue sent, or recorded where a record was begun
 // meanwhile. The WAL handler waits for it with the aggregate's next row.
-func (h *holds) empty(a aggregate, work func(row pendingRow, send bool) error) error {
+func (h *Holds) empty(a Aggregate, work func(row PendingRow, send bool) error) error {
 	defer h.endEmptying(a)
 	for {
 		row, send, more := h.next(a)
@@ -339,12 +348,12 @@ func (h *holds) empty(a aggregate, work func(row pendingRow, send bool) error) e
 }
 
 // next is the first row of the queue. It stays there until its next place has it: see queued.
-func (h *holds) next(a aggregate) (row pendingRow, send, more bool) {
+func (h *Holds) next(a Aggregate) (row PendingRow, send, more bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x := h.byKey[a]
 	if len(x.queue) == 0 {
-		return pendingRow{}, false, false
+		return PendingRow{}, false, false
 	}
 	if !x.quiet {
 		x.record(1)
@@ -352,13 +361,13 @@ func (h *holds) next(a aggregate) (row pendingRow, send, more bool) {
 	return x.queue[0], x.quiet, true
 }
 
-func (h *holds) left(a aggregate) {
+func (h *Holds) left(a Aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.dequeue(h.byKey[a])
 }
 
-func (h *holds) endEmptying(a aggregate) {
+func (h *Holds) endEmptying(a Aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch x := h.byKey[a]; {
@@ -377,15 +386,15 @@ func (h *holds) endEmptying(a aggregate) {
 }
 
 // queued calls each with every row that waits here.
-func (h *holds) queued(each func(outbox.Ref)) {
-	if !h.any() {
+func (h *Holds) queued(each func(outbox.Ref)) {
+	if !h.Any() {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, x := range h.byKey {
 		for _, q := range x.queue {
-			each(q.ev.Ref())
+			each(q.Event.Ref())
 		}
 	}
 }
