@@ -1,6 +1,9 @@
 package fallback
 
-import "github.com/walpost/walpost/outbox"
+import (
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
+)
 
 // MostHeld is how many held aggregates a relay remembers.
 const MostHeld = 100_000
@@ -118,7 +121,7 @@ func (h *Holds) Load(
 	aggregates func(*outbox.Table, func(outbox.AggregateKey)) error, tables []*outbox.Table,
 ) error {
 	for _, t := range tables {
-		if t.Mark == outbox.MarkNone {
+		if !table.MarkOf(t).InTable() {
 			continue
 		}
 		n := 0

@@ -290,7 +290,7 @@ func (l *Poller) sleep(ctx context.Context) {
 // sent now. A table that cannot be searched keeps no other one waiting.
 func (l *Poller) passes(ctx context.Context) (more bool, err error) {
 	for _, t := range l.cfg.Outboxes {
-		if t.Mark == outbox.MarkNone {
+		if !table.MarkOf(t).InTable() {
 			continue
 		}
 		again, e := l.turn(ctx, t)

@@ -80,10 +80,17 @@ type Stored struct {
 // messages past the oldest one that was not released.
 //
 // The window is the ring's messages without a PubAck. Only Send and SendPolled add one: they
-// have sending all the time, and mu for the entry. Under mu one leaves it by its reply (the
-// goroutine of the replies), by Deny (the NATS client's), or because its write failed (the
-// sender, who has sending, too). Release, which the marker calls, frees the entry. Sending is
-// locked before mu, and no write to the network happens under mu.
+// have sending all the time, and mu for the entry. A message leaves the window under mu:
+//
+//   - by its reply, on the goroutine of the replies
+//   - by Deny, on the NATS client's goroutine
+//   - once the publisher has stopped, because it was never written or its batch was cut: on the
+//     goroutine that has sending, which is a sender, the linger timer, or Drain
+//
+// A message whose write failed stays in the window. Release, which the marker calls, frees the
+// entry. Sending is locked before mu, and no write to the network happens under mu. Send has
+// sending while it waits for room, so Drain stops the publisher before it locks sending.
+// The ring's head may be read under sending alone: it grows under both locks.
 type Publisher struct {
 	cfg   PublisherConfig
 	sub   *nats.Subscription

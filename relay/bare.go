@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -15,7 +16,7 @@ import (
 func (h *walHandler) Misfit(
 	ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error,
 ) error {
-	if ev.Table.Mark != outbox.MarkNone {
+	if table.MarkOf(ev.Table).InTable() {
 		return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
 	}
 	if h.recovered.tail.Covers(ev.Commit, ev.N) && !h.recovered.sent.decides(ev) {

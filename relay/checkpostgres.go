@@ -126,7 +126,7 @@ func (x *checker) checkIndexes(ctx context.Context, t *outbox.Table) check.Findi
 }
 
 func (x *checker) countPending(ctx context.Context, t *outbox.Table) (f check.Findings) {
-	if !slices.Contains(x.tables, t) || t.Mark == outbox.MarkNone {
+	if !slices.Contains(x.tables, t) || !table.MarkOf(t).InTable() {
 		return nil
 	}
 	n, err := x.db.PendingCount(ctx, t, initialLimit+1)

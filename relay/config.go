@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"slices"
 	"time"
 
 	"github.com/walpost/walpost/fallback"
@@ -83,22 +84,16 @@ func (c *Config) setDefaults() {
 	}
 }
 
-func marksOf(tables []*outbox.Table) map[outbox.Mark]bool {
-	marks := map[outbox.Mark]bool{}
-	for _, t := range tables {
-		marks[t.Mark] = true
-	}
-	return marks
-}
+// bare reports whether only the WAL has the rows (mark none). New refuses that of some outboxes only.
+func (c *Config) bare() bool { return slices.ContainsFunc(c.Outboxes, isBare) }
 
-// bare reports whether only the WAL has the rows (mark none).
-func (c *Config) bare() bool { return marksOf(c.Outboxes)[outbox.MarkNone] }
+func isBare(t *outbox.Table) bool { return !table.MarkOf(t).InTable() }
 
 // mayPoll reports an error where there is an outbox that nothing but the WAL can
 // deliver. why is what keeps the WAL from being read.
 func (c *Config) mayPoll(why error) error {
 	for _, t := range c.Outboxes {
-		if t.Mark == outbox.MarkNone {
+		if isBare(t) {
 			return hint.Coded("table-needs-wal",
 				hint.Errorf("let the relay stream (mode: auto or stream, wal_level = logical, a role with "+
 					"REPLICATION), or set mark: update or delete, which can be polled",

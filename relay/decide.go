@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -10,7 +11,7 @@ import (
 type decision uint8
 
 const (
-	// toSend: into the publisher. Where its aggregate is held, walHandler.sendAdded has it recorded.
+	// toSend: into the publisher. Where its aggregate is held, walHandler.sendOrHold has it recorded.
 	toSend decision = iota
 	// toAsk: the table decides, in batches (walHandler.askTable).
 	toAsk
@@ -25,7 +26,7 @@ const (
 // decide says what becomes of a row. The row's mark says who knows: the table or, without
 // marks, the positions in the stream. A *outbox.RowError means that the row can never be sent.
 func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
-	if ev.Table.Mark == outbox.MarkNone {
+	if !table.MarkOf(ev.Table).InTable() {
 		return h.decideByPosition(ctx, ev)
 	}
 	return h.decideByTable(ctx, ev)
@@ -34,7 +35,10 @@ func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, er
 // decideByTable asks the table about a row that an earlier session may have sent, that was taken from the
 // WAL or the table before, or that may be recorded. Every other row is new.
 func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decision, error) {
-	if ev.Table.Mark == outbox.MarkUpdate && ev.Values[outbox.ProcessedAt] != nil {
+	if carriesMark(ev) {
+		if ev.Table.Partitioned {
+			return toSkip, nil // a marked row that has moved
+		}
 		return toNoteInserted, nil
 	}
 	wait, err := h.delayed(ev)

@@ -161,9 +161,9 @@ type published struct {
 	// proven is an LSN: every row that was committed before it was inserted into a table that the
 	// publication had. With mark none nothing is confirmed past it.
 	proven outbox.LSN
-	// next is proven by a check after running is over, the newest transaction at that time. Not by the one
-	// that has read it: a transaction that has committed a change, and rows beside it, may not be visible
-	// yet, and is not as long as its commit waits for a synchronous standby.
+	// next was the end of the WAL at an earlier check. It is proven once every transaction up to running, the
+	// newest at that time, has ended. Until then one of them may have changed the publication invisibly, as
+	// while its commit waits for a synchronous standby.
 	next    outbox.LSN
 	running uint64
 	// of is the server whose LSNs these are.

@@ -86,7 +86,7 @@ func readMessages(
 func (s *session) isGenuine(
 	ctx context.Context, d publish.Delivery, seq uint64, m jetstream.StoredMessage,
 ) (bool, error) {
-	if d.Ref.Table.Mark == outbox.MarkNone {
+	if !table.MarkOf(d.Ref.Table).InTable() {
 		return true, nil
 	}
 	row := []table.Row{{Ref: d.Ref, XID: d.XID}}

@@ -8,7 +8,6 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 )
 
 // initialLimit is how many pending rows a first start publishes without being told
@@ -32,7 +31,7 @@ func (s *starter) checkInitial(ctx context.Context, db *table.DB, streams, newSt
 		return err
 	}
 	for _, t := range s.cfg.Outboxes {
-		if has || t.Mark == outbox.MarkNone {
+		if has || !table.MarkOf(t).InTable() {
 			// With mark none the table is never read, and the role need not be able to.
 			continue
 		}

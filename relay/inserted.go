@@ -17,10 +17,10 @@ import (
 var errInsertsRead = fmt.Errorf(
 	"%w: the WAL was read for rows that were inserted as processed", errModeChanged)
 
-// isInsertedMark reports whether a row of the WAL carries a mark, and its insert has made it. To the WAL
-// a row that moves into another partition is an insert, too.
-func isInsertedMark(ev *outbox.Event) bool {
-	return ev.Table.Mark == outbox.MarkUpdate && ev.Values[outbox.ProcessedAt] != nil && !ev.Table.Partitioned
+// carriesMark reports whether a row of the WAL is marked. Its insert has done that, except in a partitioned
+// table: a marked row that moves into another partition is an INSERT in the WAL, too.
+func carriesMark(ev *outbox.Event) bool {
+	return table.MarkOf(ev.Table).Stays() && ev.Values[outbox.ProcessedAt] != nil
 }
 
 // insertedRow is what NoteInserted is given.
@@ -33,9 +33,6 @@ func insertedRow(ev *outbox.Event) table.Row {
 // noteInserted has it noted in a row that was inserted as processed, before the WAL up to it is
 // confirmed: no later start can tell.
 func (h *walHandler) noteInserted(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
-	if !isInsertedMark(ev) {
-		return nil
-	}
 	h.reporter.sayInserted(ev.Table, zap.Stringer("row", ev.Ref()))
 	if !ev.Table.Layout.Records() {
 		return nil
@@ -99,7 +96,7 @@ func (n *inserts) Row(_ context.Context, ev *outbox.Event, txn *stream.Txn) erro
 		n.pinned = true
 		txn.Add()
 	}
-	if !isInsertedMark(ev) {
+	if !carriesMark(ev) || ev.Table.Partitioned {
 		return nil
 	}
 	n.mu.Lock()

@@ -173,7 +173,7 @@ func (w *marker) add(ctx context.Context, j *markTask) error {
 	}
 }
 
-// run settles until finish is called or the database fails.
+// run settles until finish is called, ctx is done, or the database fails.
 func (w *marker) run(ctx context.Context) error {
 	defer close(w.done)
 	for {
@@ -267,7 +267,7 @@ func (w *marker) takeStored() bool {
 	w.taken = w.publisher.Take(w.taken[:0], takeBatch)
 	w.out = w.out[:0]
 	for i := range w.taken {
-		if d := &w.taken[i]; d.Ref.Table.Mark == outbox.MarkNone {
+		if d := &w.taken[i]; !table.MarkOf(d.Ref.Table).InTable() {
 			w.out = append(w.out, d.Index)
 		}
 	}
@@ -275,7 +275,7 @@ func (w *marker) takeStored() bool {
 	for i := range w.taken {
 		d := &w.taken[i]
 		by, _ := d.Tag.(fallback.Waiter)
-		if d.Ref.Table.Mark != outbox.MarkNone {
+		if table.MarkOf(d.Ref.Table).InTable() {
 			j := w.newTask()
 			j.row.Ref, j.row.XID, j.row.Bytes = d.Ref, d.XID, d.Bytes
 			j.sent, j.index, j.by, j.begun, j.due = true, d.Index, by, now, now
@@ -299,7 +299,7 @@ func (w *marker) finish(ctx context.Context, refusals []publish.Refusal) {
 	}
 	now := time.Now()
 	for _, x := range refusals {
-		if x.Ref.Table.Mark == outbox.MarkNone {
+		if !table.MarkOf(x.Ref.Table).InTable() {
 			continue // there is no row to record it in: see history.poison
 		}
 		w.reporter.refused(x.Ref, x.EventType, x.Failure)

@@ -65,7 +65,7 @@ func refOf(t *outbox.Table, m jetstream.Message) outbox.Ref {
 func (m *messageRows) byTable(messages []jetstream.Message) map[*outbox.Table][]jetstream.Message {
 	sorted := map[*outbox.Table][]jetstream.Message{}
 	for _, message := range messages {
-		if t := m.tables[message.ID.Table]; t != nil && t.Mark != outbox.MarkNone && !message.ID.Replay {
+		if t := m.tables[message.ID.Table]; t != nil && table.MarkOf(t).InTable() && !message.ID.Replay {
 			sorted[t] = append(sorted[t], message)
 		}
 	}
@@ -76,7 +76,7 @@ func (m *messageRows) byTable(messages []jetstream.Message) map[*outbox.Table][]
 func (m *messageRows) withoutMarks(messages []jetstream.Message) map[outbox.Ref]struct{} {
 	rows := map[outbox.Ref]struct{}{}
 	for _, message := range messages {
-		if t := m.tables[message.ID.Table]; t != nil && t.Mark == outbox.MarkNone {
+		if t := m.tables[message.ID.Table]; t != nil && !table.MarkOf(t).InTable() {
 			rows[refOf(t, message)] = struct{}{}
 		}
 	}

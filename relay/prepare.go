@@ -77,7 +77,7 @@ func (s *starter) way(err error) (streams bool, refused error) {
 // warnAboutLimits says at the start what a table's layout and mark cannot give.
 func (s *starter) warnAboutLimits(t *outbox.Table) {
 	log := s.log.With(zap.Stringer("table", t))
-	if t.Mark != outbox.MarkNone && !counts(t.IDType) {
+	if table.MarkOf(t).InTable() && !counts(t.IDType) {
 		log = log.With(zap.String("id_type", t.IDType))
 	}
 	for _, f := range limits(t) {
@@ -90,7 +90,7 @@ func (s *starter) warnAboutLimits(t *outbox.Table) {
 // limits are what a table's layout and mark cannot give.
 func limits(t *outbox.Table) (f check.Findings) {
 	switch {
-	case t.Mark == outbox.MarkNone:
+	case !table.MarkOf(t).InTable():
 		f.Warning("table-mark-none", "", "mark none: no delayed rows, no parking, nothing to deliver from "+
 			"the table; a poison row goes straight into the dead letters")
 	case t.Layout.Has(outbox.Attempts) || t.Layout.Has(outbox.LastError):
@@ -103,15 +103,15 @@ func limits(t *outbox.Table) (f check.Findings) {
 		f.Warning("table-no-failure-columns", "", "the layout has no columns for failures: a poison row "+
 			"goes straight into the dead letters")
 	}
-	if t.Mark != outbox.MarkNone && !t.Layout.Dates() {
+	if table.MarkOf(t).InTable() && !t.Layout.Dates() {
 		f.Warning("table-no-time", "", "the layout notes no time: outbox_lag_seconds stays 0 for it; watch "+
 			"walpost_confirmed_lag_bytes")
 	}
-	if t.Mark != outbox.MarkNone && !counts(t.IDType) {
+	if table.MarkOf(t).InTable() && !counts(t.IDType) {
 		f.Warning("table-ids-unordered", "", "the ids are no numbers: rows that are delivered from the "+
 			"table come in no order")
 	}
-	if t.Mark == outbox.MarkDelete {
+	if mark := table.MarkOf(t); mark.InTable() && !mark.Stays() {
 		f.Warning("table-mark-delete", "", "mark delete: what JetStream loses later cannot be found again "+
 			"in the table; have the stream on three replicas or sync always")
 	}
@@ -216,7 +216,7 @@ func (s *starter) mayCreateStream(ctx context.Context, db *table.DB, missing err
 			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but %s has rows that are marked as "+
 				"stored in it", missing, t), advice))
 		}
-		if slot && t.Mark != outbox.MarkUpdate {
+		if slot && !table.MarkOf(t).Stays() {
 			// Such rows leave no mark; a slot says that a relay was here before.
 			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but slot %q exists: rows of %s may "+
 				"be stored in it", missing, s.cfg.Slot, t), advice))

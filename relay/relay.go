@@ -13,12 +13,14 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"slices"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
@@ -54,12 +56,12 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 		if err := r.template.CheckLayout(t); err != nil {
 			return nil, err
 		}
-		if t.Mark == outbox.MarkNone && cfg.Stream.Shared {
+		if isBare(t) && cfg.Stream.Shared {
 			return nil, hint.Errorf(
 				"give the relay a stream of its own and nats.shared: false, or choose another mark",
 				"outbox %s: mark none cannot share a stream: only the position in it says what was stored", t)
 		}
-		if cfg.Initial == "none" && (t.Mark != outbox.MarkUpdate || !t.Layout.Records()) {
+		if cfg.Initial == "none" && (!table.MarkOf(t).Stays() || !t.Layout.Records()) {
 			return nil, hint.Errorf("delete the rows that shall not be published yourself, and leave "+
 				"postgres.initial out",
 				"postgres.initial: none marks rows instead of sending them, and says so in last_error: "+
@@ -72,7 +74,8 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 					"their own", t.Shard)
 		}
 	}
-	if marks := marksOf(cfg.Outboxes); marks[outbox.MarkNone] && len(marks) > 1 {
+	marked := func(t *outbox.Table) bool { return !isBare(t) }
+	if r.cfg.bare() && slices.ContainsFunc(cfg.Outboxes, marked) {
 		return nil, hint.Errorf("run a relay of its own, with a slot and a stream of its own, for the "+
 			"outboxes with mark none",
 			"mark none beside another mark: the position in the stream decides about the one, the table "+

@@ -73,8 +73,8 @@ func (l *leader) newSession(db *table.DB) *session {
 	}
 }
 
-// streamed is a session that reads the WAL. It lasts until something fails or ctx is
-// done, which it is at the latest when held is: then the lock's connection is lost.
+// streamed is a session that reads the WAL. It ends when something fails or ctx is done. held ends with the
+// lock's connection, and ctx ends with held.
 func (s *session) streamed(ctx, held context.Context) (err error) {
 	s.status.do("start replication")
 	if s.wal, err = s.open(ctx); err != nil {
@@ -348,8 +348,9 @@ func (s *servers) connection() string {
 	return fmt.Sprint(s.nc.ConnectedServerId(), "/", id)
 }
 
-// run works until work returns or the publisher or the marker fails, and then stops. Of its four goroutines
-// the marker's goes on until the publisher has drained.
+// run works until work returns or the publisher or the marker fails, and then stops. If a failure ended the
+// session, the marker's goroutine marks while the publisher drains. If ctx is done, it ends at once. Either
+// way marker.finish marks what is left after the drain, for finishTimeout at most.
 func (s *session) run(ctx, held context.Context, work func(context.Context) error) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -401,7 +402,7 @@ func (s *session) keepPoison(refusals []publish.Refusal) {
 				"JetStream calls a message a duplicate that is not in the stream: its row is parked",
 				zap.Stringer("row", x.Ref), zap.String("failure", x.Failure.Reason))
 		}
-		if x.Ref.Table.Mark == outbox.MarkNone {
+		if !table.MarkOf(x.Ref.Table).InTable() {
 			s.past.poison[x.Ref] = x.Failure
 		}
 	}

@@ -186,7 +186,7 @@ func (h *walHandler) addToBuffer(ctx context.Context, ev *outbox.Event, txn *str
 	return h.flushBuffer(ctx)
 }
 
-// flush asks the table about the rows in the recovery buffer and sends those that it wants
+// flushBuffer asks the table about the rows in the recovery buffer and sends those that it wants
 // sent, in their order.
 func (h *walHandler) flushBuffer(ctx context.Context) error {
 	if len(h.recoveryBuffer) == 0 {
@@ -250,7 +250,7 @@ func (h *walHandler) askTable(ctx context.Context, batch []fallback.PendingRow) 
 			r.By.Settled()
 			continue
 		}
-		if err := h.sendAdded(ctx, r.Event, r.By, asked); err != nil {
+		if err := h.sendOrHold(ctx, r.Event, r.By, asked); err != nil {
 			return err
 		}
 	}
@@ -298,15 +298,15 @@ func (h *walHandler) patiently(ctx context.Context, t *outbox.Table, ask func() 
 
 func (h *walHandler) send(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	txn.Add()
-	return h.sendAdded(ctx, ev, txn, 0)
+	return h.sendOrHold(ctx, ev, txn, 0)
 }
 
-// sendAdded sends a row, unless it is held. asked is when the table was asked for records of
+// sendOrHold sends a row, unless it is held. asked is when the table was asked for records of
 // its aggregate.
-func (h *walHandler) sendAdded(
+func (h *walHandler) sendOrHold(
 	ctx context.Context, ev *outbox.Event, txn fallback.Waiter, asked fallback.AsOf,
 ) error {
-	if len(h.poison) > 0 && ev.Table.Mark == outbox.MarkNone {
+	if len(h.poison) > 0 && !table.MarkOf(ev.Table).InTable() {
 		if failure := h.poison[ev.Ref()]; failure != nil {
 			return h.refuse(ctx, ev, txn, failure)
 		}
@@ -362,7 +362,7 @@ func (h *walHandler) record(ctx context.Context, rows []fallback.PendingRow) err
 func (h *walHandler) refuse(
 	ctx context.Context, ev *outbox.Event, txn fallback.Waiter, failure *outbox.RowError,
 ) error {
-	if ev.Table.Mark == outbox.MarkNone {
+	if !table.MarkOf(ev.Table).InTable() {
 		if err := h.db.Bury(ctx, ev, failure.Error()); err != nil {
 			return err
 		}

@@ -7,14 +7,13 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Tracker turns "this row is settled" into "the WAL up to here may be
-// forgotten". It is a FIFO of marks: one per transaction, with the number of
-// rows that are not settled yet, and one per keepalive that came outside a
-// transaction. A mark leaves the queue when it is the oldest, closed, and has
-// nothing pending; the last one out is the confirmed LSN, where no limit lies before it.
+// Tracker turns "this row is settled" into "the WAL up to here may be forgotten". It is a FIFO of entries:
+// one for each transaction, with the number of rows that are not settled yet, and one for each keepalive
+// that came outside a transaction. An entry leaves the queue when it is the oldest, closed, and has nothing
+// pending. The end of the last one that left is the confirmed LSN, unless a limit lies before it.
 //
-// The confirmed LSN never goes back. The zero Tracker is not usable; see
-// [NewTracker].
+// The confirmed LSN never goes back: the first limit is set before anything is settled. The zero Tracker is
+// not usable; see [NewTracker].
 type Tracker struct {
 	// mu guards everything below, and every Txn of the tracker.
 	mu      sync.Mutex
@@ -27,7 +26,7 @@ type Tracker struct {
 	sweepAt int // how many have to wait before they are swept
 }
 
-// sweepLeast is how many marks wait before any is swept out of the middle.
+// sweepLeast is how many entries wait before any is swept out of the middle.
 const sweepLeast = 1024
 
 // Txn is a transaction on its way, or a keepalive.
@@ -50,8 +49,7 @@ func (t *Tracker) Confirmed() outbox.LSN {
 	return max(t.start, min(t.settled, t.limit))
 }
 
-// Limit keeps Confirmed from passing an LSN that the server has written WAL up to. A tracker has none
-// at first; once it has, only greater ones count.
+// Limit keeps Confirmed at or below an LSN. A tracker has no limit at first. Later calls only raise it.
 func (t *Tracker) Limit(lsn outbox.LSN) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -99,8 +97,8 @@ func (t *Tracker) push() *Txn {
 	return x
 }
 
-// sweep lets every mark that waits for no row become part of the one
-// before: a row that stays unsettled would let marks pile up behind it without
+// sweep lets every entry that waits for no row become part of the one
+// before: a row that stays unsettled would let entries pile up behind it without
 // bound. The caller holds mu.
 func (t *Tracker) sweep() {
 	kept := t.queue[t.head : t.head+1]
@@ -118,7 +116,7 @@ func (t *Tracker) sweep() {
 	t.queue = t.queue[:end]
 }
 
-// pop lets out every mark that is done. The caller holds mu.
+// pop removes every entry at the front that is done. The caller holds mu.
 func (t *Tracker) pop() {
 	for t.head < len(t.queue) {
 		x := t.queue[t.head]
@@ -140,8 +138,8 @@ func (x *Txn) Add() {
 	x.pending++
 }
 
-// Settled says that one row that was added is settled. After the last one the
-// Txn must not be touched again.
+// Settled says that one row that was added is settled. Once the transaction is closed and its
+// last row is settled, the Txn is used for another one.
 func (x *Txn) Settled() {
 	t := x.tracker
 	t.mu.Lock()
@@ -160,7 +158,7 @@ func (x *Txn) Commit(end outbox.LSN) {
 	t.pop()
 }
 
-// fold does for the newest mark what sweep does for all: most transactions have no
+// fold does for the newest entry what sweep does for all: most transactions have no
 // row of an outbox. The caller holds mu.
 func (t *Tracker) fold() {
 	n := len(t.queue)

@@ -16,7 +16,7 @@ const clocks = time.Minute
 
 // rows looks in the stream for every row that is marked as stored.
 func (v *comparison) rows(ctx context.Context, t *comparedTable, started time.Time) error {
-	if t.Mark != outbox.MarkUpdate {
+	if !table.MarkOf(t.Table).Stays() {
 		v.note("%s: with mark %s stored rows are gone: nothing tells which messages should be there",
 			t, t.Mark)
 		return nil
@@ -165,7 +165,7 @@ func (v *comparison) lookBack(ctx context.Context, from uint64) error {
 			return true, v.each(ctx, messages, func(t *comparedTable, m jetstream.Message, f table.Finding) {
 				switch {
 				case m.ID.Replay:
-				case f.Place == table.Nowhere && t.Mark == outbox.MarkUpdate:
+				case f.Place == table.Nowhere && table.MarkOf(t.Table).Stays():
 					v.stranger(m)
 				default:
 					t.seen.add(m.ID.ID)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/sleep"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -20,7 +21,7 @@ const lateness = time.Minute
 func (v *comparison) judgePending(ctx context.Context) error {
 	pending := map[*comparedTable][]string{}
 	for _, t := range v.tables {
-		if t.Mark == outbox.MarkNone {
+		if !table.MarkOf(t.Table).InTable() {
 			continue
 		}
 		ids, err := v.due(ctx, t)

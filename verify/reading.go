@@ -82,7 +82,7 @@ func (v *comparison) message(t *comparedTable, m jetstream.Message, f table.Find
 	case v.cfg.Phantom != nil && m.Row.SystemID != "" && v.cfg.Phantom(m.Row):
 		v.report.add(Phantom, Case{Row: row(m), Seq: m.Seq, Detail: m.Row.String()})
 		return
-	case f.Place == table.Nowhere && t.Mark == outbox.MarkUpdate:
+	case f.Place == table.Nowhere && table.MarkOf(t.Table).Stays():
 		v.stranger(m)
 		return
 	}

@@ -47,7 +47,7 @@ func (m *mutant) plant(ctx context.Context, files map[string]string) error {
 	return nil
 }
 
-const sendAdded = `func (h *walHandler) sendAdded(
+const sendOrHold = `func (h *walHandler) sendOrHold(
 	ctx context.Context, ev *outbox.Event, txn fallback.Waiter, asked fallback.AsOf,
 ) error {
 `
@@ -68,7 +68,7 @@ var mutants = []mutant{
 	{
 		name: "lost: some rows are marked and never sent", world: oneServer,
 		by: []string{"lost", unstored},
-		edits: []edit{{"relay/walhandler.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
+		edits: []edit{{"relay/walhandler.go", sendOrHold, sendOrHold + `	if ev.Ref().Hash%499 == 0 {
 		return h.marker.Stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 `}},
@@ -85,7 +85,7 @@ var mutants = []mutant{
 		name: "swapped: some rows are sent after the next one", world: oneServer,
 		by: []string{"reordered", "regressed"},
 		edits: []edit{
-			{"relay/walhandler.go", sendAdded, sendAdded + `	switch late := h.late; {
+			{"relay/walhandler.go", sendOrHold, sendOrHold + `	switch late := h.late; {
 	case h.swapping:
 	case late == nil && ev.Ref().Hash%97 == 0:
 		h.late = &fallback.PendingRow{Event: ev.Clone(), By: txn}
@@ -93,10 +93,10 @@ var mutants = []mutant{
 	case late != nil:
 		h.late, h.swapping = nil, true
 		defer func() { h.swapping = false }()
-		if err := h.sendAdded(ctx, ev, txn, asked); err != nil {
+		if err := h.sendOrHold(ctx, ev, txn, asked); err != nil {
 			return err
 		}
-		return h.sendAdded(ctx, late.Event, late.By, 0)
+		return h.sendOrHold(ctx, late.Event, late.By, 0)
 	}
 `},
 			{"relay/walhandler.go", "	size           int\n", "	size           int\n	late *fallback.PendingRow\n	swapping bool\n"},
@@ -105,7 +105,7 @@ var mutants = []mutant{
 	{
 		name: "phantom: rows that no transaction has inserted", world: oneServer,
 		by: []string{"unknown"},
-		edits: []edit{{"relay/walhandler.go", sendAdded, sendAdded + `	if ev.Ref().Hash%499 == 0 {
+		edits: []edit{{"relay/walhandler.go", sendOrHold, sendOrHold + `	if ev.Ref().Hash%499 == 0 {
 		ghost := ev.Clone()
 		ghost.Values[outbox.ID] = append([]byte("9999"), ghost.Values[outbox.ID]...)
 		if err := h.publisher.Send(ctx, ghost, nil); err != nil {

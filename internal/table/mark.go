@@ -29,9 +29,10 @@ func MarkOf(t *outbox.Table) Mark {
 		return none{}
 	case outbox.MarkDelete:
 		return deleted{}
-	default:
+	case outbox.MarkUpdate:
 		return updated{}
 	}
+	panic(fmt.Sprintf("table %s: no implementation of mark %q", t, t.Mark))
 }
 
 // updated is outbox.MarkUpdate: processed_at is set.
