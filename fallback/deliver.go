@@ -158,7 +158,7 @@ func (l *Poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	row := table.RowOf(ev)
 	row.Polled, row.Attempts = true, attemptsOf(ev)
 	recorded := ev.Values[outbox.LastError] != nil
-	if behind, ok := l.recovered.MessagesBehind(row.Ref, recorded); ok {
+	if behind, ok := l.recovered.StoredBefore(row.Ref, recorded); ok {
 		p.add()
 		return l.marker.Stored(ctx, row, behind, p) // it was read in the stream
 	}

@@ -61,7 +61,8 @@ type PendingRow struct {
 // Without the queue an aggregate that is never quiet would never come out.
 type Holds struct {
 	most int
-	// mu guards the fields below, and every hold. A method takes it once and keeps it until it returns.
+	// mu guards the fields below, and every hold. A method takes it once and keeps it until it returns, or
+	// is named Locked and called with it.
 	// No method waits, asks a table or hands a row over under it: those that do (AwaitEmptied, Ask, Load,
 	// empty) call others for each step.
 	mu    sync.Mutex
@@ -116,13 +117,13 @@ func NewHolds(most int) *Holds {
 // Any reports whether there is a hold. It is cheap: most of the time there is no hold.
 func (h *Holds) Any() bool { return h.size.Load() > 0 }
 
-func (h *Holds) resized() { h.size.Store(int64(len(h.byKey) + len(h.partial))) }
+func (h *Holds) resizedLocked() { h.size.Store(int64(len(h.byKey) + len(h.partial))) }
 
 // MayHave reports whether there is a hold, or only the table can tell.
 func (h *Holds) MayHave(a Aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.byKey[a] != nil || h.isPartial(a.Table)
+	return h.byKey[a] != nil || h.isPartialLocked(a.Table)
 }
 
 // open notes that the aggregate has a record in the table.
@@ -136,10 +137,10 @@ func (h *Holds) open(a Aggregate) {
 func (h *Holds) openLocked(a Aggregate) *hold {
 	x := h.byKey[a]
 	if x == nil && a.Table.Layout.Records() {
-		h.forget()
+		h.forgetLocked()
 		x = &hold{}
 		h.byKey[a] = x
-		h.resized()
+		h.resizedLocked()
 	}
 	return x
 }
@@ -187,7 +188,7 @@ func (h *Holds) checkLocked(a Aggregate, asked AsOf) Verdict {
 	switch {
 	case h.byKey[a] != nil:
 		return IsHeld
-	case h.isPartial(a.Table) && asked != h.nowLocked():
+	case h.isPartialLocked(a.Table) && asked != h.nowLocked():
 		return IsUnknown
 	}
 	return IsFree
@@ -220,15 +221,15 @@ func (h *Holds) Join(row PendingRow, asked AsOf) (v Verdict, record []PendingRow
 	}
 	record = append(x.queue, row)
 	for range x.queue {
-		h.dequeue(x)
+		h.dequeueLocked(x)
 	}
 	x.state = recording
 	x.record(len(record))
 	return IsHeld, record
 }
 
-// dequeue removes the first row of a queue.
-func (h *Holds) dequeue(x *hold) {
+// dequeueLocked removes the first row of a queue.
+func (h *Holds) dequeueLocked(x *hold) {
 	h.rows--
 	h.bytes -= x.queue[0].Event.Size()
 	if x.queue = x.queue[1:]; len(x.queue) == 0 {
@@ -265,7 +266,7 @@ func (h *Holds) queueRows(a Aggregate) {
 	}
 }
 
-// queues reports whether the aggregate's rows queue up.
+// queues reports whether the aggregate's hold is queueing or emptying.
 func (h *Holds) queues(a Aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -364,7 +365,7 @@ func (h *Holds) next(a Aggregate) (row PendingRow, send, more bool) {
 func (h *Holds) left(a Aggregate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.dequeue(h.byKey[a])
+	h.dequeueLocked(h.byKey[a])
 }
 
 func (h *Holds) endEmptying(a Aggregate) {
@@ -377,7 +378,7 @@ func (h *Holds) endEmptying(a Aggregate) {
 		x.state = recording
 	default:
 		delete(h.byKey, a)
-		h.resized()
+		h.resizedLocked()
 	}
 	if h.emptied != nil {
 		close(h.emptied)

@@ -188,12 +188,12 @@ func TestHoldTransitions(t *testing.T) {
 		{"endDrain, broken off", func(h *Holds) { h.endEmptying(of) }, now{x, x, x, queueing}},
 		{"forget", func(h *Holds) {
 			h.most = 0
-			h.forget()
+			h.forgetLocked()
 		}, now{none, none, queueing, emptying}},
 		{"forget under a record", func(h *Holds) {
 			h.BeginRecord(of)
 			h.most = 0
-			h.forget()
+			h.forgetLocked()
 		}, now{recording, recording, queueing, emptying}},
 	} {
 		for i, s := range states {

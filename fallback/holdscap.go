@@ -31,24 +31,24 @@ func (h *Holds) Count() (n int) {
 func (h *Holds) Unsure(a Aggregate) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.byKey[a] == nil && h.isPartial(a.Table)
+	return h.byKey[a] == nil && h.isPartialLocked(a.Table)
 }
 
 // forgets reports whether aggregates of a table were forgotten.
 func (h *Holds) forgets(t *outbox.Table) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.isPartial(t)
+	return h.isPartialLocked(t)
 }
 
-func (h *Holds) isPartial(t *outbox.Table) bool {
+func (h *Holds) isPartialLocked(t *outbox.Table) bool {
 	_, partial := h.partial[t]
 	return partial
 }
 
-// forget makes room for another hold. It forgets many at once, because every answer of a table is
+// forgetLocked makes room for another hold. It forgets many at once, because every answer of a table is
 // void then: see AsOf.
-func (h *Holds) forget() {
+func (h *Holds) forgetLocked() {
 	if len(h.byKey) < h.most {
 		return
 	}
@@ -103,7 +103,7 @@ func (h *Holds) Ask(rows []*outbox.Event, have func([]*outbox.Event) ([]bool, er
 func (h *Holds) counted(t *outbox.Table, n int, all []Aggregate, when AsOf) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.isPartial(t) {
+	if !h.isPartialLocked(t) {
 		return
 	}
 	if h.partial[t] = max(n, 1); n != len(all) || when != h.nowLocked() {
@@ -113,7 +113,7 @@ func (h *Holds) counted(t *outbox.Table, n int, all []Aggregate, when AsOf) {
 	for _, a := range all {
 		h.openLocked(a)
 	}
-	h.resized()
+	h.resizedLocked()
 }
 
 // Load reads the records of every table.

@@ -110,9 +110,9 @@ type Marker interface {
 
 // Recovered knows what the recovery scan has read.
 type Recovered interface {
-	// MessagesBehind reports whether the row's message was read although the table does not show the row
+	// StoredBefore reports whether the row's message was read although the table does not show the row
 	// as stored, and how many of the relay's messages follow it.
-	MessagesBehind(ref outbox.Ref, recorded bool) (n uint64, stored bool)
+	StoredBefore(ref outbox.Ref, recorded bool) (n uint64, stored bool)
 }
 
 // WAL is what a session reads beside the poller.

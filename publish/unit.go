@@ -30,8 +30,8 @@ var errBatch = errors.New("a batch was not stored as it was sent")
 // A write that fails cuts what is open or closing. A reply is a PubAck for the whole batch,
 // or what makes it fail. The unit of one message has its reply in the ring.
 //
-// The sender changes it under both locks of the publisher, a reply changes state alone, under
-// mu. So either lock is enough to read the other fields.
+// The sender changes it under both locks of the publisher. A reply changes only state, under mu. So
+// the other fields may be read under either lock, state under mu.
 type unit struct {
 	first uint64 // the index of its first message
 	n     int    // so many messages of it were written, or are just now
@@ -131,11 +131,9 @@ func (p *Publisher) publishStaged(more bool) (bool, error) {
 	} else {
 		p.due = n < ready && !goesOn
 	}
-	if p.err != nil && !errors.Is(p.err, errDrained) {
-		wait = true // in vain
-	}
+	stopped := p.err != nil && !errors.Is(p.err, errDrained)
 	p.mu.Unlock()
-	if wait {
+	if wait || stopped {
 		return false, nil
 	}
 	return true, p.publishUnit(n, goesOn)

@@ -19,7 +19,7 @@ func (h *walHandler) Misfit(
 	if table.MarkOf(ev.Table).InTable() {
 		return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
 	}
-	if h.recovered.tail.Covers(ev.Commit, ev.N) && !h.recovered.sent.decides(ev) {
+	if h.recovered.tail.Covers(ev.Commit, ev.N) && !h.recovered.sent.mayBeMissing(ev) {
 		return nil // it is a dead letter already, or was sent under another layout
 	}
 	failure := &outbox.RowError{Class: outbox.RowHeaders, Reason: reason.Error()}

@@ -14,7 +14,7 @@ import (
 
 // TestDoctorsOwnChecksAreDocumented: the operator's handbook lists what only doctor checks.
 func TestDoctorsOwnChecksAreDocumented(t *testing.T) {
-	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical()}
+	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
 	r, err := relay.New(relay.Config{
 		Subject: "events.{event_type}", Outboxes: []*outbox.Table{table},
 	}, zap.NewNop(), prometheus.NewRegistry())

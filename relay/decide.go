@@ -65,22 +65,21 @@ func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decis
 	return toSend, nil
 }
 
-// decideByPosition: what the tail covers was sent, unless it is skipped in the stream; a dead letter is no
-// message either.
+// decideByPosition skips a row that was sent, or that has become a dead letter.
 func (h *walHandler) decideByPosition(ctx context.Context, ev *outbox.Event) (decision, error) {
 	s := h.recovered
-	var done bool
-	var err error
-	switch {
-	case !s.tail.Covers(ev.Commit, ev.N):
-		done = s.mayHaveBeenSent(ev) && s.sent.has(ev)
-	case !s.sent.decides(ev) || s.sent.has(ev):
-		done = true
-	default:
-		done, err = h.db.IsDead(ctx, ev)
+	if !s.tail.Covers(ev.Commit, ev.N) {
+		if s.mayHaveBeenSent(ev) && s.sent.has(ev) {
+			return toSkip, nil
+		}
+		return toSend, nil
 	}
-	if done {
+	if !s.sent.mayBeMissing(ev) || s.sent.has(ev) {
+		return toSkip, nil
+	}
+	dead, err := h.db.IsDead(ctx, ev)
+	if dead || err != nil {
 		return toSkip, err
 	}
-	return toSend, err
+	return toSend, nil
 }

@@ -24,7 +24,7 @@ func (h *walHandler) takeMoved(ctx context.Context, ev *outbox.Event) (inHand, a
 	}
 	ref := ev.Ref()
 	again, inHand, until := h.moved.Take(ref)
-	if _, waits := h.recovered.MessagesBehind(ref, false); waits {
+	if _, waits := h.recovered.StoredBefore(ref, false); waits {
 		return false, true, nil // its transaction waits for the mark, too
 	}
 	return inHand || again && h.poller.InHand().Has(ref), again || ev.Commit <= until, nil

@@ -36,11 +36,10 @@ type recoveryState struct {
 // mayHaveBeenSent reports whether an earlier session may have sent the row.
 func (s *recoveryState) mayHaveBeenSent(ev *outbox.Event) bool { return ev.Commit <= s.recoveryLSN }
 
-// MessagesBehind reports whether the row's message was read in the stream although the
-// table does not show the row as stored, and how many own messages follow it. A
-// recorded row was not invisible then: if the table did not show it, it has come
-// back since, to be delivered again.
-func (s *recoveryState) MessagesBehind(ref outbox.Ref, recorded bool) (n uint64, stored bool) {
+// StoredBefore reports whether the row's message was read in the stream although the table does not show the
+// row as stored, and how many of the relay's messages follow it. notShown does not count for a recorded row:
+// only a visible row can be recorded, so one that the scan did not see was put back later and must be sent.
+func (s *recoveryState) StoredBefore(ref outbox.Ref, recorded bool) (n uint64, stored bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n, stored = s.unmarked[ref]; !stored && !recorded {
@@ -77,10 +76,10 @@ func (s *sentRows) has(ev *outbox.Event) bool {
 	return sent
 }
 
-// decides reports whether the rows, and not the tail, say if a row that the tail covers was sent. Messages
-// are in flight one behind the other. Where another writer's takes the place of one of them, that one is
-// refused, and those behind it fit: it is skipped in the stream. The publisher ends with that, so less than U
-// messages can follow it, and the next session sends it first.
-func (s *sentRows) decides(ev *outbox.Event) bool {
+// mayBeMissing reports whether the stream may lack a row although the tail covers it. Messages are in flight
+// one behind the other. If another writer's message takes the sequence that one of them expects, that one is
+// refused and those behind it fit: the stream has skipped it. The publisher stops then, so fewer than U messages
+// follow, and has answers whether the row is among them.
+func (s *sentRows) mayBeMissing(ev *outbox.Event) bool {
 	return s.rows != nil && !s.from.Covers(ev.Commit, ev.N)
 }

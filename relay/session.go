@@ -61,9 +61,9 @@ type session struct {
 	handler   *walHandler
 
 	// What serverWatch and the publisher's callbacks share with the others.
-	recoveryLSN atomic.Uint64
-	away        atomic.Bool  // JetStream
-	stored      atomic.Int64 // PubAcks
+	watchedRecoveryLSN atomic.Uint64
+	away               atomic.Bool  // JetStream
+	stored             atomic.Int64 // PubAcks
 }
 
 func (l *leader) newSession(db *table.DB) *session {
@@ -87,7 +87,7 @@ func (s *session) streamed(ctx, held context.Context) (err error) {
 	if err := s.past.published.begin(ctx, s.db, s.wal); err != nil {
 		s.trouble("the publication cannot be looked at: trying again", err)
 	}
-	s.recoveryLSN.Store(math.MaxUint64) // until it is known
+	s.watchedRecoveryLSN.Store(math.MaxUint64) // until it is known
 	ctx, stop := context.WithCancelCause(ctx)
 	defer func() {
 		if errors.Is(err, context.Canceled) {
@@ -110,13 +110,13 @@ func (s *session) streamed(ctx, held context.Context) (err error) {
 	if s.mayLackRecords(s.wal.System()) {
 		return &unanswered{s.wal.System()}
 	}
-	s.recoveryLSN.Store(uint64(s.recovered.recoveryLSN))
+	s.watchedRecoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 	return s.run(ctx, held, func(ctx context.Context) error { return s.readWAL(ctx, info) })
 }
 
 // recovers reports whether rows flow, and the WAL may still bring what was sent before.
 func (s *session) recovers() bool {
-	return !s.away.Load() && uint64(s.wal.Tracker().Confirmed()) < s.recoveryLSN.Load()
+	return !s.away.Load() && uint64(s.wal.Tracker().Confirmed()) < s.watchedRecoveryLSN.Load()
 }
 
 // readWAL is the work of a session that streams.
@@ -136,23 +136,23 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 		moved: s.moved, altered: s.altered, poison: s.past.poison,
 	}
 	s.poller.Beside(pollerWAL{s.wal, s.handler})
-	s.recoveryLSN.Store(uint64(s.recovered.recoveryLSN))
+	s.watchedRecoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 	s.log.Info("streaming", zap.String("slot", s.cfg.Slot), zap.Stringer("from", s.wal.Tracker().Confirmed()),
 		zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.recovered.recoveryLSN))
 	s.status.deliver(ctx, stateStreaming)
-	looping, stop := context.WithCancelCause(ctx)
+	delivering, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := s.poller.Run(looping); err != nil {
+		if err := s.poller.Run(delivering); err != nil {
 			stop(err)
 		}
 	})
 	defer wg.Wait()
 	defer stop(nil)
-	if err := s.wal.Run(looping, s.handler, s.publisher.MostPayload()); err != nil {
+	if err := s.wal.Run(delivering, s.handler, s.publisher.MostPayload()); err != nil {
 		return err
 	}
-	return context.Cause(looping)
+	return context.Cause(delivering)
 }
 
 // polled is a session that reads no WAL: the poller delivers everything. beside runs
@@ -181,16 +181,16 @@ func (s *session) poll(ctx context.Context, beside func(context.Context, *sessio
 		return context.Cause(ctx)
 	}
 	s.status.deliver(ctx, statePolling)
-	looping, stop := context.WithCancelCause(ctx)
+	delivering, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { stop(beside(looping, s)) })
-	wg.Go(func() { s.poller.Listen(looping, s.db) })
+	wg.Go(func() { stop(beside(delivering, s)) })
+	wg.Go(func() { s.poller.Listen(delivering, s.db) })
 	defer wg.Wait()
 	defer stop(nil)
-	if err := s.poller.Run(looping); err != nil {
+	if err := s.poller.Run(delivering); err != nil {
 		return err
 	}
-	return context.Cause(looping)
+	return context.Cause(delivering)
 }
 
 // begin reads the stream back and opens a publisher behind what it found.

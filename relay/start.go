@@ -42,7 +42,7 @@ func (s *starter) begin(ctx context.Context) error {
 		if err == nil && said != "" {
 			s.log.Info("the servers are there, the start goes on")
 		}
-		if err == nil || !passes(err) || ctx.Err() != nil {
+		if err == nil || !isTemporary(err) || ctx.Err() != nil {
 			return err
 		}
 		if text := err.Error(); text != said || !s.limited("start", time.Minute) {
@@ -54,10 +54,10 @@ func (s *starter) begin(ctx context.Context) error {
 	}
 }
 
-// passes reports whether what keeps a start from going on may pass without anybody's help: the server is
+// isTemporary reports whether what keeps a start from going on may pass without anybody's help: the server is
 // down, starting, without a leader or full, or its name does not resolve yet. What the server refuses (a
 // password, a database, a table) does not.
-func passes(err error) bool {
+func isTemporary(err error) bool {
 	if code := pg.Code(err); code != "" {
 		// Starting up or shutting down, too many connections, a lock, a full disk.
 		soon := []string{
@@ -68,14 +68,14 @@ func passes(err error) bool {
 	}
 	var api *jetstream.APIError
 	if errors.As(err, &api) {
-		return apiPasses(api)
+		return apiIsTemporary(api)
 	}
-	return natsPasses(err) || networkPasses(err)
+	return natsIsTemporary(err) || networkIsTemporary(err)
 }
 
-// apiPasses: JetStream has no leader, or not the servers that it needs. Limits and a JetStream that is off
+// apiIsTemporary: JetStream has no leader, or not the servers that it needs. Limits and a JetStream that is off
 // remain.
-func apiPasses(err *jetstream.APIError) bool {
+func apiIsTemporary(err *jetstream.APIError) bool {
 	const noPeers, notEnabled, notEnabledForAccount, noReplicas = 10005, 10076, 10039, 10074
 	switch err.ErrorCode {
 	case noPeers:
@@ -87,9 +87,9 @@ func apiPasses(err *jetstream.APIError) bool {
 	return err.Code >= 500
 }
 
-// natsPasses knows the client's own errors. Without responders JetStream may be starting, or electing a
+// natsIsTemporary knows the client's own errors. Without responders JetStream may be starting, or electing a
 // leader.
-func natsPasses(err error) bool {
+func natsIsTemporary(err error) bool {
 	return slices.ContainsFunc([]error{
 		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected,
 		nats.ErrConnectionClosed, nats.ErrStaleConnection,
@@ -97,7 +97,7 @@ func natsPasses(err error) bool {
 	}, func(target error) bool { return errors.Is(err, target) })
 }
 
-func networkPasses(err error) bool {
+func networkIsTemporary(err error) bool {
 	var dns *net.DNSError
 	var op *net.OpError
 	switch {

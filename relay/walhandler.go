@@ -221,7 +221,7 @@ func (h *walHandler) askTable(ctx context.Context, batch []fallback.PendingRow) 
 	var rows []table.Row
 	for _, r := range batch {
 		row := table.RowOf(r.Event)
-		if behind, ok := h.recovered.MessagesBehind(row.Ref, false); ok {
+		if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok {
 			// It was read in the stream. Whatever the table shows, it is not sent.
 			if err := h.marker.Stored(ctx, row, behind, r.By); err != nil {
 				return err

@@ -77,7 +77,7 @@ var mutants = []mutant{
 		name: "duplicated: what the WAL brings again is sent again", world: oneServer, only: "relay killed",
 		by: []string{"duplicated"},
 		edits: []edit{
-			{"relay/walhandler.go", "if behind, ok := h.recovered.MessagesBehind(row.Ref, false); ok {", "if behind, ok := h.recovered.MessagesBehind(row.Ref, false); ok && false {"},
+			{"relay/walhandler.go", "if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok {", "if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok && false {"},
 			{"relay/walhandler.go", "if !states[i].Publish() {", "if states[i].Publish() && false {"},
 		},
 	},
