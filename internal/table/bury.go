@@ -24,10 +24,12 @@ const DeadLetters = "outbox_messages_dlq"
 
 // burySQL moves rows into the dead letters, a table, in the statement that deletes them.
 func burySQL(t *outbox.Table, dead string) string {
-	return settleSQL(t, sameSQL(t),
-		fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`, t.SQL(), FreeSQL(t), t.Column(outbox.ID)),
-		fmt.Sprintf(`, letter AS MATERIALIZED (
-	SELECT concat(c.id) AS row_id, %s AS original, (SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) AS failure FROM changed c
+	remove := fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`,
+		t.SQL(), FreeSQL(t), t.Column(outbox.ID))
+	return settleSQL(t, sameSQL(t), remove, fmt.Sprintf(`, letter AS MATERIALIZED (
+	SELECT concat(c.id) AS row_id, %s AS original,
+		(SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) AS failure
+	FROM changed c
 ), buried AS (%s)`, originalSQL(t, "c.original"), letterSQL(t, dead)))
 }
 
@@ -42,16 +44,22 @@ func originalSQL(t *outbox.Table, row string) string {
 	return strings.NewReplacer("{row}", row, "{table}", pg.QuoteLiteral(t.SQL())).Replace(`(
 		SELECT ('{' || string_agg(to_json(f.name)::text || ':' || CASE
 			WHEN f.field[1] = '' THEN 'null'
-			WHEN f.type IN ('smallint', 'integer', 'bigint', 'numeric') AND v.text ~ '^-?[0-9]+([.][0-9]+)?$' THEN v.text
+			WHEN f.type IN ('smallint', 'integer', 'bigint', 'numeric')
+				AND v.text ~ '^-?[0-9]+([.][0-9]+)?$' THEN v.text
 			WHEN f.type IN ('json', 'jsonb') AND v.text ~ '^[[{]' AND position('\u' IN v.text) = 0 THEN v.text
 			ELSE to_json(v.text)::text END, ',' ORDER BY f.n) || '}')::json
 		FROM ROWS FROM (
-				unnest(ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)),
-				unnest(ARRAY(SELECT a.atttypid::regtype::text FROM pg_attribute a WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)),
+				unnest(ARRAY(SELECT a.attname::text FROM pg_attribute a
+					WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped
+					ORDER BY a.attnum)),
+				unnest(ARRAY(SELECT a.atttypid::regtype::text FROM pg_attribute a
+					WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0 AND NOT a.attisdropped
+					ORDER BY a.attnum)),
 				regexp_matches(concat({row}), '[(,]("(?:[^"]|"")*"|[^",)]*)', 'g')
 			) WITH ORDINALITY AS f(name, type, field, n),
 			LATERAL (SELECT CASE WHEN left(f.field[1], 1) <> '"' THEN f.field[1]
-				ELSE replace(replace(substr(f.field[1], 2, length(f.field[1]) - 2), '""', '"'), '\\', '\') END) AS v(text))`)
+				ELSE replace(replace(substr(f.field[1], 2, length(f.field[1]) - 2), '""', '"'), '\\', '\')
+				END) AS v(text))`)
 }
 
 // letterSQL inserts dead letters of a table from the CTE letter(row_id, original,
@@ -60,8 +68,9 @@ func originalSQL(t *outbox.Table, row string) string {
 func letterSQL(t *outbox.Table, dead string) string {
 	columns, values := "", ""
 	for _, f := range []outbox.Field{
-		outbox.ID, outbox.TenantID, outbox.AggregateType, outbox.AggregateID, outbox.EventType, outbox.EventVersion,
-		outbox.Payload, outbox.OccurredAt, outbox.AvailableAt, outbox.TraceID,
+		outbox.ID, outbox.TenantID, outbox.AggregateType, outbox.AggregateID,
+		outbox.EventType, outbox.EventVersion, outbox.Payload,
+		outbox.OccurredAt, outbox.AvailableAt, outbox.TraceID,
 	} {
 		if t.Layout.Has(f) {
 			columns, values = columns+", "+f.String(), values+",\n\t\t"+fittingSQL(t, f)
@@ -88,7 +97,8 @@ func fittingSQL(t *outbox.Table, f outbox.Field) string {
 			types, pg.QuoteLiteral(t.SQL()), pg.QuoteLiteral(t.Layout.Columns[f]), text, cast)
 	}
 	whole := func(cast, least, most string) string {
-		return fmt.Sprintf(`CASE WHEN %[1]s !~ '^-?[0-9]{1,19}$' THEN NULL WHEN %[1]s::numeric BETWEEN %[3]s AND %[4]s THEN %[1]s::%[2]s END`,
+		return fmt.Sprintf(`CASE WHEN %[1]s !~ '^-?[0-9]{1,19}$' THEN NULL
+			WHEN %[1]s::numeric BETWEEN %[3]s AND %[4]s THEN %[1]s::%[2]s END`,
 			text, cast, least, most)
 	}
 	switch f {
@@ -113,7 +123,9 @@ func (db *DB) Bury(ctx context.Context, ev *outbox.Event, failure string) error 
 
 // BuryColumns is Bury for a row that makes no event: columns are all that it has, nil is NULL. Those
 // that are omitted it has, too, but they are too long.
-func (db *DB) BuryColumns(ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, failure string) error {
+func (db *DB) BuryColumns(
+	ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, failure string,
+) error {
 	row, err := originalOf(columns, omitted)
 	if err != nil {
 		return fmt.Errorf("bury row: %w", err)
@@ -140,7 +152,8 @@ func (db *DB) IsDead(ctx context.Context, ev *outbox.Event) (dead bool, err erro
 	row, err := originalOf(columnsOf(ev), omittedOf(ev))
 	if err == nil {
 		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-			return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)`,
+			return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+`
+				WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)`,
 				ev.Table.String(), string(ev.Values[outbox.ID]), string(row)).Scan(&dead)
 		})
 	}
@@ -219,8 +232,10 @@ func text(v []byte) *string {
 func (db *DB) DiedLately(ctx context.Context, slot string) (died bool, err error) {
 	err = db.QueryRow(ctx, []any{&died}, `SELECT to_regclass($1) IS NOT NULL`, db.own.deadLetters)
 	if err == nil && died {
-		err = db.QueryRow(ctx, []any{&died}, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+` d, pg_replication_slots s
-			WHERE s.slot_name = $1 AND s.database = current_database() AND age(d.xmin) <= age(s.catalog_xmin))`, slot)
+		err = db.QueryRow(ctx, []any{&died}, `SELECT EXISTS (
+			SELECT FROM `+db.own.deadLetters+` d, pg_replication_slots s
+			WHERE s.slot_name = $1 AND s.database = current_database()
+				AND age(d.xmin) <= age(s.catalog_xmin))`, slot)
 	}
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		return true, nil // who may not look must take it for granted
@@ -233,14 +248,16 @@ func (db *DB) DiedLately(ctx context.Context, slot string) (died bool, err error
 
 // DeadLetterCount counts the dead letters, up to a limit.
 func (db *DB) DeadLetterCount(ctx context.Context, limit int) (n int, err error) {
-	err = db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s LIMIT %d) d`, db.own.deadLetters, limit))
+	err = db.QueryRow(ctx, []any{&n},
+		fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s LIMIT %d) d`, db.own.deadLetters, limit))
 	if err != nil {
 		return 0, fmt.Errorf("count dead letters: %w", err)
 	}
 	return n, nil
 }
 
-// ExplainLetters adds what helps a role that works with dead letters. privileges are those that it needs besides.
+// ExplainLetters adds a hint for a role that works with dead letters. privileges are what it needs
+// besides SELECT on their table.
 func ExplainLetters(err error, user string, privileges ...string) error {
 	switch pg.Code(err) {
 	case pgerrcode.UndefinedTable:
@@ -250,11 +267,14 @@ func ExplainLetters(err error, user string, privileges ...string) error {
 		for _, p := range privileges {
 			more += "; GRANT " + p + " TO " + role
 		}
-		return hint.Wrap(err, fmt.Sprintf("as the tables' owner: GRANT SELECT ON %s TO %s%s", DeadLetters, role, more))
+		return hint.Wrap(err,
+			fmt.Sprintf("as the tables' owner: GRANT SELECT ON %s TO %s%s", DeadLetters, role, more))
 	case pgerrcode.LockNotAvailable:
-		return hint.Wrap(err, "another session holds a lock for long: end its transaction; then run this again, it goes on where it was")
+		return hint.Wrap(err, "another session holds a lock for long: "+
+			"end its transaction; then run this again, it goes on where it was")
 	case pgerrcode.ReadOnlySQLTransaction:
-		return hint.Wrap(err, "postgres.url leads to a standby, or to a role that only reads: give it the primary")
+		return hint.Wrap(err,
+			"postgres.url leads to a standby, or to a role that only reads: give it the primary")
 	}
 	return err
 }

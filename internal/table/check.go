@@ -90,13 +90,16 @@ var ErrTableChanged = errors.New("the table has changed")
 // checkIDType returns ErrTableChanged where the id column is not of the type that t says.
 func (db *DB) checkIDType(ctx context.Context, t *outbox.Table) error {
 	var now string
-	err := db.QueryRow(ctx, []any{&now}, `SELECT coalesce((SELECT format_type(atttypid, atttypmod) FROM pg_attribute
-		WHERE attrelid = to_regclass($1) AND attname = $2 AND NOT attisdropped), '')`, t.SQL(), t.Layout.Columns[outbox.ID])
+	err := db.QueryRow(ctx, []any{&now}, `SELECT coalesce((
+		SELECT format_type(atttypid, atttypmod) FROM pg_attribute
+		WHERE attrelid = to_regclass($1) AND attname = $2 AND NOT attisdropped), '')`,
+		t.SQL(), t.Layout.Columns[outbox.ID])
 	if err != nil {
 		return fmt.Errorf("read the id type of %s: %w", t, err)
 	}
 	if now != "" && now != t.IDType {
-		return fmt.Errorf("%w: %s of %s was %s, and is %s", ErrTableChanged, t.Layout.Columns[outbox.ID], t, t.IDType, now)
+		return fmt.Errorf("%w: %s of %s was %s, and is %s",
+			ErrTableChanged, t.Layout.Columns[outbox.ID], t, t.IDType, now)
 	}
 	return nil
 }
@@ -119,8 +122,9 @@ type tableFacts struct {
 	generated         map[string]bool
 	role              string
 	idIndexed         bool
-	idForeign         bool // ids are compared by operators that are not pg_catalog's, or have a type that is not
-	dlqExists         bool
+	// idForeign: ids are compared by operators that are not pg_catalog's, or have a type that is not.
+	idForeign bool
+	dlqExists bool
 	// unhashed are the types of columns that rows are found by a hash of, and that have none.
 	unhashed map[outbox.Field]string
 	// lacking are privileges on the table, and lackingDLQ on the dead letters.
@@ -128,14 +132,19 @@ type tableFacts struct {
 }
 
 func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) (f tableFacts, err error) {
-	err = conn.QueryRow(ctx, `SELECT c.relkind::text, c.relpersistence::text, row_security_active(c.oid), current_user::text
-		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL()).Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role)
+	err = conn.QueryRow(ctx, `SELECT c.relkind::text, c.relpersistence::text,
+			row_security_active(c.oid), current_user::text
+		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL()).
+		Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return f, hint.Coded("table-missing", hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table", "table %s does not exist", t))
+		return f, hint.Coded("table-missing",
+			hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table",
+				"table %s does not exist", t))
 	}
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		return f, hint.Coded("table-schema", hint.Wrap(fmt.Errorf("read table %s: %w", t, err),
-			fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url", outbox.QuoteIdent(t.Schema))))
+			fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url",
+				outbox.QuoteIdent(t.Schema))))
 	}
 	if err != nil {
 		return f, fmt.Errorf("read table %s: %w", t, err)
@@ -143,9 +152,14 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 	if err = f.readColumns(ctx, conn, t); err != nil {
 		return f, err
 	}
-	err = conn.QueryRow(ctx, `SELECT count(*) > 0, count(*) > 0 AND NOT coalesce(bool_or(EXISTS (SELECT FROM pg_opclass c JOIN pg_amop m ON m.amopfamily = c.opcfamily
-				JOIN pg_operator o ON o.oid = m.amopopr WHERE c.oid = i.indclass[0] AND o.oprname = '=' AND o.oprnamespace = 'pg_catalog'::regnamespace)), false)
-			OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND `+pg.ForeignTypeSQL("a.atttypid")+`)
+	err = conn.QueryRow(ctx, `SELECT count(*) > 0,
+			count(*) > 0 AND NOT coalesce(bool_or(EXISTS (
+				SELECT FROM pg_opclass c JOIN pg_amop m ON m.amopfamily = c.opcfamily
+				JOIN pg_operator o ON o.oid = m.amopopr
+				WHERE c.oid = i.indclass[0] AND o.oprname = '='
+					AND o.oprnamespace = 'pg_catalog'::regnamespace)), false)
+			OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = $2
+				AND `+pg.ForeignTypeSQL("a.atttypid")+`)
 		FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
 		WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = $2`,
 		t.SQL(), t.Layout.Columns[outbox.ID]).Scan(&f.idIndexed, &f.idForeign)
@@ -160,7 +174,8 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) error {
 	var canSelect, canLock, canDelete, canWrite, canRead, canBury bool
 	columns := written(t)
-	err := conn.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'SELECT'), has_table_privilege(to_regclass($1), 'DELETE'),
+	err := conn.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'SELECT'),
+			has_table_privilege(to_regclass($1), 'DELETE'),
 			has_any_column_privilege(to_regclass($1), 'UPDATE'),
 			coalesce((SELECT bool_and(has_column_privilege(attrelid, attname, 'UPDATE')) FROM pg_attribute
 				WHERE attrelid = to_regclass($1) AND attname = ANY($3) AND NOT attisdropped), true),
@@ -172,7 +187,8 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 	}
 	if MarkOf(t).InTable() { // else nothing is done to the table
 		f.lacking = without("SELECT", canSelect, f.lacking)
-		f.lacking = without(updatePrivilege(columns), canWrite && canLock, f.lacking) // FOR UPDATE is satisfied by any column
+		// FOR UPDATE is satisfied by any column.
+		f.lacking = without(updatePrivilege(columns), canWrite && canLock, f.lacking)
 		f.lacking = without("DELETE", canDelete, f.lacking)
 	}
 	f.lackingDLQ = without("SELECT", canRead, f.lackingDLQ)
@@ -220,7 +236,8 @@ func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.
 	return err
 }
 
-// readHashes asks the server whether it can hash each column that the relay, or its shard, finds rows by the hash of.
+// readHashes asks the server whether it can hash each column by whose hash the relay, or its shard, finds
+// rows.
 func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
 	var fields []outbox.Field
 	if findsAggregates(t) {
@@ -241,7 +258,8 @@ func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.T
 		if err != nil {
 			return err
 		}
-		_, err = conn.Exec(ctx, "SELECT "+outbox.HashRecordSQL("NULL::"+typ)) // the table itself may be locked
+		// The table itself may be locked.
+		_, err = conn.Exec(ctx, "SELECT "+outbox.HashRecordSQL("NULL::"+typ))
 		switch {
 		case pg.Code(err) == pgerrcode.UndefinedFunction:
 			f.unhashed[field] = f.types[column]
@@ -256,11 +274,14 @@ func (f *tableFacts) readHashes(ctx context.Context, conn *pgx.Conn, t *outbox.T
 
 func (f *tableFacts) kindProblems(t *outbox.Table, p *check.Findings) {
 	table := f.kind == "r" || f.kind == "p"
-	p.If(!table, "table-kind", hint.Errorf("name an ordinary or a partitioned table in outboxes[].table", "%s is not a table", t))
+	p.If(!table, "table-kind",
+		hint.Errorf("name an ordinary or a partitioned table in outboxes[].table", "%s is not a table", t))
 	p.If(table && f.persistence != "p", "table-unlogged",
-		hint.Errorf(fmt.Sprintf("ALTER TABLE %s SET LOGGED", t.SQL()), "table %s is unlogged: its rows never reach the WAL", t))
+		hint.Errorf(fmt.Sprintf("ALTER TABLE %s SET LOGGED", t.SQL()),
+			"table %s is unlogged: its rows never reach the WAL", t))
 	p.If(table && f.rowSecurity, "table-row-security",
-		hint.Errorf(fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", outbox.QuoteIdent(f.role)),
+		hint.Errorf(
+			fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", outbox.QuoteIdent(f.role)),
 			"row-level security on %s would hide rows from the relay", t))
 }
 
@@ -276,18 +297,21 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
 				"column %s of %s is a generated one: pgoutput leaves those out", called(column, field), t))
 	}
 	p.If(len(missing) > 0, "table-columns",
-		hint.Errorf("add the columns (`walpost migrate print` shows the canonical ones), or say in outboxes[].layout what the table calls them",
+		hint.Errorf("add the columns (`walpost migrate print` shows the canonical ones), "+
+			"or say in outboxes[].layout what the table calls them",
 			"table %s lacks what layout %q needs: %s", t, t.Layout.Name, strings.Join(missing, ", ")))
 	for _, field := range []outbox.Field{outbox.AvailableAt, outbox.ProcessedAt} {
 		column := t.Layout.Columns[field]
 		typ := f.types[column]
 		p.If(column != "" && typ != "" && !strings.HasPrefix(typ, "timestamp"), "table-column-type",
-			hint.Errorf("give the table a column of type timestamptz for it, or leave the field out of outboxes[].layout",
+			hint.Errorf("give the table a column of type timestamptz for it, "+
+				"or leave the field out of outboxes[].layout",
 				"column %s of %s has type %s, want timestamptz", called(column, field), t, typ))
 	}
 	for field := outbox.ID; field < outbox.NumFields; field++ {
 		p.If(f.unhashed[field] != "", "table-column-type",
-			hint.Errorf("give the column a type that PostgreSQL can hash, such as text, uuid, bigint or jsonb",
+			hint.Errorf("give the column a type that PostgreSQL can hash, "+
+				"such as text, uuid, bigint or jsonb",
 				"column %s of %s has type %s, which has no hash function: rows could not be found by it",
 				called(t.Layout.Columns[field], field), t, f.unhashed[field]))
 	}
@@ -295,12 +319,16 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
 	p.If(mark.Stays() && !t.Layout.Has(outbox.ProcessedAt), "table-mark",
 		hint.Errorf("use outboxes[].mark: delete, or map processed_at to a timestamptz column",
 			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name))
-	p.If(mark.InTable() && f.types[t.Layout.Columns[outbox.ID]] != "" && !f.idIndexed, "table-id-index",
+	id := t.Layout.Columns[outbox.ID]
+	p.If(mark.InTable() && f.types[id] != "" && !f.idIndexed, "table-id-index",
 		hint.Errorf(fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s)", t.SQL(), t.Column(outbox.ID)),
-			"table %s has no index that begins with %q: every mark would scan it", t, t.Layout.Columns[outbox.ID]))
+			"table %s has no index that begins with %q: every mark would scan it", t, id))
 	p.If(mark.InTable() && f.idForeign, "table-id-index",
-		hint.Errorf(fmt.Sprintf("give column %s a type of PostgreSQL's own, such as uuid or text", t.Column(outbox.ID)),
-			"the ids of %s have type %s, which is not PostgreSQL's own: its operators and casts are not called", t, f.types[t.Layout.Columns[outbox.ID]]))
+		hint.Errorf(
+			fmt.Sprintf("give column %s a type of PostgreSQL's own, such as uuid or text",
+				t.Column(outbox.ID)),
+			"the ids of %s have type %s, which is not PostgreSQL's own: "+
+				"its operators and casts are not called", t, f.types[id]))
 }
 
 // called is a column's name, with the field's where they differ.
@@ -314,7 +342,8 @@ func called(column string, field outbox.Field) string {
 func (f *tableFacts) privilegeProblems(t *outbox.Table, p *check.Findings) {
 	role := outbox.QuoteIdent(f.role)
 	p.If(!f.dlqExists, "table-dead-letters-missing",
-		hint.Errorf(fmt.Sprintf("run `walpost migrate up` as the tables' owner; if it is there already, GRANT USAGE ON its schema TO %s and let search_path lead to it", role),
+		hint.Errorf(fmt.Sprintf("run `walpost migrate up` as the tables' owner; if it is there already, "+
+			"GRANT USAGE ON its schema TO %s and let search_path lead to it", role),
 			"table %s does not exist: rows of %s that cannot be delivered go there", DeadLetters, t))
 	lackingDLQ := f.lackingDLQ
 	if !f.dlqExists {

@@ -23,8 +23,8 @@ func ShardSQL(t *outbox.Table, alias string) string {
 	return ""
 }
 
-// UnmarkedSQL is [PendingSQL] in words that no partial index answers to but that of recorded rows: a row is to be
-// found by its id, or by its aggregate.
+// UnmarkedSQL is [PendingSQL] in words that the index of recorded rows answers to, and no other partial
+// index does. A query with it finds a row by its id, or by its aggregate.
 func UnmarkedSQL(t *outbox.Table, alias string) string {
 	if t.Layout.Has(outbox.ProcessedAt) {
 		return "num_nulls(" + alias + "." + t.Column(outbox.ProcessedAt) + ") = 1"
@@ -32,9 +32,9 @@ func UnmarkedSQL(t *outbox.Table, alias string) string {
 	return "true"
 }
 
-// FreeSQL is the condition under which a row is to be changed: it is one of those that the CTE "free" has locked.
-// Its id alone does not say so: where ids are not unique, as in a partitioned table, another row has it, too. The
-// id is for the index, and IS TRUE keeps IN from becoming a join.
+// FreeSQL is the condition under which a row is to be changed: it is one of those that the CTE "free" has
+// locked. The id alone does not identify it: where ids are not unique, as in a partitioned table, another
+// row may have the same one. The id is for the index, and IS TRUE keeps IN from becoming a join.
 func FreeSQL(t *outbox.Table) string {
 	return fmt.Sprintf("t.%s = ANY (ARRAY(SELECT f.id FROM free f)) "+
 		"AND ((t.tableoid, t.ctid) IN (SELECT f.place, f.at FROM free f)) IS TRUE", t.Column(outbox.ID))

@@ -26,7 +26,8 @@ type Config struct {
 	Dial pgconn.DialFunc
 	// Slot names the advisory lock.
 	Slot string
-	// Schema is the first outbox's. Walpost's own tables are looked for there, and then in the role's own search_path.
+	// Schema is the first outbox's. Walpost looks for its own tables there first, and then in the role's
+	// search_path.
 	Schema string
 }
 
@@ -37,7 +38,8 @@ type DB struct {
 	own ownTables
 
 	portion portionSize // of statements that hash rows
-	marks   sync.Map    // the statement that marks, by outbox.Table: to write it costs as much as to mark some rows
+	// marks holds the statement that marks, by outbox.Table: to write it costs as much as to mark some rows.
+	marks sync.Map
 }
 
 // Open connects without taking the lock.
@@ -87,18 +89,21 @@ func explainConnect(err error) error {
 		return hint.Wrap(err, pg.DirectHint)
 	case "":
 		if strings.Contains(err.Error(), "tls error: ") {
-			return hint.Wrap(err, "enable TLS on the server and name its authority (sslrootcert=...), or change sslmode in postgres.url")
+			return hint.Wrap(err, "enable TLS on the server and name its authority (sslrootcert=...), "+
+				"or change sslmode in postgres.url")
 		}
-		return hint.Wrap(err, "check host and port of postgres.url, and that a PostgreSQL server answers there")
+		return hint.Wrap(err,
+			"check host and port of postgres.url, and that a PostgreSQL server answers there")
 	}
 	return err
 }
 
-// Away reports whether a connection to the server could not be made, or was lost without a
-// word from it.
+// Away reports whether a connection to the server could not be made, or broke without an error message
+// from the server.
 func Away(err error) bool {
 	var connect *pgconn.ConnectError
-	return errors.As(err, &connect) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+	return errors.As(err, &connect) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // Passing reports whether a statement failed for a reason that goes away by
@@ -106,8 +111,8 @@ func Away(err error) bool {
 // disk.
 func Passing(err error) bool {
 	switch pg.Code(err) {
-	case pgerrcode.LockNotAvailable, pgerrcode.DeadlockDetected, pgerrcode.SerializationFailure, pgerrcode.QueryCanceled,
-		pgerrcode.DiskFull, pgerrcode.OutOfMemory:
+	case pgerrcode.LockNotAvailable, pgerrcode.DeadlockDetected, pgerrcode.SerializationFailure,
+		pgerrcode.QueryCanceled, pgerrcode.DiskFull, pgerrcode.OutOfMemory:
 		return true
 	}
 	return false

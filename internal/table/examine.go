@@ -31,15 +31,36 @@ type condition struct {
 var (
 	pending = condition{outbox.ProcessedAt, "%s IS NULL"}
 	indexes = []index{
-		{[]outbox.Field{outbox.ID}, []condition{pending}, false, true, "every search for pending rows reads through the delivered ones"},
-		{[]outbox.Field{outbox.AvailableAt, outbox.ID}, []condition{pending}, false, true, "every search for due rows reads all pending ones"},
-		{[]outbox.Field{outbox.ProcessedAt}, []condition{{outbox.ProcessedAt, "%s IS NOT NULL"}}, true, false, "nothing is archived, and a start that looks for lost rows reads the whole table"},
-		{nil, []condition{{outbox.ProcessedAt, "num_nulls(%s) = 1"}, {outbox.LastError, "%s IS NOT NULL"}}, false, false, "every look for held aggregates reads all pending rows"},
+		{
+			columns: []outbox.Field{outbox.ID},
+			where:   []condition{pending},
+			sharded: true,
+			without: "every search for pending rows reads through the delivered ones",
+		},
+		{
+			columns: []outbox.Field{outbox.AvailableAt, outbox.ID},
+			where:   []condition{pending},
+			sharded: true,
+			without: "every search for due rows reads all pending ones",
+		},
+		{
+			columns: []outbox.Field{outbox.ProcessedAt},
+			where:   []condition{{outbox.ProcessedAt, "%s IS NOT NULL"}},
+			whole:   true,
+			without: "nothing is archived, and a start that looks for lost rows reads the whole table",
+		},
+		{
+			where: []condition{
+				{outbox.ProcessedAt, "num_nulls(%s) = 1"},
+				{outbox.LastError, "%s IS NOT NULL"},
+			},
+			without: "every look for held aggregates reads all pending rows",
+		},
 	}
 )
 
-// wanted reports whether a table needs it. Of other tables than canonical ones nobody knows how they are searched by
-// their owners; the look for held aggregates is the relay's alone.
+// wanted reports whether a table needs the index. How the owners of other tables than canonical ones search
+// them is not known; only the relay looks for held aggregates.
 func (x index) wanted(t *outbox.Table) bool {
 	if x.columns == nil {
 		return findsAggregates(t)
@@ -68,10 +89,12 @@ func (x index) missing(t *outbox.Table) string {
 	if x.ofShard(t) {
 		whole := *t
 		whole.Shard = outbox.Shard{}
-		return fmt.Sprintf("table %s has no index on (<shard key>, %s) where %s: every search for pending rows reads through those of the other shards",
+		return fmt.Sprintf("table %s has no index on (<shard key>, %s) where %s: "+
+			"every search for pending rows reads through those of the other shards",
 			t, unquoted(x.on(&whole)), unquoted(x.predicate(t)))
 	}
-	return fmt.Sprintf("table %s has no index on (%s) where %s: %s", t, unquoted(x.on(t)), unquoted(x.predicate(t)), x.without)
+	return fmt.Sprintf("table %s has no index on (%s) where %s: %s",
+		t, unquoted(x.on(t)), unquoted(x.predicate(t)), x.without)
 }
 
 func (x index) predicate(t *outbox.Table) string {
@@ -102,7 +125,9 @@ func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f check.Findi
 	type found struct{ Columns, Predicate string }
 	var have []found
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		rows, _ := conn.Query(ctx, `SELECT (SELECT string_agg(pg_get_indexdef(i.indexrelid, k, false), ', ' ORDER BY k) FROM generate_series(1, i.indnkeyatts) k),
+		rows, _ := conn.Query(ctx, `SELECT (
+				SELECT string_agg(pg_get_indexdef(i.indexrelid, k, false), ', ' ORDER BY k)
+				FROM generate_series(1, i.indnkeyatts) k),
 				coalesce(pg_get_expr(i.indpred, i.indrelid), '')
 			FROM pg_index i WHERE i.indrelid = to_regclass($1) AND i.indisvalid`, t.SQL())
 		have, err = pgx.CollectRows(rows, pgx.RowToStructByPos[found])
@@ -112,8 +137,11 @@ func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f check.Findi
 		return nil, fmt.Errorf("read indexes of %s: %w", t, err)
 	}
 	for _, x := range indexes {
-		if x.wanted(t) && !slices.ContainsFunc(have, func(i found) bool { return x.is(t, i.Columns, i.Predicate) }) {
-			f.Warning("table-index", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s", t.SQL(), x.on(t), x.predicate(t)), "%s", x.missing(t))
+		exists := func(i found) bool { return x.is(t, i.Columns, i.Predicate) }
+		if x.wanted(t) && !slices.ContainsFunc(have, exists) {
+			create := fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s",
+				t.SQL(), x.on(t), x.predicate(t))
+			f.Warning("table-index", create, "%s", x.missing(t))
 		}
 	}
 	return f, nil

@@ -50,21 +50,24 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	if MarkOf(t).InTable() {
 		pending = PendingSQL(t, "t")
 	}
-	left, err := db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, t.SQL(), ""), t.HashSQL("t")), nameSQL(t), pending, refs, all, found, Marked)
+	inOutbox := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, t.SQL(), ""), t.HashSQL("t"))
+	left, err := db.findIn(ctx, t, inOutbox, nameSQL(t), pending, refs, all, found, Marked)
 	if err != nil {
 		return nil, err
 	}
 	if IsArchived(t) && len(left) > 0 {
-		left, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN %s ON %s = w.hash`,
-			byIDSQL(t, db.own.archive, fmt.Sprintf("t.outbox = %s AND ", pg.QuoteLiteral(t.String()))), t.HashSQL("t")),
-			nameSQL(t), "NULL", refs, left, found, Archived)
+		own := fmt.Sprintf("t.outbox = %s AND ", pg.QuoteLiteral(t.String()))
+		inArchive := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, db.own.archive, own), t.HashSQL("t"))
+		left, err = db.findIn(ctx, t, inArchive, nameSQL(t), "NULL", refs, left, found, Archived)
 		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
 			return nil, err
 		}
 	}
 	if len(left) > 0 {
-		_, err = db.findIn(ctx, t, fmt.Sprintf(`JOIN LATERAL (SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`, db.own.deadLetters, pg.QuoteLiteral(t.String())),
-			"NULL", "NULL", refs, left, found, Dead)
+		amongDead := fmt.Sprintf(`JOIN LATERAL (
+			SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`,
+			db.own.deadLetters, pg.QuoteLiteral(t.String()))
+		_, err = db.findIn(ctx, t, amongDead, "NULL", "NULL", refs, left, found, Dead)
 		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
 			return nil, err
 		}
@@ -83,8 +86,13 @@ func IsArchived(t *outbox.Table) bool {
 
 // findIn looks for those of refs that left names, and returns those that are not
 // there. An id that the type cannot hold is nowhere.
-func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pending string, refs []outbox.Ref, left []int, found []Finding, place Place) ([]int, error) {
-	sql := fmt.Sprintf(`SELECT w.ord, %s, %s FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord) %s`, aggregate, pending, join)
+func (db *DB) findIn(
+	ctx context.Context, t *outbox.Table, join, aggregate, pending string,
+	refs []outbox.Ref, left []int, found []Finding, place Place,
+) ([]int, error) {
+	sql := fmt.Sprintf(`SELECT w.ord, %s, %s
+		FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord) %s`,
+		aggregate, pending, join)
 	err := portions[int]{
 		size: &db.portion,
 		do: func(some []int) error {
@@ -121,11 +129,14 @@ func (db *DB) findIn(ctx context.Context, t *outbox.Table, join, aggregate, pend
 
 // ArchivedSince is [DB.MarkedSince] for the rows of an outbox that are in the
 // archive.
-func (db *DB) ArchivedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
+func (db *DB) ArchivedSince(
+	ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int,
+) ([]MarkedRow, error) {
 	if !IsArchived(t) {
 		return nil, nil
 	}
-	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", "t.outbox = "+pg.QuoteLiteral(t.String())+sentSQL(t), since, next, limit)
+	own := "t.outbox = " + pg.QuoteLiteral(t.String()) + sentSQL(t)
+	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", own, since, next, limit)
 	if pg.Code(err) == pgerrcode.UndefinedTable {
 		return nil, nil
 	}
@@ -165,16 +176,20 @@ func returnSQL(t *outbox.Table, archive string, columns []string) string {
 		}
 		values = append(values, column)
 	}
-	return strings.NewReplacer("{archive}", archive, "{table}", t.SQL(), "{outbox}", pg.QuoteLiteral(t.String()),
-		"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"), "{processed}", t.Column(outbox.ProcessedAt),
-		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "), "{own}", pg.OwnPath).Replace(`
+	return strings.NewReplacer(
+		"{archive}", archive, "{table}", t.SQL(), "{outbox}", pg.QuoteLiteral(t.String()),
+		"{id}", t.Column(outbox.ID), "{idtype}", t.IDType, "{hash}", t.HashSQL("a"),
+		"{processed}", t.Column(outbox.ProcessedAt), "{own}", pg.OwnPath,
+		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "),
+	).Replace(`
 WITH gone AS (
 	DELETE FROM {archive} a WHERE a.outbox = {outbox} AND a.{id} = ANY ($1::text[]::{idtype}[])
 		AND (a.{processed} = ANY ($3::timestamptz[])) IS TRUE AND {hash} = ANY ($2::bigint[])
 		AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = a.{id} OFFSET 0)
 	RETURNING a.*
 ), put AS (
-	INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM gone g ORDER BY g.{id} RETURNING 1
+	INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE
+	SELECT {values} FROM gone g ORDER BY g.{id} RETURNING 1
 )
 SELECT count(*)::int FROM put WHERE {own}`)
 }
@@ -189,13 +204,17 @@ func returnedColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table, archi
 }
 
 // Overdue lists those of the rows that are pending and have been due for longer
-// than that.
-func (db *DB) Overdue(ctx context.Context, t *outbox.Table, ids []string, by time.Duration) (overdue []string, err error) {
+// than by.
+func (db *DB) Overdue(
+	ctx context.Context, t *outbox.Table, ids []string, by time.Duration,
+) (overdue []string, err error) {
 	if !t.Layout.Has(outbox.AvailableAt) || len(ids) == 0 {
 		return nil, nil
 	}
-	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s AND (t.%[5]s < now() - %[6]d * interval '1 microsecond') IS TRUE`,
-		t.Column(outbox.ID), t.SQL(), t.IDType, UnmarkedSQL(t, "t"), t.Column(outbox.AvailableAt), by.Microseconds())
+	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s
+			AND (t.%[5]s < now() - %[6]d * interval '1 microsecond') IS TRUE`,
+		t.Column(outbox.ID), t.SQL(), t.IDType, UnmarkedSQL(t, "t"),
+		t.Column(outbox.AvailableAt), by.Microseconds())
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		overdue = append(overdue, string(v[0]))
 		return nil

@@ -13,7 +13,9 @@ import (
 
 // PendingCount counts the pending rows, up to a limit.
 func (db *DB) PendingCount(ctx context.Context, t *outbox.Table, limit int) (n int, err error) {
-	err = db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s t WHERE %s LIMIT %d) p`, t.SQL(), PendingSQL(t, "t"), limit))
+	err = db.QueryRow(ctx, []any{&n}, fmt.Sprintf(
+		`SELECT count(*)::int FROM (SELECT FROM %s t WHERE %s LIMIT %d) p`,
+		t.SQL(), PendingSQL(t, "t"), limit))
 	if err != nil {
 		return 0, fmt.Errorf("count pending rows of %s: %w", t, err)
 	}
@@ -33,16 +35,14 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Hour)
 		defer cancel()
-		if _, err := conn.Exec(ctx, `SET lock_timeout = '1min'; SET statement_timeout = 0; SET enable_seqscan = on`); err != nil {
+		const limits = `SET lock_timeout = '1min'; SET statement_timeout = 0; SET enable_seqscan = on`
+		if _, err := conn.Exec(ctx, limits); err != nil {
 			return err
 		}
 		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 			for _, t := range tables {
-				sql := fmt.Sprintf(`WITH marked AS (UPDATE %s t SET %s = now(), %s = %s WHERE %s AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL%[7]s) RETURNING 1)
-					SELECT count(*) FROM marked WHERE %[8]s`,
-					t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError), pg.QuoteLiteral(Skipped+"postgres.initial is none"), PendingSQL(t, "t"), Skipped, ShardSQL(t, "s"), pg.OwnPath)
 				var n int64
-				err := tx.QueryRow(ctx, sql).Scan(&n)
+				err := tx.QueryRow(ctx, skipSQL(t)).Scan(&n)
 				if err == nil {
 					_, err = tx.Exec(ctx, pg.HidePath)
 				}
@@ -56,4 +56,15 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 		})
 	})
 	return rows, err
+}
+
+// skipSQL marks the pending rows of a table and counts them, unless it has done so before.
+func skipSQL(t *outbox.Table) string {
+	return fmt.Sprintf(`WITH marked AS (UPDATE %s t SET %s = now(), %s = %s WHERE %s
+			AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL%[7]s)
+			RETURNING 1)
+		SELECT count(*) FROM marked WHERE %[8]s`,
+		t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError),
+		pg.QuoteLiteral(Skipped+"postgres.initial is none"), PendingSQL(t, "t"), Skipped, ShardSQL(t, "s"),
+		pg.OwnPath)
 }

@@ -19,8 +19,9 @@ func noteInsertedSQL(t *outbox.Table) string {
 	processed, lastError := t.Column(outbox.ProcessedAt), t.Column(outbox.LastError)
 	state := fmt.Sprintf("concat(t.%s) = w.failure AND (t.%s LIKE '%s%%') IS NOT TRUE",
 		processed, lastError, Skipped)
+	note := pg.QuoteLiteral(Skipped + "inserted as processed")
 	change := fmt.Sprintf(`UPDATE %s t SET %[2]s = concat(%[3]s, ': ' || t.%[2]s)
 		WHERE %[4]s AND t.%[5]s IS NOT NULL RETURNING t.%[6]s AS id`,
-		t.SQL(), lastError, pg.QuoteLiteral(Skipped+"inserted as processed"), FreeSQL(t), processed, t.Column(outbox.ID))
+		t.SQL(), lastError, note, FreeSQL(t), processed, t.Column(outbox.ID))
 	return settleWhereSQL(t, state+" AND "+sameSQL(t), change, "")
 }

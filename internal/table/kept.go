@@ -50,7 +50,8 @@ func (rec *recorder) bury(ctx context.Context, rows []Row) error {
 		if n < 0 {
 			n = len(rows)
 		}
-		err := rec.run(ctx, rows[:n], burySQL(rec.table, rec.db.own.deadLetters), func(row Row, err error) error {
+		sql := burySQL(rec.table, rec.db.own.deadLetters)
+		err := rec.run(ctx, rows[:n], sql, func(row Row, err error) error {
 			if !overLimit(err) { // it may be the row's fault, a trigger's, or the server's trouble
 				if stays, unknown := rec.db.cannotMove(ctx, rec.table, row.Ref.ID); unknown != nil || !stays {
 					return err
@@ -68,7 +69,8 @@ func (rec *recorder) bury(ctx context.Context, rows []Row) error {
 
 // keep leaves a row where it is, and says so in a dead letter with as much of it as can be.
 func (rec *recorder) keep(ctx context.Context, row Row) (err error) {
-	for _, original := range []string{shownSQL(rec.table), namedSQL(rec.table)} { // its values may have no text
+	// The server may be unable to render the row: then the letter has only the names of its columns.
+	for _, original := range []string{shownSQL(rec.table), namedSQL(rec.table)} {
 		err = rec.run(ctx, []Row{row}, keepSQL(rec.table, rec.db.own.deadLetters, original), nil)
 		if !isUnreadable(err) {
 			break
@@ -87,9 +89,11 @@ func (db *DB) cannotMove(ctx context.Context, t *outbox.Table, id string) (stays
 	}
 	size := "0::bigint"
 	for name, typ := range f.types {
-		size += " + coalesce(" + renderedSQL("t."+outbox.QuoteIdent(name), isText(typ) || isJSON(typ)) + ", 0)"
+		length := renderedSQL("t."+outbox.QuoteIdent(name), isText(typ) || isJSON(typ))
+		size += " + coalesce(" + length + ", 0)"
 	}
-	err = db.QueryRow(ctx, []any{&stays}, fmt.Sprintf(`SELECT coalesce((SELECT %s > %d FROM %s t WHERE t.%s = $1::text::%s LIMIT 1), false)`,
+	err = db.QueryRow(ctx, []any{&stays}, fmt.Sprintf(`SELECT coalesce((
+			SELECT %s > %d FROM %s t WHERE t.%s = $1::text::%s LIMIT 1), false)`,
 		size, mostMoved, t.SQL(), t.Column(outbox.ID), t.IDType), id)
 	if isUnreadable(err) {
 		return true, nil
@@ -105,7 +109,8 @@ func overLimit(err error) bool {
 		code == pgerrcode.InternalError && strings.Contains(err.Error(), "invalid memory alloc request size")
 }
 
-// mayBeLess reports whether a statement over fewer rows may not fail: of a limit of the server, time, or memory.
+// mayBeLess reports whether a statement over fewer rows may succeed where this one met a limit of the
+// server, of time, or of memory.
 func mayBeLess(err error) bool {
 	return overLimit(err) || TooLong(err) || pg.Code(err) == pgerrcode.OutOfMemory
 }
@@ -117,23 +122,30 @@ func keepSQL(t *outbox.Table, letters, original string) string {
 	same := sameSQL(t) + " AND " + unkeptSQL(t, letters)
 	change := fmt.Sprintf(`SELECT %s FROM %s t WHERE %s`, returning, t.SQL(), FreeSQL(t))
 	if t.Layout.Records() {
-		same = sameSQL(t) + eligibleSQL(t) + fmt.Sprintf(" AND (left(t.%s, %d) = '%s') IS NOT TRUE", t.Column(outbox.LastError), len(Kept), Kept)
-		change = fmt.Sprintf(`UPDATE %s t SET %s = %s || (SELECT f.failure FROM free f WHERE f.id = t.%s LIMIT 1), %s = 'infinity' WHERE %s RETURNING %s`,
-			t.SQL(), t.Column(outbox.LastError), pg.QuoteLiteral(Kept), t.Column(outbox.ID), t.Column(outbox.AvailableAt), FreeSQL(t), returning)
+		same = sameSQL(t) + eligibleSQL(t) + fmt.Sprintf(" AND (left(t.%s, %d) = '%s') IS NOT TRUE",
+			t.Column(outbox.LastError), len(Kept), Kept)
+		change = fmt.Sprintf(`UPDATE %s t
+			SET %s = %s || (SELECT f.failure FROM free f WHERE f.id = t.%s LIMIT 1), %s = 'infinity'
+			WHERE %s RETURNING %s`,
+			t.SQL(), t.Column(outbox.LastError), pg.QuoteLiteral(Kept), t.Column(outbox.ID),
+			t.Column(outbox.AvailableAt), FreeSQL(t), returning)
 	}
 	return settleSQL(t, same, change, fmt.Sprintf(`, letter AS MATERIALIZED (
-	SELECT concat(c.id) AS row_id, c.original, (SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) || %s AS failure FROM changed c
+	SELECT concat(c.id) AS row_id, c.original,
+		(SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) || %s AS failure
+	FROM changed c
 ), buried AS (%s)`, pg.QuoteLiteral(keptNote), letterSQL(t, letters)))
 }
 
 // unkeptSQL is the condition under which no dead letter says that the row t stays in its outbox.
-// An update, and another row with its id, is written by another transaction. Where the layout has columns for that,
-// the row itself says so, and no letter is looked for.
+// An update, and another row with its id, is written by another transaction. Where the layout has columns
+// for that, the row itself says so, and no letter is looked for.
 func unkeptSQL(t *outbox.Table, letters string) string {
 	if t.Layout.Records() {
 		return "true"
 	}
-	return fmt.Sprintf("(SELECT true FROM %s d WHERE d.outbox = %s AND d.row_id = concat(t.%s) AND d.original ->> '%s' = concat(t.xmin) LIMIT 1) IS NULL",
+	return fmt.Sprintf("(SELECT true FROM %s d WHERE d.outbox = %s AND d.row_id = concat(t.%s)"+
+		" AND d.original ->> '%s' = concat(t.xmin) LIMIT 1) IS NULL",
 		letters, pg.QuoteLiteral(t.String()), t.Column(outbox.ID), KeptKey)
 }
 
@@ -149,10 +161,12 @@ func shownSQL(t *outbox.Table) string {
 		if f == outbox.Payload {
 			most = shownPayload
 		}
-		pairs = append(pairs, fmt.Sprintf("%s, CASE WHEN pg_column_size(%s) <= %d THEN concat(%[2]s) END", name, c, most))
+		pairs = append(pairs,
+			fmt.Sprintf("%s, CASE WHEN pg_column_size(%s) <= %d THEN concat(%[2]s) END", name, c, most))
 		long = append(long, fmt.Sprintf("CASE WHEN pg_column_size(%s) > %d THEN %s END", c, most, name))
 	}
-	return fmt.Sprintf("json_build_object(%s, '%s', array_remove(ARRAY[%s]::text[], NULL), '%s', concat(t.xmin))",
+	return fmt.Sprintf(
+		"json_build_object(%s, '%s', array_remove(ARRAY[%s]::text[], NULL), '%s', concat(t.xmin))",
 		strings.Join(pairs, ", "), OmittedKey, strings.Join(long, ", "), KeptKey)
 }
 
@@ -166,5 +180,6 @@ func namedSQL(t *outbox.Table) string {
 		}
 	}
 	return fmt.Sprintf("json_build_object(%s, concat(t.%s), '%s', ARRAY[%s]::text[], '%s', concat(t.xmin))",
-		pg.QuoteLiteral(t.Layout.Columns[outbox.ID]), t.Column(outbox.ID), OmittedKey, strings.Join(names, ", "), KeptKey)
+		pg.QuoteLiteral(t.Layout.Columns[outbox.ID]), t.Column(outbox.ID),
+		OmittedKey, strings.Join(names, ", "), KeptKey)
 }

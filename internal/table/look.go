@@ -17,8 +17,10 @@ import (
 // RecordedCount counts the rows in which a failure is recorded, parked and held together up to a
 // limit. The layout has columns for that.
 func (db *DB) RecordedCount(ctx context.Context, t *outbox.Table, limit int) (parked, held int, err error) {
-	err = db.QueryRow(ctx, []any{&parked, &held}, fmt.Sprintf(`SELECT count(*) FILTER (WHERE NOT held)::int, count(*) FILTER (WHERE held)::int
-		FROM (SELECT t.%s LIKE '%s%%' AS held FROM %s t WHERE %s LIMIT %d) r`, t.Column(outbox.LastError), Held, t.SQL(), recordedSQL(t), limit))
+	err = db.QueryRow(ctx, []any{&parked, &held}, fmt.Sprintf(
+		`SELECT count(*) FILTER (WHERE NOT held)::int, count(*) FILTER (WHERE held)::int
+		FROM (SELECT t.%s LIKE '%s%%' AS held FROM %s t WHERE %s LIMIT %d) r`,
+		t.Column(outbox.LastError), Held, t.SQL(), recordedSQL(t), limit))
 	if err != nil {
 		return 0, 0, fmt.Errorf("count recorded rows of %s: %w", t, err)
 	}
@@ -31,9 +33,11 @@ func (db *DB) ExplainRead(ctx context.Context, t *outbox.Table, err error) error
 	user := db.User()
 	switch pg.Code(err) {
 	case pgerrcode.LockNotAvailable:
-		return hint.Wrap(err, "another session has the table locked, such as for ALTER TABLE: look again when its transaction has ended")
+		return hint.Wrap(err, "another session has the table locked, such as for ALTER TABLE: "+
+			"look again when its transaction has ended")
 	case pgerrcode.QueryCanceled:
-		return hint.Wrap(err, "it would have taken too long: the indexes that `walpost migrate print` has on the canonical table make it quick")
+		return hint.Wrap(err, "it would have taken too long: "+
+			"the indexes that `walpost migrate print` has on the canonical table make it quick")
 	}
 	if t == nil {
 		return ExplainLetters(err, user)
@@ -52,10 +56,13 @@ func (db *DB) ExplainRead(ctx context.Context, t *outbox.Table, err error) error
 // adviseGrant asks the catalog, which everybody may read, what keeps the role from reading a table.
 func (db *DB) adviseGrant(ctx context.Context, t *outbox.Table, role string) string {
 	var reaches, hidden bool
-	err := db.QueryRow(ctx, []any{&reaches, &hidden}, `SELECT has_schema_privilege(n.oid, 'USAGE'), row_security_active(c.oid) AND has_table_privilege(c.oid, 'SELECT')
-		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2`, t.Schema, t.Name)
+	err := db.QueryRow(ctx, []any{&reaches, &hidden}, `SELECT has_schema_privilege(n.oid, 'USAGE'),
+			row_security_active(c.oid) AND has_table_privilege(c.oid, 'SELECT')
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2`, t.Schema, t.Name)
 	if err == nil && hidden {
-		return fmt.Sprintf("row-level security would hide rows: ALTER ROLE %s BYPASSRLS, or make it the table's owner", role)
+		return fmt.Sprintf("row-level security would hide rows: "+
+			"ALTER ROLE %s BYPASSRLS, or make it the table's owner", role)
 	}
 	grants := fmt.Sprintf("GRANT SELECT ON %s TO %s", t.SQL(), role)
 	if err == nil && !reaches {

@@ -68,9 +68,11 @@ func (db *DB) LookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State,
 
 // exists reports whether the table has a row with an id, whatever else is in it.
 func (db *DB) exists(ctx context.Context, t *outbox.Table, id string) (exists bool, err error) {
-	err = db.QueryRow(ctx, []any{&exists}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s = $1::text::%s)`, t.SQL(), t.Column(outbox.ID), t.IDType), id)
+	err = db.QueryRow(ctx, []any{&exists}, fmt.Sprintf(
+		`SELECT EXISTS (SELECT FROM %s t WHERE t.%s = $1::text::%s)`,
+		t.SQL(), t.Column(outbox.ID), t.IDType), id)
 	if isUnreadable(err) {
-		return false, nil // it is none
+		return false, nil // the id type cannot hold it
 	}
 	if err != nil {
 		return false, fmt.Errorf("look for row %q of %s: %w", id, t, err)
@@ -87,7 +89,8 @@ func (db *DB) lookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State,
 		var ord int
 		var s State
 		var marked *time.Time
-		_, err := pgx.ForEachRow(result, []any{&ord, &s.Exists, &s.Same, &s.Pending, &s.Recorded, &s.Visible, &marked}, func() error {
+		columns := []any{&ord, &s.Exists, &s.Same, &s.Pending, &s.Recorded, &s.Visible, &marked}
+		_, err := pgx.ForEachRow(result, columns, func() error {
 			if states[ord-1].Same {
 				return nil // the id is not unique, and the very row was seen
 			}
@@ -114,20 +117,25 @@ func lookUpSQL(t *outbox.Table) string {
 	if t.Layout.Has(outbox.ProcessedAt) {
 		processed = "t." + t.Column(outbox.ProcessedAt)
 	}
-	id := t.Column(outbox.ID)
-	return strings.NewReplacer("{byid}", byIDSQL(t, t.SQL(), ""), "{id}", id, "{same}", fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t")),
-		"{pending}", PendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed).Replace(`
-SELECT w.ord::int, t.{id} IS NOT NULL, coalesce(t.{id} IS NOT NULL AND {same}, false), t.{id} IS NOT NULL AND {pending},
-	t.{id} IS NOT NULL AND {recorded}, w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}
+	same := fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t"))
+	return strings.NewReplacer(
+		"{byid}", byIDSQL(t, t.SQL(), ""), "{id}", t.Column(outbox.ID), "{same}", same,
+		"{pending}", PendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed,
+	).Replace(`
+SELECT w.ord::int, t.{id} IS NOT NULL,
+	coalesce(t.{id} IS NOT NULL AND {same}, false), t.{id} IS NOT NULL AND {pending},
+	t.{id} IS NOT NULL AND {recorded},
+	w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}
 FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS w(id, hash, xid, ord)
 LEFT JOIN {byid} ON true`)
 }
 
-// byIDSQL is the rows of a relation that have the id of w, to be joined as t. OFFSET 0 leaves the planner no choice but
-// to look up each id: statistics that were made while nothing was pending hold when a million rows are, and by them it
-// would read the whole table for each.
+// byIDSQL is the rows of a relation that have the id of w, to be joined as t. OFFSET 0 leaves the planner no
+// choice but to look up each id. Without it the planner would read the whole table for each: statistics that
+// were made while nothing was pending are still in force when a million rows are.
 func byIDSQL(t *outbox.Table, relation, where string) string {
-	return fmt.Sprintf("LATERAL (SELECT * FROM %s t WHERE %st.%s = w.id::%s OFFSET 0) t", relation, where, t.Column(outbox.ID), t.IDType)
+	return fmt.Sprintf("LATERAL (SELECT * FROM %s t WHERE %st.%s = w.id::%s OFFSET 0) t",
+		relation, where, t.Column(outbox.ID), t.IDType)
 }
 
 // MarkCursor is where a walk over the marked rows stands; the zero one is its
@@ -153,7 +161,9 @@ type MarkedRow struct {
 // first, at most limit of them from next on. It returns nothing where the layout
 // does not say when a row was marked. A row whose content the server cannot render is
 // left out, and so is one that is longer than any message: it is not what was stored.
-func (db *DB) MarkedSince(ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int) ([]MarkedRow, error) {
+func (db *DB) MarkedSince(
+	ctx context.Context, t *outbox.Table, since time.Time, next *MarkCursor, limit int,
+) ([]MarkedRow, error) {
 	if !MarkOf(t).Stays() {
 		return nil, nil
 	}
@@ -173,14 +183,18 @@ const markedPage = 5000
 
 // markedSince passes over other shards' rows here and not in a statement: there may be
 // more of them between two of this one's than a statement has time for.
-func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, where string, since time.Time, next *MarkCursor, limit int) (rows []MarkedRow, err error) {
+func (db *DB) markedSince(
+	ctx context.Context, t *outbox.Table, from, moved, where string,
+	since time.Time, next *MarkCursor, limit int,
+) (rows []MarkedRow, err error) {
 	page, own := limit, "true"
 	if !t.Shard.All() {
 		page, own = markedPage, t.ShardSQL("t")
 	}
 	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
 	list := func(more string) string {
-		return fmt.Sprintf(`SELECT concat(%[1]s), %[2]s%[6]s FROM %[3]s t WHERE %[5]s AND %[2]s >= $1 AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[4]s)
+		return fmt.Sprintf(`SELECT concat(%[1]s), %[2]s%[6]s FROM %[3]s t WHERE %[5]s AND %[2]s >= $1
+				AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[4]s)
 			ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, from, t.IDType, where, more)
 	}
 	sql, pass := list(fmt.Sprintf(", %s, %s, %s", t.HashSQL("t"), moved, own)), list("")
@@ -199,7 +213,8 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 			var hash *int64
 			var archived *time.Time
 			var own bool
-			_, err := pgx.ForEachRow(result, []any{&row.ID, &row.Marked, &hash, &archived, &own}, func() error {
+			columns := []any{&row.ID, &row.Marked, &hash, &archived, &own}
+			_, err := pgx.ForEachRow(result, columns, func() error {
 				read++
 				if len(rows) == limit {
 					return nil
@@ -245,7 +260,9 @@ func (db *DB) markedSince(ctx context.Context, t *outbox.Table, from, moved, whe
 // aggregates wait. One that carries another mark by now has been delivered again,
 // and stays. It returns how many it has made pending, and those that somebody has
 // locked, which it leaves as they are.
-func (db *DB) Unmark(ctx context.Context, t *outbox.Table, rows []MarkedRow) (n int, locked []MarkedRow, err error) {
+func (db *DB) Unmark(
+	ctx context.Context, t *outbox.Table, rows []MarkedRow,
+) (n int, locked []MarkedRow, err error) {
 	sql := unmarkSQL(t)
 	err = portions[MarkedRow]{size: &db.portion, do: func(some []MarkedRow) error {
 		ids, hashes, marks := markArgs(some)
@@ -276,16 +293,22 @@ func unmarkSQL(t *outbox.Table) string {
 		set += ", " + t.Column(outbox.LastError) + " = " + pg.QuoteLiteral(lostNote)
 	}
 	// IS TRUE: the rows are to be found by their ids, whatever index answers to the marks.
-	return strings.NewReplacer("{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", set, "{id}", t.Column(outbox.ID),
-		"{same}", fmt.Sprintf("(t.%s = w.mark) IS TRUE AND %s", t.Column(outbox.ProcessedAt), storedSQL(t)), "{free}", FreeSQL(t), "{own}", pg.OwnPath).Replace(`
+	same := fmt.Sprintf("(t.%s = w.mark) IS TRUE AND %s", t.Column(outbox.ProcessedAt), storedSQL(t))
+	return strings.NewReplacer(
+		"{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", set, "{id}", t.Column(outbox.ID),
+		"{same}", same, "{free}", FreeSQL(t), "{own}", pg.OwnPath,
+	).Replace(`
 WITH lost AS MATERIALIZED (
 	SELECT w.ord, t.{id} AS id, w.hash, w.mark
-	FROM unnest($1::text[], $2::bigint[], $3::timestamptz[]) WITH ORDINALITY AS w(id, hash, mark, ord) JOIN {byid} ON {same}
+	FROM unnest($1::text[], $2::bigint[], $3::timestamptz[]) WITH ORDINALITY AS w(id, hash, mark, ord)
+	JOIN {byid} ON {same}
 ), free AS MATERIALIZED (
 	SELECT w.ord, w.id, t.place, t.at FROM (SELECT * FROM lost ORDER BY id) w,
-		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t WHERE t.{id} = w.id AND {same} FOR UPDATE SKIP LOCKED) t
+		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t
+			WHERE t.{id} = w.id AND {same} FOR UPDATE SKIP LOCKED) t
 ), done AS (UPDATE {table} t SET {set} WHERE {free} RETURNING t.{id} AS id)
-SELECT ord::int, true FROM lost WHERE {own} AND ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT id FROM done)) IS TRUE)
+SELECT ord::int, true FROM lost WHERE {own}
+	AND ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT id FROM done)) IS TRUE)
 UNION ALL
 SELECT count(*)::int, false FROM done WHERE {own}`)
 }
@@ -317,10 +340,12 @@ func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err
 		return false, nil
 	}
 	if !t.Shard.All() {
-		rows, err := db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true", time.Time{}, &MarkCursor{}, 1)
+		var start MarkCursor
+		rows, err := db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true", time.Time{}, &start, 1)
 		return len(rows) > 0, err
 	}
-	err = db.QueryRow(ctx, []any{&has}, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s t WHERE t.%s IS NOT NULL)`, t.SQL(), t.Column(outbox.ProcessedAt)))
+	err = db.QueryRow(ctx, []any{&has}, fmt.Sprintf(
+		`SELECT EXISTS (SELECT FROM %s t WHERE t.%s IS NOT NULL)`, t.SQL(), t.Column(outbox.ProcessedAt)))
 	if err != nil {
 		return false, fmt.Errorf("look for marked rows of %s: %w", t, err)
 	}
@@ -331,8 +356,10 @@ func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err
 // a partition of it has any page.
 func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err error) {
 	var readable bool
-	err = db.QueryRow(ctx, []any{&readable, &has}, `SELECT coalesce(has_table_privilege(to_regclass($1), 'SELECT'), false),
-		coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(to_regclass($1))) > 0, false)`, db.own.archive)
+	err = db.QueryRow(ctx, []any{&readable, &has}, `SELECT
+		coalesce(has_table_privilege(to_regclass($1), 'SELECT'), false),
+		coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(to_regclass($1))) > 0, false)`,
+		db.own.archive)
 	if err != nil || !readable || !has {
 		return has, err
 	}
@@ -340,7 +367,8 @@ func (db *DB) hasArchived(ctx context.Context, t *outbox.Table) (has bool, err e
 		rows, err := db.ArchivedSince(ctx, t, time.Time{}, &MarkCursor{}, 1)
 		return len(rows) > 0, err
 	}
-	err = db.QueryRow(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+db.own.archive+` t WHERE t.outbox = $1)`, t.String())
+	exists := `SELECT EXISTS (SELECT FROM ` + db.own.archive + ` t WHERE t.outbox = $1)`
+	err = db.QueryRow(ctx, []any{&has}, exists, t.String())
 	return has, err
 }
 
@@ -350,11 +378,16 @@ const Unlocked = "nobody: it is not locked, a trigger of its table keeps it from
 // Blocker describes the session that holds a lock on a row, or "" where it
 // cannot be told.
 func (db *DB) Blocker(ctx context.Context, t *outbox.Table, id string) (string, error) {
-	sql := fmt.Sprintf(`WITH free AS MATERIALIZED (SELECT FROM %[1]s t WHERE t.%[2]s = $1::text::%[3]s FOR UPDATE SKIP LOCKED)
-		SELECT * FROM (SELECT format('pid %%s, application %%L, user %%L, in its transaction since %%s, last query: %%s',
-			a.pid, a.application_name, a.usename, coalesce(a.xact_start::text, 'unknown'), left(a.query, 200))
-		FROM %[1]s t JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = t.xmax
-		JOIN pg_stat_activity a USING (pid) WHERE t.%[2]s = $1::text::%[3]s AND a.pid <> pg_backend_pid() LIMIT 1) a
+	sql := fmt.Sprintf(`WITH free AS MATERIALIZED (
+			SELECT FROM %[1]s t WHERE t.%[2]s = $1::text::%[3]s FOR UPDATE SKIP LOCKED)
+		SELECT * FROM (SELECT
+			format('pid %%s, application %%L, user %%L, in its transaction since %%s, last query: %%s',
+				a.pid, a.application_name, a.usename,
+				coalesce(a.xact_start::text, 'unknown'), left(a.query, 200))
+		FROM %[1]s t
+		JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = t.xmax
+		JOIN pg_stat_activity a USING (pid)
+		WHERE t.%[2]s = $1::text::%[3]s AND a.pid <> pg_backend_pid() LIMIT 1) a
 		UNION ALL SELECT '%[4]s' FROM free LIMIT 1`, t.SQL(), t.Column(outbox.ID), t.IDType, Unlocked)
 	var who string
 	err := db.QueryRow(ctx, []any{&who}, sql, id)
@@ -375,7 +408,8 @@ func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration
 		return 0, nil
 	}
 	// The canonical table has an index for just this.
-	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8 FROM %s t WHERE %s AND t.%[1]s <= now() AND %[4]s ORDER BY t.%[1]s LIMIT 1`,
+	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8
+		FROM %s t WHERE %s AND t.%[1]s <= now() AND %[4]s ORDER BY t.%[1]s LIMIT 1`,
 		t.Column(field), t.SQL(), PendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
 	var seconds float64
 	err := db.QueryRow(ctx, []any{&seconds}, sql)

@@ -12,8 +12,8 @@ type Mark interface {
 	// InTable reports whether the table holds a row until it is marked. Where it does not, only the WAL shows
 	// the row: there is nothing to mark, record, search or look up.
 	InTable() bool
-	// Stays reports whether a marked row stays in the table and says when it was marked. Only such rows can be
-	// archived, and only they can be found lost and made pending again.
+	// Stays reports whether a marked row stays in the table and says when it was marked. Only such rows can
+	// be archived, and only they can be found lost and made pending again.
 	Stays() bool
 	// Writes are the fields that the mark updates.
 	Writes() []outbox.Field
@@ -49,7 +49,8 @@ func (updated) SQL(t *outbox.Table) string {
 			t.Column(outbox.LastError), Held)
 	}
 	// A row of which a trigger has taken the mark back is not marked: it would be sent again and again.
-	return fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s RETURNING CASE WHEN t.%s IS NOT NULL THEN t.%s END AS id`,
+	return fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s
+		RETURNING CASE WHEN t.%s IS NOT NULL THEN t.%s END AS id`,
 		t.SQL(), set, FreeSQL(t), UnmarkedSQL(t, "t"), t.Column(outbox.ProcessedAt), t.Column(outbox.ID))
 }
 
@@ -61,7 +62,8 @@ func (deleted) Stays() bool            { return false }
 func (deleted) Writes() []outbox.Field { return nil }
 
 func (deleted) SQL(t *outbox.Table) string {
-	return fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id`, t.SQL(), FreeSQL(t), t.Column(outbox.ID))
+	return fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id`,
+		t.SQL(), FreeSQL(t), t.Column(outbox.ID))
 }
 
 // none is outbox.MarkNone: the producer inserts and deletes the row in one transaction.

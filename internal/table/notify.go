@@ -20,7 +20,8 @@ func (db *DB) Announced(ctx context.Context, tables []*outbox.Table) (all bool, 
 		names[i] = t.SQL()
 	}
 	err = db.QueryRow(ctx, []any{&all}, `SELECT coalesce(bool_and(EXISTS (SELECT FROM pg_trigger
-			WHERE tgrelid = to_regclass(name) AND tgname = $2 AND tgenabled IN ('O', 'A'))), false) FROM unnest($1::text[]) name`, names, outbox.NotifyTrigger)
+			WHERE tgrelid = to_regclass(name) AND tgname = $2 AND tgenabled IN ('O', 'A'))), false)
+		FROM unnest($1::text[]) name`, names, outbox.NotifyTrigger)
 	if err != nil {
 		return false, fmt.Errorf("look for the trigger %s: %w", outbox.NotifyTrigger, err)
 	}
@@ -45,7 +46,8 @@ func Listen(ctx context.Context, cfg Config) (*Listener, error) {
 	db.EndWithContext()
 	// The first setting is for a client that does not even read.
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, fmt.Sprintf(`SET tcp_user_timeout = %d; LISTEN %s`, pg.SessionTimeout.Milliseconds(), outbox.NotifyChannel))
+		_, err := conn.Exec(ctx, fmt.Sprintf(`SET tcp_user_timeout = %d; LISTEN %s`,
+			pg.SessionTimeout.Milliseconds(), outbox.NotifyChannel))
 		return err
 	})
 	if err != nil {

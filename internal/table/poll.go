@@ -37,7 +37,9 @@ type Candidate struct {
 //
 // threshold tells rows that were meant for later, by their own columns. Rows that
 // were not, but fall due within it, are listed too: later ones must not pass them.
-func (db *DB) Fresh(ctx context.Context, t *outbox.Table, threshold time.Duration, limit int) ([]Candidate, error) {
+func (db *DB) Fresh(
+	ctx context.Context, t *outbox.Table, threshold time.Duration, limit int,
+) ([]Candidate, error) {
 	if t.Layout.Has(outbox.AvailableAt) {
 		// As a rule few rows are due, and a great many may be scheduled for later.
 		cs, err := db.candidates(ctx, t, freshByDueSQL(t, threshold, db.own.deadLetters), limit+1)
@@ -51,9 +53,10 @@ func (db *DB) Fresh(ctx context.Context, t *outbox.Table, threshold time.Duratio
 // freshByDueSQL searches by available_at, which is NULL in a row that is due at once. Each half
 // has the order of the index on that column.
 func freshByDueSQL(t *outbox.Table, threshold time.Duration, letters string) string {
+	order := "t." + t.Column(outbox.AvailableAt) + ", "
 	var halves []string
 	for _, half := range freshHalves(t, threshold) {
-		halves = append(halves, "("+freshSQL(t, threshold, half, "t."+t.Column(outbox.AvailableAt)+", ", letters)+")")
+		halves = append(halves, "("+freshSQL(t, threshold, half, order, letters)+")")
 	}
 	return "SELECT x.* FROM (" + strings.Join(halves, " UNION ALL ") + ") x ORDER BY x.id"
 }
@@ -65,7 +68,8 @@ func freshHalves(t *outbox.Table, threshold time.Duration) []string {
 		return []string{"true"}
 	}
 	at := "t." + t.Column(outbox.AvailableAt)
-	return []string{fmt.Sprintf("%s <= now() + %d * interval '1 microsecond'", at, threshold.Microseconds()), at + " IS NULL"}
+	dueSoon := fmt.Sprintf("%s <= now() + %d * interval '1 microsecond'", at, threshold.Microseconds())
+	return []string{dueSoon, at + " IS NULL"}
 }
 
 func freshSQL(t *outbox.Table, threshold time.Duration, due, order, letters string) string {
@@ -73,9 +77,11 @@ func freshSQL(t *outbox.Table, threshold time.Duration, due, order, letters stri
 	if t.Layout.Has(outbox.AvailableAt) {
 		early = "(t." + t.Column(outbox.AvailableAt) + " > now()) IS TRUE"
 	}
-	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false AS recorded, %[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes
+	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false AS recorded,
+			%[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes
 		FROM %[4]s t WHERE %[5]s AND %[9]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
-		t.Column(outbox.ID), nameSQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due), order, early, bytesSQL(t), unkeptSQL(t, letters))
+		t.Column(outbox.ID), nameSQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due),
+		order, early, bytesSQL(t), unkeptSQL(t, letters))
 }
 
 // bytesSQL does not read the value: it may be kept out of line, and compressed.
@@ -91,7 +97,8 @@ func scheduledSQL(t *outbox.Table, threshold time.Duration) string {
 		return "false"
 	}
 	// Beyond the years that a timestamp has, the sum would be an error.
-	return fmt.Sprintf("CASE WHEN t.%[2]s < '294000-01-01' THEN t.%[1]s > t.%[2]s + %[3]d * interval '1 microsecond' ELSE false END",
+	return fmt.Sprintf("CASE WHEN t.%[2]s < '294000-01-01' "+
+		"THEN t.%[1]s > t.%[2]s + %[3]d * interval '1 microsecond' ELSE false END",
 		t.Column(outbox.AvailableAt), t.Column(outbox.OccurredAt), threshold.Microseconds())
 }
 
@@ -109,7 +116,8 @@ func freshWhere(t *outbox.Table, threshold time.Duration, due string) string {
 	}
 	if t.Layout.Has(outbox.AvailableAt) {
 		at := "t." + t.Column(outbox.AvailableAt)
-		where += fmt.Sprintf(" AND %s AND ((%s > now()) IS NOT TRUE OR (%s) IS NOT TRUE)", due, at, scheduledSQL(t, threshold))
+		where += fmt.Sprintf(" AND %s AND ((%s > now()) IS NOT TRUE OR (%s) IS NOT TRUE)",
+			due, at, scheduledSQL(t, threshold))
 	}
 	return where
 }
@@ -121,20 +129,26 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 	if !t.Layout.Records() {
 		return nil, nil
 	}
-	ready := fmt.Sprintf("(t.%s LIKE '%s%%' OR (t.%s <= now()) IS NOT FALSE)", t.Column(outbox.LastError), Held, t.Column(outbox.AvailableAt))
+	ready := fmt.Sprintf("(t.%s LIKE '%s%%' OR (t.%s <= now()) IS NOT FALSE)",
+		t.Column(outbox.LastError), Held, t.Column(outbox.AvailableAt))
 	if by := partitionSQL(t); hold && by != "" {
-		ready = fmt.Sprintf("CASE WHEN t.%s IS NULL THEN %s ELSE bool_and(%[2]s) OVER (PARTITION BY %s ORDER BY t.%s) END",
+		ready = fmt.Sprintf("CASE WHEN t.%s IS NULL THEN %s "+
+			"ELSE bool_and(%[2]s) OVER (PARTITION BY %s ORDER BY t.%s) END",
 			t.Column(outbox.AggregateID), ready, by, t.Column(outbox.ID))
 	}
 	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, %s, true, false, attempts, false, bytes
-		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes FROM %s t WHERE %s) x WHERE ready ORDER BY x.id LIMIT $1`,
-		columnsNameSQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts), ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
+		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes
+			FROM %s t WHERE %s) x WHERE ready ORDER BY x.id LIMIT $1`,
+		columnsNameSQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts),
+		ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
 }
 
 // Overtaken tells in which of the aggregates a row without a record is pending and
 // due, and a later one is recorded: a session could not finish with the former, and
 // had recorded the latter.
-func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Duration, among map[outbox.AggregateKey]bool) (map[outbox.AggregateKey]bool, error) {
+func (db *DB) Overtaken(
+	ctx context.Context, t *outbox.Table, threshold time.Duration, among map[outbox.AggregateKey]bool,
+) (map[outbox.AggregateKey]bool, error) {
 	if !t.Layout.Records() || !t.Layout.Has(outbox.AggregateID) {
 		return nil, nil
 	}
@@ -154,25 +168,35 @@ func (db *DB) Overtaken(ctx context.Context, t *outbox.Table, threshold time.Dur
 // each with each: statistics of a queue say that few rows are pending.
 func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
 	recorded := PendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
-	return strings.NewReplacer("{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(), "{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)), "{recorded}", recorded, "{pending}", PendingSQL(t, "t"),
-		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID), "{error}", t.Column(outbox.LastError), "{by}", partitionSQL(t)).Replace(`
+	return strings.NewReplacer(
+		"{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(),
+		"{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)),
+		"{recorded}", recorded, "{pending}", PendingSQL(t, "t"),
+		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID),
+		"{error}", t.Column(outbox.LastError), "{by}", partitionSQL(t),
+	).Replace(`
 SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
-	SELECT {key}, t.{error} IS NOT NULL AS recorded, bool_or(t.{error} IS NULL) OVER (PARTITION BY {by} ORDER BY t.{id}) AS behind
+	SELECT {key}, t.{error} IS NOT NULL AS recorded,
+		bool_or(t.{error} IS NULL) OVER (PARTITION BY {by} ORDER BY t.{id}) AS behind
 	FROM {table} t
-	WHERE {pending} AND t.{aggregate} IS NOT NULL AND t.{id} <= (SELECT r.{id} FROM {table} r WHERE {recorded} ORDER BY r.{id} DESC LIMIT 1)
+	WHERE {pending} AND t.{aggregate} IS NOT NULL
+		AND t.{id} <= (SELECT r.{id} FROM {table} r WHERE {recorded} ORDER BY r.{id} DESC LIMIT 1)
 		AND (t.{error} IS NOT NULL OR ({fresh}))
 ) x WHERE recorded AND behind) x`)
 }
 
 // candidates runs a query for id, name of the aggregate, recorded, scheduled, attempts,
 // early, bytes.
-func (db *DB) candidates(ctx context.Context, t *outbox.Table, sql string, args ...any) (cs []Candidate, err error) {
+func (db *DB) candidates(
+	ctx context.Context, t *outbox.Table, sql string, args ...any,
+) (cs []Candidate, err error) {
 	err = db.QueryText(ctx, sql, args, func(v [][]byte) error {
 		attempts, _ := strconv.Atoi(string(v[4]))
 		bytes, _ := strconv.Atoi(string(v[6]))
 		cs = append(cs, Candidate{
-			ID: string(v[0]), Aggregate: outbox.KeyOfAggregateName(v[1]), Recorded: string(v[2]) == "t", Scheduled: string(v[3]) == "t",
-			Attempts: attempts, Early: string(v[5]) == "t", Bytes: bytes,
+			ID: string(v[0]), Aggregate: outbox.KeyOfAggregateName(v[1]),
+			Recorded: string(v[2]) == "t", Scheduled: string(v[3]) == "t", Early: string(v[5]) == "t",
+			Attempts: attempts, Bytes: bytes,
 		})
 		return nil
 	})
@@ -188,7 +212,8 @@ func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.
 	if !t.Layout.Records() {
 		return nil
 	}
-	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`, columnsNameSQL(t), aggregateSQL(t), t.SQL(), recordedSQL(t))
+	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`,
+		columnsNameSQL(t), aggregateSQL(t), t.SQL(), recordedSQL(t))
 	if err := db.keys(ctx, sql, each); err != nil {
 		return fmt.Errorf("look for recorded rows of %s: %w", t, err)
 	}
@@ -221,9 +246,11 @@ type Fetched struct {
 //
 // mostPayload is the longest payload that is fetched, in bytes. What is longer, and what
 // is too long for a header, is left out of the event (outbox.Event.Omitted).
-func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int) (f Fetched, err error) {
+func (db *DB) Fetch(
+	ctx context.Context, t *outbox.Table, ids []string, mostPayload int,
+) (f Fetched, err error) {
 	more := false
-	read := func(ids []string, length func(*outbox.Table, outbox.Field) string) (err error) {
+	read := func(ids []string, length lengthExpr) (err error) {
 		if more {
 			return nil
 		}
@@ -266,7 +293,9 @@ func (db *DB) Fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayl
 }
 
 // fetch is Fetch with the expression for a value's length.
-func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayload int, length func(*outbox.Table, outbox.Field) string) (rows []*outbox.Event, more bool, err error) {
+func (db *DB) fetch(
+	ctx context.Context, t *outbox.Table, ids []string, mostPayload int, length lengthExpr,
+) (rows []*outbox.Event, more bool, err error) {
 	sql, fields := fetchSQL(t, mostPayload, length)
 	size := 0
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
@@ -290,24 +319,32 @@ func (db *DB) fetch(ctx context.Context, t *outbox.Table, ids []string, mostPayl
 	return rows, more, nil
 }
 
+// lengthExpr is an expression for the length of a field's value: [lengthSQL] or [overLimitSQL].
+type lengthExpr func(t *outbox.Table, f outbox.Field) string
+
 // fetchSQL selects each field's value, and its length in place of one that is too long.
 //
 // The length is asked as text: what is stored may be compressed, and a jsonb number of
 // ten bytes may have 131,072 digits. A value that is too short for that is not rendered.
-func fetchSQL(t *outbox.Table, mostPayload int, length func(*outbox.Table, outbox.Field) string) (sql string, fields []outbox.Field) {
+func fetchSQL(
+	t *outbox.Table, mostPayload int, length lengthExpr,
+) (sql string, fields []outbox.Field) {
 	var lengths, columns []string
 	for f := outbox.ID; f < outbox.NumFields; f++ {
 		if !t.Layout.Has(f) {
 			continue
 		}
 		c, n := "t."+t.Column(f), fmt.Sprintf("n.n%d", f)
-		lengths = append(lengths, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length(t, f), f.Most(mostPayload), f))
+		lengths = append(lengths, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 "+
+			"THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length(t, f), f.Most(mostPayload), f))
 		columns = append(columns, fmt.Sprintf("CASE WHEN %s IS NULL THEN %s END, %[1]s", n, c))
 		fields = append(fields, f)
 	}
-	return fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
+	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
 		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY t.%[4]s FOR UPDATE OF t SKIP LOCKED`,
-		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "), t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t")), fields
+		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "),
+		t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t"))
+	return sql, fields
 }
 
 // lengthSQL is a value's length as text, in bytes. Text is not read for it; other types are rendered.
@@ -315,8 +352,8 @@ func lengthSQL(t *outbox.Table, f outbox.Field) string {
 	return renderedSQL("t."+t.Column(f), t.Text[f] || f == outbox.Payload && t.PayloadJSON)
 }
 
-// renderedSQL casts a value to text only where its type is one that no user can define such a cast for: concat(), which
-// copies the value once more, calls the type's output function.
+// renderedSQL casts a value to text only where its type is one that no user can define such a cast for. For
+// other types concat(), which copies the value once more, calls the type's output function.
 func renderedSQL(c string, cast bool) string {
 	if cast {
 		return "octet_length(" + c + "::text)"
@@ -328,13 +365,15 @@ func renderedSQL(c string, cast bool) string {
 // densest, an array of numbers with 131,072 digits each, lz4 leaves more than twice as much.
 const leastOverLimit = 256
 
-// overLimitSQL is lengthSQL for a row in which the server has met a text over 1 GB. Which value that
-// is it does not say: it is outbox.MostText for each that may be it.
+// overLimitSQL is lengthSQL for a row in which the server has met a text over 1 GB. The server does not say
+// which value that is: the length is outbox.MostText for each that may be it.
 func overLimitSQL(t *outbox.Table, f outbox.Field) string {
 	if t.Text[f] {
 		return lengthSQL(t, f)
 	}
-	return fmt.Sprintf("CASE WHEN pg_column_size(%s) > %d THEN %d ELSE %s END", "t."+t.Column(f), leastOverLimit, outbox.MostText, lengthSQL(t, f))
+	c := "t." + t.Column(f)
+	return fmt.Sprintf("CASE WHEN pg_column_size(%s) > %d THEN %d ELSE %s END",
+		c, leastOverLimit, outbox.MostText, lengthSQL(t, f))
 }
 
 // StillPending tells which of the rows are pending: of rows that Fetch left out,
@@ -358,8 +397,10 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 	if !t.Layout.Has(outbox.AvailableAt) {
 		return 0, false, nil
 	}
-	sql := fmt.Sprintf(`SELECT extract(epoch FROM least(t.%s, now() + interval '1 day') - clock_timestamp())::float8 FROM %s t WHERE %s AND t.%[1]s > now()
-		ORDER BY t.%[1]s LIMIT 1`, t.Column(outbox.AvailableAt), t.SQL(), PendingSQL(t, "t"))
+	at := t.Column(outbox.AvailableAt)
+	sql := fmt.Sprintf(`SELECT
+			extract(epoch FROM least(t.%s, now() + interval '1 day') - clock_timestamp())::float8
+		FROM %s t WHERE %s AND t.%[1]s > now() ORDER BY t.%[1]s LIMIT 1`, at, t.SQL(), PendingSQL(t, "t"))
 	var seconds float64
 	err = db.QueryRow(ctx, []any{&seconds}, sql)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -375,11 +416,16 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 // an id below xid has written, or that such a transaction is still open: one that is flushed
 // is not visible before it has ended, which a synchronous standby may put off. It is "" where
 // there is neither.
-func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, threshold time.Duration, xid int64) (left string, err error) {
-	sql := `SELECT CASE WHEN pg_snapshot_xmin(pg_current_snapshot())::text::bigint < $1 THEN 'an open transaction' ELSE coalesce(`
+func (db *DB) FreshBefore(
+	ctx context.Context, t *outbox.Table, threshold time.Duration, xid int64,
+) (left string, err error) {
+	sql := `SELECT CASE WHEN pg_snapshot_xmin(pg_current_snapshot())::text::bigint < $1
+		THEN 'an open transaction' ELSE coalesce(`
 	for _, half := range freshHalves(t, threshold) {
 		sql += fmt.Sprintf(`
-			(SELECT concat('row ', t.%s) FROM %s t WHERE %s AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1 AND %s LIMIT 1),`,
+			(SELECT concat('row ', t.%s) FROM %s t WHERE %s
+				AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1
+				AND %s LIMIT 1),`,
 			t.Column(outbox.ID), t.SQL(), freshWhere(t, threshold, half), unkeptSQL(t, db.own.deadLetters))
 	}
 	if err := db.QueryRow(ctx, []any{&left}, sql+` '') END`, xid); err != nil {
@@ -391,13 +437,14 @@ func (db *DB) FreshBefore(ctx context.Context, t *outbox.Table, threshold time.D
 // recordedSQL is the condition under which a row is parked or held. One that is dead and
 // kept is neither.
 func recordedSQL(t *outbox.Table) string {
-	// Only the index of recorded rows answers to the canonical table's condition. Another table may not have it, and an
-	// index of pending rows.
+	// Only the index of recorded rows answers to the canonical table's condition. Another table may lack that
+	// index, and have one of pending rows.
 	pending := UnmarkedSQL(t, "t") + ShardSQL(t, "t")
 	if t.Layout.Name != outbox.Canonical().Name {
 		pending += " AND " + PendingSQL(t, "t")
 	}
-	return fmt.Sprintf("%s AND t.%s IS NOT NULL AND left(t.%[2]s, %d) <> '%[4]s'", pending, t.Column(outbox.LastError), len(Kept), Kept)
+	return fmt.Sprintf("%s AND t.%s IS NOT NULL AND left(t.%[2]s, %d) <> '%[4]s'",
+		pending, t.Column(outbox.LastError), len(Kept), Kept)
 }
 
 var aggregateFields = [...]outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID}

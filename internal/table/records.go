@@ -80,10 +80,10 @@ func aggregateArgs(t *outbox.Table, evs []*outbox.Event) []any {
 	return args
 }
 
-// haveRecordsSQL finds the rows by the hash that the index of recorded rows is made of. Columns are hashed as what
-// they are: parameters are given the columns' types and collations, of a domain those that it is made of. Such a
-// parameter calls a type's own input function, and neither a cast nor what a domain checks. LATERAL and LIMIT leave the
-// planner no choice but to look up each aggregate.
+// haveRecordsSQL finds the rows by the hash that the index of recorded rows is made of. A column is hashed as
+// what it is: its parameter has the column's type and collation, and where the type is a domain, those that
+// the domain is made of. Such a parameter calls only the type's own input function, no cast and no check of
+// the domain. LATERAL and LIMIT leave the planner no choice but to look up each aggregate.
 func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, error) {
 	params, names, values := []string{"$1::text[]"}, []string{"aggregate"}, []string{}
 	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
@@ -101,21 +101,28 @@ func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, erro
 		}
 		return nil
 	})
-	// A row that is kept counts, too: the planner finds the index by this condition alone, and no other one. A row that
-	// is held for nothing is delivered by the next search.
+	// A row that is kept counts, too: the planner finds the index by this condition alone, and no other one.
+	// A row that is held for nothing is delivered by the next search.
 	same := fmt.Sprintf("%s%s AND t.%s IS NOT NULL AND %s = w.hash AND %s COLLATE \"C\" = w.aggregate",
-		UnmarkedSQL(t, "t"), ShardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"), nameSQL(t))
-	return strings.NewReplacer("{table}", t.SQL(), "{params}", strings.Join(params, ", "), "{names}", strings.Join(names, ", "),
-		"{hash}", outbox.HashRecordSQL(values...), "{same}", same).Replace(`
+		UnmarkedSQL(t, "t"), ShardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"),
+		nameSQL(t))
+	return strings.NewReplacer(
+		"{table}", t.SQL(), "{params}", strings.Join(params, ", "), "{names}", strings.Join(names, ", "),
+		"{hash}", outbox.HashRecordSQL(values...), "{same}", same,
+	).Replace(`
 WITH want AS MATERIALIZED (
 	SELECT w.ord, w.aggregate, {hash} AS hash FROM unnest({params}) WITH ORDINALITY AS w({names}, ord)
 )
 SELECT w.ord FROM want w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t`), err
 }
 
-// readColumnType returns a column's type, of a domain the one that it is made of, and its collation.
-func readColumnType(ctx context.Context, conn *pgx.Conn, t *outbox.Table, f outbox.Field) (typ, collate string, err error) {
-	if err = conn.QueryRow(ctx, columnTypeSQL, t.SQL(), t.Layout.Columns[f]).Scan(&typ, &collate); err != nil {
+// readColumnType returns a column's type and its collation. Where the type is a domain, it returns the one
+// that the domain is made of.
+func readColumnType(
+	ctx context.Context, conn *pgx.Conn, t *outbox.Table, f outbox.Field,
+) (typ, collate string, err error) {
+	err = conn.QueryRow(ctx, columnTypeSQL, t.SQL(), t.Layout.Columns[f]).Scan(&typ, &collate)
+	if err != nil {
 		return "", "", fmt.Errorf("read the type of %s: %w", t.Layout.Columns[f], err)
 	}
 	return typ, collate, nil
@@ -124,10 +131,13 @@ func readColumnType(ctx context.Context, conn *pgx.Conn, t *outbox.Table, f outb
 // columnTypeSQL is a column's type as an element of an array, and its collation.
 const columnTypeSQL = `
 WITH RECURSIVE typed AS (
-	SELECT t.oid, t.typtype, t.typbasetype, a.attcollation FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+	SELECT t.oid, t.typtype, t.typbasetype, a.attcollation
+	FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 	WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND NOT a.attisdropped
 	UNION ALL
-	SELECT t.oid, t.typtype, t.typbasetype, d.attcollation FROM typed d JOIN pg_type t ON t.oid = d.typbasetype WHERE d.typtype = 'd'
+	SELECT t.oid, t.typtype, t.typbasetype, d.attcollation
+	FROM typed d JOIN pg_type t ON t.oid = d.typbasetype WHERE d.typtype = 'd'
 )
-SELECT format_type(oid, -1), CASE WHEN attcollation = 0 THEN '' ELSE ' COLLATE ' || attcollation::regcollation::text END
+SELECT format_type(oid, -1),
+	CASE WHEN attcollation = 0 THEN '' ELSE ' COLLATE ' || attcollation::regcollation::text END
 FROM typed WHERE typtype <> 'd'`

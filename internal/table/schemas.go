@@ -11,9 +11,9 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// WritableSchemas warns of schemas on the role's own search_path in which others may create: PUBLIC, or a role that is
-// neither the schema's owner, a table's, a superuser nor the role itself. No statement of walpost's looks there, but the
-// functions of triggers do.
+// WritableSchemas warns of schemas on the role's own search_path in which PUBLIC or another role may create
+// objects. The owners of the schema and of the tables, superusers and the role itself do not count. No
+// statement of walpost's looks there, but the functions of triggers do.
 func (db *DB) WritableSchemas(ctx context.Context, tables []*outbox.Table) (f check.Findings, err error) {
 	names := make([]string, len(tables))
 	for i, t := range tables {
@@ -21,15 +21,21 @@ func (db *DB) WritableSchemas(ctx context.Context, tables []*outbox.Table) (f ch
 	}
 	var schema, who, list string
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		rows, _ := conn.Query(ctx, `SELECT n.nspname::text, quote_ident(n.nspname), string_agg(coalesce(quote_ident(r.rolname), 'PUBLIC'), ', ' ORDER BY r.rolname NULLS FIRST)
-			FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a LEFT JOIN pg_roles r ON r.oid = a.grantee
-			WHERE n.nspname = ANY ($1::text[]::name[]) AND n.nspname <> 'pg_catalog' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+		rows, _ := conn.Query(ctx, `SELECT n.nspname::text, quote_ident(n.nspname),
+				string_agg(coalesce(quote_ident(r.rolname), 'PUBLIC'), ', ' ORDER BY r.rolname NULLS FIRST)
+			FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a
+			LEFT JOIN pg_roles r ON r.oid = a.grantee
+			WHERE n.nspname = ANY ($1::text[]::name[]) AND n.nspname <> 'pg_catalog'
+				AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
 				AND NOT coalesce(r.rolsuper OR r.rolname = current_user, false)
-				AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = ANY (ARRAY(SELECT to_regclass(t) FROM unnest($2::text[]) t)) AND c.relowner = a.grantee)
+				AND NOT EXISTS (SELECT FROM pg_class c
+					WHERE c.oid = ANY (ARRAY(SELECT to_regclass(t) FROM unnest($2::text[]) t))
+						AND c.relowner = a.grantee)
 			GROUP BY n.nspname ORDER BY 1`, pg.Schemas(conn.PgConn()), names)
 		_, err := pgx.ForEachRow(rows, []any{&schema, &list, &who}, func() error {
 			f.Warning("pg-schema-writable", fmt.Sprintf("REVOKE CREATE ON SCHEMA %s FROM %s", list, who),
-				"schema %q is on the role's search_path, and %s may create objects in it: the functions of triggers may find those", schema, who)
+				"schema %q is on the role's search_path, and %s may create objects in it: "+
+					"the functions of triggers may find those", schema, who)
 			return nil
 		})
 		return err

@@ -283,7 +283,8 @@ func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) (
 	verdicts := make([]Verdict, len(rows))
 	a := db.args(rows)
 	// An error of Query comes again from its rows.
-	result, _ := q.Query(ctx, sql, a.ids.value(), a.hashes.value(), a.xids.value(), a.failures.value(), a.attempts.value(), a.waits.value(), a.lengths.value())
+	result, _ := q.Query(ctx, sql, a.ids.value(), a.hashes.value(), a.xids.value(),
+		a.failures.value(), a.attempts.value(), a.waits.value(), a.lengths.value())
 	var ord int
 	var v int // pgx scans a type with a name by reflection, and allocates for each row
 	_, err := pgx.ForEachRow(result, []any{&ord, &v}, func() error {
@@ -334,7 +335,8 @@ func (db *DB) args(rows []Row) *args {
 		}
 		if r.Wait > 0 {
 			// Before PostgreSQL 15 each of an interval's fields has 32 bits.
-			a.waits.string(fmt.Sprintf("%d.%06d seconds", r.Wait/time.Second, r.Wait%time.Second/time.Microsecond))
+			seconds, micros := r.Wait/time.Second, r.Wait%time.Second/time.Microsecond
+			a.waits.string(fmt.Sprintf("%d.%06d seconds", seconds, micros))
 		} else {
 			a.waits.null()
 		}
@@ -347,12 +349,11 @@ func (db *DB) args(rows []Row) *args {
 	return a
 }
 
-// settleSQL builds a settling statement: lock what is free, in id order, and
-// change it; then tell the rows that are left (still to be changed, so somebody
-// holds them) from those that are not visible yet. same is the condition under which
-// a row of the table t is to be changed for one of w; change is the data-modifying command, over the CTE
-// "free"(ord, id, place, at, failure, wait), returning id; more is nothing, or further CTEs, each
-// after a comma.
+// settleSQL builds a settling statement. It locks what is free, in id order, and changes it. Then it tells
+// the rows that are left (still to be changed, so another session has locked them) from those that are not
+// visible yet. same is the condition under which a row of the table t is to be changed for one of w. change
+// is the data-modifying command, over the CTE "free"(ord, id, place, at, failure, wait), and returns id. more
+// is nothing, or further CTEs, each after a comma.
 //
 // The planner believes that few rows are pending, which is so whenever the
 // statistics are made, and would compare each of them with each that is wanted.
@@ -365,20 +366,28 @@ func settleSQL(t *outbox.Table, same, change, more string) string {
 // settleWhereSQL is settleSQL for rows in another state than pending.
 func settleWhereSQL(t *outbox.Table, same, change, more string) string {
 	same = fmt.Sprintf("t.%s = w.id AND %s", t.Column(outbox.ID), same)
-	return strings.NewReplacer("{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
-		"{locked}", Locked.sql(), "{invisible}", Invisible.sql()).Replace(`
+	return strings.NewReplacer(
+		"{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more,
+		"{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
+		"{locked}", Locked.sql(), "{invisible}", Invisible.sql(),
+	).Replace(`
 WITH want AS MATERIALIZED (
-	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait, w.lengths::int[] AS lengths
-	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[], $7::text[]) WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, lengths, ord)
+	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait,
+		w.lengths::int[] AS lengths
+	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[], $7::text[])
+		WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, lengths, ord)
 ), free AS MATERIALIZED (
 	SELECT w.ord, w.id, t.place, t.at, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
-		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t WHERE {same} FOR UPDATE SKIP LOCKED) t
+		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t
+			WHERE {same} FOR UPDATE SKIP LOCKED) t
 ), changed AS ({change}){more}, rest AS MATERIALIZED (
-	SELECT * FROM want w WHERE w.ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT c.id FROM changed c)) IS TRUE)
+	SELECT * FROM want w
+	WHERE w.ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT c.id FROM changed c)) IS TRUE)
 )
 SELECT ord, {locked} FROM rest w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t WHERE {own}
 UNION ALL
-SELECT ord, {invisible} FROM rest w WHERE {own} AND xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
+SELECT ord, {invisible} FROM rest w
+WHERE {own} AND xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
 }
 
 // storedSQL is the condition under which the row t has the content of w, which is known.
@@ -391,7 +400,9 @@ func sameSQL(t *outbox.Table) string {
 	for f := outbox.TenantID; f <= outbox.TraceID; f++ {
 		if t.Layout.Has(f) {
 			c := "t." + t.Column(f)
-			same += fmt.Sprintf(" AND CASE WHEN w.lengths[%d] IS NULL THEN true WHEN w.lengths[%[1]d] = %d THEN pg_column_size(%s) > %d ELSE w.lengths[%[1]d] = %[5]s END",
+			same += fmt.Sprintf(" AND CASE WHEN w.lengths[%d] IS NULL THEN true"+
+				" WHEN w.lengths[%[1]d] = %d THEN pg_column_size(%s) > %d"+
+				" ELSE w.lengths[%[1]d] = %[5]s END",
 				f, outbox.MostText, c, leastOverLimit, lengthSQL(t, f))
 		}
 	}
@@ -404,15 +415,22 @@ func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
 func markSQL(t *outbox.Table) string {
 	return settleSQL(t, storedSQL(t), MarkOf(t).SQL(t), "") + fmt.Sprintf(`
 UNION ALL
-SELECT ord, %s FROM rest w WHERE %s AND xid IS NOT NULL AND pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())
-	AND NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0)`, Gone.sql(), pg.OwnPath, t.SQL(), t.Column(outbox.ID))
+SELECT ord, %s FROM rest w
+WHERE %s AND xid IS NOT NULL AND pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())
+	AND NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0)`,
+		Gone.sql(), pg.OwnPath, t.SQL(), t.Column(outbox.ID))
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {
-	attempts, lastError, available := t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt)
-	return settleSQL(t, sameSQL(t)+eligibleSQL(t), fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767), %[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
-		%[4]s = now() + GREATEST(LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond', (SELECT f.wait FROM free f WHERE f.id = t.%[5]s LIMIT 1)) WHERE %[6]s RETURNING t.%[5]s AS id`,
-		t.SQL(), attempts, lastError, available, t.Column(outbox.ID), FreeSQL(t), backoff.Microseconds()), "")
+	change := fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767),
+			%[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
+			%[4]s = now() + GREATEST(
+				LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond',
+				(SELECT f.wait FROM free f WHERE f.id = t.%[5]s LIMIT 1))
+		WHERE %[6]s RETURNING t.%[5]s AS id`,
+		t.SQL(), t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt),
+		t.Column(outbox.ID), FreeSQL(t), backoff.Microseconds())
+	return settleSQL(t, sameSQL(t)+eligibleSQL(t), change, "")
 }
 
 // eligibleSQL narrows the rows whose failure is recorded to those that are as they were
@@ -424,6 +442,7 @@ func eligibleSQL(t *outbox.Table) string {
 
 func holdSQL(t *outbox.Table) string {
 	lastError := t.Column(outbox.LastError)
-	return settleSQL(t, sameSQL(t)+" AND t."+lastError+" IS NULL", fmt.Sprintf(`UPDATE %s t SET %s = %s WHERE %s RETURNING t.%s AS id`,
-		t.SQL(), lastError, pg.QuoteLiteral(heldNote), FreeSQL(t), t.Column(outbox.ID)), "")
+	change := fmt.Sprintf(`UPDATE %s t SET %s = %s WHERE %s RETURNING t.%s AS id`,
+		t.SQL(), lastError, pg.QuoteLiteral(heldNote), FreeSQL(t), t.Column(outbox.ID))
+	return settleSQL(t, sameSQL(t)+" AND t."+lastError+" IS NULL", change, "")
 }

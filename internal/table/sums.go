@@ -53,7 +53,9 @@ func payloadSumsSQL(t *outbox.Table) string {
 		payload = "concat(t." + t.Column(outbox.Payload) + ")"
 	}
 	// SQL_ASCII is every encoding's bytes as they are.
-	return strings.NewReplacer("{byid}", byIDSQL(t, t.SQL(), ""), "{hash}", t.HashSQL("t"), "{payload}", payload).Replace(`
+	return strings.NewReplacer(
+		"{byid}", byIDSQL(t, t.SQL(), ""), "{hash}", t.HashSQL("t"), "{payload}", payload,
+	).Replace(`
 SELECT w.ord::int, sha256(convert_to(btrim({payload}, ' ' || chr(9) || chr(10) || chr(13)), 'SQL_ASCII'))
 FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord)
 JOIN {byid} ON {hash} = w.hash`)
