@@ -23,7 +23,8 @@ func (cfg *ConnConfig) auth() ([]nats.Option, error) {
 		}
 	}
 	if given > 1 {
-		return nil, hint.Errorf("keep the one that the server expects", "nats: more than one of creds, nkey and user is set")
+		return nil, hint.Errorf("keep the one that the server expects",
+			"nats: more than one of creds, nkey and user is set")
 	}
 	if (cfg.User == "") != (cfg.PasswordFile == "") {
 		return nil, hint.Errorf("set both, or neither", "nats: user and password_file come together")
@@ -88,13 +89,15 @@ func (cfg *ConnConfig) tls() ([]nats.Option, error) {
 			return nil, err
 		}
 		if err := checkPEM(t.CA); err != nil {
-			return nil, hint.Errorf("it holds one or more certificates in PEM form", "nats.tls.ca: %s: %w", t.CA, err)
+			return nil, hint.Errorf("it holds one or more certificates in PEM form",
+				"nats.tls.ca: %s: %w", t.CA, err)
 		}
 		opts = append(opts, nats.RootCAs(t.CA))
 	}
 	if t.Cert != "" {
 		if _, err := tls.LoadX509KeyPair(t.Cert, t.Key); err != nil {
-			return nil, hint.Errorf("both are PEM files, and the key belongs to the certificate", "nats.tls: load cert and key: %w", err)
+			return nil, hint.Errorf("both are PEM files, and the key belongs to the certificate",
+				"nats.tls: load cert and key: %w", err)
 		}
 		opts = append(opts, nats.ClientCert(t.Cert, t.Key), nats.Secure())
 	}

@@ -45,7 +45,9 @@ func (j *judge) batches() {
 		fmt.Sprintf("publish.batch is %s in a shared stream, where no expected sequence proves a batch", b),
 		"set publish.batch: auto, or give the relay a stream of its own")
 	j.refuse(b == BatchFast && !j.c.AllowBatchPublish, "stream-no-fast-batches",
-		"publish.batch is fast, and the stream does not allow it", "set allow_batched in the stream's configuration, or publish.batch: auto")
+		"publish.batch is fast, and the stream does not allow it",
+		"set allow_batched in the stream's configuration, or publish.batch: auto")
 	j.refuse(b == BatchAtomic && !j.c.AllowAtomicPublish, "stream-no-atomic-batches",
-		"publish.batch is atomic, and the stream does not allow it", "set allow_atomic in the stream's configuration, or publish.batch: auto")
+		"publish.batch is atomic, and the stream does not allow it",
+		"set allow_atomic in the stream's configuration, or publish.batch: auto")
 }

@@ -49,7 +49,8 @@ func refusal(stream string, found check.Findings) error {
 	if len(texts) == 0 {
 		return nil
 	}
-	return hint.Wrap(fmt.Errorf("check stream %s: %w", stream, errors.New(strings.Join(texts, "; "))), strings.Join(fixes, "; "))
+	err := fmt.Errorf("check stream %s: %w", stream, errors.New(strings.Join(texts, "; ")))
+	return hint.Wrap(err, strings.Join(fixes, "; "))
 }
 
 // judgeConfig is [Stream.Check] of a configuration at hand; maxPayload is the
@@ -95,12 +96,15 @@ func (j *judge) weak(bad bool, code, text, fix string) {
 func (j *judge) refusals() {
 	const another = "create another stream and name it in nats.stream"
 	j.refuse(j.c.PersistMode == jetstream.AsyncPersistMode, "stream-persist-async",
-		"persist_mode is async: messages are acknowledged before they are written, and a crash loses them", another)
-	j.refuse(j.c.NoAck, "stream-no-ack", "no_ack is set: nothing is ever acknowledged", "nats stream edit "+j.cfg.Name+" --ack")
+		"persist_mode is async: messages are acknowledged before they are written, and a crash loses them",
+		another)
+	j.refuse(j.c.NoAck, "stream-no-ack", "no_ack is set: nothing is ever acknowledged",
+		"nats stream edit "+j.cfg.Name+" --ack")
 	j.refuse(j.c.Sealed, "stream-sealed", "the stream is sealed", another)
 	j.refuse(j.c.Mirror != nil, "stream-mirror", "the stream is a mirror: only its origin takes messages",
 		"name the origin in nats.stream")
-	j.refuse(j.c.AllowMsgCounter, "stream-counter", "allow_msg_counter is set: the stream takes counters only", another)
+	j.refuse(j.c.AllowMsgCounter, "stream-counter",
+		"allow_msg_counter is set: the stream takes counters only", another)
 }
 
 // writers are sources of messages that the relay does not know of.
@@ -115,11 +119,16 @@ func (j *judge) writers() {
 	j.refuse(j.cfg.Shared && j.c.Duplicates <= 0, "stream-no-duplicate-window",
 		"the stream has no duplicate window, and a shared one has nothing else against duplicates",
 		"nats stream edit "+j.cfg.Name+" --dupe-window 2m")
-	j.warn(j.cfg.Shared && j.c.Duplicates > 0 && j.c.Duplicates < sharedWindow, "stream-short-duplicate-window",
-		fmt.Sprintf("the duplicate window is %s: what a shared stream stored longer ago may be stored twice", j.c.Duplicates),
+	window := j.c.Duplicates
+	j.warn(j.cfg.Shared && window > 0 && window < sharedWindow, "stream-short-duplicate-window",
+		fmt.Sprintf("the duplicate window is %s: "+
+			"what a shared stream stored longer ago may be stored twice", window),
 		"nats stream edit "+j.cfg.Name+" --dupe-window 2m")
-	j.warn(exclusive && j.c.Duplicates > 0 && j.c.Duplicates < DuplicateWindow(false) && j.cfg.Batching.Resolve(j.c, false) == BatchSingle, "stream-short-duplicate-window",
-		fmt.Sprintf("the duplicate window is %s: without batches it is the second net under what a lost connection delivers late", j.c.Duplicates),
+	single := j.cfg.Batching.Resolve(j.c, false) == BatchSingle
+	j.warn(exclusive && single && window > 0 && window < DuplicateWindow(false),
+		"stream-short-duplicate-window",
+		fmt.Sprintf("the duplicate window is %s: without batches it is the second net "+
+			"under what a lost connection delivers late", window),
 		"nats stream edit "+j.cfg.Name+" --dupe-window 5s")
 	j.warn(j.c.AllowRollup, "stream-rollup",
 		"allow_rollup_hdrs is set: whoever may publish can purge the stream with one message",
@@ -135,7 +144,8 @@ func (j *judge) weaknesses() {
 	j.weak(j.c.Retention == jetstream.WorkQueuePolicy, "stream-workqueue",
 		"retention is workqueue: a message vanishes when it is consumed", limits)
 	j.weak(j.c.MaxMsgsPerSubject > 0, "stream-per-subject-limit",
-		fmt.Sprintf("max_msgs_per_subject is %d: a message vanishes when newer ones of its subject arrive", j.c.MaxMsgsPerSubject),
+		fmt.Sprintf("max_msgs_per_subject is %d: a message vanishes when newer ones of its subject arrive",
+			j.c.MaxMsgsPerSubject),
 		"nats stream edit "+j.cfg.Name+" --max-msgs-per-subject=-1")
 	j.weak(j.c.AllowMsgTTL || j.c.SubjectDeleteMarkerTTL > 0, "stream-ttl",
 		"allow_msg_ttl is set: a message may vanish on its own", "create a stream without it")
@@ -155,11 +165,13 @@ func (j *judge) subjects() {
 		fmt.Sprintf("the stream listens on %q, the relay publishes on %q", all, j.cfg.Pattern),
 		"correct nats.stream or nats.subject, or let the stream take the subject: "+j.addSubject())
 	j.warn(some && !whole, "stream-subjects-partial",
-		fmt.Sprintf("the stream listens on %q only, the relay publishes on %q: rows of other subjects are parked", all, j.cfg.Pattern),
+		fmt.Sprintf("the stream listens on %q only, the relay publishes on %q: "+
+			"rows of other subjects are parked", all, j.cfg.Pattern),
 		j.addSubject())
 	if t := j.c.SubjectTransform; t != nil {
-		j.warn(true, "stream-transform", fmt.Sprintf("subjects are transformed from %q to %q before they are stored",
-			t.Source, t.Destination), "make sure that consumers filter by the transformed subject")
+		j.warn(true, "stream-transform",
+			fmt.Sprintf("subjects are transformed from %q to %q before they are stored",
+				t.Source, t.Destination), "make sure that consumers filter by the transformed subject")
 	}
 }
 
@@ -191,29 +203,36 @@ func (j *judge) addSubject() string {
 func (j *judge) consumers(n int) {
 	most := j.c.MaxConsumers
 	j.warn(most > 0 && n >= most, "stream-max-consumers",
-		fmt.Sprintf("the stream has the %d consumers that max_consumers allows: a start reads messages one by one, verify and tail fail", most),
+		fmt.Sprintf("the stream has the %d consumers that max_consumers allows: "+
+			"a start reads messages one by one, verify and tail fail", most),
 		"nats consumer rm "+j.cfg.Name)
 }
 
 func (j *judge) durability() {
 	j.warn(j.c.Storage == jetstream.MemoryStorage, "stream-memory",
-		"storage is memory: a restart of the server loses what was acknowledged", "create a stream with file storage")
+		"storage is memory: a restart of the server loses what was acknowledged",
+		"create a stream with file storage")
 	j.warn(j.c.Replicas < 2, "stream-one-replica",
 		"the stream has one replica: a power failure may lose what was acknowledged up to two minutes before",
-		"use three replicas (nats stream edit "+j.cfg.Name+" --replicas=3), or sync_interval: always on the server")
+		"use three replicas (nats stream edit "+j.cfg.Name+" --replicas=3), "+
+			"or sync_interval: always on the server")
 }
 
 func (j *judge) limits(maxPayload int64) {
 	old := j.c.Discard == jetstream.DiscardOld
 	j.warn(old && (j.c.MaxMsgs > 0 || j.c.MaxBytes > 0), "stream-discard-old",
-		"a full stream drops its oldest messages, whether consumed or not", "nats stream edit "+j.cfg.Name+" --discard=new")
+		"a full stream drops its oldest messages, whether consumed or not",
+		"nats stream edit "+j.cfg.Name+" --discard=new")
 	j.warn(!old && (j.c.MaxMsgs > 0 || j.c.MaxBytes > 0), "stream-full",
-		fmt.Sprintf("%s with discard new: a full stream takes nothing more, and PostgreSQL keeps the WAL until there is room", j.sizeLimits()),
-		"alert on the stream's size, and delete what was consumed (nats stream purge "+j.cfg.Name+" --seq=N), or raise the limit in time")
+		fmt.Sprintf("%s with discard new: a full stream takes nothing more, "+
+			"and PostgreSQL keeps the WAL until there is room", j.sizeLimits()),
+		"alert on the stream's size, and delete what was consumed "+
+			"(nats stream purge "+j.cfg.Name+" --seq=N), or raise the limit in time")
 	j.warn(j.c.MaxAge > 0, "stream-max-age",
 		fmt.Sprintf("messages vanish after %s, whether consumed or not", j.c.MaxAge),
 		"keep max_age above the longest outage of a consumer")
 	j.warn(j.c.MaxMsgSize > 0 && int64(j.c.MaxMsgSize) < maxPayload, "stream-max-msg-size",
-		fmt.Sprintf("max_msg_size is %d bytes, below the server's max_payload of %d: larger rows are parked", j.c.MaxMsgSize, maxPayload),
+		fmt.Sprintf("max_msg_size is %d bytes, below the server's max_payload of %d: larger rows are parked",
+			j.c.MaxMsgSize, maxPayload),
 		"nats stream edit "+j.cfg.Name+" --max-msg-size=-1")
 }

@@ -32,11 +32,13 @@ func (s *Stream) Confirm(ctx context.Context) (*StreamInfo, error) {
 				followers++ // it has answered the leader since Confirm was called
 			}
 		}
-		if most := len(info.Replicas)/2 + len(info.Replicas)%2; followers >= most && (info.Leader != "" || info.Config.Replicas < 2) {
+		most := len(info.Replicas)/2 + len(info.Replicas)%2
+		if followers >= most && (info.Leader != "" || info.Config.Replicas < 2) {
 			return info, nil
 		}
 		if time.Since(begun) > confirmPatience {
-			return nil, hint.Errorf("see that the servers of the stream's replicas are up and reach each other: nats stream cluster info "+s.cfg.Name,
+			return nil, hint.Errorf("see that the servers of the stream's replicas are up "+
+				"and reach each other: nats stream cluster info "+s.cfg.Name,
 				"read stream %s: its leader %q has heard from %d of %d other replicas within %s",
 				s.cfg.Name, info.Leader, followers, len(info.Replicas), confirmPatience)
 		}

@@ -127,11 +127,13 @@ func call(f func(error), err error) {
 	}
 }
 
-const urlHint = "nats.url is nats://host:4222, or several separated by commas; tls, ws and wss are the other schemes. In user and password " +
+const urlHint = "nats.url is nats://host:4222, or several separated by commas; " +
+	"tls, ws and wss are the other schemes. In user and password " +
 	"write %2C for a comma, and percent-encode other special characters"
 
-// ParseURLs reads nats.url. Its errors repeat none of it: in a text that is no list of URLs, any part may be a
-// password. So a scheme is asked for where there is no port: a password by itself would be a host's name.
+// ParseURLs reads nats.url. Its errors repeat nothing of it: in a text that is not a list of URLs, any part
+// may be a password. That is why an entry without a port needs a scheme: a password alone would pass for a
+// host.
 func ParseURLs(s string) ([]*url.URL, error) {
 	var urls []*url.URL
 	for i, one := range strings.Split(s, ",") {
@@ -139,7 +141,8 @@ func ParseURLs(s string) ([]*url.URL, error) {
 		if one == "" {
 			return nil, hint.Errorf(urlHint, "entry %d is empty", i+1)
 		}
-		if _, port, err := net.SplitHostPort(one); err == nil && port != "" && !strings.ContainsAny(one, "@/") {
+		_, port, err := net.SplitHostPort(one)
+		if err == nil && port != "" && !strings.ContainsAny(one, "@/") {
 			one = "nats://" + one
 		}
 		u, err := url.Parse(one)
@@ -147,7 +150,8 @@ func ParseURLs(s string) ([]*url.URL, error) {
 		case err != nil:
 			return nil, hint.Errorf(urlHint, "entry %d is not a URL", i+1)
 		case !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) || u.Opaque != "":
-			return nil, hint.Errorf(urlHint, "entry %d does not begin with nats://, tls://, ws:// or wss://", i+1)
+			return nil, hint.Errorf(urlHint,
+				"entry %d does not begin with nats://, tls://, ws:// or wss://", i+1)
 		case u.Hostname() == "":
 			return nil, hint.Errorf(urlHint, "entry %d names no host", i+1)
 		}
@@ -159,8 +163,9 @@ func ParseURLs(s string) ([]*url.URL, error) {
 	return urls, nil
 }
 
-// Unverified are the hosts of nats.url, beyond this machine, to which a connection may be made without TLS: whoever
-// answers in their place gets the credentials and the events. With TLS the certificate is always verified.
+// Unverified are the hosts of nats.url, beyond this machine, to which a connection may be made without TLS: a
+// machine that answers in their place gets the credentials and the events. With TLS the certificate is always
+// verified.
 func (cfg *ConnConfig) Unverified() (hosts []string) {
 	urls, _ := ParseURLs(cfg.URL)
 	for _, u := range urls {

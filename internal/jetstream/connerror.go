@@ -33,27 +33,36 @@ func connectHint(cfg ConnConfig, urls []*url.URL, at string, err error) string {
 	case errors.As(err, &dns):
 		return "the host name does not resolve: correct nats.url"
 	case cfg.TLS.First && (errors.As(err, &record) || errors.Is(err, io.EOF)):
-		return "the server does not begin with the TLS handshake: take nats.tls.handshake_first out, or set handshake_first in the server's tls block"
-	case !cfg.TLS.First && (errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) && cfg.wantsTLS(urls)):
-		return "the server has ended the connection without a greeting: if its tls block has handshake_first, set nats.tls.handshake_first: true; else check host and port of nats.url"
+		return "the server does not begin with the TLS handshake: " +
+			"take nats.tls.handshake_first out, or set handshake_first in the server's tls block"
+	case !cfg.TLS.First &&
+		(errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) && cfg.wantsTLS(urls)):
+		return "the server has ended the connection without a greeting: " +
+			"if its tls block has handshake_first, set nats.tls.handshake_first: true; " +
+			"else check host and port of nats.url"
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return "what listens at " + at + " does not greet as nats-server does: check host and port of nats.url"
+		return "what listens at " + at + " does not greet as nats-server does: " +
+			"check host and port of nats.url"
 	case cfg.Creds != "" && strings.Contains(err.Error(), cfg.Creds):
 		return "nats.creds is a file with a user's JWT and seed, as nsc generate creds writes it"
 	case isAuthError(err):
 		return authHint(cfg)
-	case strings.Contains(err.Error(), "remote error: tls"), strings.Contains(err.Error(), "after TLS handshake"):
+	case strings.Contains(err.Error(), "remote error: tls"),
+		strings.Contains(err.Error(), "after TLS handshake"):
 		return "the server asks for a client certificate that it trusts: set nats.tls.cert and nats.tls.key"
 	case errors.Is(err, nats.ErrSecureConnWanted):
-		return "the server has no TLS: take nats.tls out, use nats:// in nats.url, or enable TLS on the server"
+		return "the server has no TLS: take nats.tls out, use nats:// in nats.url, " +
+			"or enable TLS on the server"
 	case isCertificateError(err):
-		return "the server's certificate is not trusted: set nats.tls.ca to its authority, and use a host name that it holds"
+		return "the server's certificate is not trusted: " +
+			"set nats.tls.ca to its authority, and use a host name that it holds"
 	}
 	return "check nats.url, and that nats-server can be reached from here"
 }
 
 func (cfg *ConnConfig) wantsTLS(urls []*url.URL) bool {
-	return cfg.TLS != TLSConfig{} || slices.ContainsFunc(urls, func(u *url.URL) bool { return u.Scheme == "tls" })
+	isTLS := func(u *url.URL) bool { return u.Scheme == "tls" }
+	return cfg.TLS != TLSConfig{} || slices.ContainsFunc(urls, isTLS)
 }
 
 func isAuthError(err error) bool {
@@ -71,13 +80,15 @@ func isAuthError(err error) bool {
 func authHint(cfg ConnConfig) string {
 	switch {
 	case cfg.Creds != "":
-		return "the server refused the credentials in nats.creds: they may be expired, revoked, or of another account"
+		return "the server refused the credentials in nats.creds: " +
+			"they may be expired, revoked, or of another account"
 	case cfg.NKey != "":
 		return "the server refused the key in nats.nkey: add its public key to the server's users"
 	case cfg.User != "":
 		return "the server refused nats.user: check the name and the password in nats.password_file"
 	}
-	return "the server wants to know who connects: set nats.creds, nats.nkey, or nats.user and nats.password_file"
+	return "the server wants to know who connects: " +
+		"set nats.creds, nats.nkey, or nats.user and nats.password_file"
 }
 
 func isCertificateError(err error) bool {

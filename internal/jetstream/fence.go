@@ -70,7 +70,8 @@ func (s *Stream) Fence(ctx context.Context, fresh bool, acked uint64) (info *Str
 		}
 		if time.Since(begun) > quietPatience {
 			if info.LastSeq < last {
-				return info, fmt.Errorf("the stream ends at sequence %d, and its leader has known %d", info.LastSeq, last), nil
+				return info, fmt.Errorf("the stream ends at sequence %d, and its leader has named %d before",
+					info.LastSeq, last), nil
 			}
 			return info, hint.Errorf("let nobody else publish into the relay's stream, or set nats.shared",
 				"the stream is not quiet: it has gone on to sequence %d", info.LastSeq), nil
@@ -123,11 +124,13 @@ func (a *asking) end() (denied bool) {
 // the sequence that the stream ends with at that point.
 func (s *Stream) askRefused(ctx context.Context, subject string, fresh bool) (last uint64, err error) {
 	if subject == "" {
-		return 0, hint.Errorf("let the stream listen on "+s.cfg.Pattern, "the stream listens on no subject of the relay's")
+		return 0, hint.Errorf("let the stream listen on "+s.cfg.Pattern,
+			"the stream listens on no subject of the relay's")
 	}
 	ctx, cancel := context.WithTimeout(ctx, fencePatience)
 	defer cancel()
-	allow := fmt.Sprintf("let the user publish on %s, and nobody else answer there: JetStream refuses the message, and never stores it", subject)
+	allow := fmt.Sprintf("let the user publish on %s, and let no other client answer there: "+
+		"JetStream refuses the message, and never stores it", subject)
 	denied := hint.Errorf(allow, "no permission to publish on %s", subject)
 	if !s.asking.begin(subject, fresh, cancel) {
 		return 0, denied

@@ -96,7 +96,9 @@ func (f *follower) session(ctx context.Context) error {
 	if err := f.check(ctx); err != nil {
 		return err
 	}
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: f.next}
+	cfg := jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: f.next,
+	}
 	if len(f.o.Filters) == 1 {
 		cfg.FilterSubject = f.o.Filters[0]
 	} else {

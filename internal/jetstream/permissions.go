@@ -26,17 +26,22 @@ const tooSmall = 2 * MaxHeader
 // none yet. It changes nothing: what it sends to find out JetStream has to refuse, and
 // each question has a time limit of 5 s.
 func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f check.Findings) {
-	f.Note("nats-server", "", "nats-server %s, max_payload %d bytes", s.nc.ConnectedServerVersion(), s.nc.MaxPayload())
-	if most := s.nc.MaxPayload(); most < tooSmall {
-		f.Warning("nats-max-payload", "raise max_payload of the server", "max_payload is %d bytes, and a message's headers may have %d: larger rows are parked", most, MaxHeader)
+	version, most := s.nc.ConnectedServerVersion(), s.nc.MaxPayload()
+	f.Note("nats-server", "", "nats-server %s, max_payload %d bytes", version, most)
+	if most < tooSmall {
+		f.Warning("nats-max-payload", "raise max_payload of the server",
+			"max_payload is %d bytes, and a message's headers may have %d: larger rows are parked",
+			most, MaxHeader)
 	}
 	if !s.serverIs(2, 14, 0) && s.cfg.Batching == BatchAuto && !s.cfg.Shared {
-		f.Note("nats-no-fast-batches", "upgrade nats-server to 2.14 or newer", "nats-server %s takes no fast batches", s.nc.ConnectedServerVersion())
+		f.Note("nats-no-fast-batches", "upgrade nats-server to 2.14 or newer",
+			"nats-server %s takes no fast batches", version)
 	}
 	denied, err := s.deniedRequests(ctx, info)
 	f.Failed(check.Error, "nats-unreachable", err)
-	if len(denied) > 0 {
-		f.Fault("nats-api-denied", "let the user publish on "+strings.Join(denied, ", "), "the user may not publish on %s: nothing can be read back from the stream", strings.Join(denied, ", "))
+	if list := strings.Join(denied, ", "); list != "" {
+		f.Fault("nats-api-denied", "let the user publish on "+list,
+			"the user may not publish on %s: nothing can be read back from the stream", list)
 	}
 	subject := meet(s.cfg.Pattern, s.cfg.Pattern)
 	if info != nil {
@@ -50,7 +55,8 @@ func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f check.Finding
 	f.Failed(check.Error, "nats-unreachable", err)
 	if err == nil && !may {
 		f.Warning("nats-publish-denied", fmt.Sprintf("let the user publish on %s", s.cfg.Pattern),
-			"the user may not publish on %s: rows whose subjects are denied are parked, and become dead letters", subject)
+			"the user may not publish on %s: rows whose subjects are denied are parked, "+
+				"and become dead letters", subject)
 	}
 	return f
 }
@@ -70,7 +76,8 @@ func (s *Stream) deniedRequests(ctx context.Context, info *StreamInfo) (denied [
 		{"CONSUMER.DELETE." + s.cfg.Name + "." + nobody, ``},
 	} {
 		subject := s.APISubject(request.subject)
-		may, err := s.mayPublish(ctx, &nats.Msg{Subject: subject, Reply: s.nc.NewInbox(), Data: []byte(request.body)})
+		may, err := s.mayPublish(ctx,
+			&nats.Msg{Subject: subject, Reply: s.nc.NewInbox(), Data: []byte(request.body)})
 		if err != nil {
 			return nil, err
 		}
@@ -113,12 +120,14 @@ func (s *Stream) MayCreate(ctx context.Context) error {
 	}
 	subject := s.APISubject("STREAM.CREATE." + s.cfg.Name)
 	// A stream without the name that the subject has is refused before anything is done.
-	may, err := s.mayPublish(ctx, &nats.Msg{Subject: subject, Reply: s.nc.NewInbox(), Data: []byte(`{"name":""}`)})
+	unnamed := &nats.Msg{Subject: subject, Reply: s.nc.NewInbox(), Data: []byte(`{"name":""}`)}
+	may, err := s.mayPublish(ctx, unnamed)
 	if err != nil {
 		return err
 	}
 	if !may {
-		return hint.Coded("stream-create-denied", hint.Errorf("let the user publish on "+subject+", or create the stream yourself",
+		fix := "let the user publish on " + subject + ", or create the stream yourself"
+		return hint.Coded("stream-create-denied", hint.Errorf(fix,
 			"create stream %s: the user may not publish on %s", s.cfg.Name, subject))
 	}
 	if err := s.subjectsFree(ctx); err != nil {
@@ -152,9 +161,11 @@ func (s *Stream) consumersLeft(ctx context.Context, info *StreamInfo) (f check.F
 	if tier, ok := account.Tiers[fmt.Sprintf("R%d", max(1, info.Config.Replicas))]; ok {
 		most = tier.Limits.MaxConsumers
 	}
-	if own := info.Config.MaxConsumers; most > 0 && info.Consumers >= most && (own <= 0 || info.Consumers < own) {
+	own := info.Config.MaxConsumers
+	if most > 0 && info.Consumers >= most && (own <= 0 || info.Consumers < own) {
 		f.Warning("nats-max-consumers", "raise max_consumers of the account, or nats consumer rm "+s.cfg.Name,
-			"the stream has %d consumers, and the account allows %d: a start reads messages one by one, verify and tail fail", info.Consumers, most)
+			"the stream has %d consumers, and the account allows %d: "+
+				"a start reads messages one by one, verify and tail fail", info.Consumers, most)
 	}
 	return f
 }

@@ -61,6 +61,9 @@ func (s *Stream) getMessage(ctx context.Context, request []byte) (gotMessage, er
 	}
 }
 
+// eachHeaders is called with the headers of one message after the other.
+type eachHeaders func(seq uint64, at time.Time, h nats.Header)
+
 // headers reads the headers of the messages from one sequence to another, both
 // included, in order; deleted ones are passed over. An empty filter is every
 // subject.
@@ -68,9 +71,9 @@ func (s *Stream) getMessage(ctx context.Context, request []byte) (gotMessage, er
 // The consumer may live on a replica that lags: it then sees the end too early.
 // So the leader is asked whether what was read last is the last there is.
 //
-// Where no consumer is allowed the leader is asked for one message after the other, and refused is told.
+// Where no consumer is allowed, refused is called, and the leader is asked for one message after the other.
 func (s *Stream) headers(
-	ctx context.Context, from, to uint64, filter string, refused func(error), each func(seq uint64, at time.Time, h nats.Header),
+	ctx context.Context, from, to uint64, filter string, refused func(error), each eachHeaders,
 ) error {
 	read := s.consume
 	for try := 1; ; try++ {
@@ -87,9 +90,10 @@ func (s *Stream) headers(
 			}
 			continue
 		}
-		if err == nil {
+		switch pause := time.Duration(try) * 250 * time.Millisecond; {
+		case err == nil:
 			err = s.nothingBetween(ctx, from, to, filter)
-		} else if ctx.Err() == nil && passing(err) && try <= 3 && s.awaitConnected(ctx, time.Duration(try)*250*time.Millisecond) {
+		case ctx.Err() == nil && passing(err) && try <= 3 && s.awaitConnected(ctx, pause):
 			continue
 		}
 		if err != nil {
@@ -103,7 +107,8 @@ func (s *Stream) headers(
 var errSilent = errors.New("the consumer does not deliver")
 
 func silent(format string, args ...any) error {
-	return hint.Errorf("let the relay publish on $JS.API.CONSUMER.MSG.NEXT.> and look at the JetStream server that has the stream",
+	return hint.Errorf("let the relay publish on $JS.API.CONSUMER.MSG.NEXT.> "+
+		"and look at the JetStream server that has the stream",
 		"%w "+format, append([]any{errSilent}, args...)...)
 }
 
@@ -111,7 +116,8 @@ func silent(format string, args ...any) error {
 // the server it was asked at is gone.
 func passing(err error) bool {
 	for _, gone := range []error{
-		errSilent, nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrDisconnected, context.DeadlineExceeded,
+		errSilent, nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrDisconnected,
+		context.DeadlineExceeded,
 	} {
 		if errors.Is(err, gone) {
 			return true
@@ -147,9 +153,12 @@ const (
 // consume returns the sequence up to which the consumer has delivered. Whatever it waits
 // for has a time limit: the client's ordered consumer would ask for another consumer
 // without end, and without a word, where there is none to be had.
-func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, each func(uint64, time.Time, nats.Header)) (last uint64, err error) {
+func (s *Stream) consume(
+	ctx context.Context, from, to uint64, filter string, each eachHeaders,
+) (last uint64, err error) {
 	consumer, done, err := s.consumer(ctx, jetstream.ConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, FilterSubject: filter, HeadersOnly: true,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,
+		FilterSubject: filter, HeadersOnly: true,
 	})
 	if err != nil {
 		return 0, err
@@ -184,11 +193,14 @@ func (s *Stream) consume(ctx context.Context, from, to uint64, filter string, ea
 // noConsumer reports whether the stream or the account has as many consumers as it may.
 func noConsumer(err error) bool {
 	var api *jetstream.APIError
-	return errors.As(err, &api) && (api.ErrorCode == errConsumersMaximum || api.ErrorCode == errAccountResources)
+	return errors.As(err, &api) &&
+		(api.ErrorCode == errConsumersMaximum || api.ErrorCode == errAccountResources)
 }
 
 // walk does what consume does without a consumer: it asks for one message after the other.
-func (s *Stream) walk(ctx context.Context, from, to uint64, filter string, each func(uint64, time.Time, nats.Header)) (last uint64, err error) {
+func (s *Stream) walk(
+	ctx context.Context, from, to uint64, filter string, each eachHeaders,
+) (last uint64, err error) {
 	for from <= to {
 		m, err := s.nextMessage(ctx, from, filter)
 		if errors.Is(err, ErrMessageGone) {
@@ -246,8 +258,10 @@ func (s *Stream) fetch(ctx context.Context, p pull, each func(*nats.Msg) (more b
 		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	request := fmt.Appendf(nil, `{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, n, fetchTimeout, fetchHeartbeat)
-	if err := s.nc.PublishRequest(s.APISubject("CONSUMER.MSG.NEXT."+s.cfg.Name+"."+info.Name), sub.Subject, request); err != nil {
+	next := s.APISubject("CONSUMER.MSG.NEXT." + s.cfg.Name + "." + info.Name)
+	request := fmt.Appendf(nil,
+		`{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, n, fetchTimeout, fetchHeartbeat)
+	if err := s.nc.PublishRequest(next, sub.Subject, request); err != nil {
 		return err
 	}
 	idle, silence := time.NewTimer(pause), time.NewTimer(2*fetchHeartbeat)
@@ -302,7 +316,9 @@ func heard(msg *nats.Msg) (over bool, err error) {
 
 // consumer makes a consumer that vanishes by itself where done cannot delete it. The end of ctx does not
 // break off a creation: the server would finish it, and no one would delete that consumer.
-func (s *Stream) consumer(ctx context.Context, cfg jetstream.ConsumerConfig) (consumer jetstream.Consumer, done func(), err error) {
+func (s *Stream) consumer(
+	ctx context.Context, cfg jetstream.ConsumerConfig,
+) (consumer jetstream.Consumer, done func(), err error) {
 	cfg.AckPolicy, cfg.MemoryStorage, cfg.Replicas = jetstream.AckNonePolicy, true, 1
 	cfg.InactiveThreshold = 30 * time.Second
 	creating, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)

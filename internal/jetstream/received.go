@@ -51,7 +51,8 @@ func received(msg *nats.Msg, meta *nats.MsgMetadata) Received {
 func (m *Received) describe(h nats.Header) {
 	read := func(name string) string { return unpercent(h.Get(name)) }
 	m.ID, m.Source, m.Type, m.Time = read("ce-id"), read("ce-source"), read("ce-type"), read("ce-time")
-	m.TenantID, m.AggregateType, m.AggregateID = read("ce-tenantid"), read("ce-aggregatetype"), read("ce-aggregateid")
+	m.TenantID = read("ce-tenantid")
+	m.AggregateType, m.AggregateID = read("ce-aggregatetype"), read("ce-aggregateid")
 	m.AggregateVersion, m.EventVersion = read("ce-aggregateversion"), read("ce-eventversion")
 	if m.Trace = read("traceparent"); m.Trace == "" {
 		m.Trace = read("ce-traceid")

@@ -102,7 +102,8 @@ func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o S
 				found.Tail, found.HasTail = m, true
 			}
 			if !m.Polled && m.Position.SystemID != "" {
-				found.Disordered = found.Disordered || later.SystemID == m.Position.SystemID && !later.Covers(m.Position.Commit, m.Position.N)
+				found.Disordered = found.Disordered ||
+					later.SystemID == m.Position.SystemID && !later.Covers(m.Position.Commit, m.Position.N)
 				later = m.Position
 			}
 			found.Own++
@@ -143,7 +144,9 @@ func (s *Stream) ScanForward(ctx context.Context, from, lastSeq uint64, o ScanOp
 }
 
 // readChunk appends the own messages of a chunk, oldest first.
-func (s *Stream) readChunk(ctx context.Context, chunk []Message, o ScanOptions, from, to uint64, found *Found) ([]Message, error) {
+func (s *Stream) readChunk(
+	ctx context.Context, chunk []Message, o ScanOptions, from, to uint64, found *Found,
+) ([]Message, error) {
 	filter := ""
 	if s.cfg.Shared {
 		filter = s.cfg.Pattern // a great deal may be none of the relay's business

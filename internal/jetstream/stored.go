@@ -40,7 +40,8 @@ func (s *Stream) Message(ctx context.Context, seq uint64) (m StoredMessage, err 
 	if msg.Header, err = reply.headers(); err != nil {
 		return m, fmt.Errorf("read message %d: %w", seq, err)
 	}
-	return StoredMessage{msg.Header.Get(nats.MsgIdHdr), sha256.Sum256(bytes.Trim(payloadOf(msg), jsonSpace))}, nil
+	sum := sha256.Sum256(bytes.Trim(payloadOf(msg), jsonSpace))
+	return StoredMessage{msg.Header.Get(nats.MsgIdHdr), sum}, nil
 }
 
 // payloadOf takes the payload out of a message in either format.

@@ -142,7 +142,8 @@ func (s *Stream) creatable() error {
 		return nil
 	}
 	return hint.Coded("stream-subject-all",
-		hint.Errorf("begin nats.subject with a literal token, as in events.{event_type}, or create the stream yourself",
+		hint.Errorf("begin nats.subject with a literal token, as in events.{event_type}, "+
+			"or create the stream yourself",
 			"create stream %s: its subject would be >, which JetStream refuses", s.cfg.Name))
 }
 
@@ -212,17 +213,21 @@ func (s *Stream) explain(verb, request string, err error) error {
 	var api *jetstream.APIError
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return hint.Errorf("check nats.stream and the account, or create it; with nats.create_stream: true the first start of a relay does",
+		return hint.Errorf("check nats.stream and the account, or create it; "+
+			"with nats.create_stream: true the first start of a relay does",
 			"%s stream %s: %w", verb, s.cfg.Name, ErrStreamNotFound)
 	case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse):
 		return hint.Wrap(wrapped, "the stream exists: walpost uses it as it is, and never changes it")
 	case errors.Is(err, nats.ErrNoResponders):
-		return hint.Wrap(hint.Coded("nats-no-jetstream", wrapped), "nobody answers "+subject+": enable JetStream on the server and for the account, or correct nats.domain")
+		return hint.Wrap(hint.Coded("nats-no-jetstream", wrapped), "nobody answers "+subject+
+			": enable JetStream on the server and for the account, or correct nats.domain")
 	case late && request == "STREAM.CREATE":
-		return hint.Wrap(wrapped, "no reply: let the user publish on "+subject+", or create the stream yourself")
+		return hint.Wrap(wrapped,
+			"no reply: let the user publish on "+subject+", or create the stream yourself")
 	case late:
-		return hint.Wrap(wrapped, "no reply: let the user publish on "+subject+" and subscribe to its inbox prefix"+
-			" (nats.inbox_prefix, else _INBOX.>), and check that the stream has a leader")
+		return hint.Wrap(wrapped, "no reply: let the user publish on "+subject+
+			" and subscribe to its inbox prefix (nats.inbox_prefix, else _INBOX.>), "+
+			"and check that the stream has a leader")
 	case errors.As(err, &api):
 		if code := int(api.ErrorCode); code == 10039 || code == 10076 {
 			wrapped = hint.Coded("nats-no-jetstream", wrapped)
@@ -232,11 +237,12 @@ func (s *Stream) explain(verb, request string, err error) error {
 	return wrapped
 }
 
-// denial is why no reply came: what the server denies it says beside the
-// request, on the subject or one under it. It is nil where the last denial was of something else.
+// denial is the server's reason for not replying: the server reports a denial apart from the request, on the
+// subject or one under it. It is nil where the last denial was of something else.
 func (s *Stream) denial(subject string) error {
 	err := s.nc.LastError()
-	if denied, publishing, ok := PermissionSubject(err); ok && (!publishing || denied == subject || strings.HasPrefix(denied, subject+".")) {
+	denied, publishing, ok := PermissionSubject(err)
+	if ok && (!publishing || denied == subject || strings.HasPrefix(denied, subject+".")) {
 		return err
 	}
 	return nil
@@ -257,9 +263,11 @@ func apiHint(code int) string {
 	case errSubjectsTaken:
 		return "another stream listens on these subjects: name it in nats.stream, or change nats.subject"
 	case 10005, 10074:
-		return "the cluster cannot place three replicas now: wait for its servers, or create the stream yourself"
+		return "the cluster cannot place three replicas now: " +
+			"wait for its servers, or create the stream yourself"
 	case 10113, errAccountResources, 10023, 10047, 10122, errStreamsMaximum:
-		return "the account's JetStream limits are in the way: raise them, or create the stream yourself with limits"
+		return "the account's JetStream limits are in the way: " +
+			"raise them, or create the stream yourself with limits"
 	}
 	return ""
 }
