@@ -77,8 +77,9 @@ func run(ctx context.Context) error {
 	}
 	defer n.Close()
 	got := map[string]cost{}
+	batches := []jetstream.Batching{jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic}
 	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate} {
-		for _, batch := range []jetstream.Batching{jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic} {
+		for _, batch := range batches {
 			name := fmt.Sprintf("%s, mark %s", batch, mark)
 			for try := range tries {
 				database := fmt.Sprintf("check_%s_%s_%d", mark, batch, try)
@@ -104,14 +105,16 @@ func run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return os.WriteFile(filepath.Join("internal", "benchcheck", "figures.json"), append(text, '\n'), 0o644)
+		file := filepath.Join("internal", "benchcheck", "figures.json")
+		return os.WriteFile(file, append(text, '\n'), 0o644)
 	}
 	return compare(got, committed)
 }
 
 func compare(got, committed map[string]cost) error {
 	var failed error
-	fmt.Printf("%-22s %12s %10s %12s %10s\n", "for each row", "allocations", "committed", "bytes", "committed")
+	fmt.Printf("%-22s %12s %10s %12s %10s\n",
+		"for each row", "allocations", "committed", "bytes", "committed")
 	for _, name := range slices.Sorted(maps.Keys(got)) {
 		g, c := got[name], committed[name]
 		fmt.Printf("%-22s %12.2f %10.2f %12.0f %10.0f\n", name, g.Allocs, c.Allocs, g.Bytes, c.Bytes)
@@ -123,13 +126,16 @@ func compare(got, committed map[string]cost) error {
 		}
 	}
 	if failed != nil {
-		return fmt.Errorf("%w; where that is wanted, write the figures again: go run ./internal/benchcheck -write", failed)
+		return fmt.Errorf("%w; where that is wanted, write the figures again: "+
+			"go run ./internal/benchcheck -write", failed)
 	}
 	return nil
 }
 
 // measure has a relay drain a backlog, and counts between two of its rows.
-func measure(ctx context.Context, url, broker, name string, mark outbox.Mark, batch jetstream.Batching) (c cost, err error) {
+func measure(
+	ctx context.Context, url, broker, name string, mark outbox.Mark, batch jetstream.Batching,
+) (c cost, err error) {
 	nc, err := nats.Connect(broker)
 	if err != nil {
 		return c, err
@@ -185,7 +191,8 @@ func measure(ctx context.Context, url, broker, name string, mark outbox.Mark, ba
 	fill := func(rows int) error {
 		_, err := conn.Exec(ctx, fmt.Sprintf(`DO $$ BEGIN FOR i IN 1..%d BY 100 LOOP
 			INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-				SELECT 1, 'account', i, 'account.moved', jsonb_build_object('n', n, 'pad', repeat('x', 270)) FROM generate_series(1, least(%[1]d, 100)) n;
+				SELECT 1, 'account', i, 'account.moved', jsonb_build_object('n', n, 'pad', repeat('x', 270))
+				FROM generate_series(1, least(%[1]d, 100)) n;
 			COMMIT; END LOOP; END $$`, rows))
 		return err
 	}
@@ -201,7 +208,8 @@ func measure(ctx context.Context, url, broker, name string, mark outbox.Mark, ba
 		return c, err
 	}
 	_, err = conn.Exec(ctx, `SELECT pg_drop_replication_slot($1)`, name)
-	allocs, bytes := float64(after.Mallocs-before.Mallocs)/counted, float64(after.TotalAlloc-before.TotalAlloc)/counted
+	allocs := float64(after.Mallocs-before.Mallocs) / counted
+	bytes := float64(after.TotalAlloc-before.TotalAlloc) / counted
 	return cost{math.Round(100*allocs) / 100, math.Round(bytes)}, err
 }
 
