@@ -23,7 +23,8 @@ var cases = []measured{
 		"--rows", "300000", "--per-transaction", "1", "--marks", "none", "--runs", "5", "--latency", "0",
 	}},
 	{"onetx", "One transaction of a million rows", servers{}, []string{
-		"--rows", "1000000", "--per-transaction", "1000000", "--marks", "none", "--runs", "1", "--latency", "0",
+		"--rows", "1000000", "--per-transaction", "1000000", "--marks", "none", "--runs", "1",
+		"--latency", "0",
 	}},
 	{"backlog", "A backlog of ten million rows", servers{}, []string{
 		"--rows", "10000000", "--marks", "none", "--latency", "0",
@@ -32,7 +33,8 @@ var cases = []measured{
 		"--rows", "100000", "--payload", "2000", "--marks", "none", "--latency", "0",
 	}},
 	{"bytes50k", "Payloads of 50 kB", servers{}, []string{
-		"--rows", "8000", "--payload", "50000", "--per-transaction", "10", "--marks", "none", "--latency", "0",
+		"--rows", "8000", "--payload", "50000", "--per-transaction", "10", "--marks", "none",
+		"--latency", "0",
 	}},
 	{"tls", "TLS to PostgreSQL", servers{tls: true}, []string{
 		"--rows", "300000", "--marks", "none", "--latency", "0",
@@ -41,12 +43,14 @@ var cases = []measured{
 		"--rows", "100000", "--marks", "none", "--batches", "single,fast,atomic", "--latency", "0",
 	}},
 	{"r3", "Three replicas", servers{replicas: 3}, []string{
-		"--rows", "300000", "--marks", "none", "--batches", "single,fast,atomic", "--replicas", "3", "--latency", "0",
+		"--rows", "300000", "--marks", "none", "--batches", "single,fast,atomic", "--replicas", "3",
+		"--latency", "0",
 	}},
 	{"shards", "Several relays, 300 bytes", servers{}, []string{
 		"--rows", "300000", "--marks", "none", "--batches", "fast", "--shards", "1,2,4", "--latency", "0",
 	}},
 	{"backlog2m", "A backlog of ten million rows, and a duplicate window of two minutes", servers{}, []string{
-		"--rows", "10000000", "--marks", "none", "--batches", "single", "--runs", "1", "--latency", "0", "--duplicate-window", "2m",
+		"--rows", "10000000", "--marks", "none", "--batches", "single", "--runs", "1",
+		"--latency", "0", "--duplicate-window", "2m",
 	}},
 }

@@ -31,8 +31,10 @@ func run(ctx context.Context) error {
 	flag.BoolVar(&on.always, "sync", false, "have NATS flush each write (sync_interval: always)")
 	flag.BoolVar(&on.tls, "tls", false, "connect to PostgreSQL over TLS")
 	keep := flag.String("keep", "", "measure what docs/BENCHMARKS.md shows, and keep it in a folder")
-	only := flag.String("cases", "", "with -keep: the names of what is measured, such as tx100,tx1; empty is all")
-	summary := flag.String("summary", "", "run nothing: print the results of a folder as Markdown, and draw its plots")
+	only := flag.String("cases", "",
+		"with -keep: the names of what is measured, such as tx100,tx1; empty is all")
+	summary := flag.String("summary", "",
+		"run nothing: print the results of a folder as Markdown, and draw its plots")
 	flag.Parse()
 	if *summary != "" {
 		return summarize(os.Stdout, *summary)
@@ -81,9 +83,11 @@ func (c measured) measure(ctx context.Context, program, folder string) error {
 // bench runs walpost bench.
 func (on servers) bench(ctx context.Context, program string, args []string, out io.Writer) (err error) {
 	// As a server would have it: the defaults of the tests forgo durability.
-	pg, err := testenv.StartPostgres(ctx, testenv.PGOptions{FSync: true, TLS: on.tls, Settings: map[string]string{
-		"synchronous_commit": "on", "shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min",
-	}})
+	settings := map[string]string{
+		"synchronous_commit": "on", "shared_buffers": "512MB",
+		"max_wal_size": "8GB", "checkpoint_timeout": "30min",
+	}
+	pg, err := testenv.StartPostgres(ctx, testenv.PGOptions{FSync: true, TLS: on.tls, Settings: settings})
 	if err != nil {
 		return err
 	}
@@ -111,7 +115,8 @@ func (on servers) bench(ctx context.Context, program string, args []string, out 
 		defer n.Close()
 		urls = n.URL()
 	}
-	cmd := exec.CommandContext(ctx, program, append([]string{"bench", "--postgres-url", pg.URL("postgres"), "--nats-url", urls}, args...)...)
+	subcommand := []string{"bench", "--postgres-url", pg.URL("postgres"), "--nats-url", urls}
+	cmd := exec.CommandContext(ctx, program, append(subcommand, args...)...)
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	return cmd.Run()

@@ -42,11 +42,14 @@ func summarize(w io.Writer, folder string) error {
 
 func (k *kept) table(w io.Writer, folder string) {
 	r := k.Report
-	fmt.Fprintf(w, "\n## %s\n\nPostgreSQL %s, NATS %s, R%d; %d rows of %d bytes, %d in each transaction; raw output in [%s.json](%s/%s.json).\n\n",
+	fmt.Fprintf(w, "\n## %s\n\nPostgreSQL %s, NATS %s, R%d; %d rows of %d bytes, %d in each transaction; "+
+		"raw output in [%s.json](%s/%s.json).\n\n",
 		k.Title, short(r.PostgreSQL), r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, k.name, folder, k.name)
 	if len(r.Drains) > 0 {
 		fmt.Fprintf(w, "![rows a second](%s/%s.svg)\n\n", folder, k.name)
-		fmt.Fprintln(w, "| | rows/s | of the source | from the start, s | last/first tenth | client CPU, s/M | PostgreSQL CPU, s/M | NATS CPU, s/M | sum | of what the sum allows | memory, MiB |")
+		fmt.Fprintln(w, "| | rows/s | of the source | from the start, s | last/first tenth "+
+			"| client CPU, s/M | PostgreSQL CPU, s/M | NATS CPU, s/M | sum "+
+			"| of what the sum allows | memory, MiB |")
 		fmt.Fprintln(w, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
 	}
 	for _, d := range r.Drains {
@@ -55,13 +58,17 @@ func (k *kept) table(w io.Writer, folder string) {
 		if r.Replicas > 1 { // it is known of one server only
 			sum = 0
 		}
-		fmt.Fprintf(w, "| %s | %.0f | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", d.Name, d.Rate(), known(2, d.Rate()/r.Source()), known(2, d.Whole().Seconds()),
-			known(2, d.Steadiness()), known(2, client), known(2, postgres), known(2, broker), known(2, sum), known(2, d.Rate()*sum/1e6/cores), known(0, float64(d.RSS())/(1<<20)))
+		fmt.Fprintf(w, "| %s | %.0f | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n",
+			d.Name, d.Rate(), known(2, d.Rate()/r.Source()),
+			known(2, d.Whole().Seconds()), known(2, d.Steadiness()),
+			known(2, client), known(2, postgres), known(2, broker), known(2, sum),
+			known(2, d.Rate()*sum/1e6/cores), known(0, float64(d.RSS())/(1<<20)))
 	}
 	if len(r.Latencies) == 0 {
 		return
 	}
-	fmt.Fprint(w, "\nFrom the commit, in milliseconds:\n\n| commits/s | reached | to PubAck p50 | p99 | p99.9 | max | to a consumer p50 | p99 | p99.9 | max |\n")
+	fmt.Fprint(w, "\nFrom the commit, in milliseconds:\n\n| commits/s | reached "+
+		"| to PubAck p50 | p99 | p99.9 | max | to a consumer p50 | p99 | p99.9 | max |\n")
 	fmt.Fprintln(w, "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
 	for _, l := range r.Latencies {
 		fmt.Fprintf(w, "| %d | %.0f |", l.Rate, l.Reached)
@@ -88,8 +95,10 @@ func (k *kept) plot() string {
 	}
 	var b strings.Builder
 	height := line*len(k.Report.Drains) + 40
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="13">`+"\n", left+width+90, height)
-	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="white"/><text x="8" y="20" font-weight="bold">%s: rows a second</text>`+"\n", html.EscapeString(k.Title))
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" `+
+		`font-family="sans-serif" font-size="13">`+"\n", left+width+90, height)
+	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="white"/>`+
+		`<text x="8" y="20" font-weight="bold">%s: rows a second</text>`+"\n", html.EscapeString(k.Title))
 	for i, d := range k.Report.Drains {
 		y := 34 + i*line
 		colour := "#2f6f9f"
@@ -97,7 +106,8 @@ func (k *kept) plot() string {
 			colour = "#b0b7bd"
 		}
 		w := d.Rate() / most * width
-		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text><rect x="%d" y="%d" width="%.0f" height="18" fill="%s"/><text x="%.0f" y="%d">%.0f</text>`+"\n",
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text>`+
+			`<rect x="%d" y="%d" width="%.0f" height="18" fill="%s"/><text x="%.0f" y="%d">%.0f</text>`+"\n",
 			left-8, y+14, html.EscapeString(d.Name), left, y, w, colour, left+w+6, y+14, d.Rate())
 	}
 	b.WriteString("</svg>\n")
