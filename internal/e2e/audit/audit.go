@@ -104,7 +104,8 @@ func (c *comparison) message(m *Message) {
 	}
 	t.seq = m.Seq
 	if m.Body != t.row.Payload {
-		c.report.Altered.add("%s at sequence %d: %.200s, want %.200s", t.row.Ref, m.Seq, m.Body, t.row.Payload)
+		c.report.Altered.add("%s at sequence %d: %.200s, want %.200s",
+			t.row.Ref, m.Seq, m.Body, t.row.Payload)
 	}
 	c.order(t.row, m.Seq)
 }
@@ -126,9 +127,17 @@ func (c *comparison) position(m *Message) {
 		c.report.Regressed.add("sequence %d has no position", m.Seq)
 		return
 	}
-	if l := c.last; l != nil && l.Position.SystemID == m.Position.SystemID && l.Position.Timeline == m.Position.Timeline &&
-		l.Position.Covers(m.Position.Commit, m.Position.N) && (!m.Polled || l.Position.Commit != m.Position.Commit) {
-		c.report.Regressed.add("sequence %d is at %s, sequence %d before it at %s", m.Seq, m.Position, l.Seq, l.Position)
+	if c.last != nil && regressed(c.last, m) {
+		c.report.Regressed.add("sequence %d is at %s, sequence %d before it at %s",
+			m.Seq, m.Position, c.last.Seq, c.last.Position)
 	}
 	c.last = m
+}
+
+// regressed reports whether a message's position is not behind that of the last one, where they can be
+// compared. A polled message may repeat the last one's.
+func regressed(last, m *Message) bool {
+	p := last.Position
+	return p.SystemID == m.Position.SystemID && p.Timeline == m.Position.Timeline &&
+		p.Covers(m.Position.Commit, m.Position.N) && (!m.Polled || p.Commit != m.Position.Commit)
 }

@@ -83,7 +83,8 @@ func (r *Reader) upTo(ctx context.Context, last uint64, each func(Message)) erro
 // nothingUpTo asks the stream's leader whether there is a message between what was
 // read and the last one: the consumer may live on a replica that lags.
 func (r *Reader) nothingUpTo(ctx context.Context, last uint64) error {
-	reply, err := r.JetStream.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+r.Stream, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":">"}`, r.next))
+	request := fmt.Appendf(nil, `{"seq":%d,"next_by_subj":">"}`, r.next)
+	reply, err := r.JetStream.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+r.Stream, request)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,8 @@ func ReadTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, order strin
 		pending = "t." + t.Column(outbox.ProcessedAt) + " IS NULL"
 	}
 	sql := fmt.Sprintf(`SELECT concat(t.%s), %s, %s, (%s)::bigint, concat(t.%s), %s FROM %s t`,
-		t.Column(outbox.ID), t.HashSQL("t"), aggregateSQL(t), order, t.Column(outbox.Payload), pending, t.SQL())
+		t.Column(outbox.ID), t.HashSQL("t"), aggregateSQL(t), order,
+		t.Column(outbox.Payload), pending, t.SQL())
 	result, err := conn.Query(ctx, sql)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", t, err)
@@ -26,7 +27,8 @@ func ReadTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, order strin
 	r := Row{Ref: outbox.Ref{Table: t}}
 	var hash int64
 	var rows []Row
-	_, err = pgx.ForEachRow(result, []any{&r.Ref.ID, &hash, &r.Aggregate, &r.Order, &r.Payload, &r.Pending}, func() error {
+	columns := []any{&r.Ref.ID, &hash, &r.Aggregate, &r.Order, &r.Payload, &r.Pending}
+	_, err = pgx.ForEachRow(result, columns, func() error {
 		r.Ref.Hash = uint64(hash)
 		rows = append(rows, r)
 		return nil
