@@ -32,7 +32,8 @@ func serverAccount() (*account, error) {
 		}
 		return &account{uid: uint32(uid), gid: uint32(gid)}, nil
 	}
-	return nil, errors.New("find user for postgres, which refuses to run as root: neither postgres nor nobody exists")
+	return nil, errors.New("find user for postgres, which refuses to run as root: " +
+		"neither postgres nor nobody exists")
 }
 
 // apply makes cmd run as the account.

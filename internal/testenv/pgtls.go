@@ -21,8 +21,11 @@ func (p *Postgres) encrypt() error {
 		return err
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		SerialNumber: big.NewInt(1),
+		Subject:      pkix.Name{CommonName: "localhost"},
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().Add(24 * time.Hour),
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
@@ -33,7 +36,8 @@ func (p *Postgres) encrypt() error {
 		return err
 	}
 	for name, block := range map[string]*pem.Block{
-		"server.crt": {Type: "CERTIFICATE", Bytes: cert}, "server.key": {Type: "EC PRIVATE KEY", Bytes: private},
+		"server.crt": {Type: "CERTIFICATE", Bytes: cert},
+		"server.key": {Type: "EC PRIVATE KEY", Bytes: private},
 	} {
 		path := filepath.Join(p.Dir(), name)
 		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {

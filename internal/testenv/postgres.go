@@ -199,7 +199,10 @@ func (p *Postgres) URLFor(role, db string) string {
 	if p.settings["ssl"] == "on" {
 		mode = "require"
 	}
-	u := url.URL{Scheme: "postgres", User: url.User(role), Host: loopback(p.port), Path: "/" + db, RawQuery: "sslmode=" + mode}
+	u := url.URL{
+		Scheme: "postgres", User: url.User(role), Host: loopback(p.port), Path: "/" + db,
+		RawQuery: "sslmode=" + mode,
+	}
 	return u.String()
 }
 

@@ -41,8 +41,8 @@ func (p *Postgres) standbySettings(s *Postgres, name string) map[string]string {
 	settings["port"] = fmt.Sprint(s.port)
 	settings["unix_socket_directories"] = s.socketDir()
 	// dbname is for slot synchronization (PostgreSQL 17).
-	settings["primary_conninfo"] = fmt.Sprintf("host=127.0.0.1 port=%d user=%s dbname=postgres application_name=%s",
-		p.port, superuser, name)
+	settings["primary_conninfo"] = fmt.Sprintf(
+		"host=127.0.0.1 port=%d user=%s dbname=postgres application_name=%s", p.port, superuser, name)
 	settings["primary_slot_name"] = name
 	settings["hot_standby_feedback"] = "on"
 	return settings
@@ -57,7 +57,8 @@ func (p *Postgres) seed(ctx context.Context, s *Postgres, slot string) error {
 	}
 	return p.withConn(ctx, "postgres", func(conn *pgx.Conn) error {
 		// The slot comes first: it keeps the WAL that the standby begins with.
-		if _, err := conn.Exec(ctx, "SELECT pg_create_physical_replication_slot($1, true)", slot); err != nil {
+		const createSlot = "SELECT pg_create_physical_replication_slot($1, true)"
+		if _, err := conn.Exec(ctx, createSlot, slot); err != nil {
 			return err
 		}
 		if _, err := conn.Exec(ctx, "SELECT "+start, slot); err != nil {

@@ -53,7 +53,8 @@ func Find() (Binaries, error) {
 			return b, nil
 		}
 	}
-	return Binaries{}, hint.Wrap(errors.New("find PostgreSQL: no directory with initdb, pg_ctl and postgres"), installHint)
+	return Binaries{}, hint.Wrap(
+		errors.New("find PostgreSQL: no directory with initdb, pg_ctl and postgres"), installHint)
 }
 
 // Extra reads $WALPOST_PG_EXTRA_BINS; without it there are none.
