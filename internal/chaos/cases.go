@@ -38,12 +38,17 @@ type possible struct {
 
 var possibles = []possible{
 	{
-		name: "store-empty", what: "R1 with the default sync_interval: a power failure, after which the store is empty",
-		world: func(p *plan) { oneServer(p); p.rollback, p.emptied = true, true }, play: emptyStore, repaired: true,
+		name:  "store-empty",
+		what:  "R1 with the default sync_interval: a power failure, after which the store is empty",
+		world: func(p *plan) { oneServer(p); p.rollback, p.emptied = true, true },
+		play:  emptyStore, repaired: true,
 	},
 	{
-		name: "failover", what: "failover to a standby that lacks the last transactions, the walsender not held back by synchronized_standby_slots",
-		world: func(p *plan) { oneServer(p); p.standby = true }, play: failOver,
+		name: "failover",
+		what: "failover to a standby that lacks the last transactions, " +
+			"the walsender not held back by synchronized_standby_slots",
+		world: func(p *plan) { oneServer(p); p.standby = true },
+		play:  failOver,
 	},
 }
 

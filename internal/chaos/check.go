@@ -61,7 +61,8 @@ func (w *world) check(ctx context.Context, r *result) error {
 	reader := &audit.Reader{JetStream: w.js, Stream: streamName, Source: w.source}
 	err = reader.Read(ctx, func(m audit.Message) {
 		// What only the lost primary had committed.
-		if m.Own && m.Position.Timeline < timeline && !known[key(m.ID.ID, m.ID.Hash)] && w.mayBePhantom(m, left) && !phantoms[m.ID] {
+		isOld := m.Own && m.Position.Timeline < timeline
+		if isOld && !known[key(m.ID.ID, m.ID.Hash)] && w.mayBePhantom(m, left) && !phantoms[m.ID] {
 			phantoms[m.ID] = true
 			return
 		}
@@ -71,7 +72,8 @@ func (w *world) check(ctx context.Context, r *result) error {
 		return err
 	}
 	report := audit.Compare(rows, messages)
-	r.Events, r.Lost, r.Duplicated, r.Reordered = len(rows), report.Lost.Count, report.Duplicated.Count, report.Reordered.Count
+	r.Events, r.Lost = len(rows), report.Lost.Count
+	r.Duplicated, r.Reordered = report.Duplicated.Count, report.Reordered.Count
 	r.Altered, r.Unknown, r.Phantoms = report.Altered.Count, report.Unknown.Count, len(phantoms)
 	if !w.rollback && !w.promoted.Load() { // else the positions start again
 		r.Regressed = report.Regressed.Count
@@ -90,23 +92,28 @@ func count(ctx context.Context, conn *pgx.Conn, r *result) error {
 			UNION ALL SELECT aggregate_type, aggregate_id, payload FROM history
 			UNION ALL SELECT aggregate_type, aggregate_id, payload FROM outbox_messages_dlq
 		), counted AS (
-			SELECT aggregate_id, count(*) AS rows, count(DISTINCT payload ->> 'n') AS numbers, max((payload ->> 'n')::bigint) AS last
+			SELECT aggregate_id, count(*) AS rows,
+				count(DISTINCT payload ->> 'n') AS numbers, max((payload ->> 'n')::bigint) AS last
 			FROM everywhere WHERE aggregate_type = 'account' GROUP BY aggregate_id
 		)
 		SELECT (SELECT count(*)::int FROM numbers n LEFT JOIN counted c ON c.aggregate_id = n.aggregate
 				WHERE (coalesce(rows, 0), coalesce(numbers, 0), coalesce(last, 0)) <> (n, n, n))
-			+ (SELECT abs((SELECT coalesce(sum(n), 0) FROM reminders) - (SELECT count(*) FROM everywhere WHERE aggregate_type = 'reminder'))::int),
+			+ (SELECT abs((SELECT coalesce(sum(n), 0) FROM reminders)
+				- (SELECT count(*) FROM everywhere WHERE aggregate_type = 'reminder'))::int),
 			(SELECT count(*)::int FROM outbox_messages_dlq WHERE event_type = 'account cursed'),
-			(SELECT count(*)::int FROM outbox_messages_dlq WHERE event_type <> 'account cursed')`).Scan(&r.Vanished, &r.Dead, &r.Buried)
+			(SELECT count(*)::int FROM outbox_messages_dlq WHERE event_type <> 'account cursed')`).
+		Scan(&r.Vanished, &r.Dead, &r.Buried)
 }
 
 // leftAt is the present timeline, and up to where the one before is part of it.
 func (w *world) leftAt(ctx context.Context, conn *pgx.Conn) (timeline uint32, left outbox.LSN, err error) {
-	if err := conn.QueryRow(ctx, `SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int`).Scan(&timeline); err != nil || timeline == 1 {
+	const timelineSQL = `SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int`
+	if err := conn.QueryRow(ctx, timelineSQL).Scan(&timeline); err != nil || timeline == 1 {
 		return timeline, 0, err
 	}
 	var history string
-	if err := conn.QueryRow(ctx, `SELECT pg_read_file($1)`, fmt.Sprintf("pg_wal/%08X.history", timeline)).Scan(&history); err != nil {
+	file := fmt.Sprintf("pg_wal/%08X.history", timeline)
+	if err := conn.QueryRow(ctx, `SELECT pg_read_file($1)`, file).Scan(&history); err != nil {
 		return 0, 0, err
 	}
 	lines := strings.Split(strings.TrimSpace(history), "\n")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +39,8 @@ func oneBroker(w *world) bool { return w.cluster == nil }
 
 func clustered(w *world) bool { return w.cluster != nil }
 
+func promotable(w *world) bool { return w.replica != nil && !w.promoted.Load() }
+
 func streams(w *world) bool { return w.mode != "poll" }
 
 // settledServers: what was committed there, or stored, is not taken back.
@@ -50,7 +51,9 @@ var faults = []fault{
 		return w.anyRelay(rng).down(func() { sleep.For(ctx, between(rng, 0, 2*time.Second)) })
 	}},
 	{"relay frozen", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.anyRelay(rng).frozen(func() { sleep.For(ctx, between(rng, 100*time.Millisecond, 14*time.Second)) })
+		return w.anyRelay(rng).frozen(func() {
+			sleep.For(ctx, between(rng, 100*time.Millisecond, 14*time.Second))
+		})
 	}},
 	{"relay stopped", ofRelay, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		return w.anyRelay(rng).stopped(func() { sleep.For(ctx, between(rng, 0, 2*time.Second)) })
@@ -62,14 +65,17 @@ var faults = []fault{
 	{"PostgreSQL restarted", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		return w.restartPostgres(ctx, rng, testenv.Fast)
 	}},
-	{"standby promoted", ofPostgres, func(w *world) bool { return w.replica != nil && !w.promoted.Load() }, promote},
+	{"standby promoted", ofPostgres, promotable, promote},
 	{"walsender terminated", ofPostgres, streams, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.some(ctx, `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName)
+		return w.some(ctx, terminateWalsender, slotName)
 	}},
 	{"sessions terminated", ofPostgres, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		return w.some(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'walpost%'`)
+		return w.some(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name LIKE 'walpost%'`)
 	}},
-	{"slot dropped", ofPostgres, streams, func(ctx context.Context, w *world, rng *rand.Rand) error { return dropSlot(ctx, w) }},
+	{"slot dropped", ofPostgres, streams, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return dropSlot(ctx, w)
+	}},
 	{"slot invalidated", ofPostgres, streams, invalidateSlot},
 	{"table altered", ofTable, always, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		return w.lockedTable(ctx, func(tx pgx.Tx) error {
@@ -98,7 +104,9 @@ var faults = []fault{
 		sleep.For(ctx, between(rng, 100*time.Millisecond, 8*time.Second))
 		return n.Resume()
 	}},
-	{"NATS restarted", ofBroker, oneBroker, func(ctx context.Context, w *world, rng *rand.Rand) error { return w.brokers[0].Restart(ctx) }},
+	{"NATS restarted", ofBroker, oneBroker, func(ctx context.Context, w *world, rng *rand.Rand) error {
+		return w.brokers[0].Restart(ctx)
+	}},
 	{"store rolled back", ofBroker, func(w *world) bool { return w.rollback }, rollBack},
 	{"NATS node killed", ofBroker, clustered, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		n := w.brokers[rng.IntN(len(w.brokers))]
@@ -108,15 +116,7 @@ var faults = []fault{
 		sleep.For(ctx, between(rng, 0, 5*time.Second))
 		return n.Start(ctx)
 	}},
-	{"NATS leader stepped down", ofBroker, clustered, func(ctx context.Context, w *world, rng *rand.Rand) error {
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		defer cancel()
-		reply, err := w.nc.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+streamName, nil)
-		if err != nil || bytes.Contains(reply.Data, []byte(`"error"`)) {
-			return errors.Join(errNotNow, err)
-		}
-		return nil
-	}},
+	{"NATS leader stepped down", ofBroker, clustered, stepDown},
 	{"NATS cluster down", ofBroker, clustered, func(ctx context.Context, w *world, rng *rand.Rand) error {
 		for _, n := range w.brokers {
 			if err := n.Kill(); err != nil {
@@ -136,7 +136,7 @@ var faults = []fault{
 	{"links cut", ofLinks, always, links(func(p *testenv.Proxy) { p.Cut() }, 5*time.Second)},
 	{"links dropped", ofLinks, always, links(func(p *testenv.Proxy) { p.Drop() }, 0)},
 	{"links half open", ofLinks, always, links(func(p *testenv.Proxy) { p.Pause() }, 14*time.Second)},
-	{"links slow", ofLinks, always, links(func(p *testenv.Proxy) { p.Slow(20 * time.Millisecond) }, 5*time.Second)},
+	{"links slow", ofLinks, always, links(slow, 5*time.Second)},
 }
 
 // between draws from a range of durations, short ones as often as long ones.
@@ -145,10 +145,13 @@ func between(rng *rand.Rand, least, most time.Duration) time.Duration {
 	return least + time.Duration(x*x*float64(most-least))
 }
 
+func slow(p *testenv.Proxy) { p.Slow(20 * time.Millisecond) }
+
 // links breaks the ways to PostgreSQL, to NATS, or both.
 func links(how func(*testenv.Proxy), most time.Duration) func(context.Context, *world, *rand.Rand) error {
 	return func(ctx context.Context, w *world, rng *rand.Rand) error {
-		which := [][]*testenv.Proxy{w.pgProxies, w.natsProxies, slices.Concat(w.pgProxies, w.natsProxies)}[rng.IntN(3)]
+		all := [][]*testenv.Proxy{w.pgProxies, w.natsProxies, slices.Concat(w.pgProxies, w.natsProxies)}
+		which := all[rng.IntN(len(all))]
 		for _, p := range which {
 			how(p)
 		}
@@ -162,4 +165,6 @@ func links(how func(*testenv.Proxy), most time.Duration) func(context.Context, *
 
 var errNotNow = errors.New("not now")
 
-var outboxTable = &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+var outboxTable = &outbox.Table{
+	Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate,
+}

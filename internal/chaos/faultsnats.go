@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -37,6 +39,17 @@ func rollBack(ctx context.Context, w *world, rng *rand.Rand) error {
 		return err
 	}
 	return n.Start(ctx)
+}
+
+// stepDown has the stream's leader hand over to another replica.
+func stepDown(ctx context.Context, w *world, rng *rand.Rand) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	reply, err := w.nc.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+streamName, nil)
+	if err != nil || bytes.Contains(reply.Data, []byte(`"error"`)) {
+		return errors.Join(errNotNow, err)
+	}
+	return nil
 }
 
 // fill leaves the stream no more room than for some messages.

@@ -60,13 +60,18 @@ func promoteNow(ctx context.Context, w *world) error {
 	return w.replica.Reload(ctx, map[string]string{"synchronized_standby_slots": ""})
 }
 
+// terminateWalsender ends the session that uses a slot.
+const terminateWalsender = `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
+	WHERE slot_name = $1 AND active`
+
 func dropSlot(ctx context.Context, w *world) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for {
-		err := w.exec(ctx, `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName)
+		err := w.exec(ctx, terminateWalsender, slotName)
 		if err == nil {
-			err = w.some(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1`, slotName)
+			err = w.some(ctx, `SELECT pg_drop_replication_slot(slot_name)
+				FROM pg_replication_slots WHERE slot_name = $1`, slotName)
 		}
 		if err == nil || errors.Is(err, errNotNow) || !sleep.For(ctx, 20*time.Millisecond) {
 			return err
@@ -84,18 +89,23 @@ func invalidateSlot(ctx context.Context, w *world, rng *rand.Rand) (err error) {
 		return err
 	}
 	defer func() {
-		err = errors.Join(err, s.Reload(context.WithoutCancel(ctx), map[string]string{"max_slot_wal_keep_size": "1GB"}))
+		restored := map[string]string{"max_slot_wal_keep_size": "1GB"}
+		err = errors.Join(err, s.Reload(context.WithoutCancel(ctx), restored))
 	}()
-	const terminate = `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '` + slotName + `' AND active`
+	const terminate = `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
+		WHERE slot_name = '` + slotName + `' AND active`
+	const write = `SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000))
+		FROM generate_series(1, 40)`
 	for range 20 {
-		for _, sql := range []string{terminate, `SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000)) FROM generate_series(1, 40)`, `SELECT pg_switch_wal()`} {
+		for _, sql := range []string{terminate, write, `SELECT pg_switch_wal()`} {
 			if err := w.exec(ctx, sql); err != nil {
 				return err
 			}
 		}
 		// Not the standby's slot, which would have to be rebuilt.
 		for behind := true; behind; {
-			err := w.query(ctx, `SELECT coalesce(bool_or(restart_lsn < pg_current_wal_lsn() - 4000000), false) FROM pg_replication_slots WHERE slot_type = 'physical'`, nil, &behind)
+			err := w.query(ctx, `SELECT coalesce(bool_or(restart_lsn < pg_current_wal_lsn() - 4000000), false)
+				FROM pg_replication_slots WHERE slot_type = 'physical'`, nil, &behind)
 			if err == nil {
 				err = w.exec(ctx, terminate)
 			}
@@ -110,7 +120,8 @@ func invalidateSlot(ctx context.Context, w *world, rng *rand.Rand) (err error) {
 			return err
 		}
 		var lost bool
-		err := w.query(ctx, `SELECT coalesce(bool_or(wal_status = 'lost'), false) FROM pg_replication_slots WHERE slot_name = $1`, []any{slotName}, &lost)
+		err := w.query(ctx, `SELECT coalesce(bool_or(wal_status = 'lost'), false)
+			FROM pg_replication_slots WHERE slot_name = $1`, []any{slotName}, &lost)
 		if err != nil || lost {
 			return err
 		}

@@ -41,14 +41,17 @@ func deleteMessage(ctx context.Context, w *world, rng *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages t WHERE id = $1 AND processed_at IS NOT NULL AND `+hash+` = $2 FOR UPDATE`, id.ID, int64(id.Hash))
+	locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages t
+		WHERE id = $1 AND processed_at IS NOT NULL AND `+hash+` = $2 FOR UPDATE`, id.ID, int64(id.Hash))
 	if err != nil || !own || locked.RowsAffected() == 0 {
 		return errors.Join(errNotNow, err, tx.Rollback(ctx))
 	}
 	if err := s.DeleteMsg(short, m.Sequence); err != nil {
-		err := w.until(ctx, "a message is deleted", func(ctx context.Context) error { // and may have been before
+		// It may have been deleted before.
+		err := w.until(ctx, "a message is deleted", func(ctx context.Context) error {
 			err := s.DeleteMsg(ctx, m.Sequence)
-			if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+			if errors.Is(err, jetstream.ErrMsgNotFound) ||
+				errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
 				return nil
 			}
 			return err
@@ -57,12 +60,14 @@ func deleteMessage(ctx context.Context, w *world, rng *rand.Rand) error {
 			return err
 		}
 	}
-	again := `UPDATE outbox_messages t SET processed_at = NULL, last_error = 'held: delivered again' WHERE id = $1 AND ` + hash + ` = $2`
+	again := `UPDATE outbox_messages t SET processed_at = NULL, last_error = 'held: delivered again'
+		WHERE id = $1 AND ` + hash + ` = $2`
 	if _, err = tx.Exec(ctx, again, id.ID, int64(id.Hash)); err == nil {
 		err = tx.Commit(ctx)
 	}
 	if err != nil {
-		err = w.until(ctx, "a row whose message was deleted is pending", func(ctx context.Context) error { return w.exec(ctx, again, id.ID, int64(id.Hash)) })
+		pending := func(ctx context.Context) error { return w.exec(ctx, again, id.ID, int64(id.Hash)) }
+		err = w.until(ctx, "a row whose message was deleted is pending", pending)
 	}
 	w.deleted[key(id.ID, id.Hash)] = m.Sequence
 	return err
@@ -76,7 +81,9 @@ func (w *world) lockedTable(ctx context.Context, do func(pgx.Tx) error) error {
 	}
 	defer conn.Close(context.Background())
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '10s'; LOCK TABLE outbox_messages IN ACCESS EXCLUSIVE MODE`); err != nil {
+		_, err := tx.Exec(ctx,
+			`SET LOCAL lock_timeout = '10s'; LOCK TABLE outbox_messages IN ACCESS EXCLUSIVE MODE`)
+		if err != nil {
 			return err
 		}
 		return do(tx)
@@ -90,7 +97,8 @@ func lockRows(ctx context.Context, w *world, rng *rand.Rand) error {
 	}
 	defer conn.Close(context.Background())
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages WHERE processed_at IS NULL ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED`)
+		locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages WHERE processed_at IS NULL
+			ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED`)
 		if err == nil && locked.RowsAffected() == 0 {
 			return errNotNow
 		}
@@ -116,14 +124,17 @@ func truncate(ctx context.Context, w *world, rng *rand.Rand) error {
 			return err
 		}
 		for pending := true; pending; {
-			if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil {
+			err := tx.QueryRow(ctx, `SELECT EXISTS (
+				SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending)
+			if err != nil {
 				return err
 			}
 			if pending && !sleep.For(ctx, 20*time.Millisecond) {
 				return errNotNow
 			}
 		}
-		_, err := tx.Exec(ctx, `INSERT INTO history SELECT * FROM outbox_messages; TRUNCATE outbox_messages RESTART IDENTITY`)
+		_, err := tx.Exec(ctx, `INSERT INTO history SELECT * FROM outbox_messages;
+			TRUNCATE outbox_messages RESTART IDENTITY`)
 		return err
 	})
 }

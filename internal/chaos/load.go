@@ -17,7 +17,8 @@ const aggregates = 100
 
 // schemaSQL: a number is given under its aggregate's lock, and a rollback takes it
 // back. So the numbers of an aggregate are 1 to n, in the order of the commits.
-const schemaSQL = `CREATE TABLE numbers (aggregate bigint PRIMARY KEY, n bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50);
+const schemaSQL = `
+	CREATE TABLE numbers (aggregate bigint PRIMARY KEY, n bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50);
 	INSERT INTO numbers SELECT generate_series(0, 99);
 	CREATE TABLE reminders (n bigint NOT NULL);
 	CREATE TABLE history (LIKE outbox_messages)`
@@ -25,19 +26,25 @@ const schemaSQL = `CREATE TABLE numbers (aggregate bigint PRIMARY KEY, n bigint 
 // insertSQL writes events of an aggregate; delayed ones have one of their own each,
 // because they take their place when they are due.
 const (
-	insertSQL = `WITH counter AS (UPDATE numbers SET n = n + $2::int WHERE aggregate = $1::bigint RETURNING n - $2::int AS n)
+	insertSQL = `WITH counter AS (
+			UPDATE numbers SET n = n + $2::int WHERE aggregate = $1::bigint RETURNING n - $2::int AS n)
 		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-		SELECT $1::bigint % 3, 'account', $1::bigint, 'account.moved', jsonb_build_object('aggregate', $1::bigint, 'n', counter.n + g, 'pad', repeat('x', $3::int))
+		SELECT $1::bigint % 3, 'account', $1::bigint, 'account.moved', jsonb_build_object(
+			'aggregate', $1::bigint, 'n', counter.n + g, 'pad', repeat('x', $3::int))
 		FROM counter, generate_series(1, $2::int) g`
 	delayedSQL = `WITH counted AS (INSERT INTO reminders VALUES ($1::int))
-		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
-		SELECT 7, 'reminder', (random() * 1e15)::bigint, 'account.reminded', jsonb_build_object('n', g, 'r', random()), clock_timestamp() + (1 + 5 * random()) * interval '1 second'
+		INSERT INTO outbox_messages
+			(tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		SELECT 7, 'reminder', (random() * 1e15)::bigint, 'account.reminded',
+			jsonb_build_object('n', g, 'r', random()),
+			clock_timestamp() + (1 + 5 * random()) * interval '1 second'
 		FROM generate_series(1, $1::int) g`
 	// A space is not for a subject: the row fails, and its aggregate's later rows wait
 	// until it is a dead letter.
 	poisonSQL = `WITH counter AS (UPDATE numbers SET n = n + 1 WHERE aggregate = $1::bigint RETURNING n)
 		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-		SELECT $1::bigint % 3, 'account', $1::bigint, 'account cursed', jsonb_build_object('aggregate', $1::bigint, 'n', n) FROM counter`
+		SELECT $1::bigint % 3, 'account', $1::bigint, 'account cursed',
+			jsonb_build_object('aggregate', $1::bigint, 'n', n) FROM counter`
 )
 
 // load is writers, some with synchronous_commit off. A lost connection does not end

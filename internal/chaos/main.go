@@ -53,14 +53,19 @@ func run(ctx context.Context) error {
 	flag.IntVar(&o.rows, "rows", 25_000, "least number of events in a run")
 	flag.IntVar(&o.faults, "faults", 12, "least number of faults in a run")
 	flag.IntVar(&o.parallel, "parallel", 1, "number of runs side by side")
-	flag.StringVar(&o.only, "only", "", "comma-separated faults; default: all that the run's servers can have")
-	flag.StringVar(&o.batch, "batch", "", "single, fast or atomic: the relays' publish.batch; default: one that the seed draws")
+	flag.StringVar(&o.only, "only", "",
+		"comma-separated faults; default: all that the run's servers can have")
+	flag.StringVar(&o.batch, "batch", "",
+		"single, fast or atomic: the relays' publish.batch; default: one that the seed draws")
 	flag.StringVar(&o.results, "results", "", "file that each run's result is added to, as a line of JSON")
 	flag.StringVar(&o.keep, "logs", "", "folder for the relays' logs of runs that failed")
 	flag.DurationVar(&o.last, "for", 0, "begin new runs for so long, where no seeds are given")
-	flag.StringVar(&o.mutants, "mutants", "", "plant the known defects in the relay, one after the other, and see each noticed: all, or those that begin so")
-	flag.StringVar(&o.of, "case", "", "make a loss happen that walpost cannot prevent: store-empty or failover")
-	flag.BoolVar(&o.summary, "summary", false, "run nothing, and print the tables of the results file as Markdown")
+	flag.StringVar(&o.mutants, "mutants", "", "plant the known defects in the relay, one after the other, "+
+		"and see each noticed: all, or those that begin so")
+	flag.StringVar(&o.of, "case", "",
+		"make a loss happen that walpost cannot prevent: store-empty or failover")
+	flag.BoolVar(&o.summary, "summary", false,
+		"run nothing, and print the tables of the results file as Markdown")
 	flag.BoolVar(&o.verbose, "v", false, "say what is broken, as it is")
 	flag.Parse()
 	if o.parallel < 1 || o.runs < 1 {
@@ -166,13 +171,19 @@ func (o *options) plan() (func(func(uint64) bool), error) {
 		given = append(given, n)
 	}
 	begun := time.Now()
+	more := func(n int) bool {
+		if o.last != 0 {
+			return time.Since(begun) < o.last
+		}
+		return n < o.runs
+	}
 	return func(yield func(uint64) bool) {
 		for _, s := range given {
 			if !yield(s) {
 				return
 			}
 		}
-		for n := 0; len(given) == 0 && (o.last > 0 && time.Since(begun) < o.last || o.last == 0 && n < o.runs); n++ {
+		for n := 0; len(given) == 0 && more(n); n++ {
 			if !yield(rand.Uint64() >> 12) { // short enough to be typed
 				return
 			}

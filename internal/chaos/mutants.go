@@ -77,7 +77,11 @@ var mutants = []mutant{
 		name: "duplicated: what the WAL brings again is sent again", world: oneServer, only: "relay killed",
 		by: []string{"duplicated"},
 		edits: []edit{
-			{"relay/walhandler.go", "if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok {", "if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok && false {"},
+			{
+				"relay/walhandler.go",
+				"if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok {",
+				"if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok && false {",
+			},
 			{"relay/walhandler.go", "if !states[i].Publish() {", "if states[i].Publish() && false {"},
 		},
 	},
@@ -99,7 +103,11 @@ var mutants = []mutant{
 		return h.sendOrHold(ctx, late.Event, late.By, 0)
 	}
 `},
-			{"relay/walhandler.go", "	size           int\n", "	size           int\n	late *fallback.PendingRow\n	swapping bool\n"},
+			{
+				"relay/walhandler.go",
+				"	size           int\n",
+				"	size           int\n	late *fallback.PendingRow\n	swapping bool\n",
+			},
 		},
 	},
 	{
@@ -115,24 +123,36 @@ var mutants = []mutant{
 `}},
 	},
 	{
-		name: "confirmed too early: an LSN that was received, not settled", world: oneRelay, only: "NATS frozen,NATS killed,stream full",
-		by:    []string{unsettled},
-		edits: []edit{{"stream/session.go", "lsn := pglogrepl.LSN(s.tracker.Confirmed())", "s.mu.Lock()\n\tlsn := pglogrepl.LSN(s.received)\n\ts.mu.Unlock()"}},
-	},
-	{
-		name: "a position marks: what lies below the newest message's is taken for stored", world: onePoisoned, only: "relay killed",
-		by: []string{"lost", unstored},
-		edits: []edit{{"relay/walhandler.go", "	// Nothing overtakes the recovery buffer", `	if h.recovered.tail.Covers(ev.Commit, ev.N) {
-		txn.Add()
-		return h.marker.Stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
-	}
-	// Nothing overtakes the recovery buffer`}, {
-			"relay/decide.go", "	if h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask {",
-			"	if !h.recovered.tail.Covers(ev.Commit, ev.N) && (h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask) {",
+		name:  "confirmed too early: an LSN that was received, not settled",
+		world: oneRelay, only: "NATS frozen,NATS killed,stream full",
+		by: []string{unsettled},
+		edits: []edit{{
+			"stream/session.go",
+			"lsn := pglogrepl.LSN(s.tracker.Confirmed())",
+			"s.mu.Lock()\n\tlsn := pglogrepl.LSN(s.received)\n\ts.mu.Unlock()",
 		}},
 	},
 	{
-		name: "marked without a PubAck: what was sent is taken for stored", world: oneRelay, only: "NATS killed,NATS frozen,links half open",
+		name:  "a position marks: what lies below the newest message's is taken for stored",
+		world: onePoisoned, only: "relay killed",
+		by: []string{"lost", unstored},
+		edits: []edit{{
+			"relay/walhandler.go", "	// Nothing overtakes the recovery buffer",
+			`	if h.recovered.tail.Covers(ev.Commit, ev.N) {
+		txn.Add()
+		return h.marker.Stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
+	}
+	// Nothing overtakes the recovery buffer`,
+		}, {
+			"relay/decide.go",
+			"	if h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask {",
+			"	if !h.recovered.tail.Covers(ev.Commit, ev.N) && " +
+				"(h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask) {",
+		}},
+	},
+	{
+		name:  "marked without a PubAck: what was sent is taken for stored",
+		world: oneRelay, only: "NATS killed,NATS frozen,links half open",
 		by: []string{unstored},
 		edits: []edit{{"publish/send.go", `	p.letLinger()
 	return nil
@@ -149,20 +169,42 @@ var mutants = []mutant{
 	},
 	{
 		name: "the proof asks for the flushed LSN", world: streaming, only: "relay killed,links slow",
-		by:    []string{"missed_rows", "duplicated"},
-		edits: []edit{{"internal/pg/server.go", "SELECT pg_current_wal_insert_lsn()::text", "SELECT pg_current_wal_flush_lsn()::text"}},
+		by: []string{"missed_rows", "duplicated"},
+		edits: []edit{{
+			"internal/pg/server.go",
+			"SELECT pg_current_wal_insert_lsn()::text",
+			"SELECT pg_current_wal_flush_lsn()::text",
+		}},
 	},
 	{
-		name: "the tail is read before the lock and the slot are owned", world: twoRelays, only: "relay killed,relay stopped",
+		name:  "the tail is read before the lock and the slot are owned",
+		world: twoRelays, only: "relay killed,relay stopped",
 		by: []string{"events_lost", "duplicated", "stream_rolled_back"},
 		edits: []edit{
-			{"relay/session.go", "	info, err := s.awaitStream(ctx, s.fence)\n	if err != nil {\n		return err\n	}\n	s.metrics.setMode(modeStream)\n", "	info, err := s.past.early, error(nil)\n	s.past.early = nil\n	if info == nil {\n		info, err = s.awaitStream(ctx, s.fence)\n	}\n	if err != nil {\n		return err\n	}\n	s.metrics.setMode(modeStream)\n"},
-			{"relay/history.go", "type history struct {\n", "type history struct {\n	early *jetstream.StreamInfo\n"},
-			{"relay/leader.go", "func (l *leader) term(ctx context.Context) error {\n", "func (l *leader) term(ctx context.Context) error {\n	l.past.early, _ = l.stream.Info(ctx)\n"},
+			{
+				"relay/session.go",
+				"	info, err := s.awaitStream(ctx, s.fence)\n" +
+					"	if err != nil {\n		return err\n	}\n	s.metrics.setMode(modeStream)\n",
+				"	info, err := s.past.early, error(nil)\n	s.past.early = nil\n" +
+					"	if info == nil {\n		info, err = s.awaitStream(ctx, s.fence)\n	}\n" +
+					"	if err != nil {\n		return err\n	}\n	s.metrics.setMode(modeStream)\n",
+			},
+			{
+				"relay/history.go",
+				"type history struct {\n",
+				"type history struct {\n	early *jetstream.StreamInfo\n",
+			},
+			{
+				"relay/leader.go",
+				"func (l *leader) term(ctx context.Context) error {\n",
+				"func (l *leader) term(ctx context.Context) error {\n" +
+					"	l.past.early, _ = l.stream.Info(ctx)\n",
+			},
 		},
 	},
 	{
-		name: "a duplicate's PubAck is taken for stored", world: func(p *plan) { oneRelay(p); p.window = 5 * time.Second }, only: "message deleted",
+		name:  "a duplicate's PubAck is taken for stored",
+		world: func(p *plan) { oneRelay(p); p.window = 5 * time.Second }, only: "message deleted",
 		by: []string{"lost", unstored},
 		edits: []edit{{"publish/replies.go", `		s.ack = ack.Seq
 		p.ring.replied(s, doubted)

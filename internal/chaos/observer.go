@@ -95,7 +95,9 @@ func (o *observer) look(ctx context.Context, promoted bool) error {
 	}
 	// The order matters: what is confirmed now has been settled before.
 	var confirmed *string
-	err = conn.QueryRow(ctx, `SELECT (SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1)`, slotName).Scan(&confirmed)
+	err = conn.QueryRow(ctx, `SELECT (
+		SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1)`, slotName).
+		Scan(&confirmed)
 	if err != nil {
 		return err
 	}
@@ -154,7 +156,8 @@ func (o *observer) judge(confirmed outbox.LSN, now sight) {
 		o.judged.Add(1)
 		for id := range s.rows {
 			if now.rows[id] {
-				o.say("row %s was committed below %s, is neither marked nor recorded, and %s is confirmed", id, s.end, confirmed)
+				o.say("row %s was committed below %s, is neither marked nor recorded, and %s is confirmed",
+					id, s.end, confirmed)
 			}
 		}
 	}
@@ -190,11 +193,12 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	missing := func(row string) bool { return o.stored[row] <= o.w.deleted[row] }
+	stored := func(m audit.Message) { o.stored[key(m.ID.ID, m.ID.Hash)] = m.Seq }
 	for try := 0; try == 0 || try < 3 && o.w.cluster != nil && slices.ContainsFunc(rows, missing); try++ {
 		if try > 0 && !sleep.For(ctx, 200*time.Millisecond) { // a leader that was deposed may not know it yet
 			return ctx.Err()
 		}
-		if err := o.stream.Read(ctx, func(m audit.Message) { o.stored[key(m.ID.ID, m.ID.Hash)] = m.Seq }); err != nil {
+		if err := o.stream.Read(ctx, stored); err != nil {
 			return err
 		}
 	}

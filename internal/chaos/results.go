@@ -27,10 +27,10 @@ type result struct {
 	Unknown    int            `json:"unknown"`
 	Pending    int            `json:"pending"`
 	LostBefore int            `json:"lost_before,omitempty"` // by a possible loss, before it was repaired
-	Phantoms   int            `json:"phantoms"`              // after a failover: of transactions that the standby had not received
+	Phantoms   int            `json:"phantoms"`              // of transactions that a failover lost
 	Dead       int            `json:"dead_letters"`          // rows that could not be sent
-	Vanished   int            `json:"vanished"`              // aggregates and rows that are not what was committed
-	Regressed  int            `json:"regressed"`             // messages of an earlier position than the one before
+	Vanished   int            `json:"vanished"`              // aggregates and rows unlike what was committed
+	Regressed  int            `json:"regressed"`             // messages of a position before the last one's
 	Buried     int            `json:"buried"`                // dead letters that could have been sent
 	Looks      int            `json:"looks"`                 // of the observer, at the marks
 	Judged     int            `json:"judged"`                // confirmed LSNs, by the observer
@@ -69,7 +69,8 @@ func (r *result) noticed(way string) bool {
 			return true
 		}
 	}
-	return slices.Contains(r.unexplained(), way) || slices.ContainsFunc(r.Moments, func(m string) bool { return strings.Contains(m, way) })
+	says := func(moment string) bool { return strings.Contains(moment, way) }
+	return slices.Contains(r.unexplained(), way) || slices.ContainsFunc(r.Moments, says)
 }
 
 func (r *result) sum() (n int) {
@@ -101,8 +102,12 @@ func (r *result) counts() []named {
 // unexplained are alarms that none of the faults can have caused.
 func (r *result) unexplained() (all []string) {
 	for alarm, by := range map[string][]string{
-		"events_lost": {"store rolled back", "message deleted"}, "stream_rolled_back": {"store rolled back"}, "false_duplicate": {"message deleted"},
-		"nothing_to_compare": nil, "panic: ": nil, "fatal error: ": nil, "did not stop": nil, "missed_rows": nil, "foreign_message": nil, "undecodable": nil, "stream_gone": nil, "stream_replaced": nil, "synchronous": nil,
+		"events_lost":        {"store rolled back", "message deleted"},
+		"stream_rolled_back": {"store rolled back"},
+		"false_duplicate":    {"message deleted"},
+		"nothing_to_compare": nil, "panic: ": nil, "fatal error: ": nil, "did not stop": nil,
+		"missed_rows": nil, "foreign_message": nil, "undecodable": nil, "stream_gone": nil,
+		"stream_replaced": nil, "synchronous": nil,
 	} {
 		explained := slices.ContainsFunc(by, func(fault string) bool { return r.Faults[fault] > 0 })
 		if r.Alarms[alarm] > 0 && !explained {
@@ -128,7 +133,8 @@ func (r *result) why() string {
 	if r.Failure != "" {
 		all = append(all, r.Failure)
 	} else if r.blind() {
-		all = append(all, fmt.Sprintf("the observer has seen too little: %d looks at the marks, %d at confirmed LSNs", r.Looks, r.Judged))
+		all = append(all, fmt.Sprintf("the observer has seen too little: "+
+			"%d looks at the marks, %d at confirmed LSNs", r.Looks, r.Judged))
 	}
 	return strings.Join(all, "; ")
 }
@@ -152,7 +158,8 @@ func (r *result) String() string {
 	for _, k := range slices.Sorted(maps.Keys(r.Faults)) {
 		kinds = append(kinds, fmt.Sprintf("%s %d", k, r.Faults[k]))
 	}
-	s := fmt.Sprintf("seed=%d %s: %d faults (%s), events=%d lost=%d duplicated=%d reordered=%d longest_recovery=%s took=%s",
+	s := fmt.Sprintf("seed=%d %s: %d faults (%s), events=%d lost=%d duplicated=%d reordered=%d "+
+		"longest_recovery=%s took=%s",
 		r.Seed, r.Servers, r.faults(), strings.Join(kinds, ", "), r.Events, r.Lost, r.Duplicated, r.Reordered,
 		r.longest().Round(time.Millisecond), r.Took.Round(time.Second))
 	if r.Phantoms > 0 {
@@ -206,7 +213,9 @@ func printSummary(w io.Writer, name string) error {
 		return err
 	}
 	var b strings.Builder
-	b.WriteString("### Counts\n\n| Servers | Runs | Faults | Events | Lost | Duplicated | Reordered | Phantoms | Failed |\n| --- | --: | --: | --: | --: | --: | --: | --: | --: |\n")
+	b.WriteString("### Counts\n\n" +
+		"| Servers | Runs | Faults | Events | Lost | Duplicated | Reordered | Phantoms | Failed |\n" +
+		"| --- | --: | --: | --: | --: | --: | --: | --: | --: |\n")
 	byServers := map[string][]*result{}
 	for _, r := range runs {
 		kind, _, _ := strings.Cut(r.Servers, ", relays")
@@ -216,9 +225,14 @@ func printSummary(w io.Writer, name string) error {
 		addUp(&b, kind, byServers[kind])
 	}
 	addUp(&b, "**all**", runs)
-	b.WriteString("\n### Recovery\n\n| Fault | Times | alone | p50 | max |\n| --- | --: | --: | --: | --: |\n")
+	b.WriteString("\n### Recovery\n\n" +
+		"| Fault | Times | alone | p50 | max |\n" +
+		"| --- | --: | --: | --: | --: |\n")
 	addUpFaults(&b, runs)
-	b.WriteString("\n### What can be lost\n\n| What happens | Runs | Events | Lost | after `verify --repair` | Duplicated | Reordered | Phantoms |\n| --- | --: | --: | --: | --: | --: | --: | --: |\n")
+	b.WriteString("\n### What can be lost\n\n" +
+		"| What happens | Runs | Events | Lost | after `verify --repair` " +
+		"| Duplicated | Reordered | Phantoms |\n" +
+		"| --- | --: | --: | --: | --: | --: | --: | --: |\n")
 	for _, c := range possibles {
 		addUpCase(&b, &c, cases[c.name])
 	}
@@ -233,7 +247,9 @@ func addUpFailed(w io.Writer, runs []*result) {
 	if len(failed) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\n### Runs that failed\n\n| Seed | Failure | Cause, and whether it is mended |\n| --: | --- | --- |\n")
+	fmt.Fprintf(w, "\n### Runs that failed\n\n"+
+		"| Seed | Failure | Cause, and whether it is mended |\n"+
+		"| --: | --- | --- |\n")
 	for _, r := range failed {
 		fmt.Fprintf(w, "| %d | %s | %s |\n", r.Seed, r.why(), r.Cause)
 	}
@@ -254,7 +270,8 @@ func addUpFaults(w io.Writer, runs []*result) {
 		p50, most := "-", "-"
 		if len(d) > 0 {
 			slices.Sort(d)
-			p50, most = d[len(d)/2].Round(10*time.Millisecond).String(), d[len(d)-1].Round(10*time.Millisecond).String()
+			p50 = d[len(d)/2].Round(10 * time.Millisecond).String()
+			most = d[len(d)-1].Round(10 * time.Millisecond).String()
 		}
 		fmt.Fprintf(w, "| %s | %d | %d | %s | %s |\n", k, faults[k], len(d), p50, most)
 	}
@@ -274,7 +291,8 @@ func addUpCase(w io.Writer, c *possible, all []*result) {
 	if !c.repaired {
 		after = "-"
 	}
-	fmt.Fprintf(w, "| %s | %d | %d | %d | %s | %d | %d | %d |\n", c.what, len(all), sum.Events, sum.LostBefore, after, sum.Duplicated, sum.Reordered, sum.Phantoms)
+	fmt.Fprintf(w, "| %s | %d | %d | %d | %s | %d | %d | %d |\n",
+		c.what, len(all), sum.Events, sum.LostBefore, after, sum.Duplicated, sum.Reordered, sum.Phantoms)
 }
 
 func addUp(w io.Writer, what string, all []*result) {
@@ -291,5 +309,6 @@ func addUp(w io.Writer, what string, all []*result) {
 			failed++
 		}
 	}
-	fmt.Fprintf(w, "| %s | %d | %d | %d | %d | %d | %d | %d | %d |\n", what, len(all), faults, sum.Events, sum.Lost, sum.Duplicated, sum.Reordered, sum.Phantoms, failed)
+	fmt.Fprintf(w, "| %s | %d | %d | %d | %d | %d | %d | %d | %d |\n", what, len(all), faults,
+		sum.Events, sum.Lost, sum.Duplicated, sum.Reordered, sum.Phantoms, failed)
 }

@@ -101,7 +101,10 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 	w.log("all is mended")
 	// The load goes on until enough of it was observed.
 	observer.tell(r)
-	for since := time.Now(); r.blind() && time.Since(since) < w.patience && sleep.For(ctx, 100*time.Millisecond); {
+	for since := time.Now(); r.blind() && time.Since(since) < w.patience; {
+		if !sleep.For(ctx, 100*time.Millisecond) {
+			break
+		}
 		observer.tell(r)
 	}
 	l.finish()

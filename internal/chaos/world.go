@@ -57,8 +57,9 @@ func draw(rng *rand.Rand) (p plan, err error) {
 		return p, err
 	}
 	p = plan{
-		version: versions[rng.IntN(len(versions))], replicas: []int{1, 1, 3}[rng.IntN(3)], standby: rng.IntN(3) == 0, relays: 1 + rng.IntN(2),
-		mode: "auto", onPoison: []string{"hold", "hold", "skip"}[rng.IntN(3)], backoff: 50 * time.Millisecond,
+		version: versions[rng.IntN(len(versions))], replicas: []int{1, 1, 3}[rng.IntN(3)],
+		standby: rng.IntN(3) == 0, relays: 1 + rng.IntN(2), mode: "auto",
+		onPoison: []string{"hold", "hold", "skip"}[rng.IntN(3)], backoff: 50 * time.Millisecond,
 		window: []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second}[rng.IntN(3)],
 	}
 	if rng.IntN(8) == 0 {
@@ -74,7 +75,8 @@ func (p *plan) String() string {
 	if p.standby {
 		s += " with a standby"
 	}
-	return s + fmt.Sprintf(", relays %d, %s, %s, window %s, %s", p.relays, p.mode, p.onPoison, p.window, p.batch)
+	return s + fmt.Sprintf(", relays %d, %s, %s, window %s, %s",
+		p.relays, p.mode, p.onPoison, p.window, p.batch)
 }
 
 // world is the servers and the relays of one run, and the ways to all of them.
@@ -129,7 +131,8 @@ func newWorld(ctx context.Context, p plan, program string, log func(string, ...a
 	if err := w.startPostgres(ctx); err != nil {
 		return w, err
 	}
-	if err := w.query(ctx, `SELECT system_identifier || '/' || current_database() FROM pg_control_system()`, nil, &w.source); err != nil {
+	const sourceSQL = `SELECT system_identifier || '/' || current_database() FROM pg_control_system()`
+	if err := w.query(ctx, sourceSQL, nil, &w.source); err != nil {
 		return w, err
 	}
 	if err := w.startBrokers(ctx); err != nil {
@@ -144,9 +147,12 @@ func newWorld(ctx context.Context, p plan, program string, log func(string, ...a
 }
 
 func (w *world) startPostgres(ctx context.Context) (err error) {
-	w.primary, err = testenv.StartPostgres(ctx, testenv.PGOptions{BinDir: w.version.Dir, Settings: map[string]string{
-		"max_slot_wal_keep_size": "1GB", "min_wal_size": "32MB", "max_wal_size": "128MB", "wal_sender_timeout": "10s",
-	}})
+	settings := map[string]string{
+		"max_slot_wal_keep_size": "1GB", "min_wal_size": "32MB", "max_wal_size": "128MB",
+		"wal_sender_timeout": "10s",
+	}
+	options := testenv.PGOptions{BinDir: w.version.Dir, Settings: settings}
+	w.primary, err = testenv.StartPostgres(ctx, options)
 	if err != nil {
 		return err
 	}
@@ -160,7 +166,8 @@ func (w *world) startPostgres(ctx context.Context) (err error) {
 		settings := map[string]string{}
 		if w.version.Major >= 17 {
 			settings["sync_replication_slots"] = "on"
-			if err := w.primary.Reload(ctx, map[string]string{"synchronized_standby_slots": "sb"}); err != nil {
+			slots := map[string]string{"synchronized_standby_slots": "sb"}
+			if err := w.primary.Reload(ctx, slots); err != nil {
 				return err
 			}
 			w.heldBack = true
@@ -212,7 +219,8 @@ func (w *world) startBrokers(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	w.nc, err = nats.Connect(strings.Join(urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.RetryOnFailedConnect(true))
+	w.nc, err = nats.Connect(strings.Join(urls, ","), nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond), nats.RetryOnFailedConnect(true))
 	if err != nil {
 		return err
 	}
@@ -222,8 +230,9 @@ func (w *world) startBrokers(ctx context.Context) (err error) {
 	}
 	return w.until(ctx, "the stream is created", func(ctx context.Context) error {
 		_, err := w.js.CreateStream(ctx, jetstream.StreamConfig{
-			Name: streamName, Subjects: []string{"events.>"}, Duplicates: w.window, Discard: jetstream.DiscardNew, Replicas: w.replicas,
-			AllowDirect: true, AllowBatchPublish: w.batch == "fast", AllowAtomicPublish: w.batch == "atomic",
+			Name: streamName, Subjects: []string{"events.>"}, Duplicates: w.window,
+			Discard: jetstream.DiscardNew, Replicas: w.replicas, AllowDirect: true,
+			AllowBatchPublish: w.batch == "fast", AllowAtomicPublish: w.batch == "atomic",
 		})
 		return err
 	})
@@ -306,17 +315,21 @@ func (w *world) startRelays(ctx context.Context) error {
 	for _, p := range w.natsProxies {
 		brokers = append(brokers, "nats://"+p.Addr())
 	}
+	const query = "?sslmode=disable&target_session_attrs=read-write"
 	w.env = []string{
 		"PATH=" + os.Getenv("PATH"),
-		"WALPOST_POSTGRES_URL=postgres://postgres@" + strings.Join(hosts, ",") + "/" + w.db + "?sslmode=disable&target_session_attrs=read-write",
+		"WALPOST_POSTGRES_URL=postgres://postgres@" + strings.Join(hosts, ",") + "/" + w.db + query,
 		"WALPOST_NATS_URL=" + strings.Join(brokers, ","),
-		"WALPOST_SLOT=" + slotName, "WALPOST_STREAM=" + streamName, "WALPOST_HTTP_LISTEN=", "WALPOST_MODE=" + w.mode,
-		"WALPOST_FALLBACK_INTERVAL=1s", "WALPOST_FALLBACK_BACKOFF=" + w.backoff.String(), "WALPOST_FALLBACK_MAX_ATTEMPTS=2",
+		"WALPOST_SLOT=" + slotName, "WALPOST_STREAM=" + streamName, "WALPOST_HTTP_LISTEN=",
+		"WALPOST_MODE=" + w.mode, "WALPOST_FALLBACK_INTERVAL=1s",
+		"WALPOST_FALLBACK_BACKOFF=" + w.backoff.String(), "WALPOST_FALLBACK_MAX_ATTEMPTS=2",
 		"WALPOST_FALLBACK_ON_POISON=" + w.onPoison,
 	}
 	for i := range w.plan.relays {
 		r := &relay{
-			w: w, log: filepath.Join(w.dir, fmt.Sprintf("relay-%d.log", i)), clock: filepath.Join(w.dir, fmt.Sprintf("clock-%d", i)), done: make(chan struct{}),
+			w: w, done: make(chan struct{}),
+			log:   filepath.Join(w.dir, fmt.Sprintf("relay-%d.log", i)),
+			clock: filepath.Join(w.dir, fmt.Sprintf("clock-%d", i)),
 		}
 		r.command = func() *exec.Cmd {
 			cmd := exec.Command(w.program, "run", "--log-format", "console")
