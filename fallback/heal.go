@@ -77,7 +77,7 @@ func (l *Poller) answerTable(ctx context.Context, db *table.DB, t *outbox.Table,
 			return nil // rows of the table that come now are not asked for
 		case err == nil:
 			l.reporter.Meanwhile(fmt.Sprintf("%s: waiting for %s of %s", step, left, t), begun)
-		case table.Passing(err):
+		case table.IsTemporary(err):
 			l.reporter.Meanwhile(step, begun)
 			l.reporter.Trouble("rows from before the slot cannot be looked for: trying again", err,
 				zap.String("table", t.String()))

@@ -23,7 +23,7 @@ func (h *walHandler) Misfit(
 		return nil // it is a dead letter already, or was sent under another layout
 	}
 	failure := &outbox.RowError{Class: outbox.RowHeaders, Reason: reason.Error()}
-	if err := h.db.BuryColumns(ctx, ev, columns, omitted, failure.Error()); err != nil {
+	if err := h.db.AddDeadLetterOfColumns(ctx, ev, columns, omitted, failure.Error()); err != nil {
 		return err
 	}
 	if !h.reporter.limited("undecodable", factsAgain) {
@@ -31,7 +31,7 @@ func (h *walHandler) Misfit(
 			"the WAL holds a row that the layout does not fit: it is a dead letter",
 			zap.Stringer("row", ev.Ref()), zap.Error(reason))
 	}
-	h.reporter.buried(ev.Ref(), failure.Error())
+	h.reporter.deadLetter(ev.Ref(), failure.Error())
 	h.reporter.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)
 	return nil
 }

@@ -63,7 +63,7 @@ func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) erro
 	case w.lost(ctx, err):
 		w.tasks = append(w.tasks, tasks...) // for finish
 		return err
-	case err != nil && len(tasks) > 1 && !table.Passing(err):
+	case err != nil && len(tasks) > 1 && !table.IsTemporary(err):
 		half := len(tasks) / 2
 		return errors.Join(w.mark(ctx, key, tasks[:half]), w.mark(ctx, key, tasks[half:]))
 	case err != nil:
@@ -131,7 +131,7 @@ func (w *marker) statement(ctx context.Context, key batchKey, tasks []*markTask)
 // brokeDown tries again later what the database would not do.
 func (w *marker) brokeDown(tasks []*markTask, err error) {
 	wait := 250 * time.Millisecond
-	if !table.Passing(err) {
+	if !table.IsTemporary(err) {
 		tasks[0].alone, wait = true, 5*time.Second
 		if !w.reporter.limited("row_unsettled", 30*time.Second) {
 			w.reporter.alarm("row_unsettled",

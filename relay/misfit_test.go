@@ -54,7 +54,7 @@ func TestMisfitWithoutATable(t *testing.T) {
 		t.Errorf("%s dead letters, want 2", got)
 	}
 	x.halt()
-	// What the WAL brings again is neither sent nor buried again.
+	// What the WAL brings again is neither sent nor made a dead letter again.
 	r.rewind()
 	r.duplicateWindowPasses(100 * time.Millisecond)
 	x = r.start().streaming()

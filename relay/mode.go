@@ -163,7 +163,7 @@ func (l *leader) sayAdopted(ctx context.Context, db *table.DB, slot *stream.Slot
 	}
 	left, err := l.hasLeftTraces(ctx, db, false)
 	switch {
-	case table.Passing(err):
+	case table.IsTemporary(err):
 		return nil // a locked table: the next session asks again
 	case err != nil:
 		return err

@@ -89,10 +89,10 @@ func TestPoisonRow(t *testing.T) {
 	}
 }
 
-// TestRetryBehindItsBurial: a server that has forgotten the burial's confirmation
+// TestRetryBehindItsDeadLetter: a server that has forgotten the dead letter's confirmation
 // brings the first insert again, and long after it the one of a retry that came
 // while no relay ran. The event is stored once.
-func TestRetryBehindItsBurial(t *testing.T) {
+func TestRetryBehindItsDeadLetter(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.createStream(func(c *jetstream.StreamConfig) {
@@ -164,7 +164,7 @@ func TestRetryKeepsItsPlace(t *testing.T) {
 }
 
 // TestDeadLetterIsNotSentByTheWAL: a server that has forgotten the confirmation of
-// a burial brings the row again. It is a dead letter, and no row.
+// a dead letter brings the row again. It is a dead letter, and no row.
 func TestDeadLetterIsNotSentByTheWAL(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))

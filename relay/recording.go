@@ -52,7 +52,7 @@ func (w *marker) recordLines(ctx context.Context, key batchKey, lines [][]*markT
 	switch {
 	case w.lost(ctx, err):
 		return err
-	case err != nil && len(tasks) > 1 && (!table.Passing(err) || table.TooLong(err)):
+	case err != nil && len(tasks) > 1 && (!table.IsTemporary(err) || table.TooLong(err)):
 		return w.recordApart(ctx, key, lines)
 	case err != nil:
 		w.brokeDown(tasks, err)
@@ -64,7 +64,7 @@ func (w *marker) recordLines(ctx context.Context, key batchKey, lines [][]*markT
 			continue
 		}
 		if key.kind == toPark && (!key.table.Layout.Records() || j.row.Attempts >= w.retry.MaxAttempts) {
-			w.reporter.buried(j.row.Ref, j.row.Failure)
+			w.reporter.deadLetter(j.row.Ref, j.row.Failure)
 		}
 		w.leave(j)
 		w.settled([]*markTask{j})

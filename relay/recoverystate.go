@@ -78,8 +78,8 @@ func (s *sentRows) has(ev *outbox.Event) bool {
 
 // mayBeMissing reports whether the stream may lack a row although the tail covers it. Messages are in flight
 // one behind the other. If another writer's message takes the sequence that one of them expects, that one is
-// refused and those behind it fit: the stream has skipped it. The publisher stops then, so fewer than U messages
-// follow, and has answers whether the row is among them.
+// refused and those behind it fit: the stream has skipped it. The publisher stops then, so fewer than U
+// messages follow, and has answers whether the row is among them.
 func (s *sentRows) mayBeMissing(ev *outbox.Event) bool {
 	return s.rows != nil && !s.from.Covers(ev.Commit, ev.N)
 }

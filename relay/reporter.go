@@ -76,9 +76,9 @@ func (p *reporter) refused(ref outbox.Ref, eventType string, failure *outbox.Row
 		zap.String("class", failure.Class), zap.String("failure", failure.Reason))
 }
 
-// buried logs a row that has become a dead letter, and then one in ten seconds.
-func (p *reporter) buried(ref outbox.Ref, failure string) {
-	if !p.limited("buried", 10*time.Second) {
+// deadLetter logs a row that has become a dead letter, and then one in ten seconds.
+func (p *reporter) deadLetter(ref outbox.Ref, failure string) {
+	if !p.limited("dead_letter", 10*time.Second) {
 		p.log.Warn("a row has become a dead letter: see `walpost dlq list`", zap.Stringer("row", ref),
 			zap.String("failure", failure))
 	}

@@ -64,7 +64,7 @@ func isTemporary(err error) bool {
 			pgerrcode.AdminShutdown, pgerrcode.CrashShutdown, pgerrcode.CannotConnectNow,
 			pgerrcode.TooManyConnections,
 		}
-		return slices.Contains(soon, code) || table.Passing(err)
+		return slices.Contains(soon, code) || table.IsTemporary(err)
 	}
 	var api *jetstream.APIError
 	if errors.As(err, &api) {
@@ -73,8 +73,8 @@ func isTemporary(err error) bool {
 	return natsIsTemporary(err) || networkIsTemporary(err)
 }
 
-// apiIsTemporary: JetStream has no leader, or not the servers that it needs. Limits and a JetStream that is off
-// remain.
+// apiIsTemporary: JetStream has no leader, or not the servers that it needs. Limits and a JetStream that is
+// off remain.
 func apiIsTemporary(err *jetstream.APIError) bool {
 	const noPeers, notEnabled, notEnabledForAccount, noReplicas = 10005, 10076, 10039, 10074
 	switch err.ErrorCode {

@@ -286,7 +286,7 @@ func (h *walHandler) lookUp(
 func (h *walHandler) patiently(ctx context.Context, t *outbox.Table, ask func() error) error {
 	for {
 		err := ask()
-		if err == nil || !table.Passing(err) {
+		if err == nil || !table.IsTemporary(err) {
 			return err
 		}
 		h.reporter.trouble("the table is locked: waiting", err, zapTable(t))
@@ -363,10 +363,10 @@ func (h *walHandler) refuse(
 	ctx context.Context, ev *outbox.Event, txn fallback.Waiter, failure *outbox.RowError,
 ) error {
 	if !table.MarkOf(ev.Table).InTable() {
-		if err := h.db.Bury(ctx, ev, failure.Error()); err != nil {
+		if err := h.db.AddDeadLetter(ctx, ev, failure.Error()); err != nil {
 			return err
 		}
-		h.reporter.buried(ev.Ref(), failure.Error())
+		h.reporter.deadLetter(ev.Ref(), failure.Error())
 		delete(h.poison, ev.Ref())
 		txn.Settled()
 	} else {

@@ -29,7 +29,7 @@ func refuseSynchronous(ctx context.Context, p *reporter, db *table.DB, wal *stre
 }
 
 // serverWatch looks at the walsender and at the slot of a session, once a second. The goroutine that runs it
-// owns what it has heard.
+// owns what it has seen.
 type serverWatch struct {
 	*reporter
 	cfg *Config
@@ -38,7 +38,7 @@ type serverWatch struct {
 	// keeps reports whether the slot is left alone, whatever it keeps.
 	keeps func() bool
 
-	life        string // what was last heard of the walsender
+	life        string // the last sign of life of the walsender
 	since       int    // how many looks ago
 	interrupted bool   // the session delivered until then
 }
@@ -50,7 +50,7 @@ func (w *serverWatch) run(ctx context.Context) error {
 		if err := refuseSynchronous(ctx, w.reporter, w.db, w.wal); err != nil {
 			return err
 		}
-		if err := w.hear(ctx); err != nil {
+		if err := w.checkWalsender(ctx); err != nil {
 			return err
 		}
 		if err := w.checkBudget(ctx); err != nil {
@@ -64,10 +64,10 @@ func (w *serverWatch) run(ctx context.Context) error {
 // a standby status, of which one is sent every second.
 const silentLooks = 30
 
-// hear raises an alarm where the walsender hangs: behind a lock on a catalog, in the
+// checkWalsender raises an alarm where the walsender hangs: behind a lock on a catalog, in the
 // system's I/O, or stopped. Neither the WAL nor the tables deliver then, since only the WAL
 // can prove what it did not bring.
-func (w *serverWatch) hear(ctx context.Context) error {
+func (w *serverWatch) checkWalsender(ctx context.Context) error {
 	pid := w.wal.PID()
 	life, waits, err := w.db.SignOfLife(ctx, pid)
 	if err != nil {

@@ -123,7 +123,7 @@ func retryOne(t *testing.T, b *bench, s shape, wal bool) {
 	}
 	if wal {
 		b.exec(`DELETE FROM ` + box.SQL())
-		b.must(b.db.Bury(t.Context(), ev, "subject: bad"))
+		b.must(b.db.AddDeadLetter(t.Context(), ev, "subject: bad"))
 	} else {
 		b.park(box, ev)
 	}
@@ -178,7 +178,7 @@ func (b *bench) event(box *outbox.Table) *outbox.Event {
 	return ev
 }
 
-// park has a row buried. A layout that records failures is read as one that
+// park has a row made a dead letter. A layout that records failures is read as one that
 // cannot.
 func (b *bench) park(box *outbox.Table, ev *outbox.Event) {
 	b.t.Helper()

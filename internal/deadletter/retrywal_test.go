@@ -11,8 +11,8 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// bury makes a dead letter of a row that only the WAL has.
-func (b *bench) bury(id, aggregate string) {
+// addDeadLetter makes a dead letter of a row that only the WAL has.
+func (b *bench) addDeadLetter(id, aggregate string) {
 	b.t.Helper()
 	ev := &outbox.Event{Table: b.table}
 	for f, v := range map[outbox.Field]string{
@@ -21,7 +21,7 @@ func (b *bench) bury(id, aggregate string) {
 	} {
 		ev.Values[f] = []byte(v)
 	}
-	b.must(b.db.Bury(b.t.Context(), ev, "subject: bad"))
+	b.must(b.db.AddDeadLetter(b.t.Context(), ev, "subject: bad"))
 }
 
 // TestRetryOfWhatOnlyTheWALHolds: the row is inserted and deleted in the
@@ -29,7 +29,7 @@ func (b *bench) bury(id, aggregate string) {
 func TestRetryOfWhatOnlyTheWALHolds(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
 		b := newBench(t, pg, outbox.MarkNone)
-		b.bury("7", "1")
+		b.addDeadLetter("7", "1")
 		refused := func(want string) {
 			t.Helper()
 			done, left := b.retry(b.dlq(b.table), deadletter.Filter{})

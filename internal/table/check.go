@@ -106,7 +106,7 @@ func (db *DB) checkIDType(ctx context.Context, t *outbox.Table) error {
 
 // explainRefusal finds out whether the server refused a statement because of the id column's type.
 func (db *DB) explainRefusal(ctx context.Context, t *outbox.Table, err error) error {
-	if pg.Code(err) == "" || Passing(err) || !db.Alive() {
+	if pg.Code(err) == "" || IsTemporary(err) || !db.Alive() {
 		return err
 	}
 	if changed := db.checkIDType(ctx, t); errors.Is(changed, ErrTableChanged) {
@@ -169,10 +169,10 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 	return f, f.readPrivileges(ctx, conn, t, dead)
 }
 
-// readPrivileges asks for what marking, recording and burying do to the table,
+// readPrivileges asks for what marking, recording and moving to the dead letters do to the table,
 // column by column, and to the dead letters: every row may become one.
 func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) error {
-	var canSelect, canLock, canDelete, canWrite, canRead, canBury bool
+	var canSelect, canLock, canDelete, canWrite, canRead, canAddLetter bool
 	columns := written(t)
 	err := conn.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'SELECT'),
 			has_table_privilege(to_regclass($1), 'DELETE'),
@@ -181,7 +181,7 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 				WHERE attrelid = to_regclass($1) AND attname = ANY($3) AND NOT attisdropped), true),
 			to_regclass($2) IS NOT NULL, coalesce(has_table_privilege(to_regclass($2), 'SELECT'), false),
 			coalesce(has_table_privilege(to_regclass($2), 'INSERT'), false)`, t.SQL(), dead, columns).
-		Scan(&canSelect, &canDelete, &canLock, &canWrite, &f.dlqExists, &canRead, &canBury)
+		Scan(&canSelect, &canDelete, &canLock, &canWrite, &f.dlqExists, &canRead, &canAddLetter)
 	if err != nil {
 		return fmt.Errorf("read privileges on %s: %w", t, err)
 	}
@@ -192,7 +192,7 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 		f.lacking = without("DELETE", canDelete, f.lacking)
 	}
 	f.lackingDLQ = without("SELECT", canRead, f.lackingDLQ)
-	f.lackingDLQ = without("INSERT", canBury, f.lackingDLQ)
+	f.lackingDLQ = without("INSERT", canAddLetter, f.lackingDLQ)
 	return nil
 }
 

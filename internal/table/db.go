@@ -106,10 +106,10 @@ func Away(err error) bool {
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// Passing reports whether a statement failed for a reason that goes away by
+// IsTemporary reports whether a statement failed for a reason that goes away by
 // itself: a lock that another session holds (ALTER TABLE), a deadlock, a full
 // disk.
-func Passing(err error) bool {
+func IsTemporary(err error) bool {
 	switch pg.Code(err) {
 	case pgerrcode.LockNotAvailable, pgerrcode.DeadlockDetected, pgerrcode.SerializationFailure,
 		pgerrcode.QueryCanceled, pgerrcode.DiskFull, pgerrcode.OutOfMemory:

@@ -35,9 +35,9 @@ const (
 	shownPayload = 64
 )
 
-// bury moves rows to the dead letters, and keeps those that cannot be moved. A statement moves so
-// many bytes at most as one row may have.
-func (rec *recorder) bury(ctx context.Context, rows []Row) error {
+// moveToDeadLetters moves rows to the dead letters, and keeps those that cannot be moved. A statement moves
+// so many bytes at most as one row may have.
+func (rec *recorder) moveToDeadLetters(ctx context.Context, rows []Row) error {
 	for len(rows) > 0 {
 		n := slices.IndexFunc(rows, func(r Row) bool { return r.large() })
 		if n == 0 {
@@ -50,7 +50,7 @@ func (rec *recorder) bury(ctx context.Context, rows []Row) error {
 		if n < 0 {
 			n = len(rows)
 		}
-		sql := burySQL(rec.table, rec.db.own.deadLetters)
+		sql := moveToDeadLettersSQL(rec.table, rec.db.own.deadLetters)
 		err := rec.run(ctx, rows[:n], sql, func(row Row, err error) error {
 			if !overLimit(err) { // it may be the row's fault, a trigger's, or the server's trouble
 				if stays, unknown := rec.db.cannotMove(ctx, rec.table, row.Ref.ID); unknown != nil || !stays {
@@ -134,7 +134,7 @@ func keepSQL(t *outbox.Table, letters, original string) string {
 	SELECT concat(c.id) AS row_id, c.original,
 		(SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) || %s AS failure
 	FROM changed c
-), buried AS (%s)`, pg.QuoteLiteral(keptNote), letterSQL(t, letters)))
+), moved AS (%s)`, pg.QuoteLiteral(keptNote), letterSQL(t, letters)))
 }
 
 // unkeptSQL is the condition under which no dead letter says that the row t stays in its outbox.

@@ -171,7 +171,7 @@ func TestKeptWithoutRecord(t *testing.T) {
 func TestOmittedIsNotTheID(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'a', '{}')`)
-	for _, attempts := range []int{0, 10} { // to be parked, to be buried
+	for _, attempts := range []int{0, 10} { // to be parked, to be a dead letter
 		for _, size := range []int{2 << 20, 17 << 20, outbox.MostText} {
 			verdicts, err := b.db.Park(t.Context(), b.table, []table.Row{b.omitted("1", size)}, table.Retry{MaxAttempts: 10 - attempts})
 			b.must(err)
@@ -209,7 +209,7 @@ func TestAnOutageKeepsNoRow(t *testing.T) {
 		row := table.RowOf(f.Rows[i])
 		row.Failure, row.Polled = "subject: none", true
 		if _, err := b.db.Park(t.Context(), b.table, []table.Row{row}, table.Retry{}); table.TooLong(err) != (want == "") {
-			t.Errorf("row %d is buried: %v", i+1, err)
+			t.Errorf("row %d is a dead letter: %v", i+1, err)
 		}
 		if got := b.text(fmt.Sprintf(`SELECT coalesce(last_error, '') FROM outbox_messages WHERE id = %d`, i+1)); got != want {
 			t.Errorf("row %d says %q, want %q", i+1, got, want)

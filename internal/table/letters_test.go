@@ -28,8 +28,8 @@ func (b *bench) retry(q *deadletter.Queue, f deadletter.Filter) (done []int64, l
 	return done, left
 }
 
-// bury makes a dead letter of a row that only the WAL has.
-func (b *bench) bury(id, aggregate string) {
+// addDeadLetter makes a dead letter of a row that only the WAL has.
+func (b *bench) addDeadLetter(id, aggregate string) {
 	b.t.Helper()
 	ev := &outbox.Event{Table: b.table}
 	for f, v := range map[outbox.Field]string{
@@ -38,5 +38,5 @@ func (b *bench) bury(id, aggregate string) {
 	} {
 		ev.Values[f] = []byte(v)
 	}
-	b.must(b.db.Bury(b.t.Context(), ev, "subject: bad"))
+	b.must(b.db.AddDeadLetter(b.t.Context(), ev, "subject: bad"))
 }

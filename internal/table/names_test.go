@@ -203,8 +203,8 @@ func TestIDsOfAnExtensionsType(t *testing.T) {
 // next one of its transaction looks for its names in pg_catalog alone, as the first did.
 func TestLaterStatementsNameTheCatalogs(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkNone)
-	b.bury("7", "1")
-	b.bury("8", "2")
+	b.addDeadLetter("7", "1")
+	b.addDeadLetter("8", "2")
 	b.exec(`UPDATE outbox_messages_dlq SET original = (original::jsonb - 'trace_id')::json WHERE row_id = '8'`) // not in one statement with 7
 	b.exec(`CREATE TABLE second_outbox (LIKE outbox_messages INCLUDING ALL)`)
 	b.exec(`CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'insert')`)

@@ -40,7 +40,7 @@ func TestPlansGoByID(t *testing.T) {
 		deleted := *table
 		deleted.Mark = outbox.MarkDelete
 		statements := map[string]string{
-			"update": markSQL(table), "delete": markSQL(&deleted), "park": parkSQL(table, time.Second), "hold": holdSQL(table), "bury": burySQL(table, db.own.deadLetters),
+			"update": markSQL(table), "delete": markSQL(&deleted), "park": parkSQL(table, time.Second), "hold": holdSQL(table), "dead letter": moveToDeadLettersSQL(table, db.own.deadLetters),
 		}
 		const insert = `INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
 			SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 20000) g`

@@ -40,7 +40,8 @@ type portions[T any] struct {
 	do    func([]T) error
 	// spoils reports whether an error may be due to one of the items. nil: isUnreadable.
 	spoils func(error) bool
-	// alone returns nil where the others may go on. nil: an item is no reason for an error.
+	// alone is told what a single item has failed with. If it returns nil, run goes on with the others.
+	// Without alone, every error ends run.
 	alone func(T, error) error
 }
 
@@ -48,9 +49,9 @@ func (p portions[T]) run(items []T) error {
 	if p.spoils == nil {
 		p.spoils = isUnreadable
 	}
-	spoilt := len(items) // a portion that long holds an item that spoils it
+	most := len(items) // halved at an error that an item may have caused, doubled after each portion
 	for len(items) > 0 {
-		n := p.next(items[:min(len(items), spoilt, p.size.most())])
+		n := p.next(items[:min(len(items), most, p.size.most())])
 		begun := time.Now()
 		err := p.do(items[:n])
 		switch {
@@ -67,7 +68,7 @@ func (p portions[T]) run(items []T) error {
 			}
 			return err
 		case n > 1:
-			spoilt = n / 2
+			most = n / 2
 			continue
 		default:
 			if err := p.alone(items[0], err); err != nil {
@@ -75,7 +76,7 @@ func (p portions[T]) run(items []T) error {
 			}
 		}
 		items = items[n:]
-		spoilt = max(2*spoilt, 1)
+		most = max(2*most, 1)
 	}
 	return nil
 }

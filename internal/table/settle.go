@@ -28,7 +28,8 @@ type Row struct {
 	Attempts int
 	// Bytes is about how much its columns hold, zero where that is not known.
 	Bytes int
-	// Failure is what is recorded of a row that cannot be sent.
+	// Failure is what is recorded of a row that cannot be sent. For NoteInserted it is the processed_at that
+	// the row was inserted with.
 	Failure string
 	// Wait is the least time until a row that failed is tried again.
 	Wait time.Duration
@@ -124,7 +125,7 @@ func (db *DB) Park(ctx context.Context, t *outbox.Table, rows []Row, retry Retry
 		}
 		var err error
 		if dead {
-			err = rec.bury(ctx, rows[:n])
+			err = rec.moveToDeadLetters(ctx, rows[:n])
 		} else {
 			err = rec.run(ctx, rows[:n], parkSQL(t, retry.Backoff), nil)
 		}

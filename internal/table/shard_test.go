@@ -30,7 +30,7 @@ func TestRetryOfAnotherShard(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkNone)
 	const letters = 20
 	for i := range letters {
-		b.bury(strconv.Itoa(i+1), strconv.Itoa(i+1))
+		b.addDeadLetter(strconv.Itoa(i+1), strconv.Itoa(i+1))
 	}
 	b.exec(`CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'insert')`)
 	b.exec(`SELECT pg_create_logical_replication_slot('walpost', 'test_decoding')`)

@@ -197,7 +197,7 @@ func TestMarkGivesWayToAlterTable(t *testing.T) {
 	b.must(err)
 	_, err = tx.Exec(t.Context(), `LOCK TABLE outbox_messages IN ACCESS EXCLUSIVE MODE`)
 	b.must(err)
-	if _, err := b.db.Mark(t.Context(), b.table, rows); !table.Passing(err) || !b.db.Alive() {
+	if _, err := b.db.Mark(t.Context(), b.table, rows); !table.IsTemporary(err) || !b.db.Alive() {
 		t.Fatalf("%v, want a failure that passes, on a connection that lives", err)
 	}
 	b.must(tx.Rollback(t.Context()))
@@ -265,7 +265,7 @@ func TestParkRecordsOnce(t *testing.T) {
 	}
 }
 
-func TestParkBuriesWhereNothingCanBeRecorded(t *testing.T) {
+func TestParkMakesDeadLettersWhereNothingCanBeRecorded(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkDelete)
 	b.exec(`CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype varchar(255), aggregateid varchar(255), type varchar(255), payload jsonb, extra text)`)
 	b.exec(`INSERT INTO outbox VALUES ('00000000-0000-0000-0000-00000000002a', 'order', 'o-1', 'bad type', '{"a": 1}', 'kept')`)
@@ -288,12 +288,12 @@ func TestParkBuriesWhereNothingCanBeRecorded(t *testing.T) {
 	}
 }
 
-func TestBuryWritesAnEventOnce(t *testing.T) {
+func TestDeadLetterIsWrittenOnce(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkNone)
 	ev := &outbox.Event{Table: b.table}
 	ev.Values[outbox.ID], ev.Values[outbox.EventType], ev.Values[outbox.Payload] = []byte("7"), []byte("a b"), []byte(`{"x": "\u00e9"}`)
 	for range 2 {
-		b.must(b.db.Bury(t.Context(), ev, "subject: holds a space"))
+		b.must(b.db.AddDeadLetter(t.Context(), ev, "subject: holds a space"))
 	}
 	if s := b.text(`SELECT string_agg(row_id || (original ->> 'payload'), ';') FROM outbox_messages_dlq`); s != `7{"x": "\u00e9"}` {
 		t.Errorf("dead letters %q", s)

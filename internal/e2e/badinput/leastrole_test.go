@@ -34,7 +34,7 @@ const leastSQL = publish + `
 const grantsFile = "../../../deploy/grants.sql"
 
 // TestLeastPrivileges: the grants that deploy/grants.sql has for a mark, and `migrate up --grant` gives,
-// are enough to deliver, to park, to bury, and to end in peace.
+// are enough to deliver, to park, to make dead letters, and to end in peace.
 func TestLeastPrivileges(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, testenv.NewPostgres(t, testenv.PGOptions{}))
@@ -107,7 +107,7 @@ func (s *site) denied(conn *pgx.Conn, sql string) {
 	}
 }
 
-// outcomes say when a row was delivered and marked, and another one buried.
+// outcomes say when a row was delivered and marked, and another one made a dead letter.
 var outcomes = map[string]string{
 	"update": `SELECT count(processed_at) = 1 AND count(*) = 1 FROM outbox_messages`,
 	"delete": `SELECT count(*) = 0 FROM outbox_messages`,

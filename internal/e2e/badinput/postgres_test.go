@@ -59,7 +59,7 @@ const publish = `CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publ
 
 // roleCases connect as a role that lacks one thing.
 func roleCases() []badStart {
-	const bury = `GRANT SELECT, INSERT ON outbox_messages_dlq TO `
+	const letters = `GRANT SELECT, INSERT ON outbox_messages_dlq TO `
 	const relay = `GRANT SELECT, UPDATE, DELETE ON outbox_messages TO `
 	role := func(name string, grants ...string) string {
 		sql := publish + `CREATE ROLE ` + name + ` LOGIN REPLICATION;`
@@ -71,12 +71,12 @@ func roleCases() []badStart {
 	return []badStart{
 		{
 			name: "no_replication", user: "bad_no_replication",
-			sql: role("bad_no_replication", relay, bury) + `ALTER ROLE bad_no_replication NOREPLICATION`,
+			sql: role("bad_no_replication", relay, letters) + `ALTER ROLE bad_no_replication NOREPLICATION`,
 			env: map[string]string{"WALPOST_MODE": "stream"},
 		},
 		{
 			name: "no_connect", user: "bad_no_connect",
-			sql: role("bad_no_connect", relay, bury) + `REVOKE CONNECT ON DATABASE no_connect FROM PUBLIC`,
+			sql: role("bad_no_connect", relay, letters) + `REVOKE CONNECT ON DATABASE no_connect FROM PUBLIC`,
 		},
 		{
 			name: "no_usage", user: "bad_no_usage",
@@ -86,36 +86,36 @@ func roleCases() []badStart {
 		{name: "no_grants", user: "bad_no_grants", sql: role("bad_no_grants")},
 		{
 			name: "no_select", user: "bad_no_select",
-			sql: role("bad_no_select", `GRANT UPDATE, DELETE ON outbox_messages TO `, bury),
+			sql: role("bad_no_select", `GRANT UPDATE, DELETE ON outbox_messages TO `, letters),
 		},
 		{
 			name: "no_update", user: "bad_no_update",
-			sql: role("bad_no_update", `GRANT SELECT, UPDATE (attempts), DELETE ON outbox_messages TO `, bury),
+			sql: role("bad_no_update", `GRANT SELECT, UPDATE (attempts), DELETE ON outbox_messages TO `, letters),
 		},
 		{
 			name: "no_delete", user: "bad_no_delete",
-			sql: role("bad_no_delete", `GRANT SELECT, UPDATE ON outbox_messages TO `, bury),
+			sql: role("bad_no_delete", `GRANT SELECT, UPDATE ON outbox_messages TO `, letters),
 		},
 		{
 			// FOR UPDATE wants UPDATE on a column, whichever.
 			name: "no_lock", user: "bad_no_lock",
-			sql: debeziumSQL + role("bad_no_lock", `GRANT SELECT, DELETE ON outbox TO `, bury) + `ALTER PUBLICATION walpost SET TABLE outbox`,
+			sql: debeziumSQL + role("bad_no_lock", `GRANT SELECT, DELETE ON outbox TO `, letters) + `ALTER PUBLICATION walpost SET TABLE outbox`,
 			env: debeziumEnv,
 		},
-		{name: "no_bury", user: "bad_no_bury", sql: role("bad_no_bury", relay)},
+		{name: "no_letters", user: "bad_no_letters", sql: role("bad_no_letters", relay)},
 		{
-			name: "no_bury_none", user: "bad_no_bury_none",
-			sql: role("bad_no_bury_none", `GRANT SELECT ON outbox_messages_dlq TO `),
+			name: "no_letters_none", user: "bad_no_letters_none",
+			sql: role("bad_no_letters_none", `GRANT SELECT ON outbox_messages_dlq TO `),
 			env: map[string]string{"WALPOST_MARK": "none"},
 		},
 		{name: "no_dead_letters", sql: `DROP TABLE outbox_messages_dlq`},
 		{
 			name: "no_publication", user: "bad_no_publication",
-			sql: role("bad_no_publication", relay, bury) + `DROP PUBLICATION walpost`,
+			sql: role("bad_no_publication", relay, letters) + `DROP PUBLICATION walpost`,
 		},
 		{
 			name: "row_security", user: "bad_row_security",
-			sql: role("bad_row_security", relay, bury) + `ALTER TABLE outbox_messages ENABLE ROW LEVEL SECURITY`,
+			sql: role("bad_row_security", relay, letters) + `ALTER TABLE outbox_messages ENABLE ROW LEVEL SECURITY`,
 		},
 	}
 }

@@ -22,15 +22,15 @@ import (
 // back what was there: digits, the order of keys, infinity, an array's bounds.
 const DeadLetters = "outbox_messages_dlq"
 
-// burySQL moves rows into the dead letters, a table, in the statement that deletes them.
-func burySQL(t *outbox.Table, dead string) string {
+// moveToDeadLettersSQL moves rows into the dead letters, a table, in the statement that deletes them.
+func moveToDeadLettersSQL(t *outbox.Table, dead string) string {
 	remove := fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`,
 		t.SQL(), FreeSQL(t), t.Column(outbox.ID))
 	return settleSQL(t, sameSQL(t), remove, fmt.Sprintf(`, letter AS MATERIALIZED (
 	SELECT concat(c.id) AS row_id, %s AS original,
 		(SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) AS failure
 	FROM changed c
-), buried AS (%s)`, originalSQL(t, "c.original"), letterSQL(t, dead)))
+), moved AS (%s)`, originalSQL(t, "c.original"), letterSQL(t, dead)))
 }
 
 // originalSQL renders a row of the table as JSON, whatever columns it has by now.
@@ -114,21 +114,21 @@ func fittingSQL(t *outbox.Table, f outbox.Field) string {
 	return text
 }
 
-// Bury writes a dead letter for an event that no table holds (mark none). It is
-// committed when Bury returns. The same event is written once, however often the
+// AddDeadLetter writes a dead letter for an event that no table holds (mark none). It is
+// committed when it returns. The same event is written once, however often the
 // WAL brings it.
-func (db *DB) Bury(ctx context.Context, ev *outbox.Event, failure string) error {
-	return db.BuryColumns(ctx, ev, columnsOf(ev), omittedOf(ev), failure)
+func (db *DB) AddDeadLetter(ctx context.Context, ev *outbox.Event, failure string) error {
+	return db.AddDeadLetterOfColumns(ctx, ev, columnsOf(ev), omittedOf(ev), failure)
 }
 
-// BuryColumns is Bury for a row that makes no event: columns are all that it has, nil is NULL. Those
-// that are omitted it has, too, but they are too long.
-func (db *DB) BuryColumns(
+// AddDeadLetterOfColumns is AddDeadLetter for a row that makes no event: columns are all that it has, nil
+// is NULL. Those that are omitted it has, too, but they are too long.
+func (db *DB) AddDeadLetterOfColumns(
 	ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, failure string,
 ) error {
 	row, err := originalOf(columns, omitted)
 	if err != nil {
-		return fmt.Errorf("bury row: %w", err)
+		return fmt.Errorf("write dead letter: %w", err)
 	}
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		// MATERIALIZED keeps the planner from casting what does not fit.
@@ -136,18 +136,18 @@ func (db *DB) BuryColumns(
 WITH letter AS MATERIALIZED (
 	SELECT $2::text AS row_id, $3::text::json AS original, $4::text AS failure
 	WHERE NOT EXISTS (SELECT FROM %s WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)
-), buried AS (%s)
+), moved AS (%s)
 SELECT 1 WHERE %s`, db.own.deadLetters, letterSQL(ev.Table, db.own.deadLetters), pg.OwnPath),
 			ev.Table.String(), string(ev.Values[outbox.ID]), string(row), failure)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("bury row: %w", err)
+		return fmt.Errorf("write dead letter: %w", err)
 	}
 	return nil
 }
 
-// IsDead reports whether Bury has written the event.
+// IsDead reports whether AddDeadLetter has written the event.
 func (db *DB) IsDead(ctx context.Context, ev *outbox.Event) (dead bool, err error) {
 	row, err := originalOf(columnsOf(ev), omittedOf(ev))
 	if err == nil {
@@ -185,7 +185,7 @@ func jsonText(v *string) json.RawMessage {
 	return append(quoted, '"')
 }
 
-// originalOf is a row as Bury keeps it: its columns, and the names of those that are too long.
+// originalOf is a row as a dead letter keeps it: its columns, and the names of those that are too long.
 func originalOf(columns map[string]*string, omitted []string) ([]byte, error) {
 	original := map[string]json.RawMessage{}
 	for name, value := range columns {
