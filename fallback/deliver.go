@@ -109,12 +109,11 @@ func (l *Poller) askRecords(ctx context.Context, t *outbox.Table, rows ...*outbo
 		return 0, nil
 	}
 	return l.holds.Ask(rows, func(rows []*outbox.Event) ([]bool, error) {
-		return l.db.HaveRecords(ctx, t,
-			rows)
+		return l.db.HaveRecords(ctx, t, rows)
 	})
 }
 
-// IsHeld reports whether a row waits behind a failed one. asked is when the table was asked.
+// isHeld reports whether a row waits behind a failed one. asked is when the table was asked.
 func (l *Poller) isHeld(ctx context.Context, ev *outbox.Event, asked AsOf) (bool, error) {
 	if l.cfg.OnPoison == Skip {
 		return false, nil

@@ -109,7 +109,7 @@ var mostQueued = 2000
 
 const mostQueuedBytes = 1 << 20
 
-// NewHolds makes one without a hold. It remembers so many aggregates at most.
+// NewHolds makes one without a hold. At most aggregates, idle ones are forgotten until half are left.
 func NewHolds(most int) *Holds {
 	return &Holds{most: most, byKey: map[Aggregate]*hold{}, partial: map[*outbox.Table]int{}}
 }

@@ -30,7 +30,7 @@ type Moved struct {
 	until outbox.LSN
 }
 
-// NewMoved makes one that remembers about most rows.
+// NewMoved makes one. Past most rows from the WAL, or from the poller, settled ones are forgotten.
 func NewMoved(most int) *Moved {
 	return &Moved{most: most, taken: map[outbox.Ref]uint64{}, polled: map[outbox.Ref]bool{}}
 }
@@ -75,7 +75,7 @@ func (m *Moved) now() uint64 {
 	return m.last
 }
 
-// Len is how many rows are remembered.
+// Len is how many rows are remembered. It is for tests.
 func (m *Moved) Len() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,7 +111,7 @@ func forgetSettled[V any](
 	ctx context.Context, m *Moved, rows map[outbox.Ref]V, inHand InHand, db *table.DB,
 ) error {
 	keep := map[outbox.Ref]struct{}{}
-	inHand.Each(func(ref outbox.Ref, _ bool) { keep[ref] = struct{}{} })
+	inHand.each(func(ref outbox.Ref, _ bool) { keep[ref] = struct{}{} })
 	end, err := db.InsertLSN(ctx)
 	if err != nil {
 		return err

@@ -33,10 +33,10 @@ type pass struct {
 	full     bool // there is more than it looked at
 	sent     bool // something
 	locked   []outbox.Ref
-	blocked  map[Aggregate]bool // rows that somebody has locked keep the later ones out
+	blocked  map[Aggregate]bool // later rows wait: an earlier one is locked, early, being recorded or failed
 	recorded map[Aggregate]bool // recorded rows of these were sent
 	missed   []string
-	moved    uint64 // before it was asked what is in hand, see moved
+	moved    uint64 // Moved.now, read before what is in hand
 }
 
 func (p *pass) add() {

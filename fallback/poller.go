@@ -57,7 +57,7 @@ type Config struct {
 	OnPoison OnPoison
 }
 
-// Parts are what a poller works with. They outlive it.
+// Parts are what a poller works with. It does not close them.
 type Parts struct {
 	Log       *zap.Logger
 	Reporter  Reporter
@@ -79,7 +79,7 @@ type PolledWaiter interface {
 
 // Publisher sends rows in the order of the calls.
 type Publisher interface {
-	// Adapt asks the stream for its limits. It fails while nothing can be sent.
+	// Adapt reads the stream's limits and applies them. It fails while the stream does not answer.
 	Adapt(context.Context) error
 	// MostPayload is how many bytes of payload a message can have.
 	MostPayload() int
@@ -102,7 +102,7 @@ type Marker interface {
 	Stored(ctx context.Context, row table.Row, behind uint64, by Waiter) error
 	// Park: the row has failed.
 	Park(ctx context.Context, row table.Row, of Aggregate, by Waiter) error
-	// Hold: the row waits behind one that has.
+	// Hold: the row waits behind one that has. The caller has counted it in its hold; Park does so itself.
 	Hold(ctx context.Context, row table.Row, of Aggregate, by Waiter) error
 	// Busy calls each with every row that was taken and is not settled.
 	Busy(each func(outbox.Ref))
@@ -140,7 +140,8 @@ type Reporter interface {
 }
 
 // Poller makes passes over the tables. One goroutine makes them: the session's work, which heals, and then
-// Run's. It owns every field of which nothing else is said. Any goroutine may call Nudge, DueIn and InHand.
+// Run's. It owns every field of which nothing else is said. cfg, the parts and wal do not change once Run has
+// begun. Any goroutine may call Nudge and DueIn at any time, and InHand, Answer and Listen after Beside.
 type Poller struct {
 	cfg       Config
 	log       *zap.Logger
@@ -163,7 +164,7 @@ type Poller struct {
 	healing     bool                        // see Heal
 	lost        bool                        // the stream has lost rows
 	lookAt      map[*outbox.Table]time.Time // when recorded rows are looked for next
-	again       map[*outbox.Table]bool      // the last pass over recorded rows sent some
+	again       map[*outbox.Table]bool      // the last pass sent recorded rows
 	lockedSince map[*outbox.Table]time.Time // since when every pass has met locked rows
 }
 
@@ -251,6 +252,9 @@ func (l *Poller) recover(ctx context.Context, err error) error {
 		return nil
 	}
 	db, err := open(ctx, l.cfg.Database)
+	if ctx.Err() != nil && err != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -320,7 +324,8 @@ func (l *Poller) turn(ctx context.Context, t *outbox.Table) (more bool, err erro
 	if l.wal == nil || more {
 		p.wait(ctx, markPatience)
 	}
-	if l.again[t] = len(p.recorded) > 0; p.looks {
+	l.again[t] = len(p.recorded) > 0
+	if p.looks {
 		if err := l.endHolds(ctx, t, p); err != nil {
 			return false, err
 		}

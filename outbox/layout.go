@@ -143,6 +143,9 @@ const (
 	MarkNone Mark = "none"
 )
 
+// Valid reports whether m is one of the marks.
+func (m Mark) Valid() bool { return m == MarkUpdate || m == MarkDelete || m == MarkNone }
+
 // Table is an outbox table as the relay reads it.
 type Table struct {
 	Schema string

@@ -82,7 +82,7 @@ type Stored struct {
 // The window is the ring's messages without a PubAck. Only Send and SendPolled add one: they
 // have sending all the time, and mu for the entry. A message leaves the window under mu:
 //
-//   - by its reply, on the goroutine of the replies
+//   - by its reply or its batch's, on the goroutine of the replies
 //   - by Deny, on the NATS client's goroutine
 //   - once the publisher has stopped, because it was never written or its batch was cut: on the
 //     goroutine that has sending, which is a sender, the linger timer, or Drain
@@ -124,7 +124,7 @@ type Publisher struct {
 	// mu guards what follows; it is never held across a write to the network.
 	mu      sync.Mutex
 	ring    *ring
-	unit    unit // the sender may read it, too
+	unit    unit // all but its state may be read under sending, too
 	due     bool // the sender has left something staged because a unit was under way
 	verdict verdict
 	memory  time.Duration // how long JetStream remembers message ids

@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // backoff grows from least to most while failures follow each other closely.
@@ -17,18 +19,6 @@ func (b *backoff) reset() { b.next = 0 }
 // wait sleeps, half of it at random so that relays do not march in step.
 func (b *backoff) wait(ctx context.Context) {
 	b.next = max(b.least, min(b.next, b.most))
-	sleep(ctx, b.next/2+rand.N(b.next/2+1))
+	sleep.For(ctx, b.next/2+rand.N(b.next/2+1))
 	b.next *= 2
-}
-
-// sleep reports false where ctx ended it.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -11,7 +11,7 @@ import (
 type decision uint8
 
 const (
-	// toSend: into the publisher. Where its aggregate is held, walHandler.sendOrHold has it recorded.
+	// toSend: into the publisher. Where its aggregate is held, walHandler.sendOrHold has it recorded or queued.
 	toSend decision = iota
 	// toAsk: the table decides, in batches (walHandler.askTable).
 	toAsk
@@ -32,8 +32,9 @@ func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, er
 	return h.decideByTable(ctx, ev)
 }
 
-// decideByTable asks the table about a row that an earlier session may have sent, that was taken from the
-// WAL or the table before, or that may be recorded. Every other row is new.
+// decideByTable: a marked row is noted, a delayed one left to the table, a recorded one to the poller. The
+// table is asked about a row that an earlier session may have sent, that was taken from the WAL or the table
+// before, or that may be recorded. Every other row is new.
 func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if carriesMark(ev) {
 		if ev.Table.Partitioned {

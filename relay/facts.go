@@ -158,8 +158,8 @@ type published struct {
 	reporter *reporter
 	cfg      *Config
 	last     *stream.PublicationLook
-	// proven is an LSN: every row that was committed before it was inserted into a table that the
-	// publication had. With mark none nothing is confirmed past it.
+	// proven is an LSN: every row committed up to it went into a table that the publication had. With mark
+	// none nothing is confirmed past it.
 	proven outbox.LSN
 	// next was the end of the WAL at an earlier check. It is proven once every transaction up to running, the
 	// newest at that time, has ended. Until then one of them may have changed the publication invisibly, as

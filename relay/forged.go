@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -108,7 +109,7 @@ func (s *session) isGenuine(
 		if shown := states[0]; !shown.Same && (shown.Exists || shown.Visible) {
 			return true, nil // gone, or changed: nothing will be marked
 		}
-		if !sleep(ctx, 20*time.Millisecond) {
+		if !sleep.For(ctx, 20*time.Millisecond) {
 			return false, ctx.Err()
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -62,7 +63,7 @@ func observe(
 			if err := observeOnce(ctx, p.metrics, database, tables); err != nil && ctx.Err() == nil {
 				p.trouble("cannot read gauges", err)
 			}
-			if !sleep(ctx, 10*time.Second) {
+			if !sleep.For(ctx, 10*time.Second) {
 				return
 			}
 		}

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -86,7 +87,7 @@ func (l *leader) term(ctx context.Context) error {
 	defer lose(nil)
 	// A statement that hangs then is as good as a crash: the next recovery scan finds what it did.
 	defer context.AfterFunc(ctx, func() {
-		if sleep(held, drainTimeout) {
+		if sleep.For(held, drainTimeout) {
 			db.Cut()
 		}
 	})()
@@ -121,7 +122,7 @@ func (l *leader) standBy(ctx context.Context, db *table.DB) error {
 			l.status.set(stateStandby, nil)
 			l.log.Info("standing by: another relay holds the lock", zap.String("slot", l.cfg.Slot))
 		}
-		if !sleep(ctx, 250*time.Millisecond) {
+		if !sleep.For(ctx, 250*time.Millisecond) {
 			return nil
 		}
 	}
@@ -164,7 +165,7 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 				taken = time.Now()
 			}
 			l.standByFor(err, time.Since(taken))
-			sleep(work, 250*time.Millisecond)
+			sleep.For(work, 250*time.Millisecond)
 			continue
 		}
 		taken = time.Time{}

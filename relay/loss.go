@@ -10,6 +10,7 @@ import (
 
 	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -242,7 +243,7 @@ func (c *comparison) unmark(
 					zap.Stringer("row", rows[0].Ref), zap.String("holder", who))
 			}
 		}
-		if !sleep(ctx, 200*time.Millisecond) {
+		if !sleep.For(ctx, 200*time.Millisecond) {
 			return rows, ctx.Err()
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -204,7 +205,7 @@ func (w *marker) gather(ctx context.Context) bool {
 		w.take(j)
 	case <-w.publisher.Stored():
 		if w.publisher.Counts().Unreleased < markBatch {
-			sleep(ctx, linger)
+			sleep.For(ctx, linger)
 		}
 	}
 	w.takeAdded()
@@ -318,7 +319,7 @@ func (w *marker) finish(ctx context.Context, refusals []publish.Refusal) {
 	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
 	defer cancel()
 	for len(w.tasks)+w.inLines > 0 && w.db.Alive() {
-		if w.pass(ctx) != nil || !sleep(ctx, 5*time.Millisecond) {
+		if w.pass(ctx) != nil || !sleep.For(ctx, 5*time.Millisecond) {
 			return
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
@@ -93,7 +94,7 @@ func (m *messageRows) patiently(
 			return err
 		}
 		m.reporter.trouble(trouble, err, zapTable(t))
-		if !sleep(ctx, 200*time.Millisecond) {
+		if !sleep.For(ctx, 200*time.Millisecond) {
 			return ctx.Err()
 		}
 	}

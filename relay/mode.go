@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/stream"
 )
@@ -124,7 +125,7 @@ func (l *leader) pollOnly(ctx, held context.Context, db *table.DB, sys stream.Sy
 		zap.NamedError("because", why))
 	left := l.slots.leave(ctx, db)
 	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, _ *session) error {
-		for sleep(ctx, modeCheck) {
+		for sleep.For(ctx, modeCheck) {
 			if !left {
 				left = l.slots.leave(ctx, db)
 			}
@@ -241,6 +242,6 @@ func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 		}
 		l.status.meanwhile("wait before the slot is made again", time.Now())
 		l.status.failing(err)
-		sleep(ctx, modeCheck)
+		sleep.For(ctx, modeCheck)
 	}
 }

@@ -23,9 +23,10 @@ func (h *walHandler) takeMoved(ctx context.Context, ev *outbox.Event) (inHand, a
 		return false, false, err
 	}
 	ref := ev.Ref()
-	again, inHand, until := h.moved.Take(ref)
+	again, polling, until := h.moved.Take(ref)
 	if _, waits := h.recovered.StoredBefore(ref, false); waits {
 		return false, true, nil // its transaction waits for the mark, too
 	}
-	return inHand || again && h.poller.InHand().Has(ref), again || ev.Commit <= until, nil
+	inHand = polling || again && h.poller.InHand().Has(ref)
+	return inHand, again || ev.Commit <= until, nil
 }

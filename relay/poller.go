@@ -19,6 +19,9 @@ var (
 	mostMoved = fallback.MostMoved
 )
 
+// Package fallback cannot name U, of which this is a multiple.
+var _ = [1]struct{}{}[fallback.MostMoved-4*jetstream.U]
+
 // newPoller puts the session's parts into the words of package fallback.
 func (s *session) newPoller(ctx context.Context) (*fallback.Poller, error) {
 	return fallback.New(ctx, fallback.Config{
@@ -46,16 +49,22 @@ func (p pollerPublisher) Adapt(ctx context.Context) error {
 	return err
 }
 
-// pollerWAL is what was received: the reader knows how far, the handler which rows it still has.
+// pollerWAL is what was received: the session knows how far, the handler which rows it still has.
 type pollerWAL struct {
-	*stream.Session
+	session *stream.Session
 	handler *walHandler
+}
+
+// AwaitReceived implements fallback.WAL.
+func (w pollerWAL) AwaitReceived(ctx context.Context, lsn outbox.LSN) error {
+	return w.session.AwaitReceived(ctx, lsn)
 }
 
 // Buffered implements fallback.WAL.
 func (w pollerWAL) Buffered(each func(outbox.Ref)) { w.handler.eachBuffered(each) }
 
-// pollerReporter implements fallback.Reporter. Relay embeds the reporter, whose methods must not be its own.
+// pollerReporter implements fallback.Reporter. The reporter must not have these exported methods: Relay
+// embeds it.
 type pollerReporter struct{ *reporter }
 
 func (p pollerReporter) Missed(rows int) { p.metrics.missed.Add(float64(rows)) }

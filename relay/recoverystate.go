@@ -18,8 +18,7 @@ type recoveryState struct {
 	tail outbox.Position
 	// sent is what the tail does not say of tables without marks; the reader's own.
 	sent sentRows
-	// healed counts rows that JetStream had lost and that are pending again. It is
-	// set before the poller looks.
+	// healed counts rows that JetStream had lost and that are pending again: session.heal has them delivered.
 	healed int
 	past   bool // the WAL is past the recovery LSN; the reader's own
 

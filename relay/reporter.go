@@ -9,6 +9,7 @@ import (
 
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -138,7 +139,7 @@ const slowStep = time.Minute
 
 // watchSteps says, once a minute, where a session hangs.
 func (p *reporter) watchSteps(ctx context.Context) {
-	for sleep(ctx, slowStep/4) {
+	for sleep.For(ctx, slowStep/4) {
 		p.status.mu.Lock()
 		step, took := p.status.step, time.Since(p.status.stepAt)
 		err, polling := p.status.err, p.status.state == statePolling

@@ -10,6 +10,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/retention"
+	"github.com/walpost/walpost/internal/sleep"
 )
 
 // Retention says what becomes of delivered rows; see [retention.Options].
@@ -60,7 +61,7 @@ func (t *retainer) start(ctx, held context.Context) (done chan struct{}) {
 		defer close(done)
 		defer stop()
 		defer unlink()
-		for wait := min(interval, retainFirst); sleep(ctx, wait); {
+		for wait := min(interval, retainFirst); sleep.For(ctx, wait); {
 			began := time.Now()
 			if t.pass(ctx) {
 				wait = min(interval, retainFirst) // somebody else makes a pass

@@ -15,6 +15,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -41,8 +42,7 @@ var errReconnected = errors.New(
 //   - the marker
 //   - work: it heals, and then it is the reader of the WAL, with the poller beside it, or the poller
 //
-// Work sets handler before the poller begins. Who owns what inside the marker, the poller, the WAL handler
-// and the holds is said there.
+// Who owns what inside the marker, the poller, the WAL handler and the holds is said there.
 type session struct {
 	*reporter
 	*servers
@@ -54,11 +54,10 @@ type session struct {
 	wal       *stream.Session // nil where none is read
 	recovered *recoveryState
 	holds     *fallback.Holds
+	moved     *fallback.Moved
 	publisher *publish.Publisher
 	marker    *marker
-	moved     *fallback.Moved
 	poller    *fallback.Poller
-	handler   *walHandler
 
 	// What serverWatch and the publisher's callbacks share with the others.
 	watchedRecoveryLSN atomic.Uint64
@@ -130,12 +129,12 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	if err := s.expectMoved(ctx); err != nil {
 		return err
 	}
-	s.handler = &walHandler{
+	handler := &walHandler{
 		reporter: s.reporter, cfg: s.cfg, db: s.db, publisher: s.publisher,
 		marker: s.marker, holds: s.holds, poller: s.poller, recovered: s.recovered,
 		moved: s.moved, altered: s.altered, poison: s.past.poison,
 	}
-	s.poller.Beside(pollerWAL{s.wal, s.handler})
+	s.poller.Beside(pollerWAL{s.wal, handler})
 	s.watchedRecoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 	s.log.Info("streaming", zap.String("slot", s.cfg.Slot), zap.Stringer("from", s.wal.Tracker().Confirmed()),
 		zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.recovered.recoveryLSN))
@@ -149,7 +148,7 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	})
 	defer wg.Wait()
 	defer stop(nil)
-	if err := s.wal.Run(delivering, s.handler, s.publisher.MostPayload()); err != nil {
+	if err := s.wal.Run(delivering, handler, s.publisher.MostPayload()); err != nil {
 		return err
 	}
 	return context.Cause(delivering)
@@ -318,7 +317,7 @@ func (s *session) awaitStream(
 				"the stream does not exist any more; it is not recreated under a running relay",
 				zap.Error(err))
 		}
-		sleep(ctx, 250*time.Millisecond)
+		sleep.For(ctx, 250*time.Millisecond)
 	}
 }
 
@@ -349,8 +348,8 @@ func (s *servers) connection() string {
 }
 
 // run works until work returns or the publisher or the marker fails, and then stops. If a failure ended the
-// session, the marker's goroutine marks while the publisher drains. If ctx is done, it ends at once. Either
-// way marker.finish marks what is left after the drain, for finishTimeout at most.
+// session, the marker's goroutine marks while the publisher drains. If ctx is done, that goroutine ends at
+// once. Either way marker.finish marks what is left after the drain, for finishTimeout at most.
 func (s *session) run(ctx, held context.Context, work func(context.Context) error) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

@@ -184,3 +184,15 @@ func TestShardsShareNoStream(t *testing.T) {
 		t.Errorf("%v (%s)", err, hint.Of(err))
 	}
 }
+
+// TestUnknownMarkIsRefused: a table without a known mark is an error of the configuration, with advice.
+func TestUnknownMarkIsRefused(t *testing.T) {
+	for _, mark := range []outbox.Mark{"", "archive"} {
+		box := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: mark}
+		cfg := relay.Config{Subject: "events.{event_type}", Outboxes: []*outbox.Table{box}}
+		_, err := relay.New(cfg, zap.NewNop(), prometheus.NewRegistry())
+		if err == nil || !strings.Contains(err.Error(), "unknown mark") || hint.Of(err) == "" {
+			t.Errorf("mark %q: %v (%s)", mark, err, hint.Of(err))
+		}
+	}
+}

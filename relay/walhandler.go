@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -290,7 +291,7 @@ func (h *walHandler) patiently(ctx context.Context, t *outbox.Table, ask func() 
 			return err
 		}
 		h.reporter.trouble("the table is locked: waiting", err, zapTable(t))
-		if !sleep(ctx, 200*time.Millisecond) {
+		if !sleep.For(ctx, 200*time.Millisecond) {
 			return ctx.Err()
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/stream"
 )
@@ -46,7 +47,7 @@ type serverWatch struct {
 // run fails when commits come to wait for the relay (a walsender counts as
 // a standby from its first status on), and when the slot keeps more WAL than it may.
 func (w *serverWatch) run(ctx context.Context) error {
-	for sleep(ctx, time.Second) {
+	for sleep.For(ctx, time.Second) {
 		if err := refuseSynchronous(ctx, w.reporter, w.db, w.wal); err != nil {
 			return err
 		}

@@ -42,7 +42,8 @@ func NewTracker(confirmed outbox.LSN) *Tracker {
 	return &Tracker{settled: confirmed, start: confirmed, limit: math.MaxUint64}
 }
 
-// Confirmed is the greatest LSN under which everything received is settled, and the limit at most.
+// Confirmed is the greatest LSN under which everything received is settled: at most the limit, but never
+// below where the tracker started.
 func (t *Tracker) Confirmed() outbox.LSN {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -41,7 +41,7 @@ type portions[T any] struct {
 	// spoils reports whether an error may be due to one of the items. nil: isUnreadable.
 	spoils func(error) bool
 	// alone is told what a single item has failed with. If it returns nil, run goes on with the others.
-	// Without alone, every error ends run.
+	// Without alone, every error ends run, but a portion that takes too long is halved.
 	alone func(T, error) error
 }
 
