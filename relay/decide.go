@@ -11,7 +11,8 @@ import (
 type decision uint8
 
 const (
-	// toSend: into the publisher. Where its aggregate is held, walHandler.sendOrHold has it recorded or queued.
+	// toSend: into the publisher. Where its aggregate is held, walHandler.sendOrHold has it recorded or
+	// queued.
 	toSend decision = iota
 	// toAsk: the table decides, in batches (walHandler.askTable).
 	toAsk

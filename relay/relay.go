@@ -54,7 +54,8 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 	}
 	for _, t := range cfg.Outboxes {
 		if !t.Mark.Valid() {
-			return nil, hint.Errorf("set mark: update, delete or none", "outbox %s: unknown mark %q", t, t.Mark)
+			return nil, hint.Errorf("set mark: update, delete or none",
+				"outbox %s: unknown mark %q", t, t.Mark)
 		}
 		if err := r.template.CheckLayout(t); err != nil {
 			return nil, err
