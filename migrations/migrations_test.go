@@ -215,7 +215,8 @@ func TestPrintMakesTheSameSchema(t *testing.T) {
 		if err := migrations.Print(&sql, migrations.Latest, tables); err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(sql.String(), "+goose") || strings.Contains(sql.String(), "DROP") {
+		if strings.Contains(sql.String(), "+goose") || strings.Count(sql.String(), "DROP ") != 1 {
+			// The one DROP is that of version 4's empty consumer_offsets.
 			t.Errorf("print leaves annotations or a Down:\n%s", &sql)
 		}
 		printed, upped := pg.NewDB(t), pg.NewDB(t)
@@ -263,12 +264,12 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 	}
 	steps := []struct{ fill, text, clear string }{
 		{
-			`INSERT INTO idempotency_keys (key, request_hash) VALUES ('k', '')`,
-			"keys that have not expired", `UPDATE idempotency_keys SET expires_at = now()`,
+			`INSERT INTO consumer_offsets (consumer_name) VALUES ('mailer')`,
+			"positions of consumers", `TRUNCATE consumer_offsets`,
 		},
 		{
-			`INSERT INTO consumer_offsets (consumer, stream) VALUES ('mailer', 'EVENTS')`,
-			"positions of consumers", `TRUNCATE consumer_offsets`,
+			`INSERT INTO idempotency_keys (key, request_hash) VALUES ('k', '')`,
+			"keys that have not expired", `UPDATE idempotency_keys SET expires_at = now()`,
 		},
 		{
 			`INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`,
