@@ -1,8 +1,9 @@
 // Package migrations creates walpost's tables and its publication.
 //
 // The tables are numbered plain SQL files with goose annotations. They only ever go forward: up creates, it
-// never drops and never takes a lock that a producer would wait for. A [Runner] applies them to a database
-// under an advisory lock; [Print] writes them as plain SQL for those who have a migration tool of their own.
+// never drops a table that holds a row, and never takes a lock that a producer would wait for. A [Runner]
+// applies them to a database under an advisory lock; [Print] writes them as plain SQL for those who have a
+// migration tool of their own. Each belongs to a [Group], and a database may get the groups one by one.
 //
 // The publication is not one of the files, because its name and its tables come from the configuration:
 // package stream creates it.
@@ -47,9 +48,12 @@ type Migration struct {
 	Version int64
 	// Name is the name of its file, "00001_outbox_messages.sql".
 	Name string
+	// Group is what its tables are for.
+	Group Group
 }
 
-// All lists the migrations in their order. It panics where a file is misnamed: they are part of the program.
+// All lists the migrations in their order. It panics where a file is misnamed or in no group: they are part
+// of the program.
 func All() []Migration {
 	names, err := files.ReadDir(".")
 	if err != nil {
@@ -58,10 +62,10 @@ func All() []Migration {
 	all := make([]Migration, len(names))
 	for i, f := range names { // ReadDir sorts by name, and the numbers have leading zeros
 		v, err := versionOf(f.Name())
-		if err != nil || v != int64(i+1) {
-			panic(fmt.Sprintf("migrations: %s should be number %d: %v", f.Name(), i+1, err))
+		if err != nil || v < 1 || i > 0 && v <= all[i-1].Version {
+			panic(fmt.Sprintf("migrations: %s has no number of its own: %v", f.Name(), err))
 		}
-		all[i] = Migration{Version: v, Name: f.Name()}
+		all[i] = Migration{Version: v, Name: f.Name(), Group: groupOf(v)}
 	}
 	return all
 }
@@ -83,14 +87,36 @@ func nameOf(version int64) string {
 // ErrNoVersion means that there is no migration of the version that was asked for.
 var ErrNoVersion = errors.New("no such version")
 
-// checkTarget reports a version that does not exist: a typing error must not pass for "nothing to do".
-func checkTarget(to, least int64) error {
-	last := int64(len(All()))
-	if to >= least && to <= last {
-		return nil
+// checkTarget reports a version that does not exist in the groups: a typing error must not pass for "nothing
+// to do". Zero is a target of Down.
+func checkTarget(to, least int64, only []Group) error {
+	var versions []string
+	for _, m := range of(only) {
+		if m.Version == to {
+			return nil
+		}
+		versions = append(versions, strconv.FormatInt(m.Version, 10))
 	}
-	return hint.Errorf(fmt.Sprintf("the versions are %d to %d: see `walpost migrate status`", least, last),
-		"find migration %d: %w", to, ErrNoVersion)
+	if least == 0 {
+		if to == 0 {
+			return nil
+		}
+		versions = append([]string{"0"}, versions...)
+	}
+	return hint.Errorf("the versions are "+strings.Join(versions, ", ")+": see `walpost migrate status`",
+		"find migration %d%s: %w", to, inGroups(only), ErrNoVersion)
+}
+
+// inGroups is " in group consumer", or nothing where every group is meant.
+func inGroups(only []Group) string {
+	if len(only) == 0 {
+		return ""
+	}
+	names := make([]string, len(only))
+	for i, g := range only {
+		names[i] = string(g)
+	}
+	return " in group " + strings.Join(names, ", ")
 }
 
 // ownsOutbox tells whether one of the outboxes is the table of the first migration in that schema.

@@ -5,16 +5,18 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/walpost/walpost/outbox"
 )
 
 // Print writes the migrations up to and including the version, or [Latest], as plain SQL without annotations:
-// what up would do in a database whose first schema is public. Each part says which file it comes from.
-func Print(w io.Writer, to int64, outboxes []*outbox.Table) error {
+// what up would do in a database whose first schema is public. Each part says which file it comes from. Where
+// groups are named, the others are left out.
+func Print(w io.Writer, to int64, outboxes []*outbox.Table, only ...Group) error {
 	if to != Latest {
-		if err := checkTarget(to, 1); err != nil {
+		if err := checkTarget(to, 1, only); err != nil {
 			return err
 		}
 	}
@@ -22,7 +24,7 @@ func Print(w io.Writer, to int64, outboxes []*outbox.Table) error {
 	b.WriteString("-- The tables of walpost, for a migration tool of your own or for psql:\n" +
 		"--   psql --single-transaction --set ON_ERROR_STOP=1 --file=FILE\n" +
 		"-- A database gets them from here or from `walpost migrate up`, never from both.\n")
-	for _, m := range All() {
+	for _, m := range of(only) {
 		if m.Version > to {
 			break
 		}
@@ -39,7 +41,7 @@ func Print(w io.Writer, to int64, outboxes []*outbox.Table) error {
 			b.WriteString(sizeCheck)
 		}
 	}
-	if to == Latest {
+	if to == Latest && (len(only) == 0 || slices.Contains(only, Relay)) {
 		printShardIndexes(&b, outboxes)
 	}
 	_, err := w.Write(b.Bytes())

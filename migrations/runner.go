@@ -30,6 +30,7 @@ type Runner struct {
 	cfg      *pgx.ConnConfig
 	db       *sql.DB
 	outboxes []*outbox.Table
+	only     []Group
 }
 
 // Applied is a migration that a run applied or took back.
@@ -45,17 +46,21 @@ type State struct {
 	AppliedAt time.Time
 	// Skipped is set where up leaves it out: the outbox is another table.
 	Skipped bool
+	// OtherGroup is set where the database has no migration of this one's group, but has some of another: a
+	// consumer's database has no outbox. Up applies it, unless it is told the groups.
+	OtherGroup bool
 }
 
 // New prepares a runner and does not connect. The tables are made in the first schema of the connection's
 // search_path; outbox_messages only where one of the outboxes is that very table in the canonical layout, the
-// others always.
-func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table) *Runner {
+// others always. Where groups are named, the runner knows the migrations of these and no others: it applies
+// none of the others, takes none of them back and lists none.
+func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table, only ...Group) *Runner {
 	cfg = cfg.Copy()
 	// goose records the time in a column without time zone.
 	cfg.RuntimeParams["timezone"] = "UTC"
 	pg.Protect(&cfg.Config)
-	return &Runner{cfg: cfg, db: stdlib.OpenDB(*cfg), outboxes: outboxes}
+	return &Runner{cfg: cfg, db: stdlib.OpenDB(*cfg), outboxes: outboxes, only: only}
 }
 
 // Close closes the connections.
@@ -65,7 +70,7 @@ func (r *Runner) Close() error { return r.db.Close() }
 // its own. It returns those that it applied, also beside an error.
 func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
 	if to != Latest {
-		if err := checkTarget(to, 1); err != nil {
+		if err := checkTarget(to, 1, r.only); err != nil {
 			return nil, err
 		}
 	}
@@ -76,7 +81,7 @@ func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
 	if err != nil {
 		return nil, explain(err)
 	}
-	p, err := r.provider(schema, r.skipped(schema))
+	p, err := r.provider(schema, r.excluded(schema))
 	if err != nil {
 		return nil, err
 	}
@@ -84,11 +89,11 @@ func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
 	return applied(done, err), explain(err)
 }
 
-// Down reverts the migrations above the version, newest first, or with [OneStep] the last one. It reverts
-// nothing where one of the tables still holds undelivered or unexpired rows.
+// Down reverts the migrations above the version, the highest first, or with [OneStep] the highest one. It
+// reverts nothing where one of the tables still holds undelivered or unexpired rows, or consumers' positions.
 func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 	if to != OneStep {
-		if err := checkTarget(to, 0); err != nil {
+		if err := checkTarget(to, 0, r.only); err != nil {
 			return nil, err
 		}
 	}
@@ -110,21 +115,39 @@ func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 	if err != nil {
 		return nil, explain(err)
 	}
-	for _, s := range slices.Backward(states) {
+	states = slices.DeleteFunc(states, func(s State) bool { return s.Version <= to || s.AppliedAt.IsZero() })
+	slices.Reverse(states)
+	for _, s := range states {
 		question := inSchema{schema}.place(guard(s.Name))
-		if s.Version <= to || s.AppliedAt.IsZero() || question == "" {
+		if question == "" {
 			continue
 		}
 		if _, err := r.db.ExecContext(ctx, question); err != nil {
 			return nil, explain(fmt.Errorf("take back %s: %w", s.Name, err))
 		}
 	}
+	done, err := r.takeBack(ctx, schema, states)
+	return done, explain(err)
+}
+
+// takeBack goes by the versions. goose's DownTo goes by the order in which they were applied and stops at the
+// first that stays, which need not be the last: a group can be applied after another.
+func (r *Runner) takeBack(ctx context.Context, schema string, states []State) (done []Applied, err error) {
 	p, err := r.provider(schema, nil)
 	if err != nil {
 		return nil, err
 	}
-	done, err := p.DownTo(ctx, to)
-	return applied(done, err), explain(err)
+	for _, s := range states {
+		result, err := p.ApplyVersion(ctx, s.Version, false)
+		if errors.Is(err, goose.ErrNotApplied) {
+			continue // another runner took it back meanwhile
+		}
+		if err != nil {
+			return done, err
+		}
+		done = append(done, Applied{Migration: s.Migration, Duration: result.Duration})
+	}
+	return done, nil
 }
 
 // guard is the question that a file asks in its Down section before it drops its table, empty where it asks
@@ -150,7 +173,7 @@ func lastApplied(states []State) int64 {
 	return last
 }
 
-// Status lists every migration. It only reads: a database that was never migrated stays untouched.
+// Status lists the migrations. It only reads: a database that was never migrated stays untouched.
 func (r *Runner) Status(ctx context.Context) ([]State, error) {
 	schema, err := r.schema(ctx)
 	if err != nil {
@@ -160,12 +183,19 @@ func (r *Runner) Status(ctx context.Context) ([]State, error) {
 	if err != nil {
 		return nil, explain(err)
 	}
+	here := map[Group]bool{}
+	for _, m := range All() {
+		if !at[m.Version].IsZero() {
+			here[m.Group] = true
+		}
+	}
 	skip := r.skipped(schema)
-	all := All()
-	states := make([]State, len(all))
-	for i, m := range all {
-		states[i] = State{Migration: m, AppliedAt: at[m.Version]}
-		states[i].Skipped = at[m.Version].IsZero() && len(skip) > 0 && m.Version == outboxVersion
+	var states []State
+	for _, m := range of(r.only) {
+		s := State{Migration: m, AppliedAt: at[m.Version]}
+		s.Skipped = s.AppliedAt.IsZero() && slices.Contains(skip, m.Version)
+		s.OtherGroup = len(here) > 0 && !here[m.Group]
+		states = append(states, s)
 	}
 	return states, nil
 }
@@ -203,6 +233,17 @@ func (r *Runner) skipped(schema string) []int64 {
 	return []int64{outboxVersion}
 }
 
+// excluded lists the versions that up leaves out: those that are skipped, and those of other groups.
+func (r *Runner) excluded(schema string) (versions []int64) {
+	mine, skip := of(r.only), r.skipped(schema)
+	for _, m := range All() {
+		if !slices.Contains(mine, m) || slices.Contains(skip, m.Version) {
+			versions = append(versions, m.Version)
+		}
+	}
+	return versions
+}
+
 func (r *Runner) provider(schema string, exclude []int64) (*goose.Provider, error) {
 	// A second between attempts, sixty of them: the migrations themselves take some hundredths.
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 60))
@@ -219,7 +260,8 @@ func (r *Runner) provider(schema string, exclude []int64) (*goose.Provider, erro
 		goose.WithDisableGlobalRegistry(true), // this database is not the application's goose
 		goose.WithLogger(goose.NopLogger()),
 		goose.WithExcludeVersions(exclude),
-		// The outbox can become the canonical one later: then number 1 is applied after the others.
+		// The outbox can become the canonical one later, and a database can get another group: then number 1
+		// is applied after the others.
 		goose.WithAllowOutofOrder(true))
 	if err != nil {
 		return nil, fmt.Errorf("prepare migrations: %w", err)
@@ -244,7 +286,8 @@ func applied(done []*goose.MigrationResult, err error) []Applied {
 	}
 	out := make([]Applied, len(done))
 	for i, d := range done {
-		out[i].Migration = Migration{Version: d.Source.Version, Name: path.Base(d.Source.Path)}
+		v := d.Source.Version
+		out[i].Migration = Migration{Version: v, Name: path.Base(d.Source.Path), Group: groupOf(v)}
 		out[i].Duration = d.Duration
 	}
 	return out

@@ -1,0 +1,83 @@
+package migrations
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// Group names the tables that belong together in a database. The relay's, a consumer's and those of
+// idempotency keys may lie in three databases.
+type Group string
+
+const (
+	// Relay is the outbox, its dead letters and its archive.
+	Relay Group = "relay"
+	// Consumer is what package consume keeps in the database in which its handlers work.
+	Consumer Group = "consumer"
+	// Idempotency is the keys of HTTP requests.
+	Idempotency Group = "idempotency"
+)
+
+// groups says which migrations and tables belong to which group. Every migration belongs to exactly one. The
+// tables are those that an application's role reads and writes; the relay's grants depend on its outboxes.
+var groups = []struct {
+	name     Group
+	versions []int64
+	tables   []string
+}{
+	{name: Relay, versions: []int64{1, 2, 3}},
+	{name: Consumer, versions: []int64{4, 6}, tables: []string{"consumer_offsets", "consumer_definitions"}},
+	{name: Idempotency, versions: []int64{5}, tables: []string{"idempotency_keys"}},
+}
+
+// Groups lists the groups in a fixed order.
+func Groups() (all []Group) {
+	for _, g := range groups {
+		all = append(all, g.name)
+	}
+	return all
+}
+
+// ParseGroup finds a group by its name.
+func ParseGroup(name string) (Group, error) {
+	var names []string
+	for _, g := range Groups() {
+		if string(g) == name {
+			return g, nil
+		}
+		names = append(names, string(g))
+	}
+	return "", hint.Errorf("the groups are "+strings.Join(names, ", "),
+		"find group %q of tables: no such group", name)
+}
+
+// Tables lists the tables that an application's role reads and writes. There are none of [Relay].
+func (g Group) Tables() []string {
+	for _, group := range groups {
+		if group.name == g {
+			return slices.Clone(group.tables)
+		}
+	}
+	return nil
+}
+
+// groupOf panics where no group has the version: groups and files are parts of the same program.
+func groupOf(version int64) Group {
+	for _, g := range groups {
+		if slices.Contains(g.versions, version) {
+			return g.name
+		}
+	}
+	panic(fmt.Sprintf("migrations: no group in groups.go has version %d", version))
+}
+
+// of lists the migrations of the groups, or all migrations where there is no group.
+func of(only []Group) []Migration {
+	if len(only) == 0 {
+		return All()
+	}
+	return slices.DeleteFunc(All(), func(m Migration) bool { return !slices.Contains(only, m.Group) })
+}
