@@ -1,4 +1,4 @@
--- What the relay's role needs on the tables, and no more. Run it as their owner, after `walpost migrate up`:
+-- What the relay's role, or an application's, needs on the tables, and no more. Run it as their owner, after `walpost migrate up`:
 --
 --   psql --set ON_ERROR_STOP=1 --set relay=walpost --set mark=update --file=grants.sql "$OWNER_URL"
 --
@@ -6,15 +6,34 @@
 -- mark    outboxes[].mark: update, delete or none (update)
 -- outbox  the table, of the canonical layout (outbox_messages)
 -- producer  a role that writes events, if it is to have its grant here, too
+--
+-- In a database that has only the tables of a consumer, or of idempotency keys (walpost migrate up --only), name the
+-- application's role instead. The relay then gets nothing, unless it is named, too:
+--
+--   psql --set ON_ERROR_STOP=1 --set consumer=mailer --file=grants.sql "$OWNER_URL"
+--
+-- consumer     the role of a consumer
+-- idempotency  the role of an application that answers repeated requests
 
 -- Others who may create objects in a schema of the relay's search_path could have triggers of the outbox call theirs. A new
 -- cluster of PostgreSQL 15 or newer has it so; it takes the schema's owner, and is only a warning for others.
 REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 
-\if :{?relay}
+\if :{?consumer}
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets TO :"consumer";
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_definitions TO :"consumer";
+\endif
+\if :{?idempotency}
+GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys TO :"idempotency";
+\endif
+\if :{?consumer}
+\elif :{?idempotency}
+\elif :{?relay}
 \else
 \set relay walpost
 \endif
+
+\if :{?relay}
 \if :{?mark}
 \else
 \set mark update
@@ -45,4 +64,5 @@ GRANT SELECT ON outbox_messages_archive TO :"relay";
 GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id),
 	SELECT (id) ON :outbox TO :"producer";
 \else
+\endif
 \endif

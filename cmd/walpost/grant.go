@@ -11,11 +11,13 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
 )
 
-// grant gives a role what a relay needs on the tables, in one transaction.
-func grant(ctx context.Context, w io.Writer, cfg *Config, role string) error {
+// grant gives a role what a relay needs on the tables, or an application on those of a group, in one
+// transaction.
+func grant(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) error {
 	tables, err := cfg.Tables()
 	if err != nil {
 		return err
@@ -34,9 +36,12 @@ func grant(ctx context.Context, w io.Writer, cfg *Config, role string) error {
 		return hint.Errorf("set search_path to a schema that exists",
 			"grant privileges: the connection's search_path names no schema")
 	}
-	statements := grants(tables, schemas[0], role)
+	statements := grants(tables, schemas[0], o.grant)
+	if !o.relay() {
+		statements = groupGrants(o.only, schemas[0], o.grant)
+	}
 	if _, err := conn.Exec(ctx, strings.Join(statements, "; ")); err != nil {
-		return hint.Wrap(fmt.Errorf("grant privileges to role %s: %w", role, err), adviseGrant(err, role))
+		return hint.Wrap(fmt.Errorf("grant privileges to role %s: %w", o.grant, err), adviseGrant(err, o))
 	}
 	for _, s := range statements {
 		fmt.Fprintln(w, s)
@@ -60,6 +65,17 @@ func grants(tables []*outbox.Table, schema, role string) (all []string) {
 	return all
 }
 
+// groupGrants are the statements for an application's role, which reads and writes rows and owns no table.
+func groupGrants(only []migrations.Group, schema, role string) (all []string) {
+	for _, g := range only {
+		for _, t := range g.Tables() {
+			all = append(all, fmt.Sprintf("GRANT SELECT, INSERT, UPDATE, DELETE ON %s.%s TO %s",
+				outbox.QuoteIdent(schema), t, outbox.QuoteIdent(role)))
+		}
+	}
+	return all
+}
+
 // updated are the columns that the relay writes. Locking rows takes the privilege on one at least.
 func updated(t *outbox.Table) (columns []string) {
 	for _, f := range table.MarkOf(t).Writes() {
@@ -75,10 +91,19 @@ func updated(t *outbox.Table) (columns []string) {
 	return columns
 }
 
-func adviseGrant(err error, role string) string {
+func adviseGrant(err error, o migrateOptions) string {
 	switch pg.Code(err) {
 	case pgerrcode.UndefinedObject:
-		return fmt.Sprintf("as a superuser: CREATE ROLE %s LOGIN REPLICATION", outbox.QuoteIdent(role))
+		attributes := "LOGIN"
+		if o.relay() {
+			attributes = "LOGIN REPLICATION"
+		}
+		return fmt.Sprintf("as a superuser: CREATE ROLE %s %s", outbox.QuoteIdent(o.grant), attributes)
+	case pgerrcode.UndefinedTable:
+		if o.given {
+			return "run it without --to: a role gets its privileges on every table at once"
+		}
+		return advisePublication(err)
 	case pgerrcode.InsufficientPrivilege:
 		return "run it as the owner of the tables"
 	}

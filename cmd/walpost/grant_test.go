@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/walpost/walpost/migrations"
 )
 
 // TestGrantsAreThoseOfTheScript: `migrate up --grant` gives what deploy/grants.sql gives, for each mark.
@@ -26,6 +28,29 @@ func TestGrantsAreThoseOfTheScript(t *testing.T) {
 		}
 		if want := granted(string(script), mark); len(want) < 2 || !slices.Equal(got, want) {
 			t.Errorf("mark %s: the program grants\n%q, the script\n%q", mark, got, want)
+		}
+	}
+}
+
+// TestGroupGrantsAreThoseOfTheScript: so does `migrate up --only GROUP --grant` for an application's role.
+func TestGroupGrantsAreThoseOfTheScript(t *testing.T) {
+	script, err := os.ReadFile("../../deploy/grants.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range []migrations.Group{migrations.Consumer, migrations.Idempotency} {
+		var want []string
+		for line := range strings.Lines(string(script)) {
+			if line, found := strings.CutSuffix(strings.TrimSpace(line), ` TO :"`+string(g)+`";`); found {
+				want = append(want, line+` TO "app"`)
+			}
+		}
+		got := groupGrants([]migrations.Group{g}, "public", "app")
+		for i, s := range got {
+			got[i] = strings.ReplaceAll(s, `"public".`, "")
+		}
+		if len(want) == 0 || !slices.Equal(got, want) {
+			t.Errorf("group %s: the program grants\n%q, the script\n%q", g, got, want)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -26,7 +27,7 @@ func newMigrateCommand() *cobra.Command {
 		migration("down", "Take back the last migration, or those above --to N",
 			help("migrate down"), migrations.OneStep, migrateDown),
 		migration("status", "List the migrations and when they were applied",
-			"Lists the migrations. It only reads.", 0, migrateStatus),
+			help("migrate status"), 0, migrateStatus),
 		migration("print", "Write the migrations as plain SQL",
 			help("migrate print"), migrations.Latest, migratePrint))
 }
@@ -37,6 +38,12 @@ type migrateOptions struct {
 	given  bool // --to
 	notify bool
 	grant  string
+	only   []migrations.Group // --only; none is every group
+}
+
+// relay reports whether the outboxes and what belongs to them are meant.
+func (o migrateOptions) relay() bool {
+	return len(o.only) == 0 || slices.Contains(o.only, migrations.Relay)
 }
 
 // migration is one of the subcommands; they share the configuration and the flags. without is what the
@@ -46,6 +53,7 @@ func migration(
 	do func(context.Context, io.Writer, *Config, migrateOptions) error,
 ) *cobra.Command {
 	o := migrateOptions{to: without}
+	var only string
 	cmd := &cobra.Command{
 		Use: name, Short: short, Long: long, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -54,6 +62,11 @@ func migration(
 				return err
 			}
 			o.given = cmd.Flags().Changed("to")
+			if cmd.Flags().Changed("only") {
+				if err := o.choose(only); err != nil {
+					return &usageError{err}
+				}
+			}
 			err = do(cmd.Context(), cmd.OutOrStdout(), cfg, o)
 			if errors.Is(err, migrations.ErrNoVersion) {
 				return &usageError{err}
@@ -69,13 +82,28 @@ func migration(
 	}
 	if name == "up" {
 		cmd.Flags().StringVar(&o.grant, "grant", "",
-			"the relay's role, which is given what it needs on the tables")
+			"the relay's role, or with --only the application's, which is given what it needs on the tables")
 	}
+	cmd.Flags().StringVar(&only, "only", "", "one group of tables: relay, consumer or idempotency")
 	addConfigFlags(cmd)
 	return cmd
 }
 
-func newRunner(cfg *Config) (*migrations.Runner, error) {
+// choose is --only.
+func (o *migrateOptions) choose(group string) error {
+	g, err := migrations.ParseGroup(group)
+	if err != nil {
+		return err
+	}
+	o.only = []migrations.Group{g}
+	if o.notify && !o.relay() {
+		return hint.Errorf("leave out --notify-trigger, or run it in the outbox's database without --only",
+			"combine --only %s and --notify-trigger: the trigger is for outboxes", g)
+	}
+	return nil
+}
+
+func newRunner(cfg *Config, o migrateOptions) (*migrations.Runner, error) {
 	tables, err := cfg.Tables()
 	if err != nil {
 		return nil, err
@@ -84,7 +112,7 @@ func newRunner(cfg *Config) (*migrations.Runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	return migrations.New(conn, tables), nil
+	return migrations.New(conn, tables, o.only...), nil
 }
 
 func migrationConn(cfg *Config) (*pgx.ConnConfig, error) {
@@ -99,7 +127,7 @@ func migrationConn(cfg *Config) (*pgx.ConnConfig, error) {
 }
 
 func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) (err error) {
-	r, err := newRunner(cfg)
+	r, err := newRunner(cfg, o)
 	if err != nil {
 		return err
 	}
@@ -114,13 +142,13 @@ func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) 
 	if len(done) == 0 {
 		fmt.Fprintln(w, "no migration to apply")
 	}
-	if cfg.Mode != "poll" {
+	if o.relay() && cfg.Mode != "poll" {
 		if err := ensurePublication(ctx, w, cfg); err != nil {
 			return err
 		}
 	}
 	if o.grant != "" {
-		if err := grant(ctx, w, cfg, o.grant); err != nil {
+		if err := grant(ctx, w, cfg, o); err != nil {
 			return err
 		}
 	}
@@ -179,7 +207,7 @@ func advisePublication(err error) string {
 }
 
 func migrateDown(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) (err error) {
-	r, err := newRunner(cfg)
+	r, err := newRunner(cfg, o)
 	if err != nil {
 		return err
 	}
@@ -196,6 +224,9 @@ func migrateDown(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions
 			fmt.Fprintln(w, "no migration to take back")
 		}
 	}
+	if !o.relay() {
+		return nil
+	}
 	tables, err := r.RemoveNotify(ctx)
 	for _, t := range tables {
 		fmt.Fprintf(w, "dropped trigger %s on %s\n", outbox.NotifyTrigger, t)
@@ -206,8 +237,8 @@ func migrateDown(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions
 	return err
 }
 
-func migrateStatus(ctx context.Context, w io.Writer, cfg *Config, _ migrateOptions) (err error) {
-	r, err := newRunner(cfg)
+func migrateStatus(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) (err error) {
+	r, err := newRunner(cfg, o)
 	if err != nil {
 		return err
 	}
@@ -217,9 +248,9 @@ func migrateStatus(ctx context.Context, w io.Writer, cfg *Config, _ migrateOptio
 		return err
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "VERSION\tNAME\tAPPLIED AT")
+	fmt.Fprintln(table, "VERSION\tGROUP\tNAME\tAPPLIED AT")
 	for _, s := range states {
-		fmt.Fprintf(table, "%d\t%s\t%s\n", s.Version, s.Name, appliedAt(s))
+		fmt.Fprintf(table, "%d\t%s\t%s\t%s\n", s.Version, s.Group, s.Name, appliedAt(s))
 	}
 	return table.Flush()
 }
@@ -230,6 +261,8 @@ func appliedAt(s migrations.State) string {
 		return s.AppliedAt.Format(time.RFC3339)
 	case s.Skipped:
 		return "left out: the outbox is another table"
+	case s.OtherGroup:
+		return fmt.Sprintf("left out: no table of group %s is in this database", s.Group)
 	}
 	return "pending"
 }
@@ -240,7 +273,7 @@ func migratePrint(_ context.Context, w io.Writer, cfg *Config, o migrateOptions)
 		return err
 	}
 	w = trusted(w) // an escaped name would be another one, and only the configuration's names are in it
-	if err := migrations.Print(w, o.to, tables); err != nil {
+	if err := migrations.Print(w, o.to, tables, o.only...); err != nil || !o.relay() {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "\n-- The publication that walpost reads. "+
