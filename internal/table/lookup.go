@@ -268,16 +268,20 @@ func (db *DB) Unmark(
 		ids, hashes, marks := markArgs(some)
 		return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			result, _ := conn.Query(ctx, sql, ids, hashes, marks)
-			var number int
+			var number, done int
 			var isLocked bool
+			var left []MarkedRow
 			_, err := pgx.ForEachRow(result, []any{&number, &isLocked}, func() error {
 				if isLocked {
-					locked = append(locked, some[number-1])
+					left = append(left, some[number-1])
 				} else {
-					n += number
+					done = number
 				}
 				return nil
 			})
+			if err == nil { // a statement may be cancelled after its last row
+				n, locked = n+done, append(locked, left...)
+			}
 			return err
 		})
 	}}.run(rows)

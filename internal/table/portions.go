@@ -37,7 +37,9 @@ func (p *portionSize) most() int {
 type portions[T any] struct {
 	size  *portionSize
 	bytes func(T) int // nil: not known
-	do    func([]T) error
+	// do counts what a statement returned only once the statement has ended: it may be cancelled after its
+	// last row, and is then run again over fewer items.
+	do func([]T) error
 	// spoils reports whether an error may be due to one of the items. nil: isUnreadable.
 	spoils func(error) bool
 	// alone is told what a single item has failed with. If it returns nil, run goes on with the others.

@@ -60,6 +60,47 @@ func TestUnmarkLeavesAnotherMarkAlone(t *testing.T) {
 	})
 }
 
+// TestCancelledAfterItsLastRow: what a statement has returned does not count if it ends too late. It is
+// done again in portions.
+func TestCancelledAfterItsLastRow(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`CREATE SEQUENCE commits;
+		CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('commits') IN (1, 100) THEN RAISE 'too late' USING ERRCODE = 'query_canceled'; END IF;
+			RETURN NULL; END $$;
+		CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON outbox_messages DEFERRABLE INITIALLY DEFERRED
+			FOR EACH ROW EXECUTE FUNCTION late()`)
+	rows := b.insert(20)
+	holder := b.connect()
+	lock := func() {
+		for _, sql := range []string{`BEGIN`, `SELECT FROM outbox_messages WHERE id = 4 FOR UPDATE`} {
+			_, err := holder.Exec(t.Context(), sql)
+			b.must(err)
+		}
+	}
+	lock()
+	locked := 0
+	for _, v := range b.mark(rows) {
+		if v == table.Locked {
+			locked++
+		}
+	}
+	if locked != 1 {
+		t.Errorf("%d verdicts say locked, want 1", locked)
+	}
+	_, err := holder.Exec(t.Context(), `ROLLBACK`)
+	b.must(err)
+	b.mark(rows[3:4])
+	lost := b.listed(false)
+	b.exec(`SELECT setval('commits', 99)`)
+	lock()
+	n, left, err := b.db.Unmark(t.Context(), b.table, lost)
+	b.must(err)
+	if n != 19 || len(left) != 1 || left[0].ID != "4" {
+		t.Errorf("%d rows were unmarked, and %v are locked, want 19 and row 4", n, left)
+	}
+}
+
 // TestReturnTakesWhatIsThere: the outbox may have columns that the archive got later,
 // or never, and such that it generates.
 func TestReturnTakesWhatIsThere(t *testing.T) {
