@@ -33,13 +33,15 @@ func TestFetchOmits(t *testing.T) {
 		('order', 5, 'fits', to_jsonb(repeat('x', (1 << 20) - 2)), NULL),
 		('order', 6, 'gigabyte', ` + digits + `, NULL)`)
 	var got []*outbox.Event
-	for ids := []string{"1", "2", "3", "4", "5", "6"}; len(ids) > 0; {
-		f, err := b.db.Fetch(t.Context(), b.table, ids, 1<<20)
-		b.must(err)
-		if got = append(got, f.Rows...); len(f.Rows) == 0 || len(f.Rows) != f.N {
-			t.Fatalf("%d rows of %d, %d are dealt with", len(f.Rows), len(ids), f.N)
+	for _, ids := range [][]string{{"1", "2", "3", "4"}, {"5", "6"}} { // to render a gigabyte takes long: twice is enough
+		for len(ids) > 0 {
+			f, err := b.db.Fetch(t.Context(), b.table, ids, 1<<20)
+			b.must(err)
+			if got = append(got, f.Rows...); len(f.Rows) == 0 || len(f.Rows) != f.N {
+				t.Fatalf("%d rows of %d, %d are dealt with", len(f.Rows), len(ids), f.N)
+			}
+			ids = ids[f.N:]
 		}
-		ids = ids[f.N:]
 	}
 	for i, want := range [][]outbox.Omitted{
 		nil,
