@@ -25,11 +25,11 @@ build: ## build walpost into bin/
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/ ./cmd/walpost
 
 .PHONY: test
-# The longest package first. Its tests wait a good part of their time, so four of them run at once.
+# The longest package first. Its tests wait a good part of their time, so six of them run at once.
 # Other packages run beside it. `make lint` has vetted the tests.
 test: deps pg-extra ## run every test, race-enabled, on every PostgreSQL version within reach
 	@. .ci/pgenv && go run ./internal/testenv/pgversions && \
-		CGO_ENABLED=1 go test -race -vet=off -count=1 -parallel 4 -timeout 60m ./relay ./...
+		CGO_ENABLED=1 go test -race -vet=off -count=1 -parallel 6 -timeout 80m ./relay ./...
 
 .PHONY: lint
 lint: cross ## vet, staticcheck, the formatting, and the other platforms

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,16 @@ type load struct {
 	rows    int           // most rows in a transaction
 	padding int           // bytes in every payload
 	pause   time.Duration // after each transaction
+	ahead   int           // due rows that writers leave a relay, about; 0: mostAhead
 }
+
+// mostAhead bounds a load: a slow machine, on which a relay is slow and a test's steps take long, has no more
+// rows to deliver than a fast one.
+const mostAhead = 3000
+
+// aheadSQL tells whether so many rows are due, none of which has failed.
+const aheadSQL = `SELECT count(*) = $1 FROM (SELECT FROM outbox_messages
+	WHERE processed_at IS NULL AND last_error IS NULL AND (available_at > now()) IS NOT TRUE LIMIT $1) x`
 
 func newLedger(r *rig) *ledger {
 	r.t.Helper()
@@ -54,11 +64,26 @@ func (l *ledger) move(ctx context.Context, c *pgx.Conn, rows, padding int) error
 // start writes until the returned function is called, which waits for the
 // writers.
 func (l *ledger) start(w load) (stop func()) {
-	return l.each(w.writers, func(ctx context.Context, c *pgx.Conn) error {
-		err := l.move(ctx, c, 1+rand.IntN(w.rows), w.padding)
-		sleepUntil(ctx, w.pause)
+	var enough atomic.Bool
+	if w.ahead == 0 {
+		w.ahead = mostAhead
+	}
+	unwatch := l.each(1, func(ctx context.Context, c *pgx.Conn) error {
+		var yes bool
+		err := c.QueryRow(ctx, aheadSQL, w.ahead).Scan(&yes)
+		enough.Store(yes)
+		sleepUntil(ctx, 200*time.Millisecond)
 		return err
 	})
+	unwrite := l.each(w.writers, func(ctx context.Context, c *pgx.Conn) error {
+		err := l.move(ctx, c, 1+rand.IntN(w.rows), w.padding)
+		sleepUntil(ctx, w.pause)
+		for enough.Load() && ctx.Err() == nil {
+			sleepUntil(ctx, 20*time.Millisecond)
+		}
+		return err
+	})
+	return func() { unwrite(); unwatch() }
 }
 
 // each has writers repeat what write does. A writer that loses its connection

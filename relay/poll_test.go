@@ -57,7 +57,7 @@ func TestPollMode(t *testing.T) {
 // may not, under load.
 func TestModeSwitches(t *testing.T) {
 	t.Parallel()
-	testenv.ClustersWith(t, testenv.PGOptions{}, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
 		l := newLedger(r)

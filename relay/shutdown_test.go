@@ -13,7 +13,7 @@ import (
 // doing: its presence must not be felt.
 func TestFastShutdown(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 		l := newLedger(r)

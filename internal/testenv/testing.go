@@ -18,7 +18,7 @@ import (
 
 // Patience is after what time a test takes what it waits for as hung. It is far above what a busy machine
 // takes: no test passes or fails by it.
-const Patience = 5 * time.Minute
+const Patience = 10 * time.Minute
 
 // Main is the body of TestMain: it says which versions of PostgreSQL the tests
 // use, runs them, stops what they left behind, and looks for leaked goroutines.
