@@ -12,7 +12,7 @@ import (
 // lost. A row's Failure is the mark that it was inserted with: one that carries another mark was
 // delivered since.
 func (db *DB) NoteInserted(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
-	return db.settle(ctx, t, rows, noteInsertedSQL(t))
+	return db.settle(ctx, t, rows, noteInsertedSQL(t), (*args).all)
 }
 
 func noteInsertedSQL(t *outbox.Table) string {
@@ -23,5 +23,5 @@ func noteInsertedSQL(t *outbox.Table) string {
 	change := fmt.Sprintf(`UPDATE %s t SET %[2]s = concat(%[3]s, ': ' || t.%[2]s)
 		WHERE %[4]s AND t.%[5]s IS NOT NULL RETURNING t.%[6]s AS id`,
 		t.SQL(), lastError, note, FreeSQL(t), processed, t.Column(outbox.ID))
-	return settleWhereSQL(t, state+" AND "+sameSQL(t), change, "")
+	return settling{want: wantAll, same: state + " AND " + sameSQL(t), change: change}.sql(t)
 }

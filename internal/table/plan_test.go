@@ -39,15 +39,19 @@ func TestPlansGoByID(t *testing.T) {
 
 		deleted := *table
 		deleted.Mark = outbox.MarkDelete
-		statements := map[string]string{
-			"update": markSQL(table), "delete": markSQL(&deleted), "park": parkSQL(table, time.Second), "hold": holdSQL(table), "dead letter": moveToDeadLettersSQL(table, db.own.deadLetters),
-		}
 		const insert = `INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
 			SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 20000) g`
 		columns, err := returnedColumns(t.Context(), db.Conn(), table, db.own.archive)
 		must(t, err)
 		ids, hashes := slices.Repeat([]string{"1"}, portionRows), make([]int64, portionRows)
-		lookUps := map[string]query{
+		known := []any{ids, hashes, make([]*string, portionRows)}
+		all := append(slices.Clone(known), ids, make([]*int, portionRows), make([]*time.Duration, portionRows), make([]*string, portionRows))
+		queries := map[string]query{
+			"update":       {markSQL(table), known},
+			"delete":       {markSQL(&deleted), known},
+			"park":         {parkSQL(table, time.Second), all},
+			"hold":         {holdSQL(table), all},
+			"dead letter":  {moveToDeadLettersSQL(table, db.own.deadLetters), all},
 			"look up":      {lookUpSQL(table), []any{ids, hashes, make([]*string, portionRows)}},
 			"payload sums": {payloadSumsSQL(table), []any{ids, hashes}},
 			"unmark":       {unmarkSQL(table), []any{ids, hashes, make([]time.Time, portionRows)}},
@@ -63,10 +67,7 @@ func TestPlansGoByID(t *testing.T) {
 				_, err := db.Conn().Exec(t.Context(), sql)
 				must(t, err)
 			}
-			for name, sql := range statements {
-				checkPlan(t, db, name, sql)
-			}
-			for name, q := range lookUps {
+			for name, q := range queries {
 				rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+q.sql, q.args...)
 				must(t, err)
 				readPlan(t, name, rows, byID...)
@@ -98,15 +99,6 @@ func TestPlansGoByID(t *testing.T) {
 type query struct {
 	sql  string
 	args []any
-}
-
-func checkPlan(t *testing.T, db *DB, name, sql string) {
-	t.Helper()
-	ids := slices.Repeat([]string{"1"}, portionRows)
-	rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, ids, make([]int64, portionRows), make([]*string, portionRows), ids,
-		make([]*int, portionRows), make([]*time.Duration, portionRows), make([]*string, portionRows))
-	must(t, err)
-	readPlan(t, name, rows, byID...)
 }
 
 // byID is what no plan has that goes by id.

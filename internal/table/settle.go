@@ -105,7 +105,7 @@ func (db *DB) Mark(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict,
 	if !made {
 		sql, _ = db.marks.LoadOrStore(*t, markSQL(t))
 	}
-	return db.settle(ctx, t, rows, sql.(string))
+	return db.settle(ctx, t, rows, sql.(string), (*args).known)
 }
 
 // Park records a failure of the row's own in the row: attempts + 1, last_error,
@@ -201,7 +201,7 @@ func (rec *recorder) try(ctx context.Context, rows []Row, sql string) error {
 			if err != nil {
 				return err
 			}
-			got, err := rec.db.settleIn(ctx, tx, some, sql)
+			got, err := rec.db.settleIn(ctx, tx, some, sql, (*args).all)
 			if err != nil {
 				return errors.Join(err, tx.Rollback(ctx))
 			}
@@ -239,13 +239,15 @@ func rowBytes(r Row) int { return r.Bytes }
 
 // settle runs a statement over rows of one table and says what became of each. What it
 // reports of a portion of them stems from one snapshot.
-func (db *DB) settle(ctx context.Context, t *outbox.Table, rows []Row, sql string) ([]Verdict, error) {
+func (db *DB) settle(
+	ctx context.Context, t *outbox.Table, rows []Row, sql string, params func(*args) []any,
+) ([]Verdict, error) {
 	verdicts := make([]Verdict, 0, len(rows))
 	err := portions[Row]{
 		size: &db.portion, bytes: rowBytes,
 		do: func(rows []Row) error {
 			return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-				some, err := db.settleIn(ctx, conn, rows, sql)
+				some, err := db.settleIn(ctx, conn, rows, sql, params)
 				if err == nil {
 					verdicts = append(verdicts, some...)
 				}
@@ -280,12 +282,12 @@ type queryer interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-func (db *DB) settleIn(ctx context.Context, q queryer, rows []Row, sql string) ([]Verdict, error) {
+func (db *DB) settleIn(
+	ctx context.Context, q queryer, rows []Row, sql string, params func(*args) []any,
+) ([]Verdict, error) {
 	verdicts := make([]Verdict, len(rows))
-	a := db.args(rows)
 	// An error of Query comes again from its rows.
-	result, _ := q.Query(ctx, sql, a.ids.value(), a.hashes.value(), a.xids.value(),
-		a.failures.value(), a.attempts.value(), a.waits.value(), a.lengths.value())
+	result, _ := q.Query(ctx, sql, params(db.args(rows))...)
 	var ord int
 	var v int // pgx scans a type with a name by reflection, and allocates for each row
 	_, err := pgx.ForEachRow(result, []any{&ord, &v}, func() error {
@@ -302,6 +304,16 @@ type args struct {
 	attempts                    array // NULL where the WAL brought the row
 	waits                       array // NULL for none
 	lengths                     array // NULL where nothing is omitted
+}
+
+// known are the parameters of [wantKnown].
+func (a *args) known() []any {
+	return []any{a.ids.value(), a.hashes.value(), a.xids.value()}
+}
+
+// all are the parameters of [wantAll].
+func (a *args) all() []any {
+	return append(a.known(), a.failures.value(), a.attempts.value(), a.waits.value(), a.lengths.value())
 }
 
 func (db *DB) args(rows []Row) *args {
@@ -350,33 +362,55 @@ func (db *DB) args(rows []Row) *args {
 	return a
 }
 
-// settleSQL builds a settling statement. It locks what is free, in id order, and changes it. Then it tells
-// the rows that are left (still to be changed, so another session has locked them) from those that are not
-// visible yet. same is the condition under which a row of the table t is to be changed for one of w. change
-// is the data-modifying command, over the CTE "free"(ord, id, place, at, failure, wait), and returns id. more
-// is nothing, or further CTEs, each after a comma.
+// The rows that a settling statement is given: with all that may be recorded of them, or, where their content
+// is known, with what tells it.
+const (
+	wantAll = `w.failure, w.attempts, w.wait, w.lengths::int[] AS lengths
+	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[], $7::text[])
+		WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, lengths, ord)`
+	wantKnown = `NULL AS failure, NULL AS wait
+	FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS w(id, hash, xid, ord)`
+)
+
+// settling makes a settling statement of a table. The statement locks what is free, in id order, and changes
+// it. Then it tells the rows that are left (still to be changed, so another session has locked them) from
+// those that are not visible yet.
 //
 // The planner believes that few rows are pending, which is so whenever the
 // statistics are made, and would compare each of them with each that is wanted.
 // LATERAL with FOR UPDATE or LIMIT, ANY and NOT IN leave it no choice but to look
 // up each id, once.
-func settleSQL(t *outbox.Table, same, change, more string) string {
-	return settleWhereSQL(t, UnmarkedSQL(t, "t")+" AND "+same, change, more)
+type settling struct {
+	want string // wantAll or wantKnown
+	// same is the condition under which a row of the table t is to be changed for one of w.
+	same string
+	// change is the data-modifying command, over the CTE "free"(ord, id, place, at, failure, wait). It returns
+	// id.
+	change string
+	more   string // nothing, or further CTEs, each after a comma
+	gone   bool   // tells rows that are gone, too, and were told by the WAL
 }
 
-// settleWhereSQL is settleSQL for rows in another state than pending.
-func settleWhereSQL(t *outbox.Table, same, change, more string) string {
-	same = fmt.Sprintf("t.%s = w.id AND %s", t.Column(outbox.ID), same)
+// settleSQL is a settling statement of pending rows.
+func settleSQL(t *outbox.Table, same, change, more string) string {
+	return settling{want: wantAll, same: UnmarkedSQL(t, "t") + " AND " + same, change: change, more: more}.sql(t)
+}
+
+func (s settling) sql(t *outbox.Table) string {
+	id, visible := t.Column(outbox.ID), "pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())"
+	left, verdict := "NOT "+visible, Invisible.sql()
+	if s.gone {
+		left = fmt.Sprintf("(NOT %s OR NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0))",
+			visible, t.SQL(), id)
+		verdict = fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", visible, Gone.sql(), verdict)
+	}
 	return strings.NewReplacer(
-		"{table}", t.SQL(), "{same}", same, "{change}", change, "{more}", more,
-		"{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
-		"{locked}", Locked.sql(), "{invisible}", Invisible.sql(),
+		"{table}", t.SQL(), "{same}", fmt.Sprintf("t.%s = w.id AND %s", id, s.same), "{change}", s.change,
+		"{more}", s.more, "{want}", s.want, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
+		"{locked}", Locked.sql(), "{verdict}", verdict, "{left}", left,
 	).Replace(`
 WITH want AS MATERIALIZED (
-	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, w.failure, w.attempts, w.wait,
-		w.lengths::int[] AS lengths
-	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[], $7::text[])
-		WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, lengths, ord)
+	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, {want}
 ), free AS MATERIALIZED (
 	SELECT w.ord, w.id, t.place, t.at, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
 		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t
@@ -387,8 +421,7 @@ WITH want AS MATERIALIZED (
 )
 SELECT ord, {locked} FROM rest w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t WHERE {own}
 UNION ALL
-SELECT ord, {invisible} FROM rest w
-WHERE {own} AND xid IS NOT NULL AND NOT pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())`)
+SELECT ord, {verdict} FROM rest w WHERE {own} AND xid IS NOT NULL AND {left}`)
 }
 
 // storedSQL is the condition under which the row t has the content of w, which is known.
@@ -414,12 +447,9 @@ func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
 
 // markSQL also tells the rows that are gone: where all are marked, none is left to look for.
 func markSQL(t *outbox.Table) string {
-	return settleSQL(t, storedSQL(t), MarkOf(t).SQL(t), "") + fmt.Sprintf(`
-UNION ALL
-SELECT ord, %s FROM rest w
-WHERE %s AND xid IS NOT NULL AND pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())
-	AND NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0)`,
-		Gone.sql(), pg.OwnPath, t.SQL(), t.Column(outbox.ID))
+	return settling{
+		want: wantKnown, same: UnmarkedSQL(t, "t") + " AND " + storedSQL(t), change: MarkOf(t).SQL(t), gone: true,
+	}.sql(t)
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {
