@@ -47,8 +47,8 @@ const (
 			jsonb_build_object('aggregate', $1::bigint, 'n', n) FROM counter`
 )
 
-// mostAhead bounds the rows that writers leave the relays, about, so that a slow machine, on which a run takes
-// long, has not many times the rows of a fast one.
+// mostAhead bounds the rows that writers leave the relays, about: a slow machine, on which a run takes
+// long, would have many times the rows of a fast one.
 const mostAhead = 5000
 
 // aheadSQL tells whether so many rows are due, none of which has failed.

@@ -81,9 +81,9 @@ func (db *DB) Conn() *pgx.Conn { return db.conn }
 // AnyBytes reports whether text of the database may be no UTF-8.
 func (db *DB) AnyBytes() bool { return AnyBytes(db.conn.PgConn()) }
 
-// StatementTimeout ends a statement that hangs, and the connection with it. A slow server may take a good part
-// of it to render a gigabyte of text, at which no limit of its own stops it. A dead peer is noticed sooner, by
-// TCP keepalives.
+// StatementTimeout ends a statement that hangs, and the connection with it. A slow server may take a good
+// part of it to render a gigabyte of text, at which no limit of its own stops it. A dead peer is noticed
+// sooner, by TCP keepalives.
 const StatementTimeout = 2 * time.Minute
 
 // Use runs statements as the connection's only user. They are not cancelled with

@@ -384,8 +384,8 @@ type settling struct {
 	want string // wantAll or wantKnown
 	// same is the condition under which a row of the table t is to be changed for one of w.
 	same string
-	// change is the data-modifying command, over the CTE "free"(ord, id, place, at, failure, wait). It returns
-	// id.
+	// change is the data-modifying command, over the CTE "free"(ord, id, place, at, failure, wait). It
+	// returns id.
 	change string
 	more   string // nothing, or further CTEs, each after a comma
 	gone   bool   // tells rows that are gone, too, and were told by the WAL
@@ -393,7 +393,8 @@ type settling struct {
 
 // settleSQL is a settling statement of pending rows.
 func settleSQL(t *outbox.Table, same, change, more string) string {
-	return settling{want: wantAll, same: UnmarkedSQL(t, "t") + " AND " + same, change: change, more: more}.sql(t)
+	same = UnmarkedSQL(t, "t") + " AND " + same
+	return settling{want: wantAll, same: same, change: change, more: more}.sql(t)
 }
 
 func (s settling) sql(t *outbox.Table) string {
@@ -447,9 +448,8 @@ func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
 
 // markSQL also tells the rows that are gone: where all are marked, none is left to look for.
 func markSQL(t *outbox.Table) string {
-	return settling{
-		want: wantKnown, same: UnmarkedSQL(t, "t") + " AND " + storedSQL(t), change: MarkOf(t).SQL(t), gone: true,
-	}.sql(t)
+	same := UnmarkedSQL(t, "t") + " AND " + storedSQL(t)
+	return settling{want: wantKnown, same: same, change: MarkOf(t).SQL(t), gone: true}.sql(t)
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {
