@@ -14,7 +14,7 @@ import (
 // mostMemory is what a relay may occupy, whatever it reads.
 const mostMemory = 64 << 20
 
-// One transaction of 300,000 rows, of a hundred megabytes and more, and the relay killed in its middle: the
+// One transaction of 300,000 rows, which hold more than mostMemory, and the relay killed in its middle: the
 // second one finds out what is stored and goes on behind it. Neither needs more
 // memory for it than for small ones, and PostgreSQL hears of both all the time.
 func TestHugeTransaction(t *testing.T) {

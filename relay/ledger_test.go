@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/testenv"
 )
 
 // ledger is a load whose outcome can be told from the database alone: every
@@ -34,13 +36,8 @@ type load struct {
 	ahead   int           // due rows that writers leave a relay, about; 0: mostAhead
 }
 
-// mostAhead bounds a load: a slow machine, on which a relay is slow and a test's steps take long, has no more
-// rows to deliver than a fast one.
+// mostAhead is how many due rows writers leave a relay, about, before they wait.
 const mostAhead = 3000
-
-// aheadSQL tells whether so many rows are due, none of which has failed.
-const aheadSQL = `SELECT count(*) = $1 FROM (SELECT FROM outbox_messages
-	WHERE processed_at IS NULL AND last_error IS NULL AND (available_at > now()) IS NOT TRUE LIMIT $1) x`
 
 func newLedger(r *rig) *ledger {
 	r.t.Helper()
@@ -70,7 +67,7 @@ func (l *ledger) start(w load) (stop func()) {
 	}
 	unwatch := l.each(1, func(ctx context.Context, c *pgx.Conn) error {
 		var yes bool
-		err := c.QueryRow(ctx, aheadSQL, w.ahead).Scan(&yes)
+		err := c.QueryRow(ctx, testenv.AheadSQL, w.ahead).Scan(&yes)
 		enough.Store(yes)
 		sleepUntil(ctx, 200*time.Millisecond)
 		return err

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/sleep"
+	"github.com/walpost/walpost/internal/testenv"
 )
 
 const aggregates = 100
@@ -47,13 +48,8 @@ const (
 			jsonb_build_object('aggregate', $1::bigint, 'n', n) FROM counter`
 )
 
-// mostAhead bounds the rows that writers leave the relays, about: a slow machine, on which a run takes
-// long, would have many times the rows of a fast one.
+// mostAhead is how many due rows writers leave the relays, about, before they wait.
 const mostAhead = 5000
-
-// aheadSQL tells whether so many rows are due, none of which has failed.
-const aheadSQL = `SELECT count(*) = $1 FROM (SELECT FROM outbox_messages
-	WHERE processed_at IS NULL AND last_error IS NULL AND (available_at > now()) IS NOT TRUE LIMIT $1) x`
 
 // load is writers, some with synchronous_commit off. A lost connection does not end
 // them: what became of a transaction whose commit was not answered, the table tells.
@@ -102,7 +98,7 @@ func (l *load) session(ctx context.Context, rng *rand.Rand, async bool) {
 	}
 	for ctx.Err() == nil && !l.done() {
 		enough := false
-		if !l.ending.Load() && conn.QueryRow(ctx, aheadSQL, mostAhead).Scan(&enough) != nil {
+		if !l.ending.Load() && conn.QueryRow(ctx, testenv.AheadSQL, mostAhead).Scan(&enough) != nil {
 			return
 		}
 		if !enough {
