@@ -53,6 +53,10 @@ func TestFailoverLosesRecords(t *testing.T) {
 		eventually(t, "the standby has the rows", func() bool {
 			return r.query1(`SELECT restart_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 'sb'`, written) == "true"
 		})
+		// Later the walsender waits for the standby, and tells the relay of no further WAL.
+		eventually(t, "the relay has been told of the rows, and of the WAL behind them", func() bool {
+			return r.query1(`SELECT count(*) FROM pg_stat_replication WHERE sent_lsn >= $1::text::pg_lsn`, written) == "2"
+		})
 		eventually(t, "the standby receives nothing any more", func() bool {
 			if pid, err := strconv.Atoi(there.query1(`SELECT coalesce(max(pid), 0) FROM pg_stat_wal_receiver`)); err == nil && pid != 0 {
 				_ = syscall.Kill(pid, syscall.SIGTERM)
