@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -150,6 +151,11 @@ func openLimited(t *testing.T, url string, table *outbox.Table, statement func(*
 		must(t, err)
 		t.Cleanup(db.Close)
 		must(t, db.CheckTable(t.Context(), table))
+		// A test may leave the connection idle for longer than a relay does.
+		must(t, db.Use(t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, `SET idle_session_timeout = 0`)
+			return err
+		}))
 		return db
 	}
 	free := open(10 * time.Minute)
