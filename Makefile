@@ -27,7 +27,7 @@ build: ## build walpost into bin/
 .PHONY: test
 # The longest package first. Its tests wait a good part of their time, so six of them run at once.
 # Other packages run beside it. `make lint` has vetted the tests.
-test: deps pg-extra ## run every test, race-enabled, on every PostgreSQL version within reach
+test: deps pg-extra ## run every test, race-enabled (WALPOST_PG_ALL=1: each on all PostgreSQL versions within reach)
 	@. .ci/pgenv && go run ./internal/testenv/pgversions && \
 		CGO_ENABLED=1 go test -race -vet=off -count=1 -parallel 6 -timeout 80m ./relay ./...
 

@@ -50,8 +50,9 @@ func (c cleaned) Run() int {
 	return code
 }
 
-// Clusters runs fn on a fresh cluster of the default version, and of every
-// version named in WALPOST_PG_EXTRA_BINS.
+// Clusters runs fn on a fresh cluster of the default version, and of one of those named in
+// WALPOST_PG_EXTRA_BINS. The test's name decides which, so that between them tests are on every one. With
+// WALPOST_PG_ALL it runs fn on every version.
 func Clusters(t *testing.T, fn func(t *testing.T, pg *Postgres)) {
 	t.Helper()
 	ClustersWith(t, PGOptions{}, fn)
@@ -60,15 +61,31 @@ func Clusters(t *testing.T, fn func(t *testing.T, pg *Postgres)) {
 // ClustersWith is [Clusters] with options; their BinDir is ignored.
 func ClustersWith(t *testing.T, opts PGOptions, fn func(t *testing.T, pg *Postgres)) {
 	t.Helper()
-	all, err := pgbin.All()
-	check(t, err)
-	for _, b := range all {
+	for _, b := range versions(t) {
 		t.Run("pg"+b.Version, func(t *testing.T) {
 			opts := opts
 			opts.BinDir = b.Dir
 			fn(t, NewPostgres(t, opts))
 		})
 	}
+}
+
+// versions are those on which a test runs that depends on the version.
+func versions(t *testing.T) []pgbin.Binaries {
+	t.Helper()
+	all, err := pgbin.All()
+	check(t, err)
+	if len(all) <= 2 || os.Getenv("WALPOST_PG_ALL") != "" {
+		return all
+	}
+	return []pgbin.Binaries{all[0], oneOf(t, all[1:])}
+}
+
+// oneOf chooses by the test's name.
+func oneOf(t *testing.T, all []pgbin.Binaries) pgbin.Binaries {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(t.Name()))
+	return all[int(h.Sum32()%uint32(len(all)))]
 }
 
 // Cluster runs fn on a fresh cluster of one version: for what does not depend on the
@@ -83,9 +100,7 @@ func ClusterWith(t *testing.T, opts PGOptions, fn func(t *testing.T, pg *Postgre
 	t.Helper()
 	all, err := pgbin.All()
 	check(t, err)
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(t.Name()))
-	b := all[int(h.Sum32()%uint32(len(all)))]
+	b := oneOf(t, all)
 	opts.BinDir = b.Dir
 	t.Run("pg"+b.Version, func(t *testing.T) { fn(t, NewPostgres(t, opts)) })
 }
