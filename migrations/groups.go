@@ -30,7 +30,7 @@ var groups = []struct {
 }{
 	{name: Relay, versions: []int64{1, 2, 3}},
 	{name: Consumer, versions: []int64{4, 6}, tables: []string{"consumer_offsets", "consumer_definitions"}},
-	{name: Idempotency, versions: []int64{5}, tables: []string{"idempotency_keys"}},
+	{name: Idempotency, versions: []int64{5, 7}, tables: []string{"idempotency_keys"}},
 }
 
 // Groups lists the groups in a fixed order.

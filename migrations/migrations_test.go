@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"bytes"
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -91,10 +92,10 @@ func TestUpAndDown(t *testing.T) {
 		url := pg.NewDB(t)
 		conn, r := connect(t, url), newRunner(t, url, canonical())
 		empty := catalog(t, conn)
-		all := int64(len(migrations.All()))
+		all := migrations.All()
 
 		states, err := r.Status(t.Context())
-		if err != nil || len(states) != int(all) || !states[0].AppliedAt.IsZero() || states[0].Skipped {
+		if err != nil || len(states) != len(all) || !states[0].AppliedAt.IsZero() || states[0].Skipped {
 			t.Fatalf("status before = %+v, %v", states, err)
 		}
 		var exists bool
@@ -104,28 +105,28 @@ func TestUpAndDown(t *testing.T) {
 
 		// Up and down again step by step: each down is the exact opposite of its up.
 		var steps []string
-		for v := int64(1); v <= all; v++ {
+		for _, m := range all {
 			steps = append(steps, catalog(t, conn))
-			done, err := r.Up(t.Context(), v)
-			if err != nil || len(done) != 1 || done[0].Version != v {
-				t.Fatalf("up to %d = %+v, %v", v, done, err)
+			done, err := r.Up(t.Context(), m.Version)
+			if err != nil || len(done) != 1 || done[0].Version != m.Version {
+				t.Fatalf("up to %d = %+v, %v", m.Version, done, err)
 			}
 		}
 		full := catalog(t, conn)
-		for v := all; v >= 1; v-- {
+		for i, m := range slices.Backward(all) {
 			done, err := r.Down(t.Context(), migrations.OneStep)
-			if err != nil || len(done) != 1 || done[0].Version != v {
-				t.Fatalf("down from %d = %+v, %v", v, done, err)
+			if err != nil || len(done) != 1 || done[0].Version != m.Version {
+				t.Fatalf("down from %d = %+v, %v", m.Version, done, err)
 			}
-			if got := catalog(t, conn); got != steps[v-1] {
-				t.Fatalf("down from %d leaves\n%s\nwant\n%s", v, got, steps[v-1])
+			if got := catalog(t, conn); got != steps[i] {
+				t.Fatalf("down from %d leaves\n%s\nwant\n%s", m.Version, got, steps[i])
 			}
 		}
 		if done, err := r.Down(t.Context(), migrations.OneStep); err != nil || len(done) != 0 {
 			t.Fatalf("down on nothing = %+v, %v", done, err)
 		}
 
-		if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != int(all) {
+		if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != len(all) {
 			t.Fatalf("up = %+v, %v", done, err)
 		}
 		if got := catalog(t, conn); got != full {
@@ -143,7 +144,7 @@ func TestUpAndDown(t *testing.T) {
 				t.Errorf("%s applied at %v", s.Name, s.AppliedAt)
 			}
 		}
-		if done, err := r.Down(t.Context(), 0); err != nil || len(done) != int(all) {
+		if done, err := r.Down(t.Context(), 0); err != nil || len(done) != len(all) {
 			t.Fatalf("down to 0 = %+v, %v", done, err)
 		}
 		if got := catalog(t, conn); got != empty {
@@ -215,8 +216,8 @@ func TestPrintMakesTheSameSchema(t *testing.T) {
 		if err := migrations.Print(&sql, migrations.Latest, tables); err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(sql.String(), "+goose") || strings.Count(sql.String(), "DROP ") != 1 {
-			// The one DROP is that of version 4's empty consumer_offsets.
+		if strings.Contains(sql.String(), "+goose") || strings.Count(sql.String(), "DROP ") != 2 {
+			// The two DROPs are those of the empty tables of versions 4 and 5.
 			t.Errorf("print leaves annotations or a Down:\n%s", &sql)
 		}
 		printed, upped := pg.NewDB(t), pg.NewDB(t)
@@ -264,12 +265,12 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 	}
 	steps := []struct{ fill, text, clear string }{
 		{
-			`INSERT INTO consumer_offsets (consumer_name) VALUES ('mailer')`,
-			"positions of consumers", `TRUNCATE consumer_offsets`,
+			`INSERT INTO idempotency_keys (tenant_id, scope, key, request_hash, token) VALUES (0, 's', 'k', '', gen_random_uuid())`,
+			"keys that have not expired", `UPDATE idempotency_keys SET expires_at = now()`,
 		},
 		{
-			`INSERT INTO idempotency_keys (key, request_hash) VALUES ('k', '')`,
-			"keys that have not expired", `UPDATE idempotency_keys SET expires_at = now()`,
+			`INSERT INTO consumer_offsets (consumer_name) VALUES ('mailer')`,
+			"positions of consumers", `TRUNCATE consumer_offsets`,
 		},
 		{
 			`INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`,
@@ -292,6 +293,49 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 	}
 	if _, err := r.Down(t.Context(), 0); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The table of version 5 was used by nothing of walpost. If something else has used it, it stays.
+func TestIdempotencyKeysAreNotDroppedWithRows(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	conn, r := connect(t, url), newRunner(t, url, canonical())
+	if _, err := r.Up(t.Context(), 5); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, conn, `INSERT INTO idempotency_keys (key, request_hash) VALUES ('k', '')`)
+	before := catalog(t, conn)
+	_, err := r.Up(t.Context(), migrations.Latest)
+	if err == nil || !strings.Contains(err.Error(), "idempotency_keys holds rows") || !strings.Contains(hint.Of(err), "TRUNCATE") {
+		t.Errorf("up = %v, hint %q", err, hint.Of(err))
+	}
+	if got := catalog(t, conn); !strings.Contains(got, "idempotency_keys.2 key text") {
+		t.Errorf("the table of version 5 is gone:\n%s\nwas\n%s", got, before)
+	}
+	exec(t, conn, `TRUNCATE idempotency_keys`)
+	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The names, order and types of the columns are a contract with applications in every language.
+func TestIdempotencyColumns(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	if _, err := newRunner(t, url, canonical()).Up(t.Context(), migrations.Latest); err != nil {
+		t.Fatal(err)
+	}
+	const want = `tenant_id bigint, scope text, key text, request_hash bytea, response jsonb, status_code smallint, state text, ` +
+		`created_at timestamp with time zone, completed_at timestamp with time zone, expires_at timestamp with time zone, ` +
+		`response_body bytea, response_headers jsonb, token uuid, lease_until timestamp with time zone`
+	var got, key string
+	if err := connect(t, url).QueryRow(t.Context(), `
+		SELECT string_agg(column_name || ' ' || data_type, ', ' ORDER BY ordinal_position),
+			(SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'idempotency_keys'::regclass AND contype = 'p')
+		FROM information_schema.columns WHERE table_name = 'idempotency_keys'`).Scan(&got, &key); err != nil || got != want {
+		t.Errorf("columns = %s\nwant %s (%v)", got, want, err)
+	}
+	if key != "PRIMARY KEY (tenant_id, scope, key)" {
+		t.Errorf("key = %s", key)
 	}
 }
 

@@ -13,13 +13,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/keys"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
-
-// IdempotencyKeys is the table of the HTTP requests that were answered.
-const IdempotencyKeys = "idempotency_keys"
 
 // Options say what a pass of retention keeps, and for how long.
 type Options struct {
@@ -138,7 +136,7 @@ type ownTables struct{ archive, keys string }
 
 func (r *pass) findTables(ctx context.Context, schema string) error {
 	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		found, err := pg.FindTables(ctx, conn, schema, table.Archive, IdempotencyKeys)
+		found, err := pg.FindTables(ctx, conn, schema, table.Archive, keys.Table)
 		if err == nil {
 			r.tables = ownTables{found[0], found[1]}
 		}
@@ -233,14 +231,20 @@ func (r *pass) exists(ctx context.Context, name, qualified, without string) (has
 }
 
 func (r *pass) expireKeys(ctx context.Context) error {
-	has, err := r.exists(ctx, IdempotencyKeys, r.tables.keys, "so no key is deleted")
+	has, err := r.exists(ctx, keys.Table, r.tables.keys, "so no key is deleted")
 	if err != nil || !has {
 		return err
 	}
-	expired := sweep{from: r.tables.keys, column: "expires_at", before: r.now, count: &r.report.ExpiredKeys}
+	expired := sweep{
+		from: r.tables.keys, before: r.now, count: &r.report.ExpiredKeys,
+		batch: keys.PurgeSQL(r.tables.keys, pg.OwnPath),
+	}
 	err = r.sweep(ctx, expired)
-	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
-		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+IdempotencyKeys+" TO "+r.role)
+	switch pg.Code(err) {
+	case pgerrcode.InsufficientPrivilege:
+		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+keys.Table+" TO "+r.role)
+	case pgerrcode.UndefinedColumn:
+		err = hint.Wrap(err, "run `walpost migrate up`: the table has the columns of an earlier version")
 	}
 	if err != nil {
 		return r.settle(fmt.Errorf("delete expired idempotency keys: %w", err))

@@ -196,7 +196,7 @@ func TestRetainDropsOldMonths(t *testing.T) {
 
 func TestRetainExpiresKeys(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
-	b.exec(`INSERT INTO idempotency_keys (key, request_hash, expires_at) SELECT 'k' || i, '', now() + (i - 2500) * interval '1 minute' FROM generate_series(1, 3000) i`)
+	b.exec(`INSERT INTO idempotency_keys (tenant_id, scope, key, request_hash, token, expires_at) SELECT 0, 's', 'k' || i, '', gen_random_uuid(), now() + (i - 2500) * interval '1 minute' FROM generate_series(1, 3000) i`)
 	tx, err := b.app.Begin(t.Context())
 	b.must(err)
 	_, err = tx.Exec(t.Context(), `SELECT FROM idempotency_keys WHERE key IN ('k7', 'k8') FOR UPDATE`)
@@ -209,6 +209,16 @@ func TestRetainExpiresKeys(t *testing.T) {
 		t.Errorf("%d keys were deleted, want 2", r.ExpiredKeys)
 	}
 	b.wantText("keys", `SELECT count(*) FROM idempotency_keys`, "500")
+
+	// A request that is being executed keeps its key, whatever its age.
+	b.exec(`UPDATE idempotency_keys SET expires_at = now() - interval '1 minute', lease_until = now() + interval '1 minute' WHERE key = 'k2999'`)
+	if r := b.retain(); r.ExpiredKeys != 0 {
+		t.Errorf("%d keys with a running lease were deleted", r.ExpiredKeys)
+	}
+	b.exec(`UPDATE idempotency_keys SET lease_until = now() - interval '1 second' WHERE key = 'k2999'`)
+	if r := b.retain(); r.ExpiredKeys != 1 {
+		t.Errorf("%d keys were deleted, want 1", r.ExpiredKeys)
+	}
 }
 
 // TestRetainNeverTakesAPendingRow: not one that a transaction makes pending, and
@@ -435,7 +445,7 @@ func TestRetainPrivileges(t *testing.T) {
 	}
 	b.delivered(3, "2 hours", "2 hours")
 	b.delivered(3, "100 days", "99 days")
-	b.exec(`INSERT INTO idempotency_keys (key, request_hash, expires_at) VALUES ('k', '', now())`)
+	b.exec(`INSERT INTO idempotency_keys (tenant_id, scope, key, request_hash, token, expires_at) VALUES (0, 's', 'k', '', gen_random_uuid(), now())`)
 
 	r, err := pass()
 	if err == nil || !strings.Contains(err.Error(), "outbox_messages") || !strings.Contains(err.Error(), "idempotency_keys") || !strings.Contains(hint.Of(err), "GRANT SELECT, UPDATE") {

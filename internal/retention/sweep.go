@@ -32,6 +32,8 @@ type sweep struct {
 	// ahead may be nil. It is called before each batch with the time where the batch begins, and returns a
 	// condition over t for the rows that may go, or "".
 	ahead func(ctx context.Context, from pgtype.Timestamptz, rows int) (only string, err error)
+	// batch may be empty. It is a statement in place of the one below, with the same parameters and results.
+	batch string
 	// refused may be nil. It is called with the id of a row that makes its statement fail; the condition that
 	// ahead returns then leaves the row out. An error ends the sweep.
 	refused func(id string, err error) error
@@ -41,6 +43,9 @@ type sweep struct {
 // batchSQL deletes one batch. The DELETE repeats the condition, because rows of two partitions may have the
 // same ctid.
 func (s *sweep) batchSQL(only string) string {
+	if s.batch != "" {
+		return s.batch
+	}
 	return s.fill(only, `
 WITH old AS MATERIALIZED (
 	SELECT t.ctid AS place, t.{column} AS at FROM {from} t

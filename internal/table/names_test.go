@@ -141,7 +141,7 @@ func TestTriggersHaveTheRolesPath(t *testing.T) {
 		b.wantNoted("outbox_messages", "UPDATE")
 
 		b.exec(`UPDATE outbox_messages SET processed_at = now() - interval '2 hours', occurred_at = now() - interval '3 hours', last_error = NULL`)
-		b.exec(`INSERT INTO idempotency_keys (key, request_hash, expires_at) VALUES ('k', '', now() - interval '1 hour')`)
+		b.exec(`INSERT INTO idempotency_keys (tenant_id, scope, key, request_hash, token, expires_at) VALUES (0, 's', 'k', '', gen_random_uuid(), now() - interval '1 hour')`)
 		b.noted("outbox_messages")
 		b.noted("idempotency_keys")
 		if r := b.retain(); r.Tables[0].Archived != 8 || r.ExpiredKeys != 1 {
