@@ -31,8 +31,10 @@ var rooms = map[string][]string{
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and table's.
 		pg, pgerrcode,
 	},
+	// For applications: nothing of the relay.
+	"idempotency":         {module + "outbox", keys, pg, sleep, pgx, pgerrcode},
 	"internal/deadletter": {module + "outbox", table, hint, pg, pgx},
-	"internal/retention":  {module + "outbox", table, hint, pg, sleep, pgx, pgerrcode},
+	"internal/retention":  {module + "outbox", keys, table, hint, pg, sleep, pgx, pgerrcode},
 	"verify":              {module + "outbox", jetstream, table, sleep, "github.com/RoaringBitmap/roaring/v2/roaring64"},
 	"bench":               {hint, pg, sleep, pgx, nats},
 	"internal/pg":         {module + "outbox", hint, secretfile, pgx, pgerrcode},
@@ -40,6 +42,7 @@ var rooms = map[string][]string{
 
 	"internal/check":      {hint},
 	"internal/crash":      {},
+	"internal/keys":       {},
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
 	"internal/sleep":      {},
@@ -51,6 +54,7 @@ const (
 	crash      = module + "internal/crash"
 	hint       = module + "internal/hint"
 	jetstream  = module + "internal/jetstream"
+	keys       = module + "internal/keys"
 	pg         = module + "internal/pg"
 	retention  = module + "internal/retention"
 	secretfile = module + "internal/secretfile"
