@@ -2,47 +2,15 @@ package outbox
 
 import (
 	"context"
-	"database/sql"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"reflect"
-	"time"
-	"unicode/utf8"
+	"strconv"
 )
 
 // DefaultTable is the outbox that `walpost migrate` creates.
 const DefaultTable = "outbox_messages"
 
-// Message is an event as a producer writes it into a table of the canonical
-// layout.
-type Message struct {
-	// Table is "table" or "schema.table"; without a schema it is in "public",
-	// whatever the search_path. Default: [DefaultTable].
-	Table string
-	// TenantID, AggregateType and AggregateID name the aggregate. Events of one
-	// aggregate keep their order; events of two have none.
-	TenantID      int64
-	AggregateType string
-	AggregateID   int64
-	// EventType is required.
-	EventType string
-	// EventVersion is the version of the payload's shape. Default: 1.
-	EventVersion int16
-	// Payload is JSON, and required. The column is jsonb: consumers get the
-	// same value, but not the same bytes.
-	Payload json.RawMessage
-	// OccurredAt is when the event happened. Default: the start of the
-	// transaction.
-	OccurredAt time.Time
-	// AvailableAt holds the event back until then. Default: at once.
-	AvailableAt time.Time
-	// TraceID is a W3C traceparent, or any other id to find the event by.
-	// Default: NULL.
-	TraceID string
-}
-
-// Insert writes the event through tx and returns the row's id.
+// Insert writes the event into a table of the canonical layout through tx and
+// returns the row's id. An [Inserter] writes into other layouts.
 //
 // tx is the transaction that changes the data which the event tells of: a
 // [database/sql.Tx], a pgx.Tx, or anything with their QueryRowContext or
@@ -58,104 +26,109 @@ type Message struct {
 //
 // What is wrong with m is found before anything is sent. An error of the
 // server aborts tx, as that of any statement: PostgreSQL refuses some JSON
-// that others take, such as the escape \u0000, and a zero byte in any text.
+// that others take, such as the escape \u0000.
 func Insert(ctx context.Context, tx any, m Message) (id int64, err error) {
-	query, args, err := m.insert()
+	var i Inserter
+	text, err := i.Insert(ctx, tx, m)
 	if err != nil {
-		return 0, fmt.Errorf("insert event: %w", err)
+		return 0, err
 	}
-	row, err := queryRow(ctx, tx, query, args)
+	return number64(text)
+}
+
+// InsertMany is [Insert] for several events of one table, in one statement. The
+// ids come in the order of the events. It makes all rows or none. No events are
+// no statement, no ids and no error.
+//
+// A statement takes 65,535 values, so 7,281 events with all fields of the
+// canonical table: more are an error, before anything is sent. Drivers that keep
+// prepared statements keep one for every number of events.
+func InsertMany(ctx context.Context, tx any, messages []Message) (ids []int64, err error) {
+	var i Inserter
+	texts, err := i.InsertMany(ctx, tx, messages)
 	if err != nil {
-		return 0, fmt.Errorf("insert event: %w", err)
+		return nil, err
 	}
-	if err := row.Scan(&id); err != nil {
-		return 0, fmt.Errorf("insert event %q: %w", m.EventType, err)
+	for _, text := range texts {
+		id, err := number64(text)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	return ids, nil
+}
+
+func number64(text string) (int64, error) {
+	id, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("read the id of an inserted event: %w: "+
+			"use an Inserter, whose ids are texts", err)
 	}
 	return id, nil
 }
 
-func (m *Message) insert() (query string, args []any, err error) {
-	if err := m.validate(); err != nil {
-		return "", nil, err
-	}
-	table := Table{Schema: "public", Name: DefaultTable}
-	if m.Table != "" {
-		if table.Schema, table.Name, err = ParseTable(m.Table); err != nil {
-			return "", nil, err
-		}
-	}
-	version := m.EventVersion
-	if version == 0 {
-		version = 1
-	}
-	// The casts settle the types for drivers that guess them from Go's.
-	query = "INSERT INTO " + table.SQL() + ` (tenant_id, aggregate_type, aggregate_id,
-	event_type, event_version, payload, occurred_at, available_at, trace_id)
-VALUES ($1::bigint, $2::text, $3::bigint, $4::text, $5::smallint, $6::jsonb,
-	COALESCE($7::timestamptz, now()), COALESCE($8::timestamptz, now()), $9::text)
-RETURNING id`
-	return query, []any{
-		m.TenantID, m.AggregateType, m.AggregateID, m.EventType, version, string(m.Payload),
-		orNull(m.OccurredAt, m.OccurredAt.IsZero()), orNull(m.AvailableAt, m.AvailableAt.IsZero()),
-		orNull(m.TraceID, m.TraceID == ""),
-	}, nil
+// Inserter writes events into a table of any layout. Its zero value writes into
+// [DefaultTable]. It may be used by several goroutines and is not changed by
+// use.
+type Inserter struct {
+	// Table is "table" or "schema.table", as that of [Message]. Default:
+	// [DefaultTable].
+	Table string
+	// Layout names the columns, and is that of the relay's configuration. Default:
+	// [Canonical].
+	Layout Layout
+	// HeadersColumn is a column of type jsonb or json for [Message.Headers]. The
+	// relay carries only the columns that its configuration names. Default: none,
+	// and a message with headers is an error.
+	HeadersColumn string
+	// TraceID is asked for a message without one: it returns the traceparent of
+	// the context, or "" where there is none. Default: no trace.
+	TraceID func(context.Context) string
+	// CheckNames has every EventType pass [CheckEventType]. Default: any text.
+	CheckNames bool
 }
 
-func (m *Message) validate() error {
-	switch {
-	case m.EventType == "":
-		return errors.New("no EventType")
-	case m.EventVersion < 0:
-		return fmt.Errorf("negative EventVersion %d", m.EventVersion)
-	case len(m.Payload) == 0:
-		return errors.New("no Payload")
-	case !json.Valid(m.Payload):
-		return errors.New("invalid Payload: not JSON")
-	case !utf8.Valid(m.Payload):
-		return errors.New("invalid Payload: not UTF-8")
+// Insert writes the event through tx, as the function [Insert] does, and
+// returns the row's id as PostgreSQL renders it. A field that is set and has
+// no column in the layout is an error that names both: nothing is left out.
+func (i *Inserter) Insert(ctx context.Context, tx any, m Message) (id string, err error) {
+	ids, err := i.insert(ctx, tx, []Message{m})
+	if err != nil {
+		return "", fmt.Errorf("insert event %q: %w", m.EventType, err)
 	}
-	return nil
+	return ids[0], nil
 }
 
-func orNull(v any, null bool) any {
-	if null {
-		return nil
+// InsertMany writes the events through tx, as the function [InsertMany] does,
+// and returns the rows' ids in the order of the events. Ids that the
+// application gives may be mixed with ids that the table makes.
+func (i *Inserter) InsertMany(ctx context.Context, tx any, messages []Message) (ids []string, err error) {
+	if len(messages) == 0 {
+		return nil, nil
 	}
-	return v
+	ids, err = i.insert(ctx, tx, messages)
+	if err != nil {
+		return nil, fmt.Errorf("insert %d events: %w", len(messages), err)
+	}
+	return ids, nil
 }
 
-type scanner interface{ Scan(dest ...any) error }
-
-// queryRow knows database/sql by its types and pgx by its shape: this package
-// depends on the standard library only, and so does a producer's build.
-func queryRow(ctx context.Context, tx any, query string, args []any) (scanner, error) {
-	if q, ok := tx.(interface {
-		QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	}); ok {
-		return q.QueryRowContext(ctx, query, args...), nil
+func (i *Inserter) insert(ctx context.Context, tx any, messages []Message) (ids []string, err error) {
+	s, err := i.statement(ctx, messages)
+	if err != nil {
+		return nil, err
 	}
-	if tx == nil {
-		return nil, errors.New("no transaction, but nil")
+	row, err := queryRow(ctx, tx, s.sql(), s.args())
+	if err != nil {
+		return nil, err
 	}
-	method := reflect.ValueOf(tx).MethodByName("QueryRow")
-	if !method.IsValid() || !isQueryRow(method.Type()) {
-		return nil, fmt.Errorf("%T is neither a transaction of database/sql nor one of pgx", tx)
+	if ids, err = scanIDs(row); err != nil {
+		return nil, fmt.Errorf("write to %s: %w", &s.table, err)
 	}
-	in := []reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(query), reflect.ValueOf(args)}
-	out := method.CallSlice(in)
-	row, ok := out[0].Interface().(scanner)
-	if !ok {
-		return nil, fmt.Errorf("%T returned no row", tx)
+	if len(ids) != len(messages) {
+		return nil, fmt.Errorf("%s took %d of %d events: look for a trigger or a rule on it "+
+			"that leaves rows out", &s.table, len(ids), len(messages))
 	}
-	return row, nil
-}
-
-// isQueryRow reports whether t is func(context.Context, string, ...any) of a
-// row: pgx's QueryRow, whose result has a type that cannot be named here.
-func isQueryRow(t reflect.Type) bool {
-	return t.IsVariadic() && t.NumIn() == 3 && t.NumOut() == 1 &&
-		t.In(0) == reflect.TypeFor[context.Context]() &&
-		t.In(1) == reflect.TypeFor[string]() &&
-		t.In(2) == reflect.TypeFor[[]any]() &&
-		t.Out(0).Implements(reflect.TypeFor[scanner]())
+	return ids, nil
 }
