@@ -27,7 +27,7 @@ build: ## build walpost into bin/
 .PHONY: test
 # The longest package first. Its tests wait a good part of their time, so six of them run at once.
 # Other packages run beside it. `make lint` has vetted the tests.
-test: deps pg-extra ## run every test, race-enabled (WALPOST_PG_ALL=1: each on all PostgreSQL versions within reach)
+test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: each on all PostgreSQL versions within reach)
 	@. .ci/pgenv && go run ./internal/testenv/pgversions && \
 		CGO_ENABLED=1 go test -race -vet=off -count=1 -parallel 6 -timeout 80m ./relay ./...
 
@@ -85,6 +85,10 @@ deps: ## install what is missing: PostgreSQL's server programs, a C compiler, a 
 .PHONY: pg-extra
 pg-extra: ## fetch further PostgreSQL versions for the tests, where that is possible
 	@.ci/fetch-postgres
+
+.PHONY: examples
+examples: ## fetch what the tests of examples/insert need: modules of Node.js, psycopg
+	@.ci/deps examples
 
 .PHONY: clean
 clean: ## remove what was built and fetched

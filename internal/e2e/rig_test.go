@@ -33,6 +33,7 @@ type rig struct {
 	nats    *testenv.NATS
 	url     string
 	program string
+	env     []string // beside that of every rig
 	table   *outbox.Table
 	source  string
 	js      jetstream.JetStream
@@ -90,6 +91,7 @@ func (r *rig) command(args ...string) *exec.Cmd {
 		"WALPOST_POSTGRES_URL=" + r.url, "WALPOST_SLOT=" + slot, "WALPOST_PUBLICATION=" + publication,
 		"WALPOST_NATS_URL=" + r.nats.URL(), "WALPOST_STREAM=" + streamName, "WALPOST_HTTP_LISTEN=",
 	}
+	cmd.Env = append(cmd.Env, r.env...)
 	return cmd
 }
 
