@@ -6,18 +6,17 @@ import (
 	"strings"
 )
 
-// CheckEventType tells what is wrong with the name of an event type: it consists
-// of two or more parts with dots between them, each of lower case letters,
-// digits and underscores with a letter first, and its last word is a past
-// participle, as in "order.placed" or "user.password_changed". Participles are
-// words that end in "ed", and a list of irregular ones: a word that is missing
-// there is refused, and a noun that ends in "ed" passes.
+// CheckEventType returns an error where an event type is not named like "order.placed" or "user.logged_in".
+// A name has two or more parts with dots between them. A part has lower case letters, digits and underscores,
+// and begins with a letter. The last part has a past participle among its words: one that ends in "ed", or
+// one of a list of irregular ones. A participle that the list lacks is refused, a noun in "ed" passes.
 //
-// Neither [Insert] nor the relay asks for it; [Inserter.CheckNames] does.
+// [Insert] and the relay take any name. [Inserter.CheckNames] asks for this check.
 func CheckEventType(name string) error {
 	parts := strings.Split(name, ".")
 	if len(parts) < 2 {
-		return fmt.Errorf("event type %q: want two or more parts, as in order.placed", name)
+		return fmt.Errorf("event type %q: want two or more parts with dots between them, "+
+			"as in order.placed", name)
 	}
 	for _, part := range parts {
 		if !isLowerCase(part) {
@@ -26,12 +25,15 @@ func CheckEventType(name string) error {
 		}
 	}
 	last := parts[len(parts)-1]
-	word := last[strings.LastIndexByte(last, '_')+1:]
-	if !strings.HasSuffix(word, "ed") && !slices.Contains(irregular, word) {
-		return fmt.Errorf("event type %q: name what has happened, in the past tense: "+
-			"%q is no past participle", name, word)
+	if !slices.ContainsFunc(strings.Split(last, "_"), isParticiple) {
+		return fmt.Errorf("event type %q: name what has happened, in the past tense, as in order.placed: "+
+			"%q has no past participle", name, last)
 	}
 	return nil
+}
+
+func isParticiple(word string) bool {
+	return strings.HasSuffix(word, "ed") || slices.Contains(irregular, word)
 }
 
 func isLowerCase(part string) bool {

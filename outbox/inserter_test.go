@@ -307,7 +307,7 @@ func TestInserterTraceID(t *testing.T) {
 }
 
 func TestCheckEventType(t *testing.T) {
-	for _, name := range []string{"order.placed", "payment.refund_issued", "invoice.paid", "shop.order2.line_sent", "user.password_reset"} {
+	for _, name := range []string{"order.placed", "payment.refund_issued", "invoice.paid", "shop.order2.line_sent", "user.password_reset", "user.logged_in"} {
 		if err := outbox.CheckEventType(name); err != nil {
 			t.Error(err)
 		}
@@ -315,7 +315,7 @@ func TestCheckEventType(t *testing.T) {
 	for name, want := range map[string]string{
 		"placed": "two or more parts", "": "two or more parts", "order.place": "past tense", "Order.placed": `part "Order"`,
 		"order..placed": `part ""`, "order.2placed": `part "2placed"`, "order-line.placed": `part "order-line"`, "order.placed ": `part "placed "`,
-		"order.": `part ""`, "orders.placed.v2": "past tense", "order.plac\u00e9d": "part", "order.placed_": "past tense",
+		"order.": `part ""`, "orders.placed.v2": "past tense", "order.plac\u00e9d": "part", "placed.order": "past tense", "order.not_yet": `"not_yet" has no past participle`,
 	} {
 		if err := outbox.CheckEventType(name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want %q", name, err, want)
