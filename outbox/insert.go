@@ -10,7 +10,7 @@ import (
 const DefaultTable = "outbox_messages"
 
 // Insert writes the event into a table of the canonical layout through tx and
-// returns the row's id. An [Inserter] writes into other layouts.
+// returns the row's id. An [Inserter] writes into tables of other layouts.
 //
 // tx is the transaction that changes the data which the event tells of: a
 // [database/sql.Tx], a pgx.Tx, or anything with their QueryRowContext or
@@ -26,23 +26,22 @@ const DefaultTable = "outbox_messages"
 //
 // What is wrong with m is found before anything is sent. An error of the
 // server aborts tx, as that of any statement: PostgreSQL refuses some JSON
-// that others take, such as the escape \u0000.
+// that others take, such as the escape \u0000. Roll tx back after any error.
 func Insert(ctx context.Context, tx any, m Message) (id int64, err error) {
 	var i Inserter
 	text, err := i.Insert(ctx, tx, m)
 	if err != nil {
 		return 0, err
 	}
-	return number64(text)
+	return numericID(text)
 }
 
-// InsertMany is [Insert] for several events of one table, in one statement. The
-// ids come in the order of the events. It makes all rows or none. No events are
-// no statement, no ids and no error.
+// InsertMany is [Insert] for several events of one table, in one statement: it writes all or none. The ids
+// come in the order of the events. Without events it sends nothing and returns nil.
 //
-// A statement takes 65,535 values, so 7,281 events with all fields of the
-// canonical table: more are an error, before anything is sent. Drivers that keep
-// prepared statements keep one for every number of events.
+// A statement takes 65,535 values. That is 7,281 events with all fields of the canonical table; more are an
+// error before anything is sent. A driver that keeps prepared statements keeps one for each number of events:
+// insert in parts of the same size where the numbers vary much.
 func InsertMany(ctx context.Context, tx any, messages []Message) (ids []int64, err error) {
 	var i Inserter
 	texts, err := i.InsertMany(ctx, tx, messages)
@@ -50,7 +49,7 @@ func InsertMany(ctx context.Context, tx any, messages []Message) (ids []int64, e
 		return nil, err
 	}
 	for _, text := range texts {
-		id, err := number64(text)
+		id, err := numericID(text)
 		if err != nil {
 			return nil, err
 		}
@@ -59,39 +58,37 @@ func InsertMany(ctx context.Context, tx any, messages []Message) (ids []int64, e
 	return ids, nil
 }
 
-func number64(text string) (int64, error) {
+func numericID(text string) (int64, error) {
 	id, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("read the id of an inserted event: %w: "+
-			"use an Inserter, whose ids are texts", err)
+			"use an Inserter, which returns ids as texts", err)
 	}
 	return id, nil
 }
 
 // Inserter writes events into a table of any layout. Its zero value writes into
-// [DefaultTable]. It may be used by several goroutines and is not changed by
-// use.
+// [DefaultTable]. Several goroutines may use it at once.
 type Inserter struct {
-	// Table is "table" or "schema.table", as that of [Message]. Default:
+	// Table is "table" or "schema.table", as that of [Message], which goes before it. Default:
 	// [DefaultTable].
 	Table string
-	// Layout names the columns, and is that of the relay's configuration. Default:
+	// Layout names the columns, as in the relay's configuration. Default:
 	// [Canonical].
 	Layout Layout
-	// HeadersColumn is a column of type jsonb or json for [Message.Headers]. The
-	// relay carries only the columns that its configuration names. Default: none,
-	// and a message with headers is an error.
+	// HeadersColumn is a column of type jsonb or json for [Message.Headers]. No layout of the relay maps
+	// it: the headers stay in the table. Default: none, and a message with headers is an error.
 	HeadersColumn string
-	// TraceID is asked for a message without one: it returns the traceparent of
-	// the context, or "" where there is none. Default: no trace.
+	// TraceID returns the W3C traceparent of the context, or "" where there is none. It is asked for each
+	// message that has no TraceID. Default: no trace.
 	TraceID func(context.Context) string
-	// CheckNames has every EventType pass [CheckEventType]. Default: any text.
+	// CheckNames refuses event types that [CheckEventType] refuses. Default: any text.
 	CheckNames bool
 }
 
 // Insert writes the event through tx, as the function [Insert] does, and
 // returns the row's id as PostgreSQL renders it. A field that is set and has
-// no column in the layout is an error that names both: nothing is left out.
+// no column in the layout is an error: no field is left out silently.
 func (i *Inserter) Insert(ctx context.Context, tx any, m Message) (id string, err error) {
 	ids, err := i.insert(ctx, tx, []Message{m})
 	if err != nil {
@@ -101,8 +98,8 @@ func (i *Inserter) Insert(ctx context.Context, tx any, m Message) (id string, er
 }
 
 // InsertMany writes the events through tx, as the function [InsertMany] does,
-// and returns the rows' ids in the order of the events. Ids that the
-// application gives may be mixed with ids that the table makes.
+// and returns the rows' ids in the order of the events. Some events may have an
+// ID while the table makes the others'.
 func (i *Inserter) InsertMany(ctx context.Context, tx any, messages []Message) (ids []string, err error) {
 	if len(messages) == 0 {
 		return nil, nil
@@ -124,7 +121,7 @@ func (i *Inserter) insert(ctx context.Context, tx any, messages []Message) (ids 
 		return nil, err
 	}
 	if ids, err = scanIDs(row); err != nil {
-		return nil, fmt.Errorf("write to %s: %w", &s.table, err)
+		return nil, s.explain(err)
 	}
 	if len(ids) != len(messages) {
 		return nil, fmt.Errorf("%s took %d of %d events: look for a trigger or a rule on it "+

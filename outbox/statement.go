@@ -1,38 +1,26 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// A row has a slot for each field, and one for the headers, which are no field: the relay's layouts do not
-// map them.
-const (
-	slotHeaders = int(NumFields)
-	numSlots    = slotHeaders + 1
-)
-
-// mostValues is the number of parameters that the protocol can count.
-const mostValues = 65535
-
-// messageFields names the slots as a producer knows them; the relay's own columns are never written.
-var messageFields = [numSlots]string{
-	ID: "ID", TenantID: "TenantID", AggregateType: "AggregateType", AggregateID: "AggregateID",
-	AggregateVersion: "AggregateVersion", EventType: "EventType", EventVersion: "EventVersion",
-	Payload: "Payload", OccurredAt: "OccurredAt", TraceID: "TraceID", AvailableAt: "AvailableAt",
-	slotHeaders: "Headers",
-}
+// maxParameters is how many parameters a statement can have in PostgreSQL's protocol.
+const maxParameters = 65535
 
 // statement is one INSERT of some rows.
 type statement struct {
 	table   Table
-	headers string
-	rows    [][numSlots]*string
-	slots   []int // those that a row sets, in the order of the columns
+	headers string // the column of the headers
+	rows    []rowValues
+	columns []int // those that a row sets, ascending
+	values  int   // those that are set, in all rows
 }
 
 func (i *Inserter) statement(ctx context.Context, messages []Message) (*statement, error) {
@@ -42,7 +30,7 @@ func (i *Inserter) statement(ctx context.Context, messages []Message) (*statemen
 		return nil, err
 	}
 	for n := range messages {
-		row, err := i.row(ctx, &s.table.Layout, messages[n])
+		row, err := i.row(ctx, messages[n], &s.table.Layout)
 		if err == nil {
 			err = s.add(row)
 		}
@@ -53,19 +41,21 @@ func (i *Inserter) statement(ctx context.Context, messages []Message) (*statemen
 			return nil, err
 		}
 	}
-	slices.Sort(s.slots)
-	if most := mostValues / len(s.slots); len(s.rows) > most {
-		return nil, fmt.Errorf("one statement takes at most %d of these: insert them in parts", most)
+	if s.values > maxParameters {
+		return nil, fmt.Errorf("they have %d values, and a statement takes %d: insert them in parts",
+			s.values, maxParameters)
 	}
+	slices.Sort(s.columns)
 	return s, nil
 }
 
 // table is the one table that all messages are for.
 func (i *Inserter) table(messages []Message) (t Table, err error) {
-	name := or(or(i.Table, messages[0].Table), DefaultTable)
-	for n := range messages {
-		if other := or(or(messages[n].Table, i.Table), DefaultTable); other != name {
-			return t, fmt.Errorf("one statement writes to one table, not to %q and %q", name, other)
+	of := func(m Message) string { return cmp.Or(m.Table, i.Table, DefaultTable) }
+	name := of(messages[0])
+	for _, m := range messages[1:] {
+		if of(m) != name {
+			return t, fmt.Errorf("one statement writes to one table, not to %q and %q", name, of(m))
 		}
 	}
 	t.Layout = i.Layout
@@ -76,15 +66,8 @@ func (i *Inserter) table(messages []Message) (t Table, err error) {
 	return t, err
 }
 
-func or(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
-}
-
 // row is what the message and the inserter set.
-func (i *Inserter) row(ctx context.Context, layout *Layout, m Message) (row [numSlots]*string, err error) {
+func (i *Inserter) row(ctx context.Context, m Message, layout *Layout) (row rowValues, err error) {
 	if err := m.validate(); err != nil {
 		return row, err
 	}
@@ -99,92 +82,94 @@ func (i *Inserter) row(ctx context.Context, layout *Layout, m Message) (row [num
 	if row, err = m.values(); err != nil {
 		return row, err
 	}
-	// The canonical columns take no NULL and have no default.
+	// These two canonical columns take no NULL and have no default.
 	if layout.Name == Canonical().Name {
 		zero := "0"
 		row[AggregateType] = &m.AggregateType
-		if row[AggregateID] == nil {
-			row[AggregateID] = &zero
-		}
+		row[AggregateID] = cmp.Or(row[AggregateID], &zero)
 	}
 	return row, nil
 }
 
 // add refuses a row with a value that has no column.
-func (s *statement) add(row [numSlots]*string) error {
-	for slot, value := range row {
-		if value == nil || slices.Contains(s.slots, slot) {
+func (s *statement) add(row rowValues) error {
+	for c, value := range row {
+		if value == nil {
 			continue
 		}
-		if s.column(slot) == "" {
-			return s.noColumn(slot)
+		if s.column(c) == "" {
+			return s.noColumn(c)
 		}
-		s.slots = append(s.slots, slot)
+		if !slices.Contains(s.columns, c) {
+			s.columns = append(s.columns, c)
+		}
+		s.values++
 	}
 	s.rows = append(s.rows, row)
 	return nil
 }
 
-func (s *statement) column(slot int) string {
-	if slot == slotHeaders {
+func (s *statement) column(c int) string {
+	if c == headersColumn {
 		return s.headers
 	}
-	return s.table.Layout.Columns[slot]
+	return s.table.Layout.Columns[c]
 }
 
-func (s *statement) noColumn(slot int) error {
+func (s *statement) noColumn(c int) error {
 	remedy := "name a jsonb column in Inserter.HeadersColumn"
-	if slot != slotHeaders {
-		remedy = fmt.Sprintf("map %s to a column, here and in the relay's layout", Field(slot))
+	if c != headersColumn {
+		remedy = fmt.Sprintf("map %s to a column, here and in the relay's layout", Field(c))
 	}
-	return fmt.Errorf("no column for %s in layout %q of %s: %s, or leave %s unset",
-		messageFields[slot], or(s.table.Layout.Name, "custom"), s.table.String(), remedy, messageFields[slot])
+	return fmt.Errorf("no column for %s in layout %q of %s: %s, or leave %s unset", messageFields[c],
+		cmp.Or(s.table.Layout.Name, "custom"), s.table.String(), remedy, messageFields[c])
 }
 
-// sql has all ids come back as one value, so that a driver's way to read rows does not matter. The rows of
-// VALUES are inserted, and returned, in their order.
+// sql returns all ids as one value, so that one call reads them with every driver. The server inserts the
+// rows of VALUES in their order, and returns them in it.
 func (s *statement) sql() string {
 	var b strings.Builder
 	b.WriteString("WITH inserted AS (INSERT INTO " + s.table.SQL() + " (")
-	for n, slot := range s.slots {
-		b.WriteString(separator(n) + QuoteIdent(s.column(slot)))
+	for n, c := range s.columns {
+		b.WriteString(comma(n) + QuoteIdent(s.column(c)))
 	}
 	b.WriteString(")\nVALUES ")
 	parameter := 0
 	for n, row := range s.rows {
-		b.WriteString(separator(n) + "(")
-		for n, slot := range s.slots {
+		b.WriteString(comma(n) + "(")
+		for n, c := range s.columns {
 			value := "DEFAULT"
-			if row[slot] != nil {
+			if row[c] != nil {
 				parameter++
-				value = "$" + strconv.Itoa(parameter) + casts[slot]
+				value = "$" + strconv.Itoa(parameter) + casts[c]
 			}
-			b.WriteString(separator(n) + value)
+			b.WriteString(comma(n) + value)
 		}
 		b.WriteString(")")
 	}
-	b.WriteString("\nRETURNING " + s.table.Column(ID) + ")\n" +
-		"SELECT pg_catalog.json_agg(" + s.table.Column(ID) + "::pg_catalog.text)::pg_catalog.text " +
-		"FROM inserted")
+	id := s.table.Column(ID)
+	b.WriteString("\nRETURNING " + id + ")\n" +
+		"SELECT pg_catalog.json_agg(" + id + "::pg_catalog.text)::pg_catalog.text FROM inserted")
 	return b.String()
 }
 
-func separator(n int) string {
+func comma(n int) string {
 	if n == 0 {
 		return ""
 	}
 	return ", "
 }
 
-// casts are for values that another type would take as something else: a bytea reads the backslashes of JSON
-// as its own escapes. There is no cast from json to bytea, and there are some to jsonb and text.
-var casts = [numSlots]string{Payload: "::pg_catalog.json", slotHeaders: "::pg_catalog.json"}
+// casts make the server refuse a bytea column, which would read backslashes in JSON as escapes. It converts
+// json to jsonb and to text, and not to bytea.
+var casts = [numColumns]string{Payload: "::pg_catalog.json", headersColumn: "::pg_catalog.json"}
 
-func (s *statement) args() (args []any) {
+func (s *statement) args() []any {
+	args := make([]any, 0, s.values)
 	for _, row := range s.rows {
-		for _, slot := range s.slots {
-			if row[slot] != nil {
-				args = append(args, *row[slot])
+		for _, c := range s.columns {
+			if row[c] != nil {
+				args = append(args, *row[c])
 			}
 		}
 	}
@@ -194,10 +179,41 @@ func (s *statement) args() (args []any) {
 func scanIDs(row scanner) (ids []string, err error) {
 	var text *string
 	if err := row.Scan(&text); err != nil || text == nil {
-		return nil, err // no row at all is NULL
+		return nil, err // NULL where the table took no row
 	}
 	if err := json.Unmarshal([]byte(*text), &ids); err != nil {
 		return nil, fmt.Errorf("read ids: %w", err)
 	}
 	return ids, nil
+}
+
+// explain names the table, and the remedy where the SQLSTATE has one.
+func (s *statement) explain(err error) error {
+	err = fmt.Errorf("write to %s: %w", &s.table, err)
+	var server interface{ SQLState() string } // of pgx and of lib/pq
+	if !errors.As(err, &server) {
+		return err
+	}
+	if remedy := s.remedy(server.SQLState()); remedy != "" {
+		return fmt.Errorf("%w: %s", err, remedy)
+	}
+	return err
+}
+
+func (s *statement) remedy(state string) string {
+	switch state {
+	case "42P01", "3F000": // undefined_table, invalid_schema_name
+		return "create the table with `walpost migrate up`, or name another one"
+	case "42703": // undefined_column
+		return "correct the columns of the layout, here and in the relay's configuration"
+	case "42501": // insufficient_privilege
+		return fmt.Sprintf("GRANT INSERT, SELECT (%s) ON %s to the role", s.table.Column(ID), s.table.SQL())
+	case "428C9": // generated_always
+		return "leave ID unset, as the table makes it"
+	case "23502": // not_null_violation
+		return "set the field of that column, or give the column a default"
+	case "25P02": // in_failed_sql_transaction
+		return "an earlier statement of the transaction failed: roll it back"
+	}
+	return ""
 }
