@@ -141,6 +141,56 @@ func TestFrozenOutsideATransaction(t *testing.T) {
 	b.wantLog("idempotency lease lost: the request may have been executed twice")
 }
 
+// A frozen handler wakes while the next one runs. It stores nothing: the key is the next one's.
+func TestFrozenUntilTheNextRuns(t *testing.T) {
+	b := newBench(t)
+	began, goOn := make(chan int32), [3]chan bool{1: make(chan bool), 2: make(chan bool)}
+	var calls atomic.Int32
+	c := b.serve(func(w http.ResponseWriter, _ *http.Request) {
+		n := calls.Add(1)
+		began <- n
+		<-goOn[n]
+		fmt.Fprint(w, n)
+	})
+	var first, second sync.WaitGroup
+	first.Go(func() { c.want(c.post("/", "k", ""), 200, "1", false) })
+	<-began
+	b.endLeases()
+	second.Go(func() { c.want(c.post("/", "k", ""), 200, "2", false) })
+	<-began
+	goOn[1] <- true
+	first.Wait()
+	b.wantRow("pending")
+	goOn[2] <- true
+	second.Wait()
+	c.want(c.post("/", "k", ""), 200, "2", true)
+}
+
+// The same with transactions: the first has no effect.
+func TestFrozenTransactionUntilTheNextRuns(t *testing.T) {
+	b := newBench(t)
+	began, goOn := make(chan int32), [3]chan bool{1: make(chan bool), 2: make(chan bool)}
+	var calls atomic.Int32
+	c := b.serve(func(w http.ResponseWriter, r *http.Request) {
+		n := calls.Add(1)
+		began <- n
+		<-goOn[n]
+		insert(w, r)
+	})
+	var first, second sync.WaitGroup
+	first.Go(func() { c.want(c.post("/", "k", ""), 503, "*", false) })
+	<-began
+	b.endLeases()
+	second.Go(func() { c.want(c.post("/", "k", ""), 201, "*", false) })
+	<-began
+	goOn[1] <- true
+	first.Wait()
+	b.wantEffects(0)
+	goOn[2] <- true
+	second.Wait()
+	b.wantEffects(1)
+}
+
 // A lease is over, but the key came with another request: that is a conflict as before.
 func TestLeaseOverForAnotherRequest(t *testing.T) {
 	b := newBench(t)
