@@ -123,7 +123,7 @@ func TestLostReplyOfCommit(t *testing.T) {
 	}
 }
 
-// While nobody can say what became of the COMMIT, the client is told to repeat the request, and its key is kept.
+// While the outcome of the COMMIT is not known, the client is told to repeat the request, and its key is kept.
 func TestOutcomeNotKnown(t *testing.T) {
 	b := newBench(t)
 	proxy := testenv.NewProxy(t, fmt.Sprint("127.0.0.1:", testenv.SharedPostgres(t).Port()))

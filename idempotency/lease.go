@@ -16,7 +16,7 @@ import (
 const leaseTime = 30 * time.Second
 
 // leases renews those of the running handlers, with one statement for all of them. Its goroutine runs while
-// there is a handler, and has a connection of its own once one of them takes long: handlers may hold all
+// there is a handler, and opens its own connection once one of them takes long: handlers may hold all
 // connections of the pool.
 type leases struct {
 	pool  *pgxpool.Pool

@@ -11,7 +11,7 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-// Whoever may create in public plants functions and operators with the names that the statements use. Each
+// A role that may create in public plants functions and operators with the names that the statements use. Each
 // statement of the middleware runs beside them.
 func TestPlantedNamesAreNotCalled(t *testing.T) {
 	b := newBench(t)

@@ -14,8 +14,8 @@ type Options struct {
 	// Tenant tells whose data the request is about, and false where that is not known, which is answered with
 	// 401. Keys of two tenants never meet. [SingleTenant] is for applications without tenants.
 	Tenant func(*http.Request) (id int64, ok bool)
-	// Principal is the authenticated user or client, and "" where there is none, which is answered with 401.
-	// Nobody is shown a response that was made for another principal.
+	// Principal is the authenticated user or client, or "", which is answered with 401.
+	// A principal never gets a response that was made for another one.
 	Principal func(*http.Request) string
 	// Table is "table" or "schema.table"; without a schema it is in "public", whatever the search_path.
 	// Default: idempotency_keys.

@@ -15,7 +15,7 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// store is the table. Its statements are short: each runs in a transaction of its own, at READ COMMITTED
+// store is the table. Its statements are short: each runs in its own transaction, at READ COMMITTED
 // whatever the pool's default. At REPEATABLE READ two requests with one key would be a serialization failure.
 //
 // Names resolve on the application's search_path. Every function and operator in the statements takes exactly
@@ -87,7 +87,7 @@ type row struct {
 	stored
 }
 
-// The key's row is inserted, or taken over where nobody executes the request: it has expired, or the same
+// The key's row is inserted, or taken over where no execution holds it: it has expired, or the same
 // request was begun and its lease is over. No statement waits for a handler's transaction, because it would
 // hold a connection meanwhile. So a locked row is skipped, and ON CONFLICT, which waits for an updated row,
 // is only reached where there is no row.
@@ -199,7 +199,7 @@ func (s *store) finish(ctx context.Context, tx pgx.Tx, c *claim, r *response, xi
 	return tag.RowsAffected() == 1, err
 }
 
-// save is [store.finish] in a transaction of its own.
+// save is [store.finish] in its own transaction.
 func (s *store) save(ctx context.Context, c *claim, r *response) (owned bool, err error) {
 	err = s.do(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		owned, err = s.finish(ctx, tx, c, r, "")
@@ -210,7 +210,7 @@ func (s *store) save(ctx context.Context, c *claim, r *response) (owned bool, er
 
 // release lets the next request with the key be executed. It waits for a transaction of this execution whose
 // outcome is not known yet, and so it tells what became of that: true means that it was rolled back. Else the
-// row says what happened; it is nil where there is none.
+// row says what happened; nil where the key has no row.
 func (s *store) release(ctx context.Context, c *claim) (released bool, found *row, err error) {
 	err = s.do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, s.sql(releaseSQL), c.tenant, c.scope, c.key, c.token)

@@ -41,7 +41,7 @@ CREATE TABLE {schema}.idempotency_keys (
     response_headers JSONB,
     -- Of the execution that owns the row. Another execution changes it, and the first can then store nothing.
     token            UUID        NOT NULL,
-    -- Until then nobody else executes the request; NULL once there is a response. A handler in a transaction holds the row's
+    -- Until then no other execution takes the request; NULL once there is a response. A handler in a transaction holds the row's
     -- lock instead.
     lease_until      TIMESTAMPTZ,
     PRIMARY KEY (tenant_id, scope, key),
