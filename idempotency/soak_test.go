@@ -24,7 +24,7 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-var soakKeys = flag.Int("keys", 60, "how many keys TestKilledUnderLoad uses")
+var soakKeys = flag.Int("keys", 15, "how many keys TestKilledUnderLoad uses")
 
 const (
 	soakURL   = "WALPOST_IDEMPOTENCY_SOAK"
@@ -158,7 +158,7 @@ func (s *server) killNowAndThen(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(time.Duration(rand.IntN(4000)) * time.Millisecond):
+		case <-time.After(time.Duration(rand.IntN(2000)) * time.Millisecond):
 		}
 		if p := s.child.Load(); p != nil {
 			_ = p.Kill() // it may have ended by itself
