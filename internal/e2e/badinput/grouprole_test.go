@@ -19,7 +19,7 @@ func TestApplicationPrivileges(t *testing.T) {
 			SELECT FROM consumer_offsets FOR UPDATE; UPDATE consumer_offsets SET last_processed_id = 1;
 			INSERT INTO consumer_definitions (consumer_name, stream, partitions, start_at, start_sequence)
 				VALUES ('c', 's', 1, 'all', 0); DELETE FROM consumer_definitions`,
-		migrations.Idempotency: `INSERT INTO idempotency_keys (key, request_hash) VALUES ('k', '');
+		migrations.Idempotency: `INSERT INTO idempotency_keys (tenant_id, scope, key, request_hash, token) VALUES (0, 's', 'k', '', gen_random_uuid());
 			SELECT FROM idempotency_keys FOR UPDATE; DELETE FROM idempotency_keys`,
 	} {
 		t.Run(string(group), func(t *testing.T) {
