@@ -200,6 +200,9 @@ func TestStreamIsReplacedUnderAnIdleRelay(t *testing.T) {
 	x := r.start().streaming()
 	r.put(1, 20)
 	r.pending(0)
+	// The server removes the directory of an account without streams some time after the last
+	// one's deletion, which makes a creation fail.
+	r.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other"} })
 	r.must(r.js().DeleteStream(t.Context(), "EVENTS"))
 	r.createStream(nil)
 	r.put(21, 30)

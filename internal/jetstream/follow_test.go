@@ -301,6 +301,10 @@ func TestFollowNoticesAnotherStream(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.NewNATS(t, testenv.NATSOptions{}))
+			// The server removes the directory of an account without streams some time after the
+			// last one's deletion, which makes a creation fail.
+			_, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OTHER", Subjects: []string{"other"}})
+			r.must(err)
 			for i := range 3 {
 				store(t, r.nc, "events.a", fmt.Sprint(i))
 			}
