@@ -18,6 +18,10 @@ type FollowOptions struct {
 	From uint64
 	// Filters are the subjects, none of which overlaps another; without any it is all.
 	Filters []string
+	// Verify is called before the first message of each consumer that reads for Follow. An error keeps that
+	// consumer from being read; ErrNotTheStream ends Follow where it lasts. A
+	// consumer made after a restore delivers what the restored stream has. It may be nil.
+	Verify func(context.Context) error
 	// Waiting is called with the reason whenever nothing can be read, and with nil when it
 	// goes on.
 	Waiting func(error)
@@ -55,7 +59,7 @@ func (s *Stream) Follow(ctx context.Context, o FollowOptions, each func(Received
 			return f.refused
 		case !f.began, errors.Is(err, nats.ErrPermissionViolation), errors.Is(err, nats.ErrConnectionClosed):
 			return err
-		case !errors.Is(err, ErrStreamNotFound) && !errors.Is(err, errNotTheStream):
+		case !errors.Is(err, ErrStreamNotFound) && !errors.Is(err, ErrNotTheStream):
 			doubtful = time.Time{}
 		case doubtful.IsZero():
 			doubtful = time.Now()
@@ -77,8 +81,8 @@ func (s *Stream) Follow(ctx context.Context, o FollowOptions, each func(Received
 	}
 }
 
-// errNotTheStream: the stream is another one under the same name, or an older state of it.
-var errNotTheStream = errors.New("not the stream that was followed")
+// ErrNotTheStream means that the stream is another one of the same name, or an older state of it.
+var ErrNotTheStream = errors.New("not the stream that was followed")
 
 type follower struct {
 	*Stream
@@ -109,6 +113,11 @@ func (f *follower) session(ctx context.Context) error {
 		return f.explain("follow", "CONSUMER.CREATE", err)
 	}
 	defer done()
+	if f.o.Verify != nil {
+		if err := f.o.Verify(ctx); err != nil {
+			return err
+		}
+	}
 	f.began = true
 	delivered := uint64(0)
 	// A request ends by the server's word, never by a pause: what is sent to one that was
@@ -148,10 +157,10 @@ func (f *follower) check(ctx context.Context) error {
 	switch {
 	case !info.Created.Equal(f.created):
 		return hint.Errorf(advice, "follow stream %s: %w: it was created at %s",
-			f.cfg.Name, errNotTheStream, info.Created.UTC().Format(time.RFC3339))
+			f.cfg.Name, ErrNotTheStream, info.Created.UTC().Format(time.RFC3339))
 	case info.LastSeq+1 < f.next:
 		return hint.Errorf(advice, "follow stream %s: %w: it ends at sequence %d, and %d was there already",
-			f.cfg.Name, errNotTheStream, info.LastSeq, f.next-1)
+			f.cfg.Name, ErrNotTheStream, info.LastSeq, f.next-1)
 	}
 	return nil
 }

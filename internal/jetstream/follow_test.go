@@ -296,7 +296,7 @@ func TestFollowNoticesAnotherStream(t *testing.T) {
 				store(r.t, r.nc, "events.a", fmt.Sprint(i))
 			}
 			return errors.Join(gone, err)
-		}, errNotTheStream},
+		}, ErrNotTheStream},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

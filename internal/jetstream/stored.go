@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -24,7 +25,11 @@ const jsonSpace = " \t\n\r"
 
 // StoredMessage is a message's id and what tells its payload from another one.
 type StoredMessage struct {
-	ID string
+	Seq uint64
+	At  time.Time // when it was stored
+	ID  string
+	// Position is the value of its header.
+	Position string
 	// Sum is the SHA-256 of the payload without white space (blank, tab, LF, CR) around it.
 	Sum [sha256.Size]byte
 }
@@ -33,15 +38,41 @@ type StoredMessage struct {
 // there is no such message.
 func (s *Stream) Message(ctx context.Context, seq uint64) (m StoredMessage, err error) {
 	reply, err := s.getMessage(ctx, fmt.Appendf(nil, `{"seq":%d}`, seq))
+	if err == nil {
+		m, err = reply.stored()
+	}
 	if err != nil {
 		return m, fmt.Errorf("read message %d: %w", seq, err)
 	}
-	msg := &nats.Msg{Data: reply.Data}
-	if msg.Header, err = reply.headers(); err != nil {
-		return m, fmt.Errorf("read message %d: %w", seq, err)
+	return m, nil
+}
+
+// Last reads the stream's last message from its leader. It returns ErrMessageGone where there is none.
+func (s *Stream) Last(ctx context.Context) (m StoredMessage, err error) {
+	reply, err := s.getMessage(ctx, []byte(`{"last_by_subj":">"}`))
+	if err == nil {
+		m, err = reply.stored()
 	}
-	sum := sha256.Sum256(bytes.Trim(payloadOf(msg), jsonSpace))
-	return StoredMessage{msg.Header.Get(nats.MsgIdHdr), sum}, nil
+	if err != nil {
+		return m, fmt.Errorf("read the last message: %w", err)
+	}
+	return m, nil
+}
+
+// Next asks the stream's leader for the sequence of the first message from one on whose subject fits the
+// filter; empty is every subject. It returns ErrMessageGone where there is none.
+func (s *Stream) Next(ctx context.Context, from uint64, filter string) (uint64, error) {
+	m, err := s.nextMessage(ctx, from, filter)
+	if err != nil {
+		return 0, fmt.Errorf("find a message from %d on: %w", from, err)
+	}
+	return m.Seq, nil
+}
+
+func (m *gotMessage) stored() (StoredMessage, error) {
+	h, err := m.headers()
+	sum := sha256.Sum256(bytes.Trim(payloadOf(&nats.Msg{Header: h, Data: m.Data}), jsonSpace))
+	return StoredMessage{m.Seq, m.Time, h.Get(nats.MsgIdHdr), h.Get(PositionHeader), sum}, err
 }
 
 // payloadOf takes the payload out of a message in either format.

@@ -1,0 +1,160 @@
+package consume
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/sleep"
+)
+
+// consumer is one process's part of a consumer.
+type consumer struct {
+	Config
+	handler    handler
+	stream     *jetstream.Stream
+	definition definition
+	liveness   string // client_connection_check_interval in milliseconds; 0 where the server has none
+	metrics    *metrics
+	waits      *waits
+}
+
+// fatal marks an error that ends Run.
+type fatal struct{ error }
+
+func (f fatal) Unwrap() error { return f.error }
+
+// run makes one session after the other.
+func run(ctx context.Context, cfg Config, form func(Config) (handler, error)) error {
+	cfg, err := cfg.check()
+	if err != nil {
+		return err
+	}
+	c := &consumer{Config: cfg, waits: newWaits(&cfg)}
+	if c.handler, err = form(cfg); err != nil {
+		return hint.Errorf("see the fields of consume.Config", "configure consumer %q: %w", cfg.Name, err)
+	}
+	c.stream, err = jetstream.NewStream(cfg.NATS, jetstream.StreamConfig{Name: cfg.Stream, Domain: cfg.Domain})
+	if err != nil {
+		return err
+	}
+	if c.metrics, err = newMetrics(&cfg); err != nil {
+		return fmt.Errorf("register metrics of consumer %q: %w", cfg.Name, err)
+	}
+	defer c.metrics.unregister()
+	pause := firstPause
+	for {
+		begun := time.Now()
+		err := c.session(ctx)
+		var end fatal
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.As(err, &end), errors.Is(err, ErrGap):
+			return err
+		case time.Since(begun) > longestWait:
+			pause = firstPause
+		}
+		c.waits.set("run", err)
+		sleep.For(ctx, pause)
+		pause = min(2*pause, longestWait)
+	}
+}
+
+// session owns partitions and handles their events until the connection with the locks is lost, the stream is
+// not the same any more, or ctx is done.
+func (c *consumer) session(ctx context.Context) error {
+	conn, err := c.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = conn.Close(closing)
+	}()
+	if err := c.agree(ctx, conn); err != nil {
+		return err
+	}
+	return newMember(c, conn).run(ctx)
+}
+
+// connect opens the connection that holds the locks. While it lives, no other process has its partitions.
+func (c *consumer) connect(ctx context.Context) (*pgx.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	cfg, err := c.direct()
+	if err != nil {
+		return nil, fatal{err}
+	}
+	var conn *pgx.Conn
+	if cfg == nil {
+		conn, err = pg.ConnectBeside(ctx, c.Pool)
+	} else {
+		conn, err = pg.ConnectConfig(ctx, cfg)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := c.prepare(ctx, conn); err != nil {
+		_ = conn.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return conn, nil
+}
+
+// prepare refuses a pooler, which may give the same locks to two processes. The server ends the connection of a
+// frozen process.
+func (c *consumer) prepare(ctx context.Context, conn *pgx.Conn) error {
+	var pid uint32
+	if _, err := conn.Exec(ctx, `SET search_path TO pg_catalog`); err != nil {
+		return err
+	}
+	if err := conn.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+		return err
+	}
+	if pid != conn.PgConn().PID() {
+		return hint.Errorf("set Direct to a URL that leads to PostgreSQL itself",
+			"hold the locks of partitions: %w", fatal{errors.New("a connection pooler is between")})
+	}
+	_, err := conn.Exec(ctx, fmt.Sprintf(`SET application_name = %s`, pg.QuoteLiteral("walpost consume "+c.Name)))
+	if err == nil {
+		_, err = conn.Exec(ctx, `SELECT set_config('idle_session_timeout', $1, false),
+			set_config('statement_timeout', $2, false), set_config('lock_timeout', $3, false)`,
+			fmt.Sprint(freezeTimeout.Milliseconds()), fmt.Sprint(statementTimeout.Milliseconds()), fmt.Sprint(lockTimeout.Milliseconds()))
+	}
+	if err != nil {
+		return err
+	}
+	// Not every platform's server can look at its client during a statement.
+	c.liveness = "500"
+	if _, err := conn.Exec(ctx, `SELECT set_config('client_connection_check_interval', '500', true)`); err != nil {
+		c.liveness = "0"
+	}
+	return nil
+}
+
+const (
+	// freezeTimeout is when the server ends the connection of a process that does nothing.
+	freezeTimeout = 10 * time.Second
+	// lockTimeout bounds the wait for a transaction of a partition's earlier owner, and that for a change of the
+	// definition. The locks of other partitions are held meanwhile.
+	lockTimeout = 500 * time.Millisecond
+)
+
+// membersLock is the number of the lock that every process shares; partitions have theirs from 0 on.
+const membersLock = -1
+
+func (c *consumer) lockKey(number int) int64 {
+	h := sha256.New()
+	fmt.Fprintf(h, "walpost consume\x00%s\x00%s\x00%d", c.Schema, c.Name, number)
+	return int64(binary.BigEndian.Uint64(h.Sum(nil))) //nolint:gosec // any 64 bits
+}

@@ -1,0 +1,171 @@
+package consume
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// txn is a transaction with the handler's driver. All parameters are texts, integers or bytes, which every
+// driver and every mode of it can send.
+type txn interface {
+	// query calls each, which may be nil, with every row.
+	query(ctx context.Context, sql string, args []any, each func(scan func(...any) error) error) error
+	commit(ctx context.Context) error
+	// end rolls back, after a commit it does nothing, and returns the connection.
+	end()
+	// usable reports why the transaction cannot be committed.
+	usable() error
+	// lost reports whether the connection is. It is not called after end.
+	lost() bool
+	// cut ends the connection under a handler that does not return. It may be called at any time.
+	cut()
+}
+
+var (
+	// errEnded means that a handler ended the transaction by SQL, and what it had changed may be committed.
+	errEnded = errors.New("the handler ended the transaction")
+	// errAborted means that a handler did not return the error of a statement.
+	errAborted = errors.New("a statement failed, and the handler did not return its error")
+)
+
+// pgxTxn is a transaction on a connection of a pool.
+type pgxTxn struct {
+	pgx.Tx
+	conn *pgxpool.Conn
+}
+
+func beginPgx(pool *pgxpool.Pool) func(context.Context) (txn, error) {
+	return func(ctx context.Context) (txn, error) {
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return nil, err
+		}
+		tx, err := conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadWrite})
+		if err != nil {
+			conn.Release()
+			return nil, err
+		}
+		return &pgxTxn{tx, conn}, nil
+	}
+}
+
+func (t *pgxTxn) query(
+	ctx context.Context, sql string, args []any, each func(scan func(...any) error) error,
+) error {
+	rows, err := t.Query(ctx, sql, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if each == nil {
+			continue
+		}
+		if err := each(rows.Scan); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+func (t *pgxTxn) commit(ctx context.Context) error { return t.Commit(ctx) }
+
+func (t *pgxTxn) end() {
+	rollback(t.Rollback)
+	t.conn.Release()
+}
+
+func (t *pgxTxn) usable() error {
+	switch t.Conn().PgConn().TxStatus() {
+	case 'I':
+		return errEnded
+	case 'E':
+		return errAborted
+	}
+	return nil
+}
+
+func (t *pgxTxn) lost() bool { return t.Conn().IsClosed() }
+
+func (t *pgxTxn) cut() { _ = t.Conn().PgConn().Conn().Close() }
+
+// rollback fails where the connection is lost, which rolls back, too.
+func rollback(f func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), statementTimeout)
+	defer cancel()
+	_ = f(ctx)
+}
+
+// sqlTxn is a transaction of database/sql. Its connection ends with its context.
+type sqlTxn struct {
+	*sql.Tx
+	cancel func()
+}
+
+func beginSQL(db *sql.DB) func(context.Context) (txn, error) {
+	return func(ctx context.Context) (txn, error) {
+		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		stop := context.AfterFunc(ctx, cancel)
+		tx, err := db.BeginTx(own, nil)
+		if !stop() && err == nil {
+			err = ctx.Err()
+			_ = tx.Rollback()
+		}
+		if err != nil {
+			cancel()
+			return nil, err
+		}
+		return &sqlTxn{tx, cancel}, nil
+	}
+}
+
+func (t *sqlTxn) query(
+	ctx context.Context, sql string, args []any, each func(scan func(...any) error) error,
+) error {
+	rows, err := t.QueryContext(ctx, sql, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err has it
+	for rows.Next() {
+		if each == nil {
+			continue
+		}
+		if err := each(rows.Scan); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+func (t *sqlTxn) commit(context.Context) error { return t.Commit() }
+
+func (t *sqlTxn) end() {
+	_ = t.Rollback()
+	t.cancel()
+}
+
+// usable is answered by the next statement: database/sql does not show a transaction's state.
+func (t *sqlTxn) usable() error { return nil }
+
+// lost asks the server: an error that has no SQLSTATE is not the server's.
+func (t *sqlTxn) lost() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), statementTimeout)
+	defer cancel()
+	_, err := t.ExecContext(ctx, `SELECT 1`)
+	return err != nil && !errors.Is(err, sql.ErrTxDone) && sqlState(err) == ""
+}
+
+func (t *sqlTxn) cut() { t.cancel() }
+
+// handlerTx is the transaction as a handler of pgx gets it. After the handler's return it is closed.
+type handlerTx struct{ pgx.Tx }
+
+var errNotYours = errors.New("consume ends the transaction when the handler returns")
+
+func (handlerTx) Commit(context.Context) error   { return errNotYours }
+func (handlerTx) Rollback(context.Context) error { return errNotYours }
