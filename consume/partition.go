@@ -61,6 +61,8 @@ func (p *partition) run(stop, hard context.Context) {
 		sleep.For(stop, pause)
 		pause = min(2*pause, longestWait)
 	}
+	p.committed = time.Time{}
+	_ = p.idle(hard) // the next owner reads a few events more where it fails
 }
 
 // forget leaves nothing of the partition in the log and in the metrics.

@@ -198,12 +198,12 @@ func TestDeadOwnersPartitionsAreTakenOver(t *testing.T) {
 	})
 	r.put(1, 1)
 	<-entered
-	// The transaction holds the lock of its partition's row until the server ends it.
-	const locks = `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
-		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+	const owners = `FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'walpost consume%'`
+	pid := r.text(`SELECT pid ` + owners)
 	y := r.run(cfg, effect)
-	r.waitFor(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'walpost consume%'`, "2")
-	r.exec(locks + ` LIMIT 1`)
+	r.waitFor(`SELECT count(*) `+owners, "2")
+	r.exec(`SELECT pg_terminate_backend($1)`, pid)
+	// The transaction holds the lock of its partition's row until the server ends it.
 	r.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'`)
 	r.effects(1)
 	close(leave)
@@ -233,7 +233,7 @@ func TestNumberOfPartitionsChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	cfg := r.config()
-	cfg.Metrics = nil
+	cfg.Metrics, cfg.Grace = nil, 100*time.Millisecond
 	block := make(chan bool)
 	x := r.run(cfg, func(ctx context.Context, tx pgx.Tx, e consume.Event) error {
 		if e.Partition(4) == 1 { // its offset stays behind
@@ -256,9 +256,7 @@ func TestNumberOfPartitionsChanges(t *testing.T) {
 	cfg.Partitions = 3
 	y := r.run(cfg, effect)
 	r.logs("waits until no process with another definition runs")
-	cfg.Grace = time.Second
-	x.stop()
-	x.ends()
+	x.halt()
 	r.effects(100)
 	y.halt()
 	cfg.Partitions = 5

@@ -61,15 +61,7 @@ func (t *pgxTxn) query(
 		return err
 	}
 	defer rows.Close()
-	for rows.Next() {
-		if each == nil {
-			continue
-		}
-		if err := each(rows.Scan); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
+	return eachRow(rows, each)
 }
 
 func (t *pgxTxn) commit(ctx context.Context) error { return t.Commit(ctx) }
@@ -124,13 +116,25 @@ func beginSQL(db *sql.DB) func(context.Context) (txn, error) {
 }
 
 func (t *sqlTxn) query(
-	ctx context.Context, sql string, args []any, each func(scan func(...any) error) error,
+	ctx context.Context, text string, args []any, each func(scan func(...any) error) error,
 ) error {
-	rows, err := t.QueryContext(ctx, sql, args...)
-	if err != nil {
+	rows, err := t.QueryContext(ctx, text, args...)
+	if errors.Is(err, sql.ErrTxDone) {
+		return errEnded
+	} else if err != nil {
 		return err
 	}
 	defer rows.Close() //nolint:errcheck // rows.Err has it
+	return eachRow(rows, each)
+}
+
+// eachRow reads the rows of either driver.
+func eachRow(rows interface {
+	Next() bool
+	Scan(...any) error
+	Err() error
+}, each func(scan func(...any) error) error,
+) error {
 	for rows.Next() {
 		if each == nil {
 			continue
