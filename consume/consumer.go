@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -115,24 +116,21 @@ func (c *consumer) connect(ctx context.Context) (*pgx.Conn, error) {
 // frozen process.
 func (c *consumer) prepare(ctx context.Context, conn *pgx.Conn) error {
 	var pid uint32
-	if _, err := conn.Exec(ctx, `SET search_path TO pg_catalog`); err != nil {
-		return err
-	}
-	if err := conn.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+	if err := conn.QueryRow(ctx, `SELECT pg_catalog.pg_backend_pid()`).Scan(&pid); err != nil {
 		return err
 	}
 	if pid != conn.PgConn().PID() {
 		return hint.Errorf("set Direct to a URL that leads to PostgreSQL itself",
 			"hold the locks of partitions: %w", fatal{errors.New("a connection pooler is between")})
 	}
-	_, err := conn.Exec(ctx, fmt.Sprintf(`SET application_name = %s`, pg.QuoteLiteral("walpost consume "+c.Name)))
-	if err == nil {
-		_, err = conn.Exec(ctx, `SELECT set_config('idle_session_timeout', $1, false),
-			set_config('statement_timeout', $2, false), set_config('lock_timeout', $3, false)`,
-			fmt.Sprint(freezeTimeout.Milliseconds()), fmt.Sprint(statementTimeout.Milliseconds()), fmt.Sprint(lockTimeout.Milliseconds()))
-	}
-	if err != nil {
-		return err
+	for name, value := range map[string]string{
+		"search_path": "pg_catalog", "application_name": "walpost consume " + c.Name,
+		"idle_session_timeout": milliseconds(freezeTimeout), "statement_timeout": milliseconds(statementTimeout),
+		"lock_timeout": milliseconds(lockTimeout),
+	} {
+		if _, err := conn.Exec(ctx, `SELECT pg_catalog.set_config($1::text, $2::text, false)`, name, value); err != nil {
+			return err
+		}
 	}
 	// Not every platform's server can look at its client during a statement.
 	c.liveness = "500"
@@ -141,6 +139,8 @@ func (c *consumer) prepare(ctx context.Context, conn *pgx.Conn) error {
 	}
 	return nil
 }
+
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 const (
 	// freezeTimeout is when the server ends the connection of a process that does nothing.

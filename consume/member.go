@@ -128,6 +128,9 @@ func (m *member) tick(ctx, reading, hard context.Context) error {
 			taken = append(taken, p)
 		}
 	}
+	if err := m.locate(ctx, taken); err != nil {
+		return err
+	}
 	m.begin(taken, reading, hard)
 	m.giveBack(len(m.owned) - share)
 	return nil
@@ -217,12 +220,12 @@ const takeOverSQL = `UPDATE {offsets} SET epoch = epoch + 1 WHERE consumer_name 
 	RETURNING epoch, last_processed_id, coalesce(anchor_sequence, 0), coalesce(anchor_message_id, ''),
 		anchor_stored_at, coalesce(anchor_position, ''), stream_created_at`
 
-// takeOver reads where the partition is, and checks that the stream is still the one that it was in.
+// takeOver reads where the partition is.
 func (p *partition) takeOver(ctx context.Context, conn *pgx.Conn) error {
 	var offset, anchored int64
-	var stored, created *time.Time
+	var stored *time.Time
 	err := conn.QueryRow(ctx, p.sql(takeOverSQL), p.Name, p.key).
-		Scan(&p.epoch, &offset, &anchored, &p.anchor.id, &stored, &p.anchor.position, &created)
+		Scan(&p.epoch, &offset, &anchored, &p.anchor.id, &stored, &p.anchor.position, &p.created)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errFenced // the number of partitions was changed
 	} else if err != nil {
@@ -232,11 +235,35 @@ func (p *partition) takeOver(ctx context.Context, conn *pgx.Conn) error {
 	if stored != nil {
 		p.anchor.at = *stored
 	}
-	err = p.sure(ctx, func(ctx context.Context, info *jetstream.StreamInfo) error {
-		return p.locate(ctx, info, created)
-	})
-	if errors.Is(err, jetstream.ErrNotTheStream) {
-		return p.relocate(ctx, conn, err)
+	return nil
+}
+
+// locate checks that the stream is still the one that the partitions' positions are of, and moves those that
+// are not.
+func (m *member) locate(ctx context.Context, taken []*partition) error {
+	if len(taken) == 0 {
+		return nil
 	}
-	return err
+	strange := map[*partition]error{}
+	err := m.sure(ctx, func(ctx context.Context, info *jetstream.StreamInfo) (found error) {
+		clear(strange)
+		for _, p := range taken {
+			err := p.locate(ctx, info)
+			if errors.Is(err, jetstream.ErrNotTheStream) {
+				strange[p], found = err, err
+			} else if err != nil {
+				return err
+			}
+		}
+		return found
+	})
+	if !errors.Is(err, jetstream.ErrNotTheStream) {
+		return err
+	}
+	for p, why := range strange {
+		if err := p.relocate(ctx, m.conn, why); err != nil {
+			return err
+		}
+	}
+	return nil
 }

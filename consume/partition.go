@@ -16,9 +16,11 @@ type partition struct {
 	key    int
 	epoch  int64
 	offset uint64
-	anchor anchor // of the offset when the partition was taken
-	begins uint64 // where reading begins: behind the offset where the events between are gone
-	queue  *queue
+	// anchor and created, which is when the stream was, are from when the partition was taken.
+	anchor  anchor
+	created *time.Time
+	begins  uint64 // where reading begins: behind the offset where the events between are gone
+	queue   *queue
 	// waiting are the aggregates with a parked event: later events are parked behind it.
 	waiting map[string]bool
 	// oneByOne is how many more events have a transaction each, after a batch failed.

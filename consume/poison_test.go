@@ -145,7 +145,9 @@ func TestWaysToFail(t *testing.T) {
 			_, err := tx.Exec(ctx, `SET LOCAL statement_timeout = '10ms'; SELECT pg_sleep(60)`)
 			return err
 		},
-		"odd text": func(context.Context, pgx.Tx, consume.Event) error { return errors.New("\x00\xff" + strings.Repeat("ä", 9000)) },
+		"odd text": func(context.Context, pgx.Tx, consume.Event) error {
+			return errors.New("\x00\xff" + strings.Repeat("ä", 9000))
+		},
 	} {
 		for _, batch := range []bool{false, true} {
 			if batch && name == "rollback" {

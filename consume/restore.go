@@ -68,12 +68,12 @@ func (c *consumer) sure(ctx context.Context, check func(context.Context, *jetstr
 }
 
 // locate checks that the partition's position is one of this stream, and that nothing behind it is gone.
-func (p *partition) locate(ctx context.Context, info *jetstream.StreamInfo, created *time.Time) error {
+func (p *partition) locate(ctx context.Context, info *jetstream.StreamInfo) error {
 	certain, err := p.recognize(ctx, info, p.offset, p.anchor)
 	if err != nil {
 		return err
 	}
-	if !certain && created != nil && timeText(*created) != timeText(info.Created) {
+	if !certain && p.created != nil && timeText(*p.created) != timeText(info.Created) {
 		return notTheStream("it was created at %s", info.Created.UTC().Format(time.RFC3339))
 	}
 	if p.begins = p.offset; info.FirstSeq > p.offset+1 {

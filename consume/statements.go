@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -68,7 +67,7 @@ func (c *claim) lock(ctx context.Context, ids []string) error {
 	var epoch, offset int64
 	var seen, none string
 	idle := c.Timeout + statementTimeout
-	args := []any{c.Name, c.key, array(ids), strconv.FormatInt(idle.Milliseconds(), 10), c.liveness}
+	args := []any{c.Name, c.key, array(ids), milliseconds(idle), c.liveness}
 	err := one(ctx, c.txn, c.sql(claimSQL), args, &epoch, &offset, &c.xid, &seen, &none, &none)
 	switch {
 	case errors.Is(err, errNoRow), err == nil && epoch != c.epoch:
