@@ -7,12 +7,12 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 )
 
 // Config configures a consumer. Name, NATS, Start and Pool or DB are required.
@@ -20,8 +20,8 @@ type Config struct {
 	// Name identifies the consumer: all processes that run it share its positions and divide its partitions
 	// among themselves. Another stream needs another name.
 	Name string
-	// Pool is the database of [Run], [RunBatch] and [RunExternal]. A partition that has events takes one of its
-	// connections for each transaction; a pooler in transaction mode may be between.
+	// Pool is the database of [Run], [RunBatch] and [RunExternal]. A partition that has events takes one of
+	// its connections for each transaction; a pooler in transaction mode may be between.
 	Pool *pgxpool.Pool
 	// DB is the database of [RunSQL], through any driver for PostgreSQL.
 	DB *sql.DB
@@ -40,8 +40,9 @@ type Config struct {
 	// Filters are the subjects that are read, with wildcards; no subject may fit two of them. A change counts
 	// from the consumer's position on. Default: every subject.
 	Filters []string
-	// Start is where a new consumer begins: "all" is the stream's first event, "new" is after its last one, and
-	// a time (RFC 3339) is the first event that was stored at it or later. It has no meaning for a consumer that exists.
+	// Start is where a new consumer begins: "all" is the stream's first event, "new" is after its last one,
+	// and a time (RFC 3339) is the first event that was stored at it or later. It has no meaning for a
+	// consumer that exists.
 	Start string
 
 	// Partitions is how many events are handled at the same time, by all processes together; 1 to 256.
@@ -55,7 +56,8 @@ type Config struct {
 	Timeout time.Duration
 	// MaxAttempts is how often an event is tried until it is a dead letter. Default: 10.
 	MaxAttempts int
-	// Backoff is the pause after an event's first failure. It doubles with each failure, up to an hour. Default: 1 s.
+	// Backoff is the pause after an event's first failure. It doubles with each failure, up to an hour.
+	// Default: 1 s.
 	Backoff time.Duration
 	// SkipPoison lets later events of an aggregate pass one that failed. Default: false, they wait behind it.
 	SkipPoison bool
@@ -105,15 +107,19 @@ func (c Config) check() (Config, error) {
 	require(c.Pool == nil || c.DB == nil, "both Pool and DB")
 	require(c.Pool != nil || c.DB != nil, "missing Pool or DB")
 	require(c.DB == nil || c.Direct != "", "missing Direct, which DB needs")
-	require(c.Partitions > 0 && c.Partitions <= maxPartitions, "Partitions is %d: want 1 to %d", c.Partitions, maxPartitions)
-	require(c.Batch > 0 && c.Batch <= maxBatch, "Batch is %d: want 1 to %d", c.Batch, maxBatch)
+	within := func(n, most int, name string) {
+		require(n > 0 && n <= most, "%s is %d: want 1 to %d", name, n, most)
+	}
+	within(c.Partitions, maxPartitions, "Partitions")
+	within(c.Batch, maxBatch, "Batch")
 	require(c.Timeout > 0 && c.Grace > 0 && c.Backoff > 0, "negative Timeout, Grace or Backoff")
 	require(c.MaxAttempts > 0, "MaxAttempts is %d: want 1 or more", c.MaxAttempts)
 	require(c.Seen >= minSeen, "Seen is %s: want %s or more", c.Seen, minSeen)
 	_, err := parseStart(c.Start)
 	require(err == nil, "%v", err)
-	if _, err := c.direct(); err != nil {
-		problems = append(problems, err)
+	if c.Direct != "" {
+		err := pg.CheckURL(c.Direct)
+		require(err == nil, "read Direct: %w", err)
 	}
 	if err := errors.Join(problems...); err != nil {
 		return c, hint.Errorf("see the fields of consume.Config", "configure consumer %q: %w", c.Name, err)
@@ -128,25 +134,14 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// direct is how the connection of the locks is opened, nil for that of the pool.
-func (c *Config) direct() (*pgx.ConnConfig, error) {
-	if c.Direct == "" {
-		return nil, nil
-	}
-	cfg, err := pgx.ParseConfig(c.Direct)
-	if err != nil {
-		return nil, fmt.Errorf("read Direct: %w", err)
-	}
-	return cfg, nil
-}
-
 // parseStart returns the time of a Start, zero for "all" and "new".
 func parseStart(start string) (at time.Time, err error) {
 	if start == startAll || start == startNew {
 		return at, nil
 	}
 	if at, err = time.Parse(time.RFC3339, start); err != nil {
-		return at, fmt.Errorf(`Start is %q: want "all", "new" or a time such as "2026-01-31T12:00:00Z"`, start)
+		const want = `want "all", "new" or a time such as "2026-01-31T12:00:00Z"`
+		return at, fmt.Errorf("field Start is %q: %s", start, want)
 	}
 	return at, nil
 }

@@ -43,7 +43,8 @@ func run(ctx context.Context, cfg Config, form func(Config) (handler, error)) er
 	if c.handler, err = form(cfg); err != nil {
 		return hint.Errorf("see the fields of consume.Config", "configure consumer %q: %w", cfg.Name, err)
 	}
-	c.stream, err = jetstream.NewStream(cfg.NATS, jetstream.StreamConfig{Name: cfg.Stream, Domain: cfg.Domain})
+	stream := jetstream.StreamConfig{Name: cfg.Stream, Domain: cfg.Domain}
+	c.stream, err = jetstream.NewStream(cfg.NATS, stream)
 	if err != nil {
 		return err
 	}
@@ -92,15 +93,12 @@ func (c *consumer) session(ctx context.Context) error {
 func (c *consumer) connect(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	cfg, err := c.direct()
-	if err != nil {
-		return nil, fatal{err}
-	}
 	var conn *pgx.Conn
-	if cfg == nil {
+	var err error
+	if c.Direct == "" {
 		conn, err = pg.ConnectBeside(ctx, c.Pool)
 	} else {
-		conn, err = pg.ConnectConfig(ctx, cfg)
+		conn, err = pg.Connect(ctx, pg.Config{URL: c.Direct})
 	}
 	if err != nil {
 		return nil, err
@@ -112,8 +110,8 @@ func (c *consumer) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// prepare refuses a pooler, which may give the same locks to two processes. The server ends the connection of a
-// frozen process.
+// prepare refuses a pooler, which may give the same locks to two processes. The server ends the connection of
+// a frozen process.
 func (c *consumer) prepare(ctx context.Context, conn *pgx.Conn) error {
 	var pid uint32
 	if err := conn.QueryRow(ctx, `SELECT pg_catalog.pg_backend_pid()`).Scan(&pid); err != nil {
@@ -125,16 +123,18 @@ func (c *consumer) prepare(ctx context.Context, conn *pgx.Conn) error {
 	}
 	for name, value := range map[string]string{
 		"search_path": "pg_catalog", "application_name": "walpost consume " + c.Name,
-		"idle_session_timeout": milliseconds(freezeTimeout), "statement_timeout": milliseconds(statementTimeout),
-		"lock_timeout": milliseconds(lockTimeout),
+		"idle_session_timeout": milliseconds(freezeTimeout),
+		"statement_timeout":    milliseconds(statementTimeout), "lock_timeout": milliseconds(lockTimeout),
 	} {
-		if _, err := conn.Exec(ctx, `SELECT pg_catalog.set_config($1::text, $2::text, false)`, name, value); err != nil {
+		_, err := conn.Exec(ctx, `SELECT pg_catalog.set_config($1::text, $2::text, false)`, name, value)
+		if err != nil {
 			return err
 		}
 	}
 	// Not every platform's server can look at its client during a statement.
+	const liveness = `SELECT set_config('client_connection_check_interval', '500', true)`
 	c.liveness = "500"
-	if _, err := conn.Exec(ctx, `SELECT set_config('client_connection_check_interval', '500', true)`); err != nil {
+	if _, err := conn.Exec(ctx, liveness); err != nil {
 		c.liveness = "0"
 	}
 	return nil
@@ -145,8 +145,8 @@ func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseco
 const (
 	// freezeTimeout is when the server ends the connection of a process that does nothing.
 	freezeTimeout = 10 * time.Second
-	// lockTimeout bounds the wait for a transaction of a partition's earlier owner, and that for a change of the
-	// definition. The locks of other partitions are held meanwhile.
+	// lockTimeout bounds the wait for a transaction of a partition's earlier owner, and that for a change of
+	// the definition. The locks of other partitions are held meanwhile.
 	lockTimeout = 500 * time.Millisecond
 )
 
@@ -156,5 +156,5 @@ const membersLock = -1
 func (c *consumer) lockKey(number int) int64 {
 	h := sha256.New()
 	fmt.Fprintf(h, "walpost consume\x00%s\x00%s\x00%d", c.Schema, c.Name, number)
-	return int64(binary.BigEndian.Uint64(h.Sum(nil))) //nolint:gosec // any 64 bits
+	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
 }

@@ -23,14 +23,14 @@ type definition struct {
 	stream     string
 	partitions int
 	filters    []string
-	// previous are the offsets of the partitions before their number was changed. An event at or below that of its
-	// old partition was handled.
+	// previous are the offsets of the partitions before their number was changed. An event at or below that
+	// of its old partition was handled.
 	previous []int64
 }
 
 func (d *definition) applied(e *Event) bool {
 	n := len(d.previous)
-	return n > 0 && int64(e.Sequence) <= d.previous[e.Partition(n)] //nolint:gosec // JetStream counts from 1
+	return n > 0 && int64(e.Sequence) <= d.previous[e.Partition(n)]
 }
 
 func (d *definition) equal(other *definition) bool {
@@ -40,8 +40,8 @@ func (d *definition) equal(other *definition) bool {
 // hashName is how events are assigned to partitions: see outbox.PartitionHash.
 const hashName = "fnv1a32"
 
-const definitionSQL = `SELECT d.stream, d.partitions, d.filter_subjects, coalesce(d.previous_offsets, '{}'), d.partition_hash
-	FROM {definitions} d WHERE d.consumer_name = $1`
+const definitionSQL = `SELECT d.stream, d.partitions, d.filter_subjects, coalesce(d.previous_offsets, '{}'),
+		d.partition_hash FROM {definitions} d WHERE d.consumer_name = $1`
 
 func (c *consumer) readDefinition(ctx context.Context, conn *pgx.Conn) (*definition, error) {
 	var d definition
@@ -53,10 +53,12 @@ func (c *consumer) readDefinition(ctx context.Context, conn *pgx.Conn) (*definit
 		return nil, nil
 	case pg.Code(err) == pgerrcode.UndefinedTable, pg.Code(err) == pgerrcode.UndefinedColumn,
 		pg.Code(err) == pgerrcode.InvalidSchemaName:
-		return nil, hint.Errorf("run: walpost migrate up --only consumer; or set Schema", "find walpost's tables: %w", fatal{err})
+		return nil, hint.Errorf("run: walpost migrate up --only consumer; or set Schema",
+			"find walpost's tables: %w", fatal{err})
 	case pg.Code(err) == pgerrcode.InsufficientPrivilege:
-		return nil, hint.Errorf("grant SELECT, INSERT, UPDATE, DELETE on consumer_definitions, consumer_offsets, "+
-			"consumer_seen and consumer_parked to the role", "read walpost's tables: %w", fatal{err})
+		return nil, hint.Errorf("grant SELECT, INSERT, UPDATE and DELETE on consumer_definitions, "+
+			"consumer_offsets, consumer_seen and consumer_parked to the role",
+			"read walpost's tables: %w", fatal{err})
 	case err != nil:
 		return nil, err
 	case d.stream != c.Stream:
@@ -69,12 +71,13 @@ func (c *consumer) readDefinition(ctx context.Context, conn *pgx.Conn) (*definit
 	return &d, nil
 }
 
-// agree creates the definition, or changes it when no process with the old one runs. It returns with the lock of
-// the members, shared.
+// agree creates the definition, or changes it when no process with the old one runs. It returns with the lock
+// of the members, shared.
 func (c *consumer) agree(ctx context.Context, conn *pgx.Conn) error {
 	want := definition{stream: c.Stream, partitions: c.Partitions, filters: c.Filters}
 	for waited := false; ; waited = true {
-		if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock_shared($1)`, c.lockKey(membersLock)); err != nil {
+		_, err := conn.Exec(ctx, `SELECT pg_advisory_lock_shared($1)`, c.lockKey(membersLock))
+		if err != nil {
 			return err
 		}
 		have, err := c.readDefinition(ctx, conn)
@@ -108,15 +111,18 @@ func (c *consumer) forgetPrevious(ctx context.Context, conn *pgx.Conn) error {
 	if len(c.definition.previous) == 0 {
 		return nil
 	}
-	_, err := conn.Exec(ctx, c.sql(`UPDATE {definitions} SET previous_partitions = NULL, previous_offsets = NULL
+	_, err := conn.Exec(ctx, c.sql(`UPDATE {definitions}
+		SET previous_partitions = NULL, previous_offsets = NULL
 		WHERE consumer_name = $1 AND (SELECT min(last_processed_id) FROM {offsets} WHERE consumer_name = $1)
 			>= (SELECT max(p) FROM unnest(previous_offsets) p)`), c.Name)
 	return err
 }
 
 const createSQL = `WITH d AS (
-		INSERT INTO {definitions} (consumer_name, stream, partitions, partition_hash, filter_subjects, start_at, start_sequence)
-		VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING RETURNING 1)
+		INSERT INTO {definitions}
+			(consumer_name, stream, partitions, partition_hash, filter_subjects, start_at, start_sequence,
+				stream_created_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING RETURNING 1)
 	INSERT INTO {offsets} (consumer_name, partition_key, last_processed_id, stream_created_at)
 	SELECT $1, n, $7, $8 FROM d, generate_series(0, $3::integer - 1) n`
 
@@ -139,7 +145,7 @@ func (c *consumer) create(ctx context.Context, conn *pgx.Conn) error {
 	}
 	filters := append([]string{}, c.Filters...)
 	_, err = conn.Exec(ctx, c.sql(createSQL), c.Name, c.Stream, c.Partitions, hashName, filters, c.Start,
-		int64(offset), info.Created) //nolint:gosec // JetStream counts from 1
+		int64(offset), info.Created)
 	if err != nil {
 		return fmt.Errorf("create consumer %q: %w", c.Name, err)
 	}
@@ -163,8 +169,9 @@ func (c *consumer) change(ctx context.Context, conn *pgx.Conn, have, want *defin
 			}
 		}
 		filters := append([]string{}, want.filters...)
-		_, err := tx.Exec(ctx, c.sql(`UPDATE {definitions} SET partitions = $2, filter_subjects = $3, changed_at = now()
-			WHERE consumer_name = $1`), c.Name, want.partitions, filters)
+		_, err := tx.Exec(ctx, c.sql(`UPDATE {definitions}
+			SET partitions = $2, filter_subjects = $3, changed_at = now() WHERE consumer_name = $1`),
+			c.Name, want.partitions, filters)
 		return err
 	})
 	if err != nil {
@@ -177,8 +184,8 @@ func (c *consumer) change(ctx context.Context, conn *pgx.Conn, have, want *defin
 // mostPrevious bounds how many old offsets a definition keeps.
 const mostPrevious = 1 << 16
 
-// repartition makes the rows of the new partitions. They begin at the lowest old offset, and the old offsets say
-// what was handled behind it. Where an earlier change is not passed yet, both count: for the least common
+// repartition makes the rows of the new partitions. They begin at the lowest old offset, and the old offsets
+// say what was handled behind it. Where an earlier change is not passed yet, both count: for the least common
 // multiple of the two numbers of partitions.
 func (c *consumer) repartition(ctx context.Context, tx pgx.Tx, have, want *definition) error {
 	rows, err := tx.Query(ctx, c.sql(`SELECT last_processed_id FROM {offsets}
@@ -195,7 +202,7 @@ func (c *consumer) repartition(ctx context.Context, tx pgx.Tx, have, want *defin
 	}
 	previous := merge(have.previous, offsets)
 	if len(previous) > mostPrevious {
-		return hint.Errorf("run it with the present number until all partitions have passed the earlier change",
+		return hint.Errorf("run it with the present number until all partitions have passed earlier changes",
 			"change the number of partitions to %d: earlier changes are under way", want.partitions)
 	}
 	_, err = tx.Exec(ctx, c.sql(`UPDATE {definitions} SET previous_partitions = $2, previous_offsets = $3
@@ -208,7 +215,8 @@ func (c *consumer) repartition(ctx context.Context, tx pgx.Tx, have, want *defin
 		INSERT INTO {offsets} (consumer_name, partition_key, last_processed_id, last_processed_at, epoch,
 			anchor_sequence, anchor_message_id, anchor_stored_at, anchor_position, stream_created_at)
 		SELECT $1, n, low.last_processed_id, low.last_processed_at, (SELECT max(epoch) + 1 FROM old),
-			low.anchor_sequence, low.anchor_message_id, low.anchor_stored_at, low.anchor_position, low.stream_created_at
+			low.anchor_sequence, low.anchor_message_id, low.anchor_stored_at, low.anchor_position,
+			low.stream_created_at
 		FROM low, generate_series(0, $2::integer - 1) n`), c.Name, want.partitions)
 	return err
 }

@@ -12,17 +12,18 @@
 //
 // # Guarantees
 //
-//   - Each event that the stream holds takes effect once, whatever process, connection or server ends when. This
-//     also holds where the stream has an event twice, or was restored from a backup or recreated, for events
-//     of the last Config.Seen.
+//   - Each event that the stream holds takes effect once, whatever process, connection or server ends when.
+//     This also holds where the stream has an event twice, or was restored from a backup or recreated, for
+//     events of the last Config.Seen.
 //   - The events of an aggregate are handled in the stream's order, one after the other.
-//   - An event whose handler fails is kept whole in the table consumer_parked and tried again. Later events of
-//     its aggregate wait behind it, others do not.
+//   - An event whose handler fails is kept whole in the table consumer_parked and tried again. Later events
+//     of its aggregate wait behind it, others do not.
 //
 // # Non-guarantees
 //
 //   - [RunExternal] is for effects outside of the database: they happen at least once.
 //   - Events of different aggregates may be handled in another order than the stream's, and at the same time.
 //   - What the stream's limits delete before it was read is lost. It is noticed: see Config.SkipGaps.
-//   - A handler that commits its transaction by SQL is noticed, but cannot be undone: its event is handled again.
+//   - A handler that commits its transaction by SQL is noticed, but cannot be undone: its event is handled
+//     again.
 package consume

@@ -32,13 +32,13 @@ type Event struct {
 
 	// Attempt counts from 1. It is higher where the handler failed at the event before.
 	Attempt int
-	// Epoch is that of the partition's owner: of two processes that call an external service for the same event,
-	// the later owner has the higher one.
+	// Epoch is that of the partition's owner: of two processes that call an external service for the same
+	// event, the later owner has the higher one.
 	Epoch int64
 }
 
 // Partition is which of n partitions the event belongs to.
-func (e *Event) Partition(n int) int { return int(e.hash() % uint32(n)) } //nolint:gosec // n is 256 at most
+func (e *Event) Partition(n int) int { return int(e.hash() % uint32(n)) }
 
 func (e *Event) hash() uint32 {
 	return outbox.PartitionHash(e.TenantID, e.AggregateType, e.AggregateID, e.ID)

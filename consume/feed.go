@@ -1,6 +1,7 @@
 package consume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -10,15 +11,15 @@ import (
 	"github.com/walpost/walpost/internal/jetstream"
 )
 
-// feed brings the stream's events to the queues of the partitions that this process owns. One reader, the main
-// one, serves all partitions that keep up. It waits for a full queue, but not for long: that partition leaves it
-// and has its own reader, as have those that this process took over while it was reading. When such a reader
-// has reached the main one, its partitions join that.
+// feed brings the stream's events to the queues of the partitions that this process owns. One reader, the
+// main one, serves all partitions that keep up. It waits for a full queue, but not for long: that partition
+// leaves it and has its own reader, as have those that this process took over while it was reading. When such
+// a reader has reached the main one, its partitions join that.
 type feed struct {
 	*consumer
 	// fail ends the session.
 	fail func(error)
-	ctx  context.Context //nolint:containedctx // of the session: readers are started in it
+	ctx  context.Context
 
 	mu      sync.Mutex // guards all below, the readers and the queues
 	queues  map[int]*queue
@@ -32,12 +33,14 @@ type reader struct {
 	*feed
 	cancel  context.CancelFunc
 	members map[*queue]bool
-	// pos: every event up to it is in its queue, or is of no member. last is the last message at or before it.
+	// pos: every event up to it is in its queue, or is of no member. last is the last message at or before
+	// it.
 	pos  uint64
 	last anchor
 	// jumped is the first of the sequences that were passed over since the last check, 0 for none.
 	jumped uint64
-	// blocked: it waits for a full queue. suspect is its position when the stream was found to begin behind that.
+	// blocked: it waits for a full queue. suspect is its position when the stream was found to begin behind
+	// that.
 	blocked bool
 	suspect uint64
 }
@@ -84,7 +87,7 @@ func (f *feed) add(starts []start) {
 		f.main.stop()
 		f.main = nil
 	}
-	slices.SortFunc(starts, func(a, b start) int { return int(a.offset) - int(b.offset) }) //nolint:gosec // they are far from the limit
+	slices.SortFunc(starts, func(a, b start) int { return cmp.Compare(a.offset, b.offset) })
 	var behind *reader
 	for _, s := range starts {
 		f.queues[s.key], s.received = s.queue, s.offset
@@ -152,8 +155,8 @@ func (f *feed) read(s start) *reader {
 	return r
 }
 
-// verify checks that the stream still has what this reader read last: a consumer that the client makes after a restore
-// delivers what the restored stream has.
+// verify checks that the stream still has what this reader read last: a consumer that the client makes after
+// a restore delivers what the restored stream has.
 func (r *reader) verify(ctx context.Context) error {
 	r.mu.Lock()
 	pos, last := r.pos, r.last
@@ -188,8 +191,8 @@ func (r *reader) deliver(ctx context.Context, m jetstream.Received) error {
 	return r.join()
 }
 
-// awaitSpace is called with the lock, and gives it up while it waits. It returns when the queue has space or has
-// left the reader. The main reader without a member waits for one.
+// awaitSpace is called with the lock, and gives it up while it waits. It returns when the queue has space or
+// has left the reader. The main reader without a member waits for one.
 func (r *reader) awaitSpace(ctx context.Context, q *queue) error {
 	deadline := time.Now().Add(patience)
 	for {

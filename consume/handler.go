@@ -42,7 +42,9 @@ func Run(ctx context.Context, cfg Config, f func(ctx context.Context, tx pgx.Tx,
 
 // RunBatch is [Run] with up to Config.Batch events in one transaction: those that are there, in their order.
 // After a failure they are handled one by one.
-func RunBatch(ctx context.Context, cfg Config, f func(ctx context.Context, tx pgx.Tx, events []Event) error) error {
+func RunBatch(
+	ctx context.Context, cfg Config, f func(ctx context.Context, tx pgx.Tx, events []Event) error,
+) error {
 	return run(ctx, cfg, func(c Config) (handler, error) {
 		if c.Pool == nil {
 			return handler{}, errors.New("missing Pool")
@@ -73,8 +75,8 @@ func RunSQL(ctx context.Context, cfg Config, f func(ctx context.Context, tx *sql
 }
 
 // RunExternal is [Run] for effects outside of the database, such as a call of another service: the handler
-// runs first, and then the offset is written. A death between the two has the event handled again. The far side
-// should recognize it by its Source and ID.
+// runs first, and then the offset is written. A death between the two has the event handled again. The far
+// side should recognize it by its Source and ID.
 func RunExternal(ctx context.Context, cfg Config, f func(ctx context.Context, e Event) error) error {
 	return run(ctx, cfg.single(), func(c Config) (handler, error) {
 		h := handler{

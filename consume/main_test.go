@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +23,12 @@ import (
 	"github.com/walpost/walpost/migrations"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	if url := os.Getenv(childURL); url != "" {
+		runChild(url)
+	}
+	testenv.Main(m)
+}
 
 // rig is a database with walpost's tables and one of effects, and a stream.
 type rig struct {

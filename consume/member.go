@@ -15,8 +15,8 @@ import (
 	"github.com/walpost/walpost/internal/pg"
 )
 
-// member divides the partitions with the consumer's other processes: each takes its share, and as many as it can
-// get of those that no process has.
+// member divides the partitions with the consumer's other processes: each takes its share, and as many as it
+// can get of those that no process has.
 type member struct {
 	*consumer
 	conn  *pgx.Conn // holds the locks
@@ -89,8 +89,8 @@ func (m *member) ticks(ctx, reading, hard context.Context) error {
 	}
 }
 
-// waitForHandlers lets transactions go on for a while where the process stops. Where the locks are lost, others
-// have the partitions.
+// waitForHandlers lets transactions go on for a while where the process stops. Where the locks are lost,
+// others have the partitions.
 func (m *member) waitForHandlers(ctx context.Context, kill func()) {
 	if ctx.Err() == nil {
 		kill()
@@ -149,8 +149,9 @@ func (m *member) giveBack(n int) {
 }
 
 const membersSQL = `SELECT count(*) FROM pg_locks
-	WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-		AND (classid::bigint << 32 | objid::bigint) = $1 AND objsubid = 1 AND granted AND mode = 'ShareLock'`
+	WHERE locktype = 'advisory' AND granted AND mode = 'ShareLock'
+		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		AND (classid::bigint << 32 | objid::bigint) = $1 AND objsubid = 1`
 
 // share is how many partitions this process should have.
 func (m *member) share(ctx context.Context) (int, error) {
@@ -231,7 +232,7 @@ func (p *partition) takeOver(ctx context.Context, conn *pgx.Conn) error {
 	} else if err != nil {
 		return err
 	}
-	p.offset, p.anchor.seq = uint64(offset), uint64(anchored) //nolint:gosec // the table has no negative ones
+	p.offset, p.anchor.seq = uint64(offset), uint64(anchored)
 	if stored != nil {
 		p.anchor.at = *stored
 	}

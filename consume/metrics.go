@@ -26,7 +26,8 @@ type metrics struct {
 func newMetrics(c *Config) (*metrics, error) {
 	name := prometheus.Labels{"consumer": c.Name}
 	vector := func(metric, help string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: metric, Help: help, ConstLabels: name}, []string{"event_type"})
+		opts := prometheus.CounterOpts{Name: metric, Help: help, ConstLabels: name}
+		return prometheus.NewCounterVec(opts, []string{"event_type"})
 	}
 	gauge := func(metric, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: metric, Help: help, ConstLabels: name})
@@ -40,8 +41,9 @@ func newMetrics(c *Config) (*metrics, error) {
 		handled:  vector("consumer_processed_total", "Events whose effect was committed by this process."),
 		failures: vector("consumer_failures_total", "Failed attempts of this process's handler."),
 		lag: prometheus.NewDesc("consumer_lag_seconds",
-			"Age of the oldest event that this process has read and not settled; 0 where none waits.", []string{"event_type"}, name),
-		parked: gauge("consumer_parked", "Events that failed and are tried again, and those that wait behind them."),
+			"Age of the oldest event that this process has read and not settled; 0 where none waits.",
+			[]string{"event_type"}, name),
+		parked: gauge("consumer_parked", "Events that failed and are tried again, and those behind them."),
 		dead:   gauge("consumer_dead_letters", "Events that failed too often."),
 	}
 	if c.Metrics == nil {

@@ -14,7 +14,8 @@ import (
 const parkSQL = `INSERT INTO {parked} (consumer_name, partition_hash, aggregate, sequence,
 		event_source, event_id, event_type, event, attempts, last_error, next_attempt_at, dead_at)
 	VALUES ($1::text, $2::bigint, $3::bytea, $4::bigint, $5::text, $6::text, $7::text, $8::bytea,
-		$9::integer, $10::text, pg_catalog.now() + $11::text::interval, CASE WHEN $12::boolean THEN pg_catalog.now() END)`
+		$9::integer, $10::text, pg_catalog.now() + $11::text::interval,
+		CASE WHEN $12::boolean THEN pg_catalog.now() END)`
 
 // park keeps the event, and goes on behind it.
 func (p *partition) park(ctx context.Context, e Event, failed error) error {
@@ -87,7 +88,7 @@ func (c *claim) keep(ctx context.Context, e Event, failed error) error {
 		attempts, reason, pause = 1, errorText(failed), c.backoff(1)
 	}
 	err = c.query(ctx, c.sql(parkSQL), []any{
-		c.Name, int64(e.hash()), aggregate, int64(e.Sequence), //nolint:gosec // JetStream counts from 1
+		c.Name, int64(e.hash()), aggregate, int64(e.Sequence),
 		storable(e.Source), storable(e.ID), storable(e.Type), text,
 		attempts, reason, interval(pause), failed != nil && c.MaxAttempts == 1,
 	}, nil)
@@ -166,16 +167,18 @@ const (
 	// unparkSQL also finds the next event of the aggregate.
 	unparkSQL = `WITH gone AS (DELETE FROM {parked} k WHERE k.number = $1::bigint AND k.dead_at IS NULL)
 		SELECT coalesce((SELECT k.number FROM {parked} k
-			WHERE k.consumer_name = $2::text AND k.aggregate = $3::bytea AND k.dead_at IS NULL AND k.number > $1::bigint
+			WHERE k.consumer_name = $2::text AND k.aggregate = $3::bytea AND k.dead_at IS NULL
+				AND k.number > $1::bigint
 			ORDER BY k.number LIMIT 1), 0)`
 
 	failedSQL = `UPDATE {parked} k SET attempts = $2::integer, last_error = $3::text,
-			next_attempt_at = pg_catalog.now() + $4::text::interval, dead_at = CASE WHEN $5::boolean THEN pg_catalog.now() END
+			next_attempt_at = pg_catalog.now() + $4::text::interval,
+			dead_at = CASE WHEN $5::boolean THEN pg_catalog.now() END
 		WHERE k.number = $1::bigint AND k.dead_at IS NULL`
 )
 
-// retry hands one parked event to the handler, and deletes it in the same transaction. It returns the next one
-// of its aggregate, 0 where there is none or the handler failed.
+// retry hands one parked event to the handler, and deletes it in the same transaction. It returns the next
+// one of its aggregate, 0 where there is none or the handler failed.
 func (p *partition) retry(ctx context.Context, number int64) (next int64, err error) {
 	c, err := p.begin(ctx, nil)
 	if err != nil {
@@ -246,8 +249,8 @@ func (p *partition) failedAgain(ctx context.Context, number int64, e Event, fail
 func (p *partition) reportFailure(ctx context.Context, e Event, failed error, dead bool) {
 	p.metrics.failed(e.Type)
 	args := []any{
-		"consumer", p.Name, "partition", p.key, "sequence", e.Sequence, "event_type", e.Type, "event_id", e.ID,
-		"attempt", e.Attempt, "error", failed,
+		"consumer", p.Name, "partition", p.key, "sequence", e.Sequence,
+		"event_type", e.Type, "event_id", e.ID, "attempt", e.Attempt, "error", failed,
 	}
 	if dead {
 		p.Logger.ErrorContext(ctx, "event is a dead letter: the handler failed too often",

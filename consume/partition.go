@@ -134,7 +134,8 @@ func (p *partition) apply(ctx context.Context, events []Event) error {
 	for i, e := range events {
 		if !c.seen[ids[i]] && !p.definition.applied(&e) {
 			c.seen[ids[i]] = true // it may be there twice
-			todo, s.ids, s.times = append(todo, e), append(s.ids, ids[i]), append(s.times, timeText(e.StoredAt))
+			todo = append(todo, e)
+			s.ids, s.times = append(s.ids, ids[i]), append(s.times, timeText(e.StoredAt))
 		}
 	}
 	if len(todo) > 0 {
@@ -149,7 +150,8 @@ func (p *partition) apply(ctx context.Context, events []Event) error {
 	return nil
 }
 
-// call runs the handler in the transaction. An external effect comes before its own: no lock is held meanwhile.
+// call runs the handler in the transaction. An external effect comes before its own: no lock is held
+// meanwhile.
 func (p *partition) call(ctx context.Context, c *claim, events []Event) (*claim, error) {
 	if !p.handler.external {
 		return c, p.judge(ctx, c, p.handle(ctx, c.txn, events))
@@ -223,7 +225,7 @@ func (p *partition) reload(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	p.offset = uint64(offset) //nolint:gosec // the table has no negative one
+	p.offset = uint64(offset)
 	p.queue.drop(p.offset)
 	return nil
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/walpost/walpost/internal/jetstream"
 )
 
-// A stream that was restored from a backup or recreated has other messages at the sequences that this consumer
-// knows. Its positions are worth nothing then. The partition begins again an hour before the time of its last
-// message, and consumer_seen tells which events were handled.
+// A stream that was restored from a backup or recreated has other messages at the sequences that this
+// consumer knows. Its positions are worth nothing then. The partition begins again an hour before the time of
+// its last message, and consumer_seen tells which events were handled.
 
 // overlap is how far before its last message a partition begins again: servers' clocks differ.
 const overlap = time.Hour
@@ -84,7 +84,8 @@ func (p *partition) locate(ctx context.Context, info *jetstream.StreamInfo) erro
 }
 
 const relocateSQL = `WITH d AS (
-		UPDATE {definitions} SET previous_partitions = NULL, previous_offsets = NULL WHERE consumer_name = $1)
+		UPDATE {definitions} SET stream_created_at = $4, previous_partitions = NULL, previous_offsets = NULL
+		WHERE consumer_name = $1)
 	UPDATE {offsets} SET epoch = epoch + 1, last_processed_id = $3, stream_created_at = $4,
 		anchor_sequence = NULL, anchor_message_id = NULL, anchor_stored_at = NULL, anchor_position = NULL
 	WHERE consumer_name = $1 AND partition_key = $2 RETURNING epoch`
@@ -101,16 +102,16 @@ func (p *partition) relocate(ctx context.Context, conn *pgx.Conn, why error) err
 			return err
 		}
 	}
-	offset := int64(first - 1) //nolint:gosec // JetStream counts from 1
+	offset := int64(first - 1)
 	err = conn.QueryRow(ctx, p.sql(relocateSQL), p.Name, p.key, offset, info.Created).Scan(&p.epoch)
 	if err != nil {
 		return fmt.Errorf("move the offset into the present stream: %w", err)
 	}
-	p.Logger.WarnContext(ctx, "stream was restored or recreated: the partition goes on by time, without handled events",
+	p.Logger.WarnContext(ctx, "stream was restored or recreated: going on by time, without handled events",
 		"consumer", p.Name, "partition", p.key, "reason", why, "old_sequence", p.offset, "sequence", first)
 	p.offset, p.begins, p.anchor = first-1, first-1, anchor{}
 	if len(p.definition.previous) > 0 {
-		return errors.New("the offsets of the previous partitions were of another stream: reading the definition again")
+		return errors.New("the previous offsets were of another stream: reading the definition again")
 	}
 	return nil
 }
@@ -127,15 +128,16 @@ const purgeSQL = `WITH past AS (
 		WHERE o.consumer_name = $1::text HAVING pg_catalog.bool_and(o.anchor_stored_at IS NOT NULL)),
 	gone AS (
 		DELETE FROM {seen} s WHERE s.ctid = ANY (ARRAY(SELECT old.ctid FROM {seen} old
-			WHERE old.consumer_name = $1::text AND old.stored_at < (SELECT past.at FROM past) LIMIT $3::bigint))
+			WHERE old.consumer_name = $1::text AND old.stored_at < (SELECT past.at FROM past)
+			LIMIT $3::bigint))
 		RETURNING 1)
 	SELECT pg_catalog.count(*) FROM gone`
 
 const countSQL = `SELECT pg_catalog.count(*) FILTER (WHERE k.dead_at IS NULL), pg_catalog.count(k.dead_at)
 	FROM {parked} k WHERE k.consumer_name = $1::text`
 
-// care is done by the owner of partition 0: it deletes a batch of ids, and counts parked events. Where the batch
-// is full, the next turn deletes the next one.
+// care is done by the owner of partition 0: it deletes a batch of ids, and counts parked events. Where the
+// batch is full, the next turn deletes the next one.
 func (p *partition) care(ctx context.Context) error {
 	if p.key != 0 || time.Since(p.cared) < carePause {
 		return nil

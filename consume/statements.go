@@ -18,7 +18,8 @@ const statementTimeout = 10 * time.Second
 // that none in another schema is a better match.
 func (c *consumer) sql(text string) string {
 	schema := outbox.QuoteIdent(c.Schema) + "."
-	return strings.NewReplacer("{offsets}", schema+"consumer_offsets", "{definitions}", schema+"consumer_definitions",
+	return strings.NewReplacer(
+		"{offsets}", schema+"consumer_offsets", "{definitions}", schema+"consumer_definitions",
 		"{seen}", schema+"consumer_seen", "{parked}", schema+"consumer_parked").Replace(text)
 }
 
@@ -37,9 +38,9 @@ type claim struct {
 	seen map[string]bool // of the ids that were asked for
 }
 
-// begin locks the partition's row and looks up which of the ids were handled. Both happen on one snapshot: where
-// the statement waited for another transaction of the partition, the offset or the epoch has changed, and the
-// ids are not used.
+// begin locks the partition's row and looks up which of the ids were handled. Both happen on one snapshot:
+// where the statement waited for another transaction of the partition, the offset or the epoch has changed,
+// and the ids are not used.
 //
 // A server that loses its client ends the transaction within half a second.
 func (p *partition) begin(ctx context.Context, ids []string) (c *claim, err error) {
@@ -74,7 +75,7 @@ func (c *claim) lock(ctx context.Context, ids []string) error {
 		return errFenced
 	case err != nil:
 		return err
-	case uint64(offset) != c.offset: //nolint:gosec // the table has no negative one
+	case uint64(offset) != c.offset:
 		return errMoved
 	}
 	c.seen = map[string]bool{}
@@ -89,7 +90,8 @@ func (c *claim) lock(ctx context.Context, ids []string) error {
 const advanceSQL = `WITH seen AS (
 		INSERT INTO {seen} (id, consumer_name, stored_at)
 		SELECT u.id, $1::text, u.at
-		FROM ROWS FROM (pg_catalog.unnest($11::text::uuid[]), pg_catalog.unnest($12::text::timestamptz[])) AS u (id, at)
+		FROM ROWS FROM (pg_catalog.unnest($11::text::uuid[]), pg_catalog.unnest($12::text::timestamptz[]))
+			AS u (id, at)
 		ON CONFLICT DO NOTHING)
 	UPDATE {offsets} o SET last_processed_id = $6::bigint, last_processed_at = pg_catalog.now(),
 		anchor_sequence = coalesce($7::bigint, o.anchor_sequence),
@@ -117,11 +119,11 @@ func (c *claim) finish(ctx context.Context, s step) error {
 		return err
 	}
 	args := []any{
-		c.Name, c.key, c.epoch, int64(c.offset), c.xid, int64(s.offset), //nolint:gosec // JetStream counts from 1
+		c.Name, c.key, c.epoch, int64(c.offset), c.xid, int64(s.offset),
 		nil, nil, nil, nil, array(s.ids), array(s.times),
 	}
 	if a := s.anchor; a.seq > 0 {
-		args[6], args[7], args[8], args[9] = int64(a.seq), a.id, timeText(a.at), a.position //nolint:gosec // as above
+		args[6], args[7], args[8], args[9] = int64(a.seq), a.id, timeText(a.at), a.position
 	}
 	var key int
 	err := one(ctx, c.txn, c.sql(advanceSQL), args, &key)

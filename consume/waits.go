@@ -51,7 +51,8 @@ func (w *waits) over(what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if one := w.all[what]; one != nil {
-		w.log.Info("consumer goes on", "consumer", w.consumer, "what", what, "after", time.Since(one.since).Round(time.Millisecond))
+		after := time.Since(one.since).Round(time.Millisecond)
+		w.log.Info("consumer goes on", "consumer", w.consumer, "what", what, "after", after)
 		delete(w.all, what)
 	}
 }

@@ -3,6 +3,7 @@ package consume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -13,8 +14,8 @@ import (
 // ErrGap means that the stream's limits deleted events before they were read.
 var ErrGap = errors.New("the stream deleted events before they were read")
 
-// watch looks at the stream every second: whether it is the one that is read, how far it has nothing more for this
-// consumer, and whether its limits took unread events.
+// watch looks at the stream every second: whether it is the one that is read, how far it has nothing more for
+// this consumer, and whether its limits took unread events.
 func (f *feed) watch(ctx context.Context) {
 	for sleep.For(ctx, time.Second) {
 		f.mu.Lock()
@@ -38,8 +39,8 @@ func (f *feed) watch(ctx context.Context) {
 	}
 }
 
-// look checks one reader. What the stream says is older than the reader's position when that is read again: so
-// the position moves only where it is still the one from before.
+// look checks one reader. What the stream says is older than the reader's position when that is read again:
+// so the position moves only where it is still the one from before.
 func (r *reader) look(ctx context.Context, info *jetstream.StreamInfo) error {
 	r.mu.Lock()
 	pos, last := r.pos, r.last
@@ -75,8 +76,8 @@ func (r *reader) look(ctx context.Context, info *jetstream.StreamInfo) error {
 
 var errMore = errors.New("the stream has more")
 
-// nothingUpTo asks the stream's leader whether an event of this consumer is behind a position. A consumer's own
-// count of pending messages lags.
+// nothingUpTo asks the stream's leader whether an event of this consumer is behind a position. A consumer's
+// own count of pending messages lags.
 func (r *reader) nothingUpTo(ctx context.Context, pos, end uint64) error {
 	filters := r.definition.filters
 	if len(filters) == 0 {
@@ -95,9 +96,9 @@ func (r *reader) nothingUpTo(ctx context.Context, pos, end uint64) error {
 	return nil
 }
 
-// missed looks for sequences that are gone and were not read. The reader passed over some, and the stream begins
-// behind their first one now; or it begins behind the reader's position, and a second later still, although the
-// reader does not wait for a queue.
+// missed looks for sequences that are gone and were not read. The reader passed over some, and the stream
+// begins behind their first one now; or it begins behind the reader's position, and a second later still,
+// although the reader does not wait for a queue.
 func (r *reader) missed(first, pos uint64) error {
 	r.mu.Lock()
 	jumped, to := r.jumped, uint64(0)
@@ -122,10 +123,10 @@ func (r *reader) missed(first, pos uint64) error {
 func (c *consumer) gap(from, to uint64) error {
 	c.metrics.gaps.Inc()
 	advice := "raise the stream's limits; to go on without these events, set SkipGaps"
-	err := hint.Errorf(advice, "%w: stream %s, sequences %d to %d or some of them", ErrGap, c.Stream, from, to)
+	err := fmt.Errorf("%w: stream %s, sequences %d to %d or some of them", ErrGap, c.Stream, from, to)
 	c.Logger.Error("events are missing", "consumer", c.Name, "error", err, "hint", advice)
 	if c.SkipGaps {
 		return nil
 	}
-	return err
+	return hint.Wrap(err, advice)
 }

@@ -2,9 +2,8 @@
 -- What package consume keeps beside its offsets: which events were handled, and which could not be.
 SET LOCAL lock_timeout = '5s';
 
--- A stream that was recreated has the sequences of the old one again. Each partition says which stream its own are of: the
--- partitions notice it one after the other.
-ALTER TABLE {schema}.consumer_definitions DROP COLUMN stream_created_at;
+-- A stream that was recreated has the sequences of the old one again. Each partition says which stream its own are of,
+-- because partitions move into another stream one after the other. The definition has the latest.
 ALTER TABLE {schema}.consumer_offsets ADD COLUMN stream_created_at TIMESTAMPTZ;
 
 -- The events that were handled, so that one that is stored twice takes effect once.
@@ -71,4 +70,3 @@ $$;
 
 DROP TABLE {schema}.consumer_seen, {schema}.consumer_parked;
 ALTER TABLE {schema}.consumer_offsets DROP COLUMN stream_created_at;
-ALTER TABLE {schema}.consumer_definitions ADD COLUMN stream_created_at TIMESTAMPTZ;

@@ -187,7 +187,8 @@ func TestConsumerColumns(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `consumer_name text, partition_key integer, last_processed_id bigint, last_processed_at timestamp with time zone, ` +
-		`epoch bigint, anchor_sequence bigint, anchor_message_id text, anchor_stored_at timestamp with time zone, anchor_position text`
+		`epoch bigint, anchor_sequence bigint, anchor_message_id text, anchor_stored_at timestamp with time zone, anchor_position text, ` +
+		`stream_created_at timestamp with time zone`
 	var got, key string
 	if err := connect(t, url).QueryRow(t.Context(), `
 		SELECT string_agg(column_name || ' ' || data_type, ', ' ORDER BY ordinal_position),

@@ -20,9 +20,9 @@ func PartitionHash(tenantID, aggregateType, aggregateID, eventID string) uint32 
 	return h.Sum32()
 }
 
-// PartitionKey is the name of an aggregate: "<length in bytes>:<value>/" for each of tenant id, aggregate type
-// and aggregate id, and "/" for an empty one, because a message does not tell NULL from an empty text. It is
-// empty without an aggregate id.
+// PartitionKey is the name of an aggregate: "<length in bytes>:<value>/" for each of tenant id, aggregate
+// type and aggregate id, and "/" for an empty one, because a message does not tell NULL from an empty text.
+// It is empty without an aggregate id.
 func PartitionKey(tenantID, aggregateType, aggregateID string) string {
 	if aggregateID == "" {
 		return ""

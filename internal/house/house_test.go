@@ -32,6 +32,7 @@ var rooms = map[string][]string{
 		pg, pgerrcode,
 	},
 	// For applications: nothing of the relay.
+	"consume":             {module + "outbox", jetstream, hint, pg, sleep, pgx, pgerrcode, nats, prometheus},
 	"idempotency":         {module + "outbox", keys, pg, sleep, pgx, pgerrcode},
 	"internal/deadletter": {module + "outbox", table, hint, pg, pgx},
 	"internal/retention":  {module + "outbox", keys, table, hint, pg, sleep, pgx, pgerrcode},

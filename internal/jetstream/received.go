@@ -37,7 +37,10 @@ type Received struct {
 
 // received keeps the message's memory.
 func received(msg *nats.Msg, meta *nats.MsgMetadata) Received {
-	m := Received{Seq: meta.Sequence.Stream, At: meta.Timestamp, Subject: msg.Subject, Header: msg.Header, Payload: msg.Data}
+	m := Received{
+		Seq: meta.Sequence.Stream, At: meta.Timestamp, Subject: msg.Subject,
+		Header: msg.Header, Payload: msg.Data,
+	}
 	m.Position, m.Commit = msg.Header.Get(PositionHeader), msg.Header.Get(CommitHeader)
 	m.Polled = msg.Header.Get(ViaHeader) == ViaPoll && m.Commit == ""
 	if !m.unwrap(msg) {
