@@ -22,6 +22,8 @@ REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 \if :{?consumer}
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets TO :"consumer";
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_definitions TO :"consumer";
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_seen TO :"consumer";
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_parked TO :"consumer";
 \endif
 \if :{?idempotency}
 GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys TO :"idempotency";
