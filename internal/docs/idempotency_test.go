@@ -11,10 +11,14 @@ import (
 
 var fieldDefault = regexp.MustCompile(`Default:\s+\[?([^.\]]+(?:\.\w[^.\]]*)*)`)
 
-// TestIdempotencyOptions: the table names every option, with the default that its comment gives.
 func TestIdempotencyOptions(t *testing.T) {
-	const file = "docs/IDEMPOTENCY.md"
-	source, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, "idempotency/options.go"), nil, parser.ParseComments)
+	testOptions(t, "docs/IDEMPOTENCY.md", "idempotency/options.go", "Options")
+}
+
+// testOptions: a page's table names every field of a struct, with the default that its comment gives.
+func testOptions(t *testing.T, file, code, name string) {
+	t.Helper()
+	source, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, code), nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,15 +26,15 @@ func TestIdempotencyOptions(t *testing.T) {
 	var coded []string
 	ast.Inspect(source, func(n ast.Node) bool {
 		spec, ok := n.(*ast.TypeSpec)
-		if !ok || spec.Name.Name != "Options" {
+		if !ok || spec.Name.Name != name {
 			return true
 		}
 		for _, f := range spec.Type.(*ast.StructType).Fields.List {
-			name := f.Names[0].Name
-			coded = append(coded, name)
-			defaults[name] = "required"
+			field := f.Names[0].Name
+			coded = append(coded, field)
+			defaults[field] = "required"
 			if m := fieldDefault.FindStringSubmatch(regexp.MustCompile(`\s+`).ReplaceAllString(f.Doc.Text(), " ")); m != nil {
-				defaults[name] = m[1]
+				defaults[field] = m[1]
 			}
 		}
 		return false
