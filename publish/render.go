@@ -1,6 +1,10 @@
 package publish
 
-import "github.com/walpost/walpost/outbox"
+import (
+	"strconv"
+
+	"github.com/walpost/walpost/outbox"
+)
 
 // Render appends the event's subject to dst. Its error is a [*outbox.RowError], and
 // dst is then returned as it came.
@@ -10,6 +14,10 @@ func (t *Template) Render(dst []byte, ev *outbox.Event) ([]byte, error) {
 	for _, p := range t.parts {
 		if p.literal != "" {
 			out = append(out, p.literal...)
+			continue
+		}
+		if p.partition {
+			out = strconv.AppendInt(out, int64(partition(ev, t.partitions)), 10)
 			continue
 		}
 		v := ev.Values[p.field]
@@ -26,6 +34,17 @@ func (t *Template) Render(dst []byte, ev *outbox.Event) ([]byte, error) {
 		return dst, err
 	}
 	return out, nil
+}
+
+// partition is the event's. What the message has of the event decides, so that its consumers agree.
+func partition(ev *outbox.Event, n int) uint32 {
+	id := ""
+	if len(ev.Values[outbox.AggregateID]) == 0 {
+		ref := ev.Ref()
+		id = string(ref.AppendEventID(nil))
+	}
+	tenant, kind := string(ev.Values[outbox.TenantID]), string(ev.Values[outbox.AggregateType])
+	return outbox.PartitionHash(tenant, kind, string(ev.Values[outbox.AggregateID]), id) % uint32(n)
 }
 
 func checkValue(f outbox.Field, v []byte) error {

@@ -2,6 +2,7 @@ package publish
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -18,16 +19,24 @@ const maxSubject = 1024
 // {event_type} is validated and keeps its dots, so that subscribers can take
 // events.order.> of order.placed. Every other placeholder is encoded into one
 // token: bytes other than letters, digits, '_' and '-' become %XX.
+//
+// {partition/N} is the first token where it is used: the event's partition of N, from 0 to N-1. It is the one
+// that package consume computes, see [outbox.PartitionHash].
 type Template struct {
-	text  string
-	parts []part
+	text       string
+	parts      []part
+	partitions int // N of {partition/N}, 0 without it
 }
 
 // part is a literal or, where that is empty, a placeholder.
 type part struct {
-	literal string
-	field   outbox.Field
+	literal   string
+	partition bool
+	field     outbox.Field
 }
+
+// maxPartitions bounds N: the stream lists a subject for each.
+const maxPartitions = 256
 
 var placeholders = map[string]outbox.Field{
 	"event_type":     outbox.EventType,
@@ -39,7 +48,7 @@ var placeholders = map[string]outbox.Field{
 
 const templateHint = "nats.subject is literal tokens and the placeholders " +
 	"{event_type} {tenant_id} {aggregate_type} {aggregate_id} {event_version}, " +
-	"joined by dots, as in events.{event_type}"
+	"joined by dots, as in events.{event_type}; {partition/N} may be the first token"
 
 // NewTemplate parses and validates a template.
 func NewTemplate(s string) (*Template, error) {
@@ -70,13 +79,37 @@ func (t *Template) parse() error {
 		if !closed {
 			return fmt.Errorf("placeholder {%s is not closed", name)
 		}
-		f, known := placeholders[name]
-		if !known {
-			return fmt.Errorf("unknown placeholder {%s}", name)
+		if err := t.addPlaceholder(name); err != nil {
+			return err
 		}
-		t.parts = append(t.parts, part{field: f})
 		rest = after
 	}
+	return nil
+}
+
+func (t *Template) addPlaceholder(name string) error {
+	if n, ok := strings.CutPrefix(name, "partition/"); ok {
+		return t.addPartition(n)
+	}
+	f, known := placeholders[name]
+	if !known {
+		return fmt.Errorf("unknown placeholder {%s}", name)
+	}
+	t.parts = append(t.parts, part{field: f})
+	return nil
+}
+
+func (t *Template) addPartition(number string) error {
+	n, err := strconv.Atoi(number)
+	if err != nil || n < 1 || n > maxPartitions || strconv.Itoa(n) != number {
+		return fmt.Errorf("placeholder {partition/%s}: want a number from 1 to %d", number, maxPartitions)
+	}
+	first, _, more := strings.Cut(t.text, ".")
+	if !more || first != "{partition/"+number+"}" || len(t.parts) > 0 {
+		return fmt.Errorf("{partition/%d} is not the first token, before others", n)
+	}
+	t.partitions = n
+	t.parts = append(t.parts, part{partition: true})
 	return nil
 }
 
@@ -113,7 +146,7 @@ func (t *Template) checkTokens() error {
 func (t *Template) String() string { return t.text }
 
 // Pattern is the narrowest NATS wildcard that matches every subject the
-// template can render: "events.>" of "events.{event_type}".
+// template can render: "events.>" of "events.{event_type}". With {partition/N} its first token is *.
 func (t *Template) Pattern() string {
 	tokens := strings.Split(t.text, ".")
 	for i, token := range tokens {
@@ -128,11 +161,14 @@ func (t *Template) Pattern() string {
 	return strings.Join(tokens, ".")
 }
 
+// Partitions is the N of {partition/N}, 0 without it.
+func (t *Template) Partitions() int { return t.partitions }
+
 // CheckLayout fails where the template needs a column that the table's layout
 // does not map: no row of it could ever be sent.
 func (t *Template) CheckLayout(table *outbox.Table) error {
 	for _, p := range t.parts {
-		if p.literal == "" && !table.Layout.Has(p.field) {
+		if p.literal == "" && !p.partition && !table.Layout.Has(p.field) {
 			return hint.Errorf(
 				"take the placeholder out of nats.subject, or map a column to "+p.field.String(),
 				"subject template %q: table %s has no column for {%s}", t.text, table, p.field)

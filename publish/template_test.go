@@ -36,6 +36,14 @@ func TestNewTemplateRefuses(t *testing.T) {
 		"events.{event_type}.{payload}":     "unknown placeholder",
 		"events.{event_type}.{}":            "unknown placeholder",
 		"events.{event_type}\x00":           "printable ASCII",
+		"events.{partition/4}.{event_type}": "not the first token",
+		"{partition/4}":                     "not the first token",
+		"p{partition/4}.events":             "not the first token",
+		"{partition/4}.{partition/4}.e":     "not the first token",
+		"{partition/0}.events":              "want a number from 1 to 256",
+		"{partition/257}.events":            "want a number from 1 to 256",
+		"{partition/04}.events":             "want a number from 1 to 256",
+		"{partition/}.events":               "want a number from 1 to 256",
 		"events.{tenant_id}.{event_type}. ": "printable ASCII",
 	} {
 		_, err := NewTemplate(text)
@@ -52,6 +60,7 @@ func TestTemplateRender(t *testing.T) {
 		{"e.t-{tenant_id}-x.{event_version}", "e.*.*", "e.t-3-x.1"},
 		{"e.{tenant_id}.{event_type}.v{event_version}", "e.*.>", "e.3.order.placed.v1"},
 		{"a{event_type}b.c", ">", "aorder.placedb.c"},
+		{"{partition/256}.events.{event_type}", "*.events.>", "183.events.order.placed"},
 	}
 	for _, tt := range tests {
 		tpl := must(NewTemplate(tt.template))(t)

@@ -90,7 +90,7 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 			return nil, err
 		}
 	}
-	r.cfg.Stream.Pattern = r.template.Pattern()
+	r.cfg.Stream.Pattern, r.cfg.Stream.Partitions = r.template.Pattern(), r.template.Partitions()
 	r.reporter = newReporter(log, newMetrics(registry))
 	registerSessionGauges(registry, r.cfg, r.current.Load)
 	r.leader = newLeader(r.reporter, r.servers, &r.current)

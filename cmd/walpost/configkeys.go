@@ -182,7 +182,7 @@ func (c *Config) natsKeys() []key {
 			"nats.subject", "WALPOST_SUBJECT", "events.{event_type}",
 			stringValue{p: &n.Subject, check: checkSubject},
 			"The subject of each event: literal tokens and {event_type} {tenant_id} {aggregate_type} " +
-				"{aggregate_id} {event_version}, joined by dots.",
+				"{aggregate_id} {event_version}, joined by dots. {partition/N} may be the first token.",
 		},
 		{
 			"nats.format", "WALPOST_FORMAT", "binary",

@@ -106,7 +106,8 @@ func openStream(ctx context.Context, cfg *Config, name string) (
 		return nil, nil, nil, err
 	}
 	s, err = jetstream.NewStream(nc, jetstream.StreamConfig{
-		Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Shared: cfg.NATS.Shared, Pattern: t.Pattern(),
+		Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Shared: cfg.NATS.Shared,
+		Pattern: t.Pattern(), Partitions: t.Partitions(),
 	})
 	if err != nil {
 		nc.Close()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -156,10 +157,10 @@ func (j *judge) weaknesses() {
 
 func (j *judge) subjects() {
 	all := strings.Join(j.c.Subjects, ", ")
-	some, whole := false, false
-	for _, s := range j.c.Subjects {
-		some = some || Overlap(s, j.cfg.Pattern)
-		whole = whole || matches(s, j.cfg.Pattern)
+	some, whole := false, true
+	for _, wanted := range j.cfg.subjects() {
+		some = some || slices.ContainsFunc(j.c.Subjects, func(s string) bool { return Overlap(s, wanted) })
+		whole = whole && Covers(j.c.Subjects, wanted)
 	}
 	j.refuse(!some && j.c.Mirror == nil, "stream-subjects",
 		fmt.Sprintf("the stream listens on %q, the relay publishes on %q", all, j.cfg.Pattern),
@@ -196,7 +197,10 @@ func (j *judge) addSubject() string {
 			cmd += fmt.Sprintf(" --subjects=%q", s)
 		}
 	}
-	return cmd + fmt.Sprintf(" --subjects=%q", j.cfg.Pattern)
+	for _, s := range j.cfg.subjects() {
+		cmd += fmt.Sprintf(" --subjects=%q", s)
+	}
+	return cmd
 }
 
 // consumers are limited as of now.

@@ -43,7 +43,8 @@ func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f check.Finding
 		f.Fault("nats-api-denied", "let the user publish on "+list,
 			"the user may not publish on %s: nothing can be read back from the stream", list)
 	}
-	subject := meet(s.cfg.Pattern, s.cfg.Pattern)
+	first := s.cfg.subjects()[0]
+	subject := meet(first, first)
 	if info != nil {
 		subject = s.fenceSubject(info)
 		f = append(f, s.consumersLeft(ctx, info)...)

@@ -28,7 +28,8 @@ func TestReceivedIsWhatWasSent(t *testing.T) {
 			st := publish.Stamp{
 				Ref: ev.Ref(), Position: outbox.Position{SystemID: "7300", Timeline: 1, Commit: ev.Commit, N: ev.N, Passed: 0x20}, Chained: true,
 			}
-			m := jetstream.ReceivedFrom(build(t, e, ev, st), meta)
+			msg := build(t, e, ev, st)
+			m := jetstream.ReceivedFrom(msg, meta)
 			want := jetstream.Received{
 				Seq: 17, At: meta.Timestamp, Subject: "events.x", Relayed: true,
 				Row: outbox.MessageID{Table: "public.outbox_messages", ID: string(ev.Values[outbox.ID]), Hash: st.Ref.Hash},
@@ -36,7 +37,7 @@ func TestReceivedIsWhatWasSent(t *testing.T) {
 				TenantID: string(ev.Values[outbox.TenantID]), AggregateType: string(ev.Values[outbox.AggregateType]),
 				AggregateID: string(ev.Values[outbox.AggregateID]), AggregateVersion: string(ev.Values[outbox.AggregateVersion]),
 				EventVersion: string(ev.Values[outbox.EventVersion]), Trace: string(ev.Values[outbox.TraceID]),
-				Position: st.Position.String(),
+				Position: st.Position.String(), Header: msg.Header,
 			}
 			if payload := ev.Values[outbox.Payload]; string(m.Payload) != string(payload) {
 				t.Errorf("%s: payload %q, want %q", format, m.Payload, payload)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,8 +26,11 @@ type StreamConfig struct {
 	Name string
 	// Domain is the JetStream domain; empty is the connected server's own.
 	Domain string
-	// Pattern is publish.Template.Pattern: what the relay publishes on.
-	Pattern string
+	// Pattern is publish.Template.Pattern: what the relay publishes on. Partitions is that of the template:
+	// JetStream takes no stream on *.events.>, so a stream of 2 partitions listens on 0.events.> and
+	// 1.events.>.
+	Pattern    string
+	Partitions int
 	// Shared allows other writers: no chain, duplicate window only.
 	Shared bool
 	// Batching is what the relay was asked to do; empty is BatchSingle.
@@ -171,6 +175,18 @@ func DuplicateWindow(batches bool) time.Duration {
 // else against duplicates.
 const sharedWindow = 2 * time.Minute
 
+// subjects are those that a stream of the relay listens on.
+func (c *StreamConfig) subjects() []string {
+	if c.Partitions == 0 {
+		return []string{c.Pattern}
+	}
+	var all []string
+	for p := range c.Partitions {
+		all = append(all, strconv.Itoa(p)+strings.TrimPrefix(c.Pattern, "*"))
+	}
+	return all
+}
+
 func (s *Stream) newConfig() jetstream.StreamConfig {
 	replicas := 1
 	if s.nc.ConnectedClusterName() != "" {
@@ -189,7 +205,7 @@ func (s *Stream) newConfig() jetstream.StreamConfig {
 
 		Name:        s.cfg.Name,
 		Description: "events of walpost",
-		Subjects:    []string{s.cfg.Pattern},
+		Subjects:    s.cfg.subjects(),
 		Retention:   jetstream.LimitsPolicy,
 		Storage:     jetstream.FileStorage,
 		Discard:     jetstream.DiscardNew,
