@@ -16,8 +16,8 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-// BenchmarkDrain measures events a second, of a stream that has them already. "plain" is what people write without
-// this package: a durable pull consumer, a transaction and an acknowledgement for each message.
+// BenchmarkDrain measures events a second, of a stream that has them already. "plain" is what people write
+// without this package: a durable pull consumer, a transaction and an acknowledgement for each message.
 func BenchmarkDrain(b *testing.B) {
 	for _, form := range []string{"plain", "one", "batch"} {
 		b.Run(form, func(b *testing.B) {
@@ -31,7 +31,8 @@ func BenchmarkDrain(b *testing.B) {
 	}
 }
 
-// BenchmarkLatency measures the time from an event's storage to its effect's commit, at 1,000 events a second.
+// BenchmarkLatency measures the time from an event's storage to its effect's commit, at 1,000 events a
+// second.
 func BenchmarkLatency(b *testing.B) {
 	for _, form := range []string{"plain", "one", "batch"} {
 		b.Run(form, func(b *testing.B) {

@@ -2,8 +2,6 @@ package consume
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
@@ -11,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/consumers"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
@@ -150,11 +149,4 @@ const (
 	lockTimeout = 500 * time.Millisecond
 )
 
-// membersLock is the number of the lock that every process shares; partitions have theirs from 0 on.
-const membersLock = -1
-
-func (c *consumer) lockKey(number int) int64 {
-	h := sha256.New()
-	fmt.Fprintf(h, "walpost consume\x00%s\x00%s\x00%d", c.Schema, c.Name, number)
-	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
-}
+func (c *consumer) lockKey(number int) int64 { return consumers.LockKey(c.Schema, c.Name, number) }

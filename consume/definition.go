@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/consumers"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/sleep"
@@ -23,14 +24,6 @@ type definition struct {
 	stream     string
 	partitions int
 	filters    []string
-	// previous are the offsets of the partitions before their number was changed. An event at or below that
-	// of its old partition was handled.
-	previous []int64
-}
-
-func (d *definition) applied(e *Event) bool {
-	n := len(d.previous)
-	return n > 0 && int64(e.Sequence) <= d.previous[e.Partition(n)]
 }
 
 func (d *definition) equal(other *definition) bool {
@@ -40,14 +33,14 @@ func (d *definition) equal(other *definition) bool {
 // hashName is how events are assigned to partitions: see outbox.PartitionHash.
 const hashName = "fnv1a32"
 
-const definitionSQL = `SELECT d.stream, d.partitions, d.filter_subjects, coalesce(d.previous_offsets, '{}'),
-		d.partition_hash FROM {definitions} d WHERE d.consumer_name = $1`
+const definitionSQL = `SELECT d.stream, d.partitions, d.filter_subjects, d.partition_hash
+	FROM {definitions} d WHERE d.consumer_name = $1`
 
 func (c *consumer) readDefinition(ctx context.Context, conn *pgx.Conn) (*definition, error) {
 	var d definition
 	var hash string
 	err := conn.QueryRow(ctx, c.sql(definitionSQL), c.Name).
-		Scan(&d.stream, &d.partitions, &d.filters, &d.previous, &hash)
+		Scan(&d.stream, &d.partitions, &d.filters, &hash)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
@@ -76,7 +69,7 @@ func (c *consumer) readDefinition(ctx context.Context, conn *pgx.Conn) (*definit
 func (c *consumer) agree(ctx context.Context, conn *pgx.Conn) error {
 	want := definition{stream: c.Stream, partitions: c.Partitions, filters: c.Filters}
 	for waited := false; ; waited = true {
-		_, err := conn.Exec(ctx, `SELECT pg_advisory_lock_shared($1)`, c.lockKey(membersLock))
+		_, err := conn.Exec(ctx, `SELECT pg_advisory_lock_shared($1)`, c.lockKey(consumers.Members))
 		if err != nil {
 			return err
 		}
@@ -91,7 +84,7 @@ func (c *consumer) agree(ctx context.Context, conn *pgx.Conn) error {
 		}
 		if have != nil && have.equal(&want) {
 			c.definition = *have
-			return c.forgetPrevious(ctx, conn)
+			return nil
 		}
 		if err := c.change(ctx, conn, have, &want); err != nil {
 			return err
@@ -104,18 +97,6 @@ func (c *consumer) agree(ctx context.Context, conn *pgx.Conn) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// forgetPrevious deletes the previous offsets when every partition has passed them.
-func (c *consumer) forgetPrevious(ctx context.Context, conn *pgx.Conn) error {
-	if len(c.definition.previous) == 0 {
-		return nil
-	}
-	_, err := conn.Exec(ctx, c.sql(`UPDATE {definitions}
-		SET previous_partitions = NULL, previous_offsets = NULL
-		WHERE consumer_name = $1 AND (SELECT min(last_processed_id) FROM {offsets} WHERE consumer_name = $1)
-			>= (SELECT max(p) FROM unnest(previous_offsets) p)`), c.Name)
-	return err
 }
 
 const createSQL = `WITH d AS (
@@ -154,7 +135,7 @@ func (c *consumer) create(ctx context.Context, conn *pgx.Conn) error {
 
 // change writes the wanted definition if no other process runs.
 func (c *consumer) change(ctx context.Context, conn *pgx.Conn, have, want *definition) error {
-	key := c.lockKey(membersLock)
+	key := c.lockKey(consumers.Members)
 	if _, err := conn.Exec(ctx, `SELECT pg_advisory_unlock_shared($1)`, key); err != nil {
 		return err
 	}
@@ -164,7 +145,7 @@ func (c *consumer) change(ctx context.Context, conn *pgx.Conn, have, want *defin
 	}
 	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		if have.partitions != want.partitions {
-			if err := c.repartition(ctx, tx, have, want); err != nil {
+			if err := c.repartition(ctx, tx, want); err != nil {
 				return err
 			}
 		}
@@ -181,36 +162,10 @@ func (c *consumer) change(ctx context.Context, conn *pgx.Conn, have, want *defin
 	return err
 }
 
-// mostPrevious bounds how many old offsets a definition keeps.
-const mostPrevious = 1 << 16
-
-// repartition makes the rows of the new partitions. They begin at the lowest old offset, and the old offsets
-// say what was handled behind it. Where an earlier change is not passed yet, both count: for the least common
-// multiple of the two numbers of partitions.
-func (c *consumer) repartition(ctx context.Context, tx pgx.Tx, have, want *definition) error {
-	rows, err := tx.Query(ctx, c.sql(`SELECT last_processed_id FROM {offsets}
-		WHERE consumer_name = $1 ORDER BY partition_key FOR UPDATE`), c.Name)
-	if err != nil {
-		return err
-	}
-	offsets, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return err
-	}
-	if len(offsets) != have.partitions {
-		return fmt.Errorf("consumer_offsets has %d partitions, want %d", len(offsets), have.partitions)
-	}
-	previous := merge(have.previous, offsets)
-	if len(previous) > mostPrevious {
-		return hint.Errorf("run it with the present number until all partitions have passed earlier changes",
-			"change the number of partitions to %d: earlier changes are under way", want.partitions)
-	}
-	_, err = tx.Exec(ctx, c.sql(`UPDATE {definitions} SET previous_partitions = $2, previous_offsets = $3
-		WHERE consumer_name = $1`), c.Name, len(previous), previous)
-	if err != nil {
-		return err
-	}
-	_, err = tx.Exec(ctx, c.sql(`WITH old AS (DELETE FROM {offsets} WHERE consumer_name = $1 RETURNING *),
+// repartition makes the rows of the new partitions. They begin at the lowest offset of the old ones:
+// consumer_seen tells which of the events behind it were handled.
+func (c *consumer) repartition(ctx context.Context, tx pgx.Tx, want *definition) error {
+	_, err := tx.Exec(ctx, c.sql(`WITH old AS (DELETE FROM {offsets} WHERE consumer_name = $1 RETURNING *),
 		low AS (SELECT * FROM old ORDER BY last_processed_id LIMIT 1)
 		INSERT INTO {offsets} (consumer_name, partition_key, last_processed_id, last_processed_at, epoch,
 			anchor_sequence, anchor_message_id, anchor_stored_at, anchor_position, stream_created_at)
@@ -219,25 +174,4 @@ func (c *consumer) repartition(ctx context.Context, tx pgx.Tx, have, want *defin
 			low.stream_created_at
 		FROM low, generate_series(0, $2::integer - 1) n`), c.Name, want.partitions)
 	return err
-}
-
-// merge returns offsets for so many partitions that each event belongs to one of both.
-func merge(previous, offsets []int64) []int64 {
-	if len(previous) == 0 {
-		return offsets
-	}
-	n := lcm(len(previous), len(offsets))
-	out := make([]int64, n)
-	for i := range out {
-		out[i] = max(previous[i%len(previous)], offsets[i%len(offsets)])
-	}
-	return out
-}
-
-func lcm(a, b int) int {
-	x, y := a, b
-	for y != 0 {
-		x, y = y, x%y
-	}
-	return a / x * b
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/consumers"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
 )
@@ -133,16 +134,42 @@ func (m *member) tick(ctx, reading, hard context.Context) error {
 	}
 	m.begin(taken, reading, hard)
 	m.giveBack(len(m.owned) - share)
-	return nil
+	return m.checkEpochs(ctx)
+}
+
+const epochsSQL = `SELECT partition_key, epoch FROM {offsets} WHERE consumer_name = $1`
+
+// checkEpochs gives partitions back that were rewound. One that has events notices it by itself.
+func (m *member) checkEpochs(ctx context.Context) error {
+	rows, err := m.conn.Query(ctx, m.sql(epochsSQL), m.Name)
+	if err != nil {
+		return err
+	}
+	var key int
+	var epoch int64
+	_, err = pgx.ForEachRow(rows, []any{&key, &epoch}, func() error {
+		if o := m.owned[key]; o != nil && o.epoch != epoch {
+			o.giveBack()
+		}
+		return nil
+	})
+	return err
+}
+
+func (o *owned) giveBack() {
+	o.stopping = true
+	o.stop()
 }
 
 func (m *member) giveBack(n int) {
 	for _, o := range m.owned {
-		if n > 0 && !o.stopping {
-			o.stopping = true
-			o.stop()
-		}
 		if o.stopping {
+			n--
+		}
+	}
+	for _, o := range m.owned {
+		if n > 0 && !o.stopping {
+			o.giveBack()
 			n--
 		}
 	}
@@ -156,7 +183,7 @@ const membersSQL = `SELECT count(*) FROM pg_locks
 // share is how many partitions this process should have.
 func (m *member) share(ctx context.Context) (int, error) {
 	var members int
-	err := m.conn.QueryRow(ctx, membersSQL, m.lockKey(membersLock)).Scan(&members)
+	err := m.conn.QueryRow(ctx, membersSQL, m.lockKey(consumers.Members)).Scan(&members)
 	if err != nil {
 		return 0, err
 	}

@@ -57,7 +57,7 @@ func (p *partition) parkBehind(ctx context.Context, events []Event) error {
 	last := events[len(events)-1]
 	s := step{offset: last.Sequence, anchor: last.anchor()}
 	for i, e := range events {
-		if c.seen[ids[i]] || p.definition.applied(&e) {
+		if c.seen[ids[i]] {
 			continue
 		}
 		c.seen[ids[i]] = true

@@ -132,7 +132,7 @@ func (p *partition) apply(ctx context.Context, events []Event) error {
 	s := step{offset: events[len(events)-1].Sequence, anchor: events[len(events)-1].anchor()}
 	var todo []Event
 	for i, e := range events {
-		if !c.seen[ids[i]] && !p.definition.applied(&e) {
+		if !c.seen[ids[i]] {
 			c.seen[ids[i]] = true // it may be there twice
 			todo = append(todo, e)
 			s.ids, s.times = append(s.ids, ids[i]), append(s.times, timeText(e.StoredAt))

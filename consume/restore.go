@@ -84,8 +84,7 @@ func (p *partition) locate(ctx context.Context, info *jetstream.StreamInfo) erro
 }
 
 const relocateSQL = `WITH d AS (
-		UPDATE {definitions} SET stream_created_at = $4, previous_partitions = NULL, previous_offsets = NULL
-		WHERE consumer_name = $1)
+		UPDATE {definitions} SET stream_created_at = $4 WHERE consumer_name = $1)
 	UPDATE {offsets} SET epoch = epoch + 1, last_processed_id = $3, stream_created_at = $4,
 		anchor_sequence = NULL, anchor_message_id = NULL, anchor_stored_at = NULL, anchor_position = NULL
 	WHERE consumer_name = $1 AND partition_key = $2 RETURNING epoch`
@@ -110,9 +109,6 @@ func (p *partition) relocate(ctx context.Context, conn *pgx.Conn, why error) err
 	p.Logger.WarnContext(ctx, "stream was restored or recreated: going on by time, without handled events",
 		"consumer", p.Name, "partition", p.key, "reason", why, "old_sequence", p.offset, "sequence", first)
 	p.offset, p.begins, p.anchor = first-1, first-1, anchor{}
-	if len(p.definition.previous) > 0 {
-		return errors.New("the previous offsets were of another stream: reading the definition again")
-	}
 	return nil
 }
 

@@ -78,7 +78,7 @@ func newBenchPublisher(ctx context.Context, nc *nats.Conn, cfg *Config) (*publis
 		return nil, err
 	}
 	s, err := jetstream.NewStream(nc, jetstream.StreamConfig{
-		Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, 
+		Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain,
 		Pattern: template.Pattern(), Partitions: template.Partitions(),
 	})
 	if err != nil {

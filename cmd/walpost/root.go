@@ -27,7 +27,8 @@ func newRootCommand() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(newRunCommand(), newMigrateCommand(), newDoctorCommand(), newStatusCommand(),
-		newTailCommand(), newSlotCommand(), newDLQCommand(), newVerifyCommand(), newRetentionCommand(),
+		newTailCommand(), newSlotCommand(), newDLQCommand(), newConsumersCommand(), newVerifyCommand(),
+		newRetentionCommand(),
 		newBenchCommand(), newConfigCommand(), newVersionCommand())
 	return root
 }

@@ -32,7 +32,7 @@ var rooms = map[string][]string{
 		pg, pgerrcode,
 	},
 	// For applications: nothing of the relay.
-	"consume":             {module + "outbox", jetstream, hint, pg, sleep, pgx, pgerrcode, nats, prometheus},
+	"consume":             {module + "outbox", consumers, jetstream, hint, pg, sleep, pgx, pgerrcode, nats, prometheus},
 	"idempotency":         {module + "outbox", keys, pg, sleep, pgx, pgerrcode},
 	"internal/deadletter": {module + "outbox", table, hint, pg, pgx},
 	"internal/retention":  {module + "outbox", keys, table, hint, pg, sleep, pgx, pgerrcode},
@@ -42,6 +42,7 @@ var rooms = map[string][]string{
 	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode, "github.com/pressly/goose/"},
 
 	"internal/check":      {hint},
+	"internal/consumers":  {module + "outbox", hint, pg, pgx, pgerrcode},
 	"internal/crash":      {},
 	"internal/keys":       {},
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
@@ -52,6 +53,7 @@ var rooms = map[string][]string{
 
 const (
 	check      = module + "internal/check"
+	consumers  = module + "internal/consumers"
 	crash      = module + "internal/crash"
 	hint       = module + "internal/hint"
 	jetstream  = module + "internal/jetstream"

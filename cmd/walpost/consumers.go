@@ -1,0 +1,247 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/walpost/walpost/internal/consumers"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/pg"
+)
+
+func newConsumersCommand() *cobra.Command {
+	return newGroup("consumers", "List and rewind consumers, and see to events that they failed at",
+		help("consumers"), newConsumersListCommand(), newConsumersRewindCommand(), newConsumersDLQCommand())
+}
+
+// consumersCommand is a command on the tables of a consumer's database.
+func consumersCommand(
+	cmd *cobra.Command, do func(context.Context, *cobra.Command, *consumers.Tables, []string) error,
+) *cobra.Command {
+	schema := cmd.Flags().String("schema", "public", "the schema of the consumers' tables")
+	addConfigFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		cfg, err := loadConfig(cmd)
+		if err != nil {
+			return err
+		}
+		settings := map[string]string{"application_name": cmd.CommandPath()}
+		t, err := consumers.Open(cmd.Context(), pg.Config{
+			URL: cfg.Postgres.URL, Files: cfg.Postgres.files(), Settings: settings,
+		}, *schema)
+		if err != nil {
+			return err
+		}
+		defer t.Close()
+		return do(cmd.Context(), cmd, t, args)
+	}
+	return cmd
+}
+
+func newConsumersListCommand() *cobra.Command {
+	var asJSON bool
+	cmd := consumersCommand(&cobra.Command{
+		Use: "list [CONSUMER]", Short: "List consumers, or the partitions of one",
+		Long: help("consumers list"), Args: cobra.MaximumNArgs(1),
+	}, func(ctx context.Context, cmd *cobra.Command, t *consumers.Tables, args []string) error {
+		name := ""
+		if len(args) > 0 {
+			name = args[0]
+		}
+		all, err := t.List(ctx, name)
+		if err != nil {
+			return err
+		}
+		ends := streamEnds(ctx, cmd, all)
+		switch {
+		case asJSON:
+			return printConsumers(cmd.OutOrStdout(), all, ends)
+		case name != "":
+			return showConsumer(cmd.OutOrStdout(), all[0], ends)
+		}
+		return listConsumers(cmd.OutOrStdout(), all, ends)
+	})
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	return cmd
+}
+
+// streamEnds are the streams' last sequences. A stream that cannot be asked is missing, and stderr says why.
+func streamEnds(ctx context.Context, cmd *cobra.Command, all []*consumers.Consumer) map[string]uint64 {
+	ends := map[string]uint64{}
+	for _, c := range all {
+		if _, asked := ends[c.Stream]; asked {
+			continue
+		}
+		err := withConsumersStream(ctx, cmd, c.Stream, func(s *jetstream.Stream) error {
+			info, err := s.Info(ctx)
+			if err == nil {
+				ends[c.Stream] = info.LastSeq
+			}
+			return err
+		})
+		if err != nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "how far behind is not known: %s\n", oneLine(err.Error()))
+		}
+	}
+	return ends
+}
+
+func withConsumersStream(
+	ctx context.Context, cmd *cobra.Command, name string, do func(*jetstream.Stream) error,
+) error {
+	cfg, err := loadConfig(cmd)
+	if err != nil {
+		return err
+	}
+	cfg.NATS.Stream = name
+	s, _, done, err := openStream(ctx, cfg, cmd.CommandPath())
+	if err != nil {
+		return err
+	}
+	defer done()
+	return do(s)
+}
+
+func behind(c *consumers.Consumer, sequence uint64, ends map[string]uint64) string {
+	end, known := ends[c.Stream]
+	if !known {
+		return "-"
+	}
+	return fmt.Sprint(max(end, sequence) - sequence)
+}
+
+func listConsumers(w io.Writer, all []*consumers.Consumer, ends map[string]uint64) error {
+	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(columns, "CONSUMER\tSTREAM\tPROCESSES\tPARTITIONS\tOWNED\tSEQUENCE\tBEHIND\tPARKED\t"+
+		"DEAD LETTERS")
+	for _, c := range all {
+		fmt.Fprintf(columns, "%s\t%s\t%d\t%d\t%d\t%d\t%s\t%d\t%d\n",
+			cell(c.Name), cell(c.Stream), c.Processes, len(c.Partitions), c.Owned(),
+			c.Position(), behind(c, c.Position(), ends), c.Parked, c.DeadLetters)
+	}
+	if err := columns.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, count(len(all), "consumer"))
+	return err
+}
+
+func showConsumer(w io.Writer, c *consumers.Consumer, ends map[string]uint64) error {
+	filters := "every subject"
+	if len(c.Filters) > 0 {
+		filters = fmt.Sprint(c.Filters)
+	}
+	fmt.Fprintf(w, "consumer     %s\nstream       %s\nfilters      %s\nstart        %s\n",
+		escape(c.Name), escape(c.Stream), escape(filters), escape(c.Start))
+	fmt.Fprintf(w, "processes    %d\nparked       %d\ndead letters %d\n\n",
+		c.Processes, c.Parked, c.DeadLetters)
+	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(columns, "PARTITION\tSEQUENCE\tBEHIND\tMOVED\tEPOCH\tOWNER")
+	for _, p := range c.Partitions {
+		moved := "-"
+		if p.At != nil {
+			moved = since(time.Since(*p.At)) + " ago"
+		}
+		fmt.Fprintf(columns, "%d\t%d\t%s\t%s\t%d\t%s\n",
+			p.Key, p.Sequence, behind(c, p.Sequence, ends), moved, p.Epoch, dash(p.Owner))
+	}
+	return columns.Flush()
+}
+
+func printConsumers(w io.Writer, all []*consumers.Consumer, ends map[string]uint64) error {
+	for _, c := range all {
+		var last *uint64
+		if end, known := ends[c.Stream]; known {
+			last = &end
+		}
+		err := printJSON(w, struct {
+			*consumers.Consumer
+			StreamLast *uint64 `json:"stream_last_sequence"`
+		}{c, last})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func newConsumersRewindCommand() *cobra.Command {
+	var to uint64
+	var ago string
+	var reapply bool
+	cmd := consumersCommand(&cobra.Command{
+		Use:   "rewind CONSUMER {--to SEQUENCE | --since D}",
+		Short: "Have a consumer read a part of its stream again",
+		Long:  help("consumers rewind"), Args: cobra.ExactArgs(1),
+	}, func(ctx context.Context, cmd *cobra.Command, t *consumers.Tables, args []string) error {
+		var window time.Duration
+		if err := age(&window, "since", ago); err != nil {
+			return err
+		}
+		if (to == 0) == (window == 0) {
+			return &usageError{hint.Errorf("as in --to 4711 or --since 2h", "give --to or --since")}
+		}
+		all, err := t.List(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		r := consumers.Rewind{Name: args[0], Sequence: to}
+		err = withConsumersStream(ctx, cmd, all[0].Stream, func(s *jetstream.Stream) error {
+			return findRewind(ctx, s, &r, window, reapply)
+		})
+		if err != nil {
+			return err
+		}
+		partitions, ids, err := t.Rewind(ctx, r)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "rewound %s to sequence %d; forgot that %s were handled\n",
+			count(int(partitions), "partition"), r.Sequence, count(int(ids), "event"))
+		return err
+	})
+	cmd.Flags().Uint64Var(&to, "to", 0, "the first stream sequence to read again")
+	cmd.Flags().StringVar(&ago, "since", "", "what the stream stored so long ago or later, as in 90m or 72h")
+	cmd.Flags().BoolVar(&reapply, "reapply", false, "handle events again that were handled")
+	return cmd
+}
+
+// findRewind finds the sequence and the time of the first event to be read again.
+func findRewind(
+	ctx context.Context, s *jetstream.Stream, r *consumers.Rewind, window time.Duration, reapply bool,
+) error {
+	info, err := s.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if window > 0 {
+		if r.Sequence, err = s.SeqSince(ctx, time.Now().Add(-window)); err != nil {
+			return err
+		}
+	}
+	if r.Sequence < info.FirstSeq {
+		return hint.Errorf(fmt.Sprintf("--to %d is everything that is there", info.FirstSeq),
+			"rewind consumer %s to sequence %d: the stream begins at %d", r.Name, r.Sequence, info.FirstSeq)
+	}
+	if !reapply {
+		return nil
+	}
+	next, err := s.Next(ctx, r.Sequence, "")
+	if errors.Is(err, jetstream.ErrMessageGone) {
+		return hint.Errorf("`walpost consumers list "+r.Name+"` shows the sequences",
+			"rewind consumer %s to sequence %d: the stream ends at %d", r.Name, r.Sequence, info.LastSeq)
+	}
+	if err != nil {
+		return err
+	}
+	m, err := s.Message(ctx, next)
+	r.Reapply = m.At
+	return err
+}
