@@ -87,7 +87,7 @@ pg-extra: ## fetch further PostgreSQL versions for the tests, where that is poss
 	@.ci/fetch-postgres
 
 .PHONY: examples
-examples: ## fetch what the tests of examples/insert need: modules of Node.js, psycopg
+examples: ## fetch what the tests of the examples need: modules of Node.js, psycopg
 	@.ci/deps examples
 
 .PHONY: clean

@@ -35,7 +35,7 @@ func (c *consumer) recognize(
 		return false, nil // limits take messages
 	case err != nil:
 		return false, err
-	case m.ID != last.id || timeText(m.At) != timeText(last.at):
+	case m.ID != last.id || m.At.UnixMilli() != last.at.UnixMilli(): // JavaScript keeps milliseconds
 		return false, notTheStream("message %d is another one", last.seq)
 	}
 	return true, nil

@@ -29,7 +29,7 @@ var groups = []struct {
 	tables   []string
 }{
 	{name: Relay, versions: []int64{1, 2, 3}},
-	{name: Consumer, versions: []int64{4, 6, 8}, tables: []string{
+	{name: Consumer, versions: []int64{4, 6, 8, 9}, tables: []string{
 		"consumer_offsets", "consumer_definitions", "consumer_seen", "consumer_parked",
 	}},
 	{name: Idempotency, versions: []int64{5, 7}, tables: []string{"idempotency_keys"}},

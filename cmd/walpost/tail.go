@@ -18,6 +18,7 @@ import (
 
 func newTailCommand() *cobra.Command {
 	var since string
+	var from uint64
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "tail [EVENT_TYPE...]", Short: "Follow the stream's events as they arrive", Long: help("tail"),
@@ -30,6 +31,9 @@ func newTailCommand() *cobra.Command {
 			if err := age(&window, "since", since); err != nil {
 				return err
 			}
+			if from > 0 && window > 0 {
+				return &usageError{hint.Errorf("leave one of them out", "--from excludes --since")}
+			}
 			cfg, err := loadConfig(cmd)
 			if err != nil {
 				return err
@@ -38,9 +42,10 @@ func newTailCommand() *cobra.Command {
 			if asJSON {
 				print = func(m jetstream.Received) error { return printJSON(cmd.OutOrStdout(), asObject(m)) }
 			}
-			return tail(cmd.Context(), cfg, types, window, cmd.ErrOrStderr(), print)
+			return tail(cmd.Context(), cfg, types, from, window, cmd.ErrOrStderr(), print)
 		},
 	}
+	cmd.Flags().Uint64Var(&from, "from", 0, "begin with the event of this stream sequence, or the first one behind it")
 	cmd.Flags().StringVar(&since, "since", "", "begin with what was stored so long ago, as in 90m or 72h")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	addConfigFlags(cmd)
@@ -49,7 +54,7 @@ func newTailCommand() *cobra.Command {
 
 // tail prints the events of the types until ctx is done.
 func tail(
-	ctx context.Context, cfg *Config, types publish.Types, since time.Duration, stderr io.Writer,
+	ctx context.Context, cfg *Config, types publish.Types, from uint64, since time.Duration, stderr io.Writer,
 	print func(jetstream.Received) error,
 ) error {
 	s, template, done, err := openStream(ctx, cfg, "walpost tail")
@@ -61,8 +66,10 @@ func tail(
 	if err != nil {
 		return adviseTail(s, cfg, err)
 	}
-	from := info.LastSeq + 1
-	if since > 0 {
+	switch {
+	case from == 0 && since == 0:
+		from = info.LastSeq + 1
+	case since > 0:
 		if from, err = s.SeqSince(ctx, time.Now().Add(-since)); err != nil {
 			return adviseTail(s, cfg, err)
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-const examplesDir = "../../examples/insert"
+const examplesDir = "../../examples"
 
 // example is a program of examples/insert.
 type example struct {
@@ -27,7 +27,7 @@ var examples = []example{
 	{name: "pg", command: []string{"node", "node-pg.mjs"}, node: true},
 	{
 		name: "prisma", dir: "prisma", command: []string{"node", "insert.mjs"}, node: true,
-		prepare: []string{"node", "../node_modules/prisma/build/index.js", "generate", "--schema", "schema.prisma"},
+		prepare: []string{"node", "../../node_modules/prisma/build/index.js", "generate", "--schema", "schema.prisma"},
 	},
 	// Debian's own, which has the package: another one may come first in PATH.
 	{name: "psycopg", command: []string{"/usr/bin/python3", "python.py"}},
@@ -100,7 +100,7 @@ func (r *rig) runExample(e example, dir string) {
 		ctx, cancel := context.WithTimeout(r.t.Context(), testenv.Patience)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-		cmd.Dir = filepath.Join(dir, e.dir)
+		cmd.Dir = filepath.Join(dir, "insert", e.dir)
 		cmd.Env = append(os.Environ(), "DATABASE_URL="+r.url, "CHECKPOINT_DISABLE=1", "PRISMA_HIDE_UPDATE_MESSAGE=1",
 			"PRISMA_SCHEMA_ENGINE_BINARY=/bin/true") // or generate downloads that engine, and has no use for it
 		out, err := cmd.CombinedOutput()

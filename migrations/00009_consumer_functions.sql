@@ -1,0 +1,148 @@
+-- +goose Up
+-- What a consumer in another language than Go calls: docs/CONSUME.md, "Other languages". The functions run with the caller's
+-- rights.
+SET LOCAL lock_timeout = '5s';
+
+-- The partition of an event, as package consume computes it: FNV-1a of the aggregate's name, modulo the number of partitions.
+-- +goose StatementBegin
+CREATE FUNCTION {schema}.walpost_partition(tenant_id TEXT, aggregate_type TEXT, aggregate_id TEXT, event_id TEXT, partitions INTEGER)
+RETURNS INTEGER LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+DECLARE
+    name BYTEA := '';
+    part TEXT;
+    hash BIGINT := 2166136261;
+BEGIN
+    IF coalesce(aggregate_id, '') = '' THEN
+        name := convert_to(coalesce(event_id, ''), 'UTF8');
+    ELSE
+        FOREACH part IN ARRAY ARRAY[tenant_id, aggregate_type, aggregate_id] LOOP
+            IF coalesce(part, '') <> '' THEN
+                name := name || convert_to(length(convert_to(part, 'UTF8')) || ':' || part, 'UTF8');
+            END IF;
+            name := name || '/'::bytea;
+        END LOOP;
+    END IF;
+    FOR i IN 0 .. length(name) - 1 LOOP
+        hash := ((hash # get_byte(name, i)) * 16777619) & 4294967295;
+    END LOOP;
+    RETURN hash % partitions;
+END
+$$;
+-- +goose StatementEnd
+
+-- Makes the rows of a consumer that is not there yet. sequence is that of the last message before its first one.
+-- +goose StatementBegin
+CREATE FUNCTION {schema}.walpost_define(consumer TEXT, stream_name TEXT, partitions INTEGER, sequence BIGINT)
+RETURNS VOID LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    have RECORD;
+BEGIN
+    INSERT INTO {schema}.consumer_definitions (consumer_name, stream, partitions, start_at, start_sequence)
+        VALUES (consumer, stream_name, partitions, sequence::text, sequence) ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        INSERT INTO {schema}.consumer_offsets (consumer_name, partition_key, last_processed_id)
+            SELECT consumer, n, sequence FROM generate_series(0, partitions - 1) n;
+    END IF;
+    SELECT d.stream, d.partitions INTO have FROM {schema}.consumer_definitions d WHERE d.consumer_name = consumer;
+    IF have.stream <> stream_name OR have.partitions <> partitions THEN
+        RAISE EXCEPTION 'consumer % reads stream % in % partitions', consumer, have.stream, have.partitions USING
+            ERRCODE = 'invalid_parameter_value', HINT = 'choose another name, or use its stream and partitions';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- Takes a partition for this connection, which has to be a direct one that stays open. No row: another process has it. The
+-- epoch is for walpost_claim and walpost_advance; reading begins behind the sequence.
+-- +goose StatementBegin
+CREATE FUNCTION {schema}.walpost_take(consumer TEXT, partition INTEGER, OUT epoch BIGINT, OUT sequence BIGINT)
+RETURNS SETOF RECORD LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    prefix  BYTEA;
+    members BIGINT;
+    owner   BIGINT;
+BEGIN
+    -- The keys are those of package consume.
+    SELECT convert_to('walpost consume', 'UTF8') || '\x00' || convert_to(n.nspname, 'UTF8') || '\x00'
+            || convert_to(consumer, 'UTF8') || '\x00' INTO STRICT prefix
+        FROM {schema}.consumer_offsets o JOIN pg_class c ON c.oid = o.tableoid JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE o.consumer_name = consumer AND o.partition_key = partition;
+    members := ('x' || left(encode(sha256(prefix || '-1'), 'hex'), 16))::bit(64)::bigint;
+    owner := ('x' || left(encode(sha256(prefix || convert_to(partition::text, 'UTF8')), 'hex'), 16))::bit(64)::bigint;
+    IF NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.pid = pg_backend_pid() AND l.objsubid = 1
+            AND (l.classid::bigint << 32 | l.objid::bigint) = members) THEN
+        PERFORM pg_advisory_lock_shared(members);
+    END IF;
+    IF NOT pg_try_advisory_lock(owner) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY UPDATE {schema}.consumer_offsets o SET epoch = o.epoch + 1
+        WHERE o.consumer_name = consumer AND o.partition_key = partition
+        RETURNING o.epoch, o.last_processed_id;
+END
+$$;
+-- +goose StatementEnd
+
+-- Begins the work of a transaction on a partition: locks its row, and returns the sequence up to which events are settled.
+-- NULL: another process has taken the partition.
+-- +goose StatementBegin
+CREATE FUNCTION {schema}.walpost_claim(consumer TEXT, partition INTEGER, owner_epoch BIGINT)
+RETURNS BIGINT LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    settled BIGINT;
+BEGIN
+    SELECT o.last_processed_id INTO settled FROM {schema}.consumer_offsets o
+        WHERE o.consumer_name = consumer AND o.partition_key = partition AND o.epoch = owner_epoch FOR UPDATE;
+    IF FOUND THEN
+        PERFORM set_config('walpost.claim', pg_current_xact_id()::text || '/' || partition || '/' || consumer, true);
+    END IF;
+    RETURN settled;
+END
+$$;
+-- +goose StatementEnd
+
+-- Settles an event in the transaction of its effect. 'apply': the effect is to be made, now and in this transaction. 'skip': the
+-- event had its effect. 'fenced': another process has taken the partition; roll back. It fails where walpost_claim was not called in
+-- this transaction: a driver that commits each statement would lose the effect.
+-- +goose StatementBegin
+CREATE FUNCTION {schema}.walpost_advance(
+    consumer TEXT, partition INTEGER, owner_epoch BIGINT, sequence BIGINT, source TEXT, id TEXT, stored_at TIMESTAMPTZ)
+RETURNS TEXT LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    settled BIGINT;
+    seen    UUID;
+BEGIN
+    IF current_setting('walpost.claim', true) IS DISTINCT FROM
+            pg_current_xact_id()::text || '/' || partition || '/' || consumer THEN
+        RAISE EXCEPTION 'partition % of consumer % was not claimed in this transaction', partition, consumer USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'call walpost_claim first, in the same transaction; switch autocommit off';
+    END IF;
+    IF coalesce(id, '') = '' THEN
+        RAISE EXCEPTION 'the event has no id' USING ERRCODE = 'invalid_parameter_value', HINT = 'give its ce-id';
+    END IF;
+    SELECT o.last_processed_id INTO settled FROM {schema}.consumer_offsets o
+        WHERE o.consumer_name = consumer AND o.partition_key = partition AND o.epoch = owner_epoch;
+    IF NOT FOUND THEN
+        RETURN 'fenced';
+    ELSIF sequence <= settled THEN
+        RETURN 'skip';
+    END IF;
+    UPDATE {schema}.consumer_offsets o SET last_processed_id = sequence, last_processed_at = now(),
+            anchor_sequence = sequence, anchor_message_id = source || '/' || id, anchor_stored_at = stored_at, anchor_position = NULL
+        WHERE o.consumer_name = consumer AND o.partition_key = partition;
+    SELECT encode(substring(sha256(string_agg(int8send(length(p)::bigint) || p, ''::bytea ORDER BY n)) FOR 16), 'hex')::uuid INTO seen
+        FROM (VALUES (1, convert_to(consumer, 'UTF8')), (2, convert_to(coalesce(source, ''), 'UTF8')), (3, convert_to(id, 'UTF8')))
+            v (n, p);
+    INSERT INTO {schema}.consumer_seen AS s (id, consumer_name, stored_at) VALUES (seen, consumer, stored_at) ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        RETURN 'apply';
+    END IF;
+    RETURN 'skip';
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose Down
+DROP FUNCTION {schema}.walpost_partition, {schema}.walpost_define, {schema}.walpost_take, {schema}.walpost_claim,
+    {schema}.walpost_advance;
