@@ -45,7 +45,7 @@ func newTailCommand() *cobra.Command {
 			return tail(cmd.Context(), cfg, types, from, window, cmd.ErrOrStderr(), print)
 		},
 	}
-	cmd.Flags().Uint64Var(&from, "from", 0, "begin with the event of this stream sequence, or the first one behind it")
+	cmd.Flags().Uint64Var(&from, "from", 0, "begin with this stream sequence, or the first one behind it")
 	cmd.Flags().StringVar(&since, "since", "", "begin with what was stored so long ago, as in 90m or 72h")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	addConfigFlags(cmd)
