@@ -1,0 +1,258 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/examples/shop"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+)
+
+const streamName = "EVENTS"
+
+// conductor runs the shop: servers, the relay, the service and three consumers.
+type conductor struct {
+	options
+	out      io.Writer
+	pg       *testenv.Postgres
+	nats     *testenv.NATS
+	url      string
+	pool     *pgxpool.Pool // its own, for the counts
+	nc       *nats.Conn
+	js       natsjs.JetStream
+	provider *provider
+	charges  *httptest.Server
+	service  string // its URL
+	dir      string // of the logs
+
+	mu      sync.Mutex // guards the processes, one fault at a time
+	running map[string]*process
+	faults  map[string]int
+	backups int
+}
+
+// process is one that is started again whenever it ends.
+type process struct {
+	command func() *exec.Cmd
+	program *testenv.Program
+}
+
+func run(ctx context.Context, o options, out io.Writer) (v verdict, err error) {
+	c := &conductor{options: o, out: out, running: map[string]*process{}, faults: map[string]int{}}
+	defer func() { err = errors.Join(err, c.close()) }()
+	if err := c.start(ctx); err != nil {
+		return v, err
+	}
+	begun := time.Now()
+	breaking, stop := context.WithCancel(ctx)
+	var broken sync.WaitGroup
+	broken.Go(func() { c.breakThings(breaking) })
+	load := newLoad(c.service)
+	err = load.run(ctx, o)
+	stop()
+	broken.Wait()
+	if err != nil {
+		return v, err
+	}
+	c.say("%d orders are placed after %s, %d faults: %v", o.orders, time.Since(begun).Round(time.Second), c.total(), c.faults)
+	return c.judge(ctx, load)
+}
+
+func (c *conductor) say(format string, args ...any) { fmt.Fprintf(c.out, format+"\n", args...) }
+
+// start brings up everything in the order the data flows backwards.
+func (c *conductor) start(ctx context.Context) (err error) {
+	if c.dir = c.logs; c.dir == "" {
+		if c.dir, err = os.MkdirTemp("", "walpost-shop-"); err != nil {
+			return err
+		}
+	} else if err := os.MkdirAll(c.dir, 0o755); err != nil {
+		return err
+	}
+	if c.walpost == "" {
+		c.say("building walpost")
+		if c.walpost, err = testenv.Build(ctx, "github.com/walpost/walpost/cmd/walpost"); err != nil {
+			return err
+		}
+	}
+	if err := c.startServers(ctx); err != nil {
+		return err
+	}
+	c.say("PostgreSQL %s on 127.0.0.1:%d, NATS on 127.0.0.1:%d", c.pg.Binaries().Version, c.pg.Port(), c.nats.Port())
+	c.provider = &provider{charges: map[string]int{}}
+	c.charges = httptest.NewServer(c.provider)
+	c.processes()
+	for _, p := range c.running {
+		if err := p.start(c.dir); err != nil {
+			return err
+		}
+	}
+	c.say("order service on %s, walpost, read model, payment, audit log", c.service)
+	return nil
+}
+
+func (c *conductor) startServers(ctx context.Context) (err error) {
+	if c.pg, err = testenv.StartPostgres(ctx, testenv.PGOptions{FSync: true}); err != nil {
+		return err
+	}
+	if c.nats, err = testenv.StartNATS(ctx, testenv.NATSOptions{Process: true}); err != nil {
+		return err
+	}
+	if c.url, err = c.pg.CreateDB(ctx, "shop"); err != nil {
+		return err
+	}
+	cfg, err := pgx.ParseConfig(c.url)
+	if err != nil {
+		return err
+	}
+	m := migrations.New(cfg, []*outbox.Table{{
+		Schema: "public", Name: outbox.DefaultTable, Layout: outbox.Canonical(), Mark: outbox.MarkUpdate,
+	}})
+	defer m.Close() //nolint:errcheck // nothing is buffered
+	if _, err := m.Up(ctx, migrations.Latest); err != nil {
+		return err
+	}
+	if err := c.pg.Exec(ctx, "shop", shop.Schema); err != nil {
+		return err
+	}
+	if c.pool, err = pgxpool.New(ctx, c.url); err != nil {
+		return err
+	}
+	c.nc, err = nats.Connect(c.nats.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	if err != nil {
+		return err
+	}
+	if c.js, err = natsjs.New(c.nc); err != nil {
+		return err
+	}
+	return c.createStreams(ctx)
+}
+
+// createStreams makes the stream of the events. The other one keeps the account's directory: nats-server removes that
+// some time after the last stream's deletion, which makes a creation fail.
+func (c *conductor) createStreams(ctx context.Context) error {
+	_, err := c.js.CreateStream(ctx, natsjs.StreamConfig{Name: "OTHER", Subjects: []string{"other"}})
+	if err == nil {
+		err = c.createStream(ctx)
+	}
+	return err
+}
+
+func (c *conductor) createStream(ctx context.Context) error {
+	_, err := c.js.CreateStream(ctx, natsjs.StreamConfig{
+		Name: streamName, Subjects: []string{"events.>"}, Discard: natsjs.DiscardNew, AllowDirect: true,
+		AllowBatchPublish: true, Duplicates: 100 * time.Millisecond,
+	})
+	return err
+}
+
+// processes are the shop's.
+func (c *conductor) processes() {
+	address := freeAddress()
+	c.service = "http://" + address
+	self, err := os.Executable()
+	if err != nil {
+		self = os.Args[0]
+	}
+	for name := range parts {
+		c.running[name] = &process{command: func() *exec.Cmd {
+			cmd := exec.Command(self, name)
+			cmd.Env = append(os.Environ(), envPostgres+"="+c.url, envNATS+"="+c.nats.URL(), envListen+"="+address,
+				envProvider+"="+c.charges.URL)
+			return cmd
+		}}
+	}
+	c.running["relay"] = &process{command: func() *exec.Cmd { return c.walpostCommand("run") }}
+}
+
+func (c *conductor) walpostCommand(args ...string) *exec.Cmd {
+	cmd := exec.Command(c.walpost, args...)
+	cmd.Dir = c.dir
+	cmd.Env = append(os.Environ(), "WALPOST_POSTGRES_URL="+c.url, "WALPOST_NATS_URL="+c.nats.URL(), "WALPOST_HTTP_LISTEN=")
+	return cmd
+}
+
+// freeAddress is one on loopback that the service can listen on, again and again.
+func freeAddress() string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "127.0.0.1:28080"
+	}
+	defer l.Close() //nolint:errcheck // it has no connection
+	return l.Addr().String()
+}
+
+func (p *process) start(dir string) (err error) {
+	cmd := p.command()
+	p.program, err = testenv.StartProgram(cmd, filepath.Join(dir, filepath.Base(cmd.Path)+"-"+cmd.Args[1]+".log"))
+	return err
+}
+
+// revive starts the processes again that have ended.
+func (c *conductor) revive() error {
+	for name, p := range c.running {
+		select {
+		case <-p.program.Done():
+			if err := p.start(c.dir); err != nil {
+				return fmt.Errorf("start the %s: %w", name, err)
+			}
+		default:
+		}
+	}
+	return nil
+}
+
+func (c *conductor) total() (n int) {
+	for _, times := range c.faults {
+		n += times
+	}
+	return n
+}
+
+func (c *conductor) close() error {
+	var err error
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for _, p := range c.running {
+		if p.program != nil {
+			err = errors.Join(err, p.program.Kill())
+		}
+	}
+	if c.charges != nil {
+		c.charges.Close()
+	}
+	if c.nc != nil {
+		c.nc.Close()
+	}
+	if c.pool != nil {
+		c.pool.Close()
+	}
+	if c.nats != nil {
+		err = errors.Join(err, c.nats.Close())
+	}
+	if c.pg != nil {
+		err = errors.Join(err, c.pg.Close())
+	}
+	_ = ctx
+	if c.logs == "" && c.dir != "" {
+		err = errors.Join(err, os.RemoveAll(c.dir))
+	}
+	return hint.Wrap(err, "the shop's processes may be left: they end with their servers")
+}

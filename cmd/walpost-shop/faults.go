@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/walpost/walpost/internal/sleep"
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// fault breaks one thing, and mends it where nothing else does.
+type fault struct {
+	name   string
+	weight int
+	do     func(*conductor, context.Context) error
+}
+
+var faults = []fault{
+	{"service killed", 4, kill("service")},
+	{"relay killed", 4, kill("relay")},
+	{"read model killed", 4, kill("read-model")},
+	{"payment killed", 4, kill("payment")},
+	{"audit killed", 2, kill("audit")},
+	{"read model frozen", 2, freeze("read-model")},
+	{"connections ended", 4, (*conductor).endConnections},
+	{"NATS killed", 3, func(c *conductor, ctx context.Context) error {
+		return errors.Join(c.nats.Kill(), c.nats.Start(ctx))
+	}},
+	{"PostgreSQL crashed", 2, func(c *conductor, ctx context.Context) error {
+		return errors.Join(c.pg.Stop(ctx, testenv.Immediate), c.pg.Start(ctx))
+	}},
+	{"stream rolled back", 1, (*conductor).rollBack},
+	{"stream recreated", 1, (*conductor).recreate},
+}
+
+// breakThings does one fault after the other until ctx is done.
+func (c *conductor) breakThings(ctx context.Context) {
+	all := 0
+	for _, f := range faults {
+		all += f.weight
+	}
+	for c.options.faults > 0 && sleep.For(ctx, c.options.faults/2+rand.N(c.options.faults)) {
+		n := rand.IntN(all)
+		for _, f := range faults {
+			if n -= f.weight; n < 0 {
+				c.doFault(ctx, f)
+				break
+			}
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.revive(); err != nil {
+		c.say("%v", err)
+	}
+}
+
+func (c *conductor) doFault(ctx context.Context, f fault) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := f.do(c, context.WithoutCancel(ctx)) // what is broken is mended
+	if err = errors.Join(err, c.revive()); err != nil {
+		c.say("%s: %v", f.name, err)
+	}
+	c.faults[f.name]++
+}
+
+func kill(name string) func(*conductor, context.Context) error {
+	return func(c *conductor, _ context.Context) error { return c.running[name].program.Kill() }
+}
+
+func freeze(name string) func(*conductor, context.Context) error {
+	return func(c *conductor, ctx context.Context) error {
+		p := c.running[name].program
+		err := p.Signal(syscall.SIGSTOP)
+		sleep.For(ctx, rand.N(2*time.Second))
+		return errors.Join(err, p.Signal(syscall.SIGCONT))
+	}
+}
+
+// endConnections ends a third of PostgreSQL's, the relay's and those that hold locks among them.
+func (c *conductor) endConnections(ctx context.Context) error {
+	_, err := c.pool.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		WHERE datname = current_database() AND pid <> pg_backend_pid() AND pid % 3 = $1`, rand.IntN(3))
+	return err
+}
+
+// rollBack brings the stream's store back to its state of a moment before. The relay notices, and stores the rest
+// again.
+func (c *conductor) rollBack(ctx context.Context) error {
+	c.backups++
+	backup := filepath.Join(c.dir, fmt.Sprintf("store-%d", c.backups))
+	err := errors.Join(c.nats.Stop(ctx), c.nats.SnapshotStore(backup), c.nats.Start(ctx))
+	sleep.For(ctx, rand.N(time.Second))
+	return errors.Join(err, c.nats.Stop(ctx), c.nats.RestoreStore(backup), c.nats.Start(ctx))
+}
+
+// recreate deletes the stream and makes an empty one. What was in it and not consumed is gone: `walpost verify --repair`
+// has the relay store every row again that the stream has not.
+func (c *conductor) recreate(ctx context.Context) error {
+	if err := c.js.DeleteStream(ctx, streamName); err != nil {
+		return err
+	}
+	if err := c.createStream(ctx); err != nil {
+		return err
+	}
+	return c.repair(ctx)
+}
+
+// repair runs until it has succeeded: other faults may have left the servers busy.
+func (c *conductor) repair(ctx context.Context) (err error) {
+	for begun := time.Now(); time.Since(begun) < time.Minute; sleep.For(ctx, time.Second) {
+		var out []byte
+		if out, err = c.walpostCommand("verify", "--repair").CombinedOutput(); err == nil {
+			return nil
+		}
+		err = fmt.Errorf("walpost verify --repair: %w\n%s", err, out)
+	}
+	return err
+}

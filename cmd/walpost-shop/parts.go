@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/consume"
+	"github.com/walpost/walpost/examples/shop"
+)
+
+// The environment of a part of the shop, which is a process.
+const (
+	envPostgres = "SHOP_POSTGRES_URL"
+	envNATS     = "SHOP_NATS_URL"
+	envListen   = "SHOP_LISTEN"   // of the service
+	envProvider = "SHOP_PROVIDER" // of the payment consumer
+)
+
+// parts are the programs of the shop. The conductor starts each as a process of its own.
+var parts = map[string]func(ctx context.Context, pool *pgxpool.Pool) error{
+	"service": func(ctx context.Context, pool *pgxpool.Pool) error {
+		return serve(ctx, os.Getenv(envListen), shop.Service(pool))
+	},
+	"read-model": consumer(shop.ReadModel),
+	"audit":      consumer(shop.Audit),
+	"payment": consumer(func(ctx context.Context, cfg consume.Config) error {
+		return shop.Payment(ctx, cfg, os.Getenv(envProvider))
+	}),
+}
+
+func runPart(name string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	pool, err := pgxpool.New(ctx, os.Getenv(envPostgres))
+	if err == nil {
+		defer pool.Close()
+		err = parts[name](ctx, pool)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "error: %v\n", err)
+		return exitFailed
+	}
+	return 0
+}
+
+func serve(ctx context.Context, address string, h http.Handler) error {
+	s := &http.Server{Addr: address, Handler: h, BaseContext: func(net.Listener) context.Context { return ctx }}
+	context.AfterFunc(ctx, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = s.Shutdown(ctx)
+	})
+	if err := s.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func consumer(run func(context.Context, consume.Config) error) func(context.Context, *pgxpool.Pool) error {
+	return func(ctx context.Context, pool *pgxpool.Pool) error {
+		nc, err := nats.Connect(os.Getenv(envNATS), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true),
+			nats.ReconnectWait(100*time.Millisecond))
+		if err != nil {
+			return fmt.Errorf("connect to NATS: %w", err)
+		}
+		defer nc.Close()
+		return run(ctx, consume.Config{
+			Pool: pool, NATS: nc, Start: "all", Partitions: 4, MaxAttempts: 1000, Backoff: 100 * time.Millisecond,
+			Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		})
+	}
+}
