@@ -14,6 +14,12 @@ demo: ## run the relay on a private PostgreSQL and an embedded NATS (ARGS=--help
 	@CGO_ENABLED=0 go build -buildvcs=false -o bin/walpost-demo ./cmd/walpost-demo
 	@. .ci/pgenv && exec bin/walpost-demo $(ARGS)
 
+.PHONY: shop
+shop: ## run examples/shop on private servers, and break things meanwhile (ARGS=--help)
+	@.ci/deps postgres
+	@CGO_ENABLED=0 go build -buildvcs=false -o bin/ ./cmd/walpost ./cmd/walpost-shop
+	@. .ci/pgenv && exec bin/walpost-shop -walpost $(CURDIR)/bin/walpost $(ARGS)
+
 # Go stamps the revision of a checkout, but fails in one that git does not trust. What git
 # says is stamped here instead; nothing where it says nothing.
 VERSION := $(shell git describe --tags --dirty 2>/dev/null)

@@ -142,14 +142,23 @@ func (r *rig) createStream(change func(*jetstream.StreamConfig)) {
 // put stores events of type order.placed, a sequence of ids, in turn of so many aggregates.
 func (r *rig) put(n, aggregates int) {
 	r.t.Helper()
+	eventually(r.t, func() string { return "the stream is there" }, func() bool {
+		_, err := r.js.Stream(r.t.Context(), "EVENTS")
+		return err == nil
+	})
+	var stored []jetstream.PubAckFuture
 	for range n {
 		r.sent++
-		r.store(fmt.Sprint(r.sent), fmt.Sprintf("a%d", r.sent%aggregates), "order.placed")
+		stored = append(stored, r.store(fmt.Sprint(r.sent), fmt.Sprintf("a%d", r.sent%aggregates), "order.placed"))
 	}
-	select {
-	case <-r.js.PublishAsyncComplete():
-	case <-time.After(testenv.Patience):
-		r.t.Fatal("the events are not stored")
+	for _, s := range stored {
+		select {
+		case <-s.Ok():
+		case err := <-s.Err():
+			r.t.Fatalf("an event is not stored: %v", err)
+		case <-time.After(testenv.Patience):
+			r.t.Fatal("the events are not stored")
+		}
 	}
 }
 
@@ -163,10 +172,11 @@ func message(id, aggregate, eventType string) *nats.Msg {
 	return m
 }
 
-func (r *rig) store(id, aggregate, eventType string) {
+func (r *rig) store(id, aggregate, eventType string) jetstream.PubAckFuture {
 	r.t.Helper()
-	_, err := r.js.PublishMsgAsync(message(id, aggregate, eventType))
+	stored, err := r.js.PublishMsgAsync(message(id, aggregate, eventType))
 	r.must(err)
+	return stored
 }
 
 func (r *rig) config() consume.Config {

@@ -19,7 +19,6 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/examples/shop"
-	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
@@ -71,13 +70,14 @@ func run(ctx context.Context, o options, out io.Writer) (v verdict, err error) {
 	if err != nil {
 		return v, err
 	}
-	c.say("%d orders are placed after %s, %d faults: %v", o.orders, time.Since(begun).Round(time.Second), c.total(), c.faults)
+	took := time.Since(begun).Round(time.Second)
+	c.say("%d orders are placed after %s, %d faults: %v", o.orders, took, c.total(), c.faults)
 	return c.judge(ctx, load)
 }
 
 func (c *conductor) say(format string, args ...any) { fmt.Fprintf(c.out, format+"\n", args...) }
 
-// start brings up everything in the order the data flows backwards.
+// start brings up the servers, then the processes.
 func (c *conductor) start(ctx context.Context) (err error) {
 	if c.dir = c.logs; c.dir == "" {
 		if c.dir, err = os.MkdirTemp("", "walpost-shop-"); err != nil {
@@ -98,7 +98,9 @@ func (c *conductor) start(ctx context.Context) (err error) {
 	c.say("PostgreSQL %s on 127.0.0.1:%d, NATS on 127.0.0.1:%d", c.pg.Binaries().Version, c.pg.Port(), c.nats.Port())
 	c.provider = &provider{charges: map[string]int{}}
 	c.charges = httptest.NewServer(c.provider)
-	c.processes()
+	if err := c.processes(); err != nil {
+		return err
+	}
 	for _, p := range c.running {
 		if err := p.start(c.dir); err != nil {
 			return err
@@ -109,7 +111,8 @@ func (c *conductor) start(ctx context.Context) (err error) {
 }
 
 func (c *conductor) startServers(ctx context.Context) (err error) {
-	if c.pg, err = testenv.StartPostgres(ctx, testenv.PGOptions{FSync: true}); err != nil {
+	settings := map[string]string{"shared_buffers": "256MB", "max_wal_size": "4GB"}
+	if c.pg, err = testenv.StartPostgres(ctx, testenv.PGOptions{FSync: true, Settings: settings}); err != nil {
 		return err
 	}
 	if c.nats, err = testenv.StartNATS(ctx, testenv.NATSOptions{Process: true}); err != nil {
@@ -145,8 +148,8 @@ func (c *conductor) startServers(ctx context.Context) (err error) {
 	return c.createStreams(ctx)
 }
 
-// createStreams makes the stream of the events. The other one keeps the account's directory: nats-server removes that
-// some time after the last stream's deletion, which makes a creation fail.
+// createStreams makes the stream of the events. The other one keeps the account's directory: nats-server
+// removes that some time after the last stream's deletion, which makes a creation fail.
 func (c *conductor) createStreams(ctx context.Context) error {
 	_, err := c.js.CreateStream(ctx, natsjs.StreamConfig{Name: "OTHER", Subjects: []string{"other"}})
 	if err == nil {
@@ -164,44 +167,49 @@ func (c *conductor) createStream(ctx context.Context) error {
 }
 
 // processes are the shop's.
-func (c *conductor) processes() {
-	address := freeAddress()
-	c.service = "http://" + address
+func (c *conductor) processes() error {
 	self, err := os.Executable()
 	if err != nil {
-		self = os.Args[0]
+		return err
 	}
+	address, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	c.service = "http://" + address
 	for name := range parts {
 		c.running[name] = &process{command: func() *exec.Cmd {
 			cmd := exec.Command(self, name)
-			cmd.Env = append(os.Environ(), envPostgres+"="+c.url, envNATS+"="+c.nats.URL(), envListen+"="+address,
-				envProvider+"="+c.charges.URL)
+			cmd.Env = append(os.Environ(), envPostgres+"="+c.url, envNATS+"="+c.nats.URL(),
+				envListen+"="+address, envProvider+"="+c.charges.URL)
 			return cmd
 		}}
 	}
 	c.running["relay"] = &process{command: func() *exec.Cmd { return c.walpostCommand("run") }}
+	return nil
 }
 
 func (c *conductor) walpostCommand(args ...string) *exec.Cmd {
 	cmd := exec.Command(c.walpost, args...)
 	cmd.Dir = c.dir
-	cmd.Env = append(os.Environ(), "WALPOST_POSTGRES_URL="+c.url, "WALPOST_NATS_URL="+c.nats.URL(), "WALPOST_HTTP_LISTEN=")
+	cmd.Env = append(os.Environ(),
+		"WALPOST_POSTGRES_URL="+c.url, "WALPOST_NATS_URL="+c.nats.URL(), "WALPOST_HTTP_LISTEN=")
 	return cmd
 }
 
 // freeAddress is one on loopback that the service can listen on, again and again.
-func freeAddress() string {
+func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return "127.0.0.1:28080"
+		return "", err
 	}
-	defer l.Close() //nolint:errcheck // it has no connection
-	return l.Addr().String()
+	return l.Addr().String(), l.Close()
 }
 
 func (p *process) start(dir string) (err error) {
 	cmd := p.command()
-	p.program, err = testenv.StartProgram(cmd, filepath.Join(dir, filepath.Base(cmd.Path)+"-"+cmd.Args[1]+".log"))
+	log := filepath.Join(dir, filepath.Base(cmd.Path)+"-"+cmd.Args[1]+".log")
+	p.program, err = testenv.StartProgram(cmd, log)
 	return err
 }
 
@@ -228,8 +236,6 @@ func (c *conductor) total() (n int) {
 
 func (c *conductor) close() error {
 	var err error
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
 	for _, p := range c.running {
 		if p.program != nil {
 			err = errors.Join(err, p.program.Kill())
@@ -250,9 +256,8 @@ func (c *conductor) close() error {
 	if c.pg != nil {
 		err = errors.Join(err, c.pg.Close())
 	}
-	_ = ctx
 	if c.logs == "" && c.dir != "" {
 		err = errors.Join(err, os.RemoveAll(c.dir))
 	}
-	return hint.Wrap(err, "the shop's processes may be left: they end with their servers")
+	return err
 }

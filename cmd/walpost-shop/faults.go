@@ -90,8 +90,8 @@ func (c *conductor) endConnections(ctx context.Context) error {
 	return err
 }
 
-// rollBack brings the stream's store back to its state of a moment before. The relay notices, and stores the rest
-// again.
+// rollBack brings the stream's store back to its state of a moment before. The relay notices, and stores the
+// rest again.
 func (c *conductor) rollBack(ctx context.Context) error {
 	c.backups++
 	backup := filepath.Join(c.dir, fmt.Sprintf("store-%d", c.backups))
@@ -100,8 +100,8 @@ func (c *conductor) rollBack(ctx context.Context) error {
 	return errors.Join(err, c.nats.Stop(ctx), c.nats.RestoreStore(backup), c.nats.Start(ctx))
 }
 
-// recreate deletes the stream and makes an empty one. What was in it and not consumed is gone: `walpost verify --repair`
-// has the relay store every row again that the stream has not.
+// recreate deletes the stream and makes an empty one. What was in it and not consumed is gone: `walpost
+// verify --repair` has the relay store the rows of the last minutes again.
 func (c *conductor) recreate(ctx context.Context) error {
 	if err := c.js.DeleteStream(ctx, streamName); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (c *conductor) recreate(ctx context.Context) error {
 func (c *conductor) repair(ctx context.Context) (err error) {
 	for begun := time.Now(); time.Since(begun) < time.Minute; sleep.For(ctx, time.Second) {
 		var out []byte
-		if out, err = c.walpostCommand("verify", "--repair").CombinedOutput(); err == nil {
+		if out, err = c.walpostCommand("verify", "--repair", "--since", "10m").CombinedOutput(); err == nil {
 			return nil
 		}
 		err = fmt.Errorf("walpost verify --repair: %w\n%s", err, out)

@@ -16,8 +16,8 @@ import (
 	"github.com/walpost/walpost/internal/sleep"
 )
 
-// load is the clients: each places orders, one after the other, and changes every third. A client that has no answer, or
-// one that tells it to, repeats its request with the same key.
+// load is the clients: each places orders, one after the other, and changes every third. A client that has no
+// answer, or one that tells it to, repeats its request with the same key.
 type load struct {
 	service string
 	http    *http.Client
@@ -52,7 +52,8 @@ func (l *load) order(ctx context.Context, n int64) error {
 	var placed struct {
 		PublicID string `json:"public_id"`
 	}
-	err := l.request(ctx, http.MethodPost, "/orders", fmt.Sprintf(`{"client_ref": "c-%d", "total": %d}`, n, 100+n%1000), &placed)
+	body := fmt.Sprintf(`{"client_ref": "c-%d", "total": %d}`, n, 100+n%1000)
+	err := l.request(ctx, http.MethodPost, "/orders", body, &placed)
 	if err != nil || n%3 > 0 {
 		return err
 	}

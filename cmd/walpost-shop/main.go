@@ -1,5 +1,5 @@
-// Command walpost-shop runs examples/shop on private servers, breaks things while it works, and counts what happened.
-// Nothing of it stays behind.
+// Command walpost-shop runs examples/shop on private servers, breaks things while it works, and counts what
+// happened. Nothing of it stays behind.
 package main
 
 import (

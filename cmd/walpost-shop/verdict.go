@@ -20,8 +20,8 @@ func (v verdict) ok() bool {
 
 // String is the line for machines.
 func (v verdict) String() string {
-	return fmt.Sprintf("walpost-shop: orders=%d placed=%d effects=%d lost=%d duplicated=%d reordered=%d faults=%d",
-		v.orders, v.placed, v.effects, v.lost, v.duplicated, v.reordered, v.faults)
+	const line = "walpost-shop: orders=%d placed=%d effects=%d lost=%d duplicated=%d reordered=%d faults=%d"
+	return fmt.Sprintf(line, v.orders, v.placed, v.effects, v.lost, v.duplicated, v.reordered, v.faults)
 }
 
 const (
@@ -37,8 +37,9 @@ const (
 	duplicatedSQL = `SELECT (SELECT count(*) - count(DISTINCT (public_id, version)) FROM order_view_log)
 		+ (SELECT count(*) - count(DISTINCT client_ref) FROM orders)
 		+ (SELECT count(*) - count(DISTINCT event_id) FROM audit_log)`
-	reorderedSQL = `SELECT count(*) FROM (SELECT version, row_number() OVER (PARTITION BY public_id ORDER BY number) AS n
-		FROM order_view_log) x WHERE version <> n`
+	reorderedSQL = `SELECT count(*) FROM (
+		SELECT version, row_number() OVER (PARTITION BY public_id ORDER BY number) AS n FROM order_view_log) x
+		 WHERE version <> n`
 	differentSQL = `SELECT count(*) FROM orders o LEFT JOIN order_view v USING (tenant_id, public_id)
 		WHERE (o.total, o.state, o.version) IS DISTINCT FROM (v.total, v.state, v.version)`
 )
@@ -103,8 +104,8 @@ func (c *conductor) judgeOthers(ctx context.Context, l *load, v *verdict) error 
 	wrong(audited, "the audit log lacks %d events", audited)
 	keys, calls := c.provider.charged()
 	wrong(keys-c.orders, "%d charges for %d orders", keys, c.orders)
-	c.say("%d requests were repeated, %d orders changed, %d charges took %d calls, %d effects; audit log complete: %t",
-		l.retries.Load(), l.changed.Load(), keys, calls, v.effects, audited == 0)
+	c.say("%d requests were repeated, %d orders changed, %d charges took %d calls, audit log complete: %t",
+		l.retries.Load(), l.changed.Load(), keys, calls, audited == 0)
 	for _, text := range v.others {
 		c.say("wrong: %s", text)
 	}

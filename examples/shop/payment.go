@@ -13,9 +13,9 @@ import (
 	"github.com/walpost/walpost/consume"
 )
 
-// Payment has each placed order paid by a provider, an HTTP service, until ctx is done. The call is no part of a
-// transaction: a short one before it records what is asked for, a short one after it the result. The provider
-// recognizes a repeated call by its key.
+// Payment has each placed order paid by a provider, an HTTP service, until ctx is done. The call is no part
+// of a transaction: a short one before it records what is asked for, a short one after it the result. The
+// provider recognizes a repeated call by its key.
 func Payment(ctx context.Context, cfg consume.Config, provider string) error {
 	cfg.Name, cfg.Filters = "payment", []string{"events.order.placed"}
 	pool := cfg.Pool
@@ -24,8 +24,8 @@ func Payment(ctx context.Context, cfg consume.Config, provider string) error {
 		if err := json.Unmarshal(e.Payload, &c); err != nil {
 			return fmt.Errorf("read event %s: %w", e.ID, err)
 		}
-		_, err := pool.Exec(ctx, `INSERT INTO payments (order_id, key, amount) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`,
-			c.After.ID, e.Source+"/"+e.ID, c.After.Total)
+		_, err := pool.Exec(ctx, `INSERT INTO payments (order_id, key, amount) VALUES ($1, $2, $3)
+			ON CONFLICT DO NOTHING`, c.After.ID, e.Source+"/"+e.ID, c.After.Total)
 		if err != nil {
 			return fmt.Errorf("record payment: %w", err)
 		}
@@ -58,7 +58,8 @@ func charge(ctx context.Context, provider, key string, amount int) error {
 // paid records the result, and changes the order once.
 func paid(ctx context.Context, pool *pgxpool.Pool, order int64) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		done, err := tx.Exec(ctx, `UPDATE payments SET state = 'paid' WHERE order_id = $1 AND state = 'pending'`, order)
+		done, err := tx.Exec(ctx, `UPDATE payments SET state = 'paid'
+			WHERE order_id = $1 AND state = 'pending'`, order)
 		if err != nil || done.RowsAffected() == 0 {
 			return err
 		}

@@ -21,15 +21,21 @@ func ReadModel(ctx context.Context, cfg consume.Config) error {
 				return fmt.Errorf("read event %s: %w", e.ID, err)
 			}
 			o := c.After
-			// The upsert is idempotent: the model can be filled again with `walpost consumers rewind --reapply`.
-			b.Queue(`INSERT INTO order_view AS v (tenant_id, public_id, total, state, version) VALUES ($1, $2, $3, $4, $5)
-				ON CONFLICT (tenant_id, public_id) DO UPDATE SET total = excluded.total, state = excluded.state, version = excluded.version
+			// The upsert is idempotent: the model can be filled again with `walpost consumers rewind
+			// --reapply`.
+			b.Queue(`INSERT INTO order_view AS v (tenant_id, public_id, total, state, version)
+				VALUES ($1, $2, $3, $4, $5)
+				ON CONFLICT (tenant_id, public_id) DO UPDATE
+				SET total = excluded.total, state = excluded.state, version = excluded.version
 				WHERE v.version < excluded.version`, e.TenantID, o.PublicID, o.Total, o.State, o.Version)
 			b.Queue(`INSERT INTO order_view_log (public_id, version) VALUES ($1, $2)`, o.PublicID, o.Version)
-			b.Queue(`INSERT INTO projection_status AS s (event_type, events, last_event_id, last_event_at, projected_at)
+			b.Queue(`INSERT INTO projection_status AS s
+					(event_type, events, last_event_id, last_event_at, projected_at)
 				VALUES ($1, 1, $2, $3, clock_timestamp())
-				ON CONFLICT (event_type) DO UPDATE SET events = s.events + 1, last_event_id = excluded.last_event_id,
-					last_event_at = excluded.last_event_at, projected_at = excluded.projected_at`, e.Type, e.ID, e.StoredAt)
+				ON CONFLICT (event_type) DO UPDATE
+				SET events = s.events + 1, last_event_id = excluded.last_event_id,
+					last_event_at = excluded.last_event_at, projected_at = excluded.projected_at`,
+				e.Type, e.ID, e.StoredAt)
 		}
 		return tx.SendBatch(ctx, &b).Close()
 	})

@@ -62,7 +62,7 @@ type request struct {
 }
 
 // handler runs f in a transaction with the response.
-func handler(f func(ctx context.Context, tx pgx.Tx, r *http.Request, body request) (*Change, error)) http.Handler {
+func handler(f func(context.Context, pgx.Tx, *http.Request, request) (*Change, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var body request
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || body.Total <= 0 {
@@ -89,8 +89,8 @@ func handler(f func(ctx context.Context, tx pgx.Tx, r *http.Request, body reques
 
 func place(ctx context.Context, tx pgx.Tx, _ *http.Request, body request) (*Change, error) {
 	o := Order{Total: body.Total, State: "placed", Version: 1}
-	err := tx.QueryRow(ctx, `INSERT INTO orders (tenant_id, client_ref, total) VALUES ($1, $2, $3) RETURNING id, public_id::text`,
-		Tenant, body.ClientRef, body.Total).Scan(&o.ID, &o.PublicID)
+	err := tx.QueryRow(ctx, `INSERT INTO orders (tenant_id, client_ref, total) VALUES ($1, $2, $3)
+		RETURNING id, public_id::text`, Tenant, body.ClientRef, body.Total).Scan(&o.ID, &o.PublicID)
 	if err != nil {
 		return nil, fmt.Errorf("place order: %w", err)
 	}
@@ -112,8 +112,8 @@ func change(ctx context.Context, tx pgx.Tx, r *http.Request, body request) (*Cha
 // the order of its versions.
 func lock(ctx context.Context, tx pgx.Tx, condition string, key any) (*Order, error) {
 	var o Order
-	err := tx.QueryRow(ctx, `SELECT id, public_id::text, total, state, version FROM orders WHERE `+condition+` FOR UPDATE`, key).
-		Scan(&o.ID, &o.PublicID, &o.Total, &o.State, &o.Version)
+	err := tx.QueryRow(ctx, `SELECT id, public_id::text, total, state, version FROM orders
+		WHERE `+condition+` FOR UPDATE`, key).Scan(&o.ID, &o.PublicID, &o.Total, &o.State, &o.Version)
 	if err != nil {
 		return nil, fmt.Errorf("read order %v: %w", key, err)
 	}
@@ -138,7 +138,8 @@ func publish(ctx context.Context, tx pgx.Tx, eventType string, c *Change) error 
 		return fmt.Errorf("encode event: %w", err)
 	}
 	_, err = outbox.Insert(ctx, tx, outbox.Message{
-		TenantID: Tenant, AggregateType: "order", AggregateID: c.After.ID, EventType: eventType, Payload: payload,
+		TenantID: Tenant, AggregateType: "order", AggregateID: c.After.ID,
+		EventType: eventType, Payload: payload,
 	})
 	return err
 }
