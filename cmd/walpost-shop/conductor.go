@@ -95,7 +95,8 @@ func (c *conductor) start(ctx context.Context) (err error) {
 	if err := c.startServers(ctx); err != nil {
 		return err
 	}
-	c.say("PostgreSQL %s on 127.0.0.1:%d, NATS on 127.0.0.1:%d", c.pg.Binaries().Version, c.pg.Port(), c.nats.Port())
+	c.say("PostgreSQL %s on 127.0.0.1:%d, NATS on 127.0.0.1:%d",
+		c.pg.Binaries().Version, c.pg.Port(), c.nats.Port())
 	c.provider = &provider{charges: map[string]int{}}
 	c.charges = httptest.NewServer(c.provider)
 	if err := c.processes(); err != nil {
@@ -112,7 +113,8 @@ func (c *conductor) start(ctx context.Context) (err error) {
 
 func (c *conductor) startServers(ctx context.Context) (err error) {
 	settings := map[string]string{"shared_buffers": "256MB", "max_wal_size": "4GB"}
-	if c.pg, err = testenv.StartPostgres(ctx, testenv.PGOptions{FSync: true, Settings: settings}); err != nil {
+	c.pg, err = testenv.StartPostgres(ctx, testenv.PGOptions{FSync: true, Settings: settings})
+	if err != nil {
 		return err
 	}
 	if c.nats, err = testenv.StartNATS(ctx, testenv.NATSOptions{Process: true}); err != nil {

@@ -52,7 +52,8 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.SetOutput(stderr)
 	flags.IntVar(&o.orders, "orders", 2000, "how many orders clients place")
 	flags.IntVar(&o.clients, "clients", 8, "how many clients place orders at the same time")
-	flags.DurationVar(&o.faults, "faults", 500*time.Millisecond, "the time from one fault to the next; 0 is none")
+	flags.DurationVar(&o.faults, "faults", 500*time.Millisecond,
+		"the time from one fault to the next, on average; 0 is none")
 	flags.StringVar(&o.walpost, "walpost", "", "the walpost program (default: it is built)")
 	flags.StringVar(&o.logs, "logs", "", "a directory that keeps the logs of the shop's processes")
 	switch err := flags.Parse(args); {

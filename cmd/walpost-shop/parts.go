@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -55,7 +54,7 @@ func runPart(name string) int {
 }
 
 func serve(ctx context.Context, address string, h http.Handler) error {
-	s := &http.Server{Addr: address, Handler: h, BaseContext: func(net.Listener) context.Context { return ctx }}
+	s := &http.Server{Addr: address, Handler: h, ReadHeaderTimeout: 10 * time.Second}
 	context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
@@ -76,7 +75,8 @@ func consumer(run func(context.Context, consume.Config) error) func(context.Cont
 		}
 		defer nc.Close()
 		return run(ctx, consume.Config{
-			Pool: pool, NATS: nc, Start: "all", Partitions: 4, MaxAttempts: 1000, Backoff: 100 * time.Millisecond,
+			Pool: pool, NATS: nc, Start: "all", Partitions: 4,
+			MaxAttempts: 1000, Backoff: 100 * time.Millisecond,
 			Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		})
 	}
