@@ -83,13 +83,16 @@ func (r *rig) drain(form string) {
 			})
 		})
 	default:
-		r.start(r.plain)
+		r.start(func(ctx context.Context) error { return plain(ctx, r.js, r.pool, insertSQL) })
 	}
 }
 
-// plain is a pull consumer with eight workers, so with as many transactions at the same time.
-func (r *rig) plain(ctx context.Context) error {
-	c, err := r.js.CreateConsumer(ctx, "EVENTS", jetstream.ConsumerConfig{Durable: "plain", AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: 10_000})
+// plain is what people write without this package: a durable pull consumer with eight workers, a transaction and an
+// acknowledgement for each message.
+func plain(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, insert string) error {
+	c, err := js.CreateOrUpdateConsumer(ctx, "EVENTS", jetstream.ConsumerConfig{
+		Durable: "plain", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 5 * time.Second, MaxAckPending: 10_000,
+	})
 	if err != nil {
 		return err
 	}
@@ -105,8 +108,8 @@ func (r *rig) plain(ctx context.Context) error {
 				if err != nil {
 					return
 				}
-				err = pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, insertSQL, m.Headers().Get("ce-id"), m.Headers().Get("ce-aggregateid"), 1, 0)
+				err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, insert, m.Headers().Get("ce-id"), m.Headers().Get("ce-aggregateid"), 1, 0)
 					return err
 				})
 				if err == nil {
@@ -115,9 +118,10 @@ func (r *rig) plain(ctx context.Context) error {
 			}
 		})
 	}
-	<-ctx.Done()
-	messages.Stop()
+	stop := context.AfterFunc(ctx, messages.Stop)
 	working.Wait()
+	stop()
+	messages.Stop()
 	return nil
 }
 

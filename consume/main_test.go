@@ -286,10 +286,10 @@ func (r *rig) effects(n int) {
 func (r *rig) ordered() {
 	r.t.Helper()
 	r.is(`SELECT count(*) FROM (SELECT FROM effects GROUP BY event_id HAVING count(*) > 1) twice`, "0")
-	r.is(`SELECT string_agg(event_id, ' ') FROM (
-		SELECT event_id, event_id::bigint < max(event_id::bigint) OVER (PARTITION BY aggregate ORDER BY number) AS late FROM effects) x
-		WHERE late`, "")
+	r.is(`SELECT string_agg(event_id, ' ') FROM (`+outOfOrder+`) x WHERE late`, "")
 }
+
+const outOfOrder = `SELECT event_id, event_id::bigint < max(event_id::bigint) OVER (PARTITION BY aggregate ORDER BY number) AS late FROM effects`
 
 func (r *rig) is(sql, want string) {
 	r.t.Helper()

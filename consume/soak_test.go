@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -47,6 +48,7 @@ func runChild(url string) {
 		Name: "soak", Pool: pool, NATS: nc, Start: "all", Partitions: 6, Batch: 1 + rand.IntN(20), Backoff: 20 * time.Millisecond,
 		MaxAttempts: 1000, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
+	go runPlain(ctx, nc, pool)
 	err = consume.RunBatch(ctx, cfg, func(ctx context.Context, tx pgx.Tx, events []consume.Event) error {
 		for _, e := range events {
 			if err := effect(ctx, tx, e); err != nil {
@@ -63,6 +65,18 @@ func runChild(url string) {
 	})
 	fmt.Fprintln(os.Stderr, "Run returned", err)
 	os.Exit(1)
+}
+
+// runPlain consumes the same stream in the usual way, beside.
+func runPlain(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		panic(err)
+	}
+	insert := strings.Replace(insertSQL, "effects", "plain_effects", 1)
+	for ; ; time.Sleep(100 * time.Millisecond) { // it ends where the server or the consumer is gone
+		_ = plain(ctx, js, pool, insert)
+	}
 }
 
 // soak is a load, processes that handle it, and faults.
@@ -82,6 +96,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	pg := testenv.NewPostgres(t, testenv.PGOptions{})
 	s := &soak{rig: rigOn(t, pg, testenv.NATSOptions{Process: true}), pg: pg, faults: map[string]int{}}
 	s.createStream(func(c *jetstream.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other"} })
+	s.exec(`CREATE TABLE plain_effects (LIKE effects INCLUDING ALL)`)
 	for range 3 {
 		s.child = append(s.child, s.begin())
 	}
@@ -116,6 +131,8 @@ func TestKilledUnderLoad(t *testing.T) {
 	s.is(`SELECT count(*) FROM consumer_parked`, "0")
 	t.Logf("%d events, faults: %v, attempts after a failure: %s, epochs: %s", *soakEvents, s.faults,
 		s.text(`SELECT count(*) FROM effects WHERE attempt > 1`), s.text(`SELECT sum(epoch) FROM consumer_offsets`))
+	t.Logf("a plain pull consumer beside it: %s duplicated, %s out of order", s.text(`SELECT count(*) - count(DISTINCT event_id) FROM plain_effects`),
+		s.text(strings.Replace(`SELECT count(*) FROM (`+outOfOrder+`) x WHERE late`, "effects", "plain_effects", 1)))
 }
 
 func (s *soak) begin() *exec.Cmd {
@@ -234,4 +251,27 @@ func (s *soak) tryText(sql string, args ...any) (text string) {
 		return err.Error()
 	}
 	return text
+}
+
+// BenchmarkTakeover measures the time from a process's end until another one has all partitions.
+func BenchmarkTakeover(b *testing.B) {
+	s := &soak{rig: newRig(b)}
+	s.exec(`CREATE TABLE plain_effects (LIKE effects INCLUDING ALL)`)
+	const owned = `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted
+		AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) GROUP BY pid ORDER BY count DESC LIMIT 1`
+	x := s.begin()
+	defer func() { s.kill(x) }()
+	var longest time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		y := s.begin()
+		s.waitFor(owned, "3")
+		b.StartTimer()
+		begun := time.Now()
+		s.kill(x)
+		s.waitFor(owned, "6")
+		longest = max(longest, time.Since(begun))
+		x = y
+	}
+	b.ReportMetric(float64(longest.Milliseconds()), "longest-ms")
 }
