@@ -87,8 +87,8 @@ func (r *rig) drain(form string) {
 	}
 }
 
-// plain is what people write without this package: a durable pull consumer with eight workers, a transaction and an
-// acknowledgement for each message.
+// plain is what people write without this package: a durable pull consumer with eight workers, a transaction
+// and an acknowledgement for each message.
 func plain(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, insert string) error {
 	c, err := js.CreateOrUpdateConsumer(ctx, "EVENTS", jetstream.ConsumerConfig{
 		Durable: "plain", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 5 * time.Second, MaxAckPending: 10_000,

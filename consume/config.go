@@ -38,7 +38,8 @@ type Config struct {
 	// Stream is the stream's name. Default: EVENTS.
 	Stream string
 	// Filters are the subjects that are read, with wildcards; no subject may fit two of them. A change counts
-	// from the consumer's position on. Default: every subject.
+	// from the consumer's position on. What the stream's limits delete within a second may be reported as a
+	// gap although it fits no filter. Default: every subject.
 	Filters []string
 	// Start is where a new consumer begins: "all" is the stream's first event, "new" is after its last one,
 	// and a time (RFC 3339) is the first event that was stored at it or later. It has no meaning for a
@@ -62,7 +63,7 @@ type Config struct {
 	// SkipPoison lets later events of an aggregate pass one that failed. Default: false, they wait behind it.
 	SkipPoison bool
 	// Seen is how long a handled event is remembered, by the stream's time: one that is stored again is not
-	// handled again. It should exceed the outbox's retention.archive_after. One event takes about 120
+	// handled again. It should exceed the outbox's retention.archive_after. One event takes about 131
 	// bytes. Default: 8 days; 2 hours at least.
 	Seen time.Duration
 	// SkipGaps goes on where the stream's limits deleted events before they were read. Default: false,

@@ -65,31 +65,23 @@ func (c *consumer) readDefinition(ctx context.Context, conn *pgx.Conn) (*definit
 }
 
 // agree creates the definition, or changes it when no process with the old one runs. It returns with the lock
-// of the members, shared.
+// of the members, shared: while that is held, nobody changes the definition.
 func (c *consumer) agree(ctx context.Context, conn *pgx.Conn) error {
 	want := definition{stream: c.Stream, partitions: c.Partitions, filters: c.Filters}
-	for waited := false; ; waited = true {
-		_, err := conn.Exec(ctx, `SELECT pg_advisory_lock_shared($1)`, c.lockKey(consumers.Members))
-		if err != nil {
+	for waited := false; ; {
+		joined, have, err := c.join(ctx, conn, &want)
+		if err != nil || joined {
+			c.definition = want
 			return err
 		}
-		have, err := c.readDefinition(ctx, conn)
-		if err == nil && have == nil {
-			if err = c.create(ctx, conn); err == nil {
-				have, err = c.readDefinition(ctx, conn)
-			}
-		}
-		if err != nil {
+		changed, err := c.change(ctx, conn, &want)
+		switch {
+		case err != nil:
 			return err
-		}
-		if have != nil && have.equal(&want) {
-			c.definition = *have
-			return nil
-		}
-		if err := c.change(ctx, conn, have, &want); err != nil {
-			return err
-		}
-		if !waited {
+		case changed:
+			continue
+		case !waited:
+			waited = true
 			c.Logger.WarnContext(ctx, "consumer waits until no process with another definition runs",
 				"consumer", c.Name, "partitions", have.partitions, "filters", have.filters)
 		}
@@ -99,11 +91,35 @@ func (c *consumer) agree(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
+// join takes the members' lock if the definition is the wanted one. It creates one that is missing.
+func (c *consumer) join(ctx context.Context, conn *pgx.Conn, want *definition) (bool, *definition, error) {
+	have, err := c.readDefinition(ctx, conn)
+	if err == nil && have == nil {
+		if err = c.create(ctx, conn); err == nil {
+			have, err = c.readDefinition(ctx, conn)
+		}
+	}
+	if err != nil {
+		return false, nil, err
+	}
+	if have == nil || !have.equal(want) {
+		return false, have, nil
+	}
+	key := c.lockKey(consumers.Members)
+	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock_shared($1)`, key); err != nil {
+		return false, have, err
+	}
+	if have, err = c.readDefinition(ctx, conn); err == nil && have != nil && have.equal(want) {
+		return true, have, nil
+	}
+	_, unlocked := conn.Exec(ctx, `SELECT pg_advisory_unlock_shared($1)`, key)
+	return false, have, errors.Join(err, unlocked)
+}
+
 const createSQL = `WITH d AS (
 		INSERT INTO {definitions}
-			(consumer_name, stream, partitions, partition_hash, filter_subjects, start_at, start_sequence,
-				stream_created_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING RETURNING 1)
+			(consumer_name, stream, partitions, partition_hash, filter_subjects, start_at, start_sequence)
+		VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING RETURNING 1)
 	INSERT INTO {offsets} (consumer_name, partition_key, last_processed_id, stream_created_at)
 	SELECT $1, n, $7, $8 FROM d, generate_series(0, $3::integer - 1) n`
 
@@ -133,33 +149,34 @@ func (c *consumer) create(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// change writes the wanted definition if no other process runs.
-func (c *consumer) change(ctx context.Context, conn *pgx.Conn, have, want *definition) error {
+// change writes the wanted definition if no other process runs, and reports whether it did.
+func (c *consumer) change(ctx context.Context, conn *pgx.Conn, want *definition) (alone bool, err error) {
 	key := c.lockKey(consumers.Members)
-	if _, err := conn.Exec(ctx, `SELECT pg_advisory_unlock_shared($1)`, key); err != nil {
-		return err
+	err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock($1)`, key).Scan(&alone)
+	if err != nil || !alone {
+		return false, err
 	}
-	var alone bool
-	if err := conn.QueryRow(ctx, `SELECT pg_try_advisory_lock($1)`, key).Scan(&alone); err != nil || !alone {
-		return err
-	}
-	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		have, err := c.readDefinition(ctx, conn)
+		if err != nil || have == nil || have.equal(want) {
+			return err
+		}
 		if have.partitions != want.partitions {
 			if err := c.repartition(ctx, tx, want); err != nil {
 				return err
 			}
 		}
 		filters := append([]string{}, want.filters...)
-		_, err := tx.Exec(ctx, c.sql(`UPDATE {definitions}
+		_, err = tx.Exec(ctx, c.sql(`UPDATE {definitions}
 			SET partitions = $2, filter_subjects = $3, changed_at = now() WHERE consumer_name = $1`),
 			c.Name, want.partitions, filters)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("change the definition of consumer %q: %w", c.Name, err)
+		return false, fmt.Errorf("change the definition of consumer %q: %w", c.Name, err)
 	}
 	_, err = conn.Exec(ctx, `SELECT pg_advisory_unlock($1)`, key)
-	return err
+	return true, err
 }
 
 // repartition makes the rows of the new partitions. They begin at the lowest offset of the old ones:

@@ -76,8 +76,14 @@ type anchor struct {
 	position string
 }
 
+// newAnchor keeps what PostgreSQL can store: anybody may publish a header that is not UTF-8.
+func newAnchor(seq uint64, at time.Time, id, position string) anchor {
+	return anchor{seq, storable(id), at, storable(position)}
+}
+
 func (e *Event) anchor() anchor {
-	return anchor{e.Sequence, e.Header.Get(nats.MsgIdHdr), e.StoredAt, e.Header.Get(jetstream.PositionHeader)}
+	position := e.Header.Get(jetstream.PositionHeader)
+	return newAnchor(e.Sequence, e.StoredAt, e.Header.Get(nats.MsgIdHdr), position)
 }
 
 func eventOf(m jetstream.Received) Event {

@@ -42,7 +42,8 @@ type reader struct {
 	// blocked: it waits for a full queue. suspect is its position when the stream was found to begin behind
 	// that.
 	blocked bool
-	suspect uint64
+	suspect uint64    // 0: it was not
+	checked time.Time // when the reader asked because of a jump; only its own goroutine uses it
 }
 
 // queue has the events of a partition that are not settled yet.
@@ -171,14 +172,14 @@ func (r *reader) verify(ctx context.Context) error {
 // deliver puts an event into its partition's queue, and waits where that is full.
 func (r *reader) deliver(ctx context.Context, m jetstream.Received) error {
 	e := eventOf(m)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	q := r.queues[e.Partition(r.Partitions)]
-	if err := r.awaitSpace(ctx, q); err != nil {
+	if err := r.checkJump(ctx, e.Sequence); err != nil {
 		return err
 	}
-	if e.Sequence > r.pos+1 && r.jumped == 0 {
-		r.jumped = r.pos + 1
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q, err := r.awaitSpace(ctx, e.Partition(r.Partitions))
+	if err != nil {
+		return err
 	}
 	if q != nil && q.reader == r && e.Sequence > q.received {
 		q.events, q.received = append(q.events, e), e.Sequence
@@ -191,49 +192,78 @@ func (r *reader) deliver(ctx context.Context, m jetstream.Received) error {
 	return r.join()
 }
 
-// awaitSpace is called with the lock, and gives it up while it waits. It returns when the queue has space or
-// has left the reader. The main reader without a member waits for one.
-func (r *reader) awaitSpace(ctx context.Context, q *queue) error {
+// checkJump looks at sequences that were passed over. Without filters they are gone: by the stream's limits,
+// and then before anything behind them is handled, or one by one, as an operator deletes messages. In a
+// stream with many holes the next look of the watch has to do.
+func (r *reader) checkJump(ctx context.Context, seq uint64) error {
+	r.mu.Lock()
+	pos := r.pos
+	r.mu.Unlock()
+	if seq <= pos+1 {
+		return nil
+	}
+	if len(r.definition.filters) > 0 || time.Since(r.checked) < time.Second {
+		r.jump(pos + 1)
+		return nil
+	}
+	r.checked = time.Now()
+	info, err := r.stream.Info(ctx)
+	if err != nil {
+		r.jump(pos + 1)
+		return nil //nolint:nilerr // the next look of the watch has to do
+	}
+	if info.FirstSeq > pos+1 {
+		return r.gap(pos+1, min(info.FirstSeq, seq)-1)
+	}
+	return nil
+}
+
+// awaitSpace is called with the lock, and gives it up while it waits. It returns the partition's queue, nil
+// where this process has not the partition, when that has space or has left the reader. The main reader
+// without a member waits for one.
+func (r *reader) awaitSpace(ctx context.Context, key int) (*queue, error) {
 	deadline := time.Now().Add(patience)
 	for {
+		q := r.queues[key]
 		idle := r == r.main && len(r.members) == 0
 		if !idle && (q == nil || q.reader != r || !q.full()) {
-			return ctx.Err()
+			return q, ctx.Err()
 		}
 		alone := r != r.main && len(r.members) == 1
 		if !idle && !alone && time.Now().After(deadline) {
 			r.part(q)
 			continue
 		}
-		r.blocked = true
-		r.mu.Unlock()
-		var drained chan struct{}
-		if q != nil {
-			drained = q.drained
-		}
-		timer := time.NewTimer(patience)
-		select {
-		case <-drained:
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
-		r.mu.Lock()
-		r.blocked = false
-		if ctx.Err() != nil {
-			return ctx.Err()
+		if err := r.pause(ctx, q); err != nil {
+			return nil, err
 		}
 	}
 }
 
-// part gives a full queue a reader of its own, behind what the queue has received.
+// pause gives the lock up until the queue may have space.
+func (r *reader) pause(ctx context.Context, q *queue) error {
+	var drained chan struct{}
+	if q != nil {
+		drained = q.drained
+	}
+	r.blocked = true
+	r.mu.Unlock()
+	timer := time.NewTimer(patience)
+	select {
+	case <-drained:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	timer.Stop()
+	r.mu.Lock()
+	r.blocked = false
+	return ctx.Err()
+}
+
+// part gives a full queue a reader of its own, from this one's position on.
 func (r *reader) part(q *queue) {
 	delete(r.members, q)
-	s := start{queue: q, offset: q.received}
-	if n := len(q.events); n > 0 {
-		s.anchor = q.events[n-1].anchor()
-	}
-	r.read(s)
+	r.read(start{queue: q, offset: r.pos, anchor: r.last})
 }
 
 // join hands the members to the main reader when this one has reached it.

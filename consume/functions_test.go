@@ -41,7 +41,7 @@ func TestFunctionsAndGo(t *testing.T) {
 	r.must(err)
 	take := func() (epoch, sequence int64) {
 		t.Helper()
-		r.must(conn.QueryRow(t.Context(), `SELECT epoch, sequence FROM walpost_take('test', 0)`).Scan(&epoch, &sequence))
+		r.must(conn.QueryRow(t.Context(), `SELECT epoch, sequence FROM walpost_take('test', 0, 1)`).Scan(&epoch, &sequence))
 		return epoch, sequence
 	}
 	epoch, _ := take()
@@ -97,7 +97,7 @@ func TestFunctionsAndGo(t *testing.T) {
 	conn, err = pgx.Connect(t.Context(), r.url)
 	r.must(err)
 	want(handle(21), "fenced")
-	r.is(`SELECT count(*) FROM walpost_take('test', 0)`, "0")
+	r.is(`SELECT count(*) FROM walpost_take('test', 0, 1)`, "0")
 	x.halt()
 	epoch, sequence := take()
 	if sequence != 21 {
@@ -116,6 +116,7 @@ func TestFunctionsAndGo(t *testing.T) {
 	}
 	fails(`SELECT walpost_advance('test', 0, 1, 99, 'test', '99', now())`, "55000") // each statement commits
 	fails(`SELECT walpost_define('test', 'OTHER', 1, 0)`, "22023")
+	fails(`SELECT walpost_take('test', 0, 2)`, "22023")
 	fails(fmt.Sprintf(`BEGIN; SELECT walpost_claim('test', 0, %d); COMMIT; SELECT walpost_advance('test', 0, 1, 99, 'test', '99', now())`, epoch), "55000")
 	_, err = conn.Exec(t.Context(), `ROLLBACK`)
 	r.must(err)

@@ -109,9 +109,13 @@ func (p *partition) handle(ctx context.Context, t txn, events []Event) error {
 	done := make(chan error, 1)
 	go protect(ctx, done, func() error { return p.handler.call(ctx, t, events) })
 	var late <-chan time.Time
+	cut := false
 	for over := ctx.Done(); ; {
 		select {
 		case err := <-done:
+			if cut && err == nil {
+				err = errors.New("its connection was closed")
+			}
 			if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				err = fmt.Errorf("%w (%s): %w", errTimeout, p.Timeout, err)
 			}
@@ -121,6 +125,7 @@ func (p *partition) handle(ctx context.Context, t txn, events []Event) error {
 		case <-late:
 			if late = time.After(time.Minute); t != nil {
 				t.cut()
+				cut = true
 			}
 			p.Logger.ErrorContext(ctx, "handler does not return: its partition waits", "consumer", p.Name,
 				"partition", p.key, "sequence", events[0].Sequence, "event_type", events[0].Type,
@@ -147,15 +152,12 @@ func protect(ctx context.Context, done chan<- error, f func() error) {
 	}
 }
 
-// outage reports whether err says nothing about the event: the same transaction may succeed a moment later. A
-// statement that was cancelled by its own timeout is counted, because it may take as long each time.
+// outage reports whether an error of the database says nothing about the event: the same transaction may
+// succeed a moment later. A statement that was cancelled by its own timeout is counted, because it may take
+// as long each time.
 func outage(err error) bool {
 	var network *pgconn.ConnectError
-	switch {
-	case errors.Is(err, errTimeout):
-		return false
-	case errors.Is(err, errFenced), errors.Is(err, errMoved), errors.Is(err, context.Canceled),
-		errors.As(err, &network), pgconn.SafeToRetry(err):
+	if errors.As(err, &network) {
 		return true
 	}
 	switch state := sqlState(err); state {

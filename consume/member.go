@@ -70,7 +70,10 @@ func (m *member) run(ctx context.Context) error {
 func (m *member) ticks(ctx, reading, hard context.Context) error {
 	ticker := time.NewTicker(tickPause)
 	defer ticker.Stop()
-	work := context.WithoutCancel(ctx) // a statement that is broken off ends its connection, and the locks
+	// A statement that is broken off ends its connection, and so the locks.
+	work, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(m.Grace, end) })()
 	for {
 		if err := m.tick(work, reading, hard); err != nil {
 			return err
@@ -102,8 +105,24 @@ func (m *member) waitForHandlers(ctx context.Context, kill func()) {
 		o.stop()
 	}
 	for _, o := range m.owned {
-		<-o.done
+		m.keepLocks(ctx, o.done)
 		m.feed.remove(o.queue)
+	}
+}
+
+// keepLocks waits, and lets the server not take the connection of the locks for one of a frozen process.
+func (m *member) keepLocks(ctx context.Context, done <-chan struct{}) {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-ticker.C:
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementTimeout)
+			_, _ = m.conn.Exec(ctx, `SELECT 1`) // without the locks others may begin: their epochs are higher
+			cancel()
+		}
 	}
 }
 
@@ -122,6 +141,9 @@ func (m *member) tick(ctx, reading, hard context.Context) error {
 			continue
 		}
 		p, err := m.take(ctx, key)
+		if errors.Is(err, errBusy) {
+			break // others may be as busy, and the tick has to end
+		}
 		if err != nil {
 			return fmt.Errorf("take partition %d: %w", key, err)
 		}
@@ -224,13 +246,16 @@ func (m *member) take(ctx context.Context, key int) (*partition, error) {
 	}
 	p := &partition{consumer: m.consumer, key: key, queue: newQueue(m.feed, key)}
 	if err := p.takeOver(ctx, m.conn); err != nil {
-		if pg.Code(err) == pgerrcode.LockNotAvailable { // a transaction of the earlier owner runs still
-			return nil, m.unlock(ctx, key)
+		if pg.Code(err) == pgerrcode.LockNotAvailable {
+			return nil, errors.Join(m.unlock(ctx, key), errBusy)
 		}
 		return nil, err
 	}
 	return p, nil
 }
+
+// errBusy means that a transaction of the partition's earlier owner still runs.
+var errBusy = errors.New("a transaction of the earlier owner still runs")
 
 // give returns a partition's lock when its goroutine has ended.
 func (m *member) give(ctx context.Context, o *owned) error {
@@ -244,16 +269,21 @@ func (m *member) unlock(ctx context.Context, key int) error {
 	return err
 }
 
-const takeOverSQL = `UPDATE {offsets} SET epoch = epoch + 1 WHERE consumer_name = $1 AND partition_key = $2
-	RETURNING epoch, last_processed_id, coalesce(anchor_sequence, 0), coalesce(anchor_message_id, ''),
-		anchor_stored_at, coalesce(anchor_position, ''), stream_created_at`
+// A partition without a message yet begins, in another stream, with what that stored after the consumer was
+// created, or with all of it.
+const takeOverSQL = `UPDATE {offsets} o SET epoch = o.epoch + 1 FROM {definitions} d
+	WHERE o.consumer_name = $1 AND o.partition_key = $2 AND d.consumer_name = o.consumer_name
+	RETURNING o.epoch, o.last_processed_id, coalesce(o.anchor_sequence, 0), coalesce(o.anchor_message_id, ''),
+		o.anchor_stored_at, coalesce(o.anchor_position, ''), o.stream_created_at,
+		coalesce(o.anchor_stored_at, o.last_processed_at,
+			CASE WHEN d.start_at <> 'all' THEN d.created_at + interval '1 hour' END)`
 
 // takeOver reads where the partition is.
 func (p *partition) takeOver(ctx context.Context, conn *pgx.Conn) error {
 	var offset, anchored int64
 	var stored *time.Time
 	err := conn.QueryRow(ctx, p.sql(takeOverSQL), p.Name, p.key).
-		Scan(&p.epoch, &offset, &anchored, &p.anchor.id, &stored, &p.anchor.position, &p.created)
+		Scan(&p.epoch, &offset, &anchored, &p.anchor.id, &stored, &p.anchor.position, &p.created, &p.since)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errFenced // the number of partitions was changed
 	} else if err != nil {
@@ -272,25 +302,31 @@ func (m *member) locate(ctx context.Context, taken []*partition) error {
 	if len(taken) == 0 {
 		return nil
 	}
-	strange := map[*partition]error{}
-	err := m.sure(ctx, func(ctx context.Context, info *jetstream.StreamInfo) (found error) {
-		clear(strange)
-		for _, p := range taken {
-			err := p.locate(ctx, info)
-			if errors.Is(err, jetstream.ErrNotTheStream) {
-				strange[p], found = err, err
-			} else if err != nil {
-				return err
-			}
+	found := make([]error, len(taken))
+	err := sure(ctx, func(ctx context.Context) error {
+		info, err := m.stream.Info(ctx)
+		if err != nil {
+			return err
 		}
-		return found
+		var asking sync.WaitGroup
+		for i, p := range taken {
+			asking.Go(func() { found[i] = p.locate(ctx, info) })
+		}
+		asking.Wait()
+		return errors.Join(found...)
 	})
 	if !errors.Is(err, jetstream.ErrNotTheStream) {
 		return err
 	}
-	for p, why := range strange {
-		if err := p.relocate(ctx, m.conn, why); err != nil {
+	for i, p := range taken {
+		switch err := found[i]; {
+		case err == nil:
+		case !errors.Is(err, jetstream.ErrNotTheStream):
 			return err
+		default:
+			if err := p.relocate(ctx, m.conn, err); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

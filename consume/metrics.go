@@ -59,8 +59,10 @@ func (m *metrics) unregister() {
 	}
 }
 
-func (m *metrics) processed(eventType string) { m.handled.WithLabelValues(eventType).Inc() }
-func (m *metrics) failed(eventType string)    { m.failures.WithLabelValues(eventType).Inc() }
+// A label that is not UTF-8 would panic, and anybody may publish one.
+
+func (m *metrics) processed(eventType string) { m.handled.WithLabelValues(storable(eventType)).Inc() }
+func (m *metrics) failed(eventType string)    { m.failures.WithLabelValues(storable(eventType)).Inc() }
 
 // observe takes the lag from the queues of a session.
 func (m *metrics) observe(f *feed) {
@@ -112,8 +114,9 @@ func (f *feed) oldest() map[string]time.Time {
 	for _, q := range f.queues {
 		for i := range q.events {
 			e := &q.events[i]
-			if at, found := oldest[e.Type]; !found || e.StoredAt.Before(at) {
-				oldest[e.Type] = e.StoredAt
+			name := storable(e.Type)
+			if at, found := oldest[name]; !found || e.StoredAt.Before(at) {
+				oldest[name] = e.StoredAt
 			}
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-// A role that may create in public plants functions and operators with the names that the statements use. Each
-// statement of a consumer runs beside them.
+// A role that may create in public plants functions and operators with the names that the statements use.
+// Each statement of a consumer runs beside them.
 func TestPlantedNamesAreNotCalled(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

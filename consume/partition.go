@@ -16,10 +16,11 @@ type partition struct {
 	key    int
 	epoch  int64
 	offset uint64
-	// anchor and created, which is when the stream was, are from when the partition was taken.
+	// These are from when the partition was taken. created is when the stream was.
 	anchor  anchor
 	created *time.Time
-	begins  uint64 // where reading begins: behind the offset where the events between are gone
+	since   *time.Time // where the partition begins again in another stream; nil is at its first message
+	begins  uint64     // where reading begins: behind the offset where the events between are gone
 	queue   *queue
 	// waiting are the aggregates with a parked event: later events are parked behind it.
 	waiting map[string]bool
@@ -47,16 +48,15 @@ func (p *partition) run(stop, hard context.Context) {
 	pause := firstPause
 	for stop.Err() == nil {
 		err := p.turn(hard, p.queue.wait(stop, p.handler.most))
+		if errors.Is(err, errMoved) {
+			err = p.reload(hard)
+		}
 		switch {
 		case err == nil:
 			pause = firstPause
 			continue
 		case errors.Is(err, errFenced), hard.Err() != nil:
 			return
-		case errors.Is(err, errMoved):
-			if err = p.reload(hard); err == nil {
-				continue
-			}
 		}
 		p.failing = true
 		p.waits.set(p.what(), err)
@@ -85,9 +85,7 @@ func (p *partition) turn(ctx context.Context, events []Event) error {
 			return err
 		}
 	}
-	if err := p.care(ctx); err != nil {
-		return err
-	}
+	p.care(ctx)
 	if len(events) == 0 {
 		return p.idle(ctx)
 	}
@@ -154,11 +152,11 @@ func (p *partition) apply(ctx context.Context, events []Event) error {
 // meanwhile.
 func (p *partition) call(ctx context.Context, c *claim, events []Event) (*claim, error) {
 	if !p.handler.external {
-		return c, p.judge(ctx, c, p.handle(ctx, c.txn, events))
+		return c, p.judgeHandler(ctx, c, p.handle(ctx, c.txn, events))
 	}
 	c.end()
 	if err := p.handle(ctx, nil, events); err != nil {
-		return c, p.judge(ctx, nil, err)
+		return c, p.judgeHandler(ctx, nil, err)
 	}
 	next, err := p.begin(context.WithoutCancel(ctx), nil)
 	if err != nil {
@@ -167,14 +165,30 @@ func (p *partition) call(ctx context.Context, c *claim, events []Event) (*claim,
 	return next, nil
 }
 
-// judge tells a failure of the event from an error that says nothing of it.
+// judgeHandler tells a failure of the event from an error that says nothing of it. The end of a context that
+// the handler made is the handler's affair, although it costs the connection.
+func (p *partition) judgeHandler(ctx context.Context, c *claim, err error) error {
+	own := errors.Is(err, errTimeout) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return err
+	case !own && (outage(err) || c != nil && c.lost()):
+		return err
+	}
+	return failure{err}
+}
+
+// judge does so for the statements behind the handler.
 func (p *partition) judge(ctx context.Context, c *claim, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, errTimeout), errors.Is(err, errEnded), errors.Is(err, errAborted):
+	case errors.Is(err, errEnded), errors.Is(err, errAborted), errors.Is(err, errOpen):
 		return failure{err}
-	case ctx.Err() != nil, outage(err), c != nil && c.lost():
+	case ctx.Err() != nil, outage(err), c.lost():
 		return err
 	}
 	return failure{err}
@@ -225,7 +239,11 @@ func (p *partition) reload(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	p.offset = uint64(offset)
+	if uint64(offset) < p.offset {
+		// The database has lost commits, and the queue has not the events behind them any more.
+		return errFenced
+	}
+	p.offset, p.looked = uint64(offset), time.Time{} // the commit may have parked an event
 	p.queue.drop(p.offset)
 	return nil
 }

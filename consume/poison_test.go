@@ -121,6 +121,23 @@ func TestWaysToFail(t *testing.T) {
 			_, err := tx.Exec(context.Background(), `SELECT pg_sleep(60)`)
 			return err
 		},
+		"own timeout": func(ctx context.Context, tx pgx.Tx, _ consume.Event) error {
+			ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			defer cancel()
+			_, err := tx.Exec(ctx, `SELECT pg_sleep(60)`)
+			return err
+		},
+		"cancelled": func(context.Context, pgx.Tx, consume.Event) error {
+			return fmt.Errorf("ask a service: %w", context.Canceled)
+		},
+		"open rows": func(ctx context.Context, tx pgx.Tx, _ consume.Event) error {
+			_, err := tx.Query(ctx, `SELECT * FROM generate_series(1, 10)`)
+			return err
+		},
+		"late success": func(context.Context, pgx.Tx, consume.Event) error {
+			time.Sleep(1600 * time.Millisecond)
+			return nil
+		},
 		"hidden error": func(ctx context.Context, tx pgx.Tx, _ consume.Event) error {
 			_, _ = tx.Exec(ctx, `SELECT 1 / 0`)
 			return nil

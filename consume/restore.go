@@ -35,7 +35,7 @@ func (c *consumer) recognize(
 		return false, nil // limits take messages
 	case err != nil:
 		return false, err
-	case m.ID != last.id || m.At.UnixMilli() != last.at.UnixMilli(): // JavaScript keeps milliseconds
+	case storable(m.ID) != last.id || timeText(m.At) != timeText(last.at):
 		return false, notTheStream("message %d is another one", last.seq)
 	}
 	return true, nil
@@ -50,12 +50,9 @@ func notTheStream(format string, args ...any) error {
 const doubt = 5 * time.Second
 
 // sure repeats a check that finds another stream for a while.
-func (c *consumer) sure(ctx context.Context, check func(context.Context, *jetstream.StreamInfo) error) error {
+func sure(ctx context.Context, check func(context.Context) error) error {
 	for begun := time.Now(); ; {
-		info, err := c.stream.Info(ctx)
-		if err == nil {
-			err = check(ctx, info)
-		}
+		err := check(ctx)
 		if !errors.Is(err, jetstream.ErrNotTheStream) || time.Since(begun) > doubt {
 			return err
 		}
@@ -83,9 +80,7 @@ func (p *partition) locate(ctx context.Context, info *jetstream.StreamInfo) erro
 	return nil
 }
 
-const relocateSQL = `WITH d AS (
-		UPDATE {definitions} SET stream_created_at = $4 WHERE consumer_name = $1)
-	UPDATE {offsets} SET epoch = epoch + 1, last_processed_id = $3, stream_created_at = $4,
+const relocateSQL = `UPDATE {offsets} SET epoch = epoch + 1, last_processed_id = $3, stream_created_at = $4,
 		anchor_sequence = NULL, anchor_message_id = NULL, anchor_stored_at = NULL, anchor_position = NULL
 	WHERE consumer_name = $1 AND partition_key = $2 RETURNING epoch`
 
@@ -96,8 +91,8 @@ func (p *partition) relocate(ctx context.Context, conn *pgx.Conn, why error) err
 		return err
 	}
 	first := max(info.FirstSeq, 1)
-	if !p.anchor.at.IsZero() {
-		if first, err = p.stream.SeqSince(ctx, p.anchor.at.Add(-overlap)); err != nil {
+	if p.since != nil {
+		if first, err = p.stream.SeqSince(ctx, p.since.Add(-overlap)); err != nil {
 			return err
 		}
 	}
@@ -133,10 +128,10 @@ const countSQL = `SELECT pg_catalog.count(*) FILTER (WHERE k.dead_at IS NULL), p
 	FROM {parked} k WHERE k.consumer_name = $1::text`
 
 // care is done by the owner of partition 0: it deletes a batch of ids, and counts parked events. Where the
-// batch is full, the next turn deletes the next one.
-func (p *partition) care(ctx context.Context) error {
+// batch is full, the next turn deletes the next one. Where it fails, events go on.
+func (p *partition) care(ctx context.Context) {
 	if p.key != 0 || time.Since(p.cared) < carePause {
-		return nil
+		return
 	}
 	var deleted int
 	var parked, dead float64
@@ -150,13 +145,14 @@ func (p *partition) care(ctx context.Context) error {
 		}
 		return t.commit(ctx)
 	})
-	if err != nil {
-		return fmt.Errorf("delete ids of handled events: %w", err)
+	if ctx.Err() == nil {
+		p.waits.set("delete ids of handled events", err)
 	}
-	p.metrics.parked.Set(parked)
-	p.metrics.dead.Set(dead)
-	if deleted < purgeMost {
+	if err == nil {
+		p.metrics.parked.Set(parked)
+		p.metrics.dead.Set(dead)
+	}
+	if err != nil || deleted < purgeMost {
 		p.cared = time.Now()
 	}
-	return nil
 }

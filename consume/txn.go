@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -30,6 +31,8 @@ var (
 	errEnded = errors.New("the handler ended the transaction")
 	// errAborted means that a handler did not return the error of a statement.
 	errAborted = errors.New("a statement failed, and the handler did not return its error")
+	// errOpen means that a handler did not read or close a query's rows.
+	errOpen = errors.New("the handler left the rows of a query open")
 )
 
 // pgxTxn is a transaction on a connection of a pool.
@@ -72,6 +75,9 @@ func (t *pgxTxn) end() {
 }
 
 func (t *pgxTxn) usable() error {
+	if t.Conn().PgConn().IsBusy() {
+		return errOpen
+	}
 	switch t.Conn().PgConn().TxStatus() {
 	case 'I':
 		return errEnded
@@ -95,7 +101,8 @@ func rollback(f func(context.Context) error) {
 // sqlTxn is a transaction of database/sql. Its connection ends with its context.
 type sqlTxn struct {
 	*sql.Tx
-	cancel func()
+	cancel     func()
+	committing bool
 }
 
 func beginSQL(db *sql.DB) func(context.Context) (txn, error) {
@@ -111,7 +118,7 @@ func beginSQL(db *sql.DB) func(context.Context) (txn, error) {
 			cancel()
 			return nil, err
 		}
-		return &sqlTxn{tx, cancel}, nil
+		return &sqlTxn{Tx: tx, cancel: cancel}, nil
 	}
 }
 
@@ -146,9 +153,15 @@ func eachRow(rows interface {
 	return rows.Err()
 }
 
-func (t *sqlTxn) commit(context.Context) error { return t.Commit() }
+// commit ends with ctx, which the driver does not see.
+func (t *sqlTxn) commit(ctx context.Context) error {
+	defer context.AfterFunc(ctx, t.cancel)()
+	t.committing = true
+	return t.Commit()
+}
 
 func (t *sqlTxn) end() {
+	defer time.AfterFunc(statementTimeout, t.cancel).Stop()
 	_ = t.Rollback()
 	t.cancel()
 }
@@ -156,8 +169,12 @@ func (t *sqlTxn) end() {
 // usable is answered by the next statement: database/sql does not show a transaction's state.
 func (t *sqlTxn) usable() error { return nil }
 
-// lost asks the server: an error that has no SQLSTATE is not the server's.
+// lost asks the server: an error that has no SQLSTATE is not the server's. After a COMMIT nothing can be
+// asked.
 func (t *sqlTxn) lost() bool {
+	if t.committing {
+		return true
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), statementTimeout)
 	defer cancel()
 	_, err := t.ExecContext(ctx, `SELECT 1`)
@@ -166,7 +183,7 @@ func (t *sqlTxn) lost() bool {
 
 func (t *sqlTxn) cut() { t.cancel() }
 
-// handlerTx is the transaction as a handler of pgx gets it. After the handler's return it is closed.
+// handlerTx is the transaction as a handler of pgx gets it. The end of the transaction closes it.
 type handlerTx struct{ pgx.Tx }
 
 var errNotYours = errors.New("consume ends the transaction when the handler returns")

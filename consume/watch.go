@@ -26,7 +26,7 @@ func (f *feed) watch(ctx context.Context) {
 		f.mu.Unlock()
 		var err error
 		for _, r := range readers {
-			err = errors.Join(err, r.sure(ctx, r.look))
+			err = errors.Join(err, sure(ctx, r.look))
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -39,39 +39,52 @@ func (f *feed) watch(ctx context.Context) {
 	}
 }
 
-// look checks one reader. What the stream says is older than the reader's position when that is read again:
-// so the position moves only where it is still the one from before.
-func (r *reader) look(ctx context.Context, info *jetstream.StreamInfo) error {
+// look checks one reader. The reader goes on meanwhile: its position moves only where it is still the one
+// from before.
+func (r *reader) look(ctx context.Context) error {
 	r.mu.Lock()
-	pos, last := r.pos, r.last
+	pos, last, jumped := r.pos, r.last, r.jumped
+	r.jumped = 0
 	r.mu.Unlock()
-	if info, err := r.stream.Info(ctx); err != nil {
-		return err
-	} else if _, err := r.recognize(ctx, info, pos, last); err != nil {
+	info, err := r.stream.Info(ctx)
+	if err == nil {
+		_, err = r.recognize(ctx, info, pos, last)
+	}
+	if err != nil {
+		r.jump(jumped) // it is for the next look
 		return err
 	}
-	if err := r.missed(info.FirstSeq, pos); err != nil || info.LastSeq <= pos || info.FirstSeq > pos+1 {
+	err = r.missed(info.FirstSeq, pos, jumped)
+	if err != nil || info.LastSeq <= pos || info.FirstSeq > pos+1 {
 		return err
 	}
 	end, err := r.stream.Last(ctx)
-	if errors.Is(err, jetstream.ErrMessageGone) {
-		return nil
-	}
 	if err == nil {
 		err = r.nothingUpTo(ctx, pos, end.Seq)
 	}
-	if errors.Is(err, errMore) {
+	if errors.Is(err, errMore) || errors.Is(err, jetstream.ErrMessageGone) {
 		return nil
-	}
-	if err != nil {
+	} else if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pos == pos {
-		r.pos, r.last = end.Seq, anchor{end.Seq, end.ID, end.At, end.Position}
+		r.pos, r.last = end.Seq, newAnchor(end.Seq, end.At, end.ID, end.Position)
 	}
 	return nil
+}
+
+// jump remembers the first sequence that was passed over.
+func (r *reader) jump(from uint64) {
+	if from == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.jumped == 0 || from < r.jumped {
+		r.jumped = from
+	}
 }
 
 var errMore = errors.New("the stream has more")
@@ -99,24 +112,22 @@ func (r *reader) nothingUpTo(ctx context.Context, pos, end uint64) error {
 // missed looks for sequences that are gone and were not read. The reader passed over some, and the stream
 // begins behind their first one now; or it begins behind the reader's position, and a second later still,
 // although the reader does not wait for a queue.
-func (r *reader) missed(first, pos uint64) error {
-	r.mu.Lock()
-	jumped, to := r.jumped, uint64(0)
-	r.jumped = 0
-	switch {
-	case jumped > 0 && first > jumped:
-		to = min(first-1, pos)
-	case first > pos+1 && r.pos == pos && r.suspect == pos && !r.blocked:
-		jumped, to = pos+1, first-1
-		r.pos = to
-	case first > pos+1:
-		r.suspect = pos
+func (r *reader) missed(first, pos, jumped uint64) error {
+	if jumped > 0 && first > jumped {
+		return r.gap(jumped, min(first-1, pos))
 	}
-	r.mu.Unlock()
-	if to == 0 {
+	r.mu.Lock()
+	suspected := r.suspect == pos+1
+	if r.suspect = 0; first > pos+1 {
+		r.suspect = pos + 1
+	}
+	if !suspected || first <= pos+1 || r.pos != pos || r.blocked {
+		r.mu.Unlock()
 		return nil
 	}
-	return r.gap(jumped, to)
+	r.pos = first - 1
+	r.mu.Unlock()
+	return r.gap(pos+1, first-1)
 }
 
 // gap reports missing events. It returns ErrGap where the consumer is to stop.

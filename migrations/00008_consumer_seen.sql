@@ -21,22 +21,20 @@ DROP TABLE {schema}.consumer_definitions;
 -- What a consumer is, so that all its processes agree: one row per consumer. A process that has another definition waits
 -- until no process with this one runs, and then changes the row.
 CREATE TABLE {schema}.consumer_definitions (
-    consumer_name     TEXT PRIMARY KEY CHECK (consumer_name <> ''),
-    stream            TEXT        NOT NULL,
-    -- When the stream was created, as the server tells.
-    stream_created_at TIMESTAMPTZ,
+    consumer_name   TEXT PRIMARY KEY CHECK (consumer_name <> ''),
+    stream          TEXT        NOT NULL,
     -- The events of one aggregate are handled in one partition, one after the other.
-    partitions        INTEGER     NOT NULL CHECK (partitions > 0),
+    partitions      INTEGER     NOT NULL CHECK (partitions > 0),
     -- How an aggregate is assigned to a partition.
-    partition_hash    TEXT        NOT NULL DEFAULT 'fnv1a32',
+    partition_hash  TEXT        NOT NULL DEFAULT 'fnv1a32',
     -- Subjects with wildcards; empty is every subject. A change counts from the offsets on.
-    filter_subjects   TEXT[]      NOT NULL DEFAULT '{}',
+    filter_subjects TEXT[]      NOT NULL DEFAULT '{}',
     -- Where the consumer began: what was asked for, such as 'all', 'new' or a time, and the offset that it came to, which
     -- is the same in every partition.
-    start_at          TEXT        NOT NULL,
-    start_sequence    BIGINT      NOT NULL CHECK (start_sequence >= 0),
-    created_at        TIMESTAMPTZ NOT NULL DEFAULT now(),
-    changed_at        TIMESTAMPTZ NOT NULL DEFAULT now()
+    start_at        TEXT        NOT NULL,
+    start_sequence  BIGINT      NOT NULL CHECK (start_sequence >= 0),
+    created_at      TIMESTAMPTZ NOT NULL DEFAULT now(),
+    changed_at      TIMESTAMPTZ NOT NULL DEFAULT now()
 );
 
 -- A stream that was recreated has the sequences of the old one again. Each partition says which stream its own are of,
@@ -52,8 +50,8 @@ CREATE TABLE {schema}.consumer_seen (
     stored_at     TIMESTAMPTZ NOT NULL
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Rows are inserted in about the order of their time, and deleted in it.
-CREATE INDEX consumer_seen_stored_at ON {schema}.consumer_seen USING brin (stored_at) WITH (pages_per_range = 32);
+-- Finds the rows to be deleted.
+CREATE INDEX consumer_seen_stored_at ON {schema}.consumer_seen (consumer_name, stored_at);
 
 -- The events that a handler failed at, whole: the stream's limits may delete theirs. Later events of the same aggregate wait
 -- behind them.

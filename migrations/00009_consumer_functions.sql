@@ -53,9 +53,10 @@ $$;
 -- +goose StatementEnd
 
 -- Takes a partition for this connection, which has to be a direct one that stays open. No row: another process has it. The
--- epoch is for walpost_claim and walpost_advance; reading begins behind the sequence.
+-- epoch is for walpost_claim and walpost_advance; reading begins behind the sequence. While the connection is open, nobody
+-- changes the number of partitions.
 -- +goose StatementBegin
-CREATE FUNCTION {schema}.walpost_take(consumer TEXT, partition INTEGER, OUT epoch BIGINT, OUT sequence BIGINT)
+CREATE FUNCTION {schema}.walpost_take(consumer TEXT, partition INTEGER, partitions INTEGER, OUT epoch BIGINT, OUT sequence BIGINT)
 RETURNS SETOF RECORD LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     prefix  BYTEA;
@@ -72,6 +73,10 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.pid = pg_backend_pid() AND l.objsubid = 1
             AND (l.classid::bigint << 32 | l.objid::bigint) = members) THEN
         PERFORM pg_advisory_lock_shared(members);
+    END IF;
+    IF NOT EXISTS (SELECT FROM {schema}.consumer_definitions d WHERE d.consumer_name = consumer AND d.partitions = walpost_take.partitions) THEN
+        RAISE EXCEPTION 'consumer % has not % partitions', consumer, partitions USING
+            ERRCODE = 'invalid_parameter_value', HINT = 'SELECT partitions FROM consumer_definitions';
     END IF;
     IF NOT pg_try_advisory_lock(owner) THEN
         RETURN;
@@ -128,8 +133,7 @@ BEGIN
     ELSIF sequence <= settled THEN
         RETURN 'skip';
     END IF;
-    UPDATE {schema}.consumer_offsets o SET last_processed_id = sequence, last_processed_at = now(),
-            anchor_sequence = sequence, anchor_message_id = source || '/' || id, anchor_stored_at = stored_at, anchor_position = NULL
+    UPDATE {schema}.consumer_offsets o SET last_processed_id = sequence, last_processed_at = now()
         WHERE o.consumer_name = consumer AND o.partition_key = partition;
     SELECT encode(substring(sha256(string_agg(int8send(length(p)::bigint) || p, ''::bytea ORDER BY n)) FOR 16), 'hex')::uuid INTO seen
         FROM (VALUES (1, convert_to(consumer, 'UTF8')), (2, convert_to(coalesce(source, ''), 'UTF8')), (3, convert_to(id, 'UTF8')))

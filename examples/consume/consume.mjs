@@ -16,7 +16,7 @@ await db.query("SELECT walpost_define($1, $2, 1, 0)", [consumer, stream]);
 
 let own; // the epoch, and the sequence up to which everything is settled
 while (!own) {
-  ({ rows: [own] } = await db.query("SELECT epoch, sequence FROM walpost_take($1, $2)", [consumer, partition]));
+  ({ rows: [own] } = await db.query("SELECT epoch, sequence FROM walpost_take($1, $2, 1)", [consumer, partition]));
   if (!own) await new Promise((resolve) => setTimeout(resolve, 1000));
 }
 

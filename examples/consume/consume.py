@@ -16,7 +16,7 @@ CONSUMER, STREAM, PARTITION = "billing-py", "EVENTS", 0
 # autocommit: transactions are those of conn.transaction().
 with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
     conn.execute("SELECT walpost_define(%s, %s, 1, 0)", (CONSUMER, STREAM))
-    take = "SELECT epoch, sequence FROM walpost_take(%s, %s)"
+    take = "SELECT epoch, sequence FROM walpost_take(%s, %s, 1)"
     while not (own := conn.execute(take, (CONSUMER, PARTITION)).fetchone()):
         time.sleep(1)
     epoch, sequence = own

@@ -177,12 +177,14 @@ type Rewind struct {
 	Name string
 	// Sequence is the first one that is read again.
 	Sequence uint64
-	// Reapply forgets that events were handled which the stream stored at a time or later; zero is none.
+	// Reapply forgets that events were handled which the stream stored at a time or later, and those of them
+	// that failed: all are handled again. Zero is none.
 	Reapply time.Time
 }
 
 const rewindSQL = `UPDATE {schema}.consumer_offsets SET epoch = epoch + 1, last_processed_id = $2,
-		anchor_sequence = NULL, anchor_message_id = NULL, anchor_stored_at = NULL, anchor_position = NULL
+		last_processed_at = NULL, anchor_sequence = NULL, anchor_message_id = NULL, anchor_stored_at = NULL,
+		anchor_position = NULL
 	WHERE consumer_name = $1 AND last_processed_id > $2`
 
 // ErrNothingToRewind means that no partition is past the sequence.
@@ -208,7 +210,11 @@ func (t *Tables) Rewind(ctx context.Context, r Rewind) (partitions, ids int64, e
 		}
 		tag, err = tx.Exec(ctx, t.sql(`DELETE FROM {schema}.consumer_seen
 			WHERE consumer_name = $1 AND stored_at >= $2`), r.Name, r.Reapply.Truncate(time.Microsecond))
-		ids = tag.RowsAffected()
+		if ids = tag.RowsAffected(); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, t.sql(`DELETE FROM {schema}.consumer_parked
+			WHERE consumer_name = $1 AND sequence >= $2`), r.Name, int64(r.Sequence))
 		return err
 	})
 	if err != nil {

@@ -222,6 +222,9 @@ func (s *Stream) SeqSince(ctx context.Context, at time.Time) (uint64, error) {
 	}
 	defer done()
 	if consumer.CachedInfo().NumPending == 0 {
+		if info.LastSeq >= info.FirstSeq && !info.LastTime.Before(at) {
+			return 0, silent("what its leader has stored since %s: a replica lags", since)
+		}
 		return info.LastSeq + 1, nil
 	}
 	seq := uint64(0)
