@@ -30,6 +30,7 @@ type options struct {
 	faults  time.Duration
 	walpost string
 	logs    string
+	mutants bool
 }
 
 func main() {
@@ -56,6 +57,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		"the time from one fault to the next, on average; 0 is none")
 	flags.StringVar(&o.walpost, "walpost", "", "the walpost program (default: it is built)")
 	flags.StringVar(&o.logs, "logs", "", "a directory that keeps the logs of the shop's processes")
+	flags.BoolVar(&o.mutants, "mutants", false, "plant known defects in package consume, and see each noticed")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
@@ -65,13 +67,12 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "error: want flags only, and positive numbers\nhint: walpost-shop --help")
 		return exitUsage
 	}
+	if o.mutants {
+		return exitCode(plantMutants(ctx, o, stdout), stderr)
+	}
 	v, err := run(ctx, o, stdout)
 	if err != nil {
-		fmt.Fprintf(stderr, "error: %v\n", err)
-		if h := hint.Of(err); h != "" {
-			fmt.Fprintf(stderr, "hint: %s\n", h)
-		}
-		return exitFailed
+		return exitCode(err, stderr)
 	}
 	// The last line is a contract: programs read it.
 	fmt.Fprintln(stdout, v)
@@ -79,4 +80,15 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitFailed
 	}
 	return 0
+}
+
+func exitCode(err error, stderr io.Writer) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(stderr, "error: %v\n", err)
+	if h := hint.Of(err); h != "" {
+		fmt.Fprintf(stderr, "hint: %s\n", h)
+	}
+	return exitFailed
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -37,28 +35,11 @@ func buildRelay(ctx context.Context, m *mutant) (string, error) {
 		return "", err
 	}
 	if m != nil {
-		if err := m.plant(ctx, files); err != nil {
+		if err := testenv.Plant(ctx, files, m.edits...); err != nil {
 			return "", fmt.Errorf("mutant %q: %w", m.name, err)
 		}
 	}
 	return testenv.BuildPatched(ctx, "github.com/walpost/walpost/cmd/walpost", files)
-}
-
-// goTool asks the go command for a line.
-func goTool(ctx context.Context, args ...string) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", args...).Output()
-	if err != nil {
-		return "", fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
-	}
-	return strings.TrimSpace(string(out)), nil
-}
-
-// replaceOnce replaces a text that must be there, once.
-func replaceOnce(in, from, to string) (string, error) {
-	if n := strings.Count(in, from); n != 1 {
-		return "", fmt.Errorf("found %d times: %s", n, from)
-	}
-	return strings.Replace(in, from, to, 1), nil
 }
 
 // clockFile names the file that a relay's wall clock is shifted by: in nanoseconds.
@@ -68,11 +49,11 @@ const clockFile = "WALPOST_CHAOS_CLOCK"
 // clock that is off by what a file says, while the monotonic clock and all timers go
 // on, as when an operator sets the machine's clock.
 func shiftable(ctx context.Context) (map[string]string, error) {
-	root, err := goTool(ctx, "env", "GOROOT")
+	root, err := testenv.GoTool(ctx, "env", "GOROOT")
 	if err != nil {
 		return nil, err
 	}
-	module, err := goTool(ctx, "list", "-m", "-f", "{{.Dir}}")
+	module, err := testenv.GoTool(ctx, "list", "-m", "-f", "{{.Dir}}")
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +63,7 @@ func shiftable(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	const read = "func Now() Time {\n\tsec, nsec, mono := runtimeNow()\n"
-	patched, err := replaceOnce(string(text), read, read+"\tsec, nsec = shifted(sec, nsec)\n")
+	patched, err := testenv.ReplaceOnce(string(text), read, read+"\tsec, nsec = shifted(sec, nsec)\n")
 	if err != nil {
 		return nil, fmt.Errorf("patch %s, which another Go has written differently: %w", name, err)
 	}

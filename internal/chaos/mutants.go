@@ -3,48 +3,24 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/walpost/walpost/internal/testenv"
 )
 
 // mutant is a defect that is planted in the relay to see the rig notice it: a text
 // of a source file, and what stands there instead. The product knows nothing of it.
 type mutant struct {
 	name  string
-	edits []edit
+	edits []testenv.Edit
 	// world narrows what its runs may draw, only the faults that they have.
 	world func(*plan)
 	only  string
 	// by are the ways to notice it that count: see result.noticed.
 	by []string
-}
-
-type edit struct{ file, from, to string }
-
-// plant adds the edited files to those that are patched.
-func (m *mutant) plant(ctx context.Context, files map[string]string) error {
-	module, err := goTool(ctx, "list", "-m", "-f", "{{.Dir}}")
-	if err != nil {
-		return err
-	}
-	for _, e := range m.edits {
-		name := filepath.Join(module, filepath.FromSlash(e.file))
-		if _, begun := files[name]; !begun {
-			text, err := os.ReadFile(name)
-			if err != nil {
-				return err
-			}
-			files[name] = string(text)
-		}
-		if files[name], err = replaceOnce(files[name], e.from, e.to); err != nil {
-			return fmt.Errorf("%s: %w", e.file, err)
-		}
-	}
-	return nil
 }
 
 const sendOrHold = `func (h *walHandler) sendOrHold(
@@ -68,7 +44,7 @@ var mutants = []mutant{
 	{
 		name: "lost: some rows are marked and never sent", world: oneServer,
 		by: []string{"lost", unstored},
-		edits: []edit{{"relay/walhandler.go", sendOrHold, sendOrHold + `	if ev.Ref().Hash%499 == 0 {
+		edits: []testenv.Edit{{"relay/walhandler.go", sendOrHold, sendOrHold + `	if ev.Ref().Hash%499 == 0 {
 		return h.marker.Stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 `}},
@@ -76,7 +52,7 @@ var mutants = []mutant{
 	{
 		name: "duplicated: what the WAL brings again is sent again", world: oneServer, only: "relay killed",
 		by: []string{"duplicated"},
-		edits: []edit{
+		edits: []testenv.Edit{
 			{
 				"relay/walhandler.go",
 				"if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok {",
@@ -88,7 +64,7 @@ var mutants = []mutant{
 	{
 		name: "swapped: some rows are sent after the next one", world: oneServer,
 		by: []string{"reordered", "regressed"},
-		edits: []edit{
+		edits: []testenv.Edit{
 			{"relay/walhandler.go", sendOrHold, sendOrHold + `	switch late := h.late; {
 	case h.swapping:
 	case late == nil && ev.Ref().Hash%97 == 0:
@@ -113,7 +89,7 @@ var mutants = []mutant{
 	{
 		name: "phantom: rows that no transaction has inserted", world: oneServer,
 		by: []string{"unknown"},
-		edits: []edit{{"relay/walhandler.go", sendOrHold, sendOrHold + `	if ev.Ref().Hash%499 == 0 {
+		edits: []testenv.Edit{{"relay/walhandler.go", sendOrHold, sendOrHold + `	if ev.Ref().Hash%499 == 0 {
 		ghost := ev.Clone()
 		ghost.Values[outbox.ID] = append([]byte("9999"), ghost.Values[outbox.ID]...)
 		if err := h.publisher.Send(ctx, ghost, nil); err != nil {
@@ -126,7 +102,7 @@ var mutants = []mutant{
 		name:  "confirmed too early: an LSN that was received, not settled",
 		world: oneRelay, only: "NATS frozen,NATS killed,stream full",
 		by: []string{unsettled},
-		edits: []edit{{
+		edits: []testenv.Edit{{
 			"stream/session.go",
 			"lsn := pglogrepl.LSN(s.tracker.Confirmed())",
 			"s.mu.Lock()\n\tlsn := pglogrepl.LSN(s.received)\n\ts.mu.Unlock()",
@@ -136,7 +112,7 @@ var mutants = []mutant{
 		name:  "a position marks: what lies below the newest message's is taken for stored",
 		world: onePoisoned, only: "relay killed",
 		by: []string{"lost", unstored},
-		edits: []edit{{
+		edits: []testenv.Edit{{
 			"relay/walhandler.go", "	// Nothing overtakes the recovery buffer",
 			`	if h.recovered.tail.Covers(ev.Commit, ev.N) {
 		txn.Add()
@@ -154,7 +130,7 @@ var mutants = []mutant{
 		name:  "marked without a PubAck: what was sent is taken for stored",
 		world: oneRelay, only: "NATS killed,NATS frozen,links half open",
 		by: []string{unstored},
-		edits: []edit{{"publish/send.go", `	p.letLinger()
+		edits: []testenv.Edit{{"publish/send.go", `	p.letLinger()
 	return nil
 `, `	p.letLinger()
 	p.mu.Lock()
@@ -170,7 +146,7 @@ var mutants = []mutant{
 	{
 		name: "the proof asks for the flushed LSN", world: streaming, only: "relay killed,links slow",
 		by: []string{"missed_rows", "duplicated"},
-		edits: []edit{{
+		edits: []testenv.Edit{{
 			"internal/pg/server.go",
 			"SELECT pg_current_wal_insert_lsn()::text",
 			"SELECT pg_current_wal_flush_lsn()::text",
@@ -180,7 +156,7 @@ var mutants = []mutant{
 		name:  "the tail is read before the lock and the slot are owned",
 		world: twoRelays, only: "relay killed,relay stopped",
 		by: []string{"events_lost", "duplicated", "stream_rolled_back"},
-		edits: []edit{
+		edits: []testenv.Edit{
 			{
 				"relay/session.go",
 				"	info, err := s.awaitStream(ctx, s.fence)\n" +
@@ -206,7 +182,7 @@ var mutants = []mutant{
 		name:  "a duplicate's PubAck is taken for stored",
 		world: func(p *plan) { oneRelay(p); p.window = 5 * time.Second }, only: "message deleted",
 		by: []string{"lost", unstored},
-		edits: []edit{{"publish/replies.go", `		s.ack = ack.Seq
+		edits: []testenv.Edit{{"publish/replies.go", `		s.ack = ack.Seq
 		p.ring.replied(s, doubted)
 		p.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
 `, "		p.onStored(s, index, ack.Seq)\n"}},
