@@ -230,8 +230,14 @@ func TestOddHeaders(t *testing.T) {
 		return err
 	})
 	for i, change := range []nats.Header{
-		{"ce-type": {"bad%FF"}}, {"ce-type": {"bad%00"}}, {"Nats-Msg-Id": {"bad\xff"}}, {"Walpost-Position": {"bad\xff"}},
-		{"ce-id": {"bad%FF"}, "ce-source": {"%00"}}, {"ce-aggregateid": {"%FF%00"}}, {"ce-tenantid": {"\xff"}}, {"odd": {"\xff"}},
+		{"ce-type": {"bad%FF"}},
+		{"ce-type": {"bad%00"}},
+		{"Nats-Msg-Id": {"bad\xff"}},
+		{"Walpost-Position": {"bad\xff"}},
+		{"ce-id": {"bad%FF"}, "ce-source": {"%00"}},
+		{"ce-aggregateid": {"%FF%00"}},
+		{"ce-tenantid": {"\xff"}},
+		{"odd": {"\xff"}},
 	} {
 		m := message(string(rune('a'+i)), "a", "order.placed")
 		for name, values := range change {

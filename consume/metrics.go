@@ -62,7 +62,8 @@ func (m *metrics) unregister() {
 // A label that is not UTF-8 would panic, and anybody may publish one.
 
 func (m *metrics) processed(eventType string) { m.handled.WithLabelValues(storable(eventType)).Inc() }
-func (m *metrics) failed(eventType string)    { m.failures.WithLabelValues(storable(eventType)).Inc() }
+
+func (m *metrics) failed(eventType string) { m.failures.WithLabelValues(storable(eventType)).Inc() }
 
 // observe takes the lag from the queues of a session.
 func (m *metrics) observe(f *feed) {

@@ -57,7 +57,8 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		"the time from one fault to the next, on average; 0 is none")
 	flags.StringVar(&o.walpost, "walpost", "", "the walpost program (default: it is built)")
 	flags.StringVar(&o.logs, "logs", "", "a directory that keeps the logs of the shop's processes")
-	flags.BoolVar(&o.mutants, "mutants", false, "plant known defects in package consume, and see each noticed")
+	flags.BoolVar(&o.mutants, "mutants", false,
+		"plant known defects in package consume, and see each noticed")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0

@@ -70,7 +70,8 @@ func notice(ctx context.Context, o options, program, name string, out io.Writer)
 		last := lines[len(lines)-1]
 		var ended *exec.ExitError
 		switch {
-		case errors.As(err, &ended) && ended.ExitCode() == exitFailed && bytes.HasPrefix(last, []byte("walpost-shop: ")):
+		case errors.As(err, &ended) && ended.ExitCode() == exitFailed &&
+			bytes.HasPrefix(last, []byte("walpost-shop: ")):
 			fmt.Fprintf(out, "noticed: %s: %s\n", name, last)
 			return nil
 		case err != nil:

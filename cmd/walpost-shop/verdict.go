@@ -71,7 +71,9 @@ func (c *conductor) judge(ctx context.Context, l *load) (v verdict, err error) {
 	}{
 		{&v.placed, `SELECT count(*) FROM orders`},
 		{&v.effects, `SELECT count(*) FROM order_view_log`},
-		{&v.lost, lostSQL}, {&v.duplicated, duplicatedSQL}, {&v.reordered, reorderedSQL},
+		{&v.lost, lostSQL},
+		{&v.duplicated, duplicatedSQL},
+		{&v.reordered, reorderedSQL},
 	} {
 		if *q.into, err = c.count(ctx, q.sql); err != nil {
 			return v, err

@@ -44,7 +44,8 @@ var mutants = []mutant{
 	{
 		name: "lost: some rows are marked and never sent", world: oneServer,
 		by: []string{"lost", unstored},
-		edits: []testenv.Edit{{"relay/walhandler.go", sendOrHold, sendOrHold + `	if ev.Ref().Hash%499 == 0 {
+		edits: []testenv.Edit{{"relay/walhandler.go", sendOrHold, sendOrHold +
+			`	if ev.Ref().Hash%499 == 0 {
 		return h.marker.Stored(ctx, table.Row{Ref: ev.Ref(), XID: ev.XID}, 0, txn)
 	}
 `}},
@@ -89,7 +90,8 @@ var mutants = []mutant{
 	{
 		name: "phantom: rows that no transaction has inserted", world: oneServer,
 		by: []string{"unknown"},
-		edits: []testenv.Edit{{"relay/walhandler.go", sendOrHold, sendOrHold + `	if ev.Ref().Hash%499 == 0 {
+		edits: []testenv.Edit{{"relay/walhandler.go", sendOrHold, sendOrHold +
+			`	if ev.Ref().Hash%499 == 0 {
 		ghost := ev.Clone()
 		ghost.Values[outbox.ID] = append([]byte("9999"), ghost.Values[outbox.ID]...)
 		if err := h.publisher.Send(ctx, ghost, nil); err != nil {
