@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -174,7 +173,7 @@ func (c *conductor) processes() error {
 	if err != nil {
 		return err
 	}
-	address, err := freeAddress()
+	address, err := testenv.TakeAddress()
 	if err != nil {
 		return err
 	}
@@ -197,15 +196,6 @@ func (c *conductor) walpostCommand(args ...string) *exec.Cmd {
 	cmd.Env = append(os.Environ(),
 		"WALPOST_POSTGRES_URL="+c.url, "WALPOST_NATS_URL="+c.nats.URL(), "WALPOST_HTTP_LISTEN=")
 	return cmd
-}
-
-// freeAddress is one on loopback that the service can listen on, again and again.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
 }
 
 func (p *process) start(dir string) (err error) {

@@ -41,6 +41,13 @@ func takePort() (int, error) {
 	return port, l.Close()
 }
 
+// TakeAddress reserves a free address on loopback for a program that is started again and again. No other
+// program's outgoing connection gets its port.
+func TakeAddress() (string, error) {
+	port, err := takePort()
+	return loopback(port), err
+}
+
 // takeListener listens on such a port.
 func takeListener() (l net.Listener, port int, err error) {
 	ports.mu.Lock()
