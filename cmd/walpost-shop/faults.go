@@ -38,13 +38,15 @@ var faults = []fault{
 	{"stream recreated", 1, (*conductor).recreate},
 }
 
-// breakThings does one fault after the other until ctx is done.
+// breakThings does one fault after the other until ctx is done, the first one at once.
 func (c *conductor) breakThings(ctx context.Context) {
 	all := 0
 	for _, f := range faults {
 		all += f.weight
 	}
-	for c.options.faults > 0 && sleep.For(ctx, c.options.faults/2+rand.N(c.options.faults)) {
+	pause := time.Duration(0)
+	for c.options.faults > 0 && sleep.For(ctx, pause) {
+		pause = c.options.faults/2 + rand.N(c.options.faults)
 		n := rand.IntN(all)
 		for _, f := range faults {
 			if n -= f.weight; n < 0 {

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 // TestShop places orders while everything is broken.
 func TestShop(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	code := execute(t.Context(), []string{"-orders", "600", "-faults", "1s"}, &stdout, &stderr)
+	code := execute(t.Context(), []string{"-orders", "600", "-faults", "500ms"}, &stdout, &stderr)
 	lines := strings.Split(strings.TrimSpace(stdout.String()), "\n")
 	last := lines[len(lines)-1]
 	want := regexp.MustCompile(`^walpost-shop: orders=600 placed=600 effects=1400 lost=0 duplicated=0 reordered=0 faults=[1-9]\d*$`)
