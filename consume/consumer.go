@@ -3,7 +3,6 @@ package consume
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -48,7 +47,8 @@ func run(ctx context.Context, cfg Config, form func(Config) (handler, error)) er
 		return err
 	}
 	if c.metrics, err = newMetrics(&cfg); err != nil {
-		return fmt.Errorf("register metrics of consumer %q: %w", cfg.Name, err)
+		return hint.Errorf("give each consumer of a process another Name, or leave Metrics out",
+			"register metrics of consumer %q: %w", cfg.Name, err)
 	}
 	defer c.metrics.unregister()
 	pause := firstPause

@@ -65,7 +65,7 @@ func (c *consumer) readDefinition(ctx context.Context, conn *pgx.Conn) (*definit
 }
 
 // agree creates the definition, or changes it when no process with the old one runs. It returns with the lock
-// of the members, shared: while that is held, nobody changes the definition.
+// of the members, shared: while that is held, no process changes the definition.
 func (c *consumer) agree(ctx context.Context, conn *pgx.Conn) error {
 	want := definition{stream: c.Stream, partitions: c.Partitions, filters: c.Filters}
 	for waited := false; ; {

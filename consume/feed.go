@@ -260,7 +260,7 @@ func (r *reader) pause(ctx context.Context, q *queue) error {
 	return ctx.Err()
 }
 
-// part gives a full queue a reader of its own, from this one's position on.
+// part starts another reader for a full queue, from this one's position on.
 func (r *reader) part(q *queue) {
 	delete(r.members, q)
 	r.read(start{queue: q, offset: r.pos, anchor: r.last})

@@ -117,6 +117,8 @@ func TestFunctionsAndGo(t *testing.T) {
 	fails(`SELECT walpost_advance('test', 0, 1, 99, 'test', '99', now())`, "55000") // each statement commits
 	fails(`SELECT walpost_define('test', 'OTHER', 1, 0)`, "22023")
 	fails(`SELECT walpost_take('test', 0, 2)`, "22023")
+	fails(`SELECT walpost_take('test', 1, 1)`, "22023")
+	fails(`SELECT walpost_take('unknown', 0, 1)`, "22023")
 	fails(fmt.Sprintf(`BEGIN; SELECT walpost_claim('test', 0, %d); COMMIT; SELECT walpost_advance('test', 0, 1, 99, 'test', '99', now())`, epoch), "55000")
 	_, err = conn.Exec(t.Context(), `ROLLBACK`)
 	r.must(err)

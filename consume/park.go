@@ -254,7 +254,7 @@ func (p *partition) reportFailure(ctx context.Context, e Event, failed error, de
 	}
 	if dead {
 		p.Logger.ErrorContext(ctx, "event is a dead letter: the handler failed too often",
-			append(args, "hint", "mend the handler, then: walpost consumers dlq retry "+p.Name)...)
+			append(args, "hint", "mend the handler, then: walpost consumers dlq retry --consumer "+p.Name)...)
 		return
 	}
 	p.Logger.WarnContext(ctx, "handler failed: the event is parked and tried again",

@@ -248,7 +248,7 @@ func (p *partition) reload(ctx context.Context) error {
 	return nil
 }
 
-// look reads something, and changes nothing.
+// look runs statements without the lock of the partition's row. What f does not commit is rolled back.
 func (p *partition) look(ctx context.Context, f func(ctx context.Context, t txn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()

@@ -84,6 +84,7 @@ func TestDeadLetter(t *testing.T) {
 			r.effects(19)
 			r.is(`SELECT string_agg(event_id || ' ' || attempts, ' ') FROM consumer_parked WHERE dead_at IS NOT NULL`, fmt.Sprintf("2 %d", most))
 			r.logs("event is a dead letter")
+			r.logs("walpost consumers dlq retry --consumer test")
 			healed.Store(true)
 			r.exec(`UPDATE consumer_parked SET dead_at = NULL, attempts = 0, next_attempt_at = now()`)
 			r.waitFor(`SELECT count(*) FROM effects`, "20")

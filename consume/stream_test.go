@@ -231,6 +231,11 @@ func TestBadInput(t *testing.T) {
 	with(func(c *consume.Config) { c.Stream = "OTHER" }).fails(consume.ErrTaken, `"test" reads stream EVENTS, not OTHER`)
 	x.halt()
 
+	first := r.run(r.config(), effect)
+	r.waitFor(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'walpost consume test'`, "1")
+	r.run(r.config(), effect).fails(nil, "register metrics")
+	first.halt()
+
 	r.exec(`CREATE SCHEMA empty`)
 	with(func(c *consume.Config) { c.Schema = "empty" }).fails(nil, "find walpost's tables")
 	r.exec(`DO $$ BEGIN CREATE ROLE nobody_here LOGIN; EXCEPTION WHEN duplicate_object THEN END $$`)

@@ -53,8 +53,8 @@ $$;
 -- +goose StatementEnd
 
 -- Takes a partition for this connection, which has to be a direct one that stays open. No row: another process has it. The
--- epoch is for walpost_claim and walpost_advance; reading begins behind the sequence. While the connection is open, nobody
--- changes the number of partitions.
+-- epoch is for walpost_claim and walpost_advance; reading begins behind the sequence. While the connection is open, no
+-- process changes the number of partitions.
 -- +goose StatementBegin
 CREATE FUNCTION {schema}.walpost_take(consumer TEXT, partition INTEGER, partitions INTEGER, OUT epoch BIGINT, OUT sequence BIGINT)
 RETURNS SETOF RECORD LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -65,9 +65,13 @@ DECLARE
 BEGIN
     -- The keys are those of package consume.
     SELECT convert_to('walpost consume', 'UTF8') || '\x00' || convert_to(n.nspname, 'UTF8') || '\x00'
-            || convert_to(consumer, 'UTF8') || '\x00' INTO STRICT prefix
+            || convert_to(consumer, 'UTF8') || '\x00' INTO prefix
         FROM {schema}.consumer_offsets o JOIN pg_class c ON c.oid = o.tableoid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE o.consumer_name = consumer AND o.partition_key = partition;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'consumer % has no partition %', consumer, partition USING
+            ERRCODE = 'invalid_parameter_value', HINT = 'call walpost_define first; partitions count from 0';
+    END IF;
     members := ('x' || left(encode(sha256(prefix || '-1'), 'hex'), 16))::bit(64)::bigint;
     owner := ('x' || left(encode(sha256(prefix || convert_to(partition::text, 'UTF8')), 'hex'), 16))::bit(64)::bigint;
     IF NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.pid = pg_backend_pid() AND l.objsubid = 1

@@ -7,7 +7,7 @@ import (
 
 // PartitionHash is what assigns an event to a partition: partition p of n has the events with hash mod n = p,
 // so all events of an aggregate are in the same one. It is the 32-bit FNV-1a hash of [PartitionKey], and for
-// an event without an aggregate id that of its own id.
+// an event without an aggregate id that of its id.
 //
 // It never changes: consumers keep positions by partition.
 func PartitionHash(tenantID, aggregateType, aggregateID, eventID string) uint32 {

@@ -26,7 +26,7 @@ const (
 	envProvider = "SHOP_PROVIDER" // of the payment consumer
 )
 
-// parts are the programs of the shop. The conductor starts each as a process of its own.
+// parts are the programs of the shop. The conductor starts a process for each.
 var parts = map[string]func(ctx context.Context, pool *pgxpool.Pool) error{
 	"service": func(ctx context.Context, pool *pgxpool.Pool) error {
 		return serve(ctx, os.Getenv(envListen), shop.Service(pool))

@@ -18,9 +18,9 @@ type FollowOptions struct {
 	From uint64
 	// Filters are the subjects, none of which overlaps another; without any it is all.
 	Filters []string
-	// Verify is called before the first message of each consumer that reads for Follow. An error keeps that
-	// consumer from being read; ErrNotTheStream ends Follow where it lasts. A
-	// consumer made after a restore delivers what the restored stream has. It may be nil.
+	// Verify is called before the first message of each consumer that reads for Follow: one that was created
+	// after a restore delivers what the restored stream has. After an error that consumer is not read, and
+	// another one is tried. ErrNotTheStream ends Follow if it lasts. Verify may be nil.
 	Verify func(context.Context) error
 	// Waiting is called with the reason whenever nothing can be read, and with nil when it
 	// goes on.
