@@ -114,9 +114,12 @@ func (c *conductor) recreate(ctx context.Context) error {
 	return c.repair(ctx)
 }
 
+// repairPatience is how long repairs may take: each reads the whole stream, and the next one must find nothing.
+const repairPatience = 15 * time.Minute
+
 // repair runs until it has succeeded: other faults may have left the servers busy.
 func (c *conductor) repair(ctx context.Context) (err error) {
-	for begun := time.Now(); time.Since(begun) < time.Minute; sleep.For(ctx, time.Second) {
+	for begun := time.Now(); time.Since(begun) < repairPatience; sleep.For(ctx, time.Second) {
 		var out []byte
 		if out, err = c.walpostCommand("verify", "--repair", "--since", "10m").CombinedOutput(); err == nil {
 			return nil
