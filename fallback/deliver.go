@@ -94,7 +94,7 @@ func (l *Poller) deliver(
 // listed is the one of the rows of an id that is still as it was listed.
 func listed(rows []*outbox.Event, c table.Candidate, of Aggregate) *outbox.Event {
 	for _, ev := range rows {
-		recorded := ev.Values[outbox.LastError] != nil
+		recorded := table.IsRecorded(ev)
 		same := recorded == c.Recorded && (!recorded || attemptsOf(ev) == c.Attempts)
 		if same && (len(rows) == 1 || AggregateOf(ev) == of) {
 			return ev
@@ -156,7 +156,7 @@ func (l *Poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	of := AggregateOf(ev)
 	row := table.RowOf(ev)
 	row.Polled, row.Attempts = true, attemptsOf(ev)
-	recorded := ev.Values[outbox.LastError] != nil
+	recorded := table.IsRecorded(ev)
 	if behind, ok := l.recovered.StoredBefore(row.Ref, recorded); ok {
 		p.add()
 		return l.marker.Stored(ctx, row, behind, p) // it was read in the stream

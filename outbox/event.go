@@ -20,7 +20,7 @@ type Event struct {
 	// renders it; nil is NULL or not mapped.
 	Values [NumFields][]byte
 	// Omitted names the values that are too long for any message and were not kept:
-	// they are empty in Values. Only fields up to TraceID are named. Nearly always nil.
+	// they are empty in Values. Only fields up to LastHeader are named. Nearly always nil.
 	Omitted []Omitted
 }
 
@@ -52,7 +52,7 @@ const MostText = 1 << 30
 // Omit notes that a field's value was not kept.
 func (e *Event) Omit(f Field, size int) {
 	e.Values[f] = []byte{}
-	if f <= TraceID {
+	if f <= LastHeader {
 		e.Omitted = append(e.Omitted, Omitted{f, size})
 	}
 }

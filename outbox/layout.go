@@ -9,7 +9,7 @@ import (
 // Field is the role that a column plays for the relay.
 type Field uint8
 
-// The fields from TenantID to TraceID are what an event is made of: they reach
+// The fields from TenantID to LastHeader are what an event is made of: they reach
 // consumers and they are what [Event.Hash] covers. The fields after them are
 // the relay's own bookkeeping.
 const (
@@ -23,36 +23,63 @@ const (
 	Payload
 	OccurredAt
 	TraceID
+	// FirstHeader to LastHeader are columns that become headers of their own: [Layout.Headers].
+	FirstHeader
 
-	AvailableAt
+	AvailableAt Field = iota + MaxHeaders - 1
 	ProcessedAt
 	Attempts
 	LastError
+	Status // tells the row's state: [Layout.States]
 
 	NumFields
 )
 
+// MaxHeaders is how many columns of a table can become headers.
+const MaxHeaders = 8
+
+// LastHeader is the last field that an event is made of.
+const LastHeader = FirstHeader + MaxHeaders - 1
+
 const (
 	firstHashed = TenantID
-	lastHashed  = TraceID
+	lastHashed  = LastHeader
 )
 
 var fieldNames = [NumFields]string{
-	"id", "tenant_id", "aggregate_type", "aggregate_id", "aggregate_version", "event_type", "event_version",
-	"payload", "occurred_at", "trace_id", "available_at", "processed_at", "attempts", "last_error",
+	ID: "id", TenantID: "tenant_id", AggregateType: "aggregate_type", AggregateID: "aggregate_id",
+	AggregateVersion: "aggregate_version", EventType: "event_type", EventVersion: "event_version",
+	Payload: "payload", OccurredAt: "occurred_at", TraceID: "trace_id",
+	AvailableAt: "available_at", ProcessedAt: "processed_at", Attempts: "attempts", LastError: "last_error",
+	Status: "status",
 }
 
 func (f Field) String() string {
-	if f < NumFields {
+	switch {
+	case f >= FirstHeader && f <= LastHeader:
+		return fmt.Sprintf("header %d", f-FirstHeader+1)
+	case f < NumFields:
 		return fieldNames[f]
 	}
 	return fmt.Sprintf("field %d", uint8(f))
 }
 
+// FieldNames are the fields that a map of columns can have, in their order.
+func FieldNames() (names []string) {
+	for f := ID; f < Status; f++ {
+		if f < FirstHeader || f > LastHeader {
+			names = append(names, f.String())
+		}
+	}
+	return names
+}
+
 // ParseField finds a field by its name in configuration files.
 func ParseField(name string) (Field, bool) {
-	i := slices.Index(fieldNames[:], name)
-	return Field(i), i >= 0
+	if !slices.Contains(FieldNames(), name) {
+		return 0, false
+	}
+	return Field(slices.Index(fieldNames[:], name)), true
 }
 
 // Layout maps fields to the columns of an outbox table. An empty name means
@@ -60,23 +87,59 @@ func ParseField(name string) (Field, bool) {
 type Layout struct {
 	Name    string
 	Columns [NumFields]string
+	// States are the values of the status column, as text; "" where it has none for a state. A row in
+	// another state, or with NULL, is pending.
+	States [NumStates]string
+	// Headers are the names of the headers that the columns from FirstHeader on become. A column of type
+	// json or jsonb becomes a header for each key, and its name is the prefix of their names.
+	Headers [MaxHeaders]string
 }
+
+// State is what a status column says of a row.
+type State uint8
+
+const (
+	Done   State = iota // delivered
+	Failed              // parked or held
+	Dead                // has failed too often
+
+	NumStates
+)
 
 // Has reports whether the layout maps the field.
 func (l *Layout) Has(f Field) bool { return l.Columns[f] != "" }
 
-// Records reports whether a row can record its failure. Without these columns no row is parked: one that
-// fails becomes a dead letter at once.
-func (l *Layout) Records() bool { return l.Has(Attempts) && l.Has(LastError) && l.Has(AvailableAt) }
+// Records reports whether a row can record its failure: it counts attempts, and says why it failed, or at
+// least that it did, and when it is tried again. Without that no row is parked: one that fails becomes a dead
+// letter at once.
+func (l *Layout) Records() bool { return l.Has(Attempts) && (l.Has(LastError) || l.failsByStatus()) }
 
-// RecordLacks are the fields without which a row cannot hold a failure.
-func (l *Layout) RecordLacks() (lacks []string) {
-	for _, f := range [...]Field{Attempts, LastError, AvailableAt} {
-		if !l.Has(f) {
-			lacks = append(lacks, f.String())
+func (l *Layout) failsByStatus() bool { return l.States[Failed] != "" && l.Has(AvailableAt) }
+
+// RecordFields are the fields that a recorded failure is written to.
+func (l *Layout) RecordFields() (fields []Field) {
+	if !l.Records() {
+		return nil
+	}
+	for _, f := range []Field{Attempts, LastError, AvailableAt} {
+		if l.Has(f) {
+			fields = append(fields, f)
 		}
 	}
-	return lacks
+	if l.States[Failed] != "" || l.States[Dead] != "" {
+		fields = append(fields, Status)
+	}
+	return fields
+}
+
+// MarkFields are the fields that say that a row was delivered.
+func (l *Layout) MarkFields() (fields []Field) {
+	for _, f := range []Field{Status, ProcessedAt} {
+		if l.Has(f) {
+			fields = append(fields, f)
+		}
+	}
+	return fields
 }
 
 // Dates reports whether a row tells since when it is due.
@@ -85,7 +148,7 @@ func (l *Layout) Dates() bool { return l.Has(AvailableAt) || l.Has(OccurredAt) }
 // Canonical is the layout of the table that `walpost migrate` creates.
 func Canonical() Layout {
 	l := Layout{Name: "canonical", Columns: fieldNames}
-	l.Columns[AggregateVersion] = ""
+	l.Columns[AggregateVersion], l.Columns[Status] = "", ""
 	return l
 }
 
@@ -100,15 +163,75 @@ func Debezium() Layout {
 	return l
 }
 
+// Eventferry is the layout of the table of eventferry's PostgreSQL adapter. It has no column for the reason
+// of a failure. Its message id, partition key and headers become headers that begin with "Outbox-".
+func Eventferry() Layout {
+	l := Layout{Name: "eventferry", States: [NumStates]string{Done: "2", Failed: "3", Dead: "4"}}
+	for f, column := range map[Field]string{
+		ID: "id", AggregateType: "aggregate_type", AggregateID: "aggregate_id", EventType: "topic",
+		Payload: "payload", OccurredAt: "created_at", TraceID: "trace_id", AvailableAt: "next_retry_at",
+		ProcessedAt: "processed_at", Attempts: "attempts", Status: "status",
+	} {
+		l.Columns[f] = column
+	}
+	l.SetHeaders([]Header{{Column: "message_id"}, {Column: "partition_key"}, {Column: "headers"}})
+	return l
+}
+
+// Prisma is the layout of the model OutboxEvent that users of Prisma write. It has no column for the time of
+// the next try, which stands before the reason.
+func Prisma() Layout {
+	l := Layout{Name: "prisma"}
+	for f, column := range map[Field]string{
+		ID: "id", AggregateType: "aggregateType", AggregateID: "aggregateId", EventType: "eventType",
+		Payload: "payload", OccurredAt: "createdAt", ProcessedAt: "publishedAt", Attempts: "attempts",
+		LastError: "lastError",
+	} {
+		l.Columns[f] = column
+	}
+	return l
+}
+
+// presets are the layouts with a name.
+var presets = []func() Layout{Canonical, Debezium, Eventferry, Prisma}
+
+// LayoutNames are the names that [LayoutNamed] knows.
+func LayoutNames() (names []string) {
+	for _, preset := range presets {
+		names = append(names, preset().Name)
+	}
+	return names
+}
+
 // LayoutNamed returns a preset layout.
 func LayoutNamed(name string) (Layout, bool) {
-	switch name {
-	case "canonical":
-		return Canonical(), true
-	case "debezium":
-		return Debezium(), true
+	for _, preset := range presets {
+		if l := preset(); l.Name == name {
+			return l, true
+		}
 	}
 	return Layout{}, false
+}
+
+// Header is a column that becomes a header.
+type Header struct {
+	Column string
+	// Name is the header's, or the prefix of the headers' names where the column is a JSON object.
+	// Default: HeaderPrefix and the column's name, or HeaderPrefix.
+	Name string
+}
+
+// HeaderPrefix begins the headers that have no name of their own.
+const HeaderPrefix = "Outbox-"
+
+// SetHeaders replaces the columns that become headers. It takes at most MaxHeaders.
+func (l *Layout) SetHeaders(headers []Header) {
+	for i := range MaxHeaders {
+		l.Columns[FirstHeader+Field(i)], l.Headers[i] = "", ""
+		if i < len(headers) {
+			l.Columns[FirstHeader+Field(i)], l.Headers[i] = headers[i].Column, headers[i].Name
+		}
+	}
 }
 
 // CustomLayout builds a layout from field names and column names.
@@ -117,7 +240,7 @@ func CustomLayout(columns map[string]string) (Layout, error) {
 	for name, column := range columns {
 		f, ok := ParseField(name)
 		if !ok {
-			want := strings.Join(fieldNames[:], ", ")
+			want := strings.Join(FieldNames(), ", ")
 			return Layout{}, fmt.Errorf("unknown field %q, want one of %s", name, want)
 		}
 		l.Columns[f] = column
@@ -134,7 +257,7 @@ func CustomLayout(columns map[string]string) (Layout, error) {
 type Mark string
 
 const (
-	// MarkUpdate sets processed_at.
+	// MarkUpdate sets processed_at and, where the layout has one, the status.
 	MarkUpdate Mark = "update"
 	// MarkDelete deletes the row.
 	MarkDelete Mark = "delete"
@@ -158,8 +281,13 @@ type Table struct {
 	// Partitioned: an UPDATE may move a row from one partition to another, which is an
 	// INSERT in the WAL.
 	Partitioned bool
-	// PayloadJSON: the payload's column is json or jsonb.
-	PayloadJSON bool
+	// Where is a condition on a row, in SQL: rows that do not fit are not events. "" is all rows.
+	Where string
+	// Filter is Where as the server understands it, with [RowAlias] before each column. It is set as IDType
+	// is.
+	Filter string
+	// JSON are the columns of the types json and jsonb.
+	JSON [NumFields]bool
 	// Text are the columns of the types text and varchar: the length of a value shows without reading
 	// it, and a cast to text calls no user's function.
 	Text [NumFields]bool
@@ -185,8 +313,51 @@ func (t *Table) String() string { return t.Schema + "." + t.Name }
 // SQL is the quoted name.
 func (t *Table) SQL() string { return QuoteIdent(t.Schema) + "." + QuoteIdent(t.Name) }
 
+// RowAlias stands in [Table.Filter] for the alias of the table.
+const RowAlias = "walpost_row"
+
+// FilterSQL is the condition, over an alias of the table, under which a row is this relay's: it fits Where,
+// and is in the shard. It is "" where every row is. Without an alias it is one for a publication's row filter.
+func (t *Table) FilterSQL(alias string) string {
+	both := []string{t.WhereSQL(alias), t.ShardSQL(alias)}
+	return strings.Join(slices.DeleteFunc(both, func(s string) bool { return s == "" }), " AND ")
+}
+
+// WhereSQL is the part of [Table.FilterSQL] that Where asks for.
+func (t *Table) WhereSQL(alias string) string {
+	switch {
+	case t.Where == "":
+		return ""
+	case alias == "":
+		return "(" + t.Where + "\n)" // it may end in a comment
+	}
+	return "(" + strings.ReplaceAll(t.Filter, RowAlias+".", alias+".") + ")"
+}
+
+// PendingSQL is the condition, over an alias of the table, under which a row is neither delivered nor dead.
+func (t *Table) PendingSQL(alias string) string {
+	if alias != "" {
+		alias += "."
+	}
+	l := &t.Layout
+	switch {
+	case l.Has(Status):
+		sql := alias + t.Column(Status) + " IS DISTINCT FROM " + QuoteLiteral(l.States[Done])
+		if l.States[Dead] != "" {
+			sql += " AND " + alias + t.Column(Status) + " IS DISTINCT FROM " + QuoteLiteral(l.States[Dead])
+		}
+		return sql
+	case l.Has(ProcessedAt):
+		return alias + t.Column(ProcessedAt) + " IS NULL"
+	}
+	return "true"
+}
+
 // Column is the quoted name of a field's column.
 func (t *Table) Column(f Field) string { return QuoteIdent(t.Layout.Columns[f]) }
+
+// QuoteLiteral quotes an SQL string.
+func QuoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 
 // QuoteIdent quotes an SQL identifier.
 func QuoteIdent(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }

@@ -73,8 +73,8 @@ func (t *Table) ShardIndexes() (sql []string) {
 		return nil
 	}
 	where := ""
-	if t.Layout.Has(ProcessedAt) {
-		where = " WHERE " + t.Column(ProcessedAt) + " IS NULL"
+	if pending := t.PendingSQL(""); pending != "true" {
+		where = " WHERE " + pending
 	}
 	columns := []string{t.Column(ID)}
 	if t.Layout.Has(AvailableAt) {

@@ -25,7 +25,7 @@ func contentType(ev *outbox.Event) string {
 	switch {
 	case len(payload) == 0:
 		return ""
-	case ev.Table.PayloadJSON || isJSON(payload):
+	case ev.Table.JSON[outbox.Payload] || isJSON(payload):
 		return jsonType
 	case utf8.Valid(payload):
 		return textType

@@ -117,7 +117,7 @@ func (e *Envelope) CheckText() { e.anyBytes = true }
 
 // checkText refuses bytes that no consumer could read.
 func checkText(ev *outbox.Event) error {
-	for f := outbox.ID; f <= outbox.TraceID; f++ {
+	for f := outbox.ID; f <= outbox.LastHeader; f++ {
 		if v := ev.Values[f]; !utf8.Valid(v) {
 			at := 0
 			for r, n := utf8.DecodeRune(v); r != utf8.RuneError || n != 1; r, n = utf8.DecodeRune(v[at:]) {
@@ -167,6 +167,9 @@ func (e *Envelope) Build(ev *outbox.Event, st Stamp) (header, body []byte, err e
 	} else if trace := ev.Values[outbox.TraceID]; isTraceparent(trace) {
 		h.percent(hTraceparent, trace)
 	}
+	if err := e.addColumns(ev); err != nil {
+		return nil, nil, err
+	}
 	h.end()
 	body = e.data(ev, st.Ref)
 	return h.block, body, e.checkSize(len(body))
@@ -176,7 +179,7 @@ func (e *Envelope) Build(ev *outbox.Event, st Stamp) (header, body []byte, err e
 // size is copied.
 func checkAttributes(ev *outbox.Event) error {
 	n := 0
-	for f := outbox.ID; f <= outbox.TraceID; f++ {
+	for f := outbox.ID; f <= outbox.LastHeader; f++ {
 		if f != outbox.Payload {
 			n += len(ev.Values[f])
 		}

@@ -37,9 +37,9 @@ func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, er
 // table is asked about a row that an earlier session may have sent, that was taken from the WAL or the table
 // before, or that may be recorded. Every other row is new.
 func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decision, error) {
-	if carriesMark(ev) {
+	if table.IsMarked(ev) {
 		if ev.Table.Partitioned {
-			return toSkip, nil // a marked row that has moved
+			return toSkip, nil // its insert has marked it, or it was marked and has moved from another partition
 		}
 		return toNoteInserted, nil
 	}

@@ -32,8 +32,7 @@ func readTables(ctx context.Context, p *reporter, db *table.DB, tables []*outbox
 		if err != nil {
 			return err
 		}
-		t.IDType, t.Partitioned = now.IDType, now.Partitioned
-		t.PayloadJSON, t.Text = now.PayloadJSON, now.Text
+		*t = now
 	}
 	return nil
 }

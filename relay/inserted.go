@@ -17,10 +17,10 @@ import (
 var errInsertsRead = fmt.Errorf(
 	"%w: the WAL was read for rows that were inserted as processed", errModeChanged)
 
-// carriesMark reports whether a row of the WAL is marked. Its insert has done that, except in a partitioned
-// table: a marked row that moves into another partition is an INSERT in the WAL, too.
-func carriesMark(ev *outbox.Event) bool {
-	return table.MarkOf(ev.Table).Stays() && ev.Values[outbox.ProcessedAt] != nil
+// isNoted reports whether a row that was inserted as processed could be taken for one that the stream has
+// lost, and can say that it is none.
+func isNoted(ev *outbox.Event) bool {
+	return ev.Values[outbox.ProcessedAt] != nil && table.CanSkip(ev.Table)
 }
 
 // insertedRow is what NoteInserted is given.
@@ -34,7 +34,7 @@ func insertedRow(ev *outbox.Event) table.Row {
 // confirmed: no later start can tell.
 func (h *walHandler) noteInserted(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	h.reporter.sayInserted(ev.Table, zap.Stringer("row", ev.Ref()))
-	if !ev.Table.Layout.Records() {
+	if !isNoted(ev) {
 		return nil
 	}
 	txn.Add()
@@ -96,7 +96,7 @@ func (n *inserts) Row(_ context.Context, ev *outbox.Event, txn *stream.Txn) erro
 		n.pinned = true
 		txn.Add()
 	}
-	if !carriesMark(ev) || ev.Table.Partitioned {
+	if !table.IsMarked(ev) || !isNoted(ev) || ev.Table.Partitioned {
 		return nil
 	}
 	n.mu.Lock()
@@ -132,7 +132,7 @@ func (n *inserts) Dry() {}
 func (c *comparison) leaveInserted(
 	ctx context.Context, t *outbox.Table, gone []table.MarkedRow,
 ) (lost []table.MarkedRow, full bool, err error) {
-	if len(gone) == 0 || c.wal == nil || t.Partitioned || !t.Layout.Records() {
+	if len(gone) == 0 || c.wal == nil || t.Partitioned || !table.CanSkip(t) {
 		return gone, false, nil
 	}
 	end, err := c.db.InsertLSN(ctx)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -77,7 +75,7 @@ func (s *starter) way(err error) (streams bool, refused error) {
 // warnAboutLimits says at the start what a table's layout and mark cannot give.
 func (s *starter) warnAboutLimits(t *outbox.Table) {
 	log := s.log.With(zap.Stringer("table", t))
-	if table.MarkOf(t).InTable() && !counts(t.IDType) {
+	if table.MarkOf(t).InTable() && !table.Ordered(t) {
 		log = log.With(zap.String("id_type", t.IDType))
 	}
 	for _, f := range limits(t) {
@@ -93,35 +91,38 @@ func limits(t *outbox.Table) (f check.Findings) {
 	case !table.MarkOf(t).InTable():
 		f.Warning("table-mark-none", "", "mark none: no delayed rows, no parking, nothing to deliver from "+
 			"the table; a poison row goes straight into the dead letters")
-	case t.Layout.Has(outbox.Attempts) || t.Layout.Has(outbox.LastError):
-		if lacks := strings.Join(t.Layout.RecordLacks(), " and "); lacks != "" {
-			f.Warning("table-no-failure-columns", "map that in outboxes[].layout: attempts, last_error and "+
-				"available_at hold a failure together",
-				"the layout has no %s: without that a poison row goes straight into the dead letters", lacks)
-		}
 	case !t.Layout.Records():
-		f.Warning("table-no-failure-columns", "", "the layout has no columns for failures: a poison row "+
-			"goes straight into the dead letters")
+		lacks := "columns for failures"
+		for missing, has := range map[outbox.Field]outbox.Field{
+			outbox.Attempts: outbox.LastError, outbox.LastError: outbox.Attempts,
+		} {
+			if t.Layout.Has(has) {
+				lacks = missing.String()
+			}
+		}
+		f.Warning("table-no-failure-columns", "map attempts and last_error in outboxes[].layout: they hold a "+
+			"failure together",
+			"the layout has no %s: without that a poison row goes straight into the dead letters", lacks)
 	}
 	if table.MarkOf(t).InTable() && !t.Layout.Dates() {
 		f.Warning("table-no-time", "", "the layout notes no time: outbox_lag_seconds stays 0 for it; watch "+
 			"walpost_confirmed_lag_bytes")
 	}
-	if table.MarkOf(t).InTable() && !counts(t.IDType) {
+	if table.MarkOf(t).InTable() && !table.Ordered(t) {
 		f.Warning("table-ids-unordered", "", "the ids are no numbers: rows that are delivered from the "+
 			"table come in no order")
 	}
-	if mark := table.MarkOf(t); mark.InTable() && !mark.Stays() {
+	switch mark := table.MarkOf(t); {
+	case !mark.InTable() || mark.Stays():
+	case t.Mark == outbox.MarkUpdate:
+		f.Warning("table-mark-undated", "map processed_at in outboxes[].layout",
+			"no column says when a row was delivered: what JetStream loses later cannot be found again in the "+
+				"table")
+	default:
 		f.Warning("table-mark-delete", "", "mark delete: what JetStream loses later cannot be found again "+
 			"in the table; have the stream on three replicas or sync always")
 	}
 	return f
-}
-
-// counts reports whether ids of the type tell which row came first.
-func counts(idType string) bool {
-	integers := []string{"smallint", "integer", "bigint"}
-	return strings.HasPrefix(idType, "numeric") || slices.Contains(integers, idType)
 }
 
 // system identifies the server. Where the WAL can be read it takes the road of every

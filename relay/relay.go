@@ -65,7 +65,7 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 				"give the relay a stream of its own and nats.shared: false, or choose another mark",
 				"outbox %s: mark none cannot share a stream: only the position in it says what was stored", t)
 		}
-		if cfg.Initial == "none" && (!table.MarkOf(t).Stays() || !t.Layout.Records()) {
+		if cfg.Initial == "none" && !table.CanSkip(t) {
 			return nil, hint.Errorf("delete the rows that shall not be published yourself, and leave "+
 				"postgres.initial out",
 				"postgres.initial: none marks rows instead of sending them, and says so in last_error: "+

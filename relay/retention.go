@@ -15,8 +15,9 @@ import (
 
 // Retention says what becomes of delivered rows; see [retention.Options].
 type Retention struct {
-	// ArchiveAfter and DropAfter count from when a row was processed; 0 is never.
+	// ArchiveAfter, DeleteAfter and DropAfter count from when a row was processed; 0 is never.
 	ArchiveAfter time.Duration
+	DeleteAfter  time.Duration
 	DropAfter    time.Duration
 	// Interval is from the beginning of one pass to the next. 0: none is made.
 	Interval time.Duration
@@ -80,13 +81,14 @@ func (t *retainer) pass(ctx context.Context) (busy bool) {
 	report, err := retention.Run(ctx, t.cfg.database(), retention.Options{
 		Tables:       t.cfg.Outboxes,
 		ArchiveAfter: t.cfg.Retention.ArchiveAfter, DropAfter: t.cfg.Retention.DropAfter,
+		DeleteAfter: t.cfg.Retention.DeleteAfter,
 	})
-	var archived int64
+	var archived, deleted int64
 	for _, of := range report.Tables {
-		archived += of.Archived
+		archived, deleted = archived+of.Archived, deleted+of.Deleted
 	}
-	if archived+report.Purged+report.ExpiredKeys > 0 || len(report.Created)+len(report.Dropped) > 0 {
-		t.log.Info("retention", zap.Int64("rows_archived", archived),
+	if archived+deleted+report.Purged+report.ExpiredKeys > 0 || len(report.Created)+len(report.Dropped) > 0 {
+		t.log.Info("retention", zap.Int64("rows_archived", archived), zap.Int64("rows_deleted", deleted),
 			zap.Strings("months_created", report.Created),
 			zap.Strings("months_dropped", report.Dropped), zap.Int64("old_rows_deleted", report.Purged),
 			zap.Int64("expired_keys_deleted", report.ExpiredKeys),

@@ -92,11 +92,10 @@ func (h *walHandler) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn)
 // isRecorded reports whether the row was inserted with a record: a dead letter that is tried
 // again, or a recorded row that has moved into another partition.
 func (h *walHandler) isRecorded(ev *outbox.Event) bool {
-	record := ev.Values[outbox.LastError]
-	if record == nil || !ev.Table.Layout.Records() {
+	if !ev.Table.Layout.Records() || !table.IsRecorded(ev) {
 		return false
 	}
-	return table.IsHeld(record) || ev.Table.Partitioned
+	return table.IsHeld(ev) || ev.Table.Partitioned
 }
 
 // Altered implements stream.Handler.

@@ -86,14 +86,18 @@ func EnsurePublication(
 	return sql, nil
 }
 
-// mayFilter reports an error where a shard is asked of a server that cannot filter rows.
+// mayFilter reports an error where some of a table's rows are asked of a server that cannot filter them.
 func mayFilter(conn *pgx.Conn, tables []*outbox.Table) error {
 	for _, t := range tables {
-		if !t.Shard.All() && serverVersion(conn.PgConn()) < 15 {
-			return hint.Coded("publication-no-filters",
-				hint.Errorf("leave shard out, or upgrade to 15 or newer",
-					"shard %s: publications filter no rows before PostgreSQL 15", t.Shard))
+		if t.FilterSQL("") == "" || serverVersion(conn.PgConn()) >= 15 {
+			continue
 		}
+		advice, what := "leave shard out, or upgrade to 15 or newer", "shard "+t.Shard.String()
+		if t.Where != "" {
+			advice, what = "set mode: poll, leave where out, or upgrade to 15 or newer", "where"
+		}
+		return hint.Coded("publication-no-filters", hint.Errorf(advice,
+			"%s: publications filter no rows before PostgreSQL 15", what))
 	}
 	return nil
 }
@@ -103,16 +107,32 @@ func addTablesSQL(name string, tables []*outbox.Table) string {
 		outbox.QuoteIdent(name), strings.Join(members(tables), ", "))
 }
 
-// members are the tables as a publication names them, with the filters of their shards.
+// members are the tables as a publication names them, with their filters.
 func members(tables []*outbox.Table) []string {
 	out := make([]string, len(tables))
 	for i, t := range tables {
 		out[i] = t.SQL()
-		if filter := t.ShardSQL(""); filter != "" {
+		if filter := t.FilterSQL(""); filter != "" {
 			out[i] += " WHERE (" + filter + ")"
 		}
 	}
 	return out
+}
+
+// isFilter reports whether a publication filters the rows of a table as it should. A condition of the
+// configuration is compared in the server's words.
+func isFilter(ctx context.Context, conn *pgx.Conn, t *outbox.Table, filter string) (bool, error) {
+	want := t.FilterSQL("")
+	if t.Where != "" {
+		for _, condition := range []*string{&want, &filter} {
+			read, err := pg.ReadCondition(ctx, conn, t.SQL(), *condition)
+			if err != nil {
+				return false, fmt.Errorf("condition %q of %s: %w", *condition, t, err)
+			}
+			*condition = read
+		}
+	}
+	return sameFilter(filter, want), nil
 }
 
 // sameFilter compares a condition of ours with the server's wording of one, which adds
@@ -182,17 +202,24 @@ func checkMember(
 		outbox.QuoteIdent(name), t.SQL(), addTablesSQL(name, []*outbox.Table{t}))
 	apart := "give each shard a slot, a publication and a stream of its own, " +
 		"or, while nothing is pending and the slot has nothing left to bring: " + recreate
-	switch want := t.ShardSQL(""); {
+	what := "shard " + t.Shard.String()
+	if t.Shard.All() {
+		apart, what = recreate, "where: "+t.Where
+	}
+	switch want := t.FilterSQL(""); {
 	case want == "" && filter != nil:
 		p.If(true, "publication-filter", hint.Errorf(recreate,
 			"publication %q filters the rows of %s: %s", name, t, *filter))
 	case want != "" && filter == nil:
 		p.If(true, "publication-filter", hint.Errorf(apart,
-			"publication %q publishes all rows of %s, not those of shard %s", name, t, t.Shard))
-	case want != "" && !sameFilter(*filter, want):
-		p.If(true, "publication-filter", hint.Errorf(apart,
-			"publication %q publishes other rows of %s than those of shard %s: %s",
-			name, t, t.Shard, *filter))
+			"publication %q publishes all rows of %s, not those of %s", name, t, what))
+	case want != "":
+		same, err := isFilter(ctx, conn, t, *filter)
+		if err != nil {
+			return false, nil, err
+		}
+		p.If(!same, "publication-filter", hint.Errorf(apart,
+			"publication %q publishes other rows of %s than those of %s: %s", name, t, what, *filter))
 	}
 	for f := outbox.ID; f < outbox.NumFields; f++ {
 		p.If(t.Layout.Has(f) && slices.Contains(left, t.Layout.Columns[f]), "publication-columns",

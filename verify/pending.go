@@ -52,7 +52,7 @@ func (v *comparison) judgePending(ctx context.Context) error {
 			ids = ids[fetched.N:]
 			for _, ev := range fetched.Rows {
 				switch {
-				case ev.Values[outbox.LastError] != nil || t.seen.has(string(ev.Values[outbox.ID])):
+				case table.IsRecorded(ev) || t.seen.has(string(ev.Values[outbox.ID])):
 				case !proven:
 					v.report.Pending++
 				default:

@@ -176,7 +176,7 @@ func benchConfig(cfg *Config, set bench.Setting) *Config {
 	c.Postgres.Slot, c.Postgres.Publication = set.Slot(), set.Slot()
 	c.Source, c.Shard = "", set.Shard()
 	c.Outboxes = []OutboxConfig{defaultOutbox()}
-	c.Outboxes[0].Mark = set.Mark
+	c.Outboxes[0].Mark = MarkConfig{Name: set.Mark}
 	c.NATS.Stream, c.NATS.Subject, c.NATS.CreateStream = set.Stream(), set.Subject(), false
 	c.Mode = "auto"
 	c.Retention.Interval = 0

@@ -45,9 +45,24 @@ func (p *PostgresConfig) files() pg.Files { return pg.Files{URL: p.URLFile, Pass
 
 // OutboxConfig is one outbox table.
 type OutboxConfig struct {
-	Table  string
-	Layout LayoutConfig
-	Mark   string
+	Table   string
+	Layout  LayoutConfig
+	Mark    MarkConfig
+	Where   string
+	Headers HeadersConfig
+}
+
+// MarkConfig is how a stored row is taken out: the name of a mark, or a status.
+type MarkConfig struct {
+	Name   string // "update" where Column is set
+	Column string
+	States [outbox.NumStates]string
+}
+
+// HeadersConfig are the columns that become headers. Where it is not set, they are the layout's own.
+type HeadersConfig struct {
+	Set  bool
+	List []outbox.Header
 }
 
 // LayoutConfig is either the name of a layout or the columns one by one, field to column.
@@ -102,6 +117,7 @@ type FallbackConfig struct {
 // RetentionConfig is about delivered rows.
 type RetentionConfig struct {
 	ArchiveAfter time.Duration
+	DeleteAfter  time.Duration
 	DropAfter    time.Duration
 	Interval     time.Duration
 }
@@ -152,15 +168,31 @@ func (c *Config) Tables() ([]*outbox.Table, error) {
 		if err != nil {
 			return nil, err
 		}
-		layout, err := o.Layout.resolve()
+		layout, err := o.layout()
 		if err != nil {
 			return nil, err
 		}
 		tables[i] = &outbox.Table{
-			Schema: schema, Name: name, Layout: layout, Mark: outbox.Mark(o.Mark), Shard: shard,
+			Schema: schema, Name: name, Layout: layout, Mark: outbox.Mark(o.Mark.Name), Shard: shard,
+			Where: o.Where,
 		}
 	}
 	return tables, nil
+}
+
+// layout is what the keys of an outbox make of its layout together.
+func (o *OutboxConfig) layout() (outbox.Layout, error) {
+	layout, err := o.Layout.resolve()
+	if err != nil {
+		return layout, err
+	}
+	if o.Mark.Column != "" {
+		layout.Columns[outbox.Status], layout.States = o.Mark.Column, o.Mark.States
+	}
+	if o.Headers.Set {
+		layout.SetHeaders(o.Headers.List)
+	}
+	return layout, nil
 }
 
 func (l LayoutConfig) resolve() (outbox.Layout, error) {
@@ -169,19 +201,8 @@ func (l LayoutConfig) resolve() (outbox.Layout, error) {
 	}
 	layout, ok := outbox.LayoutNamed(l.Name)
 	if !ok {
-		return layout, hint.Errorf(didYouMean(l.Name, layoutNames()),
-			"unknown layout %q, want %s, or a map of columns", l.Name, strings.Join(layoutNames(), ", "))
+		return layout, hint.Errorf(didYouMean(l.Name, outbox.LayoutNames()),
+			"unknown layout %q, want %s, or a map of columns", l.Name, strings.Join(outbox.LayoutNames(), ", "))
 	}
 	return layout, nil
-}
-
-// layoutNames are those of the documented layouts that package outbox has.
-func layoutNames() []string {
-	var names []string
-	for _, n := range []string{"canonical", "debezium", "eventferry", "prisma"} {
-		if _, ok := outbox.LayoutNamed(n); ok {
-			names = append(names, n)
-		}
-	}
-	return names
 }

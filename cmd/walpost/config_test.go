@@ -50,10 +50,13 @@ func TestExampleIsTheDefaults(t *testing.T) {
 func TestEveryFieldHasAKey(t *testing.T) {
 	cfg := defaultConfig()
 	var fields int
+	whole := []reflect.Type{
+		reflect.TypeFor[LayoutConfig](), reflect.TypeFor[MarkConfig](), reflect.TypeFor[HeadersConfig](),
+	}
 	var count func(v reflect.Value)
 	count = func(v reflect.Value) {
 		switch {
-		case v.Type() == reflect.TypeFor[LayoutConfig]() || v.Kind() != reflect.Struct && v.Kind() != reflect.Slice:
+		case slices.Contains(whole, v.Type()) || v.Kind() != reflect.Struct && v.Kind() != reflect.Slice:
 			fields++
 		case v.Kind() == reflect.Slice:
 			count(v.Index(0))
@@ -91,6 +94,8 @@ func TestContract(t *testing.T) {
 		"outboxes[0].table":         {"WALPOST_TABLE", "public.outbox_messages"},
 		"outboxes[0].layout":        {"WALPOST_LAYOUT", "canonical"},
 		"outboxes[0].mark":          {"WALPOST_MARK", "update"},
+		"outboxes[0].where":         {"WALPOST_WHERE", ""},
+		"outboxes[0].headers":       {"WALPOST_HEADERS", ""},
 		"nats.url":                  {"WALPOST_NATS_URL", "nats://localhost:4222"},
 		"nats.creds":                {},
 		"nats.nkey":                 {},
@@ -119,6 +124,7 @@ func TestContract(t *testing.T) {
 		"fallback.backoff":          {"", "30s"},
 		"fallback.on_poison":        {"", "hold"},
 		"retention.archive_after":   {"", "168h"},
+		"retention.delete_after":    {"WALPOST_RETENTION_DELETE_AFTER", "0s"},
 		"retention.drop_after":      {"", "2160h"},
 		"retention.interval":        {"", "1h"},
 		"http.listen":               {"WALPOST_HTTP_LISTEN", "127.0.0.1:9464"},

@@ -126,16 +126,32 @@ func (c *Config) outboxKeys(i int) []key {
 			"What its columns are called: a known layout, or a map from field to column, " +
 				"as in {id: id, event_type: kind, payload: body}; " +
 				"in the environment id=id,event_type=kind,payload=body. " +
-				"The fields: id, tenant_id, aggregate_type, aggregate_id, aggregate_version, " +
-				"event_type, event_version, payload, occurred_at, trace_id, available_at, " +
-				"processed_at, attempts, last_error; id, event_type and payload are required.",
+				"The fields: " + strings.Join(outbox.FieldNames(), ", ") +
+				"; id, event_type and payload are required.",
 		},
 		{
 			at + "mark", env("WALPOST_MARK"), "update",
-			choiceValue{&o.Mark, []string{"update", "delete", "none"}},
-			"How a stored row is taken out: update sets processed_at, delete deletes it, " +
-				"none leaves it alone (the producer inserts and deletes in one transaction: " +
-				"no delayed rows, no retries, no healing).",
+			markValue{&o.Mark},
+			"How a stored row is taken out: update sets processed_at, and the status where the layout has one; " +
+				"delete deletes it; none leaves it alone (the producer inserts and deletes in one transaction: " +
+				"no delayed rows, no retries, no healing). {set: {status: 2}} names a status and its value for " +
+				"delivered rows; failed and dead beside set are those of rows that have failed, as in " +
+				"{set: {status: 2}, failed: 3, dead: 4}; in the environment status=2,failed=3,dead=4.",
+		},
+		{
+			at + "where", env("WALPOST_WHERE"), "",
+			stringValue{p: &o.Where},
+			"An SQL condition on the row, as in status <> 4: rows that do not fit are not events. " +
+				"The publication filters by it, which takes PostgreSQL 15 or newer; with mode poll any version does.",
+		},
+		{
+			at + "headers", env("WALPOST_HEADERS"), "",
+			headersValue{&o.Headers},
+			fmt.Sprintf("Columns that become headers, at most %d: a list, or a map from column to header's name. "+
+				"Without a name the header is %s<column>. A column of type json or jsonb becomes a header for "+
+				"each key, and its name is the prefix of theirs (%[2]s). In the environment "+
+				"message_id,headers=X-. Empty is what the layout has; [] is none.",
+				outbox.MaxHeaders, outbox.HeaderPrefix),
 		},
 	}
 }
@@ -306,6 +322,12 @@ func (c *Config) surroundingKeys() []key {
 			"How long after it was processed a row moves to the archive; 0s is never. " +
 				"Undelivered rows never do. " +
 				"What JetStream has lost is noticed among the rows that are still in the outbox.",
+		},
+		{
+			"retention.delete_after", "WALPOST_RETENTION_DELETE_AFTER", "0s",
+			optionalDuration{durationValue{&r.DeleteAfter, time.Minute, decade}},
+			"How long after it was processed a row is deleted from an outbox that has no archive, " +
+				"as those of other layouts than canonical; 0s is never.",
 		},
 		{
 			"retention.drop_after", "WALPOST_RETENTION_DROP_AFTER", "2160h",

@@ -340,6 +340,14 @@ func (f yamlFile) leaf(k key, n *yaml.Node) {
 		f.columns(k.name, layout.p, n)
 		return
 	}
+	if v, ok := k.value.(nodeValue); ok && n.Kind != yaml.ScalarNode {
+		if err := v.setNode(n); err != nil {
+			f.fail(n, hint.Of(err), "%s: %v", k.name, err)
+			return
+		}
+		f.origin[k.name] = f.at(n)
+		return
+	}
 	if n.Kind != yaml.ScalarNode {
 		f.fail(n, "", "%s is not a single value", k.name)
 		return

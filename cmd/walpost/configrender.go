@@ -90,6 +90,10 @@ func yamlText(k key, text string) string {
 	switch v := k.value.(type) {
 	case boolValue, intValue:
 		return text
+	case nodeValue:
+		if v.isNode() {
+			return text
+		}
 	case layoutValue:
 		if v.p.Columns != nil {
 			return text

@@ -16,6 +16,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/outbox"
 )
 
 // value is one configurable field, wherever its text comes from.
@@ -261,7 +262,7 @@ func (v layoutValue) Set(text string) error {
 	return nil
 }
 
-func (v layoutValue) Kind() string { return strings.Join(layoutNames(), " | ") + " | map of columns" }
+func (v layoutValue) Kind() string { return strings.Join(outbox.LayoutNames(), " | ") + " | map of columns" }
 
 func (v layoutValue) Check() error {
 	_, err := v.p.resolve()

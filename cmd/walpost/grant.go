@@ -56,7 +56,11 @@ func grants(tables []*outbox.Table, schema, role string) (all []string) {
 	}
 	for _, t := range tables {
 		if table.MarkOf(t).InTable() { // else its producer deletes the rows
-			add(fmt.Sprintf("SELECT, UPDATE (%s), DELETE", strings.Join(updated(t), ", ")), t.SQL())
+			privileges := fmt.Sprintf("SELECT, UPDATE (%s)", strings.Join(updated(t), ", "))
+			if table.Deletes(t) {
+				privileges += ", DELETE"
+			}
+			add(privileges, t.SQL())
 		}
 	}
 	in := outbox.QuoteIdent(schema) + "."
@@ -78,12 +82,8 @@ func groupGrants(only []migrations.Group, schema, role string) (all []string) {
 
 // updated are the columns that the relay writes. Locking rows takes the privilege on one at least.
 func updated(t *outbox.Table) (columns []string) {
-	for _, f := range table.MarkOf(t).Writes() {
+	for _, f := range table.Writes(t) {
 		columns = append(columns, t.Column(f))
-	}
-	if t.Layout.Records() {
-		columns = append(columns,
-			t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt))
 	}
 	if len(columns) == 0 {
 		columns = append(columns, t.Column(outbox.ID))

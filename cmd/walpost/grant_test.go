@@ -17,7 +17,7 @@ func TestGrantsAreThoseOfTheScript(t *testing.T) {
 	}
 	for _, mark := range []string{"update", "delete", "none"} {
 		cfg := defaultConfig()
-		cfg.Outboxes[0].Mark = mark
+		cfg.Outboxes[0].Mark = MarkConfig{Name: mark}
 		tables, err := cfg.Tables()
 		if err != nil {
 			t.Fatal(err)

@@ -52,6 +52,7 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.Repo
 	return retention.Run(ctx, db, retention.Options{
 		Tables:       tables,
 		ArchiveAfter: cfg.Retention.ArchiveAfter,
+		DeleteAfter:  cfg.Retention.DeleteAfter,
 		DropAfter:    cfg.Retention.DropAfter,
 		Progress: every(10*time.Second, func(r *retention.Report) {
 			fmt.Fprintln(stderr, "so far:", summary(r))
@@ -64,8 +65,8 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.Repo
 func obstacles(r *retention.Report) error {
 	for _, t := range r.Tables {
 		if t.Obstacle {
-			return hint.Errorf("correct that, or turn archiving off (retention.archive_after: 0s)",
-				"%s is not archived: %s", t.Table, t.Skipped)
+			return hint.Errorf("correct that, or turn it off (retention.archive_after: 0s, or delete_after: 0s)",
+				"%s keeps its processed rows: %s", t.Table, t.Skipped)
 		}
 	}
 	return nil
@@ -83,12 +84,13 @@ func every(d time.Duration, f func(*retention.Report)) func(*retention.Report) {
 }
 
 func summary(r *retention.Report) string {
+	deleted := r.Purged
 	var archived int64
 	for _, t := range r.Tables {
-		archived += t.Archived
+		archived, deleted = archived+t.Archived, deleted+t.Deleted
 	}
 	return fmt.Sprintf("%d rows archived, %d old rows deleted, %d expired keys deleted",
-		archived, r.Purged, r.ExpiredKeys)
+		archived, deleted, r.ExpiredKeys)
 }
 
 func printRetention(w io.Writer, r *retention.Report, asJSON bool) error {
@@ -102,6 +104,9 @@ func printRetention(w io.Writer, r *retention.Report, asJSON bool) error {
 		return err
 	}
 	for _, t := range r.Tables {
+		if t.Deleted > 0 {
+			fmt.Fprintf(w, "%s: %d old rows deleted\n", t.Table, t.Deleted)
+		}
 		if t.Skipped != "" {
 			fmt.Fprintf(w, "%s: not archived: %s\n", t.Table, t.Skipped)
 			continue

@@ -86,11 +86,20 @@ func (c *Config) checkOutboxes(report func(string, error)) {
 		} else {
 			seen[full] = true
 		}
-		layout, err := o.Layout.resolve()
-		if err == nil && o.Mark == string(outbox.MarkUpdate) && !layout.Has(outbox.ProcessedAt) {
+		layout, err := o.layout()
+		if err != nil {
+			continue
+		}
+		if o.Mark.Name == string(outbox.MarkUpdate) && len(layout.MarkFields()) == 0 {
 			report(fmt.Sprintf("outboxes[%d].mark", i), hint.Errorf(
-				"set mark: delete, or mark: none where the producer itself deletes its rows",
+				"name a status, as in {set: {status: 2}}, set mark: delete, or mark: none where the producer "+
+					"itself deletes its rows",
 				"update needs a processed_at column, and layout %s has none", layout.Name))
+		}
+		if layout.States[outbox.Failed] != "" && !layout.Records() {
+			report(fmt.Sprintf("outboxes[%d].mark", i), hint.Errorf(
+				"map attempts, and available_at or last_error, in outboxes[].layout, or leave failed out",
+				"a row that has failed is tried again, and layout %s does not count attempts", layout.Name))
 		}
 	}
 }

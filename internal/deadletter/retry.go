@@ -218,7 +218,7 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 			DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s RETURNING 1
 		)
 		SELECT count(*)::int FROM gone WHERE %s`,
-		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), table.ShardSQL(t.table, "t"), pg.OwnPath),
+		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), table.FilterSQL(t.table, "t"), pg.OwnPath),
 		rows).Scan(&deleted)
 	if err == nil {
 		_, err = tx.Exec(ctx, pg.HidePath)

@@ -122,8 +122,9 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 	}
 	id := t.table.Layout.Columns[outbox.ID]
 	if slices.Contains(originals, table.OmittedKey) {
-		return "", hint.Errorf("if the row is still in its outbox, make it small enough there, "+
-			"with last_error = NULL, attempts = 0 and available_at = now(), and discard the dead letter",
+		return "", hint.Errorf(fmt.Sprintf("if the row is still in its outbox, make it small enough there, "+
+			"with UPDATE %s SET %s, and discard the dead letter",
+			t.table.SQL(), table.PendingSets(t.table, retriedNote)),
 			"the dead letter does not hold the whole row: it was too large")
 	}
 	if !slices.Contains(originals, id) {
@@ -151,25 +152,37 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 	}
 	return strings.NewReplacer(
 		"{dead}", t.letters, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
-		"{idvalue}", t.columns[id].valueSQL("d.original", t.table),
+		"{idvalue}", t.columns[id].valueSQL("d.original", t.table), "{isdead}", table.DeadSQL(t.table, "t"),
+		"{goneid}", t.columns[id].valueSQL("g.original", t.table),
 		"{columns}", strings.Join(columns, ", "), "{values}", strings.Join(values, ", ")).Replace(`
 WITH gone AS (
 	DELETE FROM {dead} d WHERE d.dead_letter_id = ANY($1::bigint[])
-		AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = {idvalue})
+		AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = {idvalue} AND NOT {isdead})
 	RETURNING d.dead_letter_id, d.original
 ), put AS (
 	INSERT INTO {table} AS t ({columns}) OVERRIDING SYSTEM VALUE
-	SELECT {values} FROM gone g ORDER BY g.dead_letter_id RETURNING concat(t.{id}) AS id
-)
-SELECT ARRAY(SELECT dead_letter_id FROM gone), ARRAY(SELECT id FROM put) WHERE ` + pg.OwnPath), nil
+	SELECT {values} FROM gone g WHERE NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = {goneid})
+	ORDER BY g.dead_letter_id RETURNING concat(t.{id}) AS id
+), woken AS (`+t.wokenSQL()+`)
+SELECT ARRAY(SELECT dead_letter_id FROM gone),
+	ARRAY(SELECT id FROM put UNION ALL SELECT id FROM woken) WHERE `+pg.OwnPath), nil
+}
+
+// wokenSQL makes dead rows that have stayed in the outbox pending again.
+func (t *target) wokenSQL() string {
+	if t.table.Layout.States[outbox.Dead] == "" {
+		return "SELECT NULL::text AS id WHERE false"
+	}
+	return fmt.Sprintf("UPDATE {table} t SET %s FROM gone g WHERE t.{id} = {goneid} AND {isdead} "+
+		"RETURNING concat(t.{id}) AS id", table.PendingSets(t.table, retriedNote))
 }
 
 // freshValues are the values, by column, that a retried row does not take from its original.
 func (t *target) freshValues() map[string]string {
 	layout := &t.table.Layout
-	record := "NULL"
+	record, status := "NULL", ""
 	if layout.Records() {
-		record = pg.QuoteLiteral(retriedNote)
+		record, status = pg.QuoteLiteral(retriedNote), layout.States[outbox.Failed]
 	}
 	fresh := map[string]string{}
 	for f, value := range map[outbox.Field]string{
@@ -179,6 +192,9 @@ func (t *target) freshValues() map[string]string {
 		if layout.Has(f) {
 			fresh[layout.Columns[f]] = value
 		}
+	}
+	if status != "" && !layout.Has(outbox.LastError) {
+		fresh[layout.Columns[outbox.Status]] = pg.QuoteLiteral(status)
 	}
 	return fresh
 }

@@ -1,6 +1,6 @@
 package pg
 
-import "strings"
+import "github.com/walpost/walpost/outbox"
 
 // QuoteLiteral quotes a string of SQL. Identifiers are quoted by outbox.QuoteIdent.
-func QuoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+func QuoteLiteral(s string) string { return outbox.QuoteLiteral(s) }

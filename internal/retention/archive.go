@@ -29,13 +29,13 @@ func (r *pass) archiveRows(ctx context.Context) error {
 		report.Table, report.Skipped = t.String(), r.unarchived(t)
 		work = work || report.Skipped == ""
 	}
+	all := []error{r.deleteRows(ctx)}
 	if !work {
-		return nil
+		return errors.Join(all...)
 	}
 	if err := r.createAhead(ctx, r.archive); err != nil {
-		return err
+		return errors.Join(append(all, err)...)
 	}
-	var all []error
 	for i, t := range r.opts.Tables {
 		if report := &r.report.Tables[i]; report.Skipped == "" && ctx.Err() == nil && r.db.Alive() {
 			all = append(all, r.archiveTable(ctx, r.archive, t, report))
@@ -52,8 +52,11 @@ func (r *pass) unarchived(t *outbox.Table) string {
 	case !table.MarkOf(t).Stays():
 		return fmt.Sprintf("mark %q leaves no processed rows", t.Mark)
 	case !table.IsArchived(t):
-		return fmt.Sprintf("only the canonical layout is archived, not %q: processed rows stay",
-			t.Layout.Name)
+		stays := "processed rows stay"
+		if r.opts.DeleteAfter > 0 {
+			stays = fmt.Sprintf("processed rows are deleted after %s", r.opts.DeleteAfter)
+		}
+		return fmt.Sprintf("only the canonical layout is archived, not %q: %s", t.Layout.Name, stays)
 	case r.archive == nil:
 		return "there is no archive"
 	}
@@ -167,15 +170,12 @@ func (r *pass) checkArchivable(
 	ctx context.Context, a *archive, t *outbox.Table,
 ) (columns []string, skipped string, err error) {
 	var own, kept map[string]string
-	var indexed bool
 	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		if own, err = columnTypes(ctx, conn, t); err != nil {
 			return err
 		}
-		if kept, err = columnTypes(ctx, conn, &a.Table); err != nil {
-			return err
-		}
-		return conn.QueryRow(ctx, indexedSQL, t.SQL(), t.Layout.Columns[outbox.ProcessedAt]).Scan(&indexed)
+		kept, err = columnTypes(ctx, conn, &a.Table)
+		return err
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("read columns of %s: %w", t, err)
@@ -183,10 +183,10 @@ func (r *pass) checkArchivable(
 	if len(own) == 0 {
 		return nil, "the table does not exist: run `walpost migrate up`", nil
 	}
-	if !indexed {
-		return nil, fmt.Sprintf("no index begins with processed_at: "+
-			"CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %[2]s IS NOT NULL",
-			t.SQL(), t.Column(outbox.ProcessedAt)), nil
+	if indexed, err := r.isIndexed(ctx, t); err != nil {
+		return nil, "", err
+	} else if !indexed {
+		return nil, missingIndex(t), nil
 	}
 	for _, c := range slices.Sorted(maps.Keys(own)) {
 		if kept[c] == "" {

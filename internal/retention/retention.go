@@ -25,6 +25,9 @@ type Options struct {
 	// ArchiveAfter is how long after it was processed a row moves to the archive.
 	// 0: no row moves.
 	ArchiveAfter time.Duration
+	// DeleteAfter is how long after it was processed a row is deleted from an outbox that has no archive, as
+	// its layout is not the canonical one. 0: no row is deleted.
+	DeleteAfter time.Duration
 	// DropAfter is how long after it was processed a row may leave the archive; at
 	// least ArchiveAfter. 0: the archive keeps everything.
 	DropAfter time.Duration
@@ -53,7 +56,7 @@ func (r *Report) Complaints() []string {
 	var all []string
 	for _, t := range r.Tables {
 		if t.Obstacle {
-			all = append(all, fmt.Sprintf("%s is not archived: %s", t.Table, t.Skipped))
+			all = append(all, fmt.Sprintf("%s keeps its processed rows: %s", t.Table, t.Skipped))
 		}
 	}
 	for _, n := range r.Notes {
@@ -68,6 +71,7 @@ func (r *Report) Complaints() []string {
 type TableReport struct {
 	Table    string `json:"table"`
 	Archived int64  `json:"archived"`
+	Deleted  int64  `json:"deleted"` // of an outbox without an archive
 	// Refused are rows that were left behind because they cannot be archived.
 	Refused int64 `json:"refused,omitempty"`
 	// Skipped is why nothing was looked for, or empty.

@@ -53,7 +53,7 @@ WITH old AS MATERIALIZED (
 	ORDER BY t.{column} LIMIT $3 FOR UPDATE SKIP LOCKED
 ), gone AS (
 	DELETE FROM {from} t
-	WHERE t.ctid = ANY (ARRAY(SELECT o.place FROM old o)) AND t.{column} < $1::timestamptz RETURNING t.*
+	WHERE t.ctid = ANY (ARRAY(SELECT o.place FROM old o)) AND t.{column} < $1::timestamptz{only} RETURNING t.*
 ){into}
 SELECT (SELECT count(*) FROM old), (SELECT max(at)::timestamptz FROM old), (SELECT count(*) FROM gone)
 WHERE `+pg.OwnPath)

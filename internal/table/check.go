@@ -53,7 +53,13 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		if f, err = readTable(ctx, conn, t, db.own.deadLetters); err != nil {
 			return err
 		}
-		return f.readHashes(ctx, conn, t)
+		if err = f.readHashes(ctx, conn, t); err != nil {
+			return err
+		}
+		if err = f.readStates(ctx, conn, t); err != nil {
+			return err
+		}
+		return f.readFilter(ctx, conn, t)
 	})
 	if err != nil {
 		return *t, nil, err
@@ -63,12 +69,10 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		now.IDType = idType
 	}
 	now.Partitioned = f.kind == "p"
-	if payload := f.types[t.Layout.Columns[outbox.Payload]]; payload != "" {
-		now.PayloadJSON = isJSON(payload)
-	}
+	now.Layout.States, now.Filter = f.states, f.filter
 	for field := outbox.ID; field < outbox.NumFields; field++ {
 		if typ := f.types[t.Layout.Columns[field]]; typ != "" {
-			now.Text[field] = isText(typ)
+			now.Text[field], now.JSON[field] = isText(typ), isJSON(typ)
 		}
 	}
 	f.kindProblems(t, &p)
@@ -124,6 +128,14 @@ type tableFacts struct {
 	idIndexed         bool
 	// idForeign: ids are compared by operators that are not pg_catalog's, or have a type that is not.
 	idForeign bool
+	// states are those of the layout as the status column renders them, and stateErr why it cannot.
+	states   [outbox.NumStates]string
+	stateErr error
+	// filter is the condition of the outbox as the server words it, and filterErr why it is none.
+	filter    string
+	filterErr error
+	// required: the status column takes no NULL and has no default.
+	required bool
 	dlqExists bool
 	// unhashed are the types of columns that rows are found by a hash of, and that have none.
 	unhashed map[outbox.Field]string
@@ -173,7 +185,10 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 // column by column, and to the dead letters: every row may become one.
 func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) error {
 	var canSelect, canLock, canDelete, canWrite, canRead, canAddLetter bool
-	columns := written(t)
+	var columns []string
+	for _, f := range Writes(t) {
+		columns = append(columns, t.Layout.Columns[f])
+	}
 	err := conn.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'SELECT'),
 			has_table_privilege(to_regclass($1), 'DELETE'),
 			has_any_column_privilege(to_regclass($1), 'UPDATE'),
@@ -189,7 +204,7 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 		f.lacking = without("SELECT", canSelect, f.lacking)
 		// FOR UPDATE is satisfied by any column.
 		f.lacking = without(updatePrivilege(columns), canWrite && canLock, f.lacking)
-		f.lacking = without("DELETE", canDelete, f.lacking)
+		f.lacking = without("DELETE", canDelete || !Deletes(t), f.lacking)
 	}
 	f.lackingDLQ = without("SELECT", canRead, f.lackingDLQ)
 	f.lackingDLQ = without("INSERT", canAddLetter, f.lackingDLQ)
@@ -214,19 +229,6 @@ func updatePrivilege(columns []string) string {
 	return "UPDATE (" + strings.Join(quoted, ", ") + ")"
 }
 
-// written names the columns that the relay updates.
-func written(t *outbox.Table) (columns []string) {
-	for _, f := range MarkOf(t).Writes() {
-		columns = append(columns, t.Layout.Columns[f])
-	}
-	if t.Layout.Records() {
-		for _, f := range []outbox.Field{outbox.Attempts, outbox.LastError, outbox.AvailableAt} {
-			columns = append(columns, t.Layout.Columns[f])
-		}
-	}
-	return columns
-}
-
 func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
 	f.types, f.generated = map[string]string{}, map[string]bool{}
 	columns, err := pg.ReadColumns(ctx, conn, t)
@@ -234,6 +236,39 @@ func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.
 		f.types[c.Name], f.generated[c.Name] = c.Type, c.Generated
 	}
 	return err
+}
+
+// ReadFilter sets what [outbox.Table] says of the condition that narrows an outbox, where there is one. It is
+// for statements of a table that was not inspected.
+func (db *DB) ReadFilter(ctx context.Context, t *outbox.Table) error {
+	if t.Where == "" || t.Filter != "" {
+		return nil
+	}
+	var f tableFacts
+	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error { return f.readFilter(ctx, conn, t) })
+	if err == nil {
+		err = f.filterErr
+	}
+	t.Filter = f.filter
+	return err
+}
+
+// readFilter has the server word the condition that narrows an outbox.
+func (f *tableFacts) readFilter(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (err error) {
+	if t.Where == "" {
+		return nil
+	}
+	f.filter, err = pg.ReadCondition(ctx, conn, t.SQL(), t.Where)
+	switch code := pg.Code(err); {
+	case code == pgerrcode.InsufficientPrivilege: // told beside the other privileges that it lacks
+		return nil
+	case err != nil && (code != "" || hint.Of(err) != "") && !IsTemporary(err):
+		f.filterErr = hint.Wrap(fmt.Errorf("condition %q of %s: %w", t.Where, t, err), hint.Of(err))
+		return nil
+	case err != nil:
+		return fmt.Errorf("read the condition of %s: %w", t, err)
+	}
+	return nil
 }
 
 // readHashes asks the server whether it can hash each column by whose hash the relay, or its shard, finds
@@ -315,10 +350,13 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
 				"column %s of %s has type %s, which has no hash function: rows could not be found by it",
 				called(t.Layout.Columns[field], field), t, f.unhashed[field]))
 	}
-	mark := MarkOf(t)
-	p.If(mark.Stays() && !t.Layout.Has(outbox.ProcessedAt), "table-mark",
-		hint.Errorf("use outboxes[].mark: delete, or map processed_at to a timestamptz column",
+	p.If(t.Mark == outbox.MarkUpdate && len(t.Layout.MarkFields()) == 0, "table-mark",
+		hint.Errorf("use outboxes[].mark: delete, name a status as in {set: {status: 2}}, "+
+			"or map processed_at to a timestamptz column",
 			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name))
+	f.statusProblems(t, p)
+	p.If(f.filterErr != nil, "table-where", f.filterErr)
+	mark := MarkOf(t)
 	id := t.Layout.Columns[outbox.ID]
 	p.If(mark.InTable() && f.types[id] != "" && !f.idIndexed, "table-id-index",
 		hint.Errorf(fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s)", t.SQL(), t.Column(outbox.ID)),

@@ -22,10 +22,16 @@ import (
 // back what was there: digits, the order of keys, infinity, an array's bounds.
 const DeadLetters = "outbox_messages_dlq"
 
-// moveToDeadLettersSQL moves rows into the dead letters, a table, in the statement that deletes them.
+// moveToDeadLettersSQL moves rows into the dead letters, a table, in the statement that deletes them. Where
+// their status says that they are dead, they stay.
 func moveToDeadLettersSQL(t *outbox.Table, dead string) string {
-	remove := fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id, t AS original`,
-		t.SQL(), FreeSQL(t), t.Column(outbox.ID))
+	remove := fmt.Sprintf("DELETE FROM %s t", t.SQL())
+	if t.Layout.States[outbox.Dead] != "" {
+		s := sets{table: t}
+		s.state(outbox.Dead)
+		remove = fmt.Sprintf("UPDATE %s t SET %s", t.SQL(), s.sql())
+	}
+	remove += fmt.Sprintf(" WHERE %s RETURNING t.%s AS id, t AS original", FreeSQL(t), t.Column(outbox.ID))
 	return settleSQL(t, sameSQL(t), remove, fmt.Sprintf(`, letter AS MATERIALIZED (
 	SELECT concat(c.id) AS row_id, %s AS original,
 		(SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) AS failure

@@ -51,6 +51,7 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 		pending = PendingSQL(t, "t")
 	}
 	inOutbox := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, t.SQL(), ""), t.HashSQL("t"))
+	inOutbox += " AND NOT " + DeadSQL(t, "t")
 	left, err := db.findIn(ctx, t, inOutbox, nameSQL(t), pending, refs, all, found, Marked)
 	if err != nil {
 		return nil, err
@@ -59,7 +60,7 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 		own := fmt.Sprintf("t.outbox = %s AND ", pg.QuoteLiteral(t.String()))
 		inArchive := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, db.own.archive, own), t.HashSQL("t"))
 		left, err = db.findIn(ctx, t, inArchive, nameSQL(t), "NULL", refs, left, found, Archived)
-		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
+		if err != nil && !lacksArchive(err) {
 			return nil, err
 		}
 	}
@@ -81,7 +82,9 @@ const Archive = "outbox_messages_archive"
 // IsArchived reports whether the outbox's rows come to the archive, which has the
 // canonical columns.
 func IsArchived(t *outbox.Table) bool {
-	return MarkOf(t).Stays() && t.Layout.Columns == outbox.Canonical().Columns
+	l := t.Layout
+	l.SetHeaders(nil) // an archive that has these columns, too, takes the rows
+	return MarkOf(t).Stays() && l.Columns == outbox.Canonical().Columns
 }
 
 // findIn looks for those of refs that left names, and returns those that are not
@@ -137,10 +140,16 @@ func (db *DB) ArchivedSince(
 	}
 	own := "t.outbox = " + pg.QuoteLiteral(t.String()) + sentSQL(t)
 	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", own, since, next, limit)
-	if pg.Code(err) == pgerrcode.UndefinedTable {
+	if lacksArchive(err) {
 		return nil, nil
 	}
 	return rows, err
+}
+
+// lacksArchive reports whether there is no archive, or it has no column for what the outbox has: no row of
+// the outbox is in it.
+func lacksArchive(err error) bool {
+	return pg.Code(err) == pgerrcode.UndefinedTable || pg.Code(err) == pgerrcode.UndefinedColumn
 }
 
 // Return makes archived rows pending again, as held ones, in their outbox. It

@@ -24,8 +24,8 @@ func (db *DB) PendingCount(ctx context.Context, t *outbox.Table, limit int) (n i
 
 // SkipPending marks every row that is pending now, and says so in each, unless it
 // has done so before: one transaction, so it is done whole, for all tables, or not
-// at all. It returns how many they were of each. It needs mark update and layouts
-// that record. It waits for rows that are locked.
+// at all. It returns how many they were of each. It needs layouts that [CanSkip]. It
+// waits for rows that are locked.
 func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows []int64, err error) {
 	db, err := Open(ctx, cfg)
 	if err != nil {
@@ -58,13 +58,22 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 	return rows, err
 }
 
+// CanSkip reports whether rows of a table can be marked and say that they were not to be sent.
+func CanSkip(t *outbox.Table) bool {
+	return t.Mark == outbox.MarkUpdate && (t.Layout.Has(outbox.LastError) || t.Layout.Has(outbox.Status))
+}
+
 // skipSQL marks the pending rows of a table and counts them, unless it has done so before.
 func skipSQL(t *outbox.Table) string {
-	return fmt.Sprintf(`WITH marked AS (UPDATE %s t SET %s = now(), %s = %s WHERE %s
-			AND NOT EXISTS (SELECT FROM %[1]s s WHERE s.%[3]s LIKE '%[6]s%%' AND s.%[2]s IS NOT NULL%[7]s)
-			RETURNING 1)
-		SELECT count(*) FROM marked WHERE %[8]s`,
-		t.SQL(), t.Column(outbox.ProcessedAt), t.Column(outbox.LastError),
-		pg.QuoteLiteral(Skipped+"postgres.initial is none"), PendingSQL(t, "t"), Skipped, ShardSQL(t, "s"),
-		pg.OwnPath)
+	s := sets{table: t}
+	done := MarkedSQL(t, "s")
+	if s.state(outbox.Done); t.Layout.Has(outbox.LastError) {
+		s.add(outbox.ProcessedAt, "now()")
+		s.add(outbox.LastError, pg.QuoteLiteral(Skipped+"postgres.initial is none"))
+		done += fmt.Sprintf(" AND s.%s LIKE '%s%%'", t.Column(outbox.LastError), Skipped)
+	}
+	return fmt.Sprintf(`WITH marked AS (UPDATE %s t SET %s WHERE %s
+			AND NOT EXISTS (SELECT FROM %[1]s s WHERE %[4]s%[5]s) RETURNING 1)
+		SELECT count(*) FROM marked WHERE %[6]s`,
+		t.SQL(), s.sql(), PendingSQL(t, "t"), done, FilterSQL(t, "s"), pg.OwnPath)
 }

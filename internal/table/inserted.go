@@ -16,12 +16,15 @@ func (db *DB) NoteInserted(ctx context.Context, t *outbox.Table, rows []Row) ([]
 }
 
 func noteInsertedSQL(t *outbox.Table) string {
-	processed, lastError := t.Column(outbox.ProcessedAt), t.Column(outbox.LastError)
-	state := fmt.Sprintf("concat(t.%s) = w.failure AND (t.%s LIKE '%s%%') IS NOT TRUE",
-		processed, lastError, Skipped)
-	note := pg.QuoteLiteral(Skipped + "inserted as processed")
-	change := fmt.Sprintf(`UPDATE %s t SET %[2]s = concat(%[3]s, ': ' || t.%[2]s)
-		WHERE %[4]s AND t.%[5]s IS NOT NULL RETURNING t.%[6]s AS id`,
-		t.SQL(), lastError, note, FreeSQL(t), processed, t.Column(outbox.ID))
+	processed := t.Column(outbox.ProcessedAt)
+	state, set := fmt.Sprintf("concat(t.%s) = w.failure", processed), processed+" = NULL"
+	if t.Layout.Has(outbox.LastError) {
+		lastError := t.Column(outbox.LastError)
+		state += fmt.Sprintf(" AND (t.%s LIKE '%s%%') IS NOT TRUE", lastError, Skipped)
+		set = fmt.Sprintf("%s = concat(%s, ': ' || t.%[1]s)", lastError,
+			pg.QuoteLiteral(Skipped+"inserted as processed"))
+	}
+	change := fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND t.%s IS NOT NULL RETURNING t.%s AS id`,
+		t.SQL(), set, FreeSQL(t), processed, t.Column(outbox.ID))
 	return settling{want: wantAll, same: state + " AND " + sameSQL(t), change: change}.sql(t)
 }

@@ -121,14 +121,11 @@ func keepSQL(t *outbox.Table, letters, original string) string {
 	returning := "t." + t.Column(outbox.ID) + " AS id, " + original + " AS original"
 	same := sameSQL(t) + " AND " + unkeptSQL(t, letters)
 	change := fmt.Sprintf(`SELECT %s FROM %s t WHERE %s`, returning, t.SQL(), FreeSQL(t))
-	if t.Layout.Records() {
-		same = sameSQL(t) + eligibleSQL(t) + fmt.Sprintf(" AND (left(t.%s, %d) = '%s') IS NOT TRUE",
-			t.Column(outbox.LastError), len(Kept), Kept)
-		change = fmt.Sprintf(`UPDATE %s t
-			SET %s = %s || (SELECT f.failure FROM free f WHERE f.id = t.%s LIMIT 1), %s = 'infinity'
-			WHERE %s RETURNING %s`,
-			t.SQL(), t.Column(outbox.LastError), pg.QuoteLiteral(Kept), t.Column(outbox.ID),
-			t.Column(outbox.AvailableAt), FreeSQL(t), returning)
+	if s := keptSets(t); s != "" {
+		if same = sameSQL(t); t.Layout.Records() {
+			same += eligibleSQL(t) + fmt.Sprintf(" AND (%s) IS NOT TRUE", keptIs(t, "t"))
+		}
+		change = fmt.Sprintf(`UPDATE %s t SET %s WHERE %s RETURNING %s`, t.SQL(), s, FreeSQL(t), returning)
 	}
 	return settleSQL(t, same, change, fmt.Sprintf(`, letter AS MATERIALIZED (
 	SELECT concat(c.id) AS row_id, c.original,
@@ -137,11 +134,22 @@ func keepSQL(t *outbox.Table, letters, original string) string {
 ), moved AS (%s)`, pg.QuoteLiteral(keptNote), letterSQL(t, letters)))
 }
 
+// keptSets are the assignments that say in a row that it is dead and stays, or "".
+func keptSets(t *outbox.Table) string {
+	s := sets{table: t}
+	if s.state(outbox.Dead); len(s.all) == 0 && t.Layout.Records() {
+		s.add(outbox.LastError, fmt.Sprintf("%s || (SELECT f.failure FROM free f WHERE f.id = t.%s LIMIT 1)",
+			pg.QuoteLiteral(Kept), t.Column(outbox.ID)))
+		s.add(outbox.AvailableAt, "'infinity'")
+	}
+	return s.sql()
+}
+
 // unkeptSQL is the condition under which no dead letter says that the row t stays in its outbox.
 // An update, and another row with its id, is written by another transaction. Where the layout has columns
 // for that, the row itself says so, and no letter is looked for.
 func unkeptSQL(t *outbox.Table, letters string) string {
-	if t.Layout.Records() {
+	if keptSets(t) != "" {
 		return "true"
 	}
 	return fmt.Sprintf("(SELECT true FROM %s d WHERE d.outbox = %s AND d.row_id = concat(t.%s)"+

@@ -19,8 +19,8 @@ import (
 func (db *DB) RecordedCount(ctx context.Context, t *outbox.Table, limit int) (parked, held int, err error) {
 	err = db.QueryRow(ctx, []any{&parked, &held}, fmt.Sprintf(
 		`SELECT count(*) FILTER (WHERE NOT held)::int, count(*) FILTER (WHERE held)::int
-		FROM (SELECT t.%s LIKE '%s%%' AS held FROM %s t WHERE %s LIMIT %d) r`,
-		t.Column(outbox.LastError), Held, t.SQL(), recordedSQL(t), limit))
+		FROM (SELECT %s AS held FROM %s t WHERE %s LIMIT %d) r`,
+		heldIs(t, "t"), t.SQL(), recordedSQL(t), limit))
 	if err != nil {
 		return 0, 0, fmt.Errorf("count recorded rows of %s: %w", t, err)
 	}

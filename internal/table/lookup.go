@@ -111,8 +111,8 @@ func (db *DB) lookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State,
 
 func lookUpSQL(t *outbox.Table) string {
 	recorded, processed := "false", "NULL::timestamptz"
-	if t.Layout.Has(outbox.LastError) {
-		recorded = "t." + t.Column(outbox.LastError) + " IS NOT NULL"
+	if is := recordedIs(t, "t"); is != recorded {
+		recorded = "(" + is + ") IS TRUE"
 	}
 	if t.Layout.Has(outbox.ProcessedAt) {
 		processed = "t." + t.Column(outbox.ProcessedAt)
@@ -167,7 +167,11 @@ func (db *DB) MarkedSince(
 	if !MarkOf(t).Stays() {
 		return nil, nil
 	}
-	return db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true"+sentSQL(t), since, next, limit)
+	where := MarkedSQL(t, "t") + sentSQL(t)
+	if fits := t.WhereSQL("t"); fits != "" {
+		where += " AND " + fits
+	}
+	return db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", where, since, next, limit)
 }
 
 // sentSQL leaves out the rows that were not to be sent.
@@ -292,14 +296,10 @@ func (db *DB) Unmark(
 }
 
 func unmarkSQL(t *outbox.Table) string {
-	set := t.Column(outbox.ProcessedAt) + " = NULL"
-	if t.Layout.Records() {
-		set += ", " + t.Column(outbox.LastError) + " = " + pg.QuoteLiteral(lostNote)
-	}
 	// IS TRUE: the rows are to be found by their ids, whatever index answers to the marks.
 	same := fmt.Sprintf("(t.%s = w.mark) IS TRUE AND %s", t.Column(outbox.ProcessedAt), storedSQL(t))
 	return strings.NewReplacer(
-		"{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", set, "{id}", t.Column(outbox.ID),
+		"{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", PendingSets(t, lostNote), "{id}", t.Column(outbox.ID),
 		"{same}", same, "{free}", FreeSQL(t), "{own}", pg.OwnPath,
 	).Replace(`
 WITH lost AS MATERIALIZED (
@@ -340,16 +340,16 @@ func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
 
 // hasMarkedRows reports whether any row that is in the table is marked.
 func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err error) {
-	if !MarkOf(t).Stays() {
+	if t.Mark != outbox.MarkUpdate {
 		return false, nil
 	}
-	if !t.Shard.All() {
+	if !t.Shard.All() && MarkOf(t).Stays() {
 		var start MarkCursor
 		rows, err := db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true", time.Time{}, &start, 1)
 		return len(rows) > 0, err
 	}
 	err = db.QueryRow(ctx, []any{&has}, fmt.Sprintf(
-		`SELECT EXISTS (SELECT FROM %s t WHERE t.%s IS NOT NULL)`, t.SQL(), t.Column(outbox.ProcessedAt)))
+		`SELECT EXISTS (SELECT FROM %s t WHERE %s%s)`, t.SQL(), MarkedSQL(t, "t"), FilterSQL(t, "t")))
 	if err != nil {
 		return false, fmt.Errorf("look for marked rows of %s: %w", t, err)
 	}

@@ -16,14 +16,14 @@ func TestMarks(t *testing.T) {
 		writes         []outbox.Field
 		sql            string // how the command begins
 	}{
-		outbox.MarkUpdate: {true, true, []outbox.Field{outbox.ProcessedAt}, `UPDATE "public"."box" t SET "processed_at" = now(), `},
-		outbox.MarkDelete: {true, false, nil, `DELETE FROM "public"."box" t WHERE `},
+		outbox.MarkUpdate: {true, true, []outbox.Field{outbox.ProcessedAt, outbox.Attempts, outbox.LastError, outbox.AvailableAt}, `UPDATE "public"."box" t SET "processed_at" = now(), `},
+		outbox.MarkDelete: {true, false, []outbox.Field{outbox.Attempts, outbox.LastError, outbox.AvailableAt}, `DELETE FROM "public"."box" t WHERE `},
 		outbox.MarkNone:   {false, false, nil, ""},
 	} {
 		box := &outbox.Table{Schema: "public", Name: "box", Layout: outbox.Canonical(), Mark: mark}
 		m := table.MarkOf(box)
-		if m.InTable() != want.inTable || m.Stays() != want.stays || !slices.Equal(m.Writes(), want.writes) {
-			t.Errorf("%s: in the table %t, stays %t, writes %v", mark, m.InTable(), m.Stays(), m.Writes())
+		if m.InTable() != want.inTable || m.Stays() != want.stays || !slices.Equal(table.Writes(box), want.writes) {
+			t.Errorf("%s: in the table %t, stays %t, writes %v", mark, m.InTable(), m.Stays(), table.Writes(box))
 		}
 		sql := m.SQL(box)
 		if (sql == "") != (want.sql == "") || !strings.HasPrefix(sql, want.sql) {

@@ -47,18 +47,18 @@ func (db *DB) Fresh(
 			return cs, err
 		}
 	}
-	return db.candidates(ctx, t, freshSQL(t, threshold, anyHalf(t, threshold), "", db.own.deadLetters), limit)
+	return db.candidates(ctx, t, freshSQL(t, threshold, anyHalf(t, threshold), orderSQL(t, "t"), db.own.deadLetters), limit)
 }
 
 // freshByDueSQL searches by available_at, which is NULL in a row that is due at once. Each half
 // has the order of the index on that column.
 func freshByDueSQL(t *outbox.Table, threshold time.Duration, letters string) string {
-	order := "t." + t.Column(outbox.AvailableAt) + ", "
+	order := "t." + t.Column(outbox.AvailableAt) + ", t." + t.Column(outbox.ID)
 	var halves []string
 	for _, half := range freshHalves(t, threshold) {
 		halves = append(halves, "("+freshSQL(t, threshold, half, order, letters)+")")
 	}
-	return "SELECT x.* FROM (" + strings.Join(halves, " UNION ALL ") + ") x ORDER BY x.id"
+	return "SELECT x.* FROM (" + strings.Join(halves, " UNION ALL ") + ") x ORDER BY " + listedSQL(t)
 }
 
 // freshHalves are conditions: of the rows that have a due time and are due, or early, and of those
@@ -78,10 +78,10 @@ func freshSQL(t *outbox.Table, threshold time.Duration, due, order, letters stri
 		early = "(t." + t.Column(outbox.AvailableAt) + " > now()) IS TRUE"
 	}
 	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false AS recorded,
-			%[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes
-		FROM %[4]s t WHERE %[5]s AND %[9]s ORDER BY %[6]st.%[1]s LIMIT $1) x ORDER BY x.id`,
+			%[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes, %[10]s AS at
+		FROM %[4]s t WHERE %[5]s AND %[9]s ORDER BY %[6]s LIMIT $1) x ORDER BY %[11]s`,
 		t.Column(outbox.ID), nameSQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due),
-		order, early, bytesSQL(t), unkeptSQL(t, letters))
+		order, early, bytesSQL(t), unkeptSQL(t, letters), atSQL(t, "t"), listedSQL(t))
 }
 
 // bytesSQL does not read the value: it may be kept out of line, and compressed.
@@ -110,10 +110,7 @@ func anyHalf(t *outbox.Table, threshold time.Duration) string {
 // freshWhere is the condition under which a row is pending and not recorded, and
 // due, or early: see freshHalves.
 func freshWhere(t *outbox.Table, threshold time.Duration, due string) string {
-	where := PendingSQL(t, "t")
-	if t.Layout.Has(outbox.LastError) {
-		where += " AND t." + t.Column(outbox.LastError) + " IS NULL"
-	}
+	where := PendingSQL(t, "t") + " AND " + unrecordedIs(t, "t")
 	if t.Layout.Has(outbox.AvailableAt) {
 		at := "t." + t.Column(outbox.AvailableAt)
 		where += fmt.Sprintf(" AND %s AND ((%s > now()) IS NOT TRUE OR (%s) IS NOT TRUE)",
@@ -129,18 +126,17 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 	if !t.Layout.Records() {
 		return nil, nil
 	}
-	ready := fmt.Sprintf("(t.%s LIKE '%s%%' OR (t.%s <= now()) IS NOT FALSE)",
-		t.Column(outbox.LastError), Held, t.Column(outbox.AvailableAt))
+	ready := readyIs(t, "t")
 	if by := partitionSQL(t); hold && by != "" {
 		ready = fmt.Sprintf("CASE WHEN t.%s IS NULL THEN %s "+
-			"ELSE bool_and(%[2]s) OVER (PARTITION BY %s ORDER BY t.%s) END",
-			t.Column(outbox.AggregateID), ready, by, t.Column(outbox.ID))
+			"ELSE bool_and(%[2]s) OVER (PARTITION BY %s ORDER BY %s) END",
+			t.Column(outbox.AggregateID), ready, by, orderSQL(t, "t"))
 	}
 	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, %s, true, false, attempts, false, bytes
-		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes
-			FROM %s t WHERE %s) x WHERE ready ORDER BY x.id LIMIT $1`,
+		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes, %s AS at
+			FROM %s t WHERE %s) x WHERE ready ORDER BY %s LIMIT $1`,
 		columnsNameSQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts),
-		ready, bytesSQL(t), t.SQL(), recordedSQL(t)), limit)
+		ready, bytesSQL(t), atSQL(t, "t"), t.SQL(), recordedSQL(t), listedSQL(t)), limit)
 }
 
 // Overtaken tells in which of the aggregates a row without a record is pending and
@@ -167,21 +163,22 @@ func (db *DB) Overtaken(
 // overtakenSQL reads the pending rows once. A join of the two kinds would compare
 // each with each: statistics of a queue say that few rows are pending.
 func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
-	recorded := PendingSQL(t, "r") + " AND r." + t.Column(outbox.LastError) + " IS NOT NULL"
+	recorded := PendingSQL(t, "r") + " AND " + recordedIs(t, "r")
 	return strings.NewReplacer(
 		"{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(),
 		"{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)),
 		"{recorded}", recorded, "{pending}", PendingSQL(t, "t"),
-		"{id}", t.Column(outbox.ID), "{aggregate}", t.Column(outbox.AggregateID),
-		"{error}", t.Column(outbox.LastError), "{by}", partitionSQL(t),
+		"{order}", orderSQL(t, "t"), "{last}", orderSQL(t, "r"),
+		"{newest}", strings.Replace(orderSQL(t, "r"), ",", " DESC,", 1), "{aggregate}", t.Column(outbox.AggregateID),
+		"{has}", recordedIs(t, "t"), "{lacks}", unrecordedIs(t, "t"), "{by}", partitionSQL(t),
 	).Replace(`
 SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
-	SELECT {key}, t.{error} IS NOT NULL AS recorded,
-		bool_or(t.{error} IS NULL) OVER (PARTITION BY {by} ORDER BY t.{id}) AS behind
+	SELECT {key}, ({has}) IS TRUE AS recorded,
+		bool_or({lacks}) OVER (PARTITION BY {by} ORDER BY {order}) AS behind
 	FROM {table} t
 	WHERE {pending} AND t.{aggregate} IS NOT NULL
-		AND t.{id} <= (SELECT r.{id} FROM {table} r WHERE {recorded} ORDER BY r.{id} DESC LIMIT 1)
-		AND (t.{error} IS NOT NULL OR ({fresh}))
+		AND ({order}) <= (SELECT {last} FROM {table} r WHERE {recorded} ORDER BY {newest} DESC LIMIT 1)
+		AND ({has} OR ({fresh}))
 ) x WHERE recorded AND behind) x`)
 }
 
@@ -341,15 +338,15 @@ func fetchSQL(
 		fields = append(fields, f)
 	}
 	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
-		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY t.%[4]s FOR UPDATE OF t SKIP LOCKED`,
+		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s FOR UPDATE OF t SKIP LOCKED`,
 		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "),
-		t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t"))
+		t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t"), orderSQL(t, "t"))
 	return sql, fields
 }
 
 // lengthSQL is a value's length as text, in bytes. Text is not read for it; other types are rendered.
 func lengthSQL(t *outbox.Table, f outbox.Field) string {
-	return renderedSQL("t."+t.Column(f), t.Text[f] || f == outbox.Payload && t.PayloadJSON)
+	return renderedSQL("t."+t.Column(f), t.Text[f] || t.JSON[f])
 }
 
 // renderedSQL casts a value to text only where its type is one that no user can define such a cast for. For
@@ -439,12 +436,11 @@ func (db *DB) FreshBefore(
 func recordedSQL(t *outbox.Table) string {
 	// Only the index of recorded rows answers to the canonical table's condition. Another table may lack that
 	// index, and have one of pending rows.
-	pending := UnmarkedSQL(t, "t") + ShardSQL(t, "t")
+	pending := UnmarkedSQL(t, "t") + FilterSQL(t, "t")
 	if t.Layout.Name != outbox.Canonical().Name {
-		pending += " AND " + PendingSQL(t, "t")
+		pending += " AND " + t.PendingSQL("t")
 	}
-	return fmt.Sprintf("%s AND t.%s IS NOT NULL AND left(t.%[2]s, %d) <> '%[4]s'",
-		pending, t.Column(outbox.LastError), len(Kept), Kept)
+	return fmt.Sprintf("%s AND %s AND NOT %s", pending, recordedIs(t, "t"), keptIs(t, "t"))
 }
 
 var aggregateFields = [...]outbox.Field{outbox.TenantID, outbox.AggregateType, outbox.AggregateID}

@@ -1,6 +1,12 @@
 package table
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/walpost/walpost/outbox"
+)
 
 // A row's last_error begins with one of these where it is not a failure. No failure begins so.
 const (
@@ -10,9 +16,153 @@ const (
 	// or the server cannot send it. It has a dead letter, is not tried again, and holds no other row.
 	Kept = "kept: "
 	// Skipped begins the last_error of rows that are marked and were not to be sent: a first start with
-	// postgres.initial "none" passed over them, or they were inserted as processed.
+	// postgres.initial "none" passed over them, or they were inserted as processed. Where a layout has no
+	// last_error, such a row has no processed_at.
 	Skipped = "skipped: "
+	// retryAfter begins the last_error of a failed row where the layout has no available_at: the time of the
+	// next try follows, and then ": " and the failure. Such times are compared as texts.
+	retryAfter = "retry after "
+	retryForm  = `YYYY-MM-DD"T"HH24:MI:SS.US"Z"`
+	retryBytes = 27
 )
 
-// IsHeld reports whether a row's last_error says that it is held.
-func IsHeld(lastError []byte) bool { return strings.HasPrefix(string(lastError), Held) }
+// IsMarked reports whether a row says that it is delivered or dead.
+func IsMarked(ev *outbox.Event) bool {
+	l := &ev.Table.Layout
+	if l.Has(outbox.Status) {
+		status := string(ev.Values[outbox.Status])
+		return status != "" && (status == l.States[outbox.Done] || status == l.States[outbox.Dead])
+	}
+	return MarkOf(ev.Table).Stays() && ev.Values[outbox.ProcessedAt] != nil
+}
+
+// IsRecorded reports whether a failure or a hold is recorded in a row.
+func IsRecorded(ev *outbox.Event) bool {
+	if l := &ev.Table.Layout; !l.Has(outbox.LastError) {
+		failed := l.States[outbox.Failed]
+		return failed != "" && string(ev.Values[outbox.Status]) == failed
+	}
+	return ev.Values[outbox.LastError] != nil
+}
+
+// IsHeld reports whether a row says that it is held.
+func IsHeld(ev *outbox.Event) bool {
+	if !ev.Table.Layout.Has(outbox.LastError) {
+		attempts := string(ev.Values[outbox.Attempts])
+		return IsRecorded(ev) && (attempts == "" || attempts == "0")
+	}
+	return strings.HasPrefix(string(ev.Values[outbox.LastError]), Held)
+}
+
+// recordedIs is [IsRecorded] in SQL.
+func recordedIs(t *outbox.Table, alias string) string {
+	switch l := &t.Layout; {
+	case l.Has(outbox.LastError):
+		return fmt.Sprintf("%s.%s IS NOT NULL", alias, t.Column(outbox.LastError))
+	case l.States[outbox.Failed] != "":
+		return fmt.Sprintf("%s.%s = %s",
+			alias, t.Column(outbox.Status), outbox.QuoteLiteral(l.States[outbox.Failed]))
+	}
+	return "false"
+}
+
+// unrecordedIs is its opposite.
+func unrecordedIs(t *outbox.Table, alias string) string {
+	if t.Layout.Has(outbox.LastError) {
+		return fmt.Sprintf("%s.%s IS NULL", alias, t.Column(outbox.LastError))
+	}
+	return "(" + recordedIs(t, alias) + ") IS NOT TRUE"
+}
+
+// heldIs is [IsHeld] in SQL, of a recorded row.
+func heldIs(t *outbox.Table, alias string) string {
+	if t.Layout.Has(outbox.LastError) {
+		return fmt.Sprintf("%s.%s LIKE '%s%%'", alias, t.Column(outbox.LastError), Held)
+	}
+	return fmt.Sprintf("coalesce(%s.%s, 0) = 0", alias, t.Column(outbox.Attempts))
+}
+
+// keptIs is the condition that a recorded row is kept. Where a layout has no last_error, no pending row is.
+func keptIs(t *outbox.Table, alias string) string {
+	if t.Layout.Has(outbox.LastError) {
+		return fmt.Sprintf("left(%s.%s, %d) = '%s'", alias, t.Column(outbox.LastError), len(Kept), Kept)
+	}
+	return "false"
+}
+
+// readyIs is the condition that a recorded row may be tried now.
+func readyIs(t *outbox.Table, alias string) string {
+	held := heldIs(t, alias)
+	if t.Layout.Has(outbox.AvailableAt) {
+		return fmt.Sprintf("(%s OR (%s.%s <= now()) IS NOT FALSE)", held, alias, t.Column(outbox.AvailableAt))
+	}
+	reason := alias + "." + t.Column(outbox.LastError)
+	return fmt.Sprintf("(%s OR (left(%s, %d) = '%s' AND substr(%[2]s, %[5]d, %[6]d) COLLATE \"C\" > %[7]s) IS NOT TRUE)",
+		held, reason, len(retryAfter), retryAfter, len(retryAfter)+1, retryBytes, retryTimeSQL("now()"))
+}
+
+// retryTimeSQL is a time as a failure that begins with retryAfter has it.
+func retryTimeSQL(at string) string {
+	return fmt.Sprintf("to_char(%s AT TIME ZONE 'UTC', '%s')", at, retryForm)
+}
+
+// parkSets are the assignments that record a failure in the row t, which failure and wait give: the latter as
+// an interval, or NULL.
+func parkSets(t *outbox.Table, failure, wait string, backoff time.Duration) string {
+	attempts := fmt.Sprintf("coalesce(t.%s, 0)::int + 1", t.Column(outbox.Attempts))
+	next := fmt.Sprintf("now() + GREATEST(LEAST(%s, 8) * %d * interval '1 microsecond', %s)",
+		attempts, backoff.Microseconds(), wait)
+	s := sets{table: t}
+	s.add(outbox.Attempts, "LEAST("+attempts+", 32767)")
+	if s.add(outbox.AvailableAt, next); !t.Layout.Has(outbox.AvailableAt) {
+		failure = fmt.Sprintf("concat('%s', %s, ': ', %s)", retryAfter, retryTimeSQL("("+next+")"), failure)
+	}
+	s.add(outbox.LastError, failure)
+	s.state(outbox.Failed)
+	return s.sql()
+}
+
+// holdSets are the assignments that record a hold in a row.
+func holdSets(t *outbox.Table, note string) string {
+	s := sets{table: t}
+	if s.add(outbox.LastError, outbox.QuoteLiteral(note)); !t.Layout.Has(outbox.LastError) {
+		s.add(outbox.Attempts, "0")
+		s.add(outbox.AvailableAt, "now()")
+		s.state(outbox.Failed)
+	}
+	return s.sql()
+}
+
+// PendingSets are the assignments that make a row pending again, held where the layout can say so.
+func PendingSets(t *outbox.Table, note string) string {
+	s := sets{table: t}
+	s.add(outbox.ProcessedAt, "NULL")
+	if !t.Layout.Records() || t.Layout.Has(outbox.LastError) {
+		s.add(outbox.Status, "DEFAULT")
+	}
+	if t.Layout.Records() {
+		s.all = append(s.all, holdSets(t, note))
+	}
+	return s.sql()
+}
+
+// sets are assignments to columns that the layout has.
+type sets struct {
+	table *outbox.Table
+	all   []string
+}
+
+func (s *sets) add(f outbox.Field, value string) {
+	if s.table.Layout.Has(f) {
+		s.all = append(s.all, s.table.Column(f)+" = "+value)
+	}
+}
+
+// state sets the status, where the layout has a value for it.
+func (s *sets) state(state outbox.State) {
+	if value := s.table.Layout.States[state]; value != "" {
+		s.add(outbox.Status, outbox.QuoteLiteral(value))
+	}
+}
+
+func (s *sets) sql() string { return strings.Join(s.all, ", ") }

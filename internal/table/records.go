@@ -103,9 +103,8 @@ func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, erro
 	})
 	// A row that is kept counts, too: the planner finds the index by this condition alone, and no other one.
 	// A row that is held for nothing is delivered by the next search.
-	same := fmt.Sprintf("%s%s AND t.%s IS NOT NULL AND %s = w.hash AND %s COLLATE \"C\" = w.aggregate",
-		UnmarkedSQL(t, "t"), ShardSQL(t, "t"), t.Column(outbox.LastError), t.AggregateHashSQL("t"),
-		nameSQL(t))
+	same := fmt.Sprintf("%s%s AND %s AND %s = w.hash AND %s COLLATE \"C\" = w.aggregate",
+		UnmarkedSQL(t, "t"), FilterSQL(t, "t"), recordedIs(t, "t"), t.AggregateHashSQL("t"), nameSQL(t))
 	return strings.NewReplacer(
 		"{table}", t.SQL(), "{params}", strings.Join(params, ", "), "{names}", strings.Join(names, ", "),
 		"{hash}", outbox.HashRecordSQL(values...), "{same}", same,

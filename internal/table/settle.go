@@ -56,7 +56,7 @@ func (r *Row) large() bool {
 
 // lengths is the row's Omitted as an array, a length for each field from TenantID on.
 func (r *Row) lengths() string {
-	var n [outbox.TraceID]string
+	var n [outbox.LastHeader]string
 	for i := range n {
 		n[i] = "NULL"
 	}

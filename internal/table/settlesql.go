@@ -80,7 +80,7 @@ func storedSQL(t *outbox.Table) string { return t.HashSQL("t") + " = w.hash" }
 // values that it lacks have the same lengths: another row that has the id by now may be a good one.
 func sameSQL(t *outbox.Table) string {
 	same := "true"
-	for f := outbox.TenantID; f <= outbox.TraceID; f++ {
+	for f := outbox.TenantID; f <= outbox.LastHeader; f++ {
 		if t.Layout.Has(f) {
 			c := "t." + t.Column(f)
 			same += fmt.Sprintf(" AND CASE WHEN w.lengths[%d] IS NULL THEN true"+
@@ -101,27 +101,22 @@ func markSQL(t *outbox.Table) string {
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {
-	change := fmt.Sprintf(`UPDATE %s t SET %[2]s = LEAST(coalesce(t.%[2]s, 0)::int + 1, 32767),
-			%[3]s = (SELECT f.failure FROM free f WHERE f.id = t.%[5]s LIMIT 1),
-			%[4]s = now() + GREATEST(
-				LEAST(coalesce(t.%[2]s, 0)::int + 1, 8) * %[7]d * interval '1 microsecond',
-				(SELECT f.wait FROM free f WHERE f.id = t.%[5]s LIMIT 1))
-		WHERE %[6]s RETURNING t.%[5]s AS id`,
-		t.SQL(), t.Column(outbox.Attempts), t.Column(outbox.LastError), t.Column(outbox.AvailableAt),
-		t.Column(outbox.ID), FreeSQL(t), backoff.Microseconds())
+	failure := fmt.Sprintf("(SELECT f.failure FROM free f WHERE f.id = t.%s LIMIT 1)", t.Column(outbox.ID))
+	wait := fmt.Sprintf("(SELECT f.wait FROM free f WHERE f.id = t.%s LIMIT 1)", t.Column(outbox.ID))
+	change := fmt.Sprintf(`UPDATE %s t SET %s WHERE %s RETURNING t.%s AS id`,
+		t.SQL(), parkSets(t, failure, wait, backoff), FreeSQL(t), t.Column(outbox.ID))
 	return settleSQL(t, sameSQL(t)+eligibleSQL(t), change, "")
 }
 
 // eligibleSQL narrows the rows whose failure is recorded to those that are as they were
 // read, or have no record where the WAL brought them.
 func eligibleSQL(t *outbox.Table) string {
-	return fmt.Sprintf(" AND (w.attempts IS NULL AND t.%s IS NULL OR coalesce(t.%s, 0)::int = w.attempts)",
-		t.Column(outbox.LastError), t.Column(outbox.Attempts))
+	return fmt.Sprintf(" AND (w.attempts IS NULL AND %s OR coalesce(t.%s, 0)::int = w.attempts)",
+		unrecordedIs(t, "t"), t.Column(outbox.Attempts))
 }
 
 func holdSQL(t *outbox.Table) string {
-	lastError := t.Column(outbox.LastError)
-	change := fmt.Sprintf(`UPDATE %s t SET %s = %s WHERE %s RETURNING t.%s AS id`,
-		t.SQL(), lastError, pg.QuoteLiteral(heldNote), FreeSQL(t), t.Column(outbox.ID))
-	return settleSQL(t, sameSQL(t)+" AND t."+lastError+" IS NULL", change, "")
+	change := fmt.Sprintf(`UPDATE %s t SET %s WHERE %s RETURNING t.%s AS id`,
+		t.SQL(), holdSets(t, heldNote), FreeSQL(t), t.Column(outbox.ID))
+	return settleSQL(t, sameSQL(t)+" AND "+unrecordedIs(t, "t"), change, "")
 }

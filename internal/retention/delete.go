@@ -1,0 +1,80 @@
+package retention
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
+)
+
+// deleteRows deletes the processed rows of outboxes that have no archive.
+func (r *pass) deleteRows(ctx context.Context) error {
+	var all []error
+	for i, t := range r.opts.Tables {
+		unarchived := table.MarkOf(t).Stays() && !table.IsArchived(t)
+		if r.opts.DeleteAfter > 0 && unarchived && ctx.Err() == nil && r.db.Alive() {
+			all = append(all, r.deleteFrom(ctx, t, &r.report.Tables[i]))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// deleteFrom deletes rows that are marked and fit the outbox. It first checks that an index leads to them.
+func (r *pass) deleteFrom(ctx context.Context, t *outbox.Table, report *TableReport) error {
+	indexed, err := r.isIndexed(ctx, t)
+	if err != nil {
+		return err
+	}
+	if !indexed {
+		report.Skipped, report.Obstacle = missingIndex(t), true
+		return nil
+	}
+	if err := r.db.ReadFilter(ctx, t); err != nil {
+		return err
+	}
+	refused := &refusedRows{table: t}
+	err = r.sweep(ctx, sweep{
+		from: t.SQL(), column: t.Column(outbox.ProcessedAt), before: r.now.Add(-r.opts.DeleteAfter),
+		count: &report.Deleted, id: t.Column(outbox.ID), refused: refused.add,
+		ahead: func(context.Context, pgtype.Timestamptz, int) (string, error) {
+			return " AND " + table.MarkedSQL(t, "t") + table.FilterSQL(t, "t") + refused.sql(), nil
+		},
+	})
+	if len(refused.ids) > 0 {
+		report.Refused += int64(len(refused.ids))
+		err = errors.Join(err, fmt.Errorf("delete rows of %s: %d stay, the first has id %s: %w",
+			t, len(refused.ids), refused.ids[0], refused.first))
+	}
+	switch {
+	case pg.Code(err) == pgerrcode.InsufficientPrivilege:
+		return hint.Wrap(fmt.Errorf("delete rows of %s: %w", t, err), fmt.Sprintf(
+			"as the table's owner: GRANT SELECT, DELETE ON %s TO %s", t.SQL(), r.role))
+	case err != nil:
+		return r.settle(fmt.Errorf("delete rows of %s: %w", t, err))
+	}
+	return nil
+}
+
+// isIndexed reports whether an index leads to the rows that were processed long ago.
+func (r *pass) isIndexed(ctx context.Context, t *outbox.Table) (indexed bool, err error) {
+	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, indexedSQL, t.SQL(), t.Layout.Columns[outbox.ProcessedAt]).Scan(&indexed)
+	})
+	if err != nil {
+		return false, fmt.Errorf("read indexes of %s: %w", t, err)
+	}
+	return indexed, nil
+}
+
+func missingIndex(t *outbox.Table) string {
+	return fmt.Sprintf("no index begins with %s: CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %[3]s IS NOT NULL",
+		t.Layout.Columns[outbox.ProcessedAt], t.SQL(), t.Column(outbox.ProcessedAt))
+}

@@ -1,0 +1,69 @@
+package table
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// readStates asks the server how the status column renders the layout's states, such as "t" for true: rows
+// of the WAL have them so.
+func (f *tableFacts) readStates(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
+	f.states = t.Layout.States
+	column := t.Layout.Columns[outbox.Status]
+	if f.types[column] == "" {
+		return nil // it is not mapped, or missing
+	}
+	var foreign bool
+	err := conn.QueryRow(ctx, `SELECT (`+pg.ForeignTypeSQL("a.atttypid")+`) AND NOT EXISTS (
+				SELECT FROM pg_type y WHERE y.oid = a.atttypid AND y.typtype = 'e'),
+			a.attnotnull AND NOT a.atthasdef
+		FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND NOT a.attisdropped`,
+		t.SQL(), column).Scan(&foreign, &f.required)
+	if err != nil {
+		return fmt.Errorf("read column %s of %s: %w", column, t, err)
+	}
+	if foreign {
+		f.stateErr = fmt.Errorf("its type %s is not PostgreSQL's own", f.types[column])
+		return nil
+	}
+	typ, _, err := readColumnType(ctx, conn, t, outbox.Status)
+	if err != nil {
+		return err
+	}
+	for s, state := range t.Layout.States {
+		if state == "" {
+			continue
+		}
+		err := conn.QueryRow(ctx, fmt.Sprintf("SELECT concat(%s::%s)", outbox.QuoteLiteral(state), typ)).
+			Scan(&f.states[s])
+		if pg.InClass(err, pg.DataException) {
+			f.stateErr = fmt.Errorf("it has type %s, which cannot hold %q", f.types[column], state)
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("render %q as the type of %s of %s: %w", state, column, t, err)
+		}
+	}
+	return nil
+}
+
+func (f *tableFacts) statusProblems(t *outbox.Table, p *check.Findings) {
+	column := called(t.Layout.Columns[outbox.Status], outbox.Status)
+	p.If(f.stateErr != nil, "table-status",
+		hint.Errorf("write the states in outboxes[].mark as the column has them, as in {set: {status: 2}} "+
+			"or {set: {state: sent}}",
+			"column %s of %s cannot tell the states: %w", column, t, f.stateErr))
+	byDefault := MarkOf(t).Stays() && (!t.Layout.Records() || t.Layout.Has(outbox.LastError))
+	p.If(f.stateErr == nil && byDefault && f.required && t.Layout.Has(outbox.Status), "table-status",
+		hint.Errorf(fmt.Sprintf("ALTER TABLE %s ALTER COLUMN %s SET DEFAULT <the state of a new row>",
+			t.SQL(), t.Column(outbox.Status)),
+			"column %s of %s has no default: a row that JetStream has lost could not become pending again",
+			column, t))
+}
