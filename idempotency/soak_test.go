@@ -24,7 +24,10 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-var soakKeys = flag.Int("keys", 15, "how many keys TestKilledUnderLoad uses")
+var (
+	soakKeys   = flag.Int("keys", 15, "how many keys TestKilledUnderLoad uses")
+	keysAtOnce = flag.Int("keys-at-once", 1, "how many of them at the same time")
+)
 
 const (
 	soakURL   = "WALPOST_IDEMPOTENCY_SOAK"
@@ -126,22 +129,30 @@ func TestKilledUnderLoad(t *testing.T) {
 	var slowest, repeated atomic.Int64
 	transport := &http.Transport{MaxIdleConnsPerHost: concurrent}
 	defer transport.CloseIdleConnections()
-	for i := range *soakKeys {
-		var clients sync.WaitGroup
-		for n := range concurrent {
-			clients.Go(func() {
-				began := time.Now()
-				c := &repeater{client: client{t: t, http: &http.Client{Transport: transport}}, servers: servers}
-				c.repeat(ctx, fmt.Sprint("k", i), n)
-				repeated.Add(c.tries - 1)
-				took := int64(time.Since(began))
-				for s := slowest.Load(); took > s && !slowest.CompareAndSwap(s, took); s = slowest.Load() {
-					continue
-				}
-			})
+	request := func(key string, n int) {
+		began := time.Now()
+		c := &repeater{client: client{t: t, http: &http.Client{Transport: transport}}, servers: servers}
+		c.repeat(ctx, key, n)
+		repeated.Add(c.tries - 1)
+		took := int64(time.Since(began))
+		for s := slowest.Load(); took > s && !slowest.CompareAndSwap(s, took); s = slowest.Load() {
+			continue
 		}
-		clients.Wait()
 	}
+	var next atomic.Int64
+	var keys sync.WaitGroup
+	for range *keysAtOnce {
+		keys.Go(func() {
+			for i := next.Add(1); i <= int64(*soakKeys); i = next.Add(1) {
+				var clients sync.WaitGroup
+				for n := range concurrent {
+					clients.Go(func() { request(fmt.Sprint("k", i), n) })
+				}
+				clients.Wait()
+			}
+		})
+	}
+	keys.Wait()
 	b.wantText("keys with another number of effects than one",
 		`SELECT count(*) FROM (SELECT note FROM effects GROUP BY note HAVING count(*) <> 1) e`, "0")
 	b.wantText("effects", `SELECT count(DISTINCT note) FROM effects`, fmt.Sprint(*soakKeys))
@@ -174,7 +185,9 @@ type repeater struct {
 }
 
 func (c *repeater) repeat(ctx context.Context, key string, n int) {
-	for start := time.Now(); ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+	pause := 10 * time.Millisecond
+	for start := time.Now(); ctx.Err() == nil; time.Sleep(pause) {
+		pause = min(2*pause, 320*time.Millisecond)
 		if time.Since(start) > testenv.Patience {
 			c.t.Errorf("%s has no answer after %d tries", key, c.tries)
 			return
