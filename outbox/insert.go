@@ -76,8 +76,8 @@ type Inserter struct {
 	// Layout names the columns, as in the relay's configuration. Default:
 	// [Canonical].
 	Layout Layout
-	// HeadersColumn is a column of type jsonb or json for [Message.Headers]. No layout of the relay maps
-	// it: the headers stay in the table. Default: none, and a message with headers is an error.
+	// HeadersColumn is a column of type jsonb or json for [Message.Headers]. The relay sends what it holds
+	// where outboxes[].headers names it. Default: none, and a message with headers is an error.
 	HeadersColumn string
 	// TraceID returns the W3C traceparent of the context, or "" where there is none. It is asked for each
 	// message that has no TraceID. Default: no trace.

@@ -317,7 +317,8 @@ func (t *Table) SQL() string { return QuoteIdent(t.Schema) + "." + QuoteIdent(t.
 const RowAlias = "walpost_row"
 
 // FilterSQL is the condition, over an alias of the table, under which a row is this relay's: it fits Where,
-// and is in the shard. It is "" where every row is. Without an alias it is one for a publication's row filter.
+// and is in the shard. It is "" where every row is. Without an alias it is one for a publication's row
+// filter.
 func (t *Table) FilterSQL(alias string) string {
 	both := []string{t.WhereSQL(alias), t.ShardSQL(alias)}
 	return strings.Join(slices.DeleteFunc(both, func(s string) bool { return s == "" }), " AND ")
@@ -329,7 +330,7 @@ func (t *Table) WhereSQL(alias string) string {
 	case t.Where == "":
 		return ""
 	case alias == "":
-		return "(" + t.Where + "\n)" // it may end in a comment
+		return "(" + t.Where + ")"
 	}
 	return "(" + strings.ReplaceAll(t.Filter, RowAlias+".", alias+".") + ")"
 }

@@ -71,11 +71,11 @@ func (e *Envelope) addColumn(prefix, key string, value []byte) {
 	h := e.headers
 	h.start = len(h.block)
 	h.block = append(h.block, prefix...)
-	name := len(h.block)
-	h.block = appendPercent(h.block, key)
-	if bytes.IndexByte(h.block[name:], ':') >= 0 {
-		encoded := bytes.ReplaceAll(h.block[name:], []byte(":"), []byte("%3A"))
-		h.block = append(h.block[:name], encoded...)
+	for i, part := range strings.Split(key, ":") {
+		if i > 0 {
+			h.block = append(h.block, "%3A"...)
+		}
+		h.block = appendPercent(h.block, part)
 	}
 	h.block = append(h.block, ": "...)
 	h.value = len(h.block)
@@ -89,7 +89,8 @@ var reservedHeaders = []string{"nats-", "walpost-", "ce-", "traceparent", "conte
 // CheckHeaderName reports why a column may not become a header of this name, or, where it is a document, its
 // keys headers with this prefix.
 func CheckHeaderName(name string) error {
-	if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' }) {
+	odd := func(r rune) bool { return r <= ' ' || r > '~' || r == ':' }
+	if name == "" || strings.ContainsFunc(name, odd) {
 		return hint.Errorf("write visible ASCII without a colon, as in X-Tenant",
 			"%q is no name of a header", name)
 	}

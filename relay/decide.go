@@ -39,7 +39,7 @@ func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, er
 func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if table.IsMarked(ev) {
 		if ev.Table.Partitioned {
-			return toSkip, nil // its insert has marked it, or it was marked and has moved from another partition
+			return toSkip, nil // it was inserted so, or marked and moved from another partition
 		}
 		return toNoteInserted, nil
 	}

@@ -100,8 +100,8 @@ func limits(t *outbox.Table) (f check.Findings) {
 				lacks = missing.String()
 			}
 		}
-		f.Warning("table-no-failure-columns", "map attempts and last_error in outboxes[].layout: they hold a "+
-			"failure together",
+		f.Warning("table-no-failure-columns",
+			"map attempts and last_error in outboxes[].layout: they hold a failure together",
 			"the layout has no %s: without that a poison row goes straight into the dead letters", lacks)
 	}
 	if table.MarkOf(t).InTable() && !t.Layout.Dates() {
@@ -114,10 +114,10 @@ func limits(t *outbox.Table) (f check.Findings) {
 	}
 	switch mark := table.MarkOf(t); {
 	case !mark.InTable() || mark.Stays():
-	case t.Mark == outbox.MarkUpdate:
+	case table.Keeps(t):
 		f.Warning("table-mark-undated", "map processed_at in outboxes[].layout",
-			"no column says when a row was delivered: what JetStream loses later cannot be found again in the "+
-				"table")
+			"no column says when a row was delivered: what JetStream loses later cannot be found again in "+
+				"the table")
 	default:
 		f.Warning("table-mark-delete", "", "mark delete: what JetStream loses later cannot be found again "+
 			"in the table; have the stream on three replicas or sync always")

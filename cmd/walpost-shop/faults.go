@@ -114,7 +114,7 @@ func (c *conductor) recreate(ctx context.Context) error {
 	return c.repair(ctx)
 }
 
-// repairPatience is how long repairs may take: each reads the whole stream, and the next one must find nothing.
+// repairPatience is how long repairs may take: each reads the whole stream, and the last one finds nothing.
 const repairPatience = 15 * time.Minute
 
 // repair runs until it has succeeded: other faults may have left the servers busy.

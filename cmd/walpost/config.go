@@ -202,7 +202,8 @@ func (l LayoutConfig) resolve() (outbox.Layout, error) {
 	layout, ok := outbox.LayoutNamed(l.Name)
 	if !ok {
 		return layout, hint.Errorf(didYouMean(l.Name, outbox.LayoutNames()),
-			"unknown layout %q, want %s, or a map of columns", l.Name, strings.Join(outbox.LayoutNames(), ", "))
+			"unknown layout %q, want %s, or a map of columns", l.Name,
+			strings.Join(outbox.LayoutNames(), ", "))
 	}
 	return layout, nil
 }

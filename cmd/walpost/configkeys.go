@@ -132,24 +132,26 @@ func (c *Config) outboxKeys(i int) []key {
 		{
 			at + "mark", env("WALPOST_MARK"), "update",
 			markValue{&o.Mark},
-			"How a stored row is taken out: update sets processed_at, and the status where the layout has one; " +
-				"delete deletes it; none leaves it alone (the producer inserts and deletes in one transaction: " +
-				"no delayed rows, no retries, no healing). {set: {status: 2}} names a status and its value for " +
-				"delivered rows; failed and dead beside set are those of rows that have failed, as in " +
-				"{set: {status: 2}, failed: 3, dead: 4}; in the environment status=2,failed=3,dead=4.",
+			"How a stored row is taken out: update sets processed_at, and the status where the layout " +
+				"has one; delete deletes it; none leaves it alone (the producer inserts and deletes in one " +
+				"transaction: no delayed rows, no retries, no healing). {set: {status: 2}} names a status " +
+				"and its value for delivered rows; failed and dead beside set are those of rows that have " +
+				"failed, as in {set: {status: 2}, failed: 3, dead: 4}; " +
+				"in the environment status=2,failed=3,dead=4.",
 		},
 		{
 			at + "where", env("WALPOST_WHERE"), "",
 			stringValue{p: &o.Where},
 			"An SQL condition on the row, as in status <> 4: rows that do not fit are not events. " +
-				"The publication filters by it, which takes PostgreSQL 15 or newer; with mode poll any version does.",
+				"The publication filters by it, which takes PostgreSQL 15 or newer; " +
+				"with mode poll any version does.",
 		},
 		{
 			at + "headers", env("WALPOST_HEADERS"), "",
 			headersValue{&o.Headers},
-			fmt.Sprintf("Columns that become headers, at most %d: a list, or a map from column to header's name. "+
-				"Without a name the header is %s<column>. A column of type json or jsonb becomes a header for "+
-				"each key, and its name is the prefix of theirs (%[2]s). In the environment "+
+			fmt.Sprintf("Columns that become headers, at most %d: a list, or a map from column to header. "+
+				"Without a name the header is %s<column>. A column of type json or jsonb becomes a header "+
+				"for each key, and its name is the prefix of theirs (%[2]s). In the environment "+
 				"message_id,headers=X-. Empty is what the layout has; [] is none.",
 				outbox.MaxHeaders, outbox.HeaderPrefix),
 		},

@@ -202,7 +202,8 @@ func (v headersValue) Check() error {
 	for _, h := range v.p.List {
 		switch {
 		case h.Column == "":
-			return hint.Errorf("write [message_id, tenant], or {message_id: Message-Id}", "a column has no name")
+			return hint.Errorf("write [message_id, tenant], or {message_id: Message-Id}",
+				"a column has no name")
 		case seen[h.Column]:
 			return fmt.Errorf("column %q is given twice", h.Column)
 		case h.Name != "":

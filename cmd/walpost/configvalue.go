@@ -262,7 +262,9 @@ func (v layoutValue) Set(text string) error {
 	return nil
 }
 
-func (v layoutValue) Kind() string { return strings.Join(outbox.LayoutNames(), " | ") + " | map of columns" }
+func (v layoutValue) Kind() string {
+	return strings.Join(outbox.LayoutNames(), " | ") + " | map of columns"
+}
 
 func (v layoutValue) Check() error {
 	_, err := v.p.resolve()

@@ -65,7 +65,8 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.Repo
 func obstacles(r *retention.Report) error {
 	for _, t := range r.Tables {
 		if t.Obstacle {
-			return hint.Errorf("correct that, or turn it off (retention.archive_after: 0s, or delete_after: 0s)",
+			return hint.Errorf(
+				"correct that, or turn it off (retention.archive_after: 0s, or delete_after: 0s)",
 				"%s keeps its processed rows: %s", t.Table, t.Skipped)
 		}
 	}

@@ -163,9 +163,9 @@ WITH gone AS (
 	INSERT INTO {table} AS t ({columns}) OVERRIDING SYSTEM VALUE
 	SELECT {values} FROM gone g WHERE NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = {goneid})
 	ORDER BY g.dead_letter_id RETURNING concat(t.{id}) AS id
-), woken AS (`+t.wokenSQL()+`)
+), woken AS (` + t.wokenSQL() + `)
 SELECT ARRAY(SELECT dead_letter_id FROM gone),
-	ARRAY(SELECT id FROM put UNION ALL SELECT id FROM woken) WHERE `+pg.OwnPath), nil
+	ARRAY(SELECT id FROM put UNION ALL SELECT id FROM woken) WHERE ` + pg.OwnPath), nil
 }
 
 // wokenSQL makes dead rows that have stayed in the outbox pending again.

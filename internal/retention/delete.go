@@ -75,6 +75,7 @@ func (r *pass) isIndexed(ctx context.Context, t *outbox.Table) (indexed bool, er
 }
 
 func missingIndex(t *outbox.Table) string {
-	return fmt.Sprintf("no index begins with %s: CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %[3]s IS NOT NULL",
+	return fmt.Sprintf("no index begins with %s: "+
+		"CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %[3]s IS NOT NULL",
 		t.Layout.Columns[outbox.ProcessedAt], t.SQL(), t.Column(outbox.ProcessedAt))
 }

@@ -135,7 +135,7 @@ type tableFacts struct {
 	filter    string
 	filterErr error
 	// required: the status column takes no NULL and has no default.
-	required bool
+	required  bool
 	dlqExists bool
 	// unhashed are the types of columns that rows are found by a hash of, and that have none.
 	unhashed map[outbox.Field]string
@@ -350,7 +350,7 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
 				"column %s of %s has type %s, which has no hash function: rows could not be found by it",
 				called(t.Layout.Columns[field], field), t, f.unhashed[field]))
 	}
-	p.If(t.Mark == outbox.MarkUpdate && len(t.Layout.MarkFields()) == 0, "table-mark",
+	p.If(Keeps(t) && len(t.Layout.MarkFields()) == 0, "table-mark",
 		hint.Errorf("use outboxes[].mark: delete, name a status as in {set: {status: 2}}, "+
 			"or map processed_at to a timestamptz column",
 			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name))

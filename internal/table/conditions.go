@@ -9,7 +9,9 @@ import (
 )
 
 // PendingSQL is the condition under which a row still waits to be delivered, by this relay.
-func PendingSQL(t *outbox.Table, alias string) string { return t.PendingSQL(alias) + FilterSQL(t, alias) }
+func PendingSQL(t *outbox.Table, alias string) string {
+	return t.PendingSQL(alias) + FilterSQL(t, alias)
+}
 
 // FilterSQL narrows a condition to the rows that are this relay's.
 func FilterSQL(t *outbox.Table, alias string) string {
@@ -28,11 +30,12 @@ func UnmarkedSQL(t *outbox.Table, alias string) string {
 	}
 	switch l := &t.Layout; {
 	case l.Has(outbox.Status):
-		settled := outbox.QuoteLiteral(l.States[outbox.Done])
+		status := alias + t.Column(outbox.Status)
+		differs := status + " <> " + outbox.QuoteLiteral(l.States[outbox.Done])
 		if l.States[outbox.Dead] != "" {
-			settled += ", " + outbox.QuoteLiteral(l.States[outbox.Dead])
+			differs += " AND " + status + " <> " + outbox.QuoteLiteral(l.States[outbox.Dead])
 		}
-		return fmt.Sprintf("coalesce(%s%s NOT IN (%s), true)", alias, t.Column(outbox.Status), settled)
+		return "coalesce(" + differs + ", true)"
 	case l.Has(outbox.ProcessedAt):
 		return "num_nulls(" + alias + t.Column(outbox.ProcessedAt) + ") = 1"
 	}

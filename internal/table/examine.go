@@ -16,56 +16,49 @@ import (
 // index is one that the canonical table comes with.
 type index struct {
 	columns []outbox.Field // none: the hash of the aggregate
-	// where are its conditions; a whole index does as well where whole is set.
-	where   []condition
+	// where is its condition; a whole index does as well where whole is set.
+	where   func(*outbox.Table) string
 	whole   bool
 	sharded bool   // of a shard it begins with what tells the shards apart
 	without string // what happens without it
 }
 
-type condition struct {
-	field outbox.Field
-	is    string
+var indexes = []index{
+	{
+		columns: []outbox.Field{outbox.ID},
+		where:   isPending,
+		sharded: true,
+		without: "every search for pending rows reads through the delivered ones",
+	},
+	{
+		columns: []outbox.Field{outbox.AvailableAt, outbox.ID},
+		where:   isPending,
+		sharded: true,
+		without: "every search for due rows reads all pending ones",
+	},
+	{
+		columns: []outbox.Field{outbox.ProcessedAt},
+		where:   func(t *outbox.Table) string { return t.Column(outbox.ProcessedAt) + " IS NOT NULL" },
+		whole:   true,
+		without: "nothing is archived, and a start that looks for lost rows reads the whole table",
+	},
+	{
+		where:   func(t *outbox.Table) string { return UnmarkedSQL(t, "") + " AND " + recordedIs(t, "") },
+		without: "every look for held aggregates reads all pending rows",
+	},
 }
 
-var (
-	pending = condition{outbox.ProcessedAt, "%s IS NULL"}
-	indexes = []index{
-		{
-			columns: []outbox.Field{outbox.ID},
-			where:   []condition{pending},
-			sharded: true,
-			without: "every search for pending rows reads through the delivered ones",
-		},
-		{
-			columns: []outbox.Field{outbox.AvailableAt, outbox.ID},
-			where:   []condition{pending},
-			sharded: true,
-			without: "every search for due rows reads all pending ones",
-		},
-		{
-			columns: []outbox.Field{outbox.ProcessedAt},
-			where:   []condition{{outbox.ProcessedAt, "%s IS NOT NULL"}},
-			whole:   true,
-			without: "nothing is archived, and a start that looks for lost rows reads the whole table",
-		},
-		{
-			where: []condition{
-				{outbox.ProcessedAt, "num_nulls(%s) = 1"},
-				{outbox.LastError, "%s IS NOT NULL"},
-			},
-			without: "every look for held aggregates reads all pending rows",
-		},
-	}
-)
+func isPending(t *outbox.Table) string { return t.PendingSQL("") }
 
-// wanted reports whether a table needs the index. How the owners of other tables than canonical ones search
-// them is not known; only the relay looks for held aggregates.
+// wanted reports whether a table needs the index. How the owners of other tables search them is not known,
+// but that no index of theirs answers to a status as the relay asks for it. Only the relay looks for held
+// aggregates.
 func (x index) wanted(t *outbox.Table) bool {
 	if x.columns == nil {
 		return findsAggregates(t)
 	}
-	return MarkOf(t).Stays() && t.Layout.Name == outbox.Canonical().Name
+	return MarkOf(t).Stays() && (t.Layout.Name == outbox.Canonical().Name || t.Layout.Has(outbox.Status)) &&
+		!slices.ContainsFunc(x.columns, func(f outbox.Field) bool { return !t.Layout.Has(f) })
 }
 
 func (x index) on(t *outbox.Table) string {
@@ -91,32 +84,27 @@ func (x index) missing(t *outbox.Table) string {
 		whole.Shard = outbox.Shard{}
 		return fmt.Sprintf("table %s has no index on (<shard key>, %s) where %s: "+
 			"every search for pending rows reads through those of the other shards",
-			t, unquoted(x.on(&whole)), unquoted(x.predicate(t)))
+			t, unquoted(x.on(&whole)), unquoted(x.where(t)))
 	}
 	return fmt.Sprintf("table %s has no index on (%s) where %s: %s",
-		t, unquoted(x.on(t)), unquoted(x.predicate(t)), x.without)
-}
-
-func (x index) predicate(t *outbox.Table) string {
-	var parts []string
-	for _, c := range x.where {
-		if t.Layout.Has(c.field) {
-			parts = append(parts, fmt.Sprintf(c.is, t.Column(c.field)))
-		}
-	}
-	return strings.Join(parts, " AND ")
+		t, unquoted(x.on(t)), unquoted(x.where(t)), x.without)
 }
 
 // is reports whether an index of the table, as columns and predicate, serves as well.
 func (x index) is(t *outbox.Table, columns, predicate string) bool {
 	return strings.HasPrefix(plain(columns)+",", plain(x.on(t))+",") &&
-		(plain(predicate) == plain(x.predicate(t)) || x.whole && predicate == "")
+		(plain(predicate) == plain(x.where(t)) || x.whole && predicate == "")
 }
 
 // added is what the server adds to an expression: casts, quotes, parentheses and spaces.
-var added = regexp.MustCompile(`::[a-z]+|[()\s"]`)
+var added = regexp.MustCompile(`::(?:character varying|"?\w+"?(?:\."?\w+"?)?)|[()\s"']`)
 
-func plain(sql string) string { return added.ReplaceAllString(sql, "") }
+func plain(sql string) string {
+	return spelt.Replace(strings.ToLower(added.ReplaceAllString(sql, "")))
+}
+
+// spelt: a boolean's text is one letter, and its literal a word.
+var spelt = strings.NewReplacer("fromtrue", "fromt", "fromfalse", "fromf")
 
 func unquoted(sql string) string { return strings.ReplaceAll(sql, `"`, "") }
 
@@ -140,7 +128,7 @@ func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f check.Findi
 		exists := func(i found) bool { return x.is(t, i.Columns, i.Predicate) }
 		if x.wanted(t) && !slices.ContainsFunc(have, exists) {
 			create := fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s",
-				t.SQL(), x.on(t), x.predicate(t))
+				t.SQL(), x.on(t), x.where(t))
 			f.Warning("table-index", create, "%s", x.missing(t))
 		}
 	}

@@ -60,7 +60,7 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 
 // CanSkip reports whether rows of a table can be marked and say that they were not to be sent.
 func CanSkip(t *outbox.Table) bool {
-	return t.Mark == outbox.MarkUpdate && (t.Layout.Has(outbox.LastError) || t.Layout.Has(outbox.Status))
+	return Keeps(t) && (t.Layout.Has(outbox.LastError) || t.Layout.Has(outbox.Status))
 }
 
 // skipSQL marks the pending rows of a table and counts them, unless it has done so before.

@@ -299,7 +299,8 @@ func unmarkSQL(t *outbox.Table) string {
 	// IS TRUE: the rows are to be found by their ids, whatever index answers to the marks.
 	same := fmt.Sprintf("(t.%s = w.mark) IS TRUE AND %s", t.Column(outbox.ProcessedAt), storedSQL(t))
 	return strings.NewReplacer(
-		"{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", PendingSets(t, lostNote), "{id}", t.Column(outbox.ID),
+		"{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", PendingSets(t, lostNote),
+		"{id}", t.Column(outbox.ID),
 		"{same}", same, "{free}", FreeSQL(t), "{own}", pg.OwnPath,
 	).Replace(`
 WITH lost AS MATERIALIZED (
@@ -340,7 +341,7 @@ func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
 
 // hasMarkedRows reports whether any row that is in the table is marked.
 func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err error) {
-	if t.Mark != outbox.MarkUpdate {
+	if !Keeps(t) {
 		return false, nil
 	}
 	if !t.Shard.All() && MarkOf(t).Stays() {

@@ -71,6 +71,9 @@ func (none) InTable() bool            { return false }
 func (none) Stays() bool              { return false }
 func (none) SQL(*outbox.Table) string { return "" }
 
+// Keeps reports whether a marked row stays in the table, be it without a time.
+func Keeps(t *outbox.Table) bool { return t.Mark == outbox.MarkUpdate }
+
 // Deletes reports whether a relay deletes rows: delivered ones, or dead ones where their status does not say
 // so.
 func Deletes(t *outbox.Table) bool {
@@ -79,7 +82,7 @@ func Deletes(t *outbox.Table) bool {
 
 // Writes are the fields that a relay updates.
 func Writes(t *outbox.Table) (fields []outbox.Field) {
-	if t.Mark == outbox.MarkUpdate {
+	if Keeps(t) {
 		fields = t.Layout.MarkFields()
 	}
 	if MarkOf(t).InTable() {

@@ -47,7 +47,8 @@ func (db *DB) Fresh(
 			return cs, err
 		}
 	}
-	return db.candidates(ctx, t, freshSQL(t, threshold, anyHalf(t, threshold), orderSQL(t, "t"), db.own.deadLetters), limit)
+	sql := freshSQL(t, threshold, anyHalf(t, threshold), orderSQL(t, "t"), db.own.deadLetters)
+	return db.candidates(ctx, t, sql, limit)
 }
 
 // freshByDueSQL searches by available_at, which is NULL in a row that is due at once. Each half
@@ -169,7 +170,8 @@ func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
 		"{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)),
 		"{recorded}", recorded, "{pending}", PendingSQL(t, "t"),
 		"{order}", orderSQL(t, "t"), "{last}", orderSQL(t, "r"),
-		"{newest}", strings.Replace(orderSQL(t, "r"), ",", " DESC,", 1), "{aggregate}", t.Column(outbox.AggregateID),
+		"{newest}", strings.Replace(orderSQL(t, "r"), ",", " DESC,", 1),
+		"{aggregate}", t.Column(outbox.AggregateID),
 		"{has}", recordedIs(t, "t"), "{lacks}", unrecordedIs(t, "t"), "{by}", partitionSQL(t),
 	).Replace(`
 SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (

@@ -56,11 +56,14 @@ func IsHeld(ev *outbox.Event) bool {
 
 // recordedIs is [IsRecorded] in SQL.
 func recordedIs(t *outbox.Table, alias string) string {
+	if alias != "" {
+		alias += "."
+	}
 	switch l := &t.Layout; {
 	case l.Has(outbox.LastError):
-		return fmt.Sprintf("%s.%s IS NOT NULL", alias, t.Column(outbox.LastError))
+		return fmt.Sprintf("%s%s IS NOT NULL", alias, t.Column(outbox.LastError))
 	case l.States[outbox.Failed] != "":
-		return fmt.Sprintf("%s.%s = %s",
+		return fmt.Sprintf("%s%s = %s",
 			alias, t.Column(outbox.Status), outbox.QuoteLiteral(l.States[outbox.Failed]))
 	}
 	return "false"
@@ -97,7 +100,8 @@ func readyIs(t *outbox.Table, alias string) string {
 		return fmt.Sprintf("(%s OR (%s.%s <= now()) IS NOT FALSE)", held, alias, t.Column(outbox.AvailableAt))
 	}
 	reason := alias + "." + t.Column(outbox.LastError)
-	return fmt.Sprintf("(%s OR (left(%s, %d) = '%s' AND substr(%[2]s, %[5]d, %[6]d) COLLATE \"C\" > %[7]s) IS NOT TRUE)",
+	return fmt.Sprintf("(%s OR (left(%s, %d) = '%s' "+
+		"AND substr(%[2]s, %[5]d, %[6]d) COLLATE \"C\" > %[7]s) IS NOT TRUE)",
 		held, reason, len(retryAfter), retryAfter, len(retryAfter)+1, retryBytes, retryTimeSQL("now()"))
 }
 

@@ -69,7 +69,10 @@ var startCodes = map[string]string{
 	"row_security": "table-row-security", "table_missing": "table-missing", "not_migrated": "table-missing", "table_is_view": "table-kind",
 	"table_unlogged": "table-unlogged", "columns_missing": "table-columns", "available_at_text": "table-column-type", "processed_at_boolean": "table-column-type",
 	"initial_unsaid": "table-initial", "id_without_index": "table-id-index",
-	"generated": "table-generated-column",
+	"generated": "table-generated-column", "layout_without_column": "table-columns", "status_missing": "table-columns", "header_missing": "table-columns",
+	"status_type": "table-status", "status_without_default": "table-status",
+	"where_broken": "table-where", "where_column": "table-where", "where_no_condition": "table-where", "where_two": "table-where",
+	"where_subquery": "table-where", "where_function": "table-where", "where_unpublished": "publication-filter", "where_other": "publication-filter",
 
 	"no_publication": "publication-missing", "no_inserts": "publication-inserts", "another_table": "publication-tables", "row_filter": "publication-filter",
 	"column_list": "publication-columns", "leaves": "publication-partitions", "all_tables_leaves": "publication-partitions",

@@ -20,6 +20,32 @@ func tableCases() []badStart {
 			sql: `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
 				SELECT 'order', 1, 'placed', '{}' FROM generate_series(1, 100001)`,
 		},
+		{
+			name: "layout_without_column",
+			sql: `CREATE TABLE outbox (id bigint PRIMARY KEY, topic text, aggregate_type text, aggregate_id text, payload jsonb, status smallint DEFAULT 0,
+				attempts int, next_retry_at timestamptz, created_at timestamptz, processed_at timestamptz, trace_id text, message_id text, partition_key text)`,
+			env: map[string]string{"WALPOST_TABLE": "outbox", "WALPOST_LAYOUT": "eventferry"},
+		},
+		{
+			name: "status_type", sql: `ALTER TABLE outbox_messages ADD status smallint NOT NULL DEFAULT 0`,
+			env: map[string]string{"WALPOST_MARK": "status=sent"},
+		},
+		{
+			name: "status_without_default", sql: `ALTER TABLE outbox_messages ADD status text NOT NULL`,
+			env: map[string]string{"WALPOST_MARK": "status=sent"},
+		},
+		{name: "status_missing", env: map[string]string{"WALPOST_MARK": "status=sent"}},
+		{name: "header_missing", env: map[string]string{"WALPOST_HEADERS": "message_id"}},
+		{name: "where_broken", env: map[string]string{"WALPOST_WHERE": "tenant_id <>"}},
+		{name: "where_column", env: map[string]string{"WALPOST_WHERE": "status <> 4"}},
+		{name: "where_no_condition", env: map[string]string{"WALPOST_WHERE": "event_version"}},
+		{name: "where_two", env: map[string]string{"WALPOST_WHERE": "true); DROP TABLE outbox_messages; SELECT (true"}},
+		{name: "where_subquery", env: map[string]string{"WALPOST_WHERE": "id > (SELECT min(attempts) FROM public.outbox_messages)"}},
+		{
+			name: "where_function",
+			sql:  `CREATE FUNCTION takes(bigint) RETURNS bool IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN RETURN true; END $$`,
+			env:  map[string]string{"WALPOST_WHERE": "public.takes(tenant_id)"},
+		},
 		{name: "id_without_index", sql: `ALTER TABLE outbox_messages DROP CONSTRAINT outbox_messages_pkey; DROP INDEX outbox_messages_pending_idx`},
 	}
 }
@@ -30,6 +56,14 @@ func publicationCases() []badStart {
 		{name: "no_inserts", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'update, delete')`},
 		{name: "another_table", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages_dlq`},
 		{name: "row_filter", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages WHERE (tenant_id = 7) WITH (publish = 'insert')`},
+		{
+			name: "where_unpublished", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'insert')`,
+			env: map[string]string{"WALPOST_WHERE": "tenant_id IN (1, 2)"},
+		},
+		{
+			name: "where_other", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages WHERE (tenant_id IN (1, 3)) WITH (publish = 'insert')`,
+			env: map[string]string{"WALPOST_WHERE": "tenant_id IN (1, 2)"},
+		},
 		{name: "column_list", sql: `CREATE PUBLICATION walpost FOR TABLE outbox_messages (id, event_type) WITH (publish = 'insert')`},
 		{
 			name: "leaves",

@@ -1,0 +1,44 @@
+package retention_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/walpost/walpost/internal/retention"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// TestDeleteAfter: of an outbox without an archive, delivered rows go that are old enough, and no other one.
+func TestDeleteAfter(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message_id text, topic text, aggregate_type text, aggregate_id text,
+			partition_key text, payload jsonb, headers jsonb, trace_id text, status smallint, attempts int, next_retry_at timestamptz,
+			created_at timestamptz, processed_at timestamptz);
+		CREATE VIEW left_over AS SELECT string_agg(message_id, ' ' ORDER BY message_id) AS ids, count(*) AS n FROM outbox`)
+	l, _ := outbox.LayoutNamed("eventferry")
+	box := &outbox.Table{Schema: "public", Name: "outbox", Layout: l, Mark: outbox.MarkUpdate, Where: "topic <> 'other'"}
+	deleteAfter := func(o *retention.Options) { o.Tables, o.DeleteAfter = []*outbox.Table{box}, time.Hour }
+
+	b.exec(`INSERT INTO outbox (message_id, topic, status, processed_at)
+		SELECT concat('gone', i), 'a', 2, now() - interval '2 hours' FROM generate_series(1, 3000) i`)
+	b.exec(`INSERT INTO outbox (message_id, topic, status, processed_at) VALUES
+		('young', 'a', 2, now()), ('pending', 'a', 0, now() - interval '2 hours'), ('null', 'a', NULL, now() - interval '2 hours'),
+		('failed', 'a', 3, now() - interval '2 hours'), ('dead', 'a', 4, now() - interval '2 hours'), ('other', 'other', 2, now() - interval '2 hours'),
+		('undated', 'a', 2, NULL)`)
+	r := b.retain(deleteAfter)
+	if got := r.Tables[0]; !got.Obstacle || got.Deleted != 0 {
+		t.Errorf("without an index: %+v", got)
+	}
+	b.exec(`CREATE INDEX ON outbox (processed_at) WHERE processed_at IS NOT NULL`)
+	if r = b.retain(func(o *retention.Options) { o.Tables = []*outbox.Table{box} }); r.Tables[0].Deleted != 0 {
+		t.Errorf("it is off: %+v", r.Tables[0])
+	}
+	if r = b.retain(deleteAfter); r.Tables[0].Deleted != 3000 || len(r.Complaints()) > 0 {
+		t.Errorf("%+v %v", r.Tables[0], r.Complaints())
+	}
+	b.wantText("rows that are left", `SELECT ids FROM left_over`, "dead failed null other pending undated young")
+	if r = b.retain(deleteAfter); r.Tables[0].Deleted != 0 {
+		t.Errorf("a second pass: %+v", r.Tables[0])
+	}
+}
