@@ -259,6 +259,9 @@ func (r *statusReport) askOutbox(ctx context.Context, db *table.DB, t *outbox.Ta
 	if !table.MarkOf(t).InTable() {
 		return
 	}
+	if !r.look("outboxes.where", db.ExplainRead(ctx, t, db.ReadFilter(ctx, t))) {
+		return
+	}
 	for _, q := range []struct {
 		part string
 		ask  func() error

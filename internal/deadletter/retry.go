@@ -218,7 +218,7 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 			DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s RETURNING 1
 		)
 		SELECT count(*)::int FROM gone WHERE %s`,
-		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), table.FilterSQL(t.table, "t"), pg.OwnPath),
+		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), shardSQL(t.table), pg.OwnPath),
 		rows).Scan(&deleted)
 	if err == nil {
 		_, err = tx.Exec(ctx, pg.HidePath)
@@ -231,6 +231,14 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 	default:
 		return gone, errOtherShard
 	}
+}
+
+// shardSQL narrows a condition on the row t to the relay's shard.
+func shardSQL(t *outbox.Table) string {
+	if s := t.ShardSQL("t"); s != "" {
+		return " AND " + s
+	}
+	return ""
 }
 
 // others adds the outcomes of rows that were not moved because their ids are in the table again. It leaves

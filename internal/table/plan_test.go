@@ -96,6 +96,78 @@ func TestPlansGoByID(t *testing.T) {
 	})
 }
 
+// So it is in tables that people have, with the indexes that doctor advises, or their own.
+func TestPlansOfExistingTables(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		for name, existing := range map[string]struct{ create, insert, done, fresh string }{
+			"eventferry": {
+				create: `CREATE TABLE public.box (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message_id TEXT NOT NULL, topic TEXT NOT NULL,
+					aggregate_type TEXT NOT NULL, aggregate_id TEXT NOT NULL, partition_key TEXT, payload JSONB NOT NULL, headers JSONB NOT NULL DEFAULT '{}',
+					trace_id TEXT, status SMALLINT NOT NULL DEFAULT 0, attempts INT NOT NULL DEFAULT 0, claimed_at TIMESTAMPTZ, next_retry_at TIMESTAMPTZ,
+					created_at TIMESTAMPTZ NOT NULL DEFAULT now(), processed_at TIMESTAMPTZ)`,
+				insert: `INSERT INTO public.box (message_id, topic, aggregate_type, aggregate_id, payload) SELECT g, 'order.placed', 'order', g, '{}' FROM generate_series(1, 20000) g`,
+				done:   `UPDATE public.box SET status = 2, processed_at = now()`,
+				fresh:  "box_pkey",
+			},
+			"prisma": {
+				create: `CREATE TABLE public.box (id TEXT PRIMARY KEY, "aggregateId" TEXT NOT NULL, "aggregateType" TEXT NOT NULL, "eventType" TEXT NOT NULL, payload JSONB NOT NULL,
+					"publishedAt" TIMESTAMP(3), attempts INTEGER NOT NULL DEFAULT 0, "lastError" TEXT, "createdAt" TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP);
+					CREATE INDEX ON public.box ("publishedAt", attempts)`,
+				insert: `INSERT INTO public.box (id, "aggregateType", "aggregateId", "eventType", payload) SELECT gen_random_uuid(), 'order', g, 'order.placed', '{}' FROM generate_series(1, 20000) g`,
+				done:   `UPDATE public.box SET "publishedAt" = now()`,
+				fresh:  "box_pkey",
+			},
+		} {
+			layout, _ := outbox.LayoutNamed(name)
+			box := &outbox.Table{Schema: "public", Name: "box", Layout: layout, Mark: outbox.MarkUpdate}
+			url := pg.NewDB(t)
+			cfg, err := pgx.ParseConfig(url)
+			must(t, err)
+			must(t, pg.Exec(t.Context(), cfg.Database, existing.create))
+			m := migrations.New(cfg, []*outbox.Table{box})
+			defer m.Close()
+			_, err = m.Up(t.Context(), migrations.Latest)
+			must(t, err)
+			db, err := Open(t.Context(), Config{URL: url, Slot: "walpost"})
+			must(t, err)
+			defer db.Close()
+			run := func(sql string) {
+				t.Helper()
+				_, err := db.Conn().Exec(t.Context(), sql)
+				must(t, err)
+			}
+			must(t, db.CheckTable(t.Context(), box))
+			found, err := db.IndexFindings(t.Context(), box)
+			must(t, err)
+			for _, f := range found {
+				run(f.Fix)
+			}
+			for range 4 {
+				run(existing.insert)
+			}
+			run(existing.done)
+			run(`VACUUM ANALYZE public.box`)
+			run(existing.insert)
+			ids, hashes := slices.Repeat([]string{"1"}, portionRows), make([]int64, portionRows)
+			known := []any{ids, hashes, make([]*string, portionRows)}
+			all := append(slices.Clone(known), ids, make([]*int, portionRows), make([]*time.Duration, portionRows), make([]*string, portionRows))
+			for what, q := range map[string]query{
+				"mark": {markSQL(box), known}, "park": {parkSQL(box, time.Second), all}, "hold": {holdSQL(box), all},
+				"dead letter": {moveToDeadLettersSQL(box, db.own.deadLetters), all}, "look up": {lookUpSQL(box), known},
+				"unmark": {unmarkSQL(box), []any{ids, hashes, make([]time.Time, portionRows)}},
+			} {
+				rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+q.sql, q.args...)
+				must(t, err)
+				readPlan(t, name+": "+what, rows, "Join Filter", "Seq Scan on box", "box_id_idx", "_processed_at_idx", "_publishedAt")
+			}
+			rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+
+				freshSQL(box, time.Second, anyHalf(box, time.Second), orderSQL(box, "t"), db.own.deadLetters), 1000)
+			must(t, err)
+			readPlan(t, name+": fresh", rows, "Seq Scan on box", existing.fresh)
+		}
+	})
+}
+
 type query struct {
 	sql  string
 	args []any
