@@ -25,6 +25,15 @@ func (r Ref) AppendEventID(dst []byte) []byte {
 	return appendHash(dst, r.Hash)
 }
 
+// replayMark and the number of a request end the ids of messages that were published again.
+const replayMark = "replay-"
+
+// AppendReplay makes an event id, or a message id, that of the event's replay: "<id>/replay-<request>".
+func AppendReplay(id []byte, request int64) []byte {
+	id = append(append(id, '/'), replayMark...)
+	return strconv.AppendInt(id, request, 10)
+}
+
 // MessageID is the Nats-Msg-Id, "<source>/<table>/<id>/<hash>".
 func (r Ref) MessageID(source string) string {
 	dst := make([]byte, 0, 96)
@@ -87,6 +96,8 @@ type MessageID struct {
 	ID     string
 	Hash   uint64
 	Replay bool // published again on purpose: proves nothing about the first time
+	// Request is the number of the replay's request; 0 where the id does not say it.
+	Request int64
 }
 
 // ParseMessageID takes a Nats-Msg-Id apart; ok is false where it is not of this
@@ -98,8 +109,9 @@ func ParseMessageID(source, s string) (m MessageID, ok bool) {
 	}
 	f := strings.Split(rest, "/")
 	switch {
-	case len(f) == 4 && strings.HasPrefix(f[3], "replay-"):
+	case len(f) == 4 && strings.HasPrefix(f[3], replayMark):
 		m.Replay = true
+		m.Request, _ = strconv.ParseInt(f[3][len(replayMark):], 10, 64)
 	case len(f) != 3:
 		return m, false
 	}

@@ -25,7 +25,7 @@ func TestMessageID(t *testing.T) {
 		t.Errorf("parsed %+v, %t", m, ok)
 	}
 	m, ok = outbox.ParseMessageID("orders-db", want+"/replay-2")
-	if !ok || m != (outbox.MessageID{Table: "public.outbox_messages", ID: "4711", Hash: 0xAB, Replay: true}) {
+	if !ok || m != (outbox.MessageID{Table: "public.outbox_messages", ID: "4711", Hash: 0xAB, Replay: true, Request: 2}) {
 		t.Errorf("parsed %+v, %t", m, ok)
 	}
 }

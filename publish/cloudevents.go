@@ -11,9 +11,9 @@ import (
 // goes in unchanged where it is one JSON value, so that numbers and the order of
 // keys survive. Any other text goes in as a string, other bytes as data_base64:
 // spliced in as it is, it could end the object's data and add attributes.
-func appendCloudEvent(dst []byte, ev *outbox.Event, ref outbox.Ref, source string) []byte {
+func appendCloudEvent(dst []byte, ev *outbox.Event, id []byte, source string) []byte {
 	dst = append(dst, `{"specversion":"1.0"`...)
-	dst = appendMember(dst, "id", ref.AppendEventID(make([]byte, 0, 96)))
+	dst = appendMember(dst, "id", id)
 	dst = appendMember(dst, "source", source)
 	dst = appendMember(dst, "type", ev.Values[outbox.EventType])
 	if t := subjectType(ev); t != nil {

@@ -36,6 +36,8 @@ func (p *Publisher) Drain(ctx context.Context) []Refusal {
 	for _, s := range doubts {
 		own, err := p.isOwn(ctx, s.delivery, s.ack)
 		switch {
+		case err == nil && own && s.delivery.Replay != 0:
+			s.delivery.Tag.(Replayed).Stored(s.ack)
 		case err == nil && own:
 			p.mu.Lock()
 			p.stored = append(p.stored, s.delivery.Index)
@@ -80,10 +82,14 @@ const pollReplies = 10 * time.Millisecond
 // isOwn reports whether the message at a sequence is a row's.
 func (p *Publisher) isOwn(ctx context.Context, d Delivery, seq uint64) (bool, error) {
 	m, err := p.cfg.Stream.Message(ctx, seq)
-	if err != nil || m.ID != d.Ref.MessageID(p.cfg.Envelope.Source()) {
+	id := d.Ref.MessageID(p.cfg.Envelope.Source())
+	if d.Replay != 0 {
+		id = string(outbox.AppendReplay([]byte(id), d.Replay))
+	}
+	if err != nil || m.ID != id {
 		return false, err
 	}
-	if p.cfg.IsGenuine == nil {
+	if p.cfg.IsGenuine == nil || d.Replay != 0 {
 		return true, nil
 	}
 	return p.cfg.IsGenuine(ctx, d, seq, m)

@@ -48,6 +48,8 @@ type Stamp struct {
 	// not sent.
 	Commit outbox.LSN
 	N      uint32
+	// Replay is the number of the request where the row is published again on purpose, else 0.
+	Replay int64
 }
 
 // Envelope turns events into messages. It is one goroutine's.
@@ -171,7 +173,7 @@ func (e *Envelope) Build(ev *outbox.Event, st Stamp) (header, body []byte, err e
 		return nil, nil, err
 	}
 	h.end()
-	body = e.data(ev, st.Ref)
+	body = e.data(ev)
 	return h.block, body, e.checkSize(len(body))
 }
 
@@ -200,6 +202,10 @@ func checkAttributes(ev *outbox.Event) error {
 func (e *Envelope) identify(st Stamp) {
 	h := e.headers
 	e.eventID = st.Ref.AppendEventID(e.eventID[:0])
+	if st.Replay != 0 {
+		h.percent(hReplayOf, e.eventID)
+		e.eventID = outbox.AppendReplay(e.eventID, st.Replay)
+	}
 	h.open(hMsgID)
 	h.block = append(h.block, e.source...)
 	h.block = append(h.block, '/')
@@ -229,11 +235,11 @@ func (e *Envelope) identify(st Stamp) {
 	}
 }
 
-func (e *Envelope) data(ev *outbox.Event, ref outbox.Ref) []byte {
+func (e *Envelope) data(ev *outbox.Event) []byte {
 	if e.cfg.Format == FormatBinary {
 		return ev.Values[outbox.Payload]
 	}
-	e.body = appendCloudEvent(e.body[:0], ev, ref, e.source)
+	e.body = appendCloudEvent(e.body[:0], ev, e.eventID, e.source)
 	return e.body
 }
 

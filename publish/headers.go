@@ -15,6 +15,7 @@ const (
 	hExpectedLast
 	hVia
 	hCommit
+	hReplayOf
 	hID
 	hType
 	hSubject
@@ -39,6 +40,7 @@ var headerNames = [numHeaders]string{
 	hExpectedLast:     nats.ExpectedLastSeqHdr,
 	hVia:              jetstream.ViaHeader,
 	hCommit:           jetstream.CommitHeader,
+	hReplayOf:         jetstream.ReplayOfHeader,
 	hID:               "ce-id",
 	hType:             "ce-type",
 	hSubject:          "ce-subject",

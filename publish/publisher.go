@@ -288,12 +288,12 @@ func (p *Publisher) Take(dst []Delivery, limit int) []Delivery {
 	return dst
 }
 
-// Unreleased calls each with every row that the publisher has.
+// Unreleased calls each with every row that the publisher has, but for those that are published again.
 func (p *Publisher) Unreleased(each func(outbox.Ref)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := p.ring.tail; i < p.ring.head; i++ {
-		if s := p.ring.at(i); s.state != released {
+		if s := p.ring.at(i); s.state != released && s.delivery.Replay == 0 {
 			each(s.delivery.Ref)
 		}
 	}
@@ -307,6 +307,14 @@ func (p *Publisher) Release(indexes []uint64) {
 	}
 	p.mu.Unlock()
 	signal(p.room)
+}
+
+// HasSpare reports whether rows can be published again without others waiting for room: a quarter of the
+// window is in flight at most, and few rows wait for their marks.
+func (p *Publisher) HasSpare() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ring.inflight <= p.cfg.Window/4 && p.ring.head-p.ring.tail+p.reserve <= jetstream.U/4
 }
 
 // Counts are what the publisher holds now.

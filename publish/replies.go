@@ -78,6 +78,11 @@ func (p *Publisher) replied() {
 func (p *Publisher) onStored(s *entry, index, seq uint64) {
 	p.highest, p.first = max(p.highest, seq), false
 	p.ring.replied(s, stored)
+	if s.delivery.Replay != 0 {
+		s.delivery.Tag.(Replayed).Stored(seq)
+		p.ring.release(index)
+		return
+	}
 	p.stored = append(p.stored, index)
 	if p.cfg.OnStored != nil {
 		if n := len(p.acked); n > 0 && p.acked[n-1].Commit == s.commit {

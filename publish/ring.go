@@ -14,6 +14,8 @@ type Delivery struct {
 	Tag any
 	// Bytes is the message's size.
 	Bytes int
+	// Replay is the number of the request where the row was published again on purpose, else 0.
+	Replay int64
 	// Index is the message's place in the publisher.
 	Index uint64
 }

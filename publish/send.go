@@ -29,11 +29,11 @@ func (p *Publisher) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 		// It is late: an earlier session went past it and could not finish with it, such as
 		// one that ended before it had recorded that the row was to wait.
 		p.Pass(ev.Commit)
-		return p.send(ctx, ev, tag, p.last, jetstream.ViaPoll)
+		return p.send(ctx, ev, p.last, passage{tag: tag, via: jetstream.ViaPoll})
 	}
 	at := p.last
 	at.Commit, at.N = ev.Commit, ev.N
-	return p.send(ctx, ev, tag, at, "")
+	return p.send(ctx, ev, at, passage{tag: tag})
 }
 
 // SendPolled publishes a row of the table, or one of the WAL that had to wait, as Send
@@ -42,11 +42,34 @@ func (p *Publisher) Send(ctx context.Context, ev *outbox.Event, tag any) error {
 func (p *Publisher) SendPolled(ctx context.Context, ev *outbox.Event, tag any) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
-	err := p.send(ctx, ev, tag, p.last, jetstream.ViaPoll)
-	if g := &p.stage; err == nil && g.whole == len(g.messages)-1 { // it is of no transaction that goes on
+	return p.sendAlone(ctx, ev, passage{tag: tag, via: jetstream.ViaPoll})
+}
+
+// Replayed is told of the PubAcks of one request's messages. It must not block.
+type Replayed interface{ Stored(seq uint64) }
+
+// SendReplay publishes a row again that was stored before, for a request. The message has an id of its
+// own and says nothing about the row: it is released by its PubAck, and the marker does not see it.
+func (p *Publisher) SendReplay(ctx context.Context, ev *outbox.Event, request int64, by Replayed) error {
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	return p.sendAlone(ctx, ev, passage{tag: by, via: jetstream.ViaReplay, replay: request})
+}
+
+// sendAlone sends a row that is of no transaction that goes on.
+func (p *Publisher) sendAlone(ctx context.Context, ev *outbox.Event, how passage) error {
+	err := p.send(ctx, ev, p.last, how)
+	if g := &p.stage; err == nil && g.whole == len(g.messages)-1 {
 		g.whole = len(g.messages)
 	}
 	return err
+}
+
+// passage is what a message's sender says of it.
+type passage struct {
+	tag    any
+	via    string
+	replay int64 // the request's number
 }
 
 // Pass notes that rows committed up to an LSN may be sent although the WAL has
@@ -64,9 +87,7 @@ func (p *Publisher) Pass(lsn outbox.LSN) {
 func (p *Publisher) Passed() outbox.LSN { return outbox.LSN(p.passed.Load()) }
 
 // send is Send for the holder of sending.
-func (p *Publisher) send(
-	ctx context.Context, ev *outbox.Event, tag any, at outbox.Position, via string,
-) error {
+func (p *Publisher) send(ctx context.Context, ev *outbox.Event, at outbox.Position, how passage) error {
 	if err := p.cfg.Envelope.checkOmitted(ev); err != nil {
 		return err
 	}
@@ -77,7 +98,7 @@ func (p *Publisher) send(
 	ref := ev.Ref()
 	staged := p.stage.used()
 	stamp := Stamp{
-		Ref: ref, Position: at, Via: via, Commit: ev.Commit, N: ev.N,
+		Ref: ref, Position: at, Via: how.via, Commit: ev.Commit, N: ev.N, Replay: how.replay,
 		Staged: staged, Chained: p.cfg.Chained, ExpectedLast: p.cfg.Base + p.ring.head,
 	}
 	if stamp.Position.Passed = p.Passed(); stamp.Position.Passed < at.Commit {
@@ -96,8 +117,8 @@ func (p *Publisher) send(
 	p.last = at // only now: a row that is refused may be one of long ago
 	index, err := p.enter(ctx, entry{
 		delivery: Delivery{
-			Ref: ref, XID: ev.XID, EventType: p.intern(ev.Values[outbox.EventType]), Tag: tag,
-			Bytes: len(subject) + len(header) + len(body),
+			Ref: ref, XID: ev.XID, EventType: p.intern(ev.Values[outbox.EventType]), Tag: how.tag,
+			Bytes: len(subject) + len(header) + len(body), Replay: how.replay,
 		},
 		subject: subject, commit: micros(ev.CommitTime),
 	})

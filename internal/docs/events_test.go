@@ -18,6 +18,7 @@ func TestEventsPageTellsTheHeaders(t *testing.T) {
 	constants := map[string]string{
 		"nats.MsgIdHdr": nats.MsgIdHdr, "nats.ExpectedLastSeqHdr": nats.ExpectedLastSeqHdr, "nats.ExpectedStreamHdr": nats.ExpectedStreamHdr,
 		"jetstream.PositionHeader": jetstream.PositionHeader, "jetstream.ViaHeader": jetstream.ViaHeader, "jetstream.CommitHeader": jetstream.CommitHeader,
+		"jetstream.ReplayOfHeader": jetstream.ReplayOfHeader,
 	}
 	var documented, coded []string
 	for _, m := range headerName.FindAllStringSubmatch(read(t, "publish/headers.go"), -1) {

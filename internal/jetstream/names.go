@@ -15,3 +15,10 @@ const ViaPoll = "poll"
 // position: "<commit LSN>/<n>" of the same WAL, as in PositionHeader. A message of a row
 // that was read from its table has none: the table does not know.
 const CommitHeader = "Walpost-Commit"
+
+// ViaReplay is the value of ViaHeader in messages of rows that were published again on purpose. They
+// repeat the publisher's position, too.
+const ViaReplay = "replay"
+
+// ReplayOfHeader has the ce-id of the message that was published before.
+const ReplayOfHeader = "Walpost-Replay-Of"

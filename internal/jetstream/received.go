@@ -26,6 +26,8 @@ type Received struct {
 	TenantID, AggregateType, AggregateID string
 	AggregateVersion, EventVersion       string
 	Trace                                string // traceparent, or whatever trace_id was
+	// ReplayOf is the ID of the message that this one repeats on purpose.
+	ReplayOf string
 	// Polled: the row came from the table. Position and Commit are the headers' values.
 	Polled           bool
 	Position, Commit string
@@ -43,6 +45,7 @@ func received(msg *nats.Msg, meta *nats.MsgMetadata) Received {
 	}
 	m.Position, m.Commit = msg.Header.Get(PositionHeader), msg.Header.Get(CommitHeader)
 	m.Polled = msg.Header.Get(ViaHeader) == ViaPoll && m.Commit == ""
+	m.ReplayOf = unpercent(msg.Header.Get(ReplayOfHeader))
 	if !m.unwrap(msg) {
 		m.describe(msg.Header)
 	}

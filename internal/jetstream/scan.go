@@ -27,8 +27,8 @@ type Message struct {
 	Size     int // of the body, in bytes
 	ID       outbox.MessageID
 	Position outbox.Position // zero where the header is missing or unreadable
-	// Polled: the row came from the table, or it had to wait. The position is that of the
-	// publisher then, and says nothing of the row.
+	// Polled: the row came from the table, or it had to wait, or was published again on purpose. The position
+	// is that of the publisher then, and says nothing of the row.
 	Polled bool
 	// Row is where the WAL has the row; zero where only the table brought it.
 	Row outbox.Position
@@ -163,7 +163,7 @@ func (s *Stream) readChunk(
 			m.Position = p
 		}
 		m.Bytes, _ = strconv.Atoi(h.Get(nats.MsgSize))
-		m.Polled, m.Row = h.Get(ViaHeader) == ViaPoll, m.Position
+		m.Polled, m.Row = h.Get(ViaHeader) == ViaPoll || m.ID.Replay, m.Position
 		if m.Polled {
 			m.Row = rowIn(h, m.Position)
 		}
