@@ -13,7 +13,7 @@ import (
 type Group string
 
 const (
-	// Relay is the outbox, its dead letters and its archive.
+	// Relay is the outbox, its dead letters, its archive, and the requests for replays.
 	Relay Group = "relay"
 	// Consumer is what package consume keeps in the database in which its handlers work.
 	Consumer Group = "consumer"
@@ -28,7 +28,7 @@ var groups = []struct {
 	versions []int64
 	tables   []string
 }{
-	{name: Relay, versions: []int64{1, 2, 3}},
+	{name: Relay, versions: []int64{1, 2, 3, 10}},
 	{name: Consumer, versions: []int64{4, 6, 8, 9}, tables: []string{
 		"consumer_offsets", "consumer_definitions", "consumer_seen", "consumer_parked",
 	}},

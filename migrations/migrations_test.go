@@ -265,6 +265,10 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 	}
 	steps := []struct{ fill, text, clear string }{
 		{
+			`INSERT INTO outbox_replays (slot, outbox) VALUES ('walpost', 'public.outbox_messages')`,
+			"outbox_replays holds 1 unfinished request(s)", `UPDATE outbox_replays SET state = 'cancelled'`,
+		},
+		{
 			`INSERT INTO idempotency_keys (tenant_id, scope, key, request_hash, token) VALUES (0, 's', 'k', '', gen_random_uuid())`,
 			"keys that have not expired", `UPDATE idempotency_keys SET expires_at = now()`,
 		},

@@ -49,7 +49,7 @@ func grant(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) erro
 	return nil
 }
 
-// grants are the statements. The dead letters and the archive stand in schema.
+// grants are the statements. Walpost's own tables stand in schema.
 func grants(tables []*outbox.Table, schema, role string) (all []string) {
 	add := func(privileges, object string) {
 		all = append(all, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, object, outbox.QuoteIdent(role)))
@@ -66,6 +66,7 @@ func grants(tables []*outbox.Table, schema, role string) (all []string) {
 	in := outbox.QuoteIdent(schema) + "."
 	add("SELECT, INSERT", in+table.DeadLetters)
 	add("SELECT", in+table.Archive)
+	add("SELECT, INSERT, UPDATE", in+table.Replays)
 	return all
 }
 

@@ -298,13 +298,7 @@ func (db *DB) fetch(
 	sql, fields := fetchSQL(t, mostPayload, length)
 	size := 0
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
-		ev := outbox.Event{Table: t}
-		for i, f := range fields {
-			if ev.Values[f] = v[2*i]; v[2*i+1] != nil {
-				n, _ := strconv.Atoi(string(v[2*i+1]))
-				ev.Omit(f, n)
-			}
-		}
+		ev := eventOf(t, fields, v)
 		if size += ev.Size(); more || size > fetchBytes && len(rows) > 0 {
 			more = true
 			return nil
@@ -318,6 +312,18 @@ func (db *DB) fetch(
 	return rows, more, nil
 }
 
+// eventOf reads the columns of valuesSQL. The event is valid as long as they are.
+func eventOf(t *outbox.Table, fields []outbox.Field, v [][]byte) outbox.Event {
+	ev := outbox.Event{Table: t}
+	for i, f := range fields {
+		if ev.Values[f] = v[2*i]; v[2*i+1] != nil {
+			n, _ := strconv.Atoi(string(v[2*i+1]))
+			ev.Omit(f, n)
+		}
+	}
+	return ev
+}
+
 // lengthExpr is an expression for the length of a field's value: [lengthSQL] or [overLimitSQL].
 type lengthExpr func(t *outbox.Table, f outbox.Field) string
 
@@ -328,22 +334,31 @@ type lengthExpr func(t *outbox.Table, f outbox.Field) string
 func fetchSQL(
 	t *outbox.Table, mostPayload int, length lengthExpr,
 ) (sql string, fields []outbox.Field) {
-	var lengths, columns []string
+	columns, lengths, fields := valuesSQL(t, mostPayload, length)
+	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
+		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s FOR UPDATE OF t SKIP LOCKED`,
+		columns, t.SQL(), lengths, t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t"), orderSQL(t, "t"))
+	return sql, fields
+}
+
+// valuesSQL are the columns of t and n for each field: its value, and its length where it is too long.
+// lengths are the columns of n.
+func valuesSQL(
+	t *outbox.Table, mostPayload int, length lengthExpr,
+) (columns, lengths string, fields []outbox.Field) {
+	var values, sizes []string
 	for f := outbox.ID; f < outbox.NumFields; f++ {
 		if !t.Layout.Has(f) {
 			continue
 		}
 		c, n := "t."+t.Column(f), fmt.Sprintf("n.n%d", f)
-		lengths = append(lengths, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 "+
+		sizes = append(sizes, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 "+
 			"THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length(t, f), f.Most(mostPayload), f))
-		columns = append(columns, fmt.Sprintf("CASE WHEN %s IS NULL THEN %s END, %[1]s", n, c))
+		values = append(values,
+			fmt.Sprintf("CASE WHEN %s IS NULL THEN %s END AS v%d, %[1]s AS n%[3]d", n, c, f))
 		fields = append(fields, f)
 	}
-	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
-		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s FOR UPDATE OF t SKIP LOCKED`,
-		strings.Join(columns, ", "), t.SQL(), strings.Join(lengths, ", "),
-		t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t"), orderSQL(t, "t"))
-	return sql, fields
+	return strings.Join(values, ", "), strings.Join(sizes, ", "), fields
 }
 
 // lengthSQL is a value's length as text, in bytes. Text is not read for it; other types are rendered.
