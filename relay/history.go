@@ -8,8 +8,8 @@ import (
 )
 
 // history is what the sessions of this process leave to the next one. The leader's goroutine owns it. While a
-// session works, that goroutine waits, and two fields belong to goroutines of the session: poison to the
-// reader of the WAL, published to watchFacts.
+// session works, that goroutine waits, and three fields belong to goroutines of the session: poison to the
+// reader of the WAL, published to watchFacts, unreplayable to the replayer.
 type history struct {
 	lastSeq      uint64    // greatest sequence of a PubAck
 	created      time.Time // of the stream
@@ -39,7 +39,12 @@ type history struct {
 	// anything behind them is sent.
 	poison    map[outbox.Ref]*outbox.RowError
 	published published
+	// unreplayable are rows that JetStream refused when they were published again. The replayer reads it.
+	unreplayable map[replayedRow]error
 }
+
+// mostUnreplayable bounds history.unreplayable: rows that are forgotten are refused once more.
+const mostUnreplayable = 10_000
 
 // compared is a stream that was compared with the tables, and how many rows it had lost.
 type compared struct {

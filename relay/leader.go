@@ -36,6 +36,7 @@ func newLeader(p *reporter, servers *servers, current *atomic.Pointer[session]) 
 		retention: &retainer{reporter: p, cfg: servers.cfg},
 		past: &history{
 			poison: map[outbox.Ref]*outbox.RowError{}, published: published{reporter: p, cfg: servers.cfg},
+			unreplayable: map[replayedRow]error{},
 		},
 		current: current,
 	}

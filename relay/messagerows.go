@@ -77,7 +77,7 @@ func (m *messageRows) byTable(messages []jetstream.Message) map[*outbox.Table][]
 func (m *messageRows) withoutMarks(messages []jetstream.Message) map[outbox.Ref]struct{} {
 	rows := map[outbox.Ref]struct{}{}
 	for _, message := range messages {
-		if t := m.tables[message.ID.Table]; t != nil && !table.MarkOf(t).InTable() {
+		if t := m.tables[message.ID.Table]; t != nil && !table.MarkOf(t).InTable() && !message.ID.Replay {
 			rows[refOf(t, message)] = struct{}{}
 		}
 	}

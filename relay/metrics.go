@@ -22,6 +22,9 @@ type metrics struct {
 	mode         *prometheus.GaugeVec
 	slots        prometheus.Counter
 	slotWait     prometheus.Gauge
+
+	replayed      prometheus.Counter
+	replayPending prometheus.Gauge
 }
 
 // alarmNames are those that reporter.alarm is called with.
@@ -135,6 +138,14 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 				"is made.",
 		}),
 	}
+	m.replayed = f.NewCounter(prometheus.CounterOpts{
+		Name: "walpost_replay_messages_total",
+		Help: "Messages of rows that were published again on request, stored in the stream.",
+	})
+	m.replayPending = f.NewGauge(prometheus.GaugeOpts{
+		Name: "walpost_replay_pending_rows",
+		Help: "Rows that are still to be published again for the request that is being fulfilled.",
+	})
 	for _, name := range alarmNames { // an increase from nothing is none to Prometheus
 		m.alarms.WithLabelValues(name)
 	}

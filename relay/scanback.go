@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"slices"
 
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
@@ -13,7 +14,7 @@ import (
 type backwardScan struct {
 	rows  *messageRows
 	found jetstream.Found
-	steps int
+	steps int  // with a row among their messages; replays say nothing of theirs
 	more  bool // the last step asked for another one
 	// oldest is the oldest message whose row is pending; Seq is 0 without one.
 	oldest   jetstream.Message
@@ -36,6 +37,10 @@ func scanBackward(
 
 // step looks at up to U messages, the newest first, and reports whether the pass has to go on.
 func (b *backwardScan) step(ctx context.Context, messages []jetstream.Message) (more bool, err error) {
+	if !slices.ContainsFunc(messages, func(m jetstream.Message) bool { return !m.ID.Replay }) {
+		b.more = true
+		return true, nil
+	}
 	if b.steps++; b.steps == 1 {
 		b.sent = sentRows{b.rows.withoutMarks(messages), messages[len(messages)-1].Position}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,6 +42,7 @@ var errReconnected = errors.New(
 //   - watchFacts, which looks at the tables, the publication and the stream
 //   - the marker
 //   - work: it heals, and then it is the reader of the WAL, with the poller beside it, or the poller
+//   - the replayer, beside work
 //
 // Who owns what inside the marker, the poller, the WAL handler and the holds is said there.
 type session struct {
@@ -146,6 +148,7 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 			stop(err)
 		}
 	})
+	wg.Go(func() { (&replayer{session: s}).run(delivering) })
 	defer wg.Wait()
 	defer stop(nil)
 	if err := s.wal.Run(delivering, handler, s.publisher.MostPayload()); err != nil {
@@ -184,6 +187,7 @@ func (s *session) poll(ctx context.Context, beside func(context.Context, *sessio
 	var wg sync.WaitGroup
 	wg.Go(func() { stop(beside(delivering, s)) })
 	wg.Go(func() { s.poller.Listen(delivering, s.db) })
+	wg.Go(func() { (&replayer{session: s}).run(delivering) })
 	defer wg.Wait()
 	defer stop(nil)
 	if err := s.poller.Run(delivering); err != nil {
@@ -412,9 +416,22 @@ func (s *session) keepPoison(refusals []publish.Refusal) {
 func (s *session) drain(held context.Context) []publish.Refusal {
 	ctx, cancel := context.WithTimeout(held, drainTimeout-finishTimeout)
 	defer cancel()
-	refused := s.publisher.Drain(ctx)
+	refused := slices.DeleteFunc(s.publisher.Drain(ctx), s.keepReplayed)
 	s.marker.finish(held, refused) // the draining may have taken all its time
 	return refused
+}
+
+// keepReplayed leaves to the next session that JetStream has refused a row that was published again. The
+// row itself has not failed.
+func (s *session) keepReplayed(x publish.Refusal) bool {
+	if x.Replay == 0 {
+		return false
+	}
+	if len(s.past.unreplayable) >= mostUnreplayable {
+		clear(s.past.unreplayable)
+	}
+	s.past.unreplayable[replayedRow{x.Replay, x.Ref}] = x.Failure
+	return true
 }
 
 // finish confirms what was settled and, while JetStream is away, keeps the

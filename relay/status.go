@@ -28,6 +28,24 @@ type status struct {
 	// slot while the tables are polled.
 	step   string
 	stepAt time.Time
+	replay *ReplayStatus // that is being fulfilled
+}
+
+// ReplayStatus is a request for rows to be published again that the relay works on.
+type ReplayStatus struct {
+	ID       int64  `json:"replay_id"`
+	Outbox   string `json:"outbox"`
+	ToStream string `json:"to_stream,omitempty"`
+	Sent     int64  `json:"sent"`
+	Refused  int64  `json:"refused"`
+	Total    *int64 `json:"total"` // null where the rows were not counted
+}
+
+// replaying notes the request that is being fulfilled, nil where none is.
+func (s *status) replaying(replay *ReplayStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replay = replay
 }
 
 func (s *status) set(to state, err error) {
@@ -105,7 +123,7 @@ func (s *status) interrupt(step string) (delivered bool) {
 func (s *status) read() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := Status{State: string(s.state), Since: s.since, Step: s.step}
+	now := Status{State: string(s.state), Since: s.since, Step: s.step, Replay: s.replay}
 	if s.err != nil {
 		now.LastError = s.err.Error()
 	}
@@ -122,6 +140,8 @@ type Status struct {
 	Stream    string    `json:"stream"`
 	Inflight  int       `json:"inflight_messages"`
 	Unsettled uint64    `json:"unsettled_rows"`
+	// Replay is the replay that the relay works on.
+	Replay *ReplayStatus `json:"replay,omitempty"`
 }
 
 // Status reads what the relay is doing now.

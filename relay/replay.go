@@ -1,0 +1,362 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/internal/crash"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/sleep"
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
+)
+
+const (
+	// replayLook is the pause between two looks for requests.
+	replayLook = time.Second
+	// The cursor of a request is written after replayEvery or replayRows rows. Rows behind it are looked
+	// for in the stream by the next session.
+	replayEvery = 500 * time.Millisecond
+	replayRows  = 2 * jetstream.U
+)
+
+// replayer has stored rows published again, as requests in the database say, one request after the other. A
+// session runs it beside its work, on one goroutine, which owns it.
+type replayer struct {
+	*session
+	failed backoff
+}
+
+// run looks for requests until ctx is done.
+func (r *replayer) run(ctx context.Context) {
+	r.failed = backoff{least: time.Second, most: 30 * time.Second}
+	defer r.status.replaying(nil)
+	defer r.metrics.replayPending.Set(0)
+	for ctx.Err() == nil && r.publisher.Err() == nil {
+		request, err := r.db.NextReplay(ctx, r.cfg.Slot)
+		if err == nil && request != nil {
+			err = r.fulfil(ctx, request)
+			r.status.replaying(nil)
+			r.metrics.replayPending.Set(0)
+		}
+		switch {
+		case ctx.Err() != nil || r.publisher.Err() != nil || !r.db.Alive():
+			return
+		case err != nil:
+			r.trouble("a replay is interrupted: trying again", err)
+			r.failed.wait(ctx)
+		case request == nil:
+			r.failed.reset()
+			sleep.For(ctx, replayLook)
+		}
+	}
+}
+
+// fulfil works on a request until it is finished, or an error that may pass.
+func (r *replayer) fulfil(ctx context.Context, request *table.Replay) error {
+	p := &replay{replayer: r, Replay: request, begun: time.Now()}
+	err := p.open(ctx)
+	if err == nil {
+		defer p.sender.close()
+		err = p.start(ctx)
+	}
+	if err == nil && p.State == table.ReplayRunning {
+		err = p.publish(ctx)
+	}
+	if err == nil || ctx.Err() != nil || !cannotReplay(err) {
+		return err
+	}
+	r.log.Error("a replay has failed", append(why(err), p.fields()...)...)
+	text := err.Error()
+	if h := hint.Of(err); h != "" {
+		text += " (" + h + ")"
+	}
+	return r.db.EndReplay(ctx, p.ID, table.ReplayFailed, &text)
+}
+
+// errReplay marks what no other try changes.
+var errReplay = errors.New("the request cannot be fulfilled")
+
+func cannotReplay(err error) bool {
+	return errors.Is(err, errReplay) || errors.Is(err, jetstream.ErrStreamNotFound) || table.IsRefused(err)
+}
+
+// replay is a request that is being fulfilled.
+type replay struct {
+	*replayer
+	*table.Replay
+	table  *outbox.Table
+	sender replaySender
+	begun  time.Time
+	// found are rows that an earlier session has sent behind the cursor.
+	found map[outbox.Ref]struct{}
+
+	written   time.Time // when the cursor was
+	unwritten int       // rows since
+}
+
+// open finds the outbox and the stream.
+func (p *replay) open(ctx context.Context) error {
+	for _, t := range p.cfg.Outboxes {
+		if t.String() == p.Outbox {
+			p.table = t
+		}
+	}
+	if p.table == nil {
+		return hint.Errorf("run `walpost replay` with the relay's configuration",
+			"outbox %s is none of the relay's: %w", p.Outbox, errReplay)
+	}
+	if err := table.CheckReplayable(p.table); err != nil {
+		return fmt.Errorf("%w: %w", errReplay, err)
+	}
+	if p.ToStream == nil {
+		p.sender = newOwnSender(p.session)
+		return nil
+	}
+	var err error
+	p.sender, err = openOtherSender(ctx, p.session, *p.ToStream)
+	return err
+}
+
+// start begins a request, or finds out what an earlier session has done for it.
+func (p *replay) start(ctx context.Context) (err error) {
+	info, err := p.sender.end(ctx)
+	if err != nil {
+		return err
+	}
+	p.written = time.Now()
+	if p.State == table.ReplayRequested {
+		p.Cursor.Created, p.Cursor.Sequence = info.Created, info.LastSeq
+		ok, err := p.db.BeginReplay(ctx, p.ID, p.Cursor)
+		if err == nil && ok {
+			p.State = table.ReplayRunning
+			p.log.Info("replay begins", p.fields()...)
+			crash.At("replay-begun")
+		}
+		return err
+	}
+	p.noteLoss(info)
+	p.found = map[outbox.Ref]struct{}{}
+	err = p.sender.stream.ScanForward(ctx, p.Cursor.Sequence+1, info.LastSeq, jetstream.ScanOptions{
+		Source: p.envelope.Source(), NoConsumer: p.alarmNoConsumer,
+		Step: func(messages []jetstream.Message) (bool, error) {
+			for _, m := range messages {
+				if m.ID.Request == p.ID && m.ID.Table == p.Outbox {
+					p.found[refOf(p.table, m)] = struct{}{}
+				}
+			}
+			return true, nil
+		},
+	})
+	p.log.Info("replay goes on", append(p.fields(), zap.Int("found_in_stream", len(p.found)))...)
+	crash.At("replay-scanned")
+	return err
+}
+
+// noteLoss notices that the stream is not the one that the cursor is of, or has lost messages of the replay.
+func (p *replay) noteLoss(info *jetstream.StreamInfo) {
+	note := ""
+	switch {
+	case !info.Created.Truncate(time.Microsecond).Equal(p.Cursor.Created): // as PostgreSQL has it
+		note = "the stream was recreated meanwhile: it lacks what was published before"
+	case info.LastSeq < p.Cursor.Sequence:
+		note = "the stream was rolled back meanwhile: it may lack rows that were published before"
+	default:
+		return
+	}
+	p.LastError, p.Cursor.Created, p.Cursor.Sequence = &note, info.Created, info.LastSeq
+	p.log.Warn("replay: "+note, p.fields()...)
+}
+
+// publish reads rows and publishes them until there are no more. Reading is ahead by some portions.
+func (p *replay) publish(ctx context.Context) (err error) {
+	rows, err := table.OpenReplay(
+		ctx, p.cfg.database(), p.table, p.ReplayChoice, p.Cursor, p.publisher.MostPayload())
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	reading, stop := context.WithCancel(ctx)
+	portions := make(chan []table.ReplayRow, 2)
+	var readErr error
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(portions)
+		readErr = rows.Read(reading, func(some []table.ReplayRow) error {
+			select {
+			case portions <- some:
+				return nil
+			case <-reading.Done():
+				return reading.Err()
+			}
+		})
+	})
+	defer wg.Wait()
+	defer stop()
+	for some := range portions {
+		crash.At("replay-read")
+		if ok, err := p.portion(ctx, some); err != nil || !ok {
+			return err
+		}
+	}
+	if readErr != nil {
+		return readErr
+	}
+	return p.finish(ctx)
+}
+
+// portion publishes rows in chunks. It reports false where the request does not run any more.
+func (p *replay) portion(ctx context.Context, rows []table.ReplayRow) (ok bool, err error) {
+	for len(rows) > 0 {
+		n := min(p.sender.chunk, len(rows))
+		if err := p.sender.awaitSpare(ctx); err != nil {
+			return false, err
+		}
+		if err := p.chunk(ctx, rows[:n]); err != nil {
+			return false, err
+		}
+		p.unwritten += n
+		last := rows[n-1]
+		p.Cursor.At, p.Cursor.ID = last.At, string(last.Values[outbox.ID])
+		p.Cursor.Sequence = max(p.Cursor.Sequence, p.sender.acks.sequence())
+		rows = rows[n:]
+		if time.Since(p.written) < replayEvery && p.unwritten < replayRows {
+			continue
+		}
+		if ok, err := p.write(ctx); err != nil || !ok {
+			return ok, err
+		}
+	}
+	return true, nil
+}
+
+// chunk publishes rows and waits for their PubAcks.
+func (p *replay) chunk(ctx context.Context, rows []table.ReplayRow) error {
+	begun, sent := time.Now(), int64(0)
+	for _, row := range rows {
+		ok, err := p.send(ctx, row)
+		if err != nil {
+			return err
+		}
+		if ok {
+			sent++
+		}
+	}
+	if sent == 0 {
+		return nil
+	}
+	if err := p.sender.publisher.Flush(); err != nil {
+		return err
+	}
+	crash.At("replay-sent")
+	if err := p.sender.awaitAcks(ctx); err != nil {
+		return err
+	}
+	crash.At("replay-stored")
+	p.sender.adapt(len(rows), time.Since(begun), p.stored.Load())
+	p.Sent += sent
+	p.metrics.replayed.Add(float64(sent))
+	p.show()
+	return nil
+}
+
+// send reports false for a row that was sent before, or that cannot be sent.
+func (p *replay) send(ctx context.Context, row table.ReplayRow) (sent bool, err error) {
+	if row.Unreadable != nil {
+		p.refuse(row, row.Unreadable)
+		return false, nil
+	}
+	if len(p.found)+len(p.past.unreplayable) > 0 {
+		ref := row.Ref()
+		if _, ok := p.found[ref]; ok {
+			delete(p.found, ref)
+			p.Sent++
+			return false, nil
+		}
+		if failure := p.past.unreplayable[replayedRow{p.ID, ref}]; failure != nil {
+			p.refuse(row, failure)
+			return false, nil
+		}
+	}
+	err = p.sender.send(ctx, row.Event, p.ID)
+	var refused *outbox.RowError
+	if errors.As(err, &refused) {
+		p.refuse(row, refused)
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// refuse counts a row that cannot be published again. That is no attempt, and the row stays as it is.
+func (p *replay) refuse(row table.ReplayRow, failure error) {
+	p.Refused++
+	text := fmt.Sprintf("row %s: %v", row.Values[outbox.ID], failure)
+	if p.LastError == nil {
+		p.LastError = &text
+	}
+	if !p.limited("replay_refused", time.Minute) {
+		p.log.Warn("a row cannot be published again: the replay goes on without it",
+			append(p.fields(), zap.String("failure", text))...)
+	}
+}
+
+// write writes the cursor: everything up to it is stored or refused.
+func (p *replay) write(ctx context.Context) (ok bool, err error) {
+	if ok, err = p.db.AdvanceReplay(ctx, p.Replay); err != nil {
+		return false, err
+	}
+	crash.At("replay-written")
+	p.written, p.unwritten = time.Now(), 0
+	if !ok {
+		p.log.Info("replay was cancelled", p.fields()...)
+	}
+	return ok, nil
+}
+
+func (p *replay) finish(ctx context.Context) error {
+	ok, err := p.write(ctx)
+	if err != nil || !ok {
+		return err
+	}
+	if err := p.db.EndReplay(ctx, p.ID, table.ReplayDone, nil); err != nil {
+		return err
+	}
+	crash.At("replay-ended")
+	took := time.Since(p.begun).Round(time.Millisecond)
+	p.log.Info("replay is done", append(p.fields(), zap.Duration("took", took))...)
+	return nil
+}
+
+func (p *replay) show() {
+	s := &ReplayStatus{ID: p.ID, Outbox: p.Outbox, Sent: p.Sent, Refused: p.Refused, Total: p.Total}
+	if p.ToStream != nil {
+		s.ToStream = *p.ToStream
+	}
+	p.status.replaying(s)
+	if p.Total != nil {
+		p.metrics.replayPending.Set(float64(max(*p.Total-p.Sent-p.Refused, 0)))
+	}
+}
+
+func (p *replay) fields() []zap.Field {
+	f := []zap.Field{
+		zap.Int64("replay", p.ID), zap.String("outbox", p.Outbox), zap.Int64("sent", p.Sent),
+		zap.Int64("refused", p.Refused),
+	}
+	if p.ToStream != nil {
+		f = append(f, zap.String("to_stream", *p.ToStream))
+	}
+	return f
+}
+
+// replayedRow is a row that was published again for a request.
+type replayedRow struct {
+	request int64
+	ref     outbox.Ref
+}
