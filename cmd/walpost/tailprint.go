@@ -93,6 +93,8 @@ func remark(m jetstream.Received) string {
 	switch {
 	case !m.Relayed:
 		return "[other writer, subject " + escape(m.Subject) + "] "
+	case m.Row.Replay:
+		return "[replay] "
 	case m.Polled:
 		return "[via poll] "
 	}
@@ -127,6 +129,7 @@ type eventObject struct {
 	Time             *string   `json:"time"`
 	Trace            *string   `json:"trace"`
 	Via              *string   `json:"via"`
+	ReplayOf         *string   `json:"replay_of"`
 	Position         *string   `json:"position"`
 	Commit           *string   `json:"commit"`
 	Outbox           *string   `json:"outbox"`
@@ -145,7 +148,10 @@ func asObject(m jetstream.Received) eventObject {
 		Position: orNull(m.Position), Commit: orNull(m.Commit),
 		Outbox: orNull(m.Row.Table), RowID: orNull(m.Row.ID),
 	}
+	e.ReplayOf = orNull(m.ReplayOf)
 	switch {
+	case m.Row.Replay:
+		e.Via = orNull("replay")
 	case m.Polled:
 		e.Via = orNull("poll")
 	case m.Relayed:
