@@ -69,6 +69,9 @@ type Config struct {
 	// SkipGaps goes on where the stream's limits deleted events before they were read. Default: false,
 	// Run ends with [ErrGap].
 	SkipGaps bool
+	// Replays has events handled that `walpost replay` published again: each by its own ID, so also where the
+	// event was handled before. A rebuilt consumer needs it. Default: false, they are passed over.
+	Replays bool
 	// Grace is how long handlers may go on when Run's context is done. Default: 10 s.
 	Grace time.Duration
 

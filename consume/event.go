@@ -21,7 +21,9 @@ type Event struct {
 
 	// ID and Source identify the event among all (ce-id, ce-source). Type is its event_type, and Time is when
 	// it was written, in RFC 3339.
-	ID, Source, Type, Time               string
+	ID, Source, Type, Time string
+	// ReplayOf is the ID of the event that this one repeats, where `walpost replay` published it again.
+	ReplayOf                             string
 	TenantID, AggregateType, AggregateID string
 	AggregateVersion, EventVersion       string
 	// Trace is the traceparent. With OpenTelemetry, give http.Header(e.Header) to its propagator.
@@ -89,7 +91,7 @@ func (e *Event) anchor() anchor {
 func eventOf(m jetstream.Received) Event {
 	return Event{
 		Sequence: m.Seq, StoredAt: m.At, Subject: m.Subject,
-		ID: m.ID, Source: m.Source, Type: m.Type, Time: m.Time,
+		ID: m.ID, Source: m.Source, Type: m.Type, Time: m.Time, ReplayOf: m.ReplayOf,
 		TenantID: m.TenantID, AggregateType: m.AggregateType, AggregateID: m.AggregateID,
 		AggregateVersion: m.AggregateVersion, EventVersion: m.EventVersion,
 		Trace: m.Trace, Header: m.Header, Payload: m.Payload, Attempt: 1,

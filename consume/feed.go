@@ -181,7 +181,8 @@ func (r *reader) deliver(ctx context.Context, m jetstream.Received) error {
 	if err != nil {
 		return err
 	}
-	if q != nil && q.reader == r && e.Sequence > q.received {
+	taken := r.Replays || e.ReplayOf == ""
+	if taken && q != nil && q.reader == r && e.Sequence > q.received {
 		q.events, q.received = append(q.events, e), e.Sequence
 		q.size += len(e.Payload)
 		notify(q.filled)
