@@ -1,0 +1,396 @@
+package relay_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/relay"
+)
+
+// request writes a request as `walpost replay` does.
+func (r *rig) request(c table.ReplayChoice, change ...func(*table.Replay)) (id int64) {
+	r.t.Helper()
+	db, err := table.Open(r.t.Context(), table.Config{URL: r.url, Slot: r.cfg.Slot, Schema: "public"})
+	r.must(err)
+	defer db.Close()
+	request := &table.Replay{Slot: r.cfg.Slot, Outbox: r.cfg.Outboxes[0].String(), ReplayChoice: c}
+	for _, f := range change {
+		f(request)
+	}
+	id, err = db.RequestReplay(r.t.Context(), request)
+	r.must(err)
+	return id
+}
+
+// replayed waits until a request has ended, and tells how.
+func (r *rig) replayed(id int64) string {
+	r.t.Helper()
+	eventually(r.t, fmt.Sprintf("replay %d ends", id), func() bool {
+		return r.query1(`SELECT state IN ('done', 'failed', 'cancelled') FROM outbox_replays WHERE replay_id = $1`, id) == "true"
+	})
+	return r.query1(`SELECT concat_ws(' ', state, sent, refused, last_error) FROM outbox_replays WHERE replay_id = $1`, id)
+}
+
+func (r *rig) wantReplayed(id int64, want string) {
+	r.t.Helper()
+	if got := r.replayed(id); got != want {
+		r.t.Errorf("replay %d: %s, want %s", id, got, want)
+	}
+}
+
+// archiveOldest moves so many rows as retention does.
+func (r *rig) archiveOldest(rows int) {
+	r.t.Helper()
+	r.exec(`WITH gone AS (DELETE FROM outbox_messages WHERE id IN (
+			SELECT id FROM outbox_messages WHERE processed_at IS NOT NULL ORDER BY processed_at, id LIMIT $1) RETURNING *)
+		INSERT INTO outbox_messages_archive SELECT 'public.outbox_messages', * FROM gone`, rows)
+}
+
+// replaysOf are the messages of a request, and originals those that are of none.
+func replaysOf(all []*natsjs.RawStreamMsg, id int64) (replays, originals []*natsjs.RawStreamMsg) {
+	for _, m := range all {
+		switch {
+		case m.Header.Get(jetstream.ReplayOfHeader) == "":
+			originals = append(originals, m)
+		case strings.HasSuffix(m.Header.Get(nats.MsgIdHdr), fmt.Sprintf("/replay-%d", id)):
+			replays = append(replays, m)
+		}
+	}
+	return replays, originals
+}
+
+func text(s string) *string { return &s }
+
+// TestReplay: what was asked for is published again, from the table and from the archive, in the order of the marks,
+// and nothing else changes.
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		t.Parallel()
+		for _, mode := range []string{"stream", "poll"} {
+			t.Run(mode, func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, pg)
+				r.cfg.Mode = relay.Mode(mode)
+				x := r.start()
+				r.put(1, 2500)
+				r.pending(0)
+				r.exec(putSQL, "order.paid", 2501, 2600)
+				r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+					VALUES ('user', 7, 'user.born', '{"n": 2601}')`)
+				r.pending(0)
+				r.archiveOldest(1200)
+				r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, processed_at, last_error)
+					VALUES ('order', 1, 'order.paid', '{"n": -1}', now(), 'skipped: not to be sent')`)
+				marks := r.query1(`SELECT sum(extract(epoch FROM processed_at))::text FROM outbox_messages`)
+				half := r.query1(`SELECT max(processed_at)::text FROM outbox_messages_archive`)
+				at, err := time.Parse("2006-01-02 15:04:05.999999-07", half)
+				r.must(err)
+				for _, c := range []struct {
+					choice table.ReplayChoice
+					want   []int
+				}{
+					{table.ReplayChoice{}, span(1, 2601)},
+					{table.ReplayChoice{EventTypes: []string{"order.paid", "user.born"}}, span(2501, 2601)},
+					{table.ReplayChoice{AggregateType: text("user"), AggregateID: text("7"), TenantID: text("0")}, span(2601, 2601)},
+					{table.ReplayChoice{IDs: []string{"2", "2500", "99999"}}, []int{2, 2500}},
+					{table.ReplayChoice{TenantID: text("1")}, nil},
+					{table.ReplayChoice{Until: &at}, nil},
+				} {
+					id := r.request(c.choice)
+					if c.choice.Until != nil { // marks of one statement are of one time
+						n, _ := strconv.Atoi(r.query1(`SELECT count(*)::text FROM outbox_messages_archive WHERE processed_at < $1`, at))
+						c.want = span(1, n)
+					}
+					r.wantReplayed(id, fmt.Sprintf("done %d 0", len(c.want)))
+					replays, originals := replaysOf(r.stored(), id)
+					if got := numbersOf(t, replays); !slices.Equal(got, c.want) {
+						t.Errorf("replay %d: stored %s, want %s", id, brief(got), brief(c.want))
+					}
+					r.sameAsOriginals(replays, originals)
+				}
+				if got := r.query1(`SELECT sum(extract(epoch FROM processed_at))::text FROM outbox_messages`); got != marks {
+					t.Error("marks have changed")
+				}
+				if n := x.metric("outbox_throughput_total"); n != 2601 {
+					t.Errorf("%v events count as delivered, want 2601", n)
+				}
+				if n := x.metric("walpost_replay_messages_total"); n < 2601+101+1+2 {
+					t.Errorf("%v messages count as replayed", n)
+				}
+				// The next start sees replays alone at the tail.
+				x.halt()
+				x = r.start()
+				r.put(3001, 3001)
+				r.pending(0)
+				x.quietBut()
+			})
+		}
+	})
+}
+
+// sameAsOriginals compares messages with those that they repeat.
+func (r *rig) sameAsOriginals(replays, originals []*natsjs.RawStreamMsg) {
+	r.t.Helper()
+	byID := map[string]*natsjs.RawStreamMsg{}
+	for _, m := range originals {
+		byID[m.Header.Get("ce-id")] = m
+	}
+	for _, m := range replays {
+		of := byID[m.Header.Get(jetstream.ReplayOfHeader)]
+		if of == nil {
+			r.t.Fatalf("message %d repeats %q, which is not there", m.Sequence, m.Header.Get(jetstream.ReplayOfHeader))
+		}
+		if m.Subject != of.Subject || string(m.Data) != string(of.Data) || m.Header.Get(jetstream.ViaHeader) != "replay" {
+			r.t.Fatalf("message %d is not like %d: %v", m.Sequence, of.Sequence, m.Header)
+		}
+		if want := m.Header.Get("ce-source") + "/" + m.Header.Get("ce-id"); m.Header.Get(nats.MsgIdHdr) != want {
+			r.t.Fatalf("message %d: id %q, want %q", m.Sequence, m.Header.Get(nats.MsgIdHdr), want)
+		}
+		for name, value := range of.Header {
+			if strings.HasPrefix(name, "ce-") && name != "ce-id" && !slices.Equal(value, m.Header[name]) {
+				r.t.Fatalf("message %d: %s is %q, want %q", m.Sequence, name, m.Header[name], value)
+			}
+		}
+	}
+}
+
+// crashPlaces are all steps of a replay.
+var crashPlaces = []string{
+	"replay-begun", "replay-read", "replay-sent", "replay-stored", "replay-written", "replay-scanned",
+	"replay-sent", "replay-scanned", "replay-ended",
+}
+
+// TestCrashWhileReplaying kills the relay at every step of a replay, while events come. Each row is published once
+// for each request, and each event once and in order.
+func TestCrashWhileReplaying(t *testing.T) {
+	t.Parallel()
+	for name, to := range map[string]*string{"own stream": nil, "another stream": text("REBUILT")} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
+				t.Parallel()
+				r := newRig(t, pg)
+				r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = crashWindow })
+				if to != nil {
+					_, err := r.js().CreateStream(t.Context(), natsjs.StreamConfig{Name: *to, Subjects: []string{"again.>"}, Duplicates: crashWindow})
+					r.must(err)
+				}
+				const rows = 150_000
+				r.fillArchive(rows)
+				l := newLedger(r)
+				stop := l.start(load{writers: 2, rows: 20, pause: 10 * time.Millisecond})
+				id := r.request(table.ReplayChoice{EventTypes: []string{"old.event"}}, func(q *table.Replay) { q.ToStream = to })
+				for _, place := range crashPlaces {
+					n := 1 + rand.IntN(10)
+					if strings.HasSuffix(place, "begun") || strings.HasSuffix(place, "scanned") || strings.HasSuffix(place, "ended") {
+						n = 1
+					}
+					if place == "replay-written" {
+						n = 1
+					}
+					r.launch(fmt.Sprintf("WALPOST_CRASH=%s:%d", place, n)).crashed(place)
+				}
+				p := r.launch()
+				r.wantReplayed(id, fmt.Sprintf("done %d 0", rows))
+				stop()
+				r.passesOver(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`)
+				p.terminate()
+				r.oncePerRequest(id, rows, to)
+				r.exec(`UPDATE ledger SET n = n`)
+				r.ledgerBesideReplays(l)
+			})
+		})
+	}
+}
+
+// fillArchive makes rows that look as if they had been delivered and archived.
+func (r *rig) fillArchive(rows int) {
+	r.t.Helper()
+	r.exec(`INSERT INTO outbox_messages_archive (outbox, id, tenant_id, aggregate_type, aggregate_id, event_type, event_version,
+			payload, occurred_at, available_at, processed_at, attempts)
+		SELECT 'public.outbox_messages', 1000000000 + n, 0, 'old', n % 100, 'old.event', 1, jsonb_build_object('n', n, 'pad', repeat('x', 200)),
+			now() - interval '10 days', now() - interval '10 days', now() - interval '10 days' + (n / 500) * interval '1 second', 0
+		FROM generate_series(1, $1::int) n`, rows)
+	r.exec(`ANALYZE outbox_messages_archive`)
+}
+
+// oncePerRequest compares a request's messages with the rows of fillArchive: each once, in their order.
+func (r *rig) oncePerRequest(id int64, rows int, to *string) {
+	r.t.Helper()
+	stream := "EVENTS"
+	if to != nil {
+		stream = *to
+	}
+	next, suffix := 1, fmt.Sprintf("/replay-%d", id)
+	eachHeader(r.t, r.nats.URL(), stream, func(seq uint64, h nats.Header) {
+		message := h.Get(nats.MsgIdHdr)
+		if !strings.HasSuffix(message, suffix) {
+			return
+		}
+		if parts := strings.Split(message, "/"); parts[len(parts)-3] != strconv.Itoa(1_000_000_000+next) {
+			r.t.Errorf("message %d is %s, want row %d", seq, message, next)
+		}
+		next++
+	})
+	if next-1 != rows {
+		r.t.Errorf("%d messages of replay %d, want %d", next-1, id, rows)
+	}
+}
+
+// ledgerBesideReplays is compare for a stream that holds replays.
+func (r *rig) ledgerBesideReplays(l *ledger) {
+	r.t.Helper()
+	last, got := map[string]int{}, 0
+	eachHeader(r.t, r.nats.URL(), "EVENTS", func(seq uint64, h nats.Header) {
+		if h.Get(jetstream.ReplayOfHeader) != "" {
+			return
+		}
+		account := h.Get("ce-aggregateid")
+		if n, _ := strconv.Atoi(h.Get("ce-traceid")); n != last[account]+1 {
+			r.t.Errorf("message %d: event %d of account %s behind %d", seq, n, account, last[account])
+		}
+		last[account]++
+		got++
+	})
+	if want := l.committed(); got != want {
+		r.t.Errorf("%d events are stored, %d were committed", got, want)
+	}
+}
+
+// TestReplayIsCancelled: a request that is cancelled, or deleted, ends, and the relay goes on.
+func TestReplayIsCancelled(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.fillArchive(100_000)
+	for _, end := range []string{
+		`UPDATE outbox_replays SET state = 'cancelled', finished_at = now() WHERE replay_id = $1`,
+		`DELETE FROM outbox_replays WHERE replay_id = $1`,
+	} {
+		before := x.metric("walpost_replay_messages_total")
+		id := r.request(table.ReplayChoice{})
+		eventually(t, "rows are replayed", func() bool { return x.metric("walpost_replay_messages_total") > before })
+		r.exec(end, id)
+		eventually(t, "the replay ends", func() bool { return x.Status().Replay == nil })
+	}
+	r.wantReplayed(r.request(table.ReplayChoice{IDs: []string{"1000000007"}}), "done 1 0")
+	x.quietBut()
+}
+
+// TestReplayCannotBeFulfilled: a request that no try can fulfil fails, and says why.
+func TestReplayCannotBeFulfilled(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.start().streaming()
+	r.fillArchive(10)
+	_, err := r.js().CreateStream(t.Context(), natsjs.StreamConfig{Name: "NARROW", Subjects: []string{"a", "b"}})
+	r.must(err)
+	for _, c := range []struct {
+		change func(*table.Replay)
+		want   string
+	}{
+		{func(q *table.Replay) { q.Outbox = "public.other" }, "outbox public.other is none of the relay's"},
+		{func(q *table.Replay) { q.ToStream = text("NOWHERE") }, "stream not found"},
+		{func(q *table.Replay) { q.ToStream = text("EVENTS") }, "the relay's own"},
+		{func(q *table.Replay) { q.ToStream = text("NARROW") }, "want one of the form prefix.>"},
+		{func(q *table.Replay) { q.IDs = []string{"seven"} }, "invalid input syntax for type bigint"},
+	} {
+		if got := r.replayed(r.request(table.ReplayChoice{}, c.change)); !strings.HasPrefix(got, "failed 0 0 ") || !strings.Contains(got, c.want) {
+			t.Errorf("%s, want failed: %s", got, c.want)
+		}
+	}
+}
+
+// TestRowsThatCannotBeReplayed are counted, and the others are published.
+func TestRowsThatCannotBeReplayed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.fillArchive(10)
+	r.exec(`UPDATE outbox_messages_archive SET event_type = 'no subject' WHERE id = 1000000003`)
+	r.exec(`UPDATE outbox_messages_archive SET payload = to_jsonb(repeat('x', 2000000)) WHERE id = 1000000005`)
+	got := r.replayed(r.request(table.ReplayChoice{}))
+	if !strings.HasPrefix(got, "done 8 2 row 1000000003: subject") {
+		t.Errorf("%s, want 8 rows sent and 2 refused", got)
+	}
+	if n := x.metric("outbox_failures_total"); n != 0 {
+		t.Errorf("%v rows count as failed", n)
+	}
+}
+
+// TestReplayInARestoredStream goes on from its cursor, and says what may be missing.
+func TestReplayInARestoredStream(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	p := r.launch().awaitState("streaming")
+	r.put(1, 100)
+	r.pending(0)
+	p.terminate()
+	r.fillArchive(30_000)
+	restore := r.backup()
+	id := r.request(table.ReplayChoice{})
+	r.launch("WALPOST_CRASH=replay-written:1").crashed("replay-written")
+	restore()
+	p = r.launch()
+	got := r.replayed(id)
+	if !strings.HasPrefix(got, "done 30100 0 the stream was rolled back") {
+		t.Errorf("%s, want a note", got)
+	}
+	p.terminate()
+}
+
+// TestReplayKeepsLiveLatency measures the commit-to-ack times of events with and without a replay beside them. It
+// fails on nothing but lost rows: what it measures depends on the machine.
+func TestReplayKeepsLiveLatency(t *testing.T) {
+	rows := 50_000
+	if n, _ := strconv.Atoi(os.Getenv("WALPOST_REPLAY_ROWS")); n > 0 {
+		rows = n
+	}
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.cfg.Stream.Batching = jetstream.BatchFast
+	var quiet, busy timings
+	r.cfg.OnStored = quiet.add
+	x := r.start().streaming()
+	r.fillArchive(rows)
+	l := newLedger(r)
+	live := func() (stop func()) {
+		return l.each(2, func(ctx context.Context, c *pgx.Conn) error {
+			err := l.move(ctx, c, 1, 100)
+			sleepUntil(ctx, 5*time.Millisecond)
+			return err
+		})
+	}
+	stop := live()
+	time.Sleep(5 * time.Second)
+	stop()
+	x.halt()
+	r.cfg.OnStored = busy.add
+	x = r.start().streaming()
+	stop = live()
+	begun := time.Now()
+	id := r.request(table.ReplayChoice{})
+	for r.query1(`SELECT state FROM outbox_replays WHERE replay_id = $1`, id) != "done" {
+		time.Sleep(20 * time.Millisecond)
+	}
+	took := time.Since(begun)
+	stop()
+	x.halt()
+	r.oncePerRequest(id, rows, nil)
+	t.Logf("%d rows in %s: %.0f/s", rows, took.Round(time.Millisecond), float64(rows)/took.Seconds())
+	t.Logf("live commits, to their PubAcks: %s alone, %s beside the replay", &quiet, &busy)
+}
