@@ -214,7 +214,7 @@ func (p *replay) publish(ctx context.Context) (err error) {
 // portion publishes rows in chunks. It reports false where the request does not run any more.
 func (p *replay) portion(ctx context.Context, rows []table.ReplayRow) (ok bool, err error) {
 	for len(rows) > 0 {
-		n := min(p.sender.chunk, len(rows))
+		n := min(p.sender.size(), len(rows))
 		if err := p.sender.awaitSpare(ctx); err != nil {
 			return false, err
 		}
@@ -260,6 +260,7 @@ func (p *replay) chunk(ctx context.Context, rows []table.ReplayRow) error {
 	}
 	crash.At("replay-stored")
 	p.sender.adapt(len(rows), time.Since(begun), p.stored.Load())
+	p.sender.pause(ctx, len(rows))
 	p.Sent += sent
 	p.metrics.replayed.Add(float64(sent))
 	p.show()

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync/atomic"
@@ -12,13 +13,19 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// A replay has one chunk of rows in flight. A live row waits behind it, so the chunk is as large as the
-// stream stores within a time: chunkTime, or idleChunkTime where no live rows come.
+// A replay has one chunk of rows in flight. A live row waits behind it. While live rows come, a chunk may therefore
+// take chunkTime, or half as long again as one of few rows takes, and no more than busyRate rows a second go out:
+// the servers need time for the others.
 const (
-	leastChunk    = 64
+	leastChunk    = 16
 	mostChunk     = 1024
-	chunkTime     = 3 * time.Millisecond
+	chunkTime     = 400 * time.Microsecond
 	idleChunkTime = 20 * time.Millisecond
+	busyRate      = 60_000
+	// lateMost is how much of its rate a replay may make up for.
+	lateMost = 10 * time.Millisecond
+	// Of so many chunks one has few rows.
+	probeEvery = 64
 )
 
 // replaySender is the publisher of a replay: the session's, or one of another stream.
@@ -30,9 +37,12 @@ type replaySender struct {
 	acks      *replayAcks
 	sent      int64
 
-	chunk int // rows
-	live  int64
-	busy  time.Time // when live rows were stored last
+	chunk  int           // rows
+	chunks int           // so far
+	least  time.Duration // what a chunk of few rows takes
+	live   int64
+	busy   time.Time // when live rows were stored last
+	next   time.Time // when the next chunk may go, see pause
 }
 
 func newOwnSender(s *session) replaySender {
@@ -78,20 +88,46 @@ func (l *replaySender) awaitAcks(ctx context.Context) error {
 	return nil
 }
 
+// pause leaves the servers time for live rows, while they come. A pause that took too long shortens the next ones.
+func (l *replaySender) pause(ctx context.Context, rows int) {
+	now := time.Now()
+	if now.Sub(l.busy) > time.Second {
+		return
+	}
+	if late := now.Add(-lateMost); l.next.Before(late) {
+		l.next = late
+	}
+	l.next = l.next.Add(time.Duration(rows) * time.Second / busyRate)
+	if wait := l.next.Sub(now); wait > 0 {
+		sleep.For(ctx, wait)
+	}
+}
+
+// size is how many rows the next chunk has at most.
+func (l *replaySender) size() int {
+	if l.chunks++; l.chunks%probeEvery == 0 {
+		return min(l.chunk, leastChunk)
+	}
+	return l.chunk
+}
+
 // adapt sets the size of the next chunk. live are the PubAcks of live rows so far.
 func (l *replaySender) adapt(rows int, took time.Duration, live int64) {
 	if live != l.live {
 		l.live, l.busy = live, time.Now()
 	}
+	if rows <= leastChunk {
+		l.least = min(took, cmp.Or(l.least*5/4, took))
+	}
 	target := idleChunkTime
 	if time.Since(l.busy) < time.Second {
-		target = chunkTime
+		target = max(chunkTime, l.least*3/2)
 	}
 	switch {
 	case took > target:
 		l.chunk = l.chunk * 3 / 4
 	case rows == l.chunk:
-		l.chunk += l.chunk / 4
+		l.chunk += l.chunk/4 + 1
 	}
 	l.chunk = max(min(max(l.chunk, leastChunk), mostChunk, l.window/4), 1)
 }
