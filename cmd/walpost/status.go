@@ -66,6 +66,7 @@ type statusReport struct {
 	CountLimit  int             `json:"count_limit"`
 	Outboxes    []*outboxStatus `json:"outboxes"`
 	DeadLetters *int            `json:"dead_letters"`
+	Replay      *table.Replay   `json:"replay"`
 	Stream      *streamStatus   `json:"stream"`
 	Unread      []unread        `json:"unread"`
 	Errors      []unasked       `json:"errors"`
@@ -192,6 +193,10 @@ func (r *statusReport) askPostgres(ctx context.Context, cfg *Config, tables []*o
 	}
 	if n, err := db.DeadLetterCount(ctx, countMost); r.look("dead_letters", db.ExplainRead(ctx, nil, err)) {
 		r.DeadLetters = &n
+	}
+	replay, err := db.NextReplay(ctx, cfg.Postgres.Slot)
+	if r.look("replay", err) {
+		r.Replay = replay
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()

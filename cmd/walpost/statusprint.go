@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -48,6 +49,9 @@ func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
 			s.outbox(o)
 		}
 		s.line("dead letters", "%s", counted(r.DeadLetters))
+		if r.Replay != nil {
+			s.replay(r.Replay)
+		}
 	}
 	if r.Stream == nil {
 		s.line("stream", "%s: NATS could not be asked", cfg.NATS.Stream)
@@ -88,6 +92,18 @@ func (s sheet) relay(r *relayStatus) {
 		s.line("  lock", "%s", sessionText(r.Lock))
 	}
 	s.line("  standing by", "%s", counted(r.StandingBy))
+}
+
+func (s sheet) replay(r *table.Replay) {
+	of := "rows that were not counted"
+	if r.Total != nil {
+		of = count(int(*r.Total), "row")
+	}
+	into := ""
+	if r.ToStream != nil {
+		into = ", into stream " + *r.ToStream
+	}
+	s.line("replay", "%d of %s is %s: %d of %s%s", r.ID, r.Outbox, r.State, r.Sent+r.Refused, of, into)
 }
 
 // sessionText names a server process.

@@ -46,14 +46,18 @@ func newAppBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 			INSERT INTO audit VALUES (helper(regexp_replace(TG_TABLE_NAME, '_archive_.*', '_archive') || ' ' || TG_NAME), TG_OP);
 			RETURN NULL;
 		END $$`)
-	for _, box := range []string{"outbox_messages", "outbox_messages_dlq", "outbox_messages_archive", "idempotency_keys"} {
-		b.exec(strings.NewReplacer("{table}", box).Replace(`
+	for _, box := range []string{"outbox_messages", "outbox_messages_dlq", "outbox_messages_archive", "outbox_replays", "idempotency_keys"} {
+		number := "tenant_id"
+		if box == table.Replays {
+			number = "replay_id"
+		}
+		b.exec(strings.NewReplacer("{table}", box, "{number}", number).Replace(`
 			CREATE TRIGGER before_row BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION note();
 			CREATE TRIGGER after_row AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION note();
 			CREATE TRIGGER before_all BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION note_all();
 			CREATE TRIGGER after_all AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION note_all();
 			CREATE CONSTRAINT TRIGGER deferred AFTER INSERT OR UPDATE OR DELETE ON {table} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note();
-			ALTER TABLE {table} ADD CHECK (fine(tenant_id))`))
+			ALTER TABLE {table} ADD CHECK (fine({number}))`))
 	}
 	b.exec(`CREATE INDEX ON outbox_messages (twin(last_error)) WHERE processed_at IS NOT NULL;
 		CREATE INDEX ON outbox_messages_dlq (twin(last_error)); CREATE INDEX ON outbox_messages_archive (twin(last_error))`)
@@ -157,6 +161,15 @@ func TestTriggersHaveTheRolesPath(t *testing.T) {
 		}
 		b.wantNoted("outbox_messages_archive", "DELETE")
 		b.wantNoted("outbox_messages", "INSERT")
+
+		id, err := b.db.RequestReplay(t.Context(), &table.Replay{Slot: "s", Outbox: b.table.String()})
+		b.must(err)
+		b.wantNoted(table.Replays, "INSERT")
+		ok, err := b.db.BeginReplay(t.Context(), id, table.ReplayCursor{Created: time.Now()})
+		if b.must(err); !ok {
+			t.Error("the replay does not begin")
+		}
+		b.wantNoted(table.Replays, "UPDATE")
 
 		b.exec(`UPDATE outbox_messages_archive SET occurred_at = now() - interval '70 days'`) // into the default partition
 		b.exec(`UPDATE outbox_messages SET occurred_at = now() - interval '70 days', processed_at = now() - interval '2 hours'`)
