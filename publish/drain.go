@@ -19,7 +19,8 @@ type Refusal struct {
 // any more: ctx is done or the connection is lost. The publisher takes nothing new
 // from now on. It returns the rows that were refused; rows that JetStream called
 // duplicates and that are indeed in the stream join the stored ones (Take), the
-// others are refused. Everything else that is unacknowledged is forgotten.
+// others are refused, and so are those that one replay has published twice.
+// Everything else that is unacknowledged is forgotten.
 func (p *Publisher) Drain(ctx context.Context) []Refusal {
 	p.fail(errDrained)
 	done := p.cutWrites(ctx)
@@ -37,7 +38,8 @@ func (p *Publisher) Drain(ctx context.Context) []Refusal {
 		own, err := p.isOwn(ctx, s.delivery, s.ack)
 		switch {
 		case err == nil && own && s.delivery.Replay != 0:
-			s.delivery.Tag.(Replayed).Stored(s.ack)
+			refusals = append(refusals, Refusal{s.delivery, rowErrorf(outbox.RowDuplicate,
+				"its message of this replay is in the stream already, at sequence %d", s.ack)})
 		case err == nil && own:
 			p.mu.Lock()
 			p.stored = append(p.stored, s.delivery.Index)

@@ -130,3 +130,57 @@ func (r *publisherRig) idsInOrder() (ids []string) {
 	}}))
 	return ids
 }
+
+// TestReplaysAreNoPhantoms: they repeat the publisher's position, which a promotion may have taken back. Their rows are
+// of another time.
+func TestReplaysAreNoPhantoms(t *testing.T) {
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	l := r.publisher()
+	for id := range 10 {
+		r.must(r.send(l, id))
+	}
+	acks := &countedAcks{news: make(chan struct{}, 1)}
+	r.must(l.SendReplay(t.Context(), r.event(3, `{}`), 1, acks))
+	r.must(l.Flush())
+	r.settleAll(l, 10)
+	receive(t, acks.news, "the replay's PubAck")
+	info, err := r.stream.Info(t.Context())
+	r.must(err)
+	replays := 0
+	found, err := r.stream.ScanBackward(t.Context(), info.FirstSeq, info.LastSeq, jetstream.ScanOptions{
+		Source: "src", Phantom: func(p outbox.Position) bool { return p.Commit >= 8 },
+		Step: func(ms []jetstream.Message) (bool, error) {
+			for _, m := range ms {
+				if m.ID.Replay {
+					replays++
+				}
+			}
+			return true, nil
+		},
+	})
+	r.must(err)
+	if replays != 1 || found.Own != 9 || found.Phantoms != 2 || !found.Beyond || found.Disordered || found.Tail.ID.ID != "7" {
+		t.Errorf("%d replays, found %+v", replays, found)
+	}
+}
+
+// TestReplayIsStoredTwice: JetStream has a message of the same replay. The row counts as refused, so that the next
+// session does not publish it once more.
+func TestReplayIsStoredTwice(t *testing.T) {
+	r := newPublisherRig(t, testenv.NewNATS(t, testenv.NATSOptions{}), nil)
+	r.cfg.Chained = false
+	l := r.publisher()
+	acks := &countedAcks{news: make(chan struct{}, 2)}
+	for range 2 {
+		r.must(l.SendReplay(t.Context(), r.event(3, `{}`), 1, acks))
+	}
+	r.must(l.Flush())
+	receive(t, l.Failed(), "the publisher's end")
+	refused := l.Drain(t.Context())
+	if len(refused) != 1 || refused[0].Replay != 1 || refused[0].Failure.Class != outbox.RowDuplicate {
+		t.Errorf("refused %+v", refused)
+	}
+	if ds := l.Take(nil, 10); len(ds) != 0 || len(acks.seqs) != 1 {
+		t.Errorf("taken %+v, acknowledged %v", ds, acks.seqs)
+	}
+}

@@ -4,12 +4,13 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
 // history is what the sessions of this process leave to the next one. The leader's goroutine owns it. While a
-// session works, that goroutine waits, and three fields belong to goroutines of the session: poison to the
-// reader of the WAL, published to watchFacts, unreplayable to the replayer.
+// session works, that goroutine waits, and some fields belong to goroutines of the session: poison to the
+// reader of the WAL, published to watchFacts, unreplayable and stuckReplay to the replayer.
 type history struct {
 	lastSeq      uint64    // greatest sequence of a PubAck
 	created      time.Time // of the stream
@@ -41,6 +42,14 @@ type history struct {
 	published published
 	// unreplayable are rows that JetStream refused when they were published again. The replayer reads it.
 	unreplayable map[replayedRow]error
+	stuckReplay  stuckReplay // the replayer's
+}
+
+// stuckReplay is a request that was taken up several times at the same cursor.
+type stuckReplay struct {
+	id    int64
+	at    table.ReplayCursor
+	times int
 }
 
 // mostUnreplayable bounds history.unreplayable: rows that are forgotten are refused once more.

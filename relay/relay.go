@@ -127,6 +127,9 @@ func (r *Relay) newStarter(giveUp func(error)) *starter {
 	return &starter{reporter: r.reporter, servers: r.servers, giveUp: giveUp, deny: func(subject string) {
 		if s := r.current.Load(); s != nil {
 			s.publisher.Deny(subject)
+			if other := s.other.Load(); other != nil {
+				other.Deny(subject)
+			}
 		}
 	}}
 }

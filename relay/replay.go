@@ -40,7 +40,9 @@ func (r *replayer) run(ctx context.Context) {
 	defer r.metrics.replayPending.Set(0)
 	for ctx.Err() == nil && r.publisher.Err() == nil {
 		request, err := r.db.NextReplay(ctx, r.cfg.Slot)
+		trouble := "requests for replays cannot be read: trying again"
 		if err == nil && request != nil {
+			trouble = "a replay is interrupted: trying again"
 			err = r.fulfil(ctx, request)
 			r.status.replaying(nil)
 			r.metrics.replayPending.Set(0)
@@ -49,7 +51,7 @@ func (r *replayer) run(ctx context.Context) {
 		case ctx.Err() != nil || r.publisher.Err() != nil || !r.db.Alive():
 			return
 		case err != nil:
-			r.trouble("a replay is interrupted: trying again", err)
+			r.trouble(trouble, err, why(err)[1:]...)
 			r.failed.wait(ctx)
 		case request == nil:
 			r.failed.reset()
@@ -141,7 +143,11 @@ func (p *replay) start(ctx context.Context) (err error) {
 		}
 		return err
 	}
+	if err := p.noticeStuck(); err != nil {
+		return err
+	}
 	p.noteLoss(info)
+	p.written = time.Time{} // the first chunk shows that it gets on
 	p.found = map[outbox.Ref]struct{}{}
 	err = p.sender.stream.ScanForward(ctx, p.Cursor.Sequence+1, info.LastSeq, jetstream.ScanOptions{
 		Source: p.envelope.Source(), NoConsumer: p.alarmNoConsumer,
@@ -157,6 +163,23 @@ func (p *replay) start(ctx context.Context) (err error) {
 	p.log.Info("replay goes on", append(p.fields(), zap.Int("found_in_stream", len(p.found)))...)
 	crash.At("replay-scanned")
 	return err
+}
+
+// mostStuck is how many times in a row a request may be taken up without a row more. Something in it that
+// no check foresees must not end one session after the other.
+const mostStuck = 20
+
+func (p *replay) noticeStuck() error {
+	s := &p.past.stuckReplay
+	if s.id != p.ID || s.at != p.Cursor {
+		*s = stuckReplay{id: p.ID, at: p.Cursor}
+	}
+	if s.times++; s.times <= mostStuck {
+		return nil
+	}
+	return hint.Errorf(
+		"the relay's log says what ended its sessions: leave out the first row that is missing",
+		"%d sessions in a row ended before a row more was published: %w", mostStuck, errReplay)
 }
 
 // noteLoss notices that the stream is not the one that the cursor is of, or has lost messages of the replay.
@@ -288,6 +311,10 @@ func (p *replay) send(ctx context.Context, row table.ReplayRow) (sent bool, err 
 	err = p.sender.send(ctx, row.Event, p.ID)
 	var refused *outbox.RowError
 	if errors.As(err, &refused) {
+		if p.ToStream != nil && refused.Class == outbox.RowPermission {
+			return false, hint.Errorf("let the relay publish on the subjects of stream "+*p.ToStream,
+				"%w: %w", errReplay, refused)
+		}
 		p.refuse(row, refused)
 		return false, nil
 	}

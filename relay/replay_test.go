@@ -449,3 +449,57 @@ func TestReplayOfShards(t *testing.T) {
 		t.Errorf("%d rows were replayed, want 200", sent)
 	}
 }
+
+// TestReplayOfARowThatIsThereTwice: the archive has a row a second time, with the same content. JetStream knows the
+// second message's id. It is refused, and neither the replay nor the relay stops at it.
+func TestReplayOfARowThatIsThereTwice(t *testing.T) {
+	t.Parallel()
+	for _, batching := range []jetstream.Batching{jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic} {
+		t.Run(string(batching), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.cfg.Stream.Batching = batching
+			r.createStream(nil)
+			x := r.start().streaming()
+			r.fillArchive(50)
+			r.exec(`INSERT INTO outbox_messages_archive SELECT * FROM outbox_messages_archive WHERE id IN (1000000007, 1000000031)`)
+			if got := r.replayed(r.request(table.ReplayChoice{})); !strings.HasPrefix(got, "done 50 ") { // a session that begins between the two passes over the second
+				t.Errorf("%s, want 50 rows sent", got)
+			}
+			r.put(1, 3)
+			r.pending(0)
+			r.oncePerRequest(1, 50, nil)
+			x.quietBut()
+			x.quiet("false_duplicate")
+		})
+	}
+}
+
+// TestReplaysHideNoLoss: behind so many replays that the newest messages are of no row, a start still finds what
+// JetStream has lost.
+func TestReplaysHideNoLoss(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 30)
+	r.pending(0)
+	x.halt()
+	last := r.stored()[29].Header
+	r.publish(jetstream.U+100, func(i int, h nats.Header) {
+		h.Set(nats.MsgIdHdr, fmt.Sprintf("%s/replay-%d", last.Get(nats.MsgIdHdr), i))
+		h.Set(jetstream.PositionHeader, last.Get(jetstream.PositionHeader))
+		h.Set(jetstream.ReplayOfHeader, last.Get("ce-id"))
+	})
+	s, err := r.js().Stream(t.Context(), "EVENTS")
+	r.must(err)
+	for seq := uint64(21); seq <= 30; seq++ {
+		r.must(s.DeleteMsg(t.Context(), seq))
+	}
+	x = r.start().streaming()
+	x.alarmed("events_lost")
+	r.pending(0)
+	_, originals := replaysOf(r.stored(), -1)
+	if got := numbersOf(t, originals); !slices.Equal(got, span(1, 30)) {
+		t.Errorf("stored %s, want 1-30", brief(got))
+	}
+}

@@ -67,12 +67,16 @@ func openOtherSender(ctx context.Context, s *session, name string) (l replaySend
 		return l, err
 	}
 	publisher.Adapt(info)
+	s.other.Store(publisher)
 	return replaySender{
 		publisher: publisher, stream: to, window: 2 * mostChunk, acks: newReplayAcks(), chunk: leastChunk,
 		close: func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainOther)
 			defer cancel()
-			publisher.Drain(ctx)
+			s.other.Store(nil)
+			for _, x := range publisher.Drain(ctx) {
+				s.keepReplayed(x)
+			}
 			publisher.Close()
 		},
 	}, nil

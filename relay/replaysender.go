@@ -13,9 +13,9 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// A replay has one chunk of rows in flight. A live row waits behind it. While live rows come, a chunk may therefore
-// take chunkTime, or half as long again as one of few rows takes, and no more than busyRate rows a second go out:
-// the servers need time for the others.
+// A replay has one chunk of rows in flight. A live row waits behind it. While live rows come, a chunk may
+// therefore take chunkTime, or half as long again as one of few rows takes, and no more than busyRate
+// rows a second go out: the servers need time for the others.
 const (
 	leastChunk    = 16
 	mostChunk     = 1024
@@ -88,7 +88,8 @@ func (l *replaySender) awaitAcks(ctx context.Context) error {
 	return nil
 }
 
-// pause leaves the servers time for live rows, while they come. A pause that took too long shortens the next ones.
+// pause leaves the servers time for live rows, while they come. A pause that took too long shortens the
+// next ones.
 func (l *replaySender) pause(ctx context.Context, rows int) {
 	now := time.Now()
 	if now.Sub(l.busy) > time.Second {

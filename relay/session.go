@@ -65,6 +65,8 @@ type session struct {
 	watchedRecoveryLSN atomic.Uint64
 	away               atomic.Bool  // JetStream
 	stored             atomic.Int64 // PubAcks
+	// other is the publisher of a replay into another stream.
+	other atomic.Pointer[publish.Publisher]
 }
 
 func (l *leader) newSession(db *table.DB) *session {
