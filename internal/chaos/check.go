@@ -58,7 +58,10 @@ func (w *world) check(ctx context.Context, r *result) error {
 	}
 	var messages []audit.Message
 	phantoms := map[outbox.MessageID]bool{}
-	reader := &audit.Reader{JetStream: w.js, Stream: streamName, Source: w.source}
+	replays := newReplayCounts()
+	reader := &audit.Reader{
+		JetStream: w.js, Stream: streamName, Source: w.source, Replayed: replays.add,
+	}
 	err = reader.Read(ctx, func(m audit.Message) {
 		// What only the lost primary had committed.
 		isOld := m.Own && m.Position.Timeline < timeline
@@ -81,7 +84,7 @@ func (w *world) check(ctx context.Context, r *result) error {
 	if r.sum() > 0 {
 		r.Details = report.String()
 	}
-	return nil
+	return w.checkReplays(ctx, replays, r)
 }
 
 // count sees that every committed row still is somewhere: what is in no table any

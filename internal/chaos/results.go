@@ -22,6 +22,7 @@ type result struct {
 	Events     int            `json:"events"`
 	Lost       int            `json:"lost"`
 	Duplicated int            `json:"duplicated"`
+	Replays    int            `json:"replays,omitempty"` // requests that were checked
 	Reordered  int            `json:"reordered"`
 	Altered    int            `json:"altered"`
 	Unknown    int            `json:"unknown"`

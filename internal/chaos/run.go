@@ -88,6 +88,7 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 	writing, stop := context.WithCancel(ctx)
 	defer stop()
 	l := w.startLoad(writing, r.Seed, o.rows)
+	l.writing.Go(func() { l.requestReplays(writing, rand.New(rand.NewPCG(r.Seed, 4))) })
 	b := &breaking{w: w, rng: rand.New(rand.NewPCG(r.Seed, 2)), result: r}
 	if o.only != "" {
 		b.only = strings.Split(o.only, ",")
@@ -112,6 +113,9 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 		for _, relay := range w.relays {
 			relay.dump()
 		}
+		return err
+	}
+	if err := w.replaysEnd(ctx); err != nil {
 		return err
 	}
 	// Whoever would store something twice does it now.

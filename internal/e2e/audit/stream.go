@@ -18,6 +18,8 @@ type Reader struct {
 	Stream    string
 	// Source is the relay's: it tells its messages from those of others.
 	Source string
+	// Replayed, if set, is given the messages that were published again on purpose. Read hands over the others.
+	Replayed func(Message)
 
 	next uint64 // the sequence to go on with; 0 is the first
 }
@@ -65,7 +67,11 @@ func (r *Reader) upTo(ctx context.Context, last uint64, each func(Message)) erro
 		if seq > last {
 			break // the last ones were deleted
 		}
-		each(r.message(seq, msg))
+		if m := r.message(seq, msg); !m.Own || !m.ID.Replay {
+			each(m)
+		} else if r.Replayed != nil {
+			r.Replayed(m)
+		}
 		r.next = seq + 1
 		if meta.NumPending == 0 {
 			break
