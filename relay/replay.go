@@ -20,6 +20,8 @@ import (
 const (
 	// replayLook is the pause between two looks for requests.
 	replayLook = time.Second
+	// replayTable is the pause between two looks for their table, where it is missing.
+	replayTable = time.Minute
 	// The cursor of a request is written after replayEvery or replayRows rows. Rows behind it are looked
 	// for in the stream by the next session.
 	replayEvery = 500 * time.Millisecond
@@ -35,6 +37,9 @@ type replayer struct {
 
 // run looks for requests until ctx is done.
 func (r *replayer) run(ctx context.Context) {
+	if !r.awaitTable(ctx) {
+		return
+	}
 	r.failed = backoff{least: time.Second, most: 30 * time.Second}
 	defer r.status.replaying(nil)
 	defer r.metrics.replayPending.Set(0)
@@ -56,6 +61,23 @@ func (r *replayer) run(ctx context.Context) {
 		case request == nil:
 			r.failed.reset()
 			sleep.For(ctx, replayLook)
+		}
+	}
+}
+
+// awaitTable waits until there is a table of requests that the role may use. It is asked for without an
+// error in the server's log.
+func (r *replayer) awaitTable(ctx context.Context) bool {
+	for {
+		there, err := r.db.TakesReplays(ctx)
+		if err == nil && there {
+			return true
+		}
+		if err != nil && ctx.Err() == nil && r.db.Alive() && !r.limited("replays", time.Hour) {
+			r.log.Warn("no replay can be requested", why(err)...)
+		}
+		if !sleep.For(ctx, replayTable) {
+			return false
 		}
 	}
 }

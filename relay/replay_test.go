@@ -503,3 +503,20 @@ func TestReplaysHideNoLoss(t *testing.T) {
 		t.Errorf("stored %s, want 1-30", brief(got))
 	}
 }
+
+// TestWithoutTheTableOfRequests: a relay of a database that was not migrated delivers as ever, and says nothing.
+func TestWithoutTheTableOfRequests(t *testing.T) {
+	t.Parallel()
+	pg := testenv.NewPostgres(t, testenv.PGOptions{})
+	r := newRig(t, pg)
+	r.exec(`DROP TABLE outbox_replays`)
+	x := r.start().streaming()
+	r.put(1, 10)
+	r.pending(0)
+	time.Sleep(1500 * time.Millisecond)
+	x.halt()
+	x.quietBut()
+	if n := x.logged("no replay can be requested").Len(); n != 0 {
+		t.Error("the log complains of the missing table")
+	}
+}

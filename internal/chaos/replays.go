@@ -45,8 +45,8 @@ func (c *replayCounts) add(m audit.Message) {
 func (w *world) replaysEnd(ctx context.Context) error {
 	return w.until(ctx, "replays have ended", func(ctx context.Context) error {
 		var open int
-		err := w.query(ctx, `SELECT count(*)::int FROM outbox_replays WHERE state IN ('requested', 'running')`,
-			nil, &open)
+		err := w.query(ctx, `SELECT count(*)::int FROM outbox_replays
+			WHERE state IN ('requested', 'running')`, nil, &open)
 		if err == nil && open > 0 {
 			err = fmt.Errorf("%d requests are open", open)
 		}

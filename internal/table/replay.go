@@ -97,6 +97,21 @@ func (db *DB) replays(ctx context.Context, rest string, args ...any) (all []*Rep
 	return all, nil
 }
 
+// TakesReplays reports whether the table of requests is there. It is an error that the role may not use it.
+func (db *DB) TakesReplays(ctx context.Context) (there bool, err error) {
+	var may bool
+	err = db.QueryRow(ctx, []any{&there, &may}, `SELECT to_regclass($1) IS NOT NULL, coalesce(
+		has_table_privilege(to_regclass($1), 'SELECT')
+			AND has_table_privilege(to_regclass($1), 'UPDATE'), false)`,
+		db.own.replays)
+	if err == nil && there && !may {
+		role := outbox.QuoteIdent(db.User())
+		err = hint.Errorf(fmt.Sprintf("as the tables' owner: GRANT SELECT, INSERT, UPDATE ON %s TO %s",
+			Replays, role), "role %s may not read and change %s", role, Replays)
+	}
+	return there, err
+}
+
 // NextReplay is the oldest request of a slot that is not finished, nil where there is none, or no such table.
 func (db *DB) NextReplay(ctx context.Context, slot string) (*Replay, error) {
 	all, err := db.replays(ctx,

@@ -18,7 +18,8 @@ type Reader struct {
 	Stream    string
 	// Source is the relay's: it tells its messages from those of others.
 	Source string
-	// Replayed, if set, is given the messages that were published again on purpose. Read hands over the others.
+	// Replayed, if set, is given the messages that were published again on purpose. Read hands over the
+	// others.
 	Replayed func(Message)
 
 	next uint64 // the sequence to go on with; 0 is the first
