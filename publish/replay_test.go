@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
@@ -36,10 +38,10 @@ func TestReplaysAreReleasedByTheirPubAcks(t *testing.T) {
 				c.AllowBatchPublish, c.AllowAtomicPublish = batching == jetstream.BatchFast, batching == jetstream.BatchAtomic
 			})
 			r.cfg.Batching, r.cfg.Chained = batching, true
-			told := 0
+			var told atomic.Int64
 			r.cfg.OnStored = func(all []Stored) {
 				for _, s := range all {
-					told += s.N
+					told.Add(int64(s.N))
 				}
 			}
 			l := r.publisher()
@@ -74,8 +76,11 @@ func TestReplaysAreReleasedByTheirPubAcks(t *testing.T) {
 			if got := r.idsInOrder(); !slices.Equal(got, want) {
 				t.Errorf("stored %q\nwant %q", got, want)
 			}
-			if n := l.Counts(); n.Unreleased != 0 || n.Inflight != 0 || told != 40 {
-				t.Errorf("%+v and %d events at the end", n, told)
+			for deadline := time.Now().Add(testenv.Patience); told.Load() < 40 && time.Now().Before(deadline); {
+				time.Sleep(time.Millisecond)
+			}
+			if n := l.Counts(); n.Unreleased != 0 || n.Inflight != 0 || told.Load() != 40 {
+				t.Errorf("%+v and %d events at the end", n, told.Load())
 			}
 			for i, seq := range acks.seqs {
 				if seq != uint64(3*i+3) {

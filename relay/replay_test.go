@@ -272,6 +272,37 @@ func (r *rig) ledgerBesideReplays(l *ledger) {
 	}
 }
 
+// TestServersCrashUnderAReplay: PostgreSQL crashes, which may take the cursor back, and then JetStream is away.
+func TestServersCrashUnderAReplay(t *testing.T) {
+	t.Parallel()
+	testenv.ClustersWith(t, testenv.PGOptions{}, func(t *testing.T, pg *testenv.Postgres) {
+		t.Parallel()
+		r := newRig(t, pg)
+		r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
+		x := r.start().streaming()
+		const rows = 150_000
+		r.fillArchive(rows)
+		l := newLedger(r)
+		stop := l.start(load{writers: 2, rows: 20, pause: 10 * time.Millisecond})
+		id := r.request(table.ReplayChoice{EventTypes: []string{"old.event"}})
+		sent := func(n float64) {
+			eventually(t, fmt.Sprintf("%.0f rows are replayed", n), func() bool { return x.metric("walpost_replay_messages_total") > n })
+		}
+		sent(20_000)
+		r.must(pg.Stop(t.Context(), testenv.Immediate))
+		r.must(pg.Start(t.Context()))
+		sent(60_000)
+		r.must(r.nats.Stop(t.Context()))
+		time.Sleep(time.Second)
+		r.must(r.nats.Start(t.Context()))
+		r.wantReplayed(id, fmt.Sprintf("done %d 0", rows))
+		stop()
+		r.passesOver(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`)
+		r.oncePerRequest(id, rows, nil)
+		r.ledgerBesideReplays(l)
+	})
+}
+
 // TestReplayIsCancelled: a request that is cancelled, or deleted, ends, and the relay goes on.
 func TestReplayIsCancelled(t *testing.T) {
 	t.Parallel()

@@ -238,7 +238,7 @@ func (c *replayCommand) request(cmd *cobra.Command, db *table.DB, t *outbox.Tabl
 	if c.noWait || holder == nil {
 		return c.printEnd(cmd, db, r.ID)
 	}
-	if err := watchReplay(ctx, cmd.ErrOrStderr(), db, r.ID); err != nil {
+	if err := watchReplay(ctx, cmd.ErrOrStderr(), db, r.ID); err != nil || ctx.Err() != nil {
 		return err
 	}
 	return c.printEnd(cmd, db, r.ID)

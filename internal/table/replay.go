@@ -188,12 +188,18 @@ func (db *DB) BeginReplay(ctx context.Context, id int64, stream ReplayCursor) (o
 		`r.state = 'requested'`, stream.Created, int64(stream.Sequence))
 }
 
-// AdvanceReplay writes how far a request that runs has come. It reports false where it does not run any more.
+// unflushedSQL has the server acknowledge the commit before it has flushed it.
+const unflushedSQL = `(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL`
+
+// AdvanceReplay writes how far a request that runs has come. A crash of the server may take that back:
+// what was published since is in the stream, behind the sequence before. To flush it would delay the
+// producers' commits. It reports false where it does not run any more.
 func (db *DB) AdvanceReplay(ctx context.Context, r *Replay) (ok bool, err error) {
 	c := r.Cursor
 	return db.changeReplay(ctx, r.ID, `sent = $2, refused = $3,
 		last_processed_at = nullif($4, '')::timestamptz, last_id = nullif($5, ''),
-		stream_created = $6, stream_sequence = $7, last_error = $8`, `r.state = 'running'`,
+		stream_created = $6, stream_sequence = $7, last_error = $8`,
+		`r.state = 'running' AND `+unflushedSQL,
 		r.Sent, r.Refused, c.At, c.ID, c.Created, int64(c.Sequence), r.LastError)
 }
 
