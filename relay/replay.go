@@ -244,16 +244,35 @@ func (p *replay) publish(ctx context.Context) (err error) {
 	})
 	defer wg.Wait()
 	defer stop()
-	for some := range portions {
-		crash.At("replay-read")
-		if ok, err := p.portion(ctx, some); err != nil || !ok {
-			return err
-		}
+	if ok, err := p.each(ctx, portions); err != nil || !ok {
+		return err
 	}
 	if readErr != nil {
 		return readErr
 	}
 	return p.finish(ctx)
+}
+
+// each publishes portions until there are no more. A search for few rows among many may take long:
+// meanwhile it is asked whether the request still runs.
+func (p *replay) each(ctx context.Context, portions <-chan []table.ReplayRow) (ok bool, err error) {
+	waiting := time.NewTicker(replayLook)
+	defer waiting.Stop()
+	for {
+		select {
+		case some, more := <-portions:
+			if !more {
+				return true, nil
+			}
+			crash.At("replay-read")
+			ok, err = p.portion(ctx, some)
+		case <-waiting.C:
+			ok, err = p.write(ctx)
+		}
+		if err != nil || !ok {
+			return false, err
+		}
+	}
 }
 
 // portion publishes rows in chunks. It reports false where the request does not run any more.

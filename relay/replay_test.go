@@ -388,9 +388,9 @@ func TestReplayInARestoredStream(t *testing.T) {
 // TestReplayKeepsLiveLatency measures the commit-to-ack times of events with and without a replay beside them. It
 // fails on nothing but lost rows: what it measures depends on the machine.
 func TestReplayKeepsLiveLatency(t *testing.T) {
-	rows := 100_000
-	if n, _ := strconv.Atoi(os.Getenv("WALPOST_REPLAY_ROWS")); n > 0 {
-		rows = n
+	rows, _ := strconv.Atoi(os.Getenv("WALPOST_REPLAY_ROWS"))
+	if rows == 0 {
+		t.Skip("WALPOST_REPLAY_ROWS says how many rows, on a quiet machine")
 	}
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.cfg.Stream.Batching = jetstream.BatchFast

@@ -134,7 +134,8 @@ const (
 	replayFetch = 100
 	replayBytes = 1 << 20
 	// replaySnapshot is how long one snapshot is read: it keeps VACUUM from removing rows.
-	replaySnapshot = 5 * time.Second
+	replaySnapshot     = 5 * time.Second
+	replaySnapshotMost = 5 * time.Minute
 )
 
 // ReplayReader reads the delivered rows of an outbox in the order of processed_at and id. It reads table
@@ -237,7 +238,7 @@ func (r *ReplayReader) next(ctx context.Context, each func([]ReplayRow) error) (
 		return false, err
 	}
 	// Where many rows have one processed_at, each new cursor sorts all of them.
-	r.until = maxTime(r.until, begun.Add(20*first.Sub(begun)))
+	r.until = maxTime(r.until, begun.Add(min(20*first.Sub(begun), replaySnapshotMost)))
 	if n == 0 {
 		return true, r.end(ctx)
 	}
