@@ -551,3 +551,50 @@ func TestWithoutTheTableOfRequests(t *testing.T) {
 		t.Error("the log complains of the missing table")
 	}
 }
+
+// TestStandbyGoesOnWithAReplay: another relay takes over in the midst of one, and publishes no row twice.
+func TestStandbyGoesOnWithAReplay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	y := r.start()
+	const rows = 100_000
+	r.fillArchive(rows)
+	id := r.request(table.ReplayChoice{})
+	eventually(t, "rows are replayed", func() bool { return x.metric("walpost_replay_messages_total") > 10_000 })
+	x.halt()
+	r.wantReplayed(id, fmt.Sprintf("done %d 0", rows))
+	r.oncePerRequest(id, rows, nil)
+	if n := y.metric("walpost_replay_messages_total"); n == 0 {
+		t.Error("the first relay did it all: the test shows nothing")
+	}
+	y.quietBut()
+}
+
+// TestReplayOfOneOutboxOfTwo: rows of the other one have the same ids, in the same archive.
+func TestReplayOfOneOutboxOfTwo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.exec(`CREATE TABLE other_messages (LIKE outbox_messages INCLUDING ALL)`)
+	other := *r.cfg.Outboxes[0]
+	other.Name = "other_messages"
+	r.cfg.Outboxes = append(r.cfg.Outboxes, &other)
+	r.start().streaming()
+	r.put(1, 20)
+	r.exec(strings.Replace(putSQL, "outbox_messages", "other_messages", 1), "order.placed", 101, 120)
+	r.pending(0)
+	eventually(t, "the other rows are marked", func() bool {
+		return r.query1(`SELECT count(*) FROM other_messages WHERE processed_at IS NULL`) == "0"
+	})
+	r.archiveOldest(10)
+	r.exec(`WITH gone AS (DELETE FROM other_messages WHERE id <= 5 RETURNING *)
+		INSERT INTO outbox_messages_archive SELECT 'public.other_messages', * FROM gone`)
+	for outbox, want := range map[string][]int{"public.outbox_messages": span(1, 20), "public.other_messages": span(101, 120)} {
+		id := r.request(table.ReplayChoice{}, func(q *table.Replay) { q.Outbox = outbox })
+		r.wantReplayed(id, "done 20 0")
+		replays, _ := replaysOf(r.stored(), id)
+		if got := numbersOf(t, replays); !slices.Equal(got, want) {
+			t.Errorf("%s: replayed %s, want %s", outbox, brief(got), brief(want))
+		}
+	}
+}
