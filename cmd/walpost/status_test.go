@@ -138,7 +138,7 @@ func (o *office) grantWhatIsNamed(t *testing.T, pg *testenv.Postgres) {
 	url := pg.URLFor(role, o.conn.Config().Database)
 	r := o.status("--postgres-url", url)
 	hints := r.unreadParts()
-	if got := slices.Sorted(maps.Keys(hints)); !slices.Equal(got, []string{"dead_letters", "outboxes.pending", "relay.standing_by"}) {
+	if got := slices.Sorted(maps.Keys(hints)); !slices.Equal(got, []string{"dead_letters", "outboxes.pending", "relay.standing_by", "replay"}) {
 		t.Fatalf("unread are %v", r.Unread)
 	}
 	equal(t, "mode", r.Relay.Mode, "stream")

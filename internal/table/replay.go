@@ -92,6 +92,10 @@ func (db *DB) replays(ctx context.Context, rest string, args ...any) (all []*Rep
 		return err
 	})
 	if err != nil {
+		if pg.Code(err) == pgerrcode.InsufficientPrivilege {
+			err = hint.Wrap(err, fmt.Sprintf("as the tables' owner: GRANT SELECT ON %s TO %s",
+				Replays, outbox.QuoteIdent(db.User())))
+		}
 		return nil, fmt.Errorf("read requests for replays: %w", db.explainReplays(err))
 	}
 	return all, nil
@@ -212,6 +216,9 @@ func (db *DB) EndReplay(ctx context.Context, id int64, state ReplayState, lastEr
 }
 
 func (db *DB) explainReplays(err error) error {
+	if hint.Of(err) != "" {
+		return err
+	}
 	switch pg.Code(err) {
 	case pgerrcode.UndefinedTable:
 		return hint.Wrap(err, "run `walpost migrate up` as the tables' owner")
