@@ -154,6 +154,20 @@ func (x *checker) countDeadLetters(ctx context.Context) (f check.Findings) {
 	return f
 }
 
+// checkReplays: a relay delivers without their table.
+func (x *checker) checkReplays(ctx context.Context) (f check.Findings) {
+	if len(x.tables) == 0 {
+		return nil
+	}
+	there, err := x.db.TakesReplays(ctx)
+	f.Failed(check.Warn, "table-replays", err)
+	if err == nil && !there {
+		f.Warning("table-replays", "run `walpost migrate up` as the tables' owner",
+			"table %s does not exist: no replay can be requested", table.Replays)
+	}
+	return f
+}
+
 func atMost(n, limit int, one, many string) string {
 	switch {
 	case n == 1:

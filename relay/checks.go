@@ -44,6 +44,7 @@ func (x *checker) checks() check.List {
 	}
 	return append(list,
 		check.DoctorOnly("dead letters", x.countDeadLetters),
+		check.DoctorOnly("requests for replays", x.checkReplays),
 		check.DoctorOnly("schemas of search_path that others may write to", x.checkSchemas),
 		check.StartAndDoctor("publication", x.checkPublication),
 		check.StartAndDoctor("replication connection, slot, system identifier", x.checkReplication),

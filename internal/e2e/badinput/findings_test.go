@@ -136,12 +136,13 @@ func tableFindings() []finding {
 					GRANT SELECT, UPDATE, DELETE ON outbox_messages TO unidentified; GRANT SELECT, INSERT ON outbox_messages_dlq TO unidentified`,
 				env: env("WALPOST_MODE", "poll"),
 			},
-			newStream + ", error pg-system-identifier",
+			newStream + ", error pg-system-identifier, warn table-replays",
 		},
 		{
 			badStart{
 				name: "polls", user: "polls",
-				sql: `CREATE ROLE polls LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO polls; GRANT SELECT, INSERT ON outbox_messages_dlq TO polls`,
+				sql: `CREATE ROLE polls LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO polls; GRANT SELECT, INSERT ON outbox_messages_dlq TO polls;
+					GRANT SELECT, UPDATE ON outbox_replays TO polls`,
 			},
 			newStream + ", warn pg-role-replication",
 		},
