@@ -15,7 +15,7 @@ import (
 
 // CheckReplayable reports why no row of an outbox can be published again.
 func CheckReplayable(t *outbox.Table) error {
-	if MarkOf(t).Stays() && t.Layout.Has(outbox.ProcessedAt) {
+	if MarkOf(t).Stays() {
 		return nil
 	}
 	return hint.Errorf("a consumer can read the stream again: `walpost consumers rewind`",
@@ -32,14 +32,21 @@ type replaySource struct {
 }
 
 func (db *DB) replaySource(ctx context.Context, t *outbox.Table, c ReplayChoice) (*replaySource, error) {
-	s := &replaySource{table: t, relations: [][2]string{{t.SQL(), "true"}}}
+	fits := t.WhereSQL("t")
+	if fits == "" {
+		fits = "true"
+	}
+	s := &replaySource{table: t, relations: [][2]string{{t.SQL(), fits}}}
 	archived, err := db.sharesArchive(ctx, t)
 	if archived {
 		own := "t.outbox = " + pg.QuoteLiteral(t.String())
 		s.relations = append(s.relations, [2]string{db.own.archive, own})
 	}
 	processed := "t." + t.Column(outbox.ProcessedAt)
-	s.where = processed + " IS NOT NULL" + sentSQL(t) + ShardSQL(t, "t")
+	s.where = processed + " IS NOT NULL AND " + MarkedSQL(t, "t") + sentSQL(t)
+	if shard := t.ShardSQL("t"); shard != "" {
+		s.where += " AND " + shard
+	}
 	s.and("t."+t.Column(outbox.ID)+" = ANY ({}::text[]::"+t.IDType+"[])", c.IDs, c.IDs != nil)
 	s.and(s.text(outbox.EventType)+" = ANY ({}::text[])", c.EventTypes, c.EventTypes != nil)
 	s.and(s.text(outbox.AggregateType)+" = {}::text", c.AggregateType, c.AggregateType != nil)
@@ -50,17 +57,20 @@ func (db *DB) replaySource(ctx context.Context, t *outbox.Table, c ReplayChoice)
 	return s, err
 }
 
-// sharesArchive reports whether the archive can have rows of the outbox: it is there, and its ids are of
-// the same type.
+// sharesArchive reports whether the archive can have rows of the outbox: it is there, its ids are of the same
+// type, and it has the columns that become headers.
 func (db *DB) sharesArchive(ctx context.Context, t *outbox.Table) (shares bool, err error) {
 	if !IsArchived(t) {
 		return false, nil
 	}
+	headers := t.Layout.Columns[outbox.FirstHeader : outbox.LastHeader+1]
 	err = db.QueryRow(ctx, []any{&shares}, `SELECT coalesce((SELECT a.atttypid = o.atttypid
 		FROM pg_attribute a, pg_attribute o
 		WHERE a.attrelid = to_regclass($1) AND o.attrelid = to_regclass($2)
-			AND a.attname = $3 AND o.attname = $3), false)`,
-		db.own.archive, t.SQL(), t.Layout.Columns[outbox.ID])
+			AND a.attname = $3 AND o.attname = $3), false)
+		AND NOT EXISTS (SELECT FROM unnest($4::text[]) h WHERE h <> '' AND NOT EXISTS (
+			SELECT FROM pg_attribute WHERE attrelid = to_regclass($1) AND attname = h AND NOT attisdropped))`,
+		db.own.archive, t.SQL(), t.Layout.Columns[outbox.ID], headers)
 	return shares, err
 }
 
