@@ -200,6 +200,9 @@ func testExisting(t *testing.T, e existing, mode relay.Mode) {
 		x.alarmed("events_lost")
 		eventually(t, "what was lost is stored again", func() bool { return r.storedCount() == 40 })
 		r.settled(e, 40)
+		originals := r.stored()
+		r.wantReplayed(r.request(table.ReplayChoice{}), "done 40 0")
+		r.sameAsOriginals(r.stored()[40:], originals)
 	}
 	x.halt()
 	r.finds(r.verify(), nil)
