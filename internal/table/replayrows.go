@@ -141,7 +141,7 @@ type ReplayRow struct {
 
 const (
 	// replayFetch is how many rows a FETCH asks for, replayBytes how many bytes of them are kept together.
-	replayFetch = 100
+	replayFetch = 250
 	replayBytes = 1 << 20
 	// replaySnapshot is how long one snapshot is read: it keeps VACUUM from removing rows.
 	replaySnapshot     = 5 * time.Second
