@@ -213,6 +213,18 @@ func LayoutNamed(name string) (Layout, bool) {
 	return Layout{}, false
 }
 
+// SetStatus maps the status. States that are not given stay as they are, where the column stays the same.
+func (l *Layout) SetStatus(column string, states [NumStates]string) {
+	if l.Columns[Status] != column {
+		l.Columns[Status], l.States = column, [NumStates]string{}
+	}
+	for s, value := range states {
+		if value != "" {
+			l.States[s] = value
+		}
+	}
+}
+
 // Header is a column that becomes a header.
 type Header struct {
 	Column string

@@ -26,10 +26,11 @@ func (e *Envelope) addColumns(ev *outbox.Event) error {
 			continue
 		}
 		if !ev.Table.JSON[f] {
+			key := ""
 			if name == "" {
-				name = outbox.HeaderPrefix + layout.Columns[f]
+				name, key = outbox.HeaderPrefix, layout.Columns[f]
 			}
-			e.addColumn(name, "", v)
+			e.addColumn(name, key, v)
 			continue
 		}
 		if name == "" {
@@ -66,7 +67,8 @@ func (e *Envelope) addDocument(prefix string, document []byte) error {
 	return nil
 }
 
-// addColumn writes a header whose name has two parts. The row gives the second one, so it is encoded.
+// addColumn writes a header whose name has two parts. The row or the table gives the second one, so it is
+// encoded.
 func (e *Envelope) addColumn(prefix, key string, value []byte) {
 	h := e.headers
 	h.start = len(h.block)

@@ -69,6 +69,9 @@ func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decis
 
 // decideByPosition skips a row that was sent, or that has become a dead letter.
 func (h *walHandler) decideByPosition(ctx context.Context, ev *outbox.Event) (decision, error) {
+	if table.IsMarked(ev) {
+		return toSkip, nil // it was inserted as delivered or dead
+	}
 	s := h.recovered
 	if !s.tail.Covers(ev.Commit, ev.N) {
 		if s.mayHaveBeenSent(ev) && s.sent.has(ev) {

@@ -131,6 +131,7 @@ func isFilter(ctx context.Context, conn *pgx.Conn, t *outbox.Table, filter strin
 			}
 			*condition = read
 		}
+		return filter == want, nil
 	}
 	return sameFilter(filter, want), nil
 }

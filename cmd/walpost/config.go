@@ -187,7 +187,7 @@ func (o *OutboxConfig) layout() (outbox.Layout, error) {
 		return layout, err
 	}
 	if o.Mark.Column != "" {
-		layout.Columns[outbox.Status], layout.States = o.Mark.Column, o.Mark.States
+		layout.SetStatus(o.Mark.Column, o.Mark.States)
 	}
 	if o.Headers.Set {
 		layout.SetHeaders(o.Headers.List)

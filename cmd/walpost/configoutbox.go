@@ -97,6 +97,9 @@ func (v markValue) set(column, others [][2]string) error {
 		if !ok {
 			return hint.Errorf(statusForm, "%q is neither failed nor dead", pair[0])
 		}
+		if m.States[state] != "" {
+			return fmt.Errorf("%s is given twice", pair[0])
+		}
 		m.States[state] = pair[1]
 	}
 	*v.p = m
@@ -140,11 +143,14 @@ func (v headersValue) Kind() string { return "list of columns | map from column 
 func (v headersValue) isNode() bool { return v.p.Set }
 
 func (v headersValue) Set(text string) error {
-	*v.p = HeadersConfig{}
-	if text == "" {
-		return nil
+	switch text {
+	case "":
+		*v.p = HeadersConfig{}
+	case "[]":
+		*v.p = HeadersConfig{Set: true}
+	default:
+		v.set(textPairs(text))
 	}
-	v.set(textPairs(text))
 	return nil
 }
 

@@ -96,10 +96,36 @@ func (c *Config) checkOutboxes(report func(string, error)) {
 					"or mark: none where the producer itself deletes its rows",
 				"update needs a processed_at column, and layout %s has none", layout.Name))
 		}
-		if layout.States[outbox.Failed] != "" && !layout.Records() {
-			report(fmt.Sprintf("outboxes[%d].mark", i), hint.Errorf(
-				"map attempts, and available_at or last_error, in outboxes[].layout, or leave failed out",
-				"a row that has failed is tried again, and layout %s does not count attempts", layout.Name))
+		c.checkStatus(i, &layout, report)
+		c.checkHeaders(i, &layout, report)
+	}
+}
+
+// checkStatus reports a status that the layout has no use for, or a column with two uses.
+func (c *Config) checkStatus(i int, layout *outbox.Layout, report func(string, error)) {
+	key := fmt.Sprintf("outboxes[%d].mark", i)
+	if layout.States[outbox.Failed]+layout.States[outbox.Dead] != "" && !layout.Records() {
+		report(key, hint.Errorf(
+			"map attempts, and available_at or last_error, in outboxes[].layout, or leave failed and dead out",
+			"a row that has failed is tried again, and layout %s does not count attempts", layout.Name))
+	}
+	for f := outbox.ID; f < outbox.Status; f++ {
+		isHeader := f >= outbox.FirstHeader && f <= outbox.LastHeader // see checkHeaders
+		if layout.Has(f) && !isHeader && layout.Columns[f] == layout.Columns[outbox.Status] {
+			report(key, hint.Errorf("name another column", "column %q is mapped to %s", layout.Columns[f], f))
+		}
+	}
+}
+
+// checkHeaders reports columns that the relay changes: the event would be another one then.
+func (c *Config) checkHeaders(i int, layout *outbox.Layout, report func(string, error)) {
+	for _, f := range append(layout.MarkFields(), layout.RecordFields()...) {
+		for h := outbox.FirstHeader; h <= outbox.LastHeader; h++ {
+			if layout.Has(h) && layout.Columns[h] == layout.Columns[f] {
+				report(fmt.Sprintf("outboxes[%d].headers", i), hint.Errorf("leave it out",
+					"column %q is one that a relay writes: it is no part of the event", layout.Columns[h]))
+				return
+			}
 		}
 	}
 }

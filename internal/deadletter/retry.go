@@ -59,6 +59,9 @@ func (q *Queue) Retry(ctx context.Context, f Filter, dryRun bool, report func(Ou
 		if !table.MarkOf(t).InTable() {
 			onTable += ", DELETE"
 		}
+		if t.Layout.States[outbox.Dead] != "" {
+			onTable += ", UPDATE"
+		}
 		privileges = append(privileges, onTable+" ON "+t.SQL())
 	}
 	err := walk(ctx, q, f, entryColumns, func(page []entry) error {

@@ -124,7 +124,7 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 	if slices.Contains(originals, table.OmittedKey) {
 		return "", hint.Errorf(fmt.Sprintf("if the row is still in its outbox, make it small enough there, "+
 			"with UPDATE %s SET %s, and discard the dead letter",
-			t.table.SQL(), table.PendingSets(t.table, retriedNote)),
+			t.table.SQL(), table.RetrySets(t.table, retriedNote)),
 			"the dead letter does not hold the whole row: it was too large")
 	}
 	if !slices.Contains(originals, id) {
@@ -144,9 +144,13 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		if c.Generated {
 			continue
 		}
-		value := c.valueSQL("g.original", t.table)
-		if v, ok := fresh[name]; ok {
-			value = v
+		value, isFresh := fresh[name]
+		switch {
+		case isFresh:
+		case name == t.table.Layout.Columns[outbox.Status]:
+			continue // the default is a new row's; the original's is that of a dead one
+		default:
+			value = c.valueSQL("g.original", t.table)
 		}
 		columns, values = append(columns, outbox.QuoteIdent(name)), append(values, value)
 	}
@@ -174,7 +178,7 @@ func (t *target) wokenSQL() string {
 		return "SELECT NULL::text AS id WHERE false"
 	}
 	return fmt.Sprintf("UPDATE {table} t SET %s FROM gone g WHERE t.{id} = {goneid} AND {isdead} "+
-		"RETURNING concat(t.{id}) AS id", table.PendingSets(t.table, retriedNote))
+		"RETURNING concat(t.{id}) AS id", table.RetrySets(t.table, retriedNote))
 }
 
 // freshValues are the values, by column, that a retried row does not take from its original.
@@ -193,7 +197,7 @@ func (t *target) freshValues() map[string]string {
 			fresh[layout.Columns[f]] = value
 		}
 	}
-	if status != "" && !layout.Has(outbox.LastError) {
+	if status != "" {
 		fresh[layout.Columns[outbox.Status]] = pg.QuoteLiteral(status)
 	}
 	return fresh

@@ -23,10 +23,51 @@ func ReadCondition(ctx context.Context, conn *pgx.Conn, table, where string) (st
 	}
 	// OFFSET keeps the subquery apart, so that its alias stands before the columns, also of a partitioned
 	// table.
-	sql := fmt.Sprintf("EXPLAIN (VERBOSE, FORMAT JSON) SELECT ((%s)::pg_catalog.bool) FROM "+
-		"(SELECT * FROM %s OFFSET 0) %s", where, table, outbox.RowAlias)
+	condition, err := readOutput(ctx, conn, fmt.Sprintf("SELECT ((%s)::pg_catalog.bool) FROM "+
+		"(SELECT * FROM %s OFFSET 0) %s", where, table, outbox.RowAlias))
+	if err != nil {
+		return "", err
+	}
+	const advice = "compare columns of the row with constants, as in status <> 4"
+	switch words := literals.ReplaceAllString(condition, "''"); {
+	case subquery.MatchString(words):
+		return "", hint.Errorf(advice, "the condition has a subquery, which no publication can filter by")
+	case foreignCall.MatchString(words):
+		return "", hint.Errorf(advice,
+			"the condition calls a function or an operator that is not PostgreSQL's own")
+	}
+	return condition, nil
+}
+
+// ReadConditionWhere is what the planner leaves of a condition where a column has a value.
+func ReadConditionWhere(
+	ctx context.Context, conn *pgx.Conn, table, where, column, typ, value string,
+) (string, error) {
+	columns, err := ReadColumnNames(ctx, conn, table)
+	if err != nil {
+		return "", err
+	}
+	for i, c := range columns {
+		if columns[i] = outbox.QuoteIdent(c); c == column {
+			columns[i] = outbox.QuoteLiteral(value) + "::" + typ + " AS " + columns[i]
+		}
+	}
+	return readOutput(ctx, conn, fmt.Sprintf("SELECT ((%s)::pg_catalog.bool) FROM (SELECT %s FROM %s) %s",
+		where, strings.Join(columns, ", "), table, outbox.RowAlias))
+}
+
+// ReadColumnNames are the columns of a table.
+func ReadColumnNames(ctx context.Context, conn *pgx.Conn, table string) ([]string, error) {
+	rows, _ := conn.Query(ctx, `SELECT attname::text FROM pg_attribute
+		WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, table)
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// readOutput is the only column of a query, as the planner has it.
+func readOutput(ctx context.Context, conn *pgx.Conn, query string) (string, error) {
 	var text []byte
-	if err := conn.QueryRow(ctx, sql).Scan(&text); err != nil {
+	err := conn.QueryRow(ctx, "EXPLAIN (VERBOSE, FORMAT JSON) "+query).Scan(&text)
+	if err != nil {
 		return "", explainCondition(err)
 	}
 	var plans []struct {
@@ -40,16 +81,7 @@ func ReadCondition(ctx context.Context, conn *pgx.Conn, table, where string) (st
 	if len(plans) != 1 || len(plans[0].Plan.Output) != 1 {
 		return "", errors.New("the plan of the condition has not one column")
 	}
-	condition := plans[0].Plan.Output[0]
-	const advice = "compare columns of the row with constants, as in status <> 4"
-	switch words := literals.ReplaceAllString(condition, "''"); {
-	case subquery.MatchString(words):
-		return "", hint.Errorf(advice, "the condition has a subquery, which no publication can filter by")
-	case foreignCall.MatchString(words):
-		return "", hint.Errorf(advice,
-			"the condition calls a function or an operator that is not PostgreSQL's own")
-	}
-	return condition, nil
+	return plans[0].Plan.Output[0], nil
 }
 
 var (
@@ -57,7 +89,7 @@ var (
 	subquery = regexp.MustCompile(`(?:Sub|Init)Plan [0-9]|\$[0-9]`)
 	literals = regexp.MustCompile(`'(?:[^']|'')*'`)
 	// foreignCall: the server writes a schema before the name of what is not in pg_catalog.
-	foreignCall = regexp.MustCompile(`[\w"]\.[\w"]+\(|OPERATOR\(`)
+	foreignCall = regexp.MustCompile(`[\w"]\.[\w"]+\(|OPERATOR\(|::"?\w+"?\.`)
 )
 
 func explainCondition(err error) error {

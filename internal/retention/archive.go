@@ -71,13 +71,20 @@ func (r *pass) archiveTable(ctx context.Context, a *archive, t *outbox.Table, re
 		report.Skipped, report.Obstacle = skipped, skipped != ""
 		return err
 	}
+	if err := r.db.ReadFilter(ctx, t); err != nil {
+		return err
+	}
+	fits := t.WhereSQL("t")
+	if fits != "" {
+		fits = " AND " + fits
+	}
 	before := r.now.Add(-r.opts.ArchiveAfter)
 	refused := &refusedRows{table: t}
 	err = r.sweep(ctx, sweep{
 		from: t.SQL(), column: t.Column(outbox.ProcessedAt), before: before, count: &report.Archived,
 		into: keepSQL(a, t, columns),
 		ahead: func(ctx context.Context, from pgtype.Timestamptz, rows int) (string, error) {
-			return r.monthsAhead(ctx, a, nextRows{t, before, from, rows}, refused.sql())
+			return r.monthsAhead(ctx, a, nextRows{t, before, from, rows}, fits+refused.sql())
 		},
 		id: t.Column(outbox.ID), refused: refused.add,
 	})

@@ -69,7 +69,10 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		now.IDType = idType
 	}
 	now.Partitioned = f.kind == "p"
-	now.Layout.States, now.Filter = f.states, f.filter
+	now.Layout.States = f.states
+	if f.filterErr == nil {
+		now.Filter = f.filter
+	}
 	for field := outbox.ID; field < outbox.NumFields; field++ {
 		if typ := f.types[t.Layout.Columns[field]]; typ != "" {
 			now.Text[field], now.JSON[field] = isText(typ), isJSON(typ)
@@ -236,39 +239,6 @@ func (f *tableFacts) readColumns(ctx context.Context, conn *pgx.Conn, t *outbox.
 		f.types[c.Name], f.generated[c.Name] = c.Type, c.Generated
 	}
 	return err
-}
-
-// ReadFilter sets what [outbox.Table] says of the condition that narrows an outbox, where there is one. It is
-// for statements of a table that was not inspected.
-func (db *DB) ReadFilter(ctx context.Context, t *outbox.Table) error {
-	if t.Where == "" || t.Filter != "" {
-		return nil
-	}
-	var f tableFacts
-	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error { return f.readFilter(ctx, conn, t) })
-	if err == nil {
-		err = f.filterErr
-	}
-	t.Filter = f.filter
-	return err
-}
-
-// readFilter has the server word the condition that narrows an outbox.
-func (f *tableFacts) readFilter(ctx context.Context, conn *pgx.Conn, t *outbox.Table) (err error) {
-	if t.Where == "" {
-		return nil
-	}
-	f.filter, err = pg.ReadCondition(ctx, conn, t.SQL(), t.Where)
-	switch code := pg.Code(err); {
-	case code == pgerrcode.InsufficientPrivilege: // told beside the other privileges that it lacks
-		return nil
-	case err != nil && (code != "" || hint.Of(err) != "") && !IsTemporary(err):
-		f.filterErr = hint.Wrap(fmt.Errorf("condition %q of %s: %w", t.Where, t, err), hint.Of(err))
-		return nil
-	case err != nil:
-		return fmt.Errorf("read the condition of %s: %w", t, err)
-	}
-	return nil
 }
 
 // readHashes asks the server whether it can hash each column by whose hash the relay, or its shard, finds

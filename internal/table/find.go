@@ -139,6 +139,9 @@ func (db *DB) ArchivedSince(
 		return nil, nil
 	}
 	own := "t.outbox = " + pg.QuoteLiteral(t.String()) + sentSQL(t)
+	if fits := t.WhereSQL("t"); fits != "" {
+		own += " AND " + fits
+	}
 	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", own, since, next, limit)
 	if lacksArchive(err) {
 		return nil, nil

@@ -337,7 +337,8 @@ func fetchSQL(
 	columns, lengths, fields := valuesSQL(t, mostPayload, length)
 	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
 		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s FOR UPDATE OF t SKIP LOCKED`,
-		columns, t.SQL(), lengths, t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t"), orderSQL(t, "t"))
+		columns, t.SQL(), lengths, t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t"),
+		orderSQL(t, "t"))
 	return sql, fields
 }
 
@@ -394,7 +395,7 @@ func overLimitSQL(t *outbox.Table, f outbox.Field) string {
 // those that somebody has locked.
 func (db *DB) StillPending(ctx context.Context, t *outbox.Table, ids []string) (pending []string, err error) {
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s`,
-		t.Column(outbox.ID), t.SQL(), t.IDType, UnmarkedSQL(t, "t"))
+		t.Column(outbox.ID), t.SQL(), t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t"))
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		pending = append(pending, string(v[0]))
 		return nil

@@ -21,9 +21,10 @@ const (
 	Skipped = "skipped: "
 	// retryAfter begins the last_error of a failed row where the layout has no available_at: the time of the
 	// next try follows, and then ": " and the failure. Such times are compared as texts.
-	retryAfter = "retry after "
-	retryForm  = `YYYY-MM-DD"T"HH24:MI:SS.US"Z"`
-	retryBytes = 27
+	retryAfter   = "retry after "
+	retryForm    = `YYYY-MM-DD"T"HH24:MI:SS.US"Z"`
+	retryPattern = `^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{15}Z$`
+	retryBytes   = 27
 )
 
 // IsMarked reports whether a row says that it is delivered or dead.
@@ -100,9 +101,9 @@ func readyIs(t *outbox.Table, alias string) string {
 		return fmt.Sprintf("(%s OR (%s.%s <= now()) IS NOT FALSE)", held, alias, t.Column(outbox.AvailableAt))
 	}
 	reason := alias + "." + t.Column(outbox.LastError)
-	return fmt.Sprintf("(%s OR (left(%s, %d) = '%s' "+
-		"AND substr(%[2]s, %[5]d, %[6]d) COLLATE \"C\" > %[7]s) IS NOT TRUE)",
-		held, reason, len(retryAfter), retryAfter, len(retryAfter)+1, retryBytes, retryTimeSQL("now()"))
+	at := fmt.Sprintf("substr(%s, %d, %d)", reason, len(retryAfter)+1, retryBytes)
+	return fmt.Sprintf("(%s OR (left(%s, %d) = '%s' AND %s ~ '%s' AND %[5]s COLLATE \"C\" > %[7]s) IS NOT TRUE)",
+		held, reason, len(retryAfter), retryAfter, at, retryPattern, retryTimeSQL("now()"))
 }
 
 // retryTimeSQL is a time as a failure that begins with retryAfter has it.
@@ -142,11 +143,26 @@ func PendingSets(t *outbox.Table, note string) string {
 	s := sets{table: t}
 	s.add(outbox.ProcessedAt, "NULL")
 	if !t.Layout.Records() || t.Layout.Has(outbox.LastError) {
-		s.add(outbox.Status, "DEFAULT")
+		s.unsettle()
 	}
 	if t.Layout.Records() {
 		s.all = append(s.all, holdSets(t, note))
 	}
+	return s.sql()
+}
+
+// RetrySets are the assignments that make a dead row pending again: as PendingSets, without attempts and due
+// at once.
+func RetrySets(t *outbox.Table, note string) string {
+	s := sets{table: t}
+	s.add(outbox.ProcessedAt, "NULL")
+	s.unsettle()
+	if note = outbox.QuoteLiteral(note); !t.Layout.Records() {
+		note = "NULL"
+	}
+	s.add(outbox.LastError, note)
+	s.add(outbox.Attempts, "0")
+	s.add(outbox.AvailableAt, "now()")
 	return s.sql()
 }
 
@@ -166,6 +182,13 @@ func (s *sets) add(f outbox.Field, value string) {
 func (s *sets) state(state outbox.State) {
 	if value := s.table.Layout.States[state]; value != "" {
 		s.add(outbox.Status, outbox.QuoteLiteral(value))
+	}
+}
+
+// unsettle sets the status of a row that is neither delivered nor dead.
+func (s *sets) unsettle() {
+	if s.state(outbox.Failed); s.table.Layout.States[outbox.Failed] == "" {
+		s.add(outbox.Status, "DEFAULT")
 	}
 }
 
