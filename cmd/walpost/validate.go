@@ -106,7 +106,8 @@ func (c *Config) checkStatus(i int, layout *outbox.Layout, report func(string, e
 	key := fmt.Sprintf("outboxes[%d].mark", i)
 	if layout.States[outbox.Failed]+layout.States[outbox.Dead] != "" && !layout.Records() {
 		report(key, hint.Errorf(
-			"map attempts, and available_at or last_error, in outboxes[].layout, or leave failed and dead out",
+			"map attempts, and available_at or last_error, in outboxes[].layout, "+
+				"or leave failed and dead out",
 			"a row that has failed is tried again, and layout %s does not count attempts", layout.Name))
 	}
 	for f := outbox.ID; f < outbox.Status; f++ {

@@ -102,7 +102,8 @@ func readyIs(t *outbox.Table, alias string) string {
 	}
 	reason := alias + "." + t.Column(outbox.LastError)
 	at := fmt.Sprintf("substr(%s, %d, %d)", reason, len(retryAfter)+1, retryBytes)
-	return fmt.Sprintf("(%s OR (left(%s, %d) = '%s' AND %s ~ '%s' AND %[5]s COLLATE \"C\" > %[7]s) IS NOT TRUE)",
+	return fmt.Sprintf("(%s OR (left(%s, %d) = '%s' AND %s ~ '%s' "+
+		"AND %[5]s COLLATE \"C\" > %[7]s) IS NOT TRUE)",
 		held, reason, len(retryAfter), retryAfter, at, retryPattern, retryTimeSQL("now()"))
 }
 

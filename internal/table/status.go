@@ -25,7 +25,8 @@ func (f *tableFacts) readStates(ctx context.Context, conn *pgx.Conn, t *outbox.T
 	var foreign, isDomain bool
 	err := conn.QueryRow(ctx, `SELECT (`+pg.ForeignTypeSQL("a.atttypid")+`) AND y.typtype <> 'e',
 			y.typtype = 'd', a.attnotnull AND NOT a.atthasdef
-		FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND NOT a.attisdropped`,
+		FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid
+		WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND NOT a.attisdropped`,
 		t.SQL(), column).Scan(&foreign, &isDomain, &f.required)
 	if err != nil {
 		return fmt.Errorf("read column %s of %s: %w", column, t, err)
