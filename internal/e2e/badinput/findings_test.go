@@ -116,6 +116,16 @@ func tableFindings() []finding {
 			badStart{name: "debezium", sql: debeziumSQL + `CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')`, env: debeziumEnv},
 			fresh + ", warn table-mark-delete, warn table-no-failure-columns, warn table-no-time, warn table-ids-unordered",
 		},
+		{
+			badStart{
+				name: "status_undated",
+				sql: `CREATE TABLE outbox (id bigint PRIMARY KEY, kind text, body jsonb, state int DEFAULT 0, at timestamptz, tries int, why text);
+					CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')`,
+				env: env("WALPOST_TABLE", "outbox", "WALPOST_MARK", "state=2", "WALPOST_LAYOUT",
+					"id=id,event_type=kind,payload=body,occurred_at=at,attempts=tries,last_error=why"),
+			},
+			fresh + ", warn table-mark-undated",
+		},
 		{badStart{name: "mark_none", sql: published, env: env("WALPOST_MARK", "none")}, fresh + ", warn table-mark-none"},
 		{
 			badStart{name: "indexes", sql: published + `DROP INDEX outbox_messages_pending_idx, outbox_messages_due_idx`},
