@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -190,7 +191,7 @@ func TestCrashWhileReplaying(t *testing.T) {
 					_, err := r.js().CreateStream(t.Context(), natsjs.StreamConfig{Name: *to, Subjects: []string{"again.>"}, Duplicates: crashWindow})
 					r.must(err)
 				}
-				const rows = 150_000
+				rows := cmp.Or(replayedRows(), 100_000)
 				r.fillArchive(rows)
 				l := newLedger(r)
 				stop := l.start(load{writers: 2, rows: 20, pause: 10 * time.Millisecond})
@@ -216,6 +217,12 @@ func TestCrashWhileReplaying(t *testing.T) {
 			})
 		})
 	}
+}
+
+// replayedRows is how many rows the tests of replays are to have, 0 where that is not said.
+func replayedRows() int {
+	rows, _ := strconv.Atoi(os.Getenv("WALPOST_REPLAY_ROWS"))
+	return rows
 }
 
 // fillArchive makes rows that look as if they had been delivered and archived.
@@ -388,7 +395,7 @@ func TestReplayInARestoredStream(t *testing.T) {
 // TestReplayKeepsLiveLatency measures the commit-to-ack times of events with and without a replay beside them. It
 // fails on nothing but lost rows: what it measures depends on the machine.
 func TestReplayKeepsLiveLatency(t *testing.T) {
-	rows, _ := strconv.Atoi(os.Getenv("WALPOST_REPLAY_ROWS"))
+	rows := replayedRows()
 	if rows == 0 {
 		t.Skip("WALPOST_REPLAY_ROWS says how many rows, on a quiet machine")
 	}
