@@ -32,6 +32,7 @@ var rooms = map[string][]string{
 		pg, pgerrcode,
 	},
 	// For applications: nothing of the relay.
+	"catalog":             {module + "outbox", hint, yaml, "github.com/santhosh-tekuri/jsonschema/v6"},
 	"consume":             {module + "outbox", consumers, jetstream, hint, pg, sleep, pgx, pgerrcode, nats, prometheus},
 	"idempotency":         {module + "outbox", keys, pg, sleep, pgx, pgerrcode},
 	"internal/deadletter": {module + "outbox", table, hint, pg, pgx},
@@ -68,6 +69,7 @@ const (
 	pgerrcode  = "github.com/jackc/pgerrcode"
 	zap        = "go.uber.org/zap"
 	prometheus = "github.com/prometheus/client_golang/"
+	yaml       = "go.yaml.in/yaml/v3"
 )
 
 type pkg struct {
