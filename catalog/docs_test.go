@@ -20,8 +20,8 @@ func documented(t *testing.T) *catalog.Catalog {
 func TestMarkdown(t *testing.T) {
 	page := string(documented(t).Markdown())
 	for _, want := range []string{
-		"| [`order.paid`](#order-paid-v1) | 1 | shop | billing | safe | yes |\n| [`order.placed`](#order-placed-v1) | 1 |",
-		"<a id=\"order-placed-v2\"></a>\n\n## `order.placed` version 2\n\nA customer has placed an order.\n",
+		"| [`order.paid`](#orderpaid-version-1) | 1 | shop | billing | safe | yes |\n| [`order.placed`](#orderplaced-version-1) | 1 |",
+		"\n## `order.placed` version 2\n\nA customer has placed an order.\n",
 		"| `currency` | \"EUR\", \"USD\" | yes | no |  |\n| `email` | string | no | yes |  |\n| `items` | array | no | no |  |\n| `items[].sku` | string | yes | no |  |\n| `total` | integer | yes | no |",
 	} {
 		if !strings.Contains(page, want) {

@@ -98,7 +98,11 @@ func (f field) typeText() string {
 	if one := textOf(f.schema["type"]); one != "" {
 		all = []string{one}
 	}
-	text := cmp.Or(strings.Join(all, " or "), "any")
+	text := strings.Join(all, " or ")
+	if f.schema["anyOf"] != nil || f.schema["oneOf"] != nil {
+		text = cmp.Or(text, "one of several")
+	}
+	text = cmp.Or(text, "any")
 	if format := textOf(f.schema["format"]); format != "" {
 		text += " (" + format + ")"
 	}

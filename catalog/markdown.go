@@ -3,6 +3,7 @@ package catalog
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"strings"
 )
 
@@ -23,15 +24,15 @@ func (c *Catalog) Markdown() []byte {
 	return []byte(b.String())
 }
 
-// anchor is the section's, given in the page: what is made of headings differs between programs.
+var notInAnchor = regexp.MustCompile(`[^a-z0-9 _-]`)
+
+// anchor is what GitHub and others make of the section's heading.
 func anchor(e *Entry) string {
-	name := strings.NewReplacer(".", "-", "_", "-").Replace(strings.ToLower(e.Name))
-	return fmt.Sprintf("%s-v%d", name, e.Version)
+	return strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(e.String()), ""), " ", "-")
 }
 
 func (c *Catalog) section(b *strings.Builder, e *Entry) {
-	fmt.Fprintf(b, "\n<a id=\"%s\"></a>\n\n## %s version %d\n\n%s\n\n", anchor(e), code(e.Name), e.Version,
-		strings.TrimSpace(e.Description))
+	fmt.Fprintf(b, "\n## %s version %d\n\n%s\n\n", code(e.Name), e.Version, strings.TrimSpace(e.Description))
 	fmt.Fprintf(b, "- Owner: %s\n- Consumers: %s\n", e.Owner, orNone(e.Consumers))
 	if e.AggregateType != "" {
 		fmt.Fprintf(b, "- Aggregate: %s\n", e.AggregateType)

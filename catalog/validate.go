@@ -33,7 +33,7 @@ type Fault struct {
 }
 
 func (e *PayloadError) Error() string {
-	text := fmt.Sprintf("%s version %d: ", e.EventType, e.Version)
+	text := fmt.Sprintf("%s version %d: ", printable(e.EventType), e.Version)
 	for i, f := range e.Faults {
 		if i > 0 {
 			text += "; "

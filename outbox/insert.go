@@ -84,6 +84,9 @@ type Inserter struct {
 	TraceID func(context.Context) string
 	// CheckNames refuses event types that [CheckEventType] refuses. Default: any text.
 	CheckNames bool
+	// Check is asked about each message before anything is sent; its error refuses the message, and with it
+	// the statement. The method CheckMessage of package catalog is one. Default: no check.
+	Check func(Message) error
 }
 
 // Insert writes the event through tx, as the function [Insert] does, and

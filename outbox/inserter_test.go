@@ -9,10 +9,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/catalog"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -385,5 +387,50 @@ func TestCheckEventType(t *testing.T) {
 	m.EventType = "PlaceOrder"
 	if _, err := into.Insert(t.Context(), nil, m); err == nil || !strings.Contains(err.Error(), "two or more parts") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestCheck: what the application's check refuses is not inserted, nor are the other events of its statement.
+func TestCheck(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	conn := connect(t, url, pgx.QueryExecModeCacheStatement)
+	_, err := conn.Exec(t.Context(), `CREATE TABLE outbox_messages (id BIGINT GENERATED ALWAYS AS IDENTITY, tenant_id BIGINT, aggregate_type TEXT,
+		aggregate_id BIGINT, event_type TEXT, event_version SMALLINT, payload JSONB)`)
+	check(t, err)
+	events, err := catalog.Load(fstest.MapFS{"a.yaml": {Data: []byte("name: order.placed\nversion: 2\nowner: o\ndescription: d\nreplay: safe\n" +
+		"schema: {properties: {items: {items: {properties: {sku: {type: string}}}}}}\n")}})
+	check(t, err)
+	into := outbox.Inserter{Check: events.CheckMessage}
+	good := outbox.Message{EventType: "order.placed", EventVersion: 2, Payload: json.RawMessage(`{"items": [{"sku": "A"}]}`)}
+	misfit, unknown := good, good
+	misfit.Payload = json.RawMessage(`{"items": [{"sku": "A"}, {"sku": 7}]}`)
+	unknown.EventVersion = 0
+	for _, tt := range []struct {
+		messages []outbox.Message
+		want     string
+	}{
+		{[]outbox.Message{misfit}, `insert event "order.placed": order.placed version 2: /items/1/sku: number instead of string`},
+		{[]outbox.Message{good, misfit}, `insert 2 events: number 2: order.placed version 2: /items/1/sku: number instead of string`},
+		{[]outbox.Message{unknown}, `insert event "order.placed": "order.placed" version 1: the catalogue does not have it`},
+		{[]outbox.Message{good, good}, ""},
+		{[]outbox.Message{good}, ""},
+	} {
+		if len(tt.messages) == 1 {
+			_, err = into.Insert(t.Context(), conn, tt.messages[0])
+		} else {
+			_, err = into.InsertMany(t.Context(), conn, tt.messages)
+		}
+		got := ""
+		if err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("error %q, want %q", got, tt.want)
+		}
+	}
+	var n int
+	check(t, conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox_messages").Scan(&n))
+	if n != 3 {
+		t.Errorf("%d rows are inserted, want 3", n)
 	}
 }

@@ -12,11 +12,13 @@ const (
 	RowEncoding   = "encoding"   // a value is no UTF-8
 	RowUnreadable = "unreadable" // the database cannot send a value of the row
 	RowDuplicate  = "duplicate"  // JetStream took it for another message that it no longer has
+	RowSchema     = "schema"     // the payload does not fit the event catalogue
 )
 
 // RowClasses are all of them.
 var RowClasses = []string{
 	RowSubject, RowUncovered, RowPermission, RowHeaders, RowSize, RowEncoding, RowUnreadable, RowDuplicate,
+	RowSchema,
 }
 
 // RowError is a row's own fault: it would come back however often the row was

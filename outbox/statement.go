@@ -76,6 +76,11 @@ func (i *Inserter) row(ctx context.Context, m Message, layout *Layout) (row rowV
 			return row, err
 		}
 	}
+	if i.Check != nil {
+		if err := i.Check(m); err != nil {
+			return row, err
+		}
+	}
 	if m.TraceID == "" && i.TraceID != nil {
 		m.TraceID = i.TraceID(ctx)
 	}

@@ -60,6 +60,8 @@ type PublisherConfig struct {
 	// OnStored is called after each PubAck with what it was for, in order, on the goroutine
 	// that receives acknowledgements. It must not block, nor keep what it is given.
 	OnStored func([]Stored)
+	// Check, if set, is asked about each row that could be sent. Its error is a *outbox.RowError.
+	Check func(*outbox.Event) error
 	// IsGenuine, if set, is asked by Drain about a message with a row's id that JetStream
 	// stored before: whether it has the row's payload.
 	IsGenuine func(ctx context.Context, d Delivery, seq uint64, m jetstream.StoredMessage) (bool, error)

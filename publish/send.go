@@ -111,6 +111,9 @@ func (p *Publisher) send(ctx context.Context, ev *outbox.Event, at outbox.Positi
 		stamp.Staged = false
 		header, body, err = p.cfg.Envelope.Build(ev, stamp)
 	}
+	if err == nil && p.cfg.Check != nil {
+		err = p.cfg.Check(ev)
+	}
 	if err != nil {
 		return err
 	}

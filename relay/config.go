@@ -61,6 +61,10 @@ type Config struct {
 	// Retention is off where it is zero.
 	Retention Retention
 
+	// Check, if set, is asked about each row that could be sent. Its error is a *outbox.RowError: the row is
+	// parked. One goroutine at a time calls it, between two messages.
+	Check func(*outbox.Event) error
+
 	// OnStored, if set, is called with the time from each commit to its PubAck.
 	// It must not block.
 	OnStored func(time.Duration)

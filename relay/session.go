@@ -484,7 +484,7 @@ func (s *session) newPublisher(
 			SystemID: sys.ID, Timeline: timeline,
 			Commit: recovered.tail.Commit, N: recovered.tail.N, Passed: recovered.recoveryLSN,
 		},
-		OnStored: s.onStored, IsGenuine: s.isGenuine,
+		OnStored: s.onStored, IsGenuine: s.isGenuine, Check: s.cfg.Check,
 	})
 	if err == nil {
 		publisher.Adapt(info)

@@ -21,6 +21,7 @@ type Config struct {
 	Publish   PublishConfig
 	Mode      string
 	Fallback  FallbackConfig
+	Catalog   CatalogConfig
 	Retention RetentionConfig
 	HTTP      HTTPConfig
 	Log       LogConfig
@@ -112,6 +113,12 @@ type FallbackConfig struct {
 	MaxAttempts    int
 	Backoff        time.Duration
 	OnPoison       string
+}
+
+// CatalogConfig is about the event catalogue.
+type CatalogConfig struct {
+	Path    string
+	Unknown string
 }
 
 // RetentionConfig is about delivered rows.

@@ -37,7 +37,7 @@ func newConfigCheckCommand() *cobra.Command {
 				return err
 			}
 			l.warn(cmd.ErrOrStderr())
-			if _, err := newRelay(l.cfg, zap.NewNop(), prometheus.NewRegistry(), nil); err != nil {
+			if _, err := newRelay(l.cfg, zap.NewNop(), prometheus.NewRegistry(), hooks{}); err != nil {
 				return err
 			}
 			if _, err := pg.Parse(l.cfg.Postgres.server()); err != nil {

@@ -50,6 +50,7 @@ func (c *Config) keys() []key {
 	table = append(table, c.natsKeys()...)
 	table = append(table, c.publishKeys()...)
 	table = append(table, c.fallbackKeys()...)
+	table = append(table, c.catalogKeys()...)
 	return append(table, c.surroundingKeys()...)
 }
 

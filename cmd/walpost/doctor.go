@@ -29,6 +29,7 @@ func newDoctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			found = append(found, examineCatalog(&l.cfg.Catalog)...)
 			found = check.InOrder(append(found, l.cfg.strayVariables()...))
 			return tellFindings(cmd.OutOrStdout(), found, asJSON)
 		},

@@ -10,6 +10,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 )
@@ -29,15 +30,19 @@ type service struct{ *relay.Relay }
 func (service) Live() error   { return nil }
 func (s service) Status() any { return s.Relay.Status() }
 
-// newRelay translates the configuration for the relay package. It does no I/O. onStored may be nil.
-func newRelay(
-	cfg *Config, log *zap.Logger, registry prometheus.Registerer, onStored func(time.Duration),
-) (relayService, error) {
+// hooks are what a command adds to the relay. Each may be nil.
+type hooks struct {
+	check    func(*outbox.Event) error
+	onStored func(time.Duration)
+}
+
+// newRelay translates the configuration for the relay package. It does no I/O.
+func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer, h hooks) (relayService, error) {
 	config, err := relayConfig(cfg)
 	if err != nil {
 		return nil, err
 	}
-	config.OnStored = onStored
+	config.Check, config.OnStored = h.check, h.onStored
 	r, err := relay.New(config, log, registry)
 	if err != nil {
 		return nil, &usageError{err} // New does no I/O: what it refuses is the configuration

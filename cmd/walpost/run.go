@@ -35,8 +35,12 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 		return err
 	}
 	defer log.Sync() //nolint:errcheck // standard error is not buffered, and a terminal refuses to be synced
+	check, err := eventCheck(&cfg.Catalog)
+	if err != nil {
+		return err
+	}
 	registry := newRegistry()
-	relay, err := newRelay(cfg, log, registry, nil)
+	relay, err := newRelay(cfg, log, registry, hooks{check: check})
 	if err != nil {
 		return err
 	}
