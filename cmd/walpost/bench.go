@@ -155,7 +155,8 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		return c, nil
 	}
 	b.Relay = func(ctx context.Context, set bench.Setting, onStored func(time.Duration)) error {
-		r, err := newRelay(benchConfig(cfg, set), zap.NewNop(), prometheus.NewRegistry(), hooks{onStored: onStored})
+		r, err := newRelay(benchConfig(cfg, set), zap.NewNop(), prometheus.NewRegistry(),
+			hooks{onStored: onStored})
 		if err != nil {
 			return err
 		}

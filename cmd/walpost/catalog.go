@@ -26,8 +26,8 @@ func newCatalogCommand() *cobra.Command {
 // oneDir takes at most one argument.
 func oneDir(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
-		return &usageError{hint.Errorf("name one directory", "%s takes one argument, got %q", cmd.CommandPath(),
-			args[1])}
+		return &usageError{hint.Errorf("name one directory",
+			"%s takes one argument, got %q", cmd.CommandPath(), args[1])}
 	}
 	return nil
 }
@@ -44,8 +44,8 @@ func newCatalogCheckCommand() *cobra.Command {
 	var against, ref string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "check [DIR]", Short: "Check names, owners, schemas and breaking changes", Long: help("catalog check"),
-		Args: oneDir,
+		Use: "check [DIR]", Short: "Check names, owners, schemas and breaking changes",
+		Long: help("catalog check"), Args: oneDir,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if against != "" && ref != "" {
 				return &usageError{hint.Errorf("leave one of them out", "--against excludes --against-ref")}

@@ -20,10 +20,12 @@ func newCatalogDiffCommand() *cobra.Command {
 	var newest int
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "diff [DIR]", Short: "Compare the catalogue with table and stream", Long: help("catalog diff"), Args: oneDir,
+		Use: "diff [DIR]", Short: "Compare the catalogue with table and stream",
+		Long: help("catalog diff"), Args: oneDir,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if newest < 1 || newest > mostNewest {
-				return &usageError{hint.Errorf(fmt.Sprintf("want 1 to %d", mostNewest), "--newest: %d", newest)}
+				return &usageError{hint.Errorf(fmt.Sprintf("want 1 to %d", mostNewest),
+					"--newest: %d", newest)}
 			}
 			cfg, err := loadConfig(cmd)
 			if err != nil {
@@ -174,12 +176,13 @@ func (d *catalogDiff) lookAtStream(ctx context.Context, cfg *Config) error {
 	return d.lookAtSubjects(ctx, s, cfg.NATS.Subject, template.Pattern())
 }
 
-// lookAtSubjects adds the types that only older messages have, where the subject tells the type and little else.
+// lookAtSubjects adds the types that only older messages have, where the subject tells the type and little
+// else.
 func (d *catalogDiff) lookAtSubjects(ctx context.Context, s *jetstream.Stream, subject, filter string) error {
 	before, told := strings.CutSuffix(subject, "{event_type}")
 	if strings.Contains(strings.TrimPrefix(before, "{partition/"), "{") || !told {
-		d.Notes = append(d.Notes, fmt.Sprintf("the subject does not tell the type: of the stream, the newest %d "+
-			"messages were looked at", d.newest))
+		d.Notes = append(d.Notes, fmt.Sprintf("the subject does not tell the type: "+
+			"of the stream, the newest %d messages were looked at", d.newest))
 		return nil
 	}
 	subjects, err := s.Subjects(ctx, filter)
@@ -243,7 +246,8 @@ func (d *catalogDiff) print(w io.Writer, asJSON bool) error {
 		if one.Known {
 			known = "yes"
 		}
-		fmt.Fprintf(w, "%-40s %7s %10d %12d  %s\n", escape(one.EventType), version, one.Rows, one.Messages, known)
+		fmt.Fprintf(w, "%-40s %7s %10d %12d  %s\n",
+			escape(one.EventType), version, one.Rows, one.Messages, known)
 	}
 	printLines(w, "never seen: %s", d.Unseen)
 	printLines(w, "note: %s", d.Notes)

@@ -16,7 +16,8 @@ import (
 func newCatalogDocsCommand() *cobra.Command {
 	var out, title, version string
 	cmd := &cobra.Command{
-		Use: "docs [DIR]", Short: "Write event-catalog.md and asyncapi.yaml", Long: help("catalog docs"), Args: oneDir,
+		Use: "docs [DIR]", Short: "Write event-catalog.md and asyncapi.yaml",
+		Long: help("catalog docs"), Args: oneDir,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {

@@ -124,6 +124,8 @@ func TestContract(t *testing.T) {
 		"fallback.backoff":          {"", "30s"},
 		"fallback.on_poison":        {"", "hold"},
 		"retention.archive_after":   {"", "168h"},
+		"catalog.path":              {"WALPOST_CATALOG", ""},
+		"catalog.unknown":           {"WALPOST_CATALOG_UNKNOWN", "allow"},
 		"retention.delete_after":    {"WALPOST_RETENTION_DELETE_AFTER", "0s"},
 		"retention.drop_after":      {"", "2160h"},
 		"retention.interval":        {"", "1h"},

@@ -23,6 +23,7 @@ var keyGroups = []struct {
 	{"## NATS", []string{"nats."}},
 	{"## Publishing", []string{"publish.", "mode"}},
 	{"## The table", []string{"fallback."}},
+	{"## The event catalogue", []string{"catalog."}},
 	{"## Retention", []string{"retention."}},
 	{"## HTTP and log", []string{"http.", "log."}},
 }

@@ -14,7 +14,9 @@ type TypeVersion struct{ EventType, Version string }
 
 // EventTypes counts what the messages between two sequences are, by their headers. Messages without a
 // ce-type, such as envelopes, are left out. filter is a subject, or "" for all.
-func (s *Stream) EventTypes(ctx context.Context, from, to uint64, filter string) (map[TypeVersion]int, error) {
+func (s *Stream) EventTypes(
+	ctx context.Context, from, to uint64, filter string,
+) (map[TypeVersion]int, error) {
 	all := map[TypeVersion]int{}
 	for ; from <= to; from += U {
 		err := s.headers(ctx, from, min(from+U-1, to), filter, func(error) {},
