@@ -32,6 +32,7 @@ var unprovoked = []string{
 	"nats-no-fast-batches",   // nats-server is the one of go.mod
 	"table-mark",             // the configuration is refused before
 	"nats-max-consumers",     // internal/jetstream.TestAccountsConsumers
+	"catalog", "catalog-new", // cmd/walpost.TestRunScripts, TestScripts
 }
 
 // expected are the findings of the cases below, as they are told.
