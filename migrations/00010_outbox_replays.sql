@@ -32,7 +32,14 @@ CREATE TABLE {schema}.outbox_replays (
     stream_sequence   BIGINT,
     last_error     TEXT,
     started_at     TIMESTAMPTZ,
-    finished_at    TIMESTAMPTZ
+    finished_at    TIMESTAMPTZ,
+    -- What no relay could read would keep all later requests waiting.
+    CHECK (array_position(ids, NULL) IS NULL AND array_position(event_types, NULL) IS NULL
+        AND coalesce(array_ndims(ids), 1) = 1 AND coalesce(array_ndims(event_types), 1) = 1),
+    CHECK (isfinite(since) IS NOT FALSE AND isfinite(until) AND isfinite(requested_at) AND isfinite(stream_created) IS NOT FALSE
+        AND isfinite(started_at) IS NOT FALSE AND isfinite(finished_at) IS NOT FALSE),
+    CHECK (until <= requested_at), -- else rows that are delivered meanwhile would be part of it
+    CHECK (sent >= 0 AND refused >= 0 AND total >= 0 AND stream_sequence >= 0)
 );
 
 -- A relay asks every second.

@@ -47,7 +47,9 @@ func (r *replayer) run(ctx context.Context) {
 		trouble := "requests for replays cannot be read: trying again"
 		if err == nil && request != nil {
 			trouble = "a replay is interrupted: trying again"
-			err = r.fulfil(ctx, request)
+			if err = r.fulfil(ctx, request); err == nil {
+				r.failed.reset()
+			}
 			r.status.replaying(nil)
 			r.metrics.replayPending.Set(0)
 		}
