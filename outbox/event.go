@@ -73,8 +73,18 @@ func (e *Event) Size() int {
 
 // Clone copies the event and its values, in one allocation.
 func (e *Event) Clone() *Event {
-	c := *e
-	buf := make([]byte, 0, e.Size())
+	c := &Event{}
+	e.CopyTo(c, nil)
+	return c
+}
+
+// CopyTo is Clone into an event whose values are in buf. It returns buf, or a larger one in its place.
+func (e *Event) CopyTo(c *Event, buf []byte) []byte {
+	if n := e.Size(); buf == nil || cap(buf) < n { // an empty value is not NULL
+		buf = make([]byte, 0, n)
+	}
+	buf = buf[:0]
+	*c = *e
 	for i, v := range e.Values {
 		if v == nil {
 			continue
@@ -83,5 +93,5 @@ func (e *Event) Clone() *Event {
 		buf = append(buf, v...)
 		c.Values[i] = buf[start:len(buf):len(buf)]
 	}
-	return &c
+	return buf
 }

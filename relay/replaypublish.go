@@ -40,7 +40,7 @@ func (p *replay) publish(ctx context.Context) (err error) {
 	})
 	defer wg.Wait()
 	defer stop()
-	if ok, err := p.each(ctx, portions); err != nil || !ok {
+	if ok, err := p.each(ctx, portions, rows.Recycle); err != nil || !ok {
 		return err
 	}
 	if readErr != nil {
@@ -51,7 +51,9 @@ func (p *replay) publish(ctx context.Context) (err error) {
 
 // each publishes portions until there are no more. A search for few rows among many may take long:
 // meanwhile it is asked whether the request still runs.
-func (p *replay) each(ctx context.Context, portions <-chan []table.ReplayRow) (ok bool, err error) {
+func (p *replay) each(
+	ctx context.Context, portions <-chan []table.ReplayRow, recycle func([]table.ReplayRow),
+) (ok bool, err error) {
 	waiting := time.NewTicker(replayLook)
 	defer waiting.Stop()
 	for {
@@ -62,6 +64,7 @@ func (p *replay) each(ctx context.Context, portions <-chan []table.ReplayRow) (o
 			}
 			crash.At("replay-read")
 			ok, err = p.portion(ctx, some)
+			recycle(some)
 		case <-waiting.C:
 			ok, err = p.write(ctx)
 		}

@@ -137,6 +137,30 @@ type ReplayRow struct {
 	*outbox.Event
 	At         string // processed_at
 	Unreadable error  // the server cannot send it; the event has its id alone
+
+	buf []byte // holds the event's values
+}
+
+// mostKeptBuffer is the largest buffer of a row that is used again, in bytes.
+const mostKeptBuffer = 16 << 10
+
+// addRow copies a row into the next element of some, which may have held another one.
+func addRow(some []ReplayRow, ev *outbox.Event, at string) []ReplayRow {
+	if n := len(some); n < cap(some) {
+		some = some[:n+1]
+	} else {
+		some = append(some, ReplayRow{})
+	}
+	row := &some[len(some)-1]
+	if row.Event == nil {
+		row.Event = &outbox.Event{}
+	}
+	if cap(row.buf) > mostKeptBuffer {
+		row.buf = nil
+	}
+	row.buf = ev.CopyTo(row.Event, row.buf)
+	row.At, row.Unreadable = at, nil
+	return some
 }
 
 const (
@@ -163,6 +187,26 @@ type ReplayReader struct {
 	open   bool   // a cursor is
 	until  time.Time
 	single bool // FETCH one row: some row cannot be read
+	// free are portions that were given back.
+	free chan []ReplayRow
+}
+
+// Recycle gives a portion back: its rows are overwritten. Rows are a kilobyte each, and tens of thousands in
+// a second: as garbage they would cost live events their latency.
+func (r *ReplayReader) Recycle(some []ReplayRow) {
+	select {
+	case r.free <- some[:0]:
+	default:
+	}
+}
+
+func (r *ReplayReader) empty() []ReplayRow {
+	select {
+	case some := <-r.free:
+		return some
+	default:
+		return nil
+	}
 }
 
 // OpenReplay connects and prepares to read the rows behind a cursor. The largest payload has mostPayload
@@ -174,7 +218,7 @@ func OpenReplay(
 	if err != nil {
 		return nil, err
 	}
-	r := &ReplayReader{db: db, table: t, at: from.At, id: from.ID}
+	r := &ReplayReader{db: db, table: t, at: from.At, id: from.ID, free: make(chan []ReplayRow, 4)}
 	if err = db.Unbind(ctx); err == nil {
 		// A snapshot is given up by the reader. A search for few rows among many has no limit.
 		_, err = db.Conn().Exec(ctx, `SET idle_in_transaction_session_timeout = 0; SET statement_timeout = 0`)
@@ -201,7 +245,7 @@ func OpenReplay(
 func (r *ReplayReader) Close() { r.db.Close() }
 
 // Read calls each with the rows, some at a time, until there are no more or each fails. What each gets is
-// its own. A reader that waits in each keeps the server waiting, not memory.
+// its own, until it gives that back. A reader that waits in each keeps the server waiting, not memory.
 func (r *ReplayReader) Read(ctx context.Context, each func([]ReplayRow) error) error {
 	for {
 		done, err := r.next(ctx, each)
@@ -295,7 +339,7 @@ func (r *ReplayReader) fetch(
 		return 0, first, err
 	}
 	defer rows.Close()
-	var some []ReplayRow
+	some := r.empty()
 	bytes := 0
 	hand := func() error {
 		if len(some) == 0 {
@@ -304,7 +348,7 @@ func (r *ReplayReader) fetch(
 		last := some[len(some)-1]
 		r.at, r.id = last.At, string(last.Values[outbox.ID])
 		given := some
-		some, bytes = nil, 0
+		some, bytes = r.empty(), 0
 		return each(given)
 	}
 	for rows.Next() {
@@ -313,7 +357,7 @@ func (r *ReplayReader) fetch(
 		}
 		v := rows.RawValues()
 		ev := eventOf(r.table, r.fields, v)
-		some = append(some, ReplayRow{Event: ev.Clone(), At: string(v[2*len(r.fields)])})
+		some = addRow(some, &ev, string(v[2*len(r.fields)]))
 		if bytes += ev.Size(); bytes > replayBytes {
 			if err := hand(); err != nil {
 				return n, first, err
