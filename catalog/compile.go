@@ -3,6 +3,7 @@ package catalog
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -17,11 +18,15 @@ func (f *files) compile(address string) (*jsonschema.Schema, error) {
 	return c.Compile(address)
 }
 
+// inlineAddress is that of a schema in a YAML file, which its author does not know.
+var inlineAddress = regexp.MustCompile(`^[^#]*![^#]*![0-9]+`)
+
 // schemaText is a compiler's error in one line, without the addresses that stand for the catalogue.
 func schemaText(err error) string {
 	var invalid *jsonschema.SchemaValidationError
 	var regex *jsonschema.InvalidRegexError
 	var load *jsonschema.LoadURLError
+	var nowhere *jsonschema.JSONPointerNotFoundError
 	var text string
 	switch inner := (*jsonschema.ValidationError)(nil); {
 	case errors.As(err, &regex):
@@ -30,6 +35,8 @@ func schemaText(err error) string {
 		text = schemaFaults(inner)
 	case errors.As(err, &load):
 		text = fmt.Sprintf("$ref to %s: %v", load.URL, load.Err)
+	case errors.As(err, &nowhere):
+		text = fmt.Sprintf("$ref to %s leads nowhere", inlineAddress.ReplaceAllString(nowhere.URL, ""))
 	default:
 		text = err.Error()
 	}

@@ -18,13 +18,18 @@ var errNotInCommit = errors.New("the commit does not have the directory")
 
 // gitTree is a directory as it was in a commit.
 func gitTree(ctx context.Context, dir, ref string) (fs.FS, error) {
-	advice := "name a commit or a branch that this clone has; in CI fetch it first (git fetch origin main)"
+	const advice = "name a commit or a branch that this clone has; " +
+		"in CI fetch it first (git fetch origin main)"
 	if strings.HasPrefix(ref, "-") {
 		return nil, &usageError{hint.Errorf(advice, "--against-ref: %q is no commit", ref)}
 	}
+	if _, err := git(ctx, dir, "rev-parse", "--git-dir"); err != nil {
+		return nil, hint.Errorf("run it in a clone that Git can read, or compare with a directory: --against",
+			"read %s at %s: %w", dir, ref, err)
+	}
 	commit, err := git(ctx, dir, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
 	if err != nil {
-		return nil, hint.Errorf(advice, "read %s at %s: %w", dir, ref, err)
+		return nil, hint.Errorf(advice, "read %s at %s: no such commit", dir, ref)
 	}
 	hash := strings.TrimSpace(string(commit))
 	if names, err := git(ctx, dir, "ls-tree", "--name-only", hash, "./"); err != nil || len(names) == 0 {
