@@ -105,7 +105,7 @@ func (d *asyncAPI) channel(channels, operations object, e *Entry, message string
 
 func ref(path ...string) object {
 	for i, p := range path {
-		path[i] = strings.NewReplacer("~", "~0", "/", "~1").Replace(p)
+		path[i] = pointerEscapes.Replace(p)
 	}
 	return object{"$ref": "#/" + strings.Join(path, "/")}
 }

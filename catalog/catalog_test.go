@@ -1,6 +1,7 @@
 package catalog_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -119,7 +120,14 @@ func TestProblems(t *testing.T) {
 		{"no mark", edit(t, ", x-pii: true", ""), "a.yaml:1: catalog-pii order.placed version 1: email may be personal data, and has no x-pii", true},
 		{"not a mark", edit(t, "x-pii: true", "x-pii: maybe"), "a.yaml:1: catalog-pii order.placed version 1: x-pii of email is neither true nor false", true},
 		{"no mark inside", edit(t, "{sku:", "{phone_no: {type: string}, sku:"), "a.yaml:1: catalog-pii order.placed version 1: items[].phone_no may be personal", true},
-		{"mark around", edit(t, "{type: array,", "{type: array, x-pii: true,") + "    \n", "", true},
+		{
+			"mark around", strings.Replace(edit(t, "{type: array,", "{type: array, x-pii: true,"), "{sku:", "{phone_no: {type: string}, sku:", 1),
+			"", true,
+		},
+		{
+			"no around", strings.Replace(edit(t, "{type: array,", "{type: array, x-pii: false,"), "{sku:", "{phone_no: {type: string}, sku:", 1),
+			"a.yaml:1: catalog-pii order.placed version 1: items[].phone_no may be personal", true,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, problems := catalog.Check(files("a.yaml", tt.text))
@@ -221,6 +229,28 @@ func TestPayloads(t *testing.T) {
 		if got != tt.want || strings.Contains(got, "secret") {
 			t.Errorf("%.80s: %q, want %q", tt.payload, got, tt.want)
 		}
+	}
+}
+
+// TestPathsOfHostileNames: they are printable ASCII, and short.
+func TestPathsOfHostileNames(t *testing.T) {
+	c := load(t, "a.yaml", placed[:strings.Index(placed, "schema:")]+"schema: {$ref: '#/$defs/tree', $defs: {tree: {type: object, additionalProperties: {$ref: '#/$defs/tree'}}}}")
+	for name, want := range map[string]string{
+		"é\n\x1b[31m": `/\u00e9\n\x1b[31m: number instead of object`, "a/b": "/a~1b: number instead of object",
+		strings.Repeat("é", 50_000): "/" + strings.Repeat(`\u00e9`, 30) + "...: number instead of object",
+	} {
+		payload, err := json.Marshal(map[string]int{name: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = c.Validate("order.placed", 1, payload)
+		if err == nil || strings.TrimPrefix(err.Error(), "order.placed version 1: ") != want {
+			t.Errorf("error %.300v, want %s", err, want)
+		}
+	}
+	deep := []byte(strings.Repeat(`{"a name of some length": `, 90) + "1" + strings.Repeat("}", 90))
+	if err := c.Validate("order.placed", 1, deep); err == nil || len(err.Error()) > 300 {
+		t.Errorf("error %.500v", err)
 	}
 }
 

@@ -101,7 +101,7 @@ type node struct {
 // child is a part of the node's schema.
 func (n node) child(schema any, tokens ...string) node {
 	for _, t := range tokens {
-		n.pointer += "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(t)
+		n.pointer += "/" + pointerEscapes.Replace(t)
 	}
 	n.schema = schema
 	return n

@@ -126,11 +126,13 @@ func leaves(err *invalidity, all []*invalidity) []*invalidity {
 	return all
 }
 
+var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
+
 // pointer has names of the row in it.
 func pointer(tokens []string) string {
 	var b strings.Builder
 	for _, t := range tokens {
-		b.WriteString("/" + printable(t))
+		b.WriteString("/" + pointerEscapes.Replace(printable(t)))
 	}
 	return cut(b.String(), 200)
 }
