@@ -12,7 +12,7 @@ import (
 )
 
 // mostMemory is what a relay may occupy, whatever it reads.
-const mostMemory = 72 << 20
+const mostMemory = 64 << 20
 
 // One transaction of 300,000 rows, which hold more than mostMemory, and the relay killed in its middle: the
 // second one finds out what is stored and goes on behind it. Neither needs more

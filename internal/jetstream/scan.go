@@ -81,7 +81,13 @@ type Found struct {
 // lastSeq is to come from the stream's leader.
 func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o ScanOptions) (Found, error) {
 	var found Found
-	var chunk, step []Message // reused: together they are most of what a start needs
+	most := uint64(0)
+	if lastSeq >= firstSeq {
+		most = min(lastSeq-firstSeq+1, U)
+	}
+	// They are reused, and made at once: together they are most of the memory that a start needs, and slices
+	// that grow leave several times as much behind.
+	chunk, step := make([]Message, 0, most), make([]Message, 0, most)
 	var later outbox.Position // of the message of the WAL behind the one that is looked at
 	for to, span := lastSeq, uint64(U); to > 0 && to >= firstSeq; {
 		from := max(firstSeq, 1)
