@@ -74,7 +74,7 @@ func (s *starter) way(err error) (streams bool, refused error) {
 
 // warnAboutLimits says at the start what a table's layout and mark cannot give.
 func (s *starter) warnAboutLimits(t *outbox.Table) {
-	log := s.log.With(zap.Stringer("table", t))
+	log := s.log.With(zapTable(t))
 	if table.MarkOf(t).InTable() && !table.Ordered(t) {
 		log = log.With(zap.String("id_type", t.IDType))
 	}
