@@ -11,6 +11,7 @@ import (
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/walpost/walpost/idempotency"
@@ -99,7 +100,11 @@ func place(ctx context.Context, tx pgx.Tx, _ *http.Request, body request) (*Chan
 }
 
 func change(ctx context.Context, tx pgx.Tx, r *http.Request, body request) (*Change, error) {
-	before, err := lock(ctx, tx, `public_id::text = $1`, r.PathValue("public_id"))
+	var id pgtype.UUID
+	if id.Scan(r.PathValue("public_id")) != nil {
+		return nil, pgx.ErrNoRows
+	}
+	before, err := lock(ctx, tx, `tenant_id = $1 AND public_id = $2`, Tenant, id)
 	if err != nil {
 		return nil, err
 	}
@@ -110,10 +115,10 @@ func change(ctx context.Context, tx pgx.Tx, r *http.Request, body request) (*Cha
 
 // lock reads an order for the transaction. Writers of one order exclude each other, and so its events are in
 // the order of its versions.
-func lock(ctx context.Context, tx pgx.Tx, condition string, key any) (*Order, error) {
+func lock(ctx context.Context, tx pgx.Tx, condition string, key ...any) (*Order, error) {
 	var o Order
 	err := tx.QueryRow(ctx, `SELECT id, public_id::text, total, state, version FROM orders
-		WHERE `+condition+` FOR UPDATE`, key).Scan(&o.ID, &o.PublicID, &o.Total, &o.State, &o.Version)
+		WHERE `+condition+` FOR UPDATE`, key...).Scan(&o.ID, &o.PublicID, &o.Total, &o.State, &o.Version)
 	if err != nil {
 		return nil, fmt.Errorf("read order %v: %w", key, err)
 	}
