@@ -128,7 +128,7 @@ func (r *relation) findMissing() *MissingColumnError {
 		found[a.field] = true
 	}
 	for f, column := range r.table.Layout.Columns {
-		if column != "" && !found[f] {
+		if column != "" && !found[f] && !r.table.Layout.InJournal(outbox.Field(f)) {
 			return &MissingColumnError{Table: r.table.String(), Column: column}
 		}
 	}

@@ -166,6 +166,7 @@ type Poller struct {
 	lookAt      map[*outbox.Table]time.Time // when recorded rows are looked for next
 	again       map[*outbox.Table]bool      // the last pass sent recorded rows
 	lockedSince map[*outbox.Table]time.Time // since when every pass has met locked rows
+	advances    map[*outbox.Table]*advance
 }
 
 // New opens the poller's connection. Close closes it.
@@ -179,7 +180,7 @@ func New(ctx context.Context, cfg Config, parts Parts) (*Poller, error) {
 		holds: parts.Holds, moved: parts.Moved, recovered: parts.Recovered, db: db,
 		wake:   make(chan struct{}, 1),
 		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{},
-		lockedSince: map[*outbox.Table]time.Time{},
+		lockedSince: map[*outbox.Table]time.Time{}, advances: map[*outbox.Table]*advance{},
 	}, nil
 }
 
@@ -331,6 +332,9 @@ func (l *Poller) turn(ctx context.Context, t *outbox.Table) (more bool, err erro
 		}
 	}
 	l.report(ctx, t, p)
+	if err := l.advance(ctx, t); err != nil {
+		return false, err
+	}
 	switch {
 	case more:
 		l.Nudge()
@@ -340,6 +344,29 @@ func (l *Poller) turn(ctx context.Context, t *outbox.Table) (more bool, err erro
 		l.DueIn(time.Second)
 	}
 	return more, nil
+}
+
+// advancePause is the least time between two steps of a table's progress.
+const advancePause = time.Second
+
+// advance is the next step of a table's progress.
+type advance struct {
+	table.Advance
+	at time.Time
+}
+
+// advance has later passes begin their search where all earlier rows are settled, with mark journal.
+func (l *Poller) advance(ctx context.Context, t *outbox.Table) error {
+	a := l.advances[t]
+	if a == nil {
+		a = &advance{}
+		l.advances[t] = a
+	}
+	if time.Since(a.at) < advancePause {
+		return nil
+	}
+	a.at = time.Now()
+	return l.db.Advance(ctx, t, &a.Advance)
 }
 
 // schedule sets the clock for the next row that falls due.

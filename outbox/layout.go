@@ -276,10 +276,15 @@ const (
 	// MarkNone leaves the row alone: the producer inserts and deletes it in one
 	// transaction, and only the WAL ever shows it.
 	MarkNone Mark = "none"
+	// MarkJournal leaves the row alone: what is delivered stands in a journal, many ids in a row. The layout
+	// is [Layout.Journaled].
+	MarkJournal Mark = "journal"
 )
 
 // Valid reports whether m is one of the marks.
-func (m Mark) Valid() bool { return m == MarkUpdate || m == MarkDelete || m == MarkNone }
+func (m Mark) Valid() bool {
+	return m == MarkUpdate || m == MarkDelete || m == MarkNone || m == MarkJournal
+}
 
 // Table is an outbox table as the relay reads it.
 type Table struct {
@@ -305,6 +310,8 @@ type Table struct {
 	Text [NumFields]bool
 	// Shard is the part of the rows that is looked at; zero is all.
 	Shard Shard
+	// Journal is set where Mark is MarkJournal.
+	Journal Journal
 }
 
 // ParseTable splits "schema.table"; without a schema it is "public".
@@ -366,8 +373,14 @@ func (t *Table) PendingSQL(alias string) string {
 	return "true"
 }
 
-// Column is the quoted name of a field's column.
-func (t *Table) Column(f Field) string { return QuoteIdent(t.Layout.Columns[f]) }
+// Column is the quoted name of a field's column. With MarkJournal a row is due when both its table and the
+// journal say so, and the column is the journal's.
+func (t *Table) Column(f Field) string {
+	if t.Mark == MarkJournal && f == AvailableAt {
+		return QuoteIdent(journalColumns[f])
+	}
+	return QuoteIdent(t.Layout.Columns[f])
+}
 
 // QuoteLiteral quotes an SQL string.
 func QuoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -55,6 +55,9 @@ func newRigWith(t *testing.T, pg *testenv.Postgres, n *testenv.NATS) *rig {
 		Window: 4096, WindowBytes: 32 << 20, DelayThreshold: time.Second,
 	}
 	t.Cleanup(func() { r.dropSlot(slot) })
+	if marksInJournal {
+		r.journal()
+	}
 	if trapped {
 		r.trap()
 	}

@@ -69,6 +69,9 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		now.IDType = idType
 	}
 	now.Partitioned = f.kind == "p"
+	if t.Mark == outbox.MarkJournal {
+		now.Journal = db.own.journal
+	}
 	now.Layout.States = f.states
 	if f.filterErr == nil {
 		now.Filter = f.filter
@@ -205,6 +208,8 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 	}
 	if MarkOf(t).InTable() { // else nothing is done to the table
 		f.lacking = without("SELECT", canSelect, f.lacking)
+	}
+	if Changes(t) {
 		// FOR UPDATE is satisfied by any column.
 		f.lacking = without(updatePrivilege(columns), canWrite && canLock, f.lacking)
 		f.lacking = without("DELETE", canDelete || !Deletes(t), f.lacking)
@@ -294,7 +299,7 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
 	var missing []string
 	for field := outbox.ID; field < outbox.NumFields; field++ {
 		column := t.Layout.Columns[field]
-		if column != "" && f.types[column] == "" {
+		if column != "" && f.types[column] == "" && !t.Layout.InJournal(field) {
 			missing = append(missing, called(column, field))
 		}
 		p.If(f.generated[column], "table-generated-column",

@@ -50,8 +50,11 @@ func MarkedSQL(t *outbox.Table, alias string) string {
 	return fmt.Sprintf("%s.%s IS NOT NULL", alias, t.Column(outbox.ProcessedAt))
 }
 
-// DeadSQL is the condition that a row's status says that it is dead.
-func DeadSQL(t *outbox.Table, alias string) string {
+// DeadSQL is the condition that a row that is still in its table is dead.
+func DeadSQL(t *outbox.Table, alias string) string { return MarkOf(t).deadSQL(t, alias) }
+
+// deadSQL implements Mark.
+func (inRow) deadSQL(t *outbox.Table, alias string) string {
 	if t.Layout.States[outbox.Dead] == "" {
 		return "false"
 	}

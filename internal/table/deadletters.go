@@ -22,9 +22,9 @@ import (
 // back what was there: digits, the order of keys, infinity, an array's bounds.
 const DeadLetters = "outbox_messages_dlq"
 
-// moveToDeadLettersSQL moves rows into the dead letters, a table, in the statement that deletes them. Where
-// their status says that they are dead, they stay.
-func moveToDeadLettersSQL(t *outbox.Table, dead string) string {
+// deadLetterSQL implements Mark: it moves rows in the statement that deletes them. Where their status says
+// that they are dead, they stay.
+func (inRow) deadLetterSQL(t *outbox.Table, dead string) string {
 	remove := fmt.Sprintf("DELETE FROM %s t", t.SQL())
 	if t.Layout.States[outbox.Dead] != "" {
 		s := sets{table: t}
@@ -83,7 +83,9 @@ func letterSQL(t *outbox.Table, dead string) string {
 		}
 	}
 	attempts := "1"
-	if t.Layout.Has(outbox.Attempts) {
+	if t.Layout.InJournal(outbox.Attempts) {
+		attempts = "LEAST(coalesce(l.attempts, 0) + 1, 32767)"
+	} else if t.Layout.Has(outbox.Attempts) {
 		attempts = fmt.Sprintf("LEAST(coalesce(%s, 0) + 1, 32767)", fittingSQL(t, outbox.Attempts))
 	}
 	return fmt.Sprintf(`

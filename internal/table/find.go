@@ -50,7 +50,7 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	if MarkOf(t).InTable() {
 		pending = PendingSQL(t, "t")
 	}
-	inOutbox := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, t.SQL(), ""), t.HashSQL("t"))
+	inOutbox := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, sourceOf(t).all, ""), t.HashSQL("t"))
 	inOutbox += " AND NOT " + DeadSQL(t, "t")
 	left, err := db.findIn(ctx, t, inOutbox, nameSQL(t), pending, refs, all, found, Marked)
 	if err != nil {
@@ -225,7 +225,7 @@ func (db *DB) Overdue(
 	}
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s
 			AND (t.%[5]s < now() - %[6]d * interval '1 microsecond') IS TRUE`,
-		t.Column(outbox.ID), t.SQL(), t.IDType, UnmarkedSQL(t, "t"),
+		t.Column(outbox.ID), sourceOf(t).pending, t.IDType, UnmarkedSQL(t, "t"),
 		t.Column(outbox.AvailableAt), by.Microseconds())
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		overdue = append(overdue, string(v[0]))

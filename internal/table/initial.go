@@ -15,7 +15,7 @@ import (
 func (db *DB) PendingCount(ctx context.Context, t *outbox.Table, limit int) (n int, err error) {
 	err = db.QueryRow(ctx, []any{&n}, fmt.Sprintf(
 		`SELECT count(*)::int FROM (SELECT FROM %s t WHERE %s LIMIT %d) p`,
-		t.SQL(), PendingSQL(t, "t"), limit))
+		sourceOf(t).pending, PendingSQL(t, "t"), limit))
 	if err != nil {
 		return 0, fmt.Errorf("count pending rows of %s: %w", t, err)
 	}
@@ -42,7 +42,7 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 			for _, t := range tables {
 				var n int64
-				err := tx.QueryRow(ctx, skipSQL(t)).Scan(&n)
+				err := tx.QueryRow(ctx, MarkOf(t).skipSQL(t)).Scan(&n)
 				if err == nil {
 					_, err = tx.Exec(ctx, pg.HidePath)
 				}
@@ -60,11 +60,12 @@ func SkipPending(ctx context.Context, cfg Config, tables []*outbox.Table) (rows 
 
 // CanSkip reports whether rows of a table can be marked and say that they were not to be sent.
 func CanSkip(t *outbox.Table) bool {
-	return Keeps(t) && (t.Layout.Has(outbox.LastError) || t.Layout.Has(outbox.Status))
+	stays := Keeps(t) || MarkOf(t).Stays()
+	return stays && (t.Layout.Has(outbox.LastError) || t.Layout.Has(outbox.Status))
 }
 
-// skipSQL marks the pending rows of a table and counts them, unless it has done so before.
-func skipSQL(t *outbox.Table) string {
+// skipSQL implements Mark.
+func (inRow) skipSQL(t *outbox.Table) string {
 	s := sets{table: t}
 	done := MarkedSQL(t, "s")
 	if s.state(outbox.Done); t.Layout.Has(outbox.LastError) {

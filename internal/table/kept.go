@@ -50,7 +50,7 @@ func (rec *recorder) moveToDeadLetters(ctx context.Context, rows []Row) error {
 		if n < 0 {
 			n = len(rows)
 		}
-		sql := moveToDeadLettersSQL(rec.table, rec.db.own.deadLetters)
+		sql := MarkOf(rec.table).deadLetterSQL(rec.table, rec.db.own.deadLetters)
 		err := rec.run(ctx, rows[:n], sql, func(row Row, err error) error {
 			if !overLimit(err) { // it may be the row's fault, a trigger's, or the server's trouble
 				if stays, unknown := rec.db.cannotMove(ctx, rec.table, row.Ref.ID); unknown != nil || !stays {
@@ -71,7 +71,8 @@ func (rec *recorder) moveToDeadLetters(ctx context.Context, rows []Row) error {
 func (rec *recorder) keep(ctx context.Context, row Row) (err error) {
 	// The server may be unable to render the row: then the letter has only the names of its columns.
 	for _, original := range []string{shownSQL(rec.table), namedSQL(rec.table)} {
-		err = rec.run(ctx, []Row{row}, keepSQL(rec.table, rec.db.own.deadLetters, original), nil)
+		sql := MarkOf(rec.table).keepSQL(rec.table, rec.db.own.deadLetters, original)
+		err = rec.run(ctx, []Row{row}, sql, nil)
 		if !isUnreadable(err) {
 			break
 		}
@@ -115,9 +116,9 @@ func mayBeLess(err error) bool {
 	return overLimit(err) || TooLong(err) || pg.Code(err) == pgerrcode.OutOfMemory
 }
 
-// keepSQL notes in a row that it is dead and stays where it is, and writes a dead letter
+// keepSQL implements Mark: it notes in a row that it is dead and stays where it is, and writes a dead letter
 // that names it, once. Where the layout has no columns for that, it stays pending: see unkeptSQL.
-func keepSQL(t *outbox.Table, letters, original string) string {
+func (inRow) keepSQL(t *outbox.Table, letters, original string) string {
 	returning := "t." + t.Column(outbox.ID) + " AS id, " + original + " AS original"
 	same := sameSQL(t) + " AND " + unkeptSQL(t, letters)
 	change := fmt.Sprintf(`SELECT %s FROM %s t WHERE %s`, returning, t.SQL(), FreeSQL(t))

@@ -20,7 +20,7 @@ func (db *DB) RecordedCount(ctx context.Context, t *outbox.Table, limit int) (pa
 	err = db.QueryRow(ctx, []any{&parked, &held}, fmt.Sprintf(
 		`SELECT count(*) FILTER (WHERE NOT held)::int, count(*) FILTER (WHERE held)::int
 		FROM (SELECT %s AS held FROM %s t WHERE %s LIMIT %d) r`,
-		heldIs(t, "t"), t.SQL(), recordedSQL(t), limit))
+		heldIs(t, "t"), sourceOf(t).pending, recordedSQL(t), limit))
 	if err != nil {
 		return 0, 0, fmt.Errorf("count recorded rows of %s: %w", t, err)
 	}

@@ -119,7 +119,7 @@ func lookUpSQL(t *outbox.Table) string {
 	}
 	same := fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t"))
 	return strings.NewReplacer(
-		"{byid}", byIDSQL(t, t.SQL(), ""), "{id}", t.Column(outbox.ID), "{same}", same,
+		"{byid}", byIDSQL(t, sourceOf(t).all, ""), "{id}", t.Column(outbox.ID), "{same}", same,
 		"{pending}", PendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed,
 	).Replace(`
 SELECT w.ord::int, t.{id} IS NOT NULL,
@@ -171,7 +171,7 @@ func (db *DB) MarkedSince(
 	if fits := t.WhereSQL("t"); fits != "" {
 		where += " AND " + fits
 	}
-	return db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", where, since, next, limit)
+	return db.markedSince(ctx, t, sourceOf(t).marked, "NULL::timestamptz", where, since, next, limit)
 }
 
 // sentSQL leaves out the rows that were not to be sent.
@@ -298,8 +298,13 @@ func (db *DB) Unmark(
 func unmarkSQL(t *outbox.Table) string {
 	// IS TRUE: the rows are to be found by their ids, whatever index answers to the marks.
 	same := fmt.Sprintf("(t.%s = w.mark) IS TRUE AND %s", t.Column(outbox.ProcessedAt), storedSQL(t))
+	return MarkOf(t).unmarkSQL(t, same)
+}
+
+// unmarkSQL implements Mark.
+func (inRow) unmarkSQL(t *outbox.Table, same string) string {
 	return strings.NewReplacer(
-		"{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", PendingSets(t, lostNote),
+		"{table}", t.SQL(), "{byid}", byIDSQL(t, t.SQL(), ""), "{set}", pendingSets(t, lostNote).sql(),
 		"{id}", t.Column(outbox.ID),
 		"{same}", same, "{free}", FreeSQL(t), "{own}", pg.OwnPath,
 	).Replace(`
@@ -341,16 +346,17 @@ func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
 
 // hasMarkedRows reports whether any row that is in the table is marked.
 func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err error) {
-	if !Keeps(t) {
+	marked := sourceOf(t).marked
+	if !Keeps(t) && !MarkOf(t).Stays() {
 		return false, nil
 	}
 	if !t.Shard.All() && MarkOf(t).Stays() {
 		var start MarkCursor
-		rows, err := db.markedSince(ctx, t, t.SQL(), "NULL::timestamptz", "true", time.Time{}, &start, 1)
+		rows, err := db.markedSince(ctx, t, marked, "NULL::timestamptz", "true", time.Time{}, &start, 1)
 		return len(rows) > 0, err
 	}
 	err = db.QueryRow(ctx, []any{&has}, fmt.Sprintf(
-		`SELECT EXISTS (SELECT FROM %s t WHERE %s%s)`, t.SQL(), MarkedSQL(t, "t"), FilterSQL(t, "t")))
+		`SELECT EXISTS (SELECT FROM %s t WHERE %s%s)`, marked, MarkedSQL(t, "t"), FilterSQL(t, "t")))
 	if err != nil {
 		return false, fmt.Errorf("look for marked rows of %s: %w", t, err)
 	}
@@ -415,7 +421,7 @@ func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration
 	// The canonical table has an index for just this.
 	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8
 		FROM %s t WHERE %s AND t.%[1]s <= now() AND %[4]s ORDER BY t.%[1]s LIMIT 1`,
-		t.Column(field), t.SQL(), PendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
+		t.Column(field), sourceOf(t).pending, PendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
 	var seconds float64
 	err := db.QueryRow(ctx, []any{&seconds}, sql)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {

@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -10,16 +11,45 @@ import (
 // Mark is how a stored row is taken out of the pending ones. Each [outbox.Mark] has one implementation, and
 // [MarkOf] is the place that chooses it.
 type Mark interface {
-	// InTable reports whether the table holds a row until it is marked. Where it does not, only the WAL shows
-	// the row: there is nothing to mark, record, search or look up.
+	// InTable reports whether the database holds a row until it is marked. Where it does not, only the WAL
+	// shows the row: there is nothing to mark, record, search or look up.
 	InTable() bool
-	// Stays reports whether a marked row stays in the table and says when it was marked. Only such rows can
-	// be archived, and only they can be found lost and made pending again.
+	// Stays reports whether a marked row stays in the table, and it is known when it was marked. Only such
+	// rows can be found lost and made pending again.
 	Stays() bool
-	// SQL is the command that marks rows of t: those that [FreeSQL] names. It returns the id of each row that
-	// it has marked. It is "" where the table does not hold the rows.
-	SQL(t *outbox.Table) string
+
+	// mark marks rows of t.
+	mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) ([]Verdict, error)
+	// source are the places in which statements look for rows of t, and find them with all columns that
+	// [outbox.Table.Column] names.
+	source(t *outbox.Table) source
+	// aggregateHashSQL is the hash by which an index finds recorded rows t of an aggregate.
+	aggregateHashSQL(t *outbox.Table) string
+	// deadSQL is [DeadSQL].
+	deadSQL(t *outbox.Table, alias string) string
+	// set is the command that makes assignments to rows of t: those that the CTE "free" names. It returns the
+	// id of each.
+	set(t *outbox.Table, s *sets) string
+	// unmarkSQL makes delivered rows pending again, as held ones: those t that are the same as one of w. It
+	// returns numbers, with whether that is one of a locked row or how many were changed.
+	unmarkSQL(t *outbox.Table, same string) string
+	// skipSQL marks the pending rows of a table and counts them, unless it has done so before.
+	skipSQL(t *outbox.Table) string
+	// deadLetterSQL is a settling statement that makes dead letters of rows, in the table of that name.
+	deadLetterSQL(t *outbox.Table, letters string) string
+	// keepSQL does so where a row cannot be rendered as a whole: original is what the letter has of it.
+	keepSQL(t *outbox.Table, letters, original string) string
 }
+
+// source are items of a FROM list, without aliases.
+type source struct {
+	// all is every row, pending has at least the pending ones, and marked the delivered ones.
+	all, pending, marked string
+	// lock ends a statement that passes over rows that another session is changing.
+	lock string
+}
+
+func sourceOf(t *outbox.Table) source { return MarkOf(t).source(t) }
 
 // MarkOf is the mark of an outbox.
 func MarkOf(t *outbox.Table) Mark {
@@ -30,17 +60,50 @@ func MarkOf(t *outbox.Table) Mark {
 		return deleted{}
 	case outbox.MarkUpdate:
 		return updated{dated: t.Layout.Has(outbox.ProcessedAt)}
+	case outbox.MarkJournal:
+		return journaled{}
 	}
 	panic(fmt.Sprintf("table %s: no implementation of mark %q", t, t.Mark))
 }
 
-// updated is outbox.MarkUpdate: processed_at is set, or the status, or both.
-type updated struct{ dated bool }
+// inRow is what the marks share that change the row itself.
+type inRow struct{}
 
-func (updated) InTable() bool { return true }
+func (inRow) InTable() bool { return true }
+
+func (inRow) source(t *outbox.Table) source {
+	return source{all: t.SQL(), pending: t.SQL(), marked: t.SQL(), lock: "FOR UPDATE OF t SKIP LOCKED"}
+}
+
+func (inRow) set(t *outbox.Table, s *sets) string {
+	return fmt.Sprintf(`UPDATE %s t SET %s WHERE %s RETURNING t.%s AS id`,
+		t.SQL(), s.sql(), FreeSQL(t), t.Column(outbox.ID))
+}
+
+// markBy marks rows with a command over the CTE "free", which returns the id of each row that it has marked.
+func (inRow) markBy(
+	ctx context.Context, db *DB, t *outbox.Table, rows []Row, command func(*outbox.Table) string,
+) ([]Verdict, error) {
+	sql, made := db.marks.Load(*t) // by its facts: they may change
+	if !made {
+		sql, _ = db.marks.LoadOrStore(*t, markSQL(t, command(t)))
+	}
+	return db.settle(ctx, t, rows, sql.(string), (*args).known)
+}
+
+// updated is outbox.MarkUpdate: processed_at is set, or the status, or both.
+type updated struct {
+	inRow
+	dated bool
+}
+
 func (u updated) Stays() bool { return u.dated }
 
-func (updated) SQL(t *outbox.Table) string {
+func (u updated) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) ([]Verdict, error) {
+	return u.markBy(ctx, db, t, rows, updateSQL)
+}
+
+func updateSQL(t *outbox.Table) string {
 	s := sets{table: t}
 	s.add(outbox.ProcessedAt, "now()")
 	s.state(outbox.Done)
@@ -54,38 +117,48 @@ func (updated) SQL(t *outbox.Table) string {
 }
 
 // deleted is outbox.MarkDelete.
-type deleted struct{}
+type deleted struct{ inRow }
 
-func (deleted) InTable() bool { return true }
-func (deleted) Stays() bool   { return false }
+func (deleted) Stays() bool { return false }
 
-func (deleted) SQL(t *outbox.Table) string {
+func (d deleted) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) ([]Verdict, error) {
+	return d.markBy(ctx, db, t, rows, deleteSQL)
+}
+
+func deleteSQL(t *outbox.Table) string {
 	return fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id`,
 		t.SQL(), FreeSQL(t), t.Column(outbox.ID))
 }
 
-// none is outbox.MarkNone: the producer inserts and deletes the row in one transaction.
-type none struct{}
+// none is outbox.MarkNone: the producer inserts and deletes the row in one transaction. Nothing is left to
+// mark.
+type none struct{ inRow }
 
-func (none) InTable() bool            { return false }
-func (none) Stays() bool              { return false }
-func (none) SQL(*outbox.Table) string { return "" }
+func (none) InTable() bool { return false }
+func (none) Stays() bool   { return false }
 
-// Keeps reports whether a marked row stays in the table, be it without a time.
+func (none) mark(_ context.Context, _ *DB, _ *outbox.Table, rows []Row) ([]Verdict, error) {
+	return make([]Verdict, len(rows)), nil
+}
+
+// Keeps reports whether a marked row stays in the table and is changed, be it without a time.
 func Keeps(t *outbox.Table) bool { return t.Mark == outbox.MarkUpdate }
 
-// Deletes reports whether a relay deletes rows: delivered ones, or dead ones where their status does not say
-// so.
+// Deletes reports whether a relay deletes rows: delivered ones, or dead ones where nothing else says that
+// they are dead.
 func Deletes(t *outbox.Table) bool {
-	return t.Mark == outbox.MarkDelete || MarkOf(t).InTable() && t.Layout.States[outbox.Dead] == ""
+	return t.Mark == outbox.MarkDelete || Keeps(t) && t.Layout.States[outbox.Dead] == ""
 }
+
+// Changes reports whether a relay changes rows of the table, or locks them.
+func Changes(t *outbox.Table) bool { return Keeps(t) || Deletes(t) }
 
 // Writes are the fields that a relay updates.
 func Writes(t *outbox.Table) (fields []outbox.Field) {
 	if Keeps(t) {
 		fields = t.Layout.MarkFields()
 	}
-	if MarkOf(t).InTable() {
+	if Changes(t) {
 		for _, f := range t.Layout.RecordFields() {
 			if !slices.Contains(fields, f) {
 				fields = append(fields, f)

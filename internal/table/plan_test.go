@@ -47,11 +47,11 @@ func TestPlansGoByID(t *testing.T) {
 		known := []any{ids, hashes, make([]*string, portionRows)}
 		all := append(slices.Clone(known), ids, make([]*int, portionRows), make([]*time.Duration, portionRows), make([]*string, portionRows))
 		queries := map[string]query{
-			"update":       {markSQL(table), known},
-			"delete":       {markSQL(&deleted), known},
+			"update":       {markSQL(table, updateSQL(table)), known},
+			"delete":       {markSQL(&deleted, deleteSQL(&deleted)), known},
 			"park":         {parkSQL(table, time.Second), all},
 			"hold":         {holdSQL(table), all},
-			"dead letter":  {moveToDeadLettersSQL(table, db.own.deadLetters), all},
+			"dead letter":  {inRow{}.deadLetterSQL(table, db.own.deadLetters), all},
 			"look up":      {lookUpSQL(table), []any{ids, hashes, make([]*string, portionRows)}},
 			"payload sums": {payloadSumsSQL(table), []any{ids, hashes}},
 			"unmark":       {unmarkSQL(table), []any{ids, hashes, make([]time.Time, portionRows)}},
@@ -152,8 +152,8 @@ func TestPlansOfExistingTables(t *testing.T) {
 			known := []any{ids, hashes, make([]*string, portionRows)}
 			all := append(slices.Clone(known), ids, make([]*int, portionRows), make([]*time.Duration, portionRows), make([]*string, portionRows))
 			for what, q := range map[string]query{
-				"mark": {markSQL(box), known}, "park": {parkSQL(box, time.Second), all}, "hold": {holdSQL(box), all},
-				"dead letter": {moveToDeadLettersSQL(box, db.own.deadLetters), all}, "look up": {lookUpSQL(box), known},
+				"mark": {markSQL(box, updateSQL(box)), known}, "park": {parkSQL(box, time.Second), all}, "hold": {holdSQL(box), all},
+				"dead letter": {inRow{}.deadLetterSQL(box, db.own.deadLetters), all}, "look up": {lookUpSQL(box), known},
 				"unmark": {unmarkSQL(box), []any{ids, hashes, make([]time.Time, portionRows)}},
 			} {
 				rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+q.sql, q.args...)

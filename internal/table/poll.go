@@ -40,7 +40,7 @@ type Candidate struct {
 func (db *DB) Fresh(
 	ctx context.Context, t *outbox.Table, threshold time.Duration, limit int,
 ) ([]Candidate, error) {
-	if t.Layout.Has(outbox.AvailableAt) {
+	if t.Layout.Has(outbox.AvailableAt) && Changes(t) {
 		// As a rule few rows are due, and a great many may be scheduled for later.
 		cs, err := db.candidates(ctx, t, freshByDueSQL(t, threshold, db.own.deadLetters), limit+1)
 		if err != nil || len(cs) <= limit {
@@ -81,8 +81,9 @@ func freshSQL(t *outbox.Table, threshold time.Duration, due, order, letters stri
 	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false AS recorded,
 			%[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes, %[10]s AS at
 		FROM %[4]s t WHERE %[5]s AND %[9]s ORDER BY %[6]s LIMIT $1) x ORDER BY %[11]s`,
-		t.Column(outbox.ID), nameSQL(t), scheduledSQL(t, threshold), t.SQL(), freshWhere(t, threshold, due),
-		order, early, bytesSQL(t), unkeptSQL(t, letters), atSQL(t, "t"), listedSQL(t))
+		t.Column(outbox.ID), nameSQL(t), scheduledSQL(t, threshold), sourceOf(t).pending,
+		freshWhere(t, threshold, due), order, early, bytesSQL(t), unkeptSQL(t, letters), atSQL(t, "t"),
+		listedSQL(t))
 }
 
 // bytesSQL does not read the value: it may be kept out of line, and compressed.
@@ -137,7 +138,7 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes, %s AS at
 			FROM %s t WHERE %s) x WHERE ready ORDER BY %s LIMIT $1`,
 		columnsNameSQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts),
-		ready, bytesSQL(t), atSQL(t, "t"), t.SQL(), recordedSQL(t), listedSQL(t)), limit)
+		ready, bytesSQL(t), atSQL(t, "t"), sourceOf(t).pending, recordedSQL(t), listedSQL(t)), limit)
 }
 
 // Overtaken tells in which of the aggregates a row without a record is pending and
@@ -166,7 +167,7 @@ func (db *DB) Overtaken(
 func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
 	recorded := PendingSQL(t, "r") + " AND " + recordedIs(t, "r")
 	return strings.NewReplacer(
-		"{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", t.SQL(),
+		"{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", sourceOf(t).pending,
 		"{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)),
 		"{recorded}", recorded, "{pending}", PendingSQL(t, "t"),
 		"{order}", orderSQL(t, "t"), "{last}", orderSQL(t, "r"),
@@ -212,7 +213,7 @@ func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.
 		return nil
 	}
 	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`,
-		columnsNameSQL(t), aggregateSQL(t), t.SQL(), recordedSQL(t))
+		columnsNameSQL(t), aggregateSQL(t), sourceOf(t).pending, recordedSQL(t))
 	if err := db.keys(ctx, sql, each); err != nil {
 		return fmt.Errorf("look for recorded rows of %s: %w", t, err)
 	}
@@ -336,9 +337,9 @@ func fetchSQL(
 ) (sql string, fields []outbox.Field) {
 	columns, lengths, fields := valuesSQL(t, mostPayload, length)
 	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
-		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s FOR UPDATE OF t SKIP LOCKED`,
-		columns, t.SQL(), lengths, t.Column(outbox.ID), t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t"),
-		orderSQL(t, "t"))
+		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s %s`,
+		columns, sourceOf(t).pending, lengths, t.Column(outbox.ID), t.IDType,
+		UnmarkedSQL(t, "t")+FilterSQL(t, "t"), orderSQL(t, "t"), sourceOf(t).lock)
 	return sql, fields
 }
 
@@ -395,7 +396,7 @@ func overLimitSQL(t *outbox.Table, f outbox.Field) string {
 // those that somebody has locked.
 func (db *DB) StillPending(ctx context.Context, t *outbox.Table, ids []string) (pending []string, err error) {
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s`,
-		t.Column(outbox.ID), t.SQL(), t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t"))
+		t.Column(outbox.ID), sourceOf(t).pending, t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t"))
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		pending = append(pending, string(v[0]))
 		return nil
@@ -415,7 +416,8 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 	at := t.Column(outbox.AvailableAt)
 	sql := fmt.Sprintf(`SELECT
 			extract(epoch FROM least(t.%s, now() + interval '1 day') - clock_timestamp())::float8
-		FROM %s t WHERE %s AND t.%[1]s > now() ORDER BY t.%[1]s LIMIT 1`, at, t.SQL(), PendingSQL(t, "t"))
+		FROM %s t WHERE %s AND t.%[1]s > now() ORDER BY t.%[1]s LIMIT 1`,
+		at, sourceOf(t).pending, PendingSQL(t, "t"))
 	var seconds float64
 	err = db.QueryRow(ctx, []any{&seconds}, sql)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -441,7 +443,8 @@ func (db *DB) FreshBefore(
 			(SELECT concat('row ', t.%s) FROM %s t WHERE %s
 				AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1
 				AND %s LIMIT 1),`,
-			t.Column(outbox.ID), t.SQL(), freshWhere(t, threshold, half), unkeptSQL(t, db.own.deadLetters))
+			t.Column(outbox.ID), sourceOf(t).pending, freshWhere(t, threshold, half),
+			unkeptSQL(t, db.own.deadLetters))
 	}
 	if err := db.QueryRow(ctx, []any{&left}, sql+` '') END`, xid); err != nil {
 		return "", fmt.Errorf("look for older rows of %s: %w", t, err)

@@ -2,6 +2,7 @@ package table
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -114,45 +115,45 @@ func retryTimeSQL(at string) string {
 
 // parkSets are the assignments that record a failure in the row t, which failure and wait give: the latter as
 // an interval, or NULL.
-func parkSets(t *outbox.Table, failure, wait string, backoff time.Duration) string {
+func parkSets(t *outbox.Table, failure, wait string, backoff time.Duration) *sets {
 	attempts := fmt.Sprintf("coalesce(t.%s, 0)::int + 1", t.Column(outbox.Attempts))
 	next := fmt.Sprintf("now() + GREATEST(LEAST(%s, 8) * %d * interval '1 microsecond', %s)",
 		attempts, backoff.Microseconds(), wait)
-	s := sets{table: t}
+	s := &sets{table: t}
 	s.add(outbox.Attempts, "LEAST("+attempts+", 32767)")
 	if s.add(outbox.AvailableAt, next); !t.Layout.Has(outbox.AvailableAt) {
 		failure = fmt.Sprintf("concat('%s', %s, ': ', %s)", retryAfter, retryTimeSQL("("+next+")"), failure)
 	}
 	s.add(outbox.LastError, failure)
 	s.state(outbox.Failed)
-	return s.sql()
+	return s
 }
 
 // holdSets are the assignments that record a hold in a row.
-func holdSets(t *outbox.Table, note string) string {
-	s := sets{table: t}
+func holdSets(t *outbox.Table, note string) *sets {
+	s := &sets{table: t}
 	if s.add(outbox.LastError, outbox.QuoteLiteral(note)); !t.Layout.Has(outbox.LastError) {
 		s.add(outbox.Attempts, "0")
 		s.add(outbox.AvailableAt, "now()")
 		s.state(outbox.Failed)
 	}
-	return s.sql()
+	return s
 }
 
-// PendingSets are the assignments that make a row pending again, held where the layout can say so.
-func PendingSets(t *outbox.Table, note string) string {
-	s := sets{table: t}
+// pendingSets are the assignments that make a row pending again, held where the layout can say so.
+func pendingSets(t *outbox.Table, note string) *sets {
+	s := &sets{table: t}
 	s.add(outbox.ProcessedAt, "NULL")
 	if !t.Layout.Records() || t.Layout.Has(outbox.LastError) {
 		s.unsettle()
 	}
 	if t.Layout.Records() {
-		s.all = append(s.all, holdSets(t, note))
+		s.all = append(s.all, holdSets(t, note).all...)
 	}
-	return s.sql()
+	return s
 }
 
-// RetrySets are the assignments that make a dead row pending again: as PendingSets, without attempts and due
+// RetrySets are the assignments that make a dead row pending again: as pendingSets, without attempts and due
 // at once.
 func RetrySets(t *outbox.Table, note string) string {
 	s := sets{table: t}
@@ -170,12 +171,17 @@ func RetrySets(t *outbox.Table, note string) string {
 // sets are assignments to columns that the layout has.
 type sets struct {
 	table *outbox.Table
-	all   []string
+	all   []assignment
+}
+
+type assignment struct {
+	field outbox.Field
+	value string
 }
 
 func (s *sets) add(f outbox.Field, value string) {
 	if s.table.Layout.Has(f) {
-		s.all = append(s.all, s.table.Column(f)+" = "+value)
+		s.all = append(s.all, assignment{f, value})
 	}
 }
 
@@ -193,4 +199,19 @@ func (s *sets) unsettle() {
 	}
 }
 
-func (s *sets) sql() string { return strings.Join(s.all, ", ") }
+// value is what a field is set to.
+func (s *sets) value(f outbox.Field) (value string, ok bool) {
+	i := slices.IndexFunc(s.all, func(a assignment) bool { return a.field == f })
+	if i < 0 {
+		return "", false
+	}
+	return s.all[i].value, true
+}
+
+func (s *sets) sql() string {
+	var all []string
+	for _, a := range s.all {
+		all = append(all, s.table.Column(a.field)+" = "+a.value)
+	}
+	return strings.Join(all, ", ")
+}

@@ -104,9 +104,10 @@ func (db *DB) haveRecordsSQL(ctx context.Context, t *outbox.Table) (string, erro
 	// A row that is kept counts, too: the planner finds the index by this condition alone, and no other one.
 	// A row that is held for nothing is delivered by the next search.
 	same := fmt.Sprintf("%s%s AND %s AND %s = w.hash AND %s COLLATE \"C\" = w.aggregate",
-		UnmarkedSQL(t, "t"), FilterSQL(t, "t"), recordedIs(t, "t"), t.AggregateHashSQL("t"), nameSQL(t))
+		UnmarkedSQL(t, "t"), FilterSQL(t, "t"), recordedIs(t, "t"), MarkOf(t).aggregateHashSQL(t), nameSQL(t))
 	return strings.NewReplacer(
-		"{table}", t.SQL(), "{params}", strings.Join(params, ", "), "{names}", strings.Join(names, ", "),
+		"{table}", sourceOf(t).pending, "{params}", strings.Join(params, ", "),
+		"{names}", strings.Join(names, ", "),
 		"{hash}", outbox.HashRecordSQL(values...), "{same}", same,
 	).Replace(`
 WITH want AS MATERIALIZED (
@@ -114,6 +115,9 @@ WITH want AS MATERIALIZED (
 )
 SELECT w.ord FROM want w, LATERAL (SELECT FROM {table} t WHERE {same} LIMIT 1) t`), err
 }
+
+// aggregateHashSQL implements Mark.
+func (inRow) aggregateHashSQL(t *outbox.Table) string { return t.AggregateHashSQL("t") }
 
 // readColumnType returns a column's type and its collation. Where the type is a domain, it returns the one
 // that the domain is made of.

@@ -97,14 +97,7 @@ const (
 // its content is still what was stored: an id that came again, or a row that was
 // changed meanwhile, is another message.
 func (db *DB) Mark(ctx context.Context, t *outbox.Table, rows []Row) ([]Verdict, error) {
-	if !MarkOf(t).InTable() {
-		return make([]Verdict, len(rows)), nil // nothing is left to do
-	}
-	sql, made := db.marks.Load(*t) // by its facts: they may change
-	if !made {
-		sql, _ = db.marks.LoadOrStore(*t, markSQL(t))
-	}
-	return db.settle(ctx, t, rows, sql.(string), (*args).known)
+	return MarkOf(t).mark(ctx, db, t, rows)
 }
 
 // Park records a failure of the row's own in the row: attempts + 1, last_error,

@@ -54,7 +54,8 @@ func (s settling) sql(t *outbox.Table) string {
 		verdict = fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", visible, Gone.sql(), verdict)
 	}
 	return strings.NewReplacer(
-		"{table}", t.SQL(), "{same}", fmt.Sprintf("t.%s = w.id AND %s", id, s.same), "{change}", s.change,
+		"{table}", sourceOf(t).all, "{lock}", sourceOf(t).lock,
+		"{same}", fmt.Sprintf("t.%s = w.id AND %s", id, s.same), "{change}", s.change,
 		"{more}", s.more, "{want}", s.want, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
 		"{locked}", Locked.sql(), "{verdict}", verdict, "{left}", left,
 	).Replace(`
@@ -63,7 +64,7 @@ WITH want AS MATERIALIZED (
 ), free AS MATERIALIZED (
 	SELECT w.ord, w.id, t.place, t.at, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
 		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t
-			WHERE {same} FOR UPDATE SKIP LOCKED) t
+			WHERE {same} {lock}) t
 ), changed AS ({change}){more}, rest AS MATERIALIZED (
 	SELECT * FROM want w
 	WHERE w.ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT c.id FROM changed c)) IS TRUE)
@@ -95,16 +96,15 @@ func sameSQL(t *outbox.Table) string {
 func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
 
 // markSQL also tells the rows that are gone: where all are marked, none is left to look for.
-func markSQL(t *outbox.Table) string {
+func markSQL(t *outbox.Table, command string) string {
 	same := UnmarkedSQL(t, "t") + " AND " + storedSQL(t)
-	return settling{want: wantKnown, same: same, change: MarkOf(t).SQL(t), gone: true}.sql(t)
+	return settling{want: wantKnown, same: same, change: command, gone: true}.sql(t)
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {
 	failure := fmt.Sprintf("(SELECT f.failure FROM free f WHERE f.id = t.%s LIMIT 1)", t.Column(outbox.ID))
 	wait := fmt.Sprintf("(SELECT f.wait FROM free f WHERE f.id = t.%s LIMIT 1)", t.Column(outbox.ID))
-	change := fmt.Sprintf(`UPDATE %s t SET %s WHERE %s RETURNING t.%s AS id`,
-		t.SQL(), parkSets(t, failure, wait, backoff), FreeSQL(t), t.Column(outbox.ID))
+	change := MarkOf(t).set(t, parkSets(t, failure, wait, backoff))
 	return settleSQL(t, sameSQL(t)+eligibleSQL(t), change, "")
 }
 
@@ -116,7 +116,6 @@ func eligibleSQL(t *outbox.Table) string {
 }
 
 func holdSQL(t *outbox.Table) string {
-	change := fmt.Sprintf(`UPDATE %s t SET %s WHERE %s RETURNING t.%s AS id`,
-		t.SQL(), holdSets(t, heldNote), FreeSQL(t), t.Column(outbox.ID))
+	change := MarkOf(t).set(t, holdSets(t, heldNote))
 	return settleSQL(t, sameSQL(t)+" AND "+unrecordedIs(t, "t"), change, "")
 }

@@ -36,6 +36,9 @@ func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	t.Helper()
 	b := &bench{t: t, url: pg.NewDB(t)}
 	b.table = &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: mark}
+	if mark == outbox.MarkJournal {
+		b.table.Layout = outbox.Canonical().Journaled()
+	}
 	cfg, err := pgx.ParseConfig(b.url)
 	b.must(err)
 	m := migrations.New(cfg, []*outbox.Table{b.table})

@@ -1,0 +1,245 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Walpost's tables for outboxes with mark journal: see outbox.Journal.
+const (
+	JournalEntries  = "outbox_journal"
+	JournalDeferred = "outbox_deferred"
+	JournalProgress = "outbox_progress"
+)
+
+// journaled is outbox.MarkJournal. A row is marked when an entry of the journal has its id, and recorded when
+// a deferral says why it waits. The rows themselves are neither changed nor locked.
+type journaled struct{}
+
+func (journaled) InTable() bool { return true }
+func (journaled) Stays() bool   { return true }
+
+// journalSQL fills in a statement over the journal of t: its tables, {outbox} as a literal, and {table} and
+// {id} of the outbox.
+func journalSQL(t *outbox.Table, sql string, more ...string) string {
+	due := "NULL::timestamptz"
+	if !t.Layout.InJournal(outbox.AvailableAt) && t.Layout.Has(outbox.AvailableAt) {
+		due = "e." + outbox.QuoteIdent(t.Layout.Columns[outbox.AvailableAt])
+	}
+	sql = strings.NewReplacer(more...).Replace(sql)
+	return strings.NewReplacer(
+		"{entries}", t.Journal.Entries, "{deferred}", t.Journal.Deferred, "{progress}", t.Journal.Progress,
+		"{outbox}", outbox.QuoteLiteral(t.String()), "{table}", t.SQL(), "{id}", t.Column(outbox.ID),
+		"{due}", due, "{processed}", t.Column(outbox.ProcessedAt), "{attempts}", t.Column(outbox.Attempts),
+		"{error}", t.Column(outbox.LastError), "{available}", t.Column(outbox.AvailableAt),
+	).Replace(sql)
+}
+
+// The columns of an outbox's rows that a statement may name, system columns among them.
+const rowColumns = "e.*, e.tableoid, e.ctid, e.xmin"
+
+// inEntrySQL is the condition that an entry j of the journal has the id of a row. GiST finds it by the range.
+func inEntrySQL(row string) string {
+	return "j.outbox = {outbox} AND range_merge(j.ids) @> " + row + ".{id} AND j.ids @> " + row + ".{id}"
+}
+
+// undeferredSQL is the pending rows without a deferral. They have greater ids than the progress says. The
+// entries there are made into one set of ranges, which has few, once for each statement.
+func undeferredSQL(t *outbox.Table) string {
+	return journalSQL(t, `(SELECT `+rowColumns+`, NULL::smallint AS {attempts}, NULL::text AS {error},
+			{due} AS {available}, NULL::timestamptz AS {processed}, NULL::bigint AS `+aggregateHash+`
+		FROM {table} e WHERE e.{id} > {from}
+			AND NOT coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
+				WHERE j.outbox = {outbox} AND range_merge(j.ids) && int8range({from}, NULL)) @> e.{id}, false)
+			AND NOT EXISTS (SELECT FROM {deferred} d WHERE d.outbox = {outbox} AND d.id = e.{id}))`,
+		"{from}", settledToSQL)
+}
+
+// source implements Mark.
+func (journaled) source(t *outbox.Table) source {
+	deferral := `d.attempts AS {attempts}, d.last_error AS {error},
+		coalesce(d.available_at, {due}) AS {available}`
+	return source{
+		all: journalSQL(t, `(SELECT `+rowColumns+`, `+deferral+`,
+			(SELECT max(j.processed_at) FROM {entries} j WHERE `+inEntrySQL("e")+`) AS {processed}
+		FROM {table} e LEFT JOIN {deferred} d ON d.outbox = {outbox} AND d.id = e.{id})`),
+		pending: journalSQL(t, `(SELECT * FROM `+undeferredSQL(t)+` t
+		UNION ALL SELECT `+rowColumns+`, `+deferral+`, NULL::timestamptz, d.aggregate_hash
+		FROM {deferred} d JOIN {table} e ON e.{id} = d.id WHERE d.outbox = {outbox})`),
+		marked: journalSQL(t, `(SELECT `+rowColumns+`, NULL::smallint AS {attempts}, NULL::text AS {error},
+			{due} AS {available}, j.processed_at AS {processed}
+		FROM {entries} j, unnest(j.ids) r, generate_series(lower(r), upper(r) - 1) AS g(id), {table} e
+		WHERE j.outbox = {outbox} AND j.kind = 'stored' AND e.{id} = g.id)`),
+	}
+}
+
+// aggregateHash is a column of pending rows that have a deferral: an index answers to it.
+const aggregateHash = `"deferred.aggregate_hash"`
+
+// settledToSQL is the id up to which no row is pending without a deferral.
+const settledToSQL = `coalesce((SELECT p.settled_to FROM {progress} p WHERE p.outbox = {outbox}), 0)`
+
+// set implements Mark: it writes deferrals.
+func (journaled) set(t *outbox.Table, s *sets) string {
+	columns := map[outbox.Field]string{
+		outbox.Attempts: "attempts", outbox.LastError: "last_error", outbox.AvailableAt: "available_at",
+	}
+	var names, values, updates []string
+	for _, f := range []outbox.Field{outbox.Attempts, outbox.LastError, outbox.AvailableAt} {
+		value := "t." + t.Column(f)
+		if v, ok := s.value(f); ok {
+			value = v
+		}
+		if f == outbox.Attempts {
+			value = "coalesce(" + value + ", 0)"
+		}
+		names, values = append(names, columns[f]), append(values, value)
+		updates = append(updates, columns[f]+" = EXCLUDED."+columns[f])
+	}
+	hash := t.AggregateHashSQL("t")
+	if hash == "" {
+		hash = "NULL"
+	}
+	return journalSQL(t, `INSERT INTO {deferred} AS d (outbox, id, aggregate_hash, {names})
+		SELECT {outbox}, t.{id}, {hash}, {values} FROM {all} t
+		WHERE t.{id} = ANY (ARRAY(SELECT f.id FROM free f))
+		ON CONFLICT (outbox, id) DO UPDATE SET {updates} RETURNING id`,
+		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "), "{hash}", hash,
+		"{updates}", strings.Join(updates, ", "), "{all}", sourceOf(t).all)
+}
+
+// mark implements Mark. It asks for no row: an entry lies behind its rows in the WAL, and so no failover
+// keeps it without them.
+func (journaled) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) ([]Verdict, error) {
+	ids, err := idsOf(rows)
+	if err == nil {
+		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, journalSQL(t, `
+				WITH put AS (INSERT INTO {entries} (outbox, kind, ids) VALUES ({outbox}, 'stored', $1)),
+				delivered AS (DELETE FROM {deferred} d USING unnest($1::int8multirange) r
+					WHERE d.outbox = {outbox} AND d.id >= lower(r) AND d.id < upper(r)
+						AND EXISTS (SELECT FROM {deferred} WHERE outbox = {outbox}))
+				SELECT WHERE `+pg.OwnPath), ranges(ids))
+			return err
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal rows of %s: %w", t, err)
+	}
+	return make([]Verdict, len(rows)), nil
+}
+
+func idsOf(rows []Row) ([]int64, error) {
+	ids := make([]int64, len(rows))
+	for i, r := range rows {
+		id, err := strconv.ParseInt(r.Ref.ID, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("id %q: %w", r.Ref.ID, err)
+		}
+		ids[i] = id
+	}
+	return ids, nil
+}
+
+// ranges is an int8multirange of ids, which it sorts.
+func ranges(ids []int64) string {
+	slices.Sort(ids)
+	b := []byte{'{'}
+	for i := 0; i < len(ids); {
+		first := ids[i]
+		last := first
+		for i++; i < len(ids) && ids[i] <= last+1; i++ {
+			last = ids[i]
+		}
+		if len(b) > 1 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(append(b, '['), first, 10)
+		b = append(strconv.AppendInt(append(b, ','), last, 10), ']')
+	}
+	return string(append(b, '}'))
+}
+
+// aggregateHashSQL implements Mark.
+func (journaled) aggregateHashSQL(*outbox.Table) string { return "t." + aggregateHash }
+
+// deadSQL implements Mark.
+func (journaled) deadSQL(t *outbox.Table, alias string) string {
+	return journalSQL(t, "coalesce((SELECT true FROM {entries} j WHERE "+inEntrySQL(alias)+
+		" AND j.kind = 'dead' LIMIT 1), false)")
+}
+
+// rangesSQL are the ids of a CTE as an int8multirange.
+func rangesSQL(cte string) string {
+	return "(SELECT range_agg(int8range(x.id, x.id, '[]')) FROM " + cte + " x)"
+}
+
+// unmarkSQL implements Mark: it takes the ids out of their entries and defers the rows.
+func (j journaled) unmarkSQL(t *outbox.Table, same string) string {
+	return journalSQL(t, `
+WITH free AS MATERIALIZED (
+	SELECT w.ord, t.{id} AS id FROM unnest($1::text[], $2::bigint[], $3::timestamptz[])
+		WITH ORDINALITY AS w(id, hash, mark, ord) JOIN {byid} ON {same}
+), gone AS (
+	UPDATE {entries} j SET ids = j.ids - {ranges} WHERE j.outbox = {outbox}
+		AND range_merge(j.ids) && range_merge({ranges}) AND j.ids && {ranges}
+), done AS ({set})
+SELECT count(*)::int, false FROM done WHERE {own}`,
+		"{byid}", byIDSQL(t, sourceOf(t).all, ""), "{same}", same, "{ranges}", rangesSQL("free"),
+		"{set}", j.set(t, pendingSets(t, lostNote)), "{own}", pg.OwnPath)
+}
+
+// skipSQL implements Mark.
+func (journaled) skipSQL(t *outbox.Table) string {
+	return journalSQL(t, `
+WITH skipped AS MATERIALIZED (
+	SELECT t.{id} AS id FROM {pending} t
+	WHERE {fits} AND NOT EXISTS (SELECT FROM {entries} WHERE outbox = {outbox} AND kind = 'skipped')
+), put AS (
+	INSERT INTO {entries} (outbox, kind, ids)
+	SELECT {outbox}, 'skipped', {ranges} WHERE EXISTS (SELECT FROM skipped)
+), undeferred AS (
+	DELETE FROM {deferred} d USING skipped x WHERE d.outbox = {outbox} AND d.id = x.id
+)
+SELECT count(*) FROM skipped WHERE {own}`,
+		"{pending}", sourceOf(t).pending, "{fits}", PendingSQL(t, "t"), "{ranges}", rangesSQL("skipped"),
+		"{own}", pg.OwnPath)
+}
+
+// deadLetterSQL implements Mark.
+func (journaled) deadLetterSQL(t *outbox.Table, letters string) string {
+	return letterAndEntrySQL(t, letters, t.SQL(), "t", originalSQL(t, "c.original"), "")
+}
+
+// keepSQL implements Mark.
+func (journaled) keepSQL(t *outbox.Table, letters, original string) string {
+	return letterAndEntrySQL(t, letters, sourceOf(t).all, original, "c.original", keptNote)
+}
+
+// letterAndEntrySQL copies rows into the dead letters, and journals them as dead. original is what the letter
+// has of a row t of from, and rendered is that as JSON. note follows the failure.
+func letterAndEntrySQL(t *outbox.Table, letters, from, original, rendered, note string) string {
+	change := journalSQL(t, `SELECT t.{id} AS id, {original} AS original, (SELECT d.attempts
+			FROM {deferred} d WHERE d.outbox = {outbox} AND d.id = t.{id}) AS attempts
+		FROM {from} t WHERE t.{id} = ANY (ARRAY(SELECT f.id FROM free f))`,
+		"{original}", original, "{from}", from)
+	return settleSQL(t, sameSQL(t), change, journalSQL(t, `, letter AS MATERIALIZED (
+	SELECT concat(c.id) AS row_id, {rendered} AS original, c.attempts,
+		(SELECT f.failure FROM free f WHERE f.id = c.id LIMIT 1) || {note} AS failure
+	FROM changed c
+), moved AS ({letter}), dead AS (
+	INSERT INTO {entries} (outbox, kind, ids)
+	SELECT {outbox}, 'dead', {ranges} WHERE EXISTS (SELECT FROM changed)
+), undeferred AS (
+	DELETE FROM {deferred} d USING changed c WHERE d.outbox = {outbox} AND d.id = c.id
+)`, "{rendered}", rendered, "{note}", outbox.QuoteLiteral(note), "{letter}", letterSQL(t, letters),
+		"{ranges}", rangesSQL("changed")))
+}

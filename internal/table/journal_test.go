@@ -1,0 +1,214 @@
+package table_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// fresh are the ids of the pending rows without a record that are due.
+func (b *bench) fresh() string {
+	b.t.Helper()
+	cs, err := b.db.Fresh(b.t.Context(), b.table, time.Second, 100)
+	b.must(err)
+	return idsOf(cs)
+}
+
+// recorded are the ids of the parked and held rows that may be tried now.
+func (b *bench) recorded() string {
+	b.t.Helper()
+	cs, err := b.db.Recorded(b.t.Context(), b.table, true, 100)
+	b.must(err)
+	return idsOf(cs)
+}
+
+func idsOf(cs []table.Candidate) string {
+	var all []string
+	for _, c := range cs {
+		all = append(all, c.ID)
+	}
+	return strings.Join(all, " ")
+}
+
+// states are those of rows, a letter each: p(ending), r(ecorded), m(arked), gone (-).
+func (b *bench) states(rows []table.Row) string {
+	b.t.Helper()
+	states, err := b.db.LookUp(b.t.Context(), b.table, rows)
+	b.must(err)
+	all := ""
+	for _, s := range states {
+		switch {
+		case !s.Same:
+			all += "-"
+		case !s.Pending && !s.ProcessedAt.IsZero():
+			all += "m"
+		case s.Recorded:
+			all += "r"
+		default:
+			all += "p"
+		}
+	}
+	return all
+}
+
+func (b *bench) is(what, got, want string) {
+	b.t.Helper()
+	if got != want {
+		b.t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+// TestJournal: a row is never changed, and its mark, its failures and its end as a dead letter stand in the journal.
+func TestJournal(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newBench(t, pg, outbox.MarkJournal)
+		b.exec(`CREATE TRIGGER no_update BEFORE UPDATE ON outbox_messages FOR EACH ROW EXECUTE FUNCTION outbox_append_only()`)
+		rows := b.insert(8)
+		b.is("at first", b.states(rows), "pppppppp")
+		b.is("fresh at first", b.fresh(), "1 2 3 4 5 6 7 8")
+		b.want(b.mark(slices.Concat(rows[:2], rows[4:5])), table.Done, table.Done, table.Done)
+		b.is("marked", b.states(rows), "mmppmppp")
+		b.is("fresh", b.fresh(), "3 4 6 7 8")
+		b.is("entries", b.text(`SELECT string_agg(concat(outbox, ' ', kind, ' ', ids), ' ' ORDER BY ids) FROM outbox_journal`),
+			"public.outbox_messages stored {[1,3),[5,6)}")
+
+		retry := table.Retry{Backoff: time.Hour, MaxAttempts: 1}
+		parked := rows[2]
+		parked.Failure = "refused"
+		v, err := b.db.Park(t.Context(), b.table, []table.Row{parked}, retry)
+		b.must(err)
+		b.want(v, table.Done)
+		v, err = b.db.Hold(t.Context(), b.table, rows[3:4])
+		b.must(err)
+		b.want(v, table.Done)
+		b.is("recorded", b.states(rows), "mmrrmppp")
+		b.is("fresh beside recorded rows", b.fresh(), "6 7 8")
+		b.is("to be tried", b.recorded(), "4")
+		b.is("deferred", b.text(`SELECT string_agg(concat(id, ' ', attempts, ' ', last_error, ' ', available_at > now() + interval '50 min'), ', ' ORDER BY id) FROM outbox_deferred`),
+			"3 1 refused t, 4 0 held: an earlier row of its aggregate has failed f")
+		evs, err := b.db.Fetch(t.Context(), b.table, []string{"3", "4", "5", "6"}, 1<<20)
+		b.must(err)
+		if len(evs.Rows) != 3 || string(evs.Rows[0].Values[outbox.Attempts]) != "1" {
+			t.Errorf("fetched %+v", evs.Rows)
+		}
+		have, err := b.db.HaveRecords(t.Context(), b.table, evs.Rows)
+		b.must(err)
+		if !slices.Equal(have, []bool{true, true, false}) {
+			t.Errorf("aggregates have records: %v", have)
+		}
+		p, h, err := b.db.RecordedCount(t.Context(), b.table, 100)
+		b.must(err)
+		n, err := b.db.PendingCount(t.Context(), b.table, 100)
+		b.must(err)
+		b.is("parked, held and pending", fmt.Sprint(p, h, n), "1 1 5")
+
+		b.mark(rows[3:4])
+		b.is("a held row that is delivered", b.states(rows), "mmrmmppp")
+		parked.Polled, parked.Attempts = true, 1
+		v, err = b.db.Park(t.Context(), b.table, []table.Row{parked}, retry)
+		b.must(err)
+		b.want(v, table.Done)
+		b.is("a dead row", b.states(rows), "mmmmmppp")
+		b.is("deferrals left", b.text(`SELECT count(*) FROM outbox_deferred`), "0")
+		b.is("dead letter", b.text(`SELECT concat(row_id, ' ', attempts, ' ', last_error, ' ', original ->> 'event_type') FROM outbox_messages_dlq`),
+			"3 2 refused order.created")
+		found, err := b.db.Find(t.Context(), b.table, []outbox.Ref{rows[0].Ref, rows[2].Ref, rows[7].Ref})
+		b.must(err)
+		if found[0].Place != table.Marked || found[1].Place != table.Dead || found[2].Place != table.Pending {
+			t.Errorf("found %v", found)
+		}
+		b.is("rows that were changed", b.text(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL OR last_error IS NOT NULL`), "0")
+	})
+}
+
+// TestJournalHealing: lost rows are pending again, held, and dead and skipped ones are not lost.
+func TestJournalHealing(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newBench(t, pg, outbox.MarkJournal)
+		rows := b.insert(10)
+		if has, err := b.db.HasMarks(t.Context(), b.table); err != nil || has {
+			t.Fatalf("marks at first: %v, %v", has, err)
+		}
+		b.mark(rows[:4])
+		b.mark(rows[5:7])
+		skipped, err := table.SkipPending(t.Context(), b.config(), []*outbox.Table{b.table})
+		b.must(err)
+		b.is("skipped", fmt.Sprint(skipped), "[4]")
+		b.is("states", b.states(rows), "mmmmmmmmmm")
+		later := b.insert(2)
+		skipped, err = table.SkipPending(t.Context(), b.config(), []*outbox.Table{b.table})
+		b.must(err)
+		b.is("skipped once", fmt.Sprint(skipped, " ", b.states(later)), "[0] pp")
+
+		lost := b.listed(false)
+		ids := ""
+		for _, r := range lost {
+			ids += r.ID + " "
+		}
+		b.is("marked rows", ids, "1 2 3 4 6 7 ")
+		n, locked, err := b.db.Unmark(t.Context(), b.table, lost[1:5])
+		b.must(err)
+		if n != 4 || len(locked) != 0 {
+			t.Errorf("unmarked %d, locked %v", n, locked)
+		}
+		b.is("after the loss", b.states(rows), "mrrrmrmmmm")
+		b.is("to be tried", b.recorded(), "2 3 4 6")
+		b.mark(rows[1:2])
+		n, _, err = b.db.Unmark(t.Context(), b.table, lost[1:2])
+		b.must(err)
+		b.is("another mark", fmt.Sprint(n, " ", b.states(rows)), "0 mmrrmrmmmm")
+	})
+}
+
+// TestJournalProgress: the progress passes no row of a transaction that is still open, or prepared, and no row that is
+// pending. Rows that are due later do not keep it.
+func TestJournalProgress(t *testing.T) {
+	testenv.ClustersWith(t, testenv.PGOptions{Settings: map[string]string{"max_prepared_transactions": "5"}}, func(t *testing.T, pg *testenv.Postgres) {
+		b := newBench(t, pg, outbox.MarkJournal)
+		var a table.Advance
+		progress := func(what, want string) {
+			t.Helper()
+			b.must(b.db.Advance(t.Context(), b.table, &a)) // waits for the transactions that are open now
+			b.must(b.db.Advance(t.Context(), b.table, &a))
+			b.is(what, b.text(`SELECT coalesce(max(settled_to), 0) FROM outbox_progress`), want)
+		}
+		progress("empty", "0")
+		rows := b.insert(5)
+		progress("pending", "0")
+		b.mark(rows)
+		progress("delivered", "5")
+
+		writer := b.connect()
+		run := func(sql string) {
+			t.Helper()
+			_, err := writer.Exec(t.Context(), sql)
+			b.must(err)
+		}
+		const one = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'a.b', '{}')`
+		run(`BEGIN`)
+		run(one) // 6
+		b.mark(b.insert(2))
+		progress("an open transaction", "5")
+		run(`PREPARE TRANSACTION 'x'`)
+		progress("it is prepared", "5")
+		run(`COMMIT PREPARED 'x'`)
+		progress("it has ended, and its row is pending", "5")
+		b.is("its row", b.fresh(), "6")
+		b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at)
+			VALUES ('a', 1, 'a.b', '{}', now() + interval '1 hour')`) // 9
+		row := rows[0]
+		row.Ref.ID = "6"
+		b.mark([]table.Row{row})
+		progress("the row is delivered, and another one is due later", "9")
+		b.is("deferred", b.text(`SELECT string_agg(concat(id, ' ', attempts, last_error), ', ') FROM outbox_deferred`), "9 0")
+		b.is("no row is due", b.fresh(), "")
+		b.exec(`UPDATE outbox_deferred SET available_at = now()`)
+		b.is("it is due", b.fresh(), "9")
+	})
+}
