@@ -43,7 +43,6 @@ type conductor struct {
 	mu      sync.Mutex // guards the processes, one fault at a time
 	running map[string]*process
 	faults  map[string]int
-	backups int
 }
 
 // process is one that is started again whenever it ends.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -95,11 +96,12 @@ func (c *conductor) endConnections(ctx context.Context) error {
 // rollBack brings the stream's store back to its state of a moment before. The relay notices, and stores the
 // rest again.
 func (c *conductor) rollBack(ctx context.Context) error {
-	c.backups++
-	backup := filepath.Join(c.dir, fmt.Sprintf("store-%d", c.backups))
-	err := errors.Join(c.nats.Stop(ctx), c.nats.SnapshotStore(backup), c.nats.Start(ctx))
+	backup := filepath.Join(c.dir, "store")
+	err := errors.Join(os.RemoveAll(backup), c.nats.Stop(ctx), c.nats.SnapshotStore(backup),
+		c.nats.Start(ctx))
 	sleep.For(ctx, rand.N(time.Second))
-	return errors.Join(err, c.nats.Stop(ctx), c.nats.RestoreStore(backup), c.nats.Start(ctx))
+	err = errors.Join(err, c.nats.Stop(ctx), c.nats.RestoreStore(backup), c.nats.Start(ctx))
+	return errors.Join(err, os.RemoveAll(backup))
 }
 
 // recreate deletes the stream and makes an empty one. What was in it and not consumed is gone: `walpost
