@@ -43,7 +43,8 @@ CREATE TABLE {schema}.outbox_progress (
 
 -- Outboxes with such a mark have triggers with this function, for UPDATE and TRUNCATE.
 -- +goose StatementBegin
-CREATE FUNCTION {schema}.outbox_append_only() RETURNS TRIGGER LANGUAGE plpgsql AS $$
+CREATE FUNCTION {schema}.outbox_append_only() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION '%.% is append-only: % is refused', TG_TABLE_SCHEMA, TG_TABLE_NAME, TG_OP USING
         ERRCODE = 'object_not_in_prerequisite_state',

@@ -265,6 +265,10 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 	}
 	steps := []struct{ fill, text, clear string }{
 		{
+			`INSERT INTO outbox_journal (outbox, kind, ids) VALUES ('public.outbox_messages', 'stored', '{[1,1]}')`,
+			"outbox_journal says which events were delivered", `TRUNCATE outbox_journal`,
+		},
+		{
 			`INSERT INTO outbox_replays (slot, outbox) VALUES ('walpost', 'public.outbox_messages')`,
 			"outbox_replays holds 1 unfinished request(s)", `UPDATE outbox_replays SET state = 'cancelled'`,
 		},

@@ -101,8 +101,12 @@ func (db *DB) writersOf(ctx context.Context, t *outbox.Table) (writers []string,
 const mostDeferred = 10_000
 
 // settleTo defers the rows up to an id that are due later, and writes the progress if no other row is
-// pending there.
+// pending there, of any shard.
 func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to int64) (done bool, err error) {
+	events := "true" // rows that do not fit are none
+	if fits := t.WhereSQL("t"); fits != "" {
+		events = fits
+	}
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		if t.Layout.Has(outbox.AvailableAt) {
 			hash := t.AggregateHashSQL("t")
@@ -112,17 +116,18 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to int64) (done boo
 			_, err := conn.Exec(ctx, journalSQL(t, `
 				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash)
 				SELECT {outbox}, t.{id}, t.{available}, {hash} FROM {undeferred} t
-				WHERE t.{id} <= $1 AND t.{available} > now() ORDER BY t.{id} LIMIT $2`,
-				"{undeferred}", undeferredSQL(t), "{hash}", hash), to, mostDeferred)
+				WHERE t.{id} <= $1 AND t.{available} > now() AND {events} ORDER BY t.{id} LIMIT $2`,
+				"{undeferred}", undeferredSQL(t), "{hash}", hash, "{events}", events), to, mostDeferred)
 			if err != nil {
 				return err
 			}
 		}
 		tag, err := conn.Exec(ctx, journalSQL(t, `INSERT INTO {progress} AS p (outbox, settled_to)
-			SELECT {outbox}, $1::bigint WHERE NOT EXISTS (SELECT FROM {undeferred} t WHERE t.{id} <= $1)
+			SELECT {outbox}, $1::bigint WHERE NOT EXISTS (
+				SELECT FROM {undeferred} t WHERE t.{id} <= $1 AND {events})
 			ON CONFLICT (outbox) DO UPDATE
 			SET settled_to = greatest(p.settled_to, EXCLUDED.settled_to), updated_at = now()`,
-			"{undeferred}", undeferredSQL(t)), to)
+			"{undeferred}", undeferredSQL(t), "{events}", events), to)
 		done = tag.RowsAffected() == 1
 		return err
 	})

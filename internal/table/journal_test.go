@@ -210,5 +210,10 @@ func TestJournalProgress(t *testing.T) {
 		b.is("no row is due", b.fresh(), "")
 		b.exec(`UPDATE outbox_deferred SET available_at = now()`)
 		b.is("it is due", b.fresh(), "9")
+
+		b.table.Where = `event_type <> 'a.note'`
+		b.must(b.db.CheckTable(t.Context(), b.table))
+		b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'a.note', '{}')`)
+		progress("a row that is no event", "10")
 	})
 }
