@@ -109,15 +109,11 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to int64) (done boo
 	}
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		if t.Layout.Has(outbox.AvailableAt) {
-			hash := t.AggregateHashSQL("t")
-			if hash == "" {
-				hash = "NULL"
-			}
 			_, err := conn.Exec(ctx, journalSQL(t, `
 				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash)
 				SELECT {outbox}, t.{id}, t.{available}, {hash} FROM {undeferred} t
 				WHERE t.{id} <= $1 AND t.{available} > now() AND {events} ORDER BY t.{id} LIMIT $2`,
-				"{undeferred}", undeferredSQL(t), "{hash}", hash, "{events}", events), to, mostDeferred)
+				"{undeferred}", undeferredSQL(t), "{events}", events), to, mostDeferred)
 			if err != nil {
 				return err
 			}

@@ -27,20 +27,24 @@ type journaled struct{}
 func (journaled) InTable() bool { return true }
 func (journaled) Stays() bool   { return true }
 
-// journalSQL fills in a statement over the journal of t: its tables, {outbox} as a literal, and {table} and
-// {id} of the outbox.
+// journalSQL fills in a statement over the journal of t: its tables, {outbox} as a literal, {table} and {id}
+// of the outbox, and {hash} of a row t's aggregate. more are further names with their texts. Nothing is
+// filled in within those: the condition of an outbox may hold a text such as '{id}'.
 func journalSQL(t *outbox.Table, sql string, more ...string) string {
 	due := "NULL::timestamptz"
 	if !t.Layout.InJournal(outbox.AvailableAt) && t.Layout.Has(outbox.AvailableAt) {
 		due = "e." + outbox.QuoteIdent(t.Layout.Columns[outbox.AvailableAt])
 	}
-	sql = strings.NewReplacer(more...).Replace(sql)
-	return strings.NewReplacer(
+	hash := t.AggregateHashSQL("t")
+	if hash == "" {
+		hash = "NULL"
+	}
+	return strings.NewReplacer(append(more,
 		"{entries}", t.Journal.Entries, "{deferred}", t.Journal.Deferred, "{progress}", t.Journal.Progress,
 		"{outbox}", outbox.QuoteLiteral(t.String()), "{table}", t.SQL(), "{id}", t.Column(outbox.ID),
 		"{due}", due, "{processed}", t.Column(outbox.ProcessedAt), "{attempts}", t.Column(outbox.Attempts),
-		"{error}", t.Column(outbox.LastError), "{available}", t.Column(outbox.AvailableAt),
-	).Replace(sql)
+		"{error}", t.Column(outbox.LastError), "{available}", t.Column(outbox.AvailableAt), "{hash}", hash,
+	)...).Replace(sql)
 }
 
 // The columns of an outbox's rows that a statement may name, system columns among them.
@@ -60,7 +64,7 @@ func undeferredSQL(t *outbox.Table) string {
 			AND NOT coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
 				WHERE j.outbox = {outbox} AND range_merge(j.ids) && int8range({from}, NULL)) @> e.{id}, false)
 			AND NOT EXISTS (SELECT FROM {deferred} d WHERE d.outbox = {outbox} AND d.id = e.{id}))`,
-		"{from}", settledToSQL)
+		"{from}", journalSQL(t, settledToSQL))
 }
 
 // source implements Mark.
@@ -71,9 +75,10 @@ func (journaled) source(t *outbox.Table) source {
 		all: journalSQL(t, `(SELECT `+rowColumns+`, `+deferral+`,
 			(SELECT max(j.processed_at) FROM {entries} j WHERE `+inEntrySQL("e")+`) AS {processed}
 		FROM {table} e LEFT JOIN {deferred} d ON d.outbox = {outbox} AND d.id = e.{id})`),
-		pending: journalSQL(t, `(SELECT * FROM `+undeferredSQL(t)+` t
+		pending: journalSQL(t, `(SELECT * FROM {undeferred} t
 		UNION ALL SELECT `+rowColumns+`, `+deferral+`, NULL::timestamptz, d.aggregate_hash
-		FROM {deferred} d JOIN {table} e ON e.{id} = d.id WHERE d.outbox = {outbox})`),
+		FROM {deferred} d JOIN {table} e ON e.{id} = d.id WHERE d.outbox = {outbox})`,
+			"{undeferred}", undeferredSQL(t)),
 		marked: journalSQL(t, `(SELECT `+rowColumns+`, NULL::smallint AS {attempts}, NULL::text AS {error},
 			{due} AS {available}, j.processed_at AS {processed}
 		FROM {entries} j, unnest(j.ids) r, generate_series(lower(r), upper(r) - 1) AS g(id), {table} e
@@ -104,15 +109,11 @@ func (journaled) set(t *outbox.Table, s *sets) string {
 		names, values = append(names, columns[f]), append(values, value)
 		updates = append(updates, columns[f]+" = EXCLUDED."+columns[f])
 	}
-	hash := t.AggregateHashSQL("t")
-	if hash == "" {
-		hash = "NULL"
-	}
 	return journalSQL(t, `INSERT INTO {deferred} AS d (outbox, id, aggregate_hash, {names})
 		SELECT {outbox}, t.{id}, {hash}, {values} FROM {all} t
 		WHERE t.{id} = ANY (ARRAY(SELECT f.id FROM free f))
 		ON CONFLICT (outbox, id) DO UPDATE SET {updates} RETURNING id`,
-		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "), "{hash}", hash,
+		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "),
 		"{updates}", strings.Join(updates, ", "), "{all}", sourceOf(t).all)
 }
 
@@ -122,12 +123,7 @@ func (journaled) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) 
 	ids, err := idsOf(rows)
 	if err == nil {
 		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, journalSQL(t, `
-				WITH put AS (INSERT INTO {entries} (outbox, kind, ids) VALUES ({outbox}, 'stored', $1)),
-				delivered AS (DELETE FROM {deferred} d USING unnest($1::int8multirange) r
-					WHERE d.outbox = {outbox} AND d.id >= lower(r) AND d.id < upper(r)
-						AND EXISTS (SELECT FROM {deferred} WHERE outbox = {outbox}))
-				SELECT WHERE `+pg.OwnPath), ranges(ids))
+			_, err := conn.Exec(ctx, db.markSQL(t, entrySQL), ranges(ids))
 			return err
 		})
 	}
@@ -135,6 +131,19 @@ func (journaled) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) 
 		return nil, fmt.Errorf("journal rows of %s: %w", t, err)
 	}
 	return make([]Verdict, len(rows)), nil
+}
+
+// entrySQL journals the ids of $1 as stored. What waited does not wait any more.
+func entrySQL(t *outbox.Table) string {
+	return journalSQL(t, `
+WITH put AS (
+	INSERT INTO {entries} (outbox, kind, ids) VALUES ({outbox}, 'stored', $1)
+), delivered AS (
+	DELETE FROM {deferred} d USING unnest($1::int8multirange) r
+	WHERE d.outbox = {outbox} AND d.id >= lower(r) AND d.id < upper(r)
+		AND EXISTS (SELECT FROM {deferred} WHERE outbox = {outbox})
+)
+SELECT WHERE `+pg.OwnPath)
 }
 
 func idsOf(rows []Row) ([]int64, error) {

@@ -84,11 +84,17 @@ func (inRow) set(t *outbox.Table, s *sets) string {
 func (inRow) markBy(
 	ctx context.Context, db *DB, t *outbox.Table, rows []Row, command func(*outbox.Table) string,
 ) ([]Verdict, error) {
+	sql := db.markSQL(t, func(t *outbox.Table) string { return markSQL(t, command(t)) })
+	return db.settle(ctx, t, rows, sql, (*args).known)
+}
+
+// markSQL is the statement that marks rows of a table, which is made once.
+func (db *DB) markSQL(t *outbox.Table, makeSQL func(*outbox.Table) string) string {
 	sql, made := db.marks.Load(*t) // by its facts: they may change
 	if !made {
-		sql, _ = db.marks.LoadOrStore(*t, markSQL(t, command(t)))
+		sql, _ = db.marks.LoadOrStore(*t, makeSQL(t))
 	}
-	return db.settle(ctx, t, rows, sql.(string), (*args).known)
+	return sql.(string)
 }
 
 // updated is outbox.MarkUpdate: processed_at is set, or the status, or both.
