@@ -174,7 +174,7 @@ func message(id, aggregate, eventType string) *nats.Msg {
 
 func (r *rig) store(id, aggregate, eventType string) jetstream.PubAckFuture {
 	r.t.Helper()
-	stored, err := r.js.PublishMsgAsync(message(id, aggregate, eventType))
+	stored, err := r.js.PublishMsgAsync(message(id, aggregate, eventType), jetstream.WithStallWait(time.Minute))
 	r.must(err)
 	return stored
 }
