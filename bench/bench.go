@@ -55,8 +55,8 @@ type Config struct {
 	For   time.Duration
 	// Migrate creates the tables in a database.
 	Migrate func(ctx context.Context, url string) error
-	// Publication is the statement that creates a relay's publication.
-	Publication func(Setting) (string, error)
+	// Fit is the statements that make the database fit a relay: they create its publication.
+	Fit func(Setting) ([]string, error)
 	// Command is `walpost run` with a setting, as a process.
 	Command func(Setting) (*exec.Cmd, error)
 	// Relay runs a relay in this process. It calls onStored at each PubAck with the time since the commit.
@@ -257,9 +257,15 @@ func (b *bench) drains(ctx context.Context, run int) error {
 // patience is how long a relay may make no progress.
 const patience = time.Minute
 
-const unmarkedSQL = `SELECT count(*)::int FROM (
+// How many rows are not marked: some, at least.
+const (
+	unmarkedSQL = `SELECT count(*)::int FROM (
 	SELECT FROM public.outbox_messages WHERE processed_at IS NULL LIMIT 1
 ) x`
+	// The ids have no gaps.
+	unjournaledSQL = `SELECT ((SELECT max(id) - min(id) + 1 FROM public.outbox_messages)
+	- (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM public.outbox_journal, unnest(ids) r))::int`
+)
 
 // settled waits for the marks. It fails when the relay ends before.
 func (b *bench) settled(ctx context.Context, mark string, ended func() error) error {
@@ -271,6 +277,10 @@ func (b *bench) settled(ctx context.Context, mark string, ended func() error) er
 		return err
 	}
 	defer conn.Close(ctx)
+	unmarked := unmarkedSQL
+	if mark == "journal" {
+		unmarked = unjournaledSQL
+	}
 	begun := time.Now()
 	for left := 1; left > 0; {
 		if err := ended(); err != nil {
@@ -279,7 +289,7 @@ func (b *bench) settled(ctx context.Context, mark string, ended func() error) er
 		if time.Since(begun) > patience {
 			return fmt.Errorf("the relay has stored every row, and some are not marked after %s", patience)
 		}
-		if err := conn.QueryRow(ctx, unmarkedSQL).Scan(&left); err != nil {
+		if err := conn.QueryRow(ctx, unmarked).Scan(&left); err != nil {
 			return err
 		}
 		if !sleep.For(ctx, 10*time.Millisecond) {

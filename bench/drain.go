@@ -79,7 +79,9 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	statements := []string{
 		`SELECT pg_drop_replication_slot(slot_name)
 			FROM pg_replication_slots WHERE database = current_database()`,
-		`TRUNCATE public.outbox_messages, public.outbox_messages_dlq`,
+		`ALTER TABLE public.outbox_messages DISABLE TRIGGER USER`, // which refuse that, for mark journal
+		`TRUNCATE public.outbox_messages, public.outbox_messages_dlq,
+			public.outbox_journal, public.outbox_deferred, public.outbox_progress`,
 		`DO $$
 			DECLARE p name;
 			BEGIN
@@ -92,12 +94,12 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 		if _, err := b.createStream(ctx, part); err != nil {
 			return err
 		}
-		publication, err := b.Publication(part)
+		fit, err := b.Fit(part)
 		if err != nil {
 			return err
 		}
 		slot := fmt.Sprintf(`SELECT pg_create_logical_replication_slot('%s', 'pgoutput')`, part.Slot())
-		statements = append(statements, publication, slot)
+		statements = append(append(statements, fit...), slot)
 	}
 	some := 1
 	if set.Of > 1 {

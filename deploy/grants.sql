@@ -3,7 +3,7 @@
 --   psql --set ON_ERROR_STOP=1 --set relay=walpost --set mark=update --file=grants.sql "$OWNER_URL"
 --
 -- relay   the role (walpost); it needs LOGIN REPLICATION besides, from a superuser
--- mark    outboxes[].mark: update, delete or none (update)
+-- mark    outboxes[].mark: update, delete, journal or none (update)
 -- outbox  the table, of the canonical layout (outbox_messages)
 -- producer  a role that writes events, if it is to have its grant here, too
 --
@@ -45,16 +45,25 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys TO :"idempotency";
 \set outbox outbox_messages
 \endif
 
-SELECT :'mark' = 'update' AS mark_update, :'mark' = 'delete' AS mark_delete, :'mark' = 'none' AS mark_none \gset
+SELECT :'mark' = 'update' AS mark_update, :'mark' = 'delete' AS mark_delete, :'mark' = 'journal' AS mark_journal,
+	:'mark' = 'none' AS mark_none \gset
 -- DELETE is for a row that becomes a dead letter, too: it moves in one statement.
 \if :mark_update
 GRANT SELECT, UPDATE (processed_at, attempts, last_error, available_at), DELETE ON :outbox TO :"relay";
 \elif :mark_delete
 GRANT SELECT, UPDATE (attempts, last_error, available_at), DELETE ON :outbox TO :"relay";
+\elif :mark_journal
+GRANT SELECT ON :outbox TO :"relay";
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_journal TO :"relay";
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_deferred TO :"relay";
+GRANT SELECT, INSERT, UPDATE ON outbox_progress TO :"relay";
+SELECT pg_get_serial_sequence(:'outbox', 'id') AS ids \gset
+-- The relay notices ids that come again.
+GRANT SELECT ON SEQUENCE :ids TO :"relay";
 \elif :mark_none
 -- The producer deletes its rows itself: nothing on the table.
 \else
-DO $$ BEGIN RAISE EXCEPTION 'mark is update, delete or none'; END $$;
+DO $$ BEGIN RAISE EXCEPTION 'mark is update, delete, journal or none'; END $$;
 \endif
 
 -- Rows that cannot be delivered go there, whatever the mark is. The relay also counts them.

@@ -21,6 +21,7 @@ var journalColumns = [NumFields]string{
 // Journaled is the layout for [MarkJournal]: marks and failures stand in the journal. Columns of the table
 // for them, and a status, are left alone. The table may have a column for available_at.
 func (l Layout) Journaled() Layout {
+	l.Unjournaled = l.Columns[ProcessedAt]
 	for f, column := range journalColumns {
 		if column != "" && (Field(f) != AvailableAt || !l.Has(AvailableAt)) {
 			l.Columns[f] = column

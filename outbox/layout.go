@@ -93,6 +93,8 @@ type Layout struct {
 	// Headers are the names of the headers that the columns from FirstHeader on become. A column of type
 	// json or jsonb becomes a header for each key, and its name is the prefix of their names.
 	Headers [MaxHeaders]string
+	// Unjournaled is the column for processed_at that the table has and [MarkJournal] leaves alone, or "".
+	Unjournaled string
 }
 
 // State is what a status column says of a row.

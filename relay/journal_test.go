@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -59,6 +60,22 @@ func TestMarksInJournal(t *testing.T) {
 					r.storedAgain(copied + lost + 10)
 					r.saysLost(x, copied+1, copied+lost)
 				})
+				t.Run("replay", func(t *testing.T) {
+					r := newRig(t, pg)
+					r.journal()
+					r.cfg.Mode = mode
+					x := r.startAtWork()
+					r.put(1, 20)
+					r.pending(0)
+					r.wantReplayed(r.request(table.ReplayChoice{}), "done 20 0")
+					r.wantReplayed(r.request(table.ReplayChoice{IDs: []string{"3", "17", "99"}}), "done 2 0")
+					since := time.Now().Add(-time.Hour)
+					r.wantReplayed(r.request(table.ReplayChoice{Since: &since, Until: &since}), "done 0 0")
+					if n := r.storedCount(); n != 42 {
+						t.Errorf("%d messages are stored, want 42", n)
+					}
+					x.quietBut()
+				})
 				t.Run("failures", func(t *testing.T) {
 					r := newRig(t, pg)
 					r.journal()
@@ -92,14 +109,13 @@ func TestMarksInJournal(t *testing.T) {
 // name. What they write to it goes to the table, or to the deferrals.
 func (r *rig) journal() {
 	r.t.Helper()
-	table := r.cfg.Outboxes[0]
-	table.Mark, table.Layout = outbox.MarkJournal, table.Layout.Journaled()
+	o := r.cfg.Outboxes[0]
+	o.Mark, o.Layout = outbox.MarkJournal, o.Layout.Journaled()
 	columns := `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id`
 	insert := `coalesce(NEW.id, nextval(pg_get_serial_sequence('public.outbox_messages', 'id'))), coalesce(NEW.tenant_id, 0), NEW.aggregate_type, NEW.aggregate_id,
 		NEW.event_type, coalesce(NEW.event_version, 1), NEW.payload, coalesce(NEW.occurred_at, now()), coalesce(NEW.available_at, now()), NEW.trace_id`
+	r.exec(strings.Join(table.AppendOnlySQL(o, "public."+table.AppendOnly), ";"))
 	r.exec(strings.NewReplacer("{columns}", columns, "{insert}", insert).Replace(`
-		CREATE TRIGGER update_refused BEFORE UPDATE ON public.outbox_messages FOR EACH ROW EXECUTE FUNCTION outbox_append_only();
-		ALTER TABLE public.outbox_messages ENABLE ALWAYS TRIGGER update_refused;
 		CREATE SCHEMA seen;
 		CREATE VIEW seen.outbox_messages AS SELECT e.id, e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload,
 			e.occurred_at, coalesce(d.available_at, e.available_at) AS available_at,

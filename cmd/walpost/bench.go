@@ -15,6 +15,7 @@ import (
 
 	"github.com/walpost/walpost/bench"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -54,7 +55,7 @@ func newBenchCommand() *cobra.Command {
 	f.IntVar(&b.Rows, "rows", 500_000, "rows of each drain")
 	f.IntVar(&b.PerTx, "per-transaction", 100, "rows in each transaction")
 	f.IntVar(&b.Payload, "payload", 300, "bytes of each payload, 32 at least")
-	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update"},
+	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update", "journal"},
 		"what the relay does with delivered rows, one drain for each")
 	f.StringSliceVar(&b.Batches, "batches", []string{"single", "fast"},
 		"how messages are handed over, one drain for each: single, fast, atomic; latency with the last")
@@ -83,8 +84,8 @@ func checkBench(b *bench.Config, window time.Duration) error {
 		return fmt.Errorf("--for is 1s or more")
 	}
 	for _, m := range b.Marks {
-		if m != string(outbox.MarkNone) && m != string(outbox.MarkDelete) && m != string(outbox.MarkUpdate) {
-			return fmt.Errorf("--marks: %q is none of none, delete and update", m)
+		if !outbox.Mark(m).Valid() {
+			return fmt.Errorf("--marks: %q is none of none, delete, update and journal", m)
 		}
 	}
 	for _, x := range b.Batches {
@@ -132,12 +133,17 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		set := bench.Setting{URL: url, Mark: string(outbox.MarkUpdate), Batch: string(jetstream.BatchSingle)}
 		return migrateUp(ctx, io.Discard, benchConfig(cfg, set), migrateOptions{to: migrations.Latest})
 	}
-	b.Publication = func(set bench.Setting) (string, error) {
+	b.Fit = func(set bench.Setting) (all []string, err error) {
 		tables, err := benchConfig(cfg, set).Tables()
 		if err != nil {
-			return "", err
+			return nil, err
 		}
-		return stream.PublicationSQL(set.Slot(), tables), nil
+		for _, t := range tables {
+			if table.Journals(t) {
+				all = append(all, table.AppendOnlySQL(t, t.Schema+"."+table.AppendOnly)...)
+			}
+		}
+		return append(all, stream.PublicationSQL(set.Slot(), tables)), nil
 	}
 	b.Command = func(set bench.Setting) (*exec.Cmd, error) {
 		program, err := os.Executable()

@@ -199,6 +199,9 @@ func (o *OutboxConfig) layout() (outbox.Layout, error) {
 	if o.Headers.Set {
 		layout.SetHeaders(o.Headers.List)
 	}
+	if o.Mark.Name == string(outbox.MarkJournal) {
+		layout = layout.Journaled()
+	}
 	return layout, nil
 }
 

@@ -47,7 +47,7 @@ var otherStates = map[string]outbox.State{"failed": outbox.Failed, "dead": outbo
 
 const statusForm = "write {set: {status: 2}}, or {set: {status: 2}, failed: 3, dead: 4}"
 
-func (v markValue) Kind() string { return "update | delete | none | {set: {column: value}}" }
+func (v markValue) Kind() string { return "update | delete | journal | none | {set: {column: value}}" }
 func (v markValue) isNode() bool { return v.p.Column != "" }
 
 func (v markValue) Set(text string) error {
@@ -123,7 +123,7 @@ func (v markValue) String() string {
 func (v markValue) Check() error {
 	m := v.p
 	if m.Column == "" {
-		return choiceValue{&m.Name, []string{"update", "delete", "none"}}.Check()
+		return choiceValue{&m.Name, []string{"update", "delete", "journal", "none"}}.Check()
 	}
 	done, failed, dead := m.States[outbox.Done], m.States[outbox.Failed], m.States[outbox.Dead]
 	switch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgerrcode"
@@ -36,9 +37,13 @@ func grant(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) erro
 		return hint.Errorf("set search_path to a schema that exists",
 			"grant privileges: the connection's search_path names no schema")
 	}
-	statements := grants(tables, schemas[0], o.grant)
-	if !o.relay() {
-		statements = groupGrants(o.only, schemas[0], o.grant)
+	statements := groupGrants(o.only, schemas[0], o.grant)
+	if o.relay() {
+		sequences, err := table.Sequences(ctx, conn, tables)
+		if err != nil {
+			return err
+		}
+		statements = grants(tables, sequences, schemas[0], o.grant)
 	}
 	if _, err := conn.Exec(ctx, strings.Join(statements, "; ")); err != nil {
 		return hint.Wrap(fmt.Errorf("grant privileges to role %s: %w", o.grant, err), adviseGrant(err, o))
@@ -49,21 +54,32 @@ func grant(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) erro
 	return nil
 }
 
-// grants are the statements. Walpost's own tables stand in schema.
-func grants(tables []*outbox.Table, schema, role string) (all []string) {
+// grants are the statements. Walpost's own tables stand in schema, and ids come from sequences.
+func grants(tables []*outbox.Table, sequences []string, schema, role string) (all []string) {
 	add := func(privileges, object string) {
 		all = append(all, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, object, outbox.QuoteIdent(role)))
 	}
+	in := outbox.QuoteIdent(schema) + "."
 	for _, t := range tables {
 		if table.MarkOf(t).InTable() { // else its producer deletes the rows
-			privileges := fmt.Sprintf("SELECT, UPDATE (%s)", strings.Join(updated(t), ", "))
+			privileges := "SELECT"
+			if table.Changes(t) {
+				privileges += fmt.Sprintf(", UPDATE (%s)", strings.Join(updated(t), ", "))
+			}
 			if table.Deletes(t) {
 				privileges += ", DELETE"
 			}
 			add(privileges, t.SQL())
 		}
 	}
-	in := outbox.QuoteIdent(schema) + "."
+	if slices.ContainsFunc(tables, table.Journals) {
+		for _, need := range table.JournalPrivileges {
+			add(need.Privileges, in+need.Table)
+		}
+	}
+	for _, s := range sequences {
+		add("SELECT", "SEQUENCE "+s)
+	}
 	add("SELECT, INSERT", in+table.DeadLetters)
 	add("SELECT", in+table.Archive)
 	add("SELECT, INSERT, UPDATE", in+table.Replays)

@@ -15,14 +15,18 @@ func TestGrantsAreThoseOfTheScript(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mark := range []string{"update", "delete", "none"} {
+	for _, mark := range []string{"update", "delete", "journal", "none"} {
 		cfg := defaultConfig()
 		cfg.Outboxes[0].Mark = MarkConfig{Name: mark}
 		tables, err := cfg.Tables()
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := grants(tables, "public", "walpost")
+		var sequences []string
+		if mark == "journal" {
+			sequences = []string{":ids"}
+		}
+		got := grants(tables, sequences, "public", "walpost")
 		for i, s := range got {
 			got[i] = strings.NewReplacer(`"public".`, "", `"`, "").Replace(s)
 		}

@@ -264,7 +264,7 @@ func (r *statusReport) askOutbox(ctx context.Context, db *table.DB, t *outbox.Ta
 	if !table.MarkOf(t).InTable() {
 		return
 	}
-	if !r.look("outboxes.where", db.ExplainRead(ctx, t, db.ReadFilter(ctx, t))) {
+	if !r.look("outboxes.where", db.ExplainRead(ctx, t, db.Complete(ctx, t))) {
 		return
 	}
 	for _, q := range []struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,6 +40,10 @@ func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	b.must(err)
 	b.must(m.Close())
 	b.app = b.connect()
+	if table.Journals(b.table) {
+		b.table.Layout = b.table.Layout.Journaled()
+		b.exec(strings.Join(table.AppendOnlySQL(b.table, "public."+table.AppendOnly), ";"))
+	}
 	b.db = b.open()
 	b.must(b.db.CheckTable(t.Context(), b.table))
 	return b

@@ -159,6 +159,47 @@ func retryOne(t *testing.T, b *bench, s shape, wal bool) {
 	}
 }
 
+// TestRetryJournaled: a row that is still there is pending again, and held. One that is gone comes again under another id.
+func TestRetryJournaled(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newBench(t, pg, outbox.MarkJournal)
+		rows := b.insert(3)
+		for i := range rows {
+			rows[i].Failure, rows[i].Polled, rows[i].Attempts = "subject: bad", true, 1
+		}
+		v, err := b.db.Park(t.Context(), b.table, rows, table.Retry{MaxAttempts: 1})
+		b.must(err)
+		b.want(v, table.Done, table.Done, table.Done)
+		if got := b.text(`SELECT string_agg(concat(kind, ' ', ids), ' ') FROM outbox_journal`); got != "dead {[1,4)}" {
+			t.Fatalf("journal: %s", got)
+		}
+		b.exec(`DELETE FROM outbox_messages WHERE id = 2`)
+		q := b.dlq(b.table)
+		b.must(q.Retry(t.Context(), deadletter.Filter{}, true, func(o deadletter.Outcome) { b.must(o.Err) }))
+		if got := b.text(`SELECT count(*) FROM outbox_messages_dlq`); got != "3" {
+			t.Errorf("%s dead letters after a dry run", got)
+		}
+		if done, left := b.retry(q, deadletter.Filter{}); len(done) != 3 || len(left) != 0 {
+			t.Fatalf("retried %v, left %v", done, left)
+		}
+		for sql, want := range map[string]string{
+			`SELECT string_agg(concat(id, ' ', attempts, ' ', last_error, ' ', available_at <= now(), ' ', aggregate_hash IS NOT NULL), ', ' ORDER BY id) FROM outbox_deferred`: "1 0 held: a dead letter that is tried again t t, 3 0 held: a dead letter that is tried again t t",
+			`SELECT string_agg(ids::text, ' ') FROM outbox_journal`:             "{[2,3)}",
+			`SELECT string_agg(id::text, ' ' ORDER BY id) FROM outbox_messages`: "1 3 5", // 4 went with the dry run
+			`SELECT count(*) FROM outbox_messages_dlq`:                          "0",
+		} {
+			if got := b.text(sql); got != want {
+				t.Errorf("%s: %s, want %s", sql, got, want)
+			}
+		}
+		n, err := b.db.PendingCount(t.Context(), b.table, 100)
+		b.must(err)
+		if n != 3 {
+			t.Errorf("%d rows are pending, want 3", n)
+		}
+	})
+}
+
 func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 
 // event reads the table's only row as the WAL renders it.

@@ -42,7 +42,7 @@ const entryColumns = `d.dead_letter_id, d.outbox, d.row_id,
 
 // Retry puts rows back into their outboxes, a few hundred in a transaction, oldest first, and deletes their
 // dead letters in the same transaction. A row keeps its id and its values; it has no attempts and is due at
-// once.
+// once. Where a table is append-only and has no row of that id any more, the row gets a new id.
 //
 // The rows are recorded as held: the WAL may still bring their first INSERT, and so only the table delivers
 // them, behind rows that were inserted meanwhile. Where the layout has no column for the record, the WAL
@@ -63,6 +63,11 @@ func (q *Queue) Retry(ctx context.Context, f Filter, dryRun bool, report func(Ou
 			onTable += ", UPDATE"
 		}
 		privileges = append(privileges, onTable+" ON "+t.SQL())
+		if table.Journals(t) {
+			for _, need := range table.JournalPrivileges {
+				privileges = append(privileges, need.Privileges+" ON "+need.Table)
+			}
+		}
 	}
 	err := walk(ctx, q, f, entryColumns, func(page []entry) error {
 		return q.change(ctx, page, dryRun, report, q.retry)

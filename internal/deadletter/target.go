@@ -60,6 +60,11 @@ func (q *Queue) target(ctx context.Context, tx pgx.Tx, name string) (*target, er
 	for _, c := range columns {
 		t.columns[c.Name] = c
 	}
+	if table.Journals(t.table) {
+		if t.table.Journal, err = table.FindJournal(ctx, q.conn, q.cfg.Schema); err != nil {
+			return nil, err
+		}
+	}
 	if len(columns) == 0 {
 		t.check = hint.Errorf("create it again, or discard its dead letters", "table %s does not exist", name)
 		return t, nil
@@ -122,10 +127,13 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 	}
 	id := t.table.Layout.Columns[outbox.ID]
 	if slices.Contains(originals, table.OmittedKey) {
-		return "", hint.Errorf(fmt.Sprintf("if the row is still in its outbox, make it small enough there, "+
-			"with UPDATE %s SET %s, and discard the dead letter",
-			t.table.SQL(), table.RetrySets(t.table, retriedNote)),
-			"the dead letter does not hold the whole row: it was too large")
+		advice := "insert a smaller event, and discard the dead letter"
+		if table.Changes(t.table) {
+			advice = fmt.Sprintf("if the row is still in its outbox, make it small enough there, "+
+				"with UPDATE %s SET %s, and discard the dead letter",
+				t.table.SQL(), table.RetrySets(t.table, retriedNote))
+		}
+		return "", hint.Errorf(advice, "the dead letter does not hold the whole row: it was too large")
 	}
 	if !slices.Contains(originals, id) {
 		return "", hint.Errorf("correct outboxes[].layout, or discard it",
@@ -141,7 +149,7 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 					"or discard the dead letter",
 				"table %s has no column %q any more", t.table, name)
 		}
-		if c.Generated {
+		if c.Generated || name == id && table.Journals(t.table) { // ids of append-only tables come once
 			continue
 		}
 		value, isFresh := fresh[name]
@@ -163,22 +171,15 @@ WITH gone AS (
 	DELETE FROM {dead} d WHERE d.dead_letter_id = ANY($1::bigint[])
 		AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = {idvalue} AND NOT {isdead})
 	RETURNING d.dead_letter_id, d.original
+), free AS MATERIALIZED (
+	SELECT t.{id} AS id FROM gone g JOIN {table} t ON t.{id} = {goneid} AND {isdead}
 ), put AS (
 	INSERT INTO {table} AS t ({columns}) OVERRIDING SYSTEM VALUE
 	SELECT {values} FROM gone g WHERE NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = {goneid})
 	ORDER BY g.dead_letter_id RETURNING concat(t.{id}) AS id
-), woken AS (` + t.wokenSQL() + `)
+), ` + table.WakeSQL(t.table, retriedNote) + `
 SELECT ARRAY(SELECT dead_letter_id FROM gone),
 	ARRAY(SELECT id FROM put UNION ALL SELECT id FROM woken) WHERE ` + pg.OwnPath), nil
-}
-
-// wokenSQL makes dead rows that have stayed in the outbox pending again.
-func (t *target) wokenSQL() string {
-	if t.table.Layout.States[outbox.Dead] == "" {
-		return "SELECT NULL::text AS id WHERE false"
-	}
-	return fmt.Sprintf("UPDATE {table} t SET %s FROM gone g WHERE t.{id} = {goneid} AND {isdead} "+
-		"RETURNING concat(t.{id}) AS id", table.RetrySets(t.table, retriedNote))
 }
 
 // freshValues are the values, by column, that a retried row does not take from its original.

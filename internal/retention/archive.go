@@ -49,18 +49,24 @@ func (r *pass) unarchived(t *outbox.Table) string {
 	switch {
 	case r.opts.ArchiveAfter == 0:
 		return "archiving is off"
+	case table.Journals(t):
+		return "a table that is append-only has no archive: " + r.deletion()
 	case !table.MarkOf(t).Stays():
 		return fmt.Sprintf("mark %q leaves no processed rows", t.Mark)
 	case !table.IsArchived(t):
-		stays := "processed rows stay"
-		if r.opts.DeleteAfter > 0 {
-			stays = fmt.Sprintf("processed rows are deleted after %s", r.opts.DeleteAfter)
-		}
-		return fmt.Sprintf("only the canonical layout is archived, not %q: %s", t.Layout.Name, stays)
+		return fmt.Sprintf("only the canonical layout is archived, not %q: %s", t.Layout.Name, r.deletion())
 	case r.archive == nil:
 		return "there is no archive"
 	}
 	return ""
+}
+
+// deletion says what becomes of the rows of an outbox that has no archive.
+func (r *pass) deletion() string {
+	if r.opts.DeleteAfter > 0 {
+		return fmt.Sprintf("processed rows are deleted after %s", r.opts.DeleteAfter)
+	}
+	return "processed rows stay"
 }
 
 // archiveTable moves rows, each batch in one statement. It first checks that no column would be lost, and
@@ -71,7 +77,7 @@ func (r *pass) archiveTable(ctx context.Context, a *archive, t *outbox.Table, re
 		report.Skipped, report.Obstacle = skipped, skipped != ""
 		return err
 	}
-	if err := r.db.ReadFilter(ctx, t); err != nil {
+	if err := r.db.Complete(ctx, t); err != nil {
 		return err
 	}
 	fits := t.WhereSQL("t")

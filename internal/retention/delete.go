@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
@@ -29,6 +30,9 @@ func (r *pass) deleteRows(ctx context.Context) error {
 
 // deleteFrom deletes rows that are marked and fit the outbox. It first checks that an index leads to them.
 func (r *pass) deleteFrom(ctx context.Context, t *outbox.Table, report *TableReport) error {
+	if table.Journals(t) {
+		return r.explainDelete(t, r.deleteJournaled(ctx, t, report))
+	}
 	indexed, err := r.isIndexed(ctx, t)
 	if err != nil {
 		return err
@@ -37,7 +41,7 @@ func (r *pass) deleteFrom(ctx context.Context, t *outbox.Table, report *TableRep
 		report.Skipped, report.Obstacle = missingIndex(t), true
 		return nil
 	}
-	if err := r.db.ReadFilter(ctx, t); err != nil {
+	if err := r.db.Complete(ctx, t); err != nil {
 		return err
 	}
 	refused := &refusedRows{table: t}
@@ -53,6 +57,10 @@ func (r *pass) deleteFrom(ctx context.Context, t *outbox.Table, report *TableRep
 		err = errors.Join(err, fmt.Errorf("delete rows of %s: %d stay, the first has id %s: %w",
 			t, len(refused.ids), refused.ids[0], refused.first))
 	}
+	return r.explainDelete(t, err)
+}
+
+func (r *pass) explainDelete(t *outbox.Table, err error) error {
 	switch {
 	case pg.Code(err) == pgerrcode.InsufficientPrivilege:
 		return hint.Wrap(fmt.Errorf("delete rows of %s: %w", t, err), fmt.Sprintf(
@@ -61,6 +69,33 @@ func (r *pass) deleteFrom(ctx context.Context, t *outbox.Table, report *TableRep
 		return r.settle(fmt.Errorf("delete rows of %s: %w", t, err))
 	}
 	return nil
+}
+
+// deleteJournaled deletes rows whose marks stand in the journal, with their entries.
+func (r *pass) deleteJournaled(ctx context.Context, t *outbox.Table, report *TableReport) error {
+	if err := r.db.Complete(ctx, t); err != nil {
+		return err
+	}
+	before := r.now.Add(-r.opts.DeleteAfter)
+	for entries := 1; ; {
+		start := time.Now()
+		found, rows, err := r.db.DeleteJournaled(ctx, t, before, entries)
+		if err != nil {
+			return err
+		}
+		report.Deleted += rows
+		if r.opts.Progress != nil {
+			r.opts.Progress(r.report)
+		}
+		if found < entries {
+			return nil
+		}
+		took := time.Since(start)
+		entries = nextBatch(entries, took)
+		if err := pause(ctx, took); err != nil {
+			return err
+		}
+	}
 }
 
 // isIndexed reports whether an index leads to the rows that were processed long ago.

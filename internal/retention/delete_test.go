@@ -1,10 +1,12 @@
 package retention_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/walpost/walpost/internal/retention"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -41,4 +43,30 @@ func TestDeleteAfter(t *testing.T) {
 	if r = b.retain(deleteAfter); r.Tables[0].Deleted != 0 {
 		t.Errorf("a second pass: %+v", r.Tables[0])
 	}
+}
+
+// TestDeleteJournaled: delivered rows of an append-only outbox go with their entries, and no other one does.
+func TestDeleteJournaled(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newBench(t, pg, outbox.MarkJournal)
+		b.table.Layout = b.table.Layout.Journaled()
+		b.exec(strings.Join(table.AppendOnlySQL(b.table, "public."+table.AppendOnly), ";"))
+		b.insert(3000)
+		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at)
+			SELECT 'public.outbox_messages', 'stored', int8multirange(int8range(n * 100 + 1, n * 100 + 91)), now() - interval '2 hours' + n * interval '1 second'
+			FROM generate_series(0, 27) n
+			UNION ALL SELECT 'public.outbox_messages', 'dead', '{[95,96),[97,98)}', now() - interval '2 hours'
+			UNION ALL SELECT 'public.outbox_messages', 'stored', '{[2801,2901)}', now()
+			UNION ALL SELECT 'public.other', 'stored', '{[2901,2951)}', now() - interval '2 hours'`)
+		r := b.retain()
+		if got := r.Tables[0]; got.Deleted != 0 || !strings.Contains(got.Skipped, "append-only") {
+			t.Errorf("it is off: %+v", got)
+		}
+		r = b.retain(func(o *retention.Options) { o.DeleteAfter = time.Hour })
+		if got := r.Tables[0]; got.Deleted != 28*90+2 || len(r.Complaints()) > 0 {
+			t.Errorf("%+v %v", got, r.Complaints())
+		}
+		b.wantText("rows that are left", `SELECT concat(count(*), ' ', min(id), ' ', count(*) FILTER (WHERE id > 2800)) FROM outbox_messages`, "478 91 200")
+		b.wantText("entries that are left", `SELECT string_agg(concat(outbox, ids), ' ' ORDER BY outbox) FROM outbox_journal`, "public.other{[2901,2951)} public.outbox_messages{[2801,2901)}")
+	})
 }

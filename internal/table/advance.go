@@ -25,7 +25,7 @@ type Advance struct {
 // An INSERT holds its lock on the table before it draws an id, and so a transaction that holds none when a
 // row is seen inserts none with a lesser id: the ids come from a sequence with CACHE 1.
 func (db *DB) Advance(ctx context.Context, t *outbox.Table, a *Advance) error {
-	if t.Mark != outbox.MarkJournal {
+	if !Journals(t) {
 		return nil
 	}
 	err := db.advance(ctx, t, a)
@@ -112,18 +112,17 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to int64) (done boo
 			_, err := conn.Exec(ctx, journalSQL(t, `
 				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash)
 				SELECT {outbox}, t.{id}, t.{available}, {hash} FROM {undeferred} t
-				WHERE t.{id} <= $1 AND t.{available} > now() AND {events} ORDER BY t.{id} LIMIT $2`,
-				"{undeferred}", undeferredSQL(t), "{events}", events), to, mostDeferred)
+				WHERE t.{available} > now() AND {events} ORDER BY t.{id} LIMIT $2`,
+				"{undeferred}", undeferredToSQL(t, "$1"), "{events}", events), to, mostDeferred)
 			if err != nil {
 				return err
 			}
 		}
 		tag, err := conn.Exec(ctx, journalSQL(t, `INSERT INTO {progress} AS p (outbox, settled_to)
-			SELECT {outbox}, $1::bigint WHERE NOT EXISTS (
-				SELECT FROM {undeferred} t WHERE t.{id} <= $1 AND {events})
+			SELECT {outbox}, $1::bigint WHERE NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})
 			ON CONFLICT (outbox) DO UPDATE
 			SET settled_to = greatest(p.settled_to, EXCLUDED.settled_to), updated_at = now()`,
-			"{undeferred}", undeferredSQL(t), "{events}", events), to)
+			"{undeferred}", undeferredToSQL(t, "$1"), "{events}", events), to)
 		done = tag.RowsAffected() == 1
 		return err
 	})

@@ -59,6 +59,14 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		if err = f.readStates(ctx, conn, t); err != nil {
 			return err
 		}
+		if Journals(t) {
+			err = f.appendOnly.read(ctx, conn, t, &db.own)
+		} else {
+			err = f.readJournaled(ctx, conn, t, db.own.journal.Entries)
+		}
+		if err != nil {
+			return err
+		}
 		return f.readFilter(ctx, conn, t)
 	})
 	if err != nil {
@@ -69,7 +77,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		now.IDType = idType
 	}
 	now.Partitioned = f.kind == "p"
-	if t.Mark == outbox.MarkJournal {
+	if Journals(t) {
 		now.Journal = db.own.journal
 	}
 	now.Layout.States = f.states
@@ -83,6 +91,15 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 	}
 	f.kindProblems(t, &p)
 	f.columnProblems(t, &p)
+	if Journals(t) {
+		f.appendOnly.problems(t, &db.own, &p)
+	} else if Keeps(t) {
+		p.If(f.journaled, "table-other-marks", hint.Errorf(
+			fmt.Sprintf("delete the delivered rows first, and then DELETE FROM %s WHERE outbox = %s, "+
+				"or keep the mark", JournalEntries, pg.QuoteLiteral(t.String())),
+			"rows of %s were delivered with mark \"journal\", and do not have the mark: "+
+				"they would be delivered again", t))
+	}
 	f.privilegeProblems(t, &p)
 	return now, p, nil
 }
@@ -147,6 +164,10 @@ type tableFacts struct {
 	unhashed map[outbox.Field]string
 	// lacking are privileges on the table, and lackingDLQ on the dead letters.
 	lacking, lackingDLQ []string
+	// appendOnly is read where mark journal needs it.
+	appendOnly appendOnlyFacts
+	// journaled: the journal has rows of a table with another mark.
+	journaled bool
 }
 
 func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) (f tableFacts, err error) {
@@ -363,13 +384,13 @@ func (f *tableFacts) privilegeProblems(t *outbox.Table, p *check.Findings) {
 		lackingDLQ = nil
 	}
 	var lacks, grants []string
-	for _, on := range []struct {
-		name, sql string
-		lacking   []string
-	}{{t.String(), t.SQL(), f.lacking}, {DeadLetters, DeadLetters, lackingDLQ}} {
-		if privileges := strings.Join(on.lacking, ", "); privileges != "" {
-			lacks = append(lacks, privileges+" on "+on.name)
-			grants = append(grants, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, on.sql, role))
+	for _, on := range append([]lackingPrivileges{
+		{t.String(), t.SQL(), strings.Join(f.lacking, ", ")},
+		{DeadLetters, DeadLetters, strings.Join(lackingDLQ, ", ")},
+	}, f.appendOnly.lacking...) {
+		if on.privileges != "" {
+			lacks = append(lacks, on.privileges+" on "+on.name)
+			grants = append(grants, fmt.Sprintf("GRANT %s ON %s TO %s", on.privileges, on.sql, role))
 		}
 	}
 	p.If(len(lacks) > 0, "table-privileges", hint.Errorf("as the tables' owner: "+strings.Join(grants, "; "),

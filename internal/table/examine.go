@@ -54,6 +54,9 @@ func isPending(t *outbox.Table) string { return t.PendingSQL("") }
 // but that no index of theirs answers to a status as the relay asks for it. Only the relay looks for held
 // aggregates.
 func (x index) wanted(t *outbox.Table) bool {
+	if !Changes(t) { // with a journal, that has the indexes
+		return false
+	}
 	if x.columns == nil {
 		return findsAggregates(t)
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -55,17 +56,34 @@ func inEntrySQL(row string) string {
 	return "j.outbox = {outbox} AND range_merge(j.ids) @> " + row + ".{id} AND j.ids @> " + row + ".{id}"
 }
 
-// undeferredSQL is the pending rows without a deferral. They have greater ids than the progress says. The
-// entries there are made into one set of ranges, which has few, once for each statement.
+// undeferredSQL is the pending rows without a deferral, in the order of an index on the id. Their ids are
+// open: the search begins with the least of those.
 func undeferredSQL(t *outbox.Table) string {
-	return journalSQL(t, `(SELECT `+rowColumns+`, NULL::smallint AS {attempts}, NULL::text AS {error},
-			{due} AS {available}, NULL::timestamptz AS {processed}, NULL::bigint AS `+aggregateHash+`
-		FROM {table} e WHERE e.{id} > {from}
-			AND NOT coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
-				WHERE j.outbox = {outbox} AND range_merge(j.ids) && int8range({from}, NULL)) @> e.{id}, false)
-			AND NOT EXISTS (SELECT FROM {deferred} d WHERE d.outbox = {outbox} AND d.id = e.{id}))`,
-		"{from}", journalSQL(t, settledToSQL))
+	return journalSQL(t, `(SELECT `+rowColumns+`, `+undeferredColumns+`
+		FROM {table} e WHERE e.{id} >= lower(`+openSQL+`) AND `+openSQL+` @> e.{id} AND `+notDeferredSQL+`)`)
 }
+
+// undeferredToSQL is those with ids up to an argument, in any order. It looks at open ids only, of which
+// there are few below the greatest journaled one: rows that were rolled back, or that wait.
+func undeferredToSQL(t *outbox.Table, to string) string {
+	return journalSQL(t, `(SELECT `+rowColumns+`, `+undeferredColumns+`
+		FROM unnest(`+openSQL+` * int8multirange(int8range(NULL, {to}, '(]'))) r, {table} e
+		WHERE e.{id} >= lower(r) AND e.{id} < upper(r) AND `+notDeferredSQL+`)`, "{to}", to)
+}
+
+const (
+	undeferredColumns = `NULL::smallint AS {attempts}, NULL::text AS {error}, {due} AS {available},
+		NULL::timestamptz AS {processed}, NULL::bigint AS ` + aggregateHash
+
+	notDeferredSQL = `NOT EXISTS (SELECT FROM {deferred} d WHERE d.outbox = {outbox} AND d.id = e.{id})`
+
+	// openSQL is the ids above the progress that no entry has, as an int8multirange. A statement makes it
+	// once.
+	openSQL = `(SELECT int8multirange(int8range(` + settledToSQL + `, NULL, '()')) - coalesce((
+		SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
+		WHERE j.outbox = {outbox}
+			AND range_merge(j.ids) && int8range(` + settledToSQL + `, NULL, '()')), '{}'))`
+)
 
 // source implements Mark.
 func (journaled) source(t *outbox.Table) source {
@@ -79,12 +97,19 @@ func (journaled) source(t *outbox.Table) source {
 		UNION ALL SELECT `+rowColumns+`, `+deferral+`, NULL::timestamptz, d.aggregate_hash
 		FROM {deferred} d JOIN {table} e ON e.{id} = d.id WHERE d.outbox = {outbox})`,
 			"{undeferred}", undeferredSQL(t)),
-		marked: journalSQL(t, `(SELECT `+rowColumns+`, NULL::smallint AS {attempts}, NULL::text AS {error},
-			{due} AS {available}, j.processed_at AS {processed}
-		FROM {entries} j, unnest(j.ids) r, generate_series(lower(r), upper(r) - 1) AS g(id), {table} e
-		WHERE j.outbox = {outbox} AND j.kind = 'stored' AND e.{id} = g.id)`),
+		// OFFSET 0: the entries come first, in the order of an index, and each has its rows looked up.
+		marked: journalSQL(t, `(SELECT e.*, `+markedColumns+`
+		FROM {entries} j, unnest(j.ids) r, LATERAL (SELECT `+rowColumns+` FROM {table} e
+			WHERE e.{id} >= lower(r) AND e.{id} < upper(r) OFFSET 0) e
+		WHERE j.outbox = {outbox} AND j.kind = 'stored')`),
+		markedByID: journalSQL(t, `(SELECT `+rowColumns+`, `+markedColumns+`
+		FROM {table} e, LATERAL (SELECT j.processed_at FROM {entries} j
+			WHERE `+inEntrySQL("e")+` AND j.kind = 'stored' ORDER BY j.processed_at DESC LIMIT 1) j)`),
 	}
 }
+
+const markedColumns = `NULL::smallint AS {attempts}, NULL::text AS {error}, {due} AS {available},
+	j.processed_at AS {processed}`
 
 // aggregateHash is a column of pending rows that have a deferral: an index answers to it.
 const aggregateHash = `"deferred.aggregate_hash"`
@@ -251,4 +276,33 @@ func letterAndEntrySQL(t *outbox.Table, letters, from, original, rendered, note 
 	DELETE FROM {deferred} d USING changed c WHERE d.outbox = {outbox} AND d.id = c.id
 )`, "{rendered}", rendered, "{note}", outbox.QuoteLiteral(note), "{letter}", letterSQL(t, letters),
 		"{ranges}", rangesSQL("changed")))
+}
+
+// DeleteJournaled deletes the rows that entries from before a moment name, and those entries, the oldest
+// first: of so many entries at most. It returns how many of both there were.
+func (db *DB) DeleteJournaled(
+	ctx context.Context, t *outbox.Table, before time.Time, most int,
+) (entries int, rows int64, err error) {
+	err = db.QueryRow(ctx, []any{&entries, &rows}, journalSQL(t, `
+WITH old AS MATERIALIZED (
+	SELECT j.ctid AS place, j.ids FROM {entries} j WHERE j.outbox = {outbox} AND j.processed_at < $1
+	ORDER BY j.processed_at LIMIT $2 FOR UPDATE SKIP LOCKED
+), gone AS (
+	DELETE FROM {table} t USING old o, unnest(o.ids) r
+	WHERE t.{id} >= lower(r) AND t.{id} < upper(r) RETURNING 1
+), forgotten AS (
+	DELETE FROM {entries} j WHERE j.ctid = ANY (ARRAY(SELECT o.place FROM old o)) RETURNING 1
+)
+SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone) WHERE `+pg.OwnPath),
+		before, most)
+	return entries, rows, err
+}
+
+// wakeSQL implements Mark: the ids of the CTE "free" are taken out of their entries, and deferred.
+func (j journaled) wakeSQL(t *outbox.Table, s *sets) string {
+	return journalSQL(t, `taken AS (
+	UPDATE {entries} j SET ids = j.ids - {ranges} WHERE j.outbox = {outbox}
+		AND range_merge(j.ids) && range_merge({ranges}) AND j.ids && {ranges}
+), deferred AS ({set}), woken AS (SELECT concat(d.id) AS id FROM deferred d)`,
+		"{ranges}", rangesSQL("free"), "{set}", j.set(t, s))
 }

@@ -68,7 +68,6 @@ func (b *bench) is(what, got, want string) {
 func TestJournal(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
 		b := newBench(t, pg, outbox.MarkJournal)
-		b.exec(`CREATE TRIGGER no_update BEFORE UPDATE ON outbox_messages FOR EACH ROW EXECUTE FUNCTION outbox_append_only()`)
 		rows := b.insert(8)
 		b.is("at first", b.states(rows), "pppppppp")
 		b.is("fresh at first", b.fresh(), "1 2 3 4 5 6 7 8")

@@ -33,6 +33,8 @@ type Mark interface {
 	// unmarkSQL makes delivered rows pending again, as held ones: those t that are the same as one of w. It
 	// returns numbers, with whether that is one of a locked row or how many were changed.
 	unmarkSQL(t *outbox.Table, same string) string
+	// wakeSQL is [WakeSQL], with the assignments.
+	wakeSQL(t *outbox.Table, s *sets) string
 	// skipSQL marks the pending rows of a table and counts them, unless it has done so before.
 	skipSQL(t *outbox.Table) string
 	// deadLetterSQL is a settling statement that makes dead letters of rows, in the table of that name.
@@ -43,8 +45,9 @@ type Mark interface {
 
 // source are items of a FROM list, without aliases.
 type source struct {
-	// all is every row, pending has at least the pending ones, and marked the delivered ones.
-	all, pending, marked string
+	// all is every row, and pending has at least the pending ones. marked has the delivered ones in the order
+	// in which they were, and markedByID for statements that ask for some ids.
+	all, pending, marked, markedByID string
 	// lock ends a statement that passes over rows that another session is changing.
 	lock string
 }
@@ -72,7 +75,10 @@ type inRow struct{}
 func (inRow) InTable() bool { return true }
 
 func (inRow) source(t *outbox.Table) source {
-	return source{all: t.SQL(), pending: t.SQL(), marked: t.SQL(), lock: "FOR UPDATE OF t SKIP LOCKED"}
+	sql := t.SQL()
+	return source{
+		all: sql, pending: sql, marked: sql, markedByID: sql, lock: "FOR UPDATE OF t SKIP LOCKED",
+	}
 }
 
 func (inRow) set(t *outbox.Table, s *sets) string {
@@ -146,6 +152,9 @@ func (none) Stays() bool   { return false }
 func (none) mark(_ context.Context, _ *DB, _ *outbox.Table, rows []Row) ([]Verdict, error) {
 	return make([]Verdict, len(rows)), nil
 }
+
+// Journals reports whether marks stand in the journal.
+func Journals(t *outbox.Table) bool { return t.Mark == outbox.MarkJournal }
 
 // Keeps reports whether a marked row stays in the table and is changed, be it without a time.
 func Keeps(t *outbox.Table) bool { return t.Mark == outbox.MarkUpdate }

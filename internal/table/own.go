@@ -2,6 +2,7 @@ package table
 
 import (
 	"context"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -14,6 +15,14 @@ type ownTables struct {
 	deadLetters, archive, replays string
 
 	journal outbox.Journal
+	// appendOnly is the function of triggers, in the journal's schema.
+	appendOnly string
+}
+
+// FindJournal is the journal of an outbox, for statements on a connection that no [DB] has opened.
+func FindJournal(ctx context.Context, conn *pgx.Conn, schema string) (outbox.Journal, error) {
+	own, err := findOwn(ctx, conn, schema)
+	return own.journal, err
 }
 
 func findOwn(ctx context.Context, conn *pgx.Conn, schema string) (own ownTables, err error) {
@@ -24,7 +33,7 @@ func findOwn(ctx context.Context, conn *pgx.Conn, schema string) (own ownTables,
 	if err == nil {
 		own = ownTables{found[0], found[1], found[2], outbox.Journal{
 			Entries: found[3], Deferred: found[4], Progress: found[5],
-		}}
+		}, strings.TrimSuffix(found[3], outbox.QuoteIdent(JournalEntries)) + outbox.QuoteIdent(AppendOnly)}
 	}
 	return own, err
 }

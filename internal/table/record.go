@@ -155,8 +155,23 @@ func pendingSets(t *outbox.Table, note string) *sets {
 
 // RetrySets are the assignments that make a dead row pending again: as pendingSets, without attempts and due
 // at once.
-func RetrySets(t *outbox.Table, note string) string {
-	s := sets{table: t}
+func RetrySets(t *outbox.Table, note string) string { return retrySets(t, note).sql() }
+
+// WakeSQL is CTEs that make dead rows pending again that have stayed in their outbox: those with the ids of
+// the CTE "free". The last one, "woken", has their ids as text.
+func WakeSQL(t *outbox.Table, note string) string { return MarkOf(t).wakeSQL(t, retrySets(t, note)) }
+
+// wakeSQL implements Mark.
+func (inRow) wakeSQL(t *outbox.Table, s *sets) string {
+	if t.Layout.States[outbox.Dead] == "" {
+		return "woken AS (SELECT NULL::text AS id WHERE false)"
+	}
+	return fmt.Sprintf(`woken AS (UPDATE %s t SET %s WHERE t.%s = ANY (ARRAY(SELECT f.id FROM free f)) AND %s
+		RETURNING concat(t.%[3]s) AS id)`, t.SQL(), s.sql(), t.Column(outbox.ID), DeadSQL(t, "t"))
+}
+
+func retrySets(t *outbox.Table, note string) *sets {
+	s := &sets{table: t}
 	s.add(outbox.ProcessedAt, "NULL")
 	s.unsettle()
 	if note = outbox.QuoteLiteral(note); !t.Layout.Records() {
@@ -165,7 +180,7 @@ func RetrySets(t *outbox.Table, note string) string {
 	s.add(outbox.LastError, note)
 	s.add(outbox.Attempts, "0")
 	s.add(outbox.AvailableAt, "now()")
-	return s.sql()
+	return s
 }
 
 // sets are assignments to columns that the layout has.

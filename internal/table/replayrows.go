@@ -36,7 +36,11 @@ func (db *DB) replaySource(ctx context.Context, t *outbox.Table, c ReplayChoice)
 	if fits == "" {
 		fits = "true"
 	}
-	s := &replaySource{table: t, relations: [][2]string{{t.SQL(), fits}}}
+	rows := sourceOf(t).marked
+	if c.IDs != nil {
+		rows = sourceOf(t).markedByID
+	}
+	s := &replaySource{table: t, relations: [][2]string{{rows, fits}}}
 	archived, err := db.sharesArchive(ctx, t)
 	if archived {
 		own := "t.outbox = " + pg.QuoteLiteral(t.String())

@@ -14,9 +14,12 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// ReadFilter sets what [outbox.Table] says of the condition that narrows an outbox, where there is one. It is
-// for statements of a table that was not inspected.
-func (db *DB) ReadFilter(ctx context.Context, t *outbox.Table) error {
+// Complete sets what [outbox.Table] says of the journal, and of the condition that narrows an outbox, where
+// there is one. It is for statements of a table that was not inspected.
+func (db *DB) Complete(ctx context.Context, t *outbox.Table) error {
+	if Journals(t) {
+		t.Journal = db.own.journal
+	}
 	if t.Where == "" || t.Filter != "" {
 		return nil
 	}

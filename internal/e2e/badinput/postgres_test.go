@@ -102,6 +102,11 @@ func roleCases() []badStart {
 			sql: debeziumSQL + role("bad_no_lock", `GRANT SELECT, DELETE ON outbox TO `, letters) + `ALTER PUBLICATION walpost SET TABLE outbox`,
 			env: debeziumEnv,
 		},
+		{
+			name: "no_journal", user: "bad_no_journal",
+			sql: appendOnly + role("bad_no_journal", relay, letters, `GRANT SELECT, INSERT ON outbox_journal TO `),
+			env: map[string]string{"WALPOST_MARK": "journal"},
+		},
 		{name: "no_letters", user: "bad_no_letters", sql: role("bad_no_letters", relay)},
 		{
 			name: "no_letters_none", user: "bad_no_letters_none",

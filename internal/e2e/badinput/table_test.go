@@ -1,5 +1,16 @@
 package badinput
 
+import (
+	"strings"
+
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
+)
+
+// appendOnly makes the outbox one for mark journal.
+var appendOnly = strings.Join(table.AppendOnlySQL(
+	&outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical()}, "public."+table.AppendOnly), ";") + ";"
+
 // tableCases have an outbox that does not fit.
 func tableCases() []badStart {
 	return []badStart{
@@ -45,6 +56,20 @@ func tableCases() []badStart {
 			name: "where_function",
 			sql:  `CREATE FUNCTION takes(bigint) RETURNS bool IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN RETURN true; END $$`,
 			env:  map[string]string{"WALPOST_WHERE": "public.takes(tenant_id)"},
+		},
+		{name: "append_only", env: map[string]string{"WALPOST_MARK": "journal"}},
+		{
+			name: "journal_missing", sql: appendOnly + `DROP TABLE outbox_deferred`,
+			env: map[string]string{"WALPOST_MARK": "journal"},
+		},
+		{
+			name: "other_marks", sql: `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, processed_at)
+				VALUES ('order', 1, 'order.placed', '{}', now());` + appendOnly,
+			env: map[string]string{"WALPOST_MARK": "journal"},
+		},
+		{
+			name: "ids_again", sql: appendOnly + `INSERT INTO outbox_progress (outbox, settled_to) VALUES ('public.outbox_messages', 1000)`,
+			env: map[string]string{"WALPOST_MARK": "journal"},
 		},
 		{name: "id_without_index", sql: `ALTER TABLE outbox_messages DROP CONSTRAINT outbox_messages_pkey; DROP INDEX outbox_messages_pending_idx`},
 	}

@@ -1,0 +1,261 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
+)
+
+// appendOnlyFacts are what a journal relies on: ids come once, in the order in which they are drawn, and rows
+// are not changed.
+type appendOnlyFacts struct {
+	journal bool // its tables exist
+	bigint  bool // the type of the ids
+	always  bool // the ids are GENERATED ALWAYS AS IDENTITY
+	// sequence is where they come from, quoted, or "". ordered: one by one, upwards from 1 or more, once.
+	sequence string
+	ordered  bool
+	// last is the sequence's value, and settled the progress. last is -1 where it cannot be read.
+	last, settled int64
+	// Triggers refuse changes, also those of a session that replays other servers' changes.
+	noUpdate, noTruncate bool
+	// marked: rows were delivered with another mark, and the journal has none.
+	marked bool
+	// lacking are privileges, by the object.
+	lacking []lackingPrivileges
+}
+
+type lackingPrivileges struct{ name, sql, privileges string }
+
+// AppendOnly is walpost's function for triggers that refuse changes.
+const AppendOnly = "outbox_append_only"
+
+// The triggers that [AppendOnlySQL] makes.
+const (
+	NoUpdateTrigger   = "outbox_no_update"
+	NoTruncateTrigger = "outbox_no_truncate"
+)
+
+// AppendOnlySQL are the statements that make a table append-only, for a new one. function is that of the
+// triggers, quoted.
+func AppendOnlySQL(t *outbox.Table, function string) []string {
+	return []string{
+		fmt.Sprintf("ALTER TABLE %s ALTER COLUMN %s SET GENERATED ALWAYS", t.SQL(), t.Column(outbox.ID)),
+		noUpdateSQL(t, function), alwaysSQL(t, NoUpdateTrigger),
+		noTruncateSQL(t, function), alwaysSQL(t, NoTruncateTrigger),
+	}
+}
+
+func noUpdateSQL(t *outbox.Table, function string) string {
+	return fmt.Sprintf("CREATE OR REPLACE TRIGGER %s BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %s()",
+		NoUpdateTrigger, t.SQL(), function)
+}
+
+func noTruncateSQL(t *outbox.Table, function string) string {
+	return fmt.Sprintf(
+		"CREATE OR REPLACE TRIGGER %s BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s()",
+		NoTruncateTrigger, t.SQL(), function)
+}
+
+func alwaysSQL(t *outbox.Table, trigger string) string {
+	return fmt.Sprintf("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s", t.SQL(), trigger)
+}
+
+func (f *appendOnlyFacts) read(ctx context.Context, conn *pgx.Conn, t *outbox.Table, own *ownTables) error {
+	err := conn.QueryRow(ctx, `SELECT a.atttypid = 'bigint'::regtype, a.attidentity = 'a',
+			coalesce(quote_ident(n.nspname) || '.' || quote_ident(c.relname), ''),
+			coalesce(s.seqcache = 1 AND s.seqincrement > 0 AND NOT s.seqcycle AND s.seqmin > 0, false),
+			CASE WHEN has_sequence_privilege(c.oid, 'SELECT')
+				THEN coalesce(pg_sequence_last_value(c.oid), 0) ELSE -1 END
+		FROM pg_attribute a
+		LEFT JOIN (pg_depend d JOIN pg_sequence s ON s.seqrelid = d.objid
+				JOIN pg_class c ON c.oid = d.objid JOIN pg_namespace n ON n.oid = c.relnamespace)
+			ON d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
+				AND d.refobjid = a.attrelid AND d.refobjsubid = a.attnum AND d.deptype = 'i'
+		WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND NOT a.attisdropped`,
+		t.SQL(), t.Layout.Columns[outbox.ID]).
+		Scan(&f.bigint, &f.always, &f.sequence, &f.ordered, &f.last)
+	if errors.Is(err, pgx.ErrNoRows) { // a column is missing, which is told elsewhere
+		f.bigint, f.always, f.ordered, err = true, true, true, nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the ids of %s: %w", t, err)
+	}
+	if err := f.readTriggers(ctx, conn, t); err != nil {
+		return err
+	}
+	return f.readJournal(ctx, conn, t, own)
+}
+
+// readTriggers asks for triggers of a kind on the table and, for rows, on every partition of it.
+func (f *appendOnlyFacts) readTriggers(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
+	const row, before, update, truncate = 1 << 0, 1 << 1, 1 << 4, 1 << 5
+	err := conn.QueryRow(ctx, `
+		WITH refusing AS (
+			SELECT g.tgrelid, g.tgtype FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
+			WHERE p.proname = $2 AND g.tgenabled = 'A' AND g.tgqual IS NULL AND g.tgattr = ''::int2vector
+		)
+		SELECT (SELECT bool_and(EXISTS (
+				SELECT FROM refusing g WHERE g.tgrelid = r.id AND g.tgtype & $3 = $3))
+			FROM (SELECT to_regclass($1) UNION SELECT relid FROM pg_partition_tree(to_regclass($1))) r(id)),
+			EXISTS (SELECT FROM refusing g WHERE g.tgrelid = to_regclass($1)
+				AND g.tgtype & $4 = $4 AND g.tgtype & 1 = 0)`,
+		t.SQL(), AppendOnly, int16(row|before|update), int16(before|truncate)).
+		Scan(&f.noUpdate, &f.noTruncate)
+	if err != nil {
+		return fmt.Errorf("read triggers of %s: %w", t, err)
+	}
+	return nil
+}
+
+// Sequences are those of the ids of tables with a journal, quoted. A relay reads them.
+func Sequences(ctx context.Context, conn *pgx.Conn, tables []*outbox.Table) (all []string, err error) {
+	for _, t := range tables {
+		if !Journals(t) {
+			continue
+		}
+		var sequence *string // NULL: the ids are not generated
+		err = conn.QueryRow(ctx, `SELECT pg_get_serial_sequence($1, $2)`,
+			t.SQL(), t.Layout.Columns[outbox.ID]).Scan(&sequence)
+		if err != nil {
+			return nil, fmt.Errorf("find the sequence of %s: %w", t, err)
+		}
+		if sequence != nil {
+			all = append(all, *sequence)
+		}
+	}
+	return all, nil
+}
+
+// JournalPrivileges are what a relay needs on walpost's tables.
+var JournalPrivileges = []struct{ Table, Privileges string }{
+	{JournalEntries, "SELECT, INSERT, UPDATE, DELETE"},
+	{JournalDeferred, "SELECT, INSERT, UPDATE, DELETE"},
+	{JournalProgress, "SELECT, INSERT, UPDATE"},
+}
+
+func (f *appendOnlyFacts) readJournal(
+	ctx context.Context, conn *pgx.Conn, t *outbox.Table, own *ownTables,
+) error {
+	names := []string{own.journal.Entries, own.journal.Deferred, own.journal.Progress}
+	f.journal = true
+	for i, need := range JournalPrivileges {
+		var exists bool
+		var lacking string
+		err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL, coalesce(string_agg(p, ', '), '')
+			FROM unnest(string_to_array($2, ', ')) p WHERE NOT has_table_privilege(to_regclass($1), p)`,
+			names[i], need.Privileges).Scan(&exists, &lacking)
+		if err != nil {
+			return fmt.Errorf("read privileges on %s: %w", need.Table, err)
+		}
+		f.journal = f.journal && exists
+		if lacking != "" {
+			f.lacking = append(f.lacking, lackingPrivileges{need.Table, names[i], lacking})
+		}
+	}
+	if f.sequence != "" && f.last < 0 {
+		f.lacking = append(f.lacking, lackingPrivileges{
+			"sequence " + f.sequence, "SEQUENCE " + f.sequence, "SELECT",
+		})
+	}
+	if !f.journal || len(f.lacking) > 0 {
+		return nil
+	}
+	err := conn.QueryRow(ctx, `SELECT coalesce(max(settled_to), 0) FROM `+own.journal.Progress+`
+		WHERE outbox = $1`, t.String()).Scan(&f.settled)
+	if err == nil && t.Layout.Unjournaled != "" {
+		err = f.readMarks(ctx, conn, t, own)
+	}
+	if err != nil {
+		return fmt.Errorf("read the progress of %s: %w", t, err)
+	}
+	return nil
+}
+
+// readMarks asks whether rows were delivered before the journal had any entry.
+func (f *appendOnlyFacts) readMarks(
+	ctx context.Context, conn *pgx.Conn, t *outbox.Table, own *ownTables,
+) (err error) {
+	var journaled, there bool
+	err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+own.journal.Entries+` WHERE outbox = $1),
+		EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($2) AND attname = $3
+			AND NOT attisdropped)`,
+		t.String(), t.SQL(), t.Layout.Unjournaled).Scan(&journaled, &there)
+	if err == nil && there && !journaled {
+		err = conn.QueryRow(ctx, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s WHERE %s IS NOT NULL)`,
+			t.SQL(), outbox.QuoteIdent(t.Layout.Unjournaled))).Scan(&f.marked)
+	}
+	return err
+}
+
+func (f *appendOnlyFacts) problems(t *outbox.Table, own *ownTables, p *check.Findings) {
+	p.If(!f.bigint, "table-append-only", hint.Errorf(
+		"use outboxes[].mark: update or delete, which take any type",
+		"mark \"journal\" needs ids of type bigint, and those of %s are not", t))
+	p.If(!f.journal, "table-journal-missing", hint.Errorf(
+		"run `walpost migrate up` as the tables' owner",
+		"tables %s, %s and %s do not all exist: mark \"journal\" of %s needs them",
+		JournalEntries, JournalDeferred, JournalProgress, t))
+	var lacks, advice []string
+	lack := func(is bool, what string, statements ...string) {
+		if is {
+			lacks, advice = append(lacks, what), append(advice, statements...)
+		}
+	}
+	id := fmt.Sprintf("ALTER TABLE %s ALTER COLUMN %s", t.SQL(), t.Column(outbox.ID))
+	generate := []string{id + " SET GENERATED ALWAYS"}
+	if f.sequence == "" {
+		generate = []string{
+			id + " DROP DEFAULT", id + " ADD GENERATED ALWAYS AS IDENTITY (START WITH <more than every id>)",
+		}
+	}
+	if !f.bigint {
+		return
+	}
+	function := own.appendOnly
+	lack(!f.always, "its ids are not GENERATED ALWAYS AS IDENTITY", generate...)
+	lack(f.sequence != "" && !f.ordered, "their sequence does not count upwards from 1 or more with CACHE 1",
+		"ALTER SEQUENCE "+f.sequence+" CACHE 1 INCREMENT 1 MINVALUE 1 NO CYCLE")
+	lack(!f.noUpdate, "no trigger refuses every UPDATE",
+		noUpdateSQL(t, function), alwaysSQL(t, NoUpdateTrigger))
+	lack(!f.noTruncate, "no trigger refuses every TRUNCATE",
+		noTruncateSQL(t, function), alwaysSQL(t, NoTruncateTrigger))
+	p.If(len(lacks) > 0, "table-append-only", hint.Errorf(
+		"as its owner: "+strings.Join(advice, "; "),
+		"mark \"journal\" is for tables that are append-only, and %s is not: %s",
+		t, strings.Join(lacks, ", ")))
+	p.If(f.marked, "table-other-marks", hint.Errorf(
+		"archive or delete the delivered rows first, or keep the mark",
+		"rows of %s were delivered with another mark, and the journal does not have them: "+
+			"they would be delivered again", t))
+	p.If(f.last >= 0 && f.last < f.settled, "table-ids-again", hint.Errorf(
+		fmt.Sprintf("SELECT setval('%s', %d), before more rows are inserted; those that were inserted since "+
+			"are not delivered from the table", strings.ReplaceAll(f.sequence, "'", "''"), f.settled),
+		"the sequence of %s stands at %d, and rows up to id %d are delivered: "+
+			"new rows would be taken for those",
+		t, f.last, f.settled))
+}
+
+// readJournaled asks whether a table had its marks in the journal. A role that may not read that had not.
+func (f *tableFacts) readJournaled(
+	ctx context.Context, conn *pgx.Conn, t *outbox.Table, entries string,
+) error {
+	var readable bool
+	err := conn.QueryRow(ctx, `SELECT coalesce(has_table_privilege(to_regclass($1), 'SELECT'), false)`,
+		entries).Scan(&readable)
+	if err == nil && readable {
+		err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+entries+` WHERE outbox = $1)`, t.String()).
+			Scan(&f.journaled)
+	}
+	if err != nil {
+		return fmt.Errorf("read the journal of %s: %w", t, err)
+	}
+	return nil
+}
