@@ -110,7 +110,7 @@ func (b *breaking) recovered(ctx context.Context, after []string) error {
 	}
 	err = b.w.until(ctx, "what was committed is delivered", func(ctx context.Context) error {
 		var left int
-		err := b.w.query(ctx, `SELECT count(*)::int FROM outbox_messages
+		err := b.w.query(ctx, `SELECT count(*)::int FROM outbox_rows
 			WHERE processed_at IS NULL AND last_error IS NULL AND available_at < now() AND id <= $1`,
 			[]any{last}, &left)
 		if err == nil && left > 0 {

@@ -19,7 +19,7 @@ func (w *world) settled(ctx context.Context) (left int, err error) {
 	least, since := -1, time.Now()
 	for {
 		try, cancel := context.WithTimeout(ctx, 10*time.Second)
-		err = w.query(try, `SELECT count(*)::int FROM outbox_messages WHERE processed_at IS NULL`, nil, &left)
+		err = w.query(try, `SELECT count(*)::int FROM outbox_rows WHERE processed_at IS NULL`, nil, &left)
 		cancel()
 		if err == nil && left == 0 {
 			return 0, nil
@@ -91,7 +91,7 @@ func (w *world) check(ctx context.Context, r *result) error {
 // more, nobody would miss in the stream. Its own tables say how many there were.
 func count(ctx context.Context, conn *pgx.Conn, r *result) error {
 	return conn.QueryRow(ctx, `WITH everywhere AS (
-			SELECT aggregate_type, aggregate_id, payload FROM outbox_messages
+			SELECT aggregate_type, aggregate_id, payload FROM outbox_rows
 			UNION ALL SELECT aggregate_type, aggregate_id, payload FROM history
 			UNION ALL SELECT aggregate_type, aggregate_id, payload FROM outbox_messages_dlq
 		), counted AS (
@@ -139,17 +139,16 @@ func (w *world) mayBePhantom(m audit.Message, left outbox.LSN) bool {
 
 // readRows reads what is in the outbox and what was in it before it was truncated.
 func readRows(ctx context.Context, conn *pgx.Conn) (all []audit.Row, err error) {
-	t := outboxTable
-	for _, name := range []string{"history", "outbox_messages"} {
-		from := *t
-		from.Name = name
+	history := *outboxTable
+	history.Name = "history"
+	for _, from := range []*outbox.Table{&history, rowsTable} {
 		// A delayed row stands alone.
-		rows, err := audit.ReadTable(ctx, conn, &from, "coalesce((t.payload ->> 'n')::bigint, 0)")
+		rows, err := audit.ReadTable(ctx, conn, from, "coalesce((t.payload ->> 'n')::bigint, 0)")
 		if err != nil {
 			return nil, err
 		}
 		for i := range rows {
-			rows[i].Ref.Table = t
+			rows[i].Ref.Table = outboxTable
 		}
 		all = append(all, rows...)
 	}

@@ -36,13 +36,12 @@ func deleteMessage(ctx context.Context, w *world, rng *rand.Rand) error {
 	w.deleting.Lock()
 	defer w.deleting.Unlock()
 	id, own := outbox.ParseMessageID(w.source, m.Header.Get(nats.MsgIdHdr))
-	hash := outboxTable.HashSQL("t")
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return err
 	}
-	locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages t
-		WHERE id = $1 AND processed_at IS NOT NULL AND `+hash+` = $2 FOR UPDATE`, id.ID, int64(id.Hash))
+	locked, err := tx.Exec(ctx, `SELECT FROM outbox_rows t WHERE id = $1 AND processed_at IS NOT NULL
+		AND `+outboxTable.HashSQL("t")+` = $2`+w.lockSQL(), id.ID, int64(id.Hash))
 	if err != nil || !own || locked.RowsAffected() == 0 {
 		return errors.Join(errNotNow, err, tx.Rollback(ctx))
 	}
@@ -60,8 +59,7 @@ func deleteMessage(ctx context.Context, w *world, rng *rand.Rand) error {
 			return err
 		}
 	}
-	again := `UPDATE outbox_messages t SET processed_at = NULL, last_error = 'held: delivered again'
-		WHERE id = $1 AND ` + hash + ` = $2`
+	again := w.againSQL()
 	if _, err = tx.Exec(ctx, again, id.ID, int64(id.Hash)); err == nil {
 		err = tx.Commit(ctx)
 	}
@@ -97,8 +95,9 @@ func lockRows(ctx context.Context, w *world, rng *rand.Rand) error {
 	}
 	defer conn.Close(context.Background())
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages WHERE processed_at IS NULL
-			ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED`)
+		locked, err := tx.Exec(ctx, `SELECT FROM outbox_messages WHERE id = ANY (ARRAY(
+			SELECT id FROM outbox_rows WHERE processed_at IS NULL ORDER BY random() LIMIT 20))
+			FOR UPDATE SKIP LOCKED`)
 		if err == nil && locked.RowsAffected() == 0 {
 			return errNotNow
 		}

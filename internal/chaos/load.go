@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,6 +51,8 @@ const (
 
 // mostAhead is how many due rows writers leave the relays, about, before they wait.
 const mostAhead = 5000
+
+var aheadSQL = strings.Replace(testenv.AheadSQL, outboxTable.Name, rowsTable.Name, 1)
 
 // load is writers, some with synchronous_commit off. A lost connection does not end
 // them: what became of a transaction whose commit was not answered, the table tells.
@@ -98,7 +101,7 @@ func (l *load) session(ctx context.Context, rng *rand.Rand, async bool) {
 	}
 	for ctx.Err() == nil && !l.done() {
 		enough := false
-		if !l.ending.Load() && conn.QueryRow(ctx, testenv.AheadSQL, mostAhead).Scan(&enough) != nil {
+		if !l.ending.Load() && conn.QueryRow(ctx, aheadSQL, mostAhead).Scan(&enough) != nil {
 			return
 		}
 		if !enough {

@@ -34,6 +34,7 @@ type options struct {
 	of      string
 	only    string
 	batch   string
+	mark    string
 	results string
 	keep    string
 	mutants string
@@ -57,6 +58,7 @@ func run(ctx context.Context) error {
 		"comma-separated faults; default: all that the run's servers can have")
 	flag.StringVar(&o.batch, "batch", "",
 		"single, fast or atomic: the relays' publish.batch; default: one that the seed draws")
+	flag.StringVar(&o.mark, "mark", "", "update or journal: the relays' outboxes[].mark; default: update")
 	flag.StringVar(&o.results, "results", "", "file that each run's result is added to, as a line of JSON")
 	flag.StringVar(&o.keep, "logs", "", "folder for the relays' logs of runs that failed")
 	flag.DurationVar(&o.last, "for", 0, "begin new runs for so long, where no seeds are given")
@@ -73,6 +75,9 @@ func run(ctx context.Context) error {
 	}
 	if o.batch != "" && !slices.Contains(batches, o.batch) {
 		return fmt.Errorf("-batch %s: want one of %s", o.batch, strings.Join(batches, ", "))
+	}
+	if o.mark != "" && !slices.Contains(marks, o.mark) {
+		return fmt.Errorf("-mark %s: want one of %s", o.mark, strings.Join(marks, ", "))
 	}
 	if o.summary {
 		return printSummary(os.Stdout, o.results)
@@ -141,6 +146,9 @@ func (o *options) again(seed uint64) string {
 	}
 	if o.batch != "" {
 		s += " -batch " + o.batch
+	}
+	if o.mark != "" {
+		s += " -mark " + o.mark
 	}
 	return s
 }

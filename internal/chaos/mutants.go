@@ -34,6 +34,23 @@ func twoRelays(p *plan)   { oneServer(p); p.relays = 2 }
 func oneRelay(p *plan)    { oneServer(p); p.relays = 1 }
 func onePoisoned(p *plan) { oneRelay(p); p.onPoison, p.backoff = "hold", 2*time.Second }
 
+func journaled(world func(*plan)) func(*plan) {
+	return func(p *plan) { world(p); p.mark = marks[1] }
+}
+
+var withoutPubAck = []testenv.Edit{{"publish/send.go", `	p.letLinger()
+	return nil
+`, `	p.letLinger()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s := p.ring.at(index); p.ring.holds(index) && s.state == sent {
+		p.ring.replied(s, stored)
+		p.stored = append(p.stored, index)
+		signal(p.news)
+	}
+	return nil
+`}}
+
 // What the observer says.
 const (
 	unsettled = "is confirmed"
@@ -131,19 +148,7 @@ var mutants = []mutant{
 	{
 		name:  "marked without a PubAck: what was sent is taken for stored",
 		world: oneRelay, only: "NATS killed,NATS frozen,links half open",
-		by: []string{unstored},
-		edits: []testenv.Edit{{"publish/send.go", `	p.letLinger()
-	return nil
-`, `	p.letLinger()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if s := p.ring.at(index); p.ring.holds(index) && s.state == sent {
-		p.ring.replied(s, stored)
-		p.stored = append(p.stored, index)
-		signal(p.news)
-	}
-	return nil
-`}},
+		by: []string{unstored}, edits: withoutPubAck,
 	},
 	{
 		name: "the proof asks for the flushed LSN", world: streaming, only: "relay killed,links slow",
@@ -188,6 +193,36 @@ var mutants = []mutant{
 		p.ring.replied(s, doubted)
 		p.failLocked(fmt.Errorf("%w: %s, at sequence %d", ErrDoubtful, s.delivery.Ref, ack.Seq))
 `, "		p.onStored(s, index, ack.Seq)\n"}},
+	},
+	{
+		name:  "journal: an entry is written without a PubAck",
+		world: journaled(oneRelay), only: "NATS killed,NATS frozen,links half open",
+		by: []string{unstored}, edits: withoutPubAck,
+	},
+	{
+		name:  "journal: the LSN behind a row is confirmed before the row is deferred",
+		world: journaled(onePoisoned), only: "relay killed,sessions terminated",
+		by: []string{unsettled, "lost", "pending"},
+		edits: []testenv.Edit{{"relay/marker.go", `	return w.add(ctx, j)
+}
+
+// Busy calls`, `	if by := j.by; by != nil {
+		j.by = nil
+		by.Settled()
+	}
+	return w.add(ctx, j)
+}
+
+// Busy calls`}},
+	},
+	{
+		name:  "journal: the progress passes a transaction that is open",
+		world: journaled(func(p *plan) { oneRelay(p); p.mode = "poll" }), only: "relay killed",
+		by: []string{"pending", "lost"},
+		edits: []testenv.Edit{{
+			"internal/table/advance.go", "		a.writers, err = db.writersOf(ctx, t)\n",
+			"		_, err = db.settleTo(ctx, t, to)\n",
+		}},
 	},
 }
 

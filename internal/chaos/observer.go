@@ -124,8 +124,8 @@ func (o *observer) look(ctx context.Context, promoted bool) error {
 // pending reads the rows that are to be delivered now: a delayed one, or one that is
 // recorded, is the table's and not the WAL's.
 func (o *observer) pending(ctx context.Context, conn *pgx.Conn) (s sight, err error) {
-	// xmin: a row that is made pending again is another one.
-	rows, err := conn.Query(ctx, `SELECT id || '/' || xmin FROM outbox_messages
+	// A row that is made pending again is another one.
+	rows, err := conn.Query(ctx, `SELECT id || '/' || version FROM outbox_rows
 		WHERE processed_at IS NULL AND last_error IS NULL AND aggregate_type <> 'reminder'`)
 	if err != nil {
 		return s, err
@@ -172,7 +172,7 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 	}
 	o.w.deleting.RLock()
 	defer o.w.deleting.RUnlock()
-	result, err := conn.Query(ctx, fmt.Sprintf(`SELECT id::text, %s, processed_at FROM outbox_messages t
+	result, err := conn.Query(ctx, fmt.Sprintf(`SELECT id::text, %s, processed_at FROM outbox_rows t
 		WHERE processed_at >= $1`, outboxTable.HashSQL("t")), o.since.Add(-5*time.Second))
 	if err != nil {
 		return err

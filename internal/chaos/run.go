@@ -30,6 +30,9 @@ func runSeed(ctx context.Context, o *options, seed uint64) *result {
 	if o.batch != "" {
 		p.batch = o.batch
 	}
+	if o.mark != "" {
+		p.mark = o.mark
+	}
 	if err == nil && o.mutant != nil {
 		o.mutant.world(&p)
 	}

@@ -46,6 +46,7 @@ type plan struct {
 	// what keeps duplicates away.
 	window time.Duration
 	batch  string // what the stream allows, and the relays then do
+	mark   string // of delivered rows
 }
 
 // batches are the ways to hand messages over.
@@ -67,6 +68,7 @@ func draw(rng *rand.Rand) (p plan, err error) {
 	}
 	p.rollback = p.replicas == 1 && !p.standby && rng.IntN(2) == 0
 	p.batch = batches[rng.IntN(len(batches))]
+	p.mark = marks[0]
 	return p, nil
 }
 
@@ -75,8 +77,12 @@ func (p *plan) String() string {
 	if p.standby {
 		s += " with a standby"
 	}
-	return s + fmt.Sprintf(", relays %d, %s, %s, window %s, %s",
+	s += fmt.Sprintf(", relays %d, %s, %s, window %s, %s",
 		p.relays, p.mode, p.onPoison, p.window, p.batch)
+	if p.journals() {
+		s += ", mark " + p.mark
+	}
+	return s
 }
 
 // world is the servers and the relays of one run, and the ways to all of them.
@@ -308,6 +314,9 @@ func (w *world) startRelays(ctx context.Context) error {
 	if out, err := migrate.CombinedOutput(); err != nil {
 		return fmt.Errorf("walpost migrate up: %w\n%s", err, out)
 	}
+	if err := w.exec(ctx, w.fitSQL()); err != nil {
+		return err
+	}
 	var hosts, brokers []string
 	for _, p := range w.pgProxies {
 		hosts = append(hosts, p.Addr())
@@ -321,7 +330,7 @@ func (w *world) startRelays(ctx context.Context) error {
 		"WALPOST_POSTGRES_URL=postgres://postgres@" + strings.Join(hosts, ",") + "/" + w.db + query,
 		"WALPOST_NATS_URL=" + strings.Join(brokers, ","),
 		"WALPOST_SLOT=" + slotName, "WALPOST_STREAM=" + streamName, "WALPOST_HTTP_LISTEN=",
-		"WALPOST_MODE=" + w.mode, "WALPOST_FALLBACK_INTERVAL=1s",
+		"WALPOST_MARK=" + w.mark, "WALPOST_MODE=" + w.mode, "WALPOST_FALLBACK_INTERVAL=1s",
 		"WALPOST_FALLBACK_BACKOFF=" + w.backoff.String(), "WALPOST_FALLBACK_MAX_ATTEMPTS=2",
 		"WALPOST_FALLBACK_ON_POISON=" + w.onPoison,
 	}

@@ -20,12 +20,30 @@ import (
 func (r *pass) deleteRows(ctx context.Context) error {
 	var all []error
 	for i, t := range r.opts.Tables {
+		if ctx.Err() != nil || !r.db.Alive() {
+			break
+		}
+		if table.Journals(t) {
+			all = append(all, r.forget(ctx, t))
+		}
 		unarchived := table.MarkOf(t).Stays() && !table.IsArchived(t)
-		if r.opts.DeleteAfter > 0 && unarchived && ctx.Err() == nil && r.db.Alive() {
+		if r.opts.DeleteAfter > 0 && unarchived {
 			all = append(all, r.deleteFrom(ctx, t, &r.report.Tables[i]))
 		}
 	}
 	return errors.Join(all...)
+}
+
+// forget deletes what the journal has of pending rows that are gone.
+func (r *pass) forget(ctx context.Context, t *outbox.Table) error {
+	err := r.db.Complete(ctx, t)
+	if err == nil {
+		err = r.db.ForgetDeferred(ctx, t)
+	}
+	if err != nil {
+		return fmt.Errorf("delete deferrals of rows of %s that are gone: %w", t, err)
+	}
+	return nil
 }
 
 // deleteFrom deletes rows that are marked and fit the outbox. It first checks that an index leads to them.
@@ -73,9 +91,6 @@ func (r *pass) explainDelete(t *outbox.Table, err error) error {
 
 // deleteJournaled deletes rows whose marks stand in the journal, with their entries.
 func (r *pass) deleteJournaled(ctx context.Context, t *outbox.Table, report *TableReport) error {
-	if err := r.db.Complete(ctx, t); err != nil {
-		return err
-	}
 	before := r.now.Add(-r.opts.DeleteAfter)
 	for entries := 1; ; {
 		start := time.Now()

@@ -58,7 +58,10 @@ func TestDeleteJournaled(t *testing.T) {
 			UNION ALL SELECT 'public.outbox_messages', 'dead', '{[95,96),[97,98)}', now() - interval '2 hours'
 			UNION ALL SELECT 'public.outbox_messages', 'stored', '{[2801,2901)}', now()
 			UNION ALL SELECT 'public.other', 'stored', '{[2901,2951)}', now() - interval '2 hours'`)
+		b.exec(`INSERT INTO outbox_deferred (outbox, id, last_error) VALUES ('public.outbox_messages', 2999, 'held: x'), ('public.outbox_messages', 4000, 'held: x'),
+			('public.other', 4000, 'held: x')`)
 		r := b.retain()
+		b.wantText("deferrals that are left", `SELECT string_agg(concat(outbox, id), ' ' ORDER BY outbox) FROM outbox_deferred`, "public.other4000 public.outbox_messages2999")
 		if got := r.Tables[0]; got.Deleted != 0 || !strings.Contains(got.Skipped, "append-only") {
 			t.Errorf("it is off: %+v", got)
 		}

@@ -298,6 +298,16 @@ SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone) WHERE 
 	return entries, rows, err
 }
 
+// ForgetDeferred deletes the deferrals of rows that somebody has deleted: those are events no more.
+func (db *DB) ForgetDeferred(ctx context.Context, t *outbox.Table) error {
+	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, journalSQL(t, `DELETE FROM {deferred} d
+			WHERE d.outbox = {outbox} AND NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = d.id)
+				AND `+pg.OwnPath))
+		return err
+	})
+}
+
 // wakeSQL implements Mark: the ids of the CTE "free" are taken out of their entries, and deferred.
 func (j journaled) wakeSQL(t *outbox.Table, s *sets) string {
 	return journalSQL(t, `taken AS (
