@@ -401,14 +401,16 @@ func TestReplayKeepsLiveLatency(t *testing.T) {
 	}
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.cfg.Stream.Batching = jetstream.BatchFast
-	var quiet, busy timings
+	var quiet, busy, commits timings
 	r.cfg.OnStored = quiet.add
 	x := r.start().streaming()
 	r.fillArchive(rows)
 	l := newLedger(r)
 	live := func() (stop func()) {
 		return l.each(2, func(ctx context.Context, c *pgx.Conn) error {
+			begun := time.Now()
 			err := l.move(ctx, c, 1, 100)
+			commits.add(time.Since(begun))
 			sleepUntil(ctx, 5*time.Millisecond)
 			return err
 		})
@@ -420,6 +422,8 @@ func TestReplayKeepsLiveLatency(t *testing.T) {
 	time.Sleep(5 * time.Second)
 	stop()
 	x.halt()
+	alone := commits.String()
+	commits.all = nil
 	r.cfg.OnStored = busy.add
 	x = r.start().streaming()
 	stop = live()
@@ -433,7 +437,8 @@ func TestReplayKeepsLiveLatency(t *testing.T) {
 	x.halt()
 	r.oncePerRequest(id, rows, nil)
 	t.Logf("%d rows in %s: %.0f/s", rows, took.Round(time.Millisecond), float64(rows)/took.Seconds())
-	t.Logf("live commits, to their PubAcks: %s alone, %s beside the replay", &quiet, &busy)
+	t.Logf("live commits: %s alone, %s beside the replay", alone, &commits)
+	t.Logf("from them to their PubAcks: %s alone, %s beside the replay", &quiet, &busy)
 }
 
 // TestReplaysProveNothing: where JetStream has lost events that were published again, the replays are no proof of

@@ -61,7 +61,8 @@ func (p *plan) lockSQL() string {
 func (p *plan) againSQL() string {
 	same := `t.id = $1::bigint AND ` + outboxTable.HashSQL("t") + ` = $2`
 	if !p.journals() {
-		return `UPDATE outbox_messages t SET processed_at = NULL, last_error = 'held: delivered again' WHERE ` + same
+		return `UPDATE outbox_messages t
+			SET processed_at = NULL, last_error = 'held: delivered again' WHERE ` + same
 	}
 	return `WITH taken AS (
 			UPDATE outbox_journal SET ids = ids - int8multirange(int8range($1::bigint, $1::bigint, '[]'))
@@ -69,5 +70,6 @@ func (p *plan) againSQL() string {
 		)
 		INSERT INTO outbox_deferred (outbox, id, last_error, available_at, aggregate_hash)
 		SELECT 'public.outbox_messages', t.id, 'held: delivered again', now(), ` +
-		outboxTable.AggregateHashSQL("t") + ` FROM outbox_messages t WHERE ` + same + ` ON CONFLICT DO NOTHING`
+		outboxTable.AggregateHashSQL("t") + ` FROM outbox_messages t WHERE ` + same + `
+		ON CONFLICT DO NOTHING`
 }
