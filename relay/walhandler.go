@@ -276,7 +276,7 @@ func (h *walHandler) lookUp(
 	ctx context.Context, t *outbox.Table, rows []table.Row,
 ) (states []table.State, err error) {
 	err = h.patiently(ctx, t, func() error {
-		states, err = h.db.LookUp(ctx, t, rows)
+		states, err = h.db.LookUpInserted(ctx, t, rows)
 		return err
 	})
 	return states, err

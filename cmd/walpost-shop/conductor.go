@@ -18,6 +18,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/examples/shop"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
@@ -62,6 +63,7 @@ func run(ctx context.Context, o options, out io.Writer) (v verdict, err error) {
 	var broken sync.WaitGroup
 	broken.Go(func() { c.breakThings(breaking) })
 	load := newLoad(c.service)
+	broken.Go(func() { c.watch(breaking, load) })
 	err = load.run(ctx, o)
 	stop()
 	broken.Wait()
@@ -71,6 +73,34 @@ func run(ctx context.Context, o options, out io.Writer) (v verdict, err error) {
 	took := time.Since(begun).Round(time.Second)
 	c.say("%d orders are placed after %s, %d faults: %v", o.orders, took, c.total(), c.faults)
 	return c.judge(ctx, load)
+}
+
+// mostBehind is how many events the slowest consumer may be behind, or rows the relay, before clients wait. A
+// stream that is recreated loses what was not consumed, and is repaired for some minutes only.
+const mostBehind = 10_000
+
+// watch has the clients wait while somebody is behind.
+func (c *conductor) watch(ctx context.Context, l *load) {
+	defer l.waits.Store(false)
+	for sleep.For(ctx, 200*time.Millisecond) {
+		if behind, err := c.behind(ctx); err == nil { // else something is broken, or being mended
+			l.waits.Store(behind > mostBehind)
+		}
+	}
+}
+
+func (c *conductor) behind(ctx context.Context) (n int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	s, err := c.js.Stream(ctx, streamName)
+	if err != nil {
+		return 0, err
+	}
+	err = c.pool.QueryRow(ctx, `SELECT greatest(
+			$1 - (SELECT coalesce(min(last_processed_id), 0) FROM consumer_offsets),
+			(SELECT count(*) FROM (SELECT FROM outbox_messages WHERE processed_at IS NULL LIMIT $2) x))::int`,
+		s.CachedInfo().State.LastSeq, mostBehind+1).Scan(&n)
+	return n, err
 }
 
 func (c *conductor) say(format string, args ...any) { fmt.Fprintf(c.out, format+"\n", args...) }

@@ -24,6 +24,8 @@ type load struct {
 	next    atomic.Int64
 	changed atomic.Int64
 	retries atomic.Int64
+	// waits: the consumers are behind, and new orders are to wait for them.
+	waits atomic.Bool
 }
 
 func newLoad(service string) *load {
@@ -37,6 +39,8 @@ func (l *load) run(ctx context.Context, o options) error {
 	for range o.clients {
 		clients.Go(func() {
 			for n := l.next.Add(1); n <= int64(o.orders); n = l.next.Add(1) {
+				for l.waits.Load() && sleep.For(ctx, 20*time.Millisecond) {
+				}
 				if err := l.order(ctx, n); err != nil {
 					cancel(err)
 					return

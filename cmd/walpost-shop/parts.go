@@ -31,9 +31,9 @@ var parts = map[string]func(ctx context.Context, pool *pgxpool.Pool) error{
 	"service": func(ctx context.Context, pool *pgxpool.Pool) error {
 		return serve(ctx, os.Getenv(envListen), shop.Service(pool))
 	},
-	"read-model": consumer(shop.ReadModel),
-	"audit":      consumer(shop.Audit),
-	"payment": consumer(func(ctx context.Context, cfg consume.Config) error {
+	"read-model": consumer(4, shop.ReadModel),
+	"audit":      consumer(4, shop.Audit),
+	"payment": consumer(16, func(ctx context.Context, cfg consume.Config) error {
 		return shop.Payment(ctx, cfg, os.Getenv(envProvider))
 	}),
 }
@@ -41,7 +41,12 @@ var parts = map[string]func(ctx context.Context, pool *pgxpool.Pool) error{
 func runPart(name string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	pool, err := pgxpool.New(ctx, os.Getenv(envPostgres))
+	cfg, err := pgxpool.ParseConfig(os.Getenv(envPostgres))
+	var pool *pgxpool.Pool
+	if err == nil {
+		cfg.MaxConns = 16
+		pool, err = pgxpool.NewWithConfig(ctx, cfg)
+	}
 	if err == nil {
 		defer pool.Close()
 		err = parts[name](ctx, pool)
@@ -66,7 +71,10 @@ func serve(ctx context.Context, address string, h http.Handler) error {
 	return nil
 }
 
-func consumer(run func(context.Context, consume.Config) error) func(context.Context, *pgxpool.Pool) error {
+// consumer makes a part of a consumer that handles so many events, or batches, at the same time.
+func consumer(
+	partitions int, run func(context.Context, consume.Config) error,
+) func(context.Context, *pgxpool.Pool) error {
 	return func(ctx context.Context, pool *pgxpool.Pool) error {
 		nc, err := nats.Connect(os.Getenv(envNATS), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true),
 			nats.ReconnectWait(100*time.Millisecond))
@@ -75,7 +83,7 @@ func consumer(run func(context.Context, consume.Config) error) func(context.Cont
 		}
 		defer nc.Close()
 		return run(ctx, consume.Config{
-			Pool: pool, NATS: nc, Start: "all", Partitions: 4,
+			Pool: pool, NATS: nc, Start: "all", Partitions: partitions,
 			MaxAttempts: 1000, Backoff: 100 * time.Millisecond,
 			Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		})

@@ -89,14 +89,16 @@ const (
 func (journaled) source(t *outbox.Table) source {
 	deferral := `d.attempts AS {attempts}, d.last_error AS {error},
 		coalesce(d.available_at, {due}) AS {available}`
+	waiting := journalSQL(t, `SELECT `+rowColumns+`, `+deferral+`, NULL::timestamptz, d.aggregate_hash
+		FROM {deferred} d JOIN {table} e ON e.{id} = d.id WHERE d.outbox = {outbox}`)
 	return source{
 		all: journalSQL(t, `(SELECT `+rowColumns+`, `+deferral+`,
 			(SELECT max(j.processed_at) FROM {entries} j WHERE `+inEntrySQL("e")+`) AS {processed}
 		FROM {table} e LEFT JOIN {deferred} d ON d.outbox = {outbox} AND d.id = e.{id})`),
-		pending: journalSQL(t, `(SELECT * FROM {undeferred} t
-		UNION ALL SELECT `+rowColumns+`, `+deferral+`, NULL::timestamptz, d.aggregate_hash
-		FROM {deferred} d JOIN {table} e ON e.{id} = d.id WHERE d.outbox = {outbox})`,
-			"{undeferred}", undeferredSQL(t)),
+		pending: journalSQL(t, "(SELECT * FROM {undeferred} t UNION ALL {waiting})",
+			"{undeferred}", undeferredSQL(t), "{waiting}", waiting),
+		due: journalSQL(t, "((SELECT * FROM {undeferred} t ORDER BY t.{id} LIMIT 1000) UNION ALL {waiting})",
+			"{undeferred}", undeferredSQL(t), "{waiting}", waiting),
 		// OFFSET 0: the entries come first, in the order of an index, and each has its rows looked up.
 		marked: journalSQL(t, `(SELECT e.*, `+markedColumns+`
 		FROM {entries} j, unnest(j.ids) r, LATERAL (SELECT `+rowColumns+` FROM {table} e
@@ -113,6 +115,64 @@ const markedColumns = `NULL::smallint AS {attempts}, NULL::text AS {error}, {due
 
 // aggregateHash is a column of pending rows that have a deferral: an index answers to it.
 const aggregateHash = `"deferred.aggregate_hash"`
+
+// LookUpInserted is LookUp for rows that the WAL brings. Of a table with a journal it asks the journal first:
+// a row that is above the progress and in neither of the journal's tables is pending.
+func (db *DB) LookUpInserted(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
+	if !Journals(t) {
+		return db.LookUp(ctx, t, rows)
+	}
+	known, err := db.known(ctx, t, rows)
+	if err != nil {
+		return nil, err
+	}
+	states := make([]State, len(rows))
+	for i := range states {
+		states[i] = State{Exists: true, Same: true, Pending: true, Visible: true}
+	}
+	if len(known) == 0 {
+		return states, nil
+	}
+	some := make([]Row, len(known))
+	for i, n := range known {
+		some[i] = rows[n]
+	}
+	asked, err := db.LookUp(ctx, t, some)
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range known {
+		states[n] = asked[i]
+	}
+	return states, nil
+}
+
+// known are the indexes of the rows that the journal may know.
+func (db *DB) known(ctx context.Context, t *outbox.Table, rows []Row) (known []int, err error) {
+	ids, err := idsOf(rows)
+	if err == nil {
+		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			result, _ := conn.Query(ctx, knownSQL(t), ids, ranges(slices.Clone(ids)))
+			known, err = pgx.CollectRows(result, pgx.RowTo[int])
+			return err
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up rows of %s in the journal: %w", t, err)
+	}
+	return known, nil
+}
+
+func knownSQL(t *outbox.Table) string {
+	return journalSQL(t, `SELECT w.ord::int - 1 FROM unnest($1::bigint[]) WITH ORDINALITY AS w(id, ord)
+		WHERE w.id <= {settled}
+			OR (SELECT coalesce(range_agg(r), '{}')
+				FROM unnest($2::int8multirange) b, {entries} j, unnest(j.ids) r
+				WHERE j.outbox = {outbox} AND range_merge(j.ids) && b AND r && b) @> w.id
+			OR w.id = ANY (ARRAY(SELECT d.id FROM {deferred} d
+				WHERE d.outbox = {outbox} AND d.id = ANY ($1::bigint[])))
+		ORDER BY 1`, "{settled}", journalSQL(t, settledToSQL))
+}
 
 // settledToSQL is the id up to which no row is pending without a deferral.
 const settledToSQL = `coalesce((SELECT p.settled_to FROM {progress} p WHERE p.outbox = {outbox}), 0)`
@@ -279,13 +339,15 @@ func letterAndEntrySQL(t *outbox.Table, letters, from, original, rendered, note 
 }
 
 // DeleteJournaled deletes the rows that entries from before a moment name, and those entries, the oldest
-// first: of so many entries at most. It returns how many of both there were.
+// first: of so many entries at most. It returns how many of both there were. Rows above the progress stay: a
+// row that the WAL brings again would look new.
 func (db *DB) DeleteJournaled(
 	ctx context.Context, t *outbox.Table, before time.Time, most int,
 ) (entries int, rows int64, err error) {
 	err = db.QueryRow(ctx, []any{&entries, &rows}, journalSQL(t, `
 WITH old AS MATERIALIZED (
 	SELECT j.ctid AS place, j.ids FROM {entries} j WHERE j.outbox = {outbox} AND j.processed_at < $1
+		AND coalesce(upper(j.ids), 0) <= {settled} + 1
 	ORDER BY j.processed_at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), gone AS (
 	DELETE FROM {table} t USING old o, unnest(o.ids) r
@@ -293,8 +355,8 @@ WITH old AS MATERIALIZED (
 ), forgotten AS (
 	DELETE FROM {entries} j WHERE j.ctid = ANY (ARRAY(SELECT o.place FROM old o)) RETURNING 1
 )
-SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone) WHERE `+pg.OwnPath),
-		before, most)
+SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone) WHERE `+pg.OwnPath,
+		"{settled}", journalSQL(t, settledToSQL)), before, most)
 	return entries, rows, err
 }
 

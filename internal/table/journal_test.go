@@ -126,6 +126,41 @@ func TestJournal(t *testing.T) {
 	})
 }
 
+// TestJournalKnows: the journal is asked first about rows that the WAL brings, and says the same as the table.
+func TestJournalKnows(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newBench(t, pg, outbox.MarkJournal)
+		var a table.Advance
+		settled := b.insert(10)
+		b.mark(settled)
+		b.must(b.db.Advance(t.Context(), b.table, &a))
+		b.must(b.db.Advance(t.Context(), b.table, &a))
+		b.is("progress", b.text(`SELECT settled_to FROM outbox_progress`), "10")
+		b.exec(`DELETE FROM outbox_messages WHERE id = 3; DELETE FROM outbox_journal`) // as retention does
+		rows := b.insert(10)
+		b.mark(slices.Concat(rows[:2], rows[5:6]))
+		parked := rows[3]
+		parked.Failure = "refused"
+		_, err := b.db.Park(t.Context(), b.table, []table.Row{parked}, table.Retry{Backoff: time.Hour, MaxAttempts: 5})
+		b.must(err)
+		all := slices.Concat(settled[2:4], rows)
+		whole, err := b.db.LookUp(t.Context(), b.table, all)
+		b.must(err)
+		states, err := b.db.LookUpInserted(t.Context(), b.table, all)
+		b.must(err)
+		publish := ""
+		for i, s := range states {
+			if s != whole[i] {
+				t.Errorf("row %s: %+v, and the table says %+v", all[i].Ref.ID, s, whole[i])
+			}
+			if s.Publish() {
+				publish += " " + all[i].Ref.ID
+			}
+		}
+		b.is("to be published", publish, " 4 13 15 17 18 19 20")
+	})
+}
+
 // TestJournalHealing: lost rows are pending again, held, and dead and skipped ones are not lost.
 func TestJournalHealing(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {

@@ -409,7 +409,8 @@ func (db *DB) Blocker(ctx context.Context, t *outbox.Table, id string) (string, 
 }
 
 // OldestPending is how long the oldest row that is due and not processed has
-// been due; zero where there is none or the layout does not say.
+// been due; zero where there is none or the layout does not say. Of a table with a journal it is the oldest
+// among the first rows.
 func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration, error) {
 	field := outbox.AvailableAt
 	if !t.Layout.Has(field) {
@@ -421,7 +422,7 @@ func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration
 	// The canonical table has an index for just this.
 	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8
 		FROM %s t WHERE %s AND t.%[1]s <= now() AND %[4]s ORDER BY t.%[1]s LIMIT 1`,
-		t.Column(field), sourceOf(t).pending, PendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
+		t.Column(field), sourceOf(t).due, PendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
 	var seconds float64
 	err := db.QueryRow(ctx, []any{&seconds}, sql)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {

@@ -46,8 +46,9 @@ type Mark interface {
 // source are items of a FROM list, without aliases.
 type source struct {
 	// all is every row, and pending has at least the pending ones. marked has the delivered ones in the order
-	// in which they were, and markedByID for statements that ask for some ids.
-	all, pending, marked, markedByID string
+	// in which they were, and markedByID for statements that ask for some ids. due has the pending ones for
+	// statements that go by the time when they are due; where no index does, only the first of them.
+	all, pending, marked, markedByID, due string
 	// lock ends a statement that passes over rows that another session is changing.
 	lock string
 }
@@ -77,7 +78,8 @@ func (inRow) InTable() bool { return true }
 func (inRow) source(t *outbox.Table) source {
 	sql := t.SQL()
 	return source{
-		all: sql, pending: sql, marked: sql, markedByID: sql, lock: "FOR UPDATE OF t SKIP LOCKED",
+		all: sql, pending: sql, marked: sql, markedByID: sql, due: sql,
+		lock: "FOR UPDATE OF t SKIP LOCKED",
 	}
 }
 

@@ -417,7 +417,7 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 	sql := fmt.Sprintf(`SELECT
 			extract(epoch FROM least(t.%s, now() + interval '1 day') - clock_timestamp())::float8
 		FROM %s t WHERE %s AND t.%[1]s > now() ORDER BY t.%[1]s LIMIT 1`,
-		at, sourceOf(t).pending, PendingSQL(t, "t"))
+		at, sourceOf(t).due, PendingSQL(t, "t"))
 	var seconds float64
 	err = db.QueryRow(ctx, []any{&seconds}, sql)
 	if errors.Is(err, pgx.ErrNoRows) {
