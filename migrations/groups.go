@@ -28,7 +28,7 @@ var groups = []struct {
 	versions []int64
 	tables   []string
 }{
-	{name: Relay, versions: []int64{1, 2, 3, 10, 11}},
+	{name: Relay, versions: []int64{1, 2, 3, 10, 11, 12}},
 	{name: Consumer, versions: []int64{4, 6, 8, 9}, tables: []string{
 		"consumer_offsets", "consumer_definitions", "consumer_seen", "consumer_parked",
 	}},

@@ -20,7 +20,7 @@ func newGroupRunner(t *testing.T, url string, only ...migrations.Group) *migrati
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := migrations.New(cfg, canonical(), only...)
+	r := migrations.New(cfg, outboxes(), only...)
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
 			t.Error(err)
@@ -50,7 +50,7 @@ func appliedVersions(done []migrations.Applied) (all []int64) {
 func TestGroupsInAnyOrder(t *testing.T) {
 	pg := testenv.SharedPostgres(t)
 	whole := pg.NewDB(t)
-	if _, err := newRunner(t, whole, canonical()).Up(t.Context(), migrations.Latest); err != nil {
+	if _, err := newRunner(t, whole, outboxes()).Up(t.Context(), migrations.Latest); err != nil {
 		t.Fatal(err)
 	}
 	want := catalog(t, connect(t, whole))
@@ -93,7 +93,7 @@ func TestDownAfterGroups(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := newRunner(t, url, canonical())
+	r := newRunner(t, url, outboxes())
 	last := migrations.All()[len(migrations.All())-1].Version
 	done, err := r.Down(t.Context(), migrations.OneStep)
 	if err != nil || !slices.Equal(appliedVersions(done), []int64{last}) {
@@ -107,7 +107,7 @@ func TestDownAfterGroups(t *testing.T) {
 
 func TestStatusOfGroups(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	r := newRunner(t, url, canonical())
+	r := newRunner(t, url, outboxes())
 	status := func(r *migrations.Runner) (out string) {
 		states, err := r.Status(t.Context())
 		if err != nil {
@@ -152,7 +152,7 @@ func TestVersionOfAnotherGroup(t *testing.T) {
 	r := newGroupRunner(t, testenv.SharedPostgres(t).NewDB(t), migrations.Consumer)
 	_, up := r.Up(t.Context(), 3)
 	_, down := r.Down(t.Context(), 3)
-	printed := migrations.Print(&bytes.Buffer{}, 3, canonical(), migrations.Consumer)
+	printed := migrations.Print(&bytes.Buffer{}, 3, outboxes(), migrations.Consumer)
 	for _, err := range []error{up, down, printed} {
 		if !errors.Is(err, migrations.ErrNoVersion) || !strings.Contains(err.Error(), "in group consumer") || hint.Of(err) == "" {
 			t.Errorf("error = %v, hint %q", err, hint.Of(err))
@@ -165,7 +165,7 @@ func TestPrintOfGroups(t *testing.T) {
 	pg := testenv.SharedPostgres(t)
 	for _, g := range migrations.Groups() {
 		var sql bytes.Buffer
-		if err := migrations.Print(&sql, migrations.Latest, canonical(), g); err != nil {
+		if err := migrations.Print(&sql, migrations.Latest, outboxes(), g); err != nil {
 			t.Fatal(err)
 		}
 		printed, upped := pg.NewDB(t), pg.NewDB(t)

@@ -36,12 +36,14 @@ const (
 	OneStep int64 = -1
 )
 
-// The outbox is made by the first migration, and only where the configuration reads the outbox from exactly
-// that table.
-const (
-	outboxVersion int64 = 1
-	outboxName          = "outbox_messages"
-)
+// ownTables are the outboxes that migrations make, by their versions, and only where the configuration reads an
+// outbox of that layout from exactly that table.
+var ownTables = map[int64]struct{ layout, name string }{
+	canonicalVersion: {outbox.Canonical().Name, outbox.DefaultTable},
+	12:               {outbox.Append().Name, outbox.AppendTable},
+}
+
+const canonicalVersion int64 = 1
 
 // Migration is one step of the schema.
 type Migration struct {
@@ -119,9 +121,10 @@ func inGroups(only []Group) string {
 	return " in group " + strings.Join(names, ", ")
 }
 
-// ownsOutbox tells whether one of the outboxes is the table of the first migration in that schema.
-func ownsOutbox(outboxes []*outbox.Table, schema string) bool {
-	return slices.ContainsFunc(outboxes, func(t *outbox.Table) bool {
-		return t.Layout.Name == outbox.Canonical().Name && t.Name == outboxName && t.Schema == schema
+// leftOut tells whether a migration makes an outbox that is none of the configuration's in that schema.
+func leftOut(version int64, outboxes []*outbox.Table, schema string) bool {
+	own, ok := ownTables[version]
+	return ok && !slices.ContainsFunc(outboxes, func(t *outbox.Table) bool {
+		return t.Layout.Name == own.layout && t.Name == own.name && t.Schema == schema
 	})
 }

@@ -19,8 +19,11 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func canonical() []*outbox.Table {
-	return []*outbox.Table{{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}}
+func outboxes() []*outbox.Table {
+	return []*outbox.Table{
+		{Schema: "public", Name: outbox.DefaultTable, Layout: outbox.Canonical(), Mark: outbox.MarkUpdate},
+		{Schema: "public", Name: outbox.AppendTable, Layout: outbox.Append().Journaled(), Mark: outbox.MarkJournal},
+	}
 }
 
 func foreign() []*outbox.Table {
@@ -90,7 +93,7 @@ func catalog(t *testing.T, conn *pgx.Conn) string {
 func TestUpAndDown(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
 		url := pg.NewDB(t)
-		conn, r := connect(t, url), newRunner(t, url, canonical())
+		conn, r := connect(t, url), newRunner(t, url, outboxes())
 		empty := catalog(t, conn)
 		all := migrations.All()
 
@@ -156,7 +159,7 @@ func TestUpAndDown(t *testing.T) {
 // The names, order and types of the outbox's columns are a contract with producers in every language.
 func TestOutboxColumns(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	conn, r := connect(t, url), newRunner(t, url, canonical())
+	conn, r := connect(t, url), newRunner(t, url, outboxes())
 	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +195,7 @@ func TestUpConcurrently(t *testing.T) {
 	var mu sync.Mutex
 	total := 0
 	for range 4 {
-		r := newRunner(t, url, canonical())
+		r := newRunner(t, url, outboxes())
 		wg.Go(func() {
 			done, err := r.Up(t.Context(), migrations.Latest)
 			mu.Lock()
@@ -211,7 +214,7 @@ func TestUpConcurrently(t *testing.T) {
 
 func TestPrintMakesTheSameSchema(t *testing.T) {
 	pg := testenv.SharedPostgres(t)
-	for _, tables := range [][]*outbox.Table{canonical(), foreign()} {
+	for _, tables := range [][]*outbox.Table{outboxes(), foreign()} {
 		var sql bytes.Buffer
 		if err := migrations.Print(&sql, migrations.Latest, tables); err != nil {
 			t.Fatal(err)
@@ -242,7 +245,7 @@ func TestPrintMakesTheSameSchema(t *testing.T) {
 
 // TestPrintOffersIndexesForShards: they fit the canonical table, and a table of one relay gets none.
 func TestPrintOffersIndexesForShards(t *testing.T) {
-	tables := canonical()
+	tables := outboxes()
 	tables[0].Mark, tables[0].Shard = outbox.MarkUpdate, outbox.Shard{Index: 2, Of: 3}
 	var sql bytes.Buffer
 	if err := migrations.Print(&sql, migrations.Latest, tables); err != nil {
@@ -259,7 +262,7 @@ func TestPrintOffersIndexesForShards(t *testing.T) {
 
 func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	conn, r := connect(t, url), newRunner(t, url, canonical())
+	conn, r := connect(t, url), newRunner(t, url, outboxes())
 	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +310,7 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 // The table of version 5 was used by nothing of walpost. If something else has used it, it stays.
 func TestIdempotencyKeysAreNotDroppedWithRows(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	conn, r := connect(t, url), newRunner(t, url, canonical())
+	conn, r := connect(t, url), newRunner(t, url, outboxes())
 	if _, err := r.Up(t.Context(), 5); err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +332,7 @@ func TestIdempotencyKeysAreNotDroppedWithRows(t *testing.T) {
 // The names, order and types of the columns are a contract with applications in every language.
 func TestIdempotencyColumns(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	if _, err := newRunner(t, url, canonical()).Up(t.Context(), migrations.Latest); err != nil {
+	if _, err := newRunner(t, url, outboxes()).Up(t.Context(), migrations.Latest); err != nil {
 		t.Fatal(err)
 	}
 	const want = `tenant_id bigint, scope text, key text, request_hash bytea, response jsonb, status_code smallint, state text, ` +
@@ -349,7 +352,7 @@ func TestIdempotencyColumns(t *testing.T) {
 
 func TestForeignOutboxTable(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	conn, r := connect(t, url), newRunner(t, url, canonical())
+	conn, r := connect(t, url), newRunner(t, url, outboxes())
 	exec(t, conn, `CREATE TABLE outbox_messages (note TEXT); INSERT INTO outbox_messages VALUES ('mine')`)
 	before := catalog(t, conn)
 	done, err := r.Up(t.Context(), migrations.Latest)
@@ -368,11 +371,11 @@ func TestOtherOutbox(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
 	conn, r := connect(t, url), newRunner(t, url, foreign())
 	done, err := r.Up(t.Context(), migrations.Latest)
-	if err != nil || len(done) != len(migrations.All())-1 {
+	if err != nil || len(done) != len(migrations.All())-2 {
 		t.Fatalf("up = %+v, %v", done, err)
 	}
 	states, err := r.Status(t.Context())
-	if err != nil || !states[0].Skipped || states[1].Skipped {
+	if err != nil || !states[0].Skipped || states[1].Skipped || !states[11].Skipped {
 		t.Fatalf("status = %+v, %v", states, err)
 	}
 	if strings.Contains(catalog(t, conn), "table outbox_messages r") {
@@ -380,8 +383,8 @@ func TestOtherOutbox(t *testing.T) {
 	}
 
 	// The application moves to the canonical table later.
-	later := newRunner(t, url, canonical())
-	if done, err := later.Up(t.Context(), migrations.Latest); err != nil || len(done) != 1 || done[0].Version != 1 {
+	later := newRunner(t, url, outboxes())
+	if done, err := later.Up(t.Context(), migrations.Latest); err != nil || !slices.Equal(appliedVersions(done), []int64{1, 12}) {
 		t.Fatalf("up = %+v, %v", done, err)
 	}
 	if _, err := r.Down(t.Context(), 0); err != nil {
@@ -392,8 +395,10 @@ func TestOtherOutbox(t *testing.T) {
 func TestSearchPath(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
 	exec(t, connect(t, url), `CREATE SCHEMA relay`)
-	tables := canonical()
-	tables[0].Schema = "relay"
+	tables := outboxes()
+	for _, table := range tables {
+		table.Schema = "relay"
+	}
 	r := newRunner(t, withSearchPath(url, "relay"), tables)
 	if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != len(migrations.All()) {
 		t.Fatalf("up = %+v, %v", done, err)
@@ -413,11 +418,11 @@ func withSearchPath(url, schema string) string {
 
 func TestUnknownVersion(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	r := newRunner(t, url, canonical())
+	r := newRunner(t, url, outboxes())
 	_, up := r.Up(t.Context(), 99)
 	_, zero := r.Up(t.Context(), 0)
 	_, down := r.Down(t.Context(), 99)
-	printed := migrations.Print(&bytes.Buffer{}, 99, canonical())
+	printed := migrations.Print(&bytes.Buffer{}, 99, outboxes())
 	for _, err := range []error{up, zero, down, printed} {
 		if err == nil || hint.Of(err) == "" {
 			t.Errorf("error = %v, hint %q", err, hint.Of(err))
@@ -433,7 +438,7 @@ func TestWithoutPrivileges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = newRunner(t, pg.URLFor("pauper", cfg.Database), canonical()).Up(t.Context(), migrations.Latest)
+	_, err = newRunner(t, pg.URLFor("pauper", cfg.Database), outboxes()).Up(t.Context(), migrations.Latest)
 	if err == nil || !strings.Contains(err.Error(), "permission denied") || !strings.Contains(hint.Of(err), "CREATE on the schema") {
 		t.Errorf("error %v, hint %q", err, hint.Of(err))
 	}

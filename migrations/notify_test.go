@@ -20,7 +20,7 @@ func TestNotifyTrigger(t *testing.T) {
 		odd := &outbox.Table{Schema: "public", Name: `Odd "one"`, Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
 		exec(t, conn, `CREATE TABLE `+odd.SQL()+` (id bigint) PARTITION BY RANGE (id);
 			CREATE TABLE odd_1 PARTITION OF `+odd.SQL()+` FOR VALUES FROM (0) TO (100)`)
-		r := newRunner(t, url, append(canonical(), odd))
+		r := newRunner(t, url, append(outboxes()[:1], odd))
 		if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
 			t.Fatal(err)
 		}
@@ -34,7 +34,7 @@ func TestNotifyTrigger(t *testing.T) {
 		if done, err := r.InstallNotify(t.Context()); err != nil || len(done) > 0 {
 			t.Errorf("install again = %q, %v", done, err)
 		}
-		exec(t, conn, migrations.NotifySQL(append(canonical(), odd)))
+		exec(t, conn, migrations.NotifySQL(append(outboxes()[:1], odd)))
 
 		exec(t, conn, "LISTEN "+outbox.NotifyChannel)
 		for _, insert := range []string{
@@ -49,7 +49,7 @@ func TestNotifyTrigger(t *testing.T) {
 		}
 
 		// A table that is not configured any more is not forgotten.
-		done, err = newRunner(t, url, canonical()).RemoveNotify(t.Context())
+		done, err = newRunner(t, url, outboxes()[:1]).RemoveNotify(t.Context())
 		if err != nil || !slices.Equal(done, []string{`public."Odd ""one"""`, "public.outbox_messages"}) {
 			t.Errorf("remove = %q, %v", done, err)
 		}
@@ -66,7 +66,7 @@ func TestNotifyTrigger(t *testing.T) {
 // that is gone.
 func TestNotifyTriggerWaitsPolitely(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	writer, producer, r := connect(t, url), connect(t, url), newRunner(t, url, canonical())
+	writer, producer, r := connect(t, url), connect(t, url), newRunner(t, url, outboxes()[:1])
 	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
 		t.Fatal(err)
 	}

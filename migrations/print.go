@@ -28,7 +28,7 @@ func Print(w io.Writer, to int64, outboxes []*outbox.Table, only ...Group) error
 		if m.Version > to {
 			break
 		}
-		if m.Version == outboxVersion && !ownsOutbox(outboxes, "public") {
+		if leftOut(m.Version, outboxes, "public") {
 			fmt.Fprintf(&b, "\n-- %s is left out: the outbox is another table.\n", m.Name)
 			continue
 		}
@@ -37,7 +37,7 @@ func Print(w io.Writer, to int64, outboxes []*outbox.Table, only ...Group) error
 			return err
 		}
 		fmt.Fprintf(&b, "\n-- From %s\n\n%s\n", m.Name, up)
-		if m.Version == outboxVersion {
+		if m.Version == canonicalVersion {
 			b.WriteString(sizeCheck)
 		}
 	}

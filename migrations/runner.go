@@ -52,8 +52,8 @@ type State struct {
 }
 
 // New prepares a runner and does not connect. The tables are made in the first schema of the connection's
-// search_path; outbox_messages only where one of the outboxes is that very table in the canonical layout, the
-// others always. Where groups are named, the runner knows the migrations of these and no others: it applies
+// search_path; outbox_messages and outbox_events only where one of the outboxes is that very table in the
+// canonical layout, or in layout append, the others always. Where groups are named, the runner knows the migrations of these and no others: it applies
 // none of the others, takes none of them back and lists none.
 func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table, only ...Group) *Runner {
 	cfg = cfg.Copy()
@@ -226,11 +226,13 @@ func (r *Runner) appliedAt(ctx context.Context, schema string) (map[int64]time.T
 }
 
 // skipped lists the versions that a schema is not to get.
-func (r *Runner) skipped(schema string) []int64 {
-	if ownsOutbox(r.outboxes, schema) {
-		return nil
+func (r *Runner) skipped(schema string) (versions []int64) {
+	for version := range ownTables {
+		if leftOut(version, r.outboxes, schema) {
+			versions = append(versions, version)
+		}
 	}
-	return []int64{outboxVersion}
+	return versions
 }
 
 // excluded lists the versions that up leaves out: those that are skipped, and those of other groups.

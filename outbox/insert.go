@@ -9,6 +9,9 @@ import (
 // DefaultTable is the outbox that `walpost migrate` creates.
 const DefaultTable = "outbox_messages"
 
+// AppendTable is the outbox of layout append that it creates.
+const AppendTable = "outbox_events"
+
 // Insert writes the event into a table of the canonical layout through tx and
 // returns the row's id. An [Inserter] writes into tables of other layouts.
 //

@@ -154,6 +154,19 @@ func Canonical() Layout {
 	return l
 }
 
+// Append is the layout of the append-only table that `walpost migrate` creates where the configuration has it.
+// Its mark is [MarkJournal].
+func Append() Layout {
+	l := Canonical()
+	l.Name = "append"
+	l.Columns[AggregateVersion] = "aggregate_version"
+	for _, f := range []Field{ProcessedAt, Attempts, LastError} {
+		l.Columns[f] = ""
+	}
+	l.SetHeaders([]Header{{Column: "headers"}})
+	return l
+}
+
 // Debezium is the layout of Debezium's outbox event router.
 func Debezium() Layout {
 	l := Layout{Name: "debezium"}
@@ -195,7 +208,7 @@ func Prisma() Layout {
 }
 
 // presets are the layouts with a name.
-var presets = []func() Layout{Canonical, Debezium, Eventferry, Prisma}
+var presets = []func() Layout{Canonical, Append, Debezium, Eventferry, Prisma}
 
 // LayoutNames are the names that [LayoutNamed] knows.
 func LayoutNames() (names []string) {

@@ -35,6 +35,16 @@ type existing struct {
 
 // existingTables are those of other relays, as their own migrations make them, and one of a status by name.
 var existingTables = map[string]existing{
+	"append": {
+		name: "public.outbox_events",
+		insert: `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, headers)
+			VALUES ('order', $1::text, $2, jsonb_build_object('n', $3::int), '{"x-tenant": "acme"}')`,
+		layout: func(*testing.T) outbox.Layout { return outbox.Append().Journaled() }, mark: outbox.MarkJournal,
+		done:    inJournal("stored"),
+		failed:  "EXISTS (SELECT FROM outbox_deferred d WHERE d.id = outbox_events.id AND d.attempts > 0 AND d.last_error LIKE 'uncovered%')",
+		dead:    inJournal("dead"),
+		headers: map[string]string{"Outbox-x-tenant": "acme", "ce-type": "order.placed", "ce-id": "public.outbox_events/1"},
+	},
 	"eventferry": {
 		name: "public.outbox",
 		create: `CREATE TABLE outbox (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message_id TEXT NOT NULL, topic TEXT NOT NULL,
@@ -98,6 +108,11 @@ var existingTables = map[string]existing{
 	},
 }
 
+// inJournal is the condition that an entry of a kind has the row.
+func inJournal(kind string) string {
+	return fmt.Sprintf("EXISTS (SELECT FROM outbox_journal j WHERE j.kind = '%s' AND j.ids @> outbox_events.id)", kind)
+}
+
 func preset(name string) func(*testing.T) outbox.Layout {
 	return func(t *testing.T) outbox.Layout {
 		l, ok := outbox.LayoutNamed(name)
@@ -112,10 +127,12 @@ func preset(name string) func(*testing.T) outbox.Layout {
 func existingRig(t *testing.T, e existing, mode relay.Mode) *rig {
 	t.Helper()
 	r := newRig(t, testenv.SharedPostgres(t))
-	r.exec(e.create)
 	schema, name, err := outbox.ParseTable(e.name)
 	r.must(err)
 	r.cfg.Outboxes = []*outbox.Table{{Schema: schema, Name: name, Layout: e.layout(t), Mark: e.mark}}
+	if r.exec(e.create); e.create == "" {
+		r.migrate(r.cfg.Outboxes...)
+	}
 	r.cfg.Publication = "existing"
 	r.cfg.Mode, r.cfg.FallbackInterval = mode, 200*time.Millisecond
 	r.createStream(func(c *natsjs.StreamConfig) {

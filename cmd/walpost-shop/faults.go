@@ -105,25 +105,48 @@ func (c *conductor) rollBack(ctx context.Context) error {
 }
 
 // recreate deletes the stream and makes an empty one. What was in it and not consumed is gone: `walpost
-// verify --repair` has the relay store the rows of the last minutes again.
+// verify --repair` has the relay store the rows since then again.
 func (c *conductor) recreate(ctx context.Context) error {
+	since := c.unconsumed(ctx)
 	if err := c.js.DeleteStream(ctx, streamName); err != nil {
 		return err
 	}
 	if err := c.createStream(ctx); err != nil {
 		return err
 	}
-	return c.repair(ctx)
+	return c.repair(ctx, since)
+}
+
+// unconsumed is since when the stream has messages that some consumer has not handled, or a little longer.
+func (c *conductor) unconsumed(ctx context.Context) time.Duration {
+	const most, margin = 10 * time.Minute, time.Minute
+	var handled uint64
+	err := c.pool.QueryRow(ctx, `SELECT min(last_processed_id) FROM consumer_offsets`).Scan(&handled)
+	if err != nil {
+		return most
+	}
+	s, err := c.js.Stream(ctx, streamName)
+	if err != nil {
+		return most
+	}
+	m, err := s.GetMsg(ctx, handled+1)
+	switch {
+	case err == nil:
+		return time.Since(m.Time) + margin
+	case handled == s.CachedInfo().State.LastSeq:
+		return margin
+	}
+	return most // the offsets are those of an earlier stream
 }
 
 // repairPatience is how long repairs may take: each reads the whole stream, and the last one finds nothing.
 const repairPatience = 15 * time.Minute
 
 // repair runs until it has succeeded: other faults may have left the servers busy.
-func (c *conductor) repair(ctx context.Context) (err error) {
+func (c *conductor) repair(ctx context.Context, since time.Duration) (err error) {
 	for begun := time.Now(); time.Since(begun) < repairPatience; sleep.For(ctx, time.Second) {
 		var out []byte
-		if out, err = c.walpostCommand("verify", "--repair", "--since", "10m").CombinedOutput(); err == nil {
+		if out, err = c.walpostCommand("verify", "--repair", "--since", since.String()).CombinedOutput(); err == nil {
 			return nil
 		}
 		err = fmt.Errorf("walpost verify --repair: %w\n%s", err, out)

@@ -128,7 +128,8 @@ func (c *Config) outboxKeys(i int) []key {
 				"as in {id: id, event_type: kind, payload: body}; " +
 				"in the environment id=id,event_type=kind,payload=body. " +
 				"The fields: " + strings.Join(outbox.FieldNames(), ", ") +
-				"; id, event_type and payload are required.",
+				"; id, event_type and payload are required. With append, table and mark are " +
+				"public.outbox_events and journal where nothing else is said.",
 		},
 		{
 			at + "mark", env("WALPOST_MARK"), "update",

@@ -17,6 +17,7 @@ import (
 
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/outbox"
 )
 
 const defaultConfigFile = "walpost.yaml"
@@ -136,6 +137,7 @@ func load(flags *pflag.FlagSet) (*loader, error) {
 	}
 	l.environment(os.LookupEnv)
 	l.flags(flags)
+	l.layouts()
 	if l.origin["postgres.url"] == "" {
 		switch {
 		case l.cfg.Postgres.URLFile != "":
@@ -154,6 +156,22 @@ func load(flags *pflag.FlagSet) (*loader, error) {
 		return nil, &usageError{l.problems}
 	}
 	return l, nil
+}
+
+// layouts gives outboxes of layout append the table and the mark that it is for, where nothing else is said.
+func (l *loader) layouts() {
+	for i := range l.cfg.Outboxes {
+		o, at := &l.cfg.Outboxes[i], fmt.Sprintf("outboxes[%d].", i)
+		if o.Layout.Columns != nil || o.Layout.Name != outbox.Append().Name {
+			continue
+		}
+		if l.origin[at+"table"] == "" {
+			o.Table = "public." + outbox.AppendTable
+		}
+		if l.origin[at+"mark"] == "" {
+			o.Mark = MarkConfig{Name: string(outbox.MarkJournal)}
+		}
+	}
 }
 
 // libpqSpeaks tells whether libpq's variables say where the database is. PGUSER, PGPASSWORD and the like only

@@ -22,11 +22,25 @@ type inserted struct {
 	columns map[string]string // of the layout; none is debezium
 	event   outbox.Message
 	headers map[string]string // of its message
+	// own is walpost's table, which draws the ids; else it is "events", and create makes it.
+	own *outbox.Inserter
 }
 
 const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 var insertedTables = map[string]inserted{
+	"append": {
+		own: &outbox.Inserter{Table: outbox.AppendTable, Layout: outbox.Append(), HeadersColumn: "headers"},
+		env: []string{"WALPOST_LAYOUT=append"},
+		event: outbox.Message{
+			TenantID: 7, AggregateType: "order", AggregateID: "A-42", AggregateVersion: 3,
+			OccurredAt: time.Date(2026, 11, 20, 10, 17, 35, 43e6, time.FixedZone("", 3600)), TraceID: traceparent,
+			Headers: map[string]string{"x-tenant": "acme"},
+		},
+		headers: map[string]string{
+			"ce-tenantid": "7", "ce-subject": "order/A-42", "ce-aggregateversion": "3", "traceparent": traceparent, "Outbox-x-tenant": "acme",
+		},
+	},
 	"text": {
 		create: `CREATE TABLE events (id TEXT PRIMARY KEY, "aggregateId" TEXT NOT NULL, "aggregateType" TEXT NOT NULL,
 			"eventType" TEXT NOT NULL, payload JSONB NOT NULL, version BIGINT, tenant TEXT, trace TEXT,
@@ -63,6 +77,9 @@ func TestRelayReadsInserted(t *testing.T) {
 			r.exec(table.create)
 			into := outbox.Inserter{Table: "events", Layout: table.layout(t)}
 			r.env = append(table.env, "WALPOST_TABLE=public.events")
+			if table.own != nil {
+				into, r.env = *table.own, table.env
+			}
 			if len(table.columns) > 0 {
 				var pairs []string
 				for field, column := range table.columns {
@@ -75,7 +92,7 @@ func TestRelayReadsInserted(t *testing.T) {
 			}
 			relay := r.start()
 			r.awaitStreaming()
-			r.awaitMessages(table, r.insert(into, table.event))
+			r.awaitMessages(into.Table, table, r.insert(into, table.event))
 			relay.stop()
 		})
 	}
@@ -97,7 +114,9 @@ func (r *rig) insert(into outbox.Inserter, m outbox.Message) (ids []string) {
 	r.t.Helper()
 	event := func(n int) outbox.Message {
 		m := m
-		m.ID = fmt.Sprintf("00000000-0000-0000-0000-00000000000%d", n)
+		if into.Table != outbox.AppendTable {
+			m.ID = fmt.Sprintf("00000000-0000-0000-0000-00000000000%d", n)
+		}
 		m.EventType, m.Payload = "order.placed", json.RawMessage(fmt.Sprintf(`{"n": %d}`, n))
 		return m
 	}
@@ -122,7 +141,7 @@ func (r *rig) insert(into outbox.Inserter, m outbox.Message) (ids []string) {
 	return append(append(ids, id), many...)
 }
 
-func (r *rig) awaitMessages(table inserted, ids []string) {
+func (r *rig) awaitMessages(name string, table inserted, ids []string) {
 	r.t.Helper()
 	stream, err := r.js.Stream(r.t.Context(), streamName)
 	r.must(err)
@@ -141,7 +160,7 @@ func (r *rig) awaitMessages(table inserted, ids []string) {
 		if got, want := string(m.Data), fmt.Sprintf(`{"n": %d}`, n); got != want || m.Subject != "events.order.placed" {
 			r.t.Errorf("message %d on %s: %s, want %s", n+1, m.Subject, got, want)
 		}
-		if got := m.Header.Get("ce-id"); !strings.HasPrefix(got, "public.events/"+id+"/") {
+		if got := m.Header.Get("ce-id"); !strings.HasPrefix(got, "public."+name+"/"+id+"/") {
 			r.t.Errorf("message %d: ce-id %q, want row %s", n+1, got, id)
 		}
 		for name, want := range table.headers {

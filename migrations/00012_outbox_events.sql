@@ -1,0 +1,102 @@
+-- +goose Up
+-- The append-only outbox: layout append, mark journal. A producer inserts here in the transaction that changes its own tables.
+-- A row is never changed: what became of it stands in outbox_journal and outbox_deferred.
+CREATE TABLE {schema}.outbox_events (
+    -- ALWAYS: ids are drawn one by one and come once. A search for pending rows begins behind the id up to which all are done.
+    id                BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- 0 is the tenant of applications that have none. Never NULL: order is kept per (tenant_id, aggregate_type,
+    -- aggregate_id), and NULL equals nothing.
+    tenant_id         BIGINT      NOT NULL DEFAULT 0,
+    aggregate_type    TEXT        NOT NULL,
+    aggregate_id      TEXT        NOT NULL,
+    aggregate_version BIGINT,
+    event_type        TEXT        NOT NULL,
+    event_version     SMALLINT    NOT NULL DEFAULT 1,
+    payload           JSONB       NOT NULL,
+    -- An object: each key becomes a header.
+    headers           JSONB,
+    occurred_at       TIMESTAMPTZ NOT NULL DEFAULT now(),
+    -- NULL: at once. A row whose available_at lies in the future is delivered then, and holds nobody until then.
+    available_at      TIMESTAMPTZ,
+    trace_id          TEXT
+) PARTITION BY RANGE (id);
+
+-- Nothing in a partition ever changes: vacuum has nothing to do there but to freeze.
+CREATE TABLE {schema}.outbox_events_1 PARTITION OF {schema}.outbox_events FOR VALUES FROM (MINVALUE) TO (1000001)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+CREATE TABLE {schema}.outbox_events_2 PARTITION OF {schema}.outbox_events FOR VALUES FROM (1000001) TO (2000001)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+-- What lies beyond the partitions that retention has cut.
+CREATE TABLE {schema}.outbox_events_rest PARTITION OF {schema}.outbox_events FOR VALUES FROM (2000001) TO (MAXVALUE)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+CREATE TRIGGER outbox_no_update BEFORE UPDATE ON {schema}.outbox_events
+    FOR EACH ROW EXECUTE FUNCTION {schema}.outbox_append_only();
+
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_events
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_append_only();
+
+-- ALWAYS: also in a session that applies another server's changes.
+ALTER TABLE {schema}.outbox_events ENABLE ALWAYS TRIGGER outbox_no_update;
+
+ALTER TABLE {schema}.outbox_events ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+-- For people: the rows that are not done with, and why.
+CREATE VIEW {schema}.outbox_events_pending AS
+WITH box AS (
+    SELECT concat(n.nspname, '.', c.relname) AS name FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = '{schema}.outbox_events'::regclass
+)
+SELECT e.*, coalesce(d.attempts, 0) AS attempts, d.last_error, d.available_at AS next_attempt_at
+FROM {schema}.outbox_events e
+LEFT JOIN {schema}.outbox_deferred d ON d.outbox = (SELECT name FROM box) AND d.id = e.id
+WHERE d.id IS NOT NULL
+    OR e.id > coalesce((SELECT p.settled_to FROM {schema}.outbox_progress p WHERE p.outbox = (SELECT name FROM box)), 0)
+    AND NOT EXISTS (
+        SELECT FROM {schema}.outbox_journal j
+        WHERE j.outbox = (SELECT name FROM box) AND range_merge(j.ids) @> e.id AND j.ids @> e.id
+    );
+
+-- +goose Down
+SET LOCAL lock_timeout = '5s';
+
+-- Locked before it is counted: a producer could insert between the count and the DROP.
+LOCK TABLE {schema}.outbox_events IN ACCESS EXCLUSIVE MODE;
+
+-- +goose StatementBegin
+DO $$
+DECLARE
+    pending BIGINT;
+BEGIN
+    SELECT count(*) INTO pending FROM {schema}.outbox_events_pending;
+    IF pending > 0 THEN
+        RAISE EXCEPTION 'outbox_events holds % undelivered row(s)', pending USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'stop the producers and let `walpost run` deliver them, or delete on purpose what need not be delivered: DELETE FROM outbox_events WHERE id IN (SELECT id FROM outbox_events_pending)';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- What the journal has of it would be that of the next table of this name.
+DELETE FROM {schema}.outbox_journal WHERE outbox = (
+    SELECT concat(n.nspname, '.', c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = '{schema}.outbox_events'::regclass
+);
+
+DELETE FROM {schema}.outbox_deferred WHERE outbox = (
+    SELECT concat(n.nspname, '.', c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = '{schema}.outbox_events'::regclass
+);
+
+DELETE FROM {schema}.outbox_progress WHERE outbox = (
+    SELECT concat(n.nspname, '.', c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = '{schema}.outbox_events'::regclass
+);
+
+DROP VIEW {schema}.outbox_events_pending;
+
+DROP TABLE {schema}.outbox_events;
