@@ -22,10 +22,10 @@ CREATE TABLE {schema}.outbox_events (
 ) PARTITION BY RANGE (id);
 
 -- Nothing in a partition ever changes: vacuum has nothing to do there but to freeze.
-CREATE TABLE {schema}.outbox_events_1 PARTITION OF {schema}.outbox_events FOR VALUES FROM (MINVALUE) TO (1000001)
+CREATE TABLE {schema}.outbox_events_1000000 PARTITION OF {schema}.outbox_events FOR VALUES FROM (MINVALUE) TO (1000001)
     WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
 
-CREATE TABLE {schema}.outbox_events_2 PARTITION OF {schema}.outbox_events FOR VALUES FROM (1000001) TO (2000001)
+CREATE TABLE {schema}.outbox_events_2000000 PARTITION OF {schema}.outbox_events FOR VALUES FROM (1000001) TO (2000001)
     WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
 
 -- What lies beyond the partitions that retention has cut.

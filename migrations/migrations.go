@@ -36,8 +36,8 @@ const (
 	OneStep int64 = -1
 )
 
-// ownTables are the outboxes that migrations make, by their versions, and only where the configuration reads an
-// outbox of that layout from exactly that table.
+// ownTables are the outboxes that migrations make, by their versions, and only where the configuration reads
+// an outbox of that layout from exactly that table.
 var ownTables = map[int64]struct{ layout, name string }{
 	canonicalVersion: {outbox.Canonical().Name, outbox.DefaultTable},
 	12:               {outbox.Append().Name, outbox.AppendTable},

@@ -53,8 +53,8 @@ type State struct {
 
 // New prepares a runner and does not connect. The tables are made in the first schema of the connection's
 // search_path; outbox_messages and outbox_events only where one of the outboxes is that very table in the
-// canonical layout, or in layout append, the others always. Where groups are named, the runner knows the migrations of these and no others: it applies
-// none of the others, takes none of them back and lists none.
+// canonical layout, or in layout append, the others always. Where groups are named, the runner knows the
+// migrations of these and no others: it applies none of the others, takes none of them back and lists none.
 func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table, only ...Group) *Runner {
 	cfg = cfg.Copy()
 	// goose records the time in a column without time zone.

@@ -154,8 +154,8 @@ func Canonical() Layout {
 	return l
 }
 
-// Append is the layout of the append-only table that `walpost migrate` creates where the configuration has it.
-// Its mark is [MarkJournal].
+// Append is the layout of the append-only table that `walpost migrate` creates where the configuration has
+// it. Its mark is [MarkJournal].
 func Append() Layout {
 	l := Canonical()
 	l.Name = "append"

@@ -24,7 +24,10 @@ func (r *pass) deleteRows(ctx context.Context) error {
 			break
 		}
 		if table.Journals(t) {
-			all = append(all, r.forget(ctx, t))
+			partitioned, err := r.forget(ctx, t)
+			if all = append(all, err); partitioned {
+				continue // old rows have gone with their partitions
+			}
 		}
 		unarchived := table.MarkOf(t).Stays() && !table.IsArchived(t)
 		if r.opts.DeleteAfter > 0 && unarchived {
@@ -34,16 +37,15 @@ func (r *pass) deleteRows(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// forget deletes what the journal has of pending rows that are gone.
-func (r *pass) forget(ctx context.Context, t *outbox.Table) error {
-	err := r.db.Complete(ctx, t)
-	if err == nil {
+// forget deletes what the journal has of pending rows that are gone, and looks after partitions.
+func (r *pass) forget(ctx context.Context, t *outbox.Table) (partitioned bool, err error) {
+	if err = r.db.Complete(ctx, t); err == nil {
 		err = r.db.ForgetDeferred(ctx, t)
 	}
 	if err != nil {
-		return fmt.Errorf("delete deferrals of rows of %s that are gone: %w", t, err)
+		return false, fmt.Errorf("delete deferrals of rows of %s that are gone: %w", t, err)
 	}
-	return nil
+	return r.keepRanges(ctx, t)
 }
 
 // deleteFrom deletes rows that are marked and fit the outbox. It first checks that an index leads to them.

@@ -40,8 +40,8 @@ type Report struct {
 	// Busy: another pass was running, so this one did nothing.
 	Busy        bool          `json:"busy"`
 	Tables      []TableReport `json:"tables"`
-	Created     []string      `json:"created"`      // months of the archive
-	Dropped     []string      `json:"dropped"`      // months of the archive
+	Created     []string      `json:"created"`      // partitions: months of the archive, ids of an outbox
+	Dropped     []string      `json:"dropped"`      // as Created
 	Purged      int64         `json:"purged"`       // rows of the archive's default partition
 	ExpiredKeys int64         `json:"expired_keys"` // idempotency keys
 	// Notes say what was left undone, and why.

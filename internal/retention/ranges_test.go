@@ -1,0 +1,150 @@
+package retention_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/retention"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+)
+
+const insertEvents = `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+	SELECT 'order', i::text, 'order.created', '{}' FROM generate_series(1, $1) i`
+
+// newAppend is a database with an append-only outbox of one partition.
+func newAppend(t *testing.T, pg *testenv.Postgres) *bench {
+	t.Helper()
+	b := &bench{t: t, url: pg.NewDB(t)}
+	b.table = &outbox.Table{Schema: "public", Name: outbox.AppendTable, Layout: outbox.Append().Journaled(), Mark: outbox.MarkJournal}
+	cfg, err := pgx.ParseConfig(b.url)
+	b.must(err)
+	m := migrations.New(cfg, []*outbox.Table{b.table})
+	_, err = m.Up(t.Context(), migrations.Latest)
+	b.must(err)
+	b.must(m.Close())
+	b.app = b.connect()
+	b.exec(`DROP TABLE outbox_events_1000000, outbox_events_2000000, outbox_events_rest;
+		CREATE TABLE outbox_events_rest PARTITION OF outbox_events FOR VALUES FROM (MINVALUE) TO (MAXVALUE);
+		CREATE VIEW parts AS SELECT string_agg(concat(c.relname, substring(pg_get_expr(relpartbound, c.oid) FROM 11)), ', ' ORDER BY c.relname <> 'outbox_events_rest', c.oid) AS has
+			FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'outbox_events'::regclass`)
+	return b
+}
+
+// TestRanges: partitions are cut ahead of the ids, and those whose rows are delivered and old are dropped.
+func TestRanges(t *testing.T) {
+	retention.SetLeastRange(100)
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newAppend(t, pg)
+		created := func(want ...string) {
+			t.Helper()
+			if r := b.retain(); !slices.Equal(r.Created, want) || len(r.Complaints()) > 0 {
+				t.Errorf("created %q, want %q; %v", r.Created, want, r.Complaints())
+			}
+		}
+		created("outbox_events_100", "outbox_events_200")
+		b.wantText("partitions", `SELECT has FROM parts`, "outbox_events_rest FROM ('201') TO (MAXVALUE), outbox_events_100 FROM (MINVALUE) TO ('101'), outbox_events_200 FROM ('101') TO ('201')")
+		created()
+		b.exec(insertEvents, 150)
+		created("outbox_events_300", "outbox_events_400")
+		b.exec(insertEvents, 300) // some are beyond what was cut
+		created("outbox_events_1450")
+		b.wantText("the last partition", `SELECT substring(has FROM '^[^,]*') FROM parts`, "outbox_events_rest FROM ('1451') TO (MAXVALUE)")
+		b.wantText("rows", `SELECT concat(count(*), ' ', count(*) FILTER (WHERE tableoid = 'outbox_events_1450'::regclass)) FROM outbox_events`, "450 50")
+		b.wantText("constraints that are left", `SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_range'`, "0")
+		b.wantText("partitions without the trigger", `SELECT count(*) FROM pg_inherits i WHERE inhparent = 'outbox_events'::regclass AND NOT EXISTS (
+			SELECT FROM pg_trigger g WHERE g.tgrelid = i.inhrelid AND g.tgname = 'outbox_no_update' AND g.tgenabled = 'A')`, "0")
+
+		drop := func(want ...string) {
+			t.Helper()
+			r := b.retain(func(o *retention.Options) { o.DeleteAfter = time.Hour })
+			if !slices.Equal(r.Dropped, want) || len(r.Complaints()) > 0 {
+				t.Errorf("dropped %q, want %q; %v", r.Dropped, want, r.Complaints())
+			}
+		}
+		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at)
+			SELECT 'public.outbox_events', 'stored', int8multirange(int8range(n, n + 50)), now() - interval '2 hours' FROM generate_series(1, 401, 50) n`)
+		drop() // the progress does not say so yet
+		b.exec(`INSERT INTO outbox_progress VALUES ('public.outbox_events', 450)`)
+		b.exec(`INSERT INTO outbox_deferred (outbox, id, last_error) VALUES ('public.outbox_events', 150, 'held: x')`)
+		drop("outbox_events_100")
+		b.exec(`DELETE FROM outbox_deferred; UPDATE outbox_journal SET processed_at = now() WHERE ids @> 300::bigint`)
+		drop("outbox_events_200")
+		b.exec(`UPDATE outbox_journal SET processed_at = now() - interval '2 hours'`)
+		drop("outbox_events_300", "outbox_events_400")
+		b.wantText("entries that are left", `SELECT string_agg(ids::text, ' ') FROM outbox_journal`, "{[401,451)}")
+		b.wantText("rows that are left", `SELECT count(*) FROM outbox_events`, "50")
+	})
+}
+
+// TestRangesUnderLoad: no INSERT fails while partitions are cut and dropped, and no row is lost.
+func TestRangesUnderLoad(t *testing.T) {
+	retention.SetLeastRange(5000)
+	b := newAppend(t, testenv.SharedPostgres(t))
+	b.exec(`INSERT INTO outbox_progress VALUES ('public.outbox_events', 0)`)
+	ctx, stop := context.WithCancel(t.Context())
+	var writers sync.WaitGroup
+	defer writers.Wait()
+	defer stop()
+	for range 4 {
+		conn := b.connect()
+		writers.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := conn.Exec(context.Background(), insertEvents, 7); err != nil {
+					t.Errorf("insert: %v", err)
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	created, dropped := 0, 0
+	for begun := time.Now(); created < 10 && time.Since(begun) < testenv.Patience; {
+		b.exec(`UPDATE outbox_progress SET settled_to = (SELECT coalesce(max(id), 0) - 6000 FROM outbox_events)`)
+		r := b.retain(func(o *retention.Options) { o.DeleteAfter = time.Hour })
+		created, dropped = created+len(r.Created), dropped+len(r.Dropped)
+	}
+	stop()
+	writers.Wait()
+	if created < 10 || dropped == 0 {
+		t.Errorf("%d partitions were created, and %d dropped", created, dropped)
+	}
+	// No insert was rolled back, so there are no gaps.
+	b.wantText("ids without a row", `SELECT max(id) - min(id) + 1 - count(*) FROM outbox_events`, "0")
+}
+
+// TestRangesWaitPolitely: a transaction that stays open keeps partitions from being cut, and no producer waits for longer
+// than a lock is tried. What a pass that was broken off has left is taken away.
+func TestRangesWaitPolitely(t *testing.T) {
+	retention.SetLeastRange(100)
+	b := newAppend(t, testenv.SharedPostgres(t))
+	b.exec(insertEvents, 10)
+	b.exec(`ALTER TABLE outbox_events_rest ADD CONSTRAINT walpost_range CHECK (id < 50) NOT VALID`)
+	producer, err := b.connect().Begin(t.Context())
+	b.must(err)
+	_, err = producer.Exec(t.Context(), insertEvents, 1)
+	b.must(err)
+	r := b.retain()
+	if len(r.Created) > 0 || len(r.Notes) == 0 || !strings.Contains(r.Notes[0], "left to the next pass") {
+		t.Errorf("beside an open transaction: %+v", r)
+	}
+	b.must(producer.Commit(t.Context()))
+	if r := b.retain(); !slices.Equal(r.Created, []string{"outbox_events_1011"}) {
+		t.Errorf("after it: %+v", r)
+	}
+	b.exec(insertEvents, 100)
+
+	b.exec(`DO $$ BEGIN CREATE ROLE stranger LOGIN; EXCEPTION WHEN duplicate_object THEN END $$;
+		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO stranger`)
+	b.url = testenv.SharedPostgres(t).URLFor("stranger", b.text(`SELECT current_database()`))
+	if r := b.retain(); !slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "does not own public.outbox_events") }) {
+		t.Errorf("of a role that does not own the table: %+v", r)
+	}
+}
