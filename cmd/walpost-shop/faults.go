@@ -146,7 +146,8 @@ const repairPatience = 15 * time.Minute
 func (c *conductor) repair(ctx context.Context, since time.Duration) (err error) {
 	for begun := time.Now(); time.Since(begun) < repairPatience; sleep.For(ctx, time.Second) {
 		var out []byte
-		if out, err = c.walpostCommand("verify", "--repair", "--since", since.String()).CombinedOutput(); err == nil {
+		command := c.walpostCommand("verify", "--repair", "--since", since.String())
+		if out, err = command.CombinedOutput(); err == nil {
 			return nil
 		}
 		err = fmt.Errorf("walpost verify --repair: %w\n%s", err, out)

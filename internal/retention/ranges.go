@@ -13,12 +13,13 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// An append-only outbox that is partitioned by its ids has partitions cut ahead of them, and loses the old ones
-// as whole tables. The last partition goes to MAXVALUE: no INSERT fails where no pass has run for long.
+// An append-only outbox that is partitioned by its ids has partitions cut ahead of them, and loses the old
+// ones as whole tables. The last partition goes to MAXVALUE: no INSERT fails where no pass has run for long.
 const (
 	// rangesAhead is how many partitions lie ready before the last one.
 	rangesAhead = 2
-	// rangeTime is the time whose ids a partition holds, at the present rate, if they are more than leastRange.
+	// rangeTime is the time whose ids a partition holds, at the present rate, if they are more than
+	// leastRange.
 	rangeTime = time.Hour
 	// mostCuts bounds the partitions that one pass cuts.
 	mostCuts = 16
@@ -56,8 +57,8 @@ func bounds(from, to int64) string {
 	return fmt.Sprintf("FOR VALUES FROM (%s) TO (%s)", low, high)
 }
 
-// keepRanges cuts and drops partitions of an outbox. It reports false where the outbox has none by ids: its old
-// rows are deleted one by one.
+// keepRanges cuts and drops partitions of an outbox. It reports false where the outbox has none by ids: its
+// old rows are deleted one by one.
 func (r *pass) keepRanges(ctx context.Context, t *outbox.Table) (has bool, err error) {
 	all, owned, err := r.readRanges(ctx, t)
 	if err != nil || len(all) == 0 {
@@ -69,7 +70,8 @@ func (r *pass) keepRanges(ctx context.Context, t *outbox.Table) (has bool, err e
 		return true, nil
 	}
 	if all[len(all)-1].To != math.MaxInt64 {
-		r.note("%s has no partition to MAXVALUE, so no partition is cut: rows are refused behind the last one", t)
+		r.note("%s has no partition to MAXVALUE, so no partition is cut: "+
+			"rows are refused behind the last one", t)
 	} else if err := r.cutRanges(ctx, t, all[len(all)-1]); err != nil {
 		return true, fmt.Errorf("cut partitions of %s: %w", t, err)
 	}
@@ -85,7 +87,8 @@ func (r *pass) keepRanges(ctx context.Context, t *outbox.Table) (has bool, err e
 func (r *pass) readRanges(ctx context.Context, t *outbox.Table) (all []idRange, owned bool, err error) {
 	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		var byID bool
-		err := conn.QueryRow(ctx, `SELECT coalesce(pg_get_partkeydef(oid) = format('RANGE (%I)', $2::text), false),
+		err := conn.QueryRow(ctx, `SELECT
+				coalesce(pg_get_partkeydef(oid) = format('RANGE (%I)', $2::text), false),
 				pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass($1)`,
 			t.SQL(), t.Layout.Columns[outbox.ID]).Scan(&byID, &owned)
 		if errors.Is(err, pgx.ErrNoRows) || err == nil && !byID {
@@ -145,7 +148,9 @@ func (r *pass) nextRange(ctx context.Context, t *outbox.Table) (newest, size int
 	const some = 100_000
 	var age *float64 // of a row that is so many ids old
 	err = r.db.QueryRow(ctx, []any{&newest, &age}, fmt.Sprintf(`
-		WITH s AS (SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence($1, $2)::regclass), 0) AS last)
+		WITH s AS (
+			SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence($1, $2)::regclass), 0) AS last
+		)
 		SELECT last, (SELECT extract(epoch FROM now() - %s)::float8 FROM %s e WHERE e.%s > last - $3::bigint
 			ORDER BY e.%[3]s LIMIT 1) FROM s`, occurredSQL(t), t.SQL(), t.Column(outbox.ID)),
 		t.SQL(), t.Layout.Columns[outbox.ID], some)
@@ -236,7 +241,8 @@ func (r *pass) cutFilled(ctx context.Context, t *outbox.Table, last, next idRang
 // createSQL makes a table that can become a partition. Vacuum has nothing to do there but to freeze.
 func createSQL(t *outbox.Table, name string) string {
 	return fmt.Sprintf(`CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING IDENTITY) WITH (
-		autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1)`, name, t.SQL())
+		autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1)`,
+		name, t.SQL())
 }
 
 // check proves that every id in the last partition belongs into the one that it is to become.
@@ -265,7 +271,8 @@ func (r *pass) uncheck(ctx context.Context, last idRange) error {
 	return r.patiently(ctx, func() error {
 		return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = %d;
-				ALTER TABLE %s DROP CONSTRAINT IF EXISTS %s`, rangeLock.Milliseconds(), last.SQL, rangeCheck))
+				ALTER TABLE %s DROP CONSTRAINT IF EXISTS %s`,
+				rangeLock.Milliseconds(), last.SQL, rangeCheck))
 			return err
 		})
 	})
@@ -276,7 +283,8 @@ func (r *pass) alone(
 	ctx context.Context, t *outbox.Table, first string, do func(context.Context, pgx.Tx) error,
 ) error {
 	return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = %d; %s`, rangeLock.Milliseconds(), first))
+		_, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = %d; %s`,
+			rangeLock.Milliseconds(), first))
 		if err == nil {
 			_, err = tx.Exec(ctx, `LOCK TABLE `+t.SQL()+` IN ACCESS EXCLUSIVE MODE`)
 		}
@@ -297,8 +305,8 @@ func (r *pass) patiently(ctx context.Context, do func() error) (err error) {
 	return err
 }
 
-// settledSQL is the condition that nothing of a partition is needed: every id in $2 to $3 of outbox $1 is done
-// with, and was before $4.
+// settledSQL is the condition that nothing of a partition is needed: every id in $2 to $3 of outbox $1 is
+// done with, and was before $4.
 func settledSQL(t *outbox.Table) string {
 	return fmt.Sprintf(`EXISTS (SELECT FROM %s p WHERE p.outbox = $1 AND p.settled_to >= $3::bigint - 1)
 		AND NOT EXISTS (SELECT FROM %s d WHERE d.outbox = $1 AND d.id >= $2::bigint AND d.id < $3::bigint)
@@ -352,8 +360,9 @@ func (r *pass) forgetDropped(ctx context.Context, t *outbox.Table) error {
 	for n := int64(1); n > 0; {
 		err := r.db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`WITH gone AS (
 				DELETE FROM %s j WHERE j.ctid = ANY (ARRAY(
-					SELECT o.ctid FROM %[1]s o WHERE o.outbox = $1 AND range_merge(o.ids) << int8range($2, NULL)
-					LIMIT %d)) RETURNING 1
+					SELECT o.ctid FROM %[1]s o
+					WHERE o.outbox = $1 AND range_merge(o.ids) << int8range($2, NULL) LIMIT %d))
+				RETURNING 1
 			) SELECT count(*) FROM gone`, t.Journal.Entries, sweepRows), t.String(), all[0].From)
 		if err != nil {
 			return r.settle(err)
