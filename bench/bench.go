@@ -39,13 +39,16 @@ type Config struct {
 	// Rows is the number of rows of a drain, PerTx that of each transaction, Payload the bytes of each
 	// payload.
 	Rows, PerTx, Payload int
-	// The relay is measured with each of Marks (none, delete, update) and each of Batches (single, fast,
+	// The relay is measured with each of Marks (none, delete, update, journal) and each of Batches (single, fast,
 	// atomic).
 	Marks, Batches []string
 	// Shards are numbers of relays that share the rows; 1 is one relay for all.
 	Shards []int
 	// Runs is how often each drain is repeated.
 	Runs int
+	// CostRows is the number of rows for which it is measured what an event costs the database, with each of
+	// Marks; 0 measures nothing.
+	CostRows int
 	// Binary: pg_recvlogical is measured with binary tuples, too.
 	Binary bool
 	// DuplicateWindow is the streams' duplicate window for a kind of batches.
@@ -57,6 +60,8 @@ type Config struct {
 	Migrate func(ctx context.Context, url string) error
 	// Fit is the statements that make the database fit a relay: they create its publication.
 	Fit func(Setting) ([]string, error)
+	// Retain moves delivered rows to the archive.
+	Retain func(context.Context, Setting) error
 	// Command is `walpost run` with a setting, as a process.
 	Command func(Setting) (*exec.Cmd, error)
 	// Relay runs a relay in this process. It calls onStored at each PubAck with the time since the commit.
@@ -87,6 +92,11 @@ func Run(ctx context.Context, cfg Config) (r *Report, err error) {
 	}
 	for run := range cfg.Runs {
 		if err := b.drains(ctx, run); err != nil {
+			return b.report, err
+		}
+	}
+	if cfg.CostRows > 0 {
+		if err := b.costs(ctx); err != nil {
 			return b.report, err
 		}
 	}
@@ -207,17 +217,21 @@ func pad(payload int) string {
 	return string(b)
 }
 
-// fillSQL inserts rows, perTx in each transaction.
-func fillSQL(rows, perTx, payload int) string {
+// fillSQL inserts rows, perTx in each transaction, and takes them away again where gone is set.
+func fillSQL(set Setting, rows, perTx, payload int, gone bool) string {
+	remove := ""
+	if gone {
+		remove = "DELETE FROM " + set.table() + ";"
+	}
 	return fmt.Sprintf(`DO $$
 		BEGIN
 			FOR i IN 1 .. %d BY %d LOOP
-				INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+				INSERT INTO %s (aggregate_type, aggregate_id, event_type, payload)
 				SELECT 'bench', g %% 1000, '%s', jsonb_build_object('n', g, 'pad', '%s')
 				FROM generate_series(i, least(i + %d - 1, %d)) g;
-				COMMIT;
+				%s COMMIT;
 			END LOOP;
-		END $$`, rows, perTx, event, pad(payload), perTx, rows)
+		END $$`, rows, perTx, set.table(), event, pad(payload), perTx, rows, remove)
 }
 
 // drains measures the source, each drain, and the sinks once.
@@ -263,7 +277,7 @@ const (
 	SELECT FROM public.outbox_messages WHERE processed_at IS NULL LIMIT 1
 ) x`
 	// The ids have no gaps.
-	unjournaledSQL = `SELECT ((SELECT max(id) - min(id) + 1 FROM public.outbox_messages)
+	unjournaledSQL = `SELECT ((SELECT max(id) - min(id) + 1 FROM public.outbox_events)
 	- (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM public.outbox_journal, unnest(ids) r))::int`
 )
 

@@ -27,7 +27,7 @@ func TestBench(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program, "bench", "--postgres-url", pg.URL("postgres"), "--nats-url", n.URL(),
-		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--shards", "1,2", "--latency", "50", "--for", "1s", "--json")
+		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--shards", "1,2", "--cost", "2000", "--latency", "50", "--for", "1s", "--json")
 	cmd.Dir = t.TempDir()
 	out, err := cmd.Output()
 	if err != nil {
@@ -37,8 +37,8 @@ func TestBench(t *testing.T) {
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Drains) != 17 || len(r.Notes) > 0 {
-		t.Fatalf("%d drains, %q: want the source, four sinks, and three marks, with batches and without, of one relay and two", len(r.Drains), r.Notes)
+	if len(r.Drains) != 21 || len(r.Notes) > 0 {
+		t.Fatalf("%d drains, %q: want the source, four sinks, and four marks, with batches and without, of one relay and two", len(r.Drains), r.Notes)
 	}
 	for _, d := range r.Drains {
 		if rate := d.Rate(); len(d.Runs) != 2 || rate <= 0 || math.IsInf(rate, 0) {
@@ -48,6 +48,14 @@ func TestBench(t *testing.T) {
 	relay := r.Drains[slices.IndexFunc(r.Drains, func(d *bench.Drain) bool { return d.Name == "walpost, mark update" })].Runs[0]
 	if relay.Rows != 3000 || relay.Relay <= 0 || relay.RSS <= 0 || relay.Postgres <= 0 || relay.Broker <= 0 {
 		t.Errorf("a drain: %+v", relay)
+	}
+	if len(r.Costs) != 4 {
+		t.Errorf("costs: %+v", r.Costs)
+	}
+	for _, c := range r.Costs {
+		if c.WAL < c.Insert+c.Relay || c.Insert < int64(c.Rows)*300 || c.Relay < 0 || c.CPU <= 0 || c.Size <= 0 {
+			t.Errorf("a cost: %+v", c)
+		}
 	}
 	if len(r.Latencies) != 1 || r.Latencies[0].PubAck.Count < 40 || r.Latencies[0].Consumer.Count < 40 || r.Latencies[0].PubAck.P50 <= 0 {
 		t.Errorf("latencies: %+v", r.Latencies)

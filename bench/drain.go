@@ -60,6 +60,19 @@ func (s Setting) Shard() string {
 	return fmt.Sprintf("%d/%d", s.Index, s.Of)
 }
 
+// table is the outbox, with its schema.
+func (s Setting) table() string {
+	if s.Mark == "journal" {
+		return "public.outbox_events"
+	}
+	return "public.outbox_messages"
+}
+
+// truncateEvents empties an outbox that refuses that.
+const truncateEvents = `ALTER TABLE public.outbox_events DISABLE TRIGGER outbox_no_truncate;
+	TRUNCATE public.outbox_events RESTART IDENTITY;
+	ALTER TABLE public.outbox_events ENABLE ALWAYS TRIGGER outbox_no_truncate`
+
 // parts are the settings of all relays that share the rows.
 func (s Setting) parts() []Setting {
 	all := make([]Setting, max(1, s.Of))
@@ -79,9 +92,9 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	statements := []string{
 		`SELECT pg_drop_replication_slot(slot_name)
 			FROM pg_replication_slots WHERE database = current_database()`,
-		`ALTER TABLE public.outbox_messages DISABLE TRIGGER USER`, // which refuse that, for mark journal
 		`TRUNCATE public.outbox_messages, public.outbox_messages_dlq,
 			public.outbox_journal, public.outbox_deferred, public.outbox_progress`,
+		truncateEvents,
 		`DO $$
 			DECLARE p name;
 			BEGIN
@@ -105,13 +118,13 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	if set.Of > 1 {
 		some = 64 * set.Of // enough for every relay to have one
 	}
-	if err := b.exec(ctx, append(statements, unsynced, fillSQL(some, some, b.Payload))...); err != nil {
+	if err := b.exec(ctx, append(statements, unsynced, fillSQL(set, some, some, b.Payload, false))...); err != nil {
 		return err
 	}
 	if _, err := b.drain(ctx, set, some); err != nil {
 		return err
 	}
-	return b.exec(ctx, unsynced, fillSQL(rows, b.PerTx, b.Payload), `CHECKPOINT`)
+	return b.exec(ctx, unsynced, fillSQL(set, rows, b.PerTx, b.Payload, false), `CHECKPOINT`)
 }
 
 // createStream creates a relay's stream.

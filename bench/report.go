@@ -20,6 +20,7 @@ type Report struct {
 	Payload    int    `json:"payload_bytes"`
 	// Drains are all runs of the source, of each drain, and of the sinks.
 	Drains    []*Drain  `json:"drains"`
+	Costs     []Cost    `json:"costs,omitempty"`
 	Latencies []Latency `json:"latencies,omitempty"`
 	Notes     []string  `json:"notes,omitempty"`
 }
@@ -164,6 +165,11 @@ func (r *Report) Print(w io.Writer) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	if len(r.Costs) > 0 {
+		if err := r.printCosts(w); err != nil {
+			return err
+		}
 	}
 	if len(r.Latencies) > 0 {
 		fmt.Fprintln(w, "\nTo PubAck from the commit's own timestamp, "+

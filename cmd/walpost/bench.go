@@ -15,7 +15,6 @@ import (
 
 	"github.com/walpost/walpost/bench"
 	"github.com/walpost/walpost/internal/jetstream"
-	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -65,6 +64,8 @@ func newBenchCommand() *cobra.Command {
 	f.BoolVar(&b.Binary, "binary", false, "measure what the server sends with binary tuples, too")
 	f.IntVar(&b.Replicas, "replicas", 1, "replicas of the stream")
 	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
+	f.IntVar(&b.CostRows, "cost", 100_000,
+		"rows for which it is measured what an event costs the database, with each mark; 0 measures nothing")
 	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000},
 		"commits a second at which latency is measured; 0 measures none")
 	f.DurationVar(&b.For, "for", 10*time.Second, "how long latency is measured at each rate")
@@ -80,6 +81,8 @@ func checkBench(b *bench.Config, window time.Duration) error {
 	case b.Rows < 1 || b.PerTx < 1 || b.Replicas < 1 || b.Runs < 0 || b.Payload < 32:
 		return fmt.Errorf("--rows, --per-transaction and --replicas are 1 or more, " +
 			"--payload is 32 or more, --runs is not negative")
+	case b.CostRows < 0:
+		return fmt.Errorf("--cost is not negative")
 	case b.For < time.Second:
 		return fmt.Errorf("--for is 1s or more")
 	}
@@ -130,20 +133,27 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		fmt.Fprintf(stderr, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05")}, args...)...)
 	}
 	b.Migrate = func(ctx context.Context, url string) error {
-		set := bench.Setting{URL: url, Mark: string(outbox.MarkUpdate), Batch: string(jetstream.BatchSingle)}
-		return migrateUp(ctx, io.Discard, benchConfig(cfg, set), migrateOptions{to: migrations.Latest})
+		for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} { // each has its table
+			set := bench.Setting{URL: url, Mark: string(mark), Batch: string(jetstream.BatchSingle)}
+			c := benchConfig(cfg, set)
+			if err := migrateUp(ctx, io.Discard, c, migrateOptions{to: migrations.Latest}); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	b.Fit = func(set bench.Setting) (all []string, err error) {
+	b.Fit = func(set bench.Setting) ([]string, error) {
 		tables, err := benchConfig(cfg, set).Tables()
 		if err != nil {
 			return nil, err
 		}
-		for _, t := range tables {
-			if table.Journals(t) {
-				all = append(all, table.AppendOnlySQL(t, t.Schema+"."+table.AppendOnly)...)
-			}
-		}
-		return append(all, stream.PublicationSQL(set.Slot(), tables)), nil
+		return []string{stream.PublicationSQL(set.Slot(), tables)}, nil
+	}
+	b.Retain = func(ctx context.Context, set bench.Setting) error {
+		c := benchConfig(cfg, set)
+		c.Retention.ArchiveAfter, c.Retention.DropAfter = time.Millisecond, 0
+		_, err := retain(ctx, c, io.Discard)
+		return err
 	}
 	b.Command = func(set bench.Setting) (*exec.Cmd, error) {
 		program, err := os.Executable()
@@ -184,6 +194,9 @@ func benchConfig(cfg *Config, set bench.Setting) *Config {
 	c.Source, c.Shard = "", set.Shard()
 	c.Outboxes = []OutboxConfig{defaultOutbox()}
 	c.Outboxes[0].Mark = MarkConfig{Name: set.Mark}
+	if set.Mark == string(outbox.MarkJournal) {
+		c.Outboxes[0].Table, c.Outboxes[0].Layout.Name = "public."+outbox.AppendTable, outbox.Append().Name
+	}
 	c.NATS.Stream, c.NATS.Subject, c.NATS.CreateStream = set.Stream(), set.Subject(), false
 	c.Mode = "auto"
 	c.Retention.Interval = 0
