@@ -104,7 +104,8 @@ func (b *bench) cost(ctx context.Context, set Setting) (*Cost, error) {
 		strings.TrimPrefix(set.table(), "public.")).Scan(&c.Size)
 }
 
-// deadRows is how many row versions have become garbage so far. Sessions tell their counts when they are idle.
+// deadRows is how many row versions have become garbage so far. Sessions tell their counts when they are
+// idle.
 func deadRows(ctx context.Context, conn *pgx.Conn) (n int64, err error) {
 	sleep.For(ctx, 1500*time.Millisecond)
 	if _, err = conn.Exec(ctx, `SELECT pg_stat_clear_snapshot()`); err != nil {

@@ -118,7 +118,8 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	if set.Of > 1 {
 		some = 64 * set.Of // enough for every relay to have one
 	}
-	if err := b.exec(ctx, append(statements, unsynced, fillSQL(set, some, some, b.Payload, false))...); err != nil {
+	statements = append(statements, unsynced, fillSQL(set, some, some, b.Payload, false))
+	if err := b.exec(ctx, statements...); err != nil {
 		return err
 	}
 	if _, err := b.drain(ctx, set, some); err != nil {
