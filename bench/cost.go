@@ -17,7 +17,8 @@ import (
 type Cost struct {
 	Name string `json:"name"`
 	Rows int    `json:"rows"`
-	// WAL is all of it, in bytes: of Insert, of Relay while the relay delivered, and of what took the rows away.
+	// WAL is all of it, in bytes: of Insert, of Relay while the relay delivered, and of what took the rows
+	// away.
 	WAL    int64 `json:"wal"`
 	Insert int64 `json:"wal_insert"`
 	Relay  int64 `json:"wal_relay"`
