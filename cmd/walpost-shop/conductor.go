@@ -44,6 +44,8 @@ type conductor struct {
 	mu      sync.Mutex // guards the processes, one fault at a time
 	running map[string]*process
 	faults  map[string]int
+	// recreated is when the stream was, the first time included.
+	recreated time.Time
 }
 
 // process is one that is started again whenever it ends.
@@ -53,7 +55,9 @@ type process struct {
 }
 
 func run(ctx context.Context, o options, out io.Writer) (v verdict, err error) {
-	c := &conductor{options: o, out: out, running: map[string]*process{}, faults: map[string]int{}}
+	c := &conductor{
+		options: o, out: out, running: map[string]*process{}, faults: map[string]int{}, recreated: time.Now(),
+	}
 	defer func() { err = errors.Join(err, c.close()) }()
 	if err := c.start(ctx); err != nil {
 		return v, err

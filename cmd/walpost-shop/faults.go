@@ -108,6 +108,7 @@ func (c *conductor) rollBack(ctx context.Context) error {
 // verify --repair` has the relay store the rows since then again.
 func (c *conductor) recreate(ctx context.Context) error {
 	since := c.unconsumed(ctx)
+	c.recreated = time.Now()
 	if err := c.js.DeleteStream(ctx, streamName); err != nil {
 		return err
 	}
@@ -117,9 +118,11 @@ func (c *conductor) recreate(ctx context.Context) error {
 	return c.repair(ctx, since)
 }
 
-// unconsumed is since when the stream has messages that some consumer has not handled, or a little longer.
+// unconsumed is since when the stream has messages that some consumer has not handled, or longer.
 func (c *conductor) unconsumed(ctx context.Context) time.Duration {
-	const most, margin = 10 * time.Minute, time.Minute
+	const margin = 10 * time.Second
+	// What was not consumed before the stream was recreated has been made pending then.
+	most := time.Since(c.recreated) + margin
 	var handled uint64
 	err := c.pool.QueryRow(ctx, `SELECT min(last_processed_id) FROM consumer_offsets`).Scan(&handled)
 	if err != nil {
@@ -132,7 +135,7 @@ func (c *conductor) unconsumed(ctx context.Context) time.Duration {
 	m, err := s.GetMsg(ctx, handled+1)
 	switch {
 	case err == nil:
-		return time.Since(m.Time) + margin
+		return min(time.Since(m.Time)+margin, most)
 	case handled == s.CachedInfo().State.LastSeq:
 		return margin
 	}
