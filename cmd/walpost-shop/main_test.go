@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -21,7 +22,8 @@ func TestMain(m *testing.M) {
 // TestShop places orders while everything is broken.
 func TestShop(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	code := execute(t.Context(), []string{"-orders", "600", "-faults", "500ms"}, &stdout, &stderr)
+	logs := t.TempDir()
+	code := execute(t.Context(), []string{"-orders", "600", "-faults", "500ms", "-logs", logs}, &stdout, &stderr)
 	lines := strings.Split(strings.TrimSpace(stdout.String()), "\n")
 	last := lines[len(lines)-1]
 	want := regexp.MustCompile(`^walpost-shop: orders=600 placed=600 effects=1400 lost=0 duplicated=0 reordered=0 faults=[1-9]\d*$`)
@@ -29,6 +31,16 @@ func TestShop(t *testing.T) {
 		t.Errorf("it ended with %d\n%s%s", code, &stdout, &stderr)
 	}
 	t.Logf("%s", stdout.String())
+	files, _ := filepath.Glob(filepath.Join(logs, "*.log"))
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil || bytes.Contains(text, []byte("deadlock detected")) {
+			t.Errorf("%s: %v, or handlers wait for each other:\n%s", file, err, text)
+		}
+	}
+	if len(files) < 4 {
+		t.Errorf("logs: %q", files)
+	}
 }
 
 func TestBadFlags(t *testing.T) {
