@@ -58,11 +58,14 @@ fuzz: ## run every fuzz target, each for FUZZTIME (30s)
 # The seeds of `make chaos`: between them they have every kind of server, and those
 # that have found something.
 SEEDS ?= 2,7,23,46,803358146804981,3288942553247072,1164075553371158,4025513310620190
+# Those with mark journal.
+JOURNAL_SEEDS ?= 2,7,23,46
 FOR ?= 1h
 
 .PHONY: chaos
 chaos: deps pg-extra ## break everything under a load, and count: a few minutes, fixed seeds (SEEDS=1,2)
 	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 8 -seeds $(SEEDS)
+	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 4 -seeds $(JOURNAL_SEEDS) -mark journal
 
 .PHONY: chaos-soak
 chaos-soak: deps pg-extra ## the same with new seeds for as long as FOR says (1h), added to chaos.jsonl
