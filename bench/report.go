@@ -154,8 +154,10 @@ func (r *Report) Print(w io.Writer) error {
 		"%d rows of %d bytes, %d in each transaction; medians of %d runs\n\n",
 		r.PostgreSQL, r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, r.runs())
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "rows/s\tof source\tfrom start s\tlast/first tenth\t"+
-		"client CPU s/M\tPostgreSQL s/M\tNATS s/M\tRSS MiB\t ")
+	if len(r.Drains) > 0 {
+		fmt.Fprintln(t, "rows/s\tof source\tfrom start s\tlast/first tenth\t"+
+			"client CPU s/M\tPostgreSQL s/M\tNATS s/M\tRSS MiB\t ")
+	}
 	for _, d := range r.Drains {
 		client, postgres, broker := d.CPU()
 		fmt.Fprintf(t, "%.0f\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t %s\n",

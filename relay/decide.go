@@ -55,7 +55,7 @@ func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decis
 		return toLeave, nil
 	}
 	ask := false
-	if ev.Table.Partitioned && table.Changes(ev.Table) {
+	if ev.Table.Partitioned {
 		inHand := false
 		if inHand, ask, err = h.takeMoved(ctx, ev); err != nil || inHand {
 			return toSkip, err

@@ -105,8 +105,12 @@ func (c *conductor) rollBack(ctx context.Context) error {
 }
 
 // recreate deletes the stream and makes an empty one. What was in it and not consumed is gone: `walpost
-// verify --repair` has the relay store the rows since then again.
+// verify --repair` has the relay store the rows since then again. The relay is down meanwhile: later events
+// of the same orders would come first.
 func (c *conductor) recreate(ctx context.Context) error {
+	if err := c.running["relay"].program.Kill(); err != nil {
+		return err
+	}
 	since := c.unconsumed(ctx)
 	c.recreated = time.Now()
 	if err := c.js.DeleteStream(ctx, streamName); err != nil {

@@ -42,7 +42,7 @@ func newBenchCommand() *cobra.Command {
 				return jetstream.DuplicateWindow(batch != string(jetstream.BatchSingle))
 			}
 			report, err := runBench(cmd.Context(), cfg, b, cmd.ErrOrStderr())
-			if report != nil && len(report.Drains)+len(report.Latencies) > 0 {
+			if report != nil && len(report.Drains)+len(report.Costs)+len(report.Latencies) > 0 {
 				if perr := printBench(cmd.OutOrStdout(), report, asJSON); err == nil {
 					err = perr
 				}

@@ -53,4 +53,7 @@ var cases = []measured{
 		"--rows", "10000000", "--marks", "none", "--batches", "single", "--runs", "1",
 		"--latency", "0", "--duplicate-window", "2m",
 	}},
+	{"cost", "What an event costs the database", servers{}, []string{
+		"--runs", "0", "--latency", "0", "--cost", "300000",
+	}},
 }

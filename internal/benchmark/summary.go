@@ -33,6 +33,9 @@ func summarize(w io.Writer, folder string) error {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
 		k.table(w, filepath.Base(folder))
+		if len(k.Report.Drains) == 0 {
+			continue
+		}
 		if err := os.WriteFile(filepath.Join(folder, k.name+".svg"), []byte(k.plot()), 0o644); err != nil {
 			return err
 		}
@@ -41,10 +44,13 @@ func summarize(w io.Writer, folder string) error {
 }
 
 func (k *kept) table(w io.Writer, folder string) {
-	r := k.Report
+	r, rows := k.Report, k.Report.Rows
+	if len(r.Drains) == 0 && len(r.Costs) > 0 {
+		rows = r.Costs[0].Rows
+	}
 	fmt.Fprintf(w, "\n## %s\n\nPostgreSQL %s, NATS %s, R%d; %d rows of %d bytes, %d in each transaction; "+
 		"raw output in [%s.json](%s/%s.json).\n\n",
-		k.Title, short(r.PostgreSQL), r.NATS, r.Replicas, r.Rows, r.Payload, r.PerTx, k.name, folder, k.name)
+		k.Title, short(r.PostgreSQL), r.NATS, r.Replicas, rows, r.Payload, r.PerTx, k.name, folder, k.name)
 	if len(r.Drains) > 0 {
 		fmt.Fprintf(w, "![rows a second](%s/%s.svg)\n\n", folder, k.name)
 		fmt.Fprintln(w, "| | rows/s | of the source | from the start, s | last/first tenth "+
@@ -64,6 +70,7 @@ func (k *kept) table(w io.Writer, folder string) {
 			known(2, client), known(2, postgres), known(2, broker), known(2, sum),
 			known(2, d.Rate()*sum/1e6/cores), known(0, float64(d.RSS())/(1<<20)))
 	}
+	k.costs(w)
 	if len(r.Latencies) == 0 {
 		return
 	}
@@ -78,6 +85,20 @@ func (k *kept) table(w io.Writer, folder string) {
 			}
 		}
 		fmt.Fprintln(w)
+	}
+}
+
+// costs prints what events have cost, in units of an event.
+func (k *kept) costs(w io.Writer) {
+	if len(k.Report.Costs) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "| | WAL, bytes | of its INSERT | of the relay | PostgreSQL CPU, us | dead rows "+
+		"| size at the end, MiB |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+	for _, c := range k.Report.Costs {
+		per := func(n int64) float64 { return float64(n) / float64(c.Rows) }
+		fmt.Fprintf(w, "| %s | %.0f | %.0f | %.1f | %s | %.2f | %.1f |\n", c.Name, per(c.WAL), per(c.Insert),
+			per(c.Relay), bench.Known(1, per(c.CPU.Microseconds())), per(c.Dead), float64(c.Size)/(1<<20))
 	}
 }
 

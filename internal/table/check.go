@@ -76,7 +76,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 	if idType := f.types[t.Layout.Columns[outbox.ID]]; idType != "" {
 		now.IDType = idType
 	}
-	now.Partitioned = f.kind == "p"
+	now.Partitioned = f.kind == "p" && !Journals(t) // whose rows do not move
 	if Journals(t) {
 		now.Journal = db.own.journal
 	}

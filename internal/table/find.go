@@ -225,7 +225,7 @@ func (db *DB) Overdue(
 	}
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s
 			AND (t.%[5]s < now() - %[6]d * interval '1 microsecond') IS TRUE`,
-		t.Column(outbox.ID), sourceOf(t).pending, t.IDType, UnmarkedSQL(t, "t"),
+		t.Column(outbox.ID), sourceOf(t).all, t.IDType, UnmarkedSQL(t, "t"),
 		t.Column(outbox.AvailableAt), by.Microseconds())
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		overdue = append(overdue, string(v[0]))

@@ -57,10 +57,13 @@ func inEntrySQL(row string) string {
 }
 
 // undeferredSQL is the pending rows without a deferral, in the order of an index on the id. Their ids are
-// open: the search begins with the least of those.
+// open: the search begins with the least of those. OFFSET 0 has the rows read in that order, and none that is
+// not asked for: the planner takes open ids for few.
 func undeferredSQL(t *outbox.Table) string {
-	return journalSQL(t, `(SELECT `+rowColumns+`, `+undeferredColumns+`
-		FROM {table} e WHERE e.{id} >= lower(`+openSQL+`) AND `+openSQL+` @> e.{id} AND `+notDeferredSQL+`)`)
+	return journalSQL(t, `(SELECT e.*, `+undeferredColumns+`
+		FROM (SELECT `+rowColumns+` FROM {table} e WHERE e.{id} >= lower(`+openSQL+`)
+			ORDER BY e.{id} OFFSET 0) e
+		WHERE `+openSQL+` @> e.{id} AND `+notDeferredSQL+`)`)
 }
 
 // undeferredToSQL is those with ids up to an argument, in any order. It looks at open ids only, of which

@@ -396,7 +396,7 @@ func overLimitSQL(t *outbox.Table, f outbox.Field) string {
 // those that somebody has locked.
 func (db *DB) StillPending(ctx context.Context, t *outbox.Table, ids []string) (pending []string, err error) {
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s`,
-		t.Column(outbox.ID), sourceOf(t).pending, t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t"))
+		t.Column(outbox.ID), sourceOf(t).all, t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t"))
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		pending = append(pending, string(v[0]))
 		return nil
