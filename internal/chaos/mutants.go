@@ -220,15 +220,6 @@ var mutants = []mutant{
 
 // Busy calls`}},
 	},
-	{
-		name:  "journal: the progress passes a transaction that is open",
-		world: journaled(func(p *plan) { oneRelay(p); p.mode = "poll" }), only: "relay killed",
-		by: []string{"pending", "lost"},
-		edits: []testenv.Edit{{
-			"internal/table/advance.go", "		a.writers, err = db.writersOf(ctx, t)\n",
-			"		_, err = db.settleTo(ctx, t, to)\n",
-		}},
-	},
 }
 
 // killMutants lets the rig loose on every mutant until it is noticed, and on the
