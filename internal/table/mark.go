@@ -55,6 +55,9 @@ type source struct {
 
 func sourceOf(t *outbox.Table) source { return MarkOf(t).source(t) }
 
+// They are asked for with every row: to make them each time would allocate.
+var dated, undated Mark = updated{dated: true}, updated{}
+
 // MarkOf is the mark of an outbox.
 func MarkOf(t *outbox.Table) Mark {
 	switch t.Mark {
@@ -63,7 +66,10 @@ func MarkOf(t *outbox.Table) Mark {
 	case outbox.MarkDelete:
 		return deleted{}
 	case outbox.MarkUpdate:
-		return updated{dated: t.Layout.Has(outbox.ProcessedAt)}
+		if t.Layout.Has(outbox.ProcessedAt) {
+			return dated
+		}
+		return undated
 	case outbox.MarkJournal:
 		return journaled{}
 	}
