@@ -39,8 +39,8 @@ const AppendOnly = "outbox_append_only"
 
 // The triggers that [AppendOnlySQL] makes.
 const (
-	NoUpdateTrigger   = "outbox_no_update"
-	NoTruncateTrigger = "outbox_no_truncate"
+	noUpdateTrigger   = "outbox_no_update"
+	noTruncateTrigger = "outbox_no_truncate"
 )
 
 // AppendOnlySQL are the statements that make a table append-only, for a new one. function is that of the
@@ -48,20 +48,20 @@ const (
 func AppendOnlySQL(t *outbox.Table, function string) []string {
 	return []string{
 		fmt.Sprintf("ALTER TABLE %s ALTER COLUMN %s SET GENERATED ALWAYS", t.SQL(), t.Column(outbox.ID)),
-		noUpdateSQL(t, function), alwaysSQL(t, NoUpdateTrigger),
-		noTruncateSQL(t, function), alwaysSQL(t, NoTruncateTrigger),
+		noUpdateSQL(t, function), alwaysSQL(t, noUpdateTrigger),
+		noTruncateSQL(t, function), alwaysSQL(t, noTruncateTrigger),
 	}
 }
 
 func noUpdateSQL(t *outbox.Table, function string) string {
 	return fmt.Sprintf("CREATE OR REPLACE TRIGGER %s BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %s()",
-		NoUpdateTrigger, t.SQL(), function)
+		noUpdateTrigger, t.SQL(), function)
 }
 
 func noTruncateSQL(t *outbox.Table, function string) string {
 	return fmt.Sprintf(
 		"CREATE OR REPLACE TRIGGER %s BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s()",
-		NoTruncateTrigger, t.SQL(), function)
+		noTruncateTrigger, t.SQL(), function)
 }
 
 func alwaysSQL(t *outbox.Table, trigger string) string {
@@ -224,9 +224,9 @@ func (f *appendOnlyFacts) problems(t *outbox.Table, own *ownTables, p *check.Fin
 	lack(f.sequence != "" && !f.ordered, "their sequence does not count upwards from 1 or more with CACHE 1",
 		"ALTER SEQUENCE "+f.sequence+" CACHE 1 INCREMENT 1 MINVALUE 1 NO CYCLE")
 	lack(!f.noUpdate, "no trigger refuses every UPDATE",
-		noUpdateSQL(t, function), alwaysSQL(t, NoUpdateTrigger))
+		noUpdateSQL(t, function), alwaysSQL(t, noUpdateTrigger))
 	lack(!f.noTruncate, "no trigger refuses every TRUNCATE",
-		noTruncateSQL(t, function), alwaysSQL(t, NoTruncateTrigger))
+		noTruncateSQL(t, function), alwaysSQL(t, noTruncateTrigger))
 	p.If(len(lacks) > 0, "table-append-only", hint.Errorf(
 		"as its owner: "+strings.Join(advice, "; "),
 		"mark \"journal\" is for tables that are append-only, and %s is not: %s",
