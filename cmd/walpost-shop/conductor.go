@@ -80,7 +80,7 @@ func run(ctx context.Context, o options, out io.Writer) (v verdict, err error) {
 }
 
 // mostBehind is how many events the slowest consumer may be behind, or rows the relay, before clients wait. A
-// stream that is recreated loses what was not consumed, and is repaired for some minutes only.
+// stream that is recreated loses what was not consumed, and that is all stored again.
 const mostBehind = 10_000
 
 // watch has the clients wait while somebody is behind.

@@ -124,12 +124,15 @@ func (c *conductor) recreate(ctx context.Context) error {
 
 // unconsumed is since when the stream has messages that some consumer has not handled, or longer.
 func (c *conductor) unconsumed(ctx context.Context) time.Duration {
-	const margin = 10 * time.Second
+	// A consumer that has moved on so long after the stream was recreated reads the new one.
+	const margin, switched = 10 * time.Second, 30 * time.Second
 	// What was not consumed before the stream was recreated has been made pending then.
 	most := time.Since(c.recreated) + margin
 	var handled uint64
-	err := c.pool.QueryRow(ctx, `SELECT min(last_processed_id) FROM consumer_offsets`).Scan(&handled)
-	if err != nil {
+	var moved time.Time
+	err := c.pool.QueryRow(ctx, `SELECT min(last_processed_id), min(last_processed_at)
+		FROM consumer_offsets`).Scan(&handled, &moved)
+	if err != nil || moved.Before(c.recreated.Add(switched)) {
 		return most
 	}
 	s, err := c.js.Stream(ctx, streamName)

@@ -25,7 +25,7 @@ type appendOnlyFacts struct {
 	// last is the sequence's value, and settled the progress. last is -1 where it cannot be read.
 	last, settled int64
 	// Triggers refuse changes, also those of a session that replays other servers' changes.
-	noUpdate, noTruncate bool
+	refusesUpdate, refusesTruncate bool
 	// marked: rows were delivered with another mark, and the journal has none.
 	marked bool
 	// lacking are privileges, by the object.
@@ -88,27 +88,30 @@ func (f *appendOnlyFacts) read(ctx context.Context, conn *pgx.Conn, t *outbox.Ta
 	if err != nil {
 		return fmt.Errorf("read the ids of %s: %w", t, err)
 	}
-	if err := f.readTriggers(ctx, conn, t); err != nil {
+	if err := f.readTriggers(ctx, conn, t, own.appendOnly); err != nil {
 		return err
 	}
 	return f.readJournal(ctx, conn, t, own)
 }
 
-// readTriggers asks for triggers of a kind on the table and, for rows, on every partition of it.
-func (f *appendOnlyFacts) readTriggers(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
+// readTriggers asks for triggers with the function: on the table and, for rows, on each of its partitions.
+func (f *appendOnlyFacts) readTriggers(
+	ctx context.Context, conn *pgx.Conn, t *outbox.Table, function string,
+) error {
 	const row, before, update, truncate = 1 << 0, 1 << 1, 1 << 4, 1 << 5
 	err := conn.QueryRow(ctx, `
 		WITH refusing AS (
-			SELECT g.tgrelid, g.tgtype FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
-			WHERE p.proname = $2 AND g.tgenabled = 'A' AND g.tgqual IS NULL AND g.tgattr = ''::int2vector
+			SELECT g.tgrelid, g.tgtype FROM pg_trigger g
+			WHERE g.tgfoid = to_regproc($2) AND g.tgenabled = 'A' AND g.tgqual IS NULL
+				AND g.tgattr = ''::int2vector
 		)
 		SELECT (SELECT bool_and(EXISTS (
 				SELECT FROM refusing g WHERE g.tgrelid = r.id AND g.tgtype & $3 = $3))
 			FROM (SELECT to_regclass($1) UNION SELECT relid FROM pg_partition_tree(to_regclass($1))) r(id)),
 			EXISTS (SELECT FROM refusing g WHERE g.tgrelid = to_regclass($1)
 				AND g.tgtype & $4 = $4 AND g.tgtype & 1 = 0)`,
-		t.SQL(), AppendOnly, int16(row|before|update), int16(before|truncate)).
-		Scan(&f.noUpdate, &f.noTruncate)
+		t.SQL(), function, int16(row|before|update), int16(before|truncate)).
+		Scan(&f.refusesUpdate, &f.refusesTruncate)
 	if err != nil {
 		return fmt.Errorf("read triggers of %s: %w", t, err)
 	}
@@ -223,9 +226,9 @@ func (f *appendOnlyFacts) problems(t *outbox.Table, own *ownTables, p *check.Fin
 	lack(!f.always, "its ids are not GENERATED ALWAYS AS IDENTITY", generate...)
 	lack(f.sequence != "" && !f.ordered, "their sequence does not count upwards from 1 or more with CACHE 1",
 		"ALTER SEQUENCE "+f.sequence+" CACHE 1 INCREMENT 1 MINVALUE 1 NO CYCLE")
-	lack(!f.noUpdate, "no trigger refuses every UPDATE",
+	lack(!f.refusesUpdate, "no trigger refuses every UPDATE",
 		noUpdateSQL(t, function), alwaysSQL(t, noUpdateTrigger))
-	lack(!f.noTruncate, "no trigger refuses every TRUNCATE",
+	lack(!f.refusesTruncate, "no trigger refuses every TRUNCATE",
 		noTruncateSQL(t, function), alwaysSQL(t, noTruncateTrigger))
 	p.If(len(lacks) > 0, "table-append-only", hint.Errorf(
 		"as its owner: "+strings.Join(advice, "; "),
