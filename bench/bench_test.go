@@ -1,6 +1,7 @@
 package bench_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
 	"os/exec"
@@ -29,9 +30,11 @@ func TestBench(t *testing.T) {
 	cmd := exec.Command(program, "bench", "--postgres-url", pg.URL("postgres"), "--nats-url", n.URL(),
 		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--shards", "1,2", "--cost", "2000", "--latency", "50", "--for", "1s", "--json")
 	cmd.Dir = t.TempDir()
+	var said bytes.Buffer
+	cmd.Stderr = &said
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("walpost bench: %v\n%s", err, out)
+		t.Fatalf("walpost bench: %v\n%s\n%s", err, out, said.Bytes())
 	}
 	var r bench.Report
 	if err := json.Unmarshal(out, &r); err != nil {
