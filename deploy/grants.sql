@@ -4,7 +4,7 @@
 --
 -- relay   the role (walpost); it needs LOGIN REPLICATION besides, from a superuser
 -- mark    outboxes[].mark: update, delete, journal or none (update)
--- outbox  the table, of the canonical layout (outbox_messages)
+-- outbox  the table: outbox_messages, or outbox_events with mark journal (outbox_messages)
 -- producer  a role that writes events, if it is to have its grant here, too
 --
 -- In a database that has only the tables of a consumer, or of idempotency keys (walpost migrate up --only), name the
@@ -76,6 +76,11 @@ GRANT SELECT, INSERT, UPDATE ON outbox_replays TO :"relay";
 -- Column by column: a row that is inserted as processed is not delivered. The id is for RETURNING, as outbox.Insert has it.
 GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id),
 	SELECT (id) ON :outbox TO :"producer";
+SELECT count(*) = 2 AS has_headers FROM pg_attribute
+WHERE attrelid = :'outbox'::regclass AND attname IN ('aggregate_version', 'headers') \gset
+\if :has_headers
+GRANT INSERT (aggregate_version, headers) ON :outbox TO :"producer";
+\endif
 \else
 \endif
 \endif

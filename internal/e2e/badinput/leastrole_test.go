@@ -51,9 +51,30 @@ func TestLeastPrivileges(t *testing.T) {
 			s.newDB(name, sql)
 			s.grant(name, map[string]string{"relay": name, "mark": mark, "producer": name + "_shop"})
 			s.relayLeast(name, mark)
-			s.produceLeast(name)
+			s.produceLeast(name, outbox.Inserter{}, outbox.Message{
+				TenantID: 7, AggregateType: "order", AggregateID: 42, EventType: "order.placed", Payload: []byte("{}"), TraceID: "t",
+				OccurredAt: time.Now(), AvailableAt: time.Now(),
+			})
 		})
 	}
+}
+
+// TestProducerOfOutboxEvents: deploy/grants.sql lets a producer write every column of an event, and do nothing else.
+func TestProducerOfOutboxEvents(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, testenv.SharedPostgres(t))
+	const name = "producer_of_events"
+	s.newDB(name, strings.ReplaceAll(leastSQL, "NAME", name))
+	cmd := exec.Command(s.program, "migrate", "up")
+	cmd.Dir, cmd.Env = t.TempDir(), []string{"WALPOST_POSTGRES_URL=" + s.pg.URL(name), "WALPOST_LAYOUT=append"}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("walpost migrate up: %v\n%s", err, out)
+	}
+	s.grant(name, map[string]string{"relay": name, "mark": "journal", "outbox": outbox.AppendTable, "producer": name + "_shop"})
+	s.produceLeast(name, outbox.Inserter{Table: outbox.AppendTable, Layout: outbox.Append(), HeadersColumn: "headers"}, outbox.Message{
+		TenantID: 7, AggregateType: "order", AggregateID: "A-42", AggregateVersion: 1, EventType: "order.placed", Payload: []byte("{}"),
+		TraceID: "t", OccurredAt: time.Now(), AvailableAt: time.Now(), Headers: map[string]string{"x": "y"},
+	})
 }
 
 // grant runs the script with the program that it is written for, where there is one.
@@ -78,29 +99,31 @@ func (s *site) grant(database string, vars map[string]string) {
 	}
 }
 
-// produceLeast: a producer inserts events, and can do nothing else.
-func (s *site) produceLeast(database string) {
+// produceLeast: a producer inserts an event with everything that it may have, and can do nothing else.
+func (s *site) produceLeast(database string, inserter outbox.Inserter, event outbox.Message) {
 	s.t.Helper()
 	conn, err := pgx.Connect(s.t.Context(), s.pg.URLFor(database+"_shop", database))
 	s.must(err)
 	defer conn.Close(s.t.Context())
-	event := outbox.Message{
-		TenantID: 7, AggregateType: "order", AggregateID: 42, EventType: "order.placed", Payload: []byte("{}"), TraceID: "t",
-		OccurredAt: time.Now(), AvailableAt: time.Now(),
-	}
-	_, err = outbox.Insert(s.t.Context(), conn, event)
+	_, err = inserter.Insert(s.t.Context(), conn, event)
 	s.must(err)
-	for _, column := range []string{"id", "processed_at", "attempts", "last_error"} {
-		sql := `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, %s) VALUES ('order', 1, 'order.placed', '{}', NULL)`
-		s.denied(conn, fmt.Sprintf(sql, column))
-		s.denied(conn, `UPDATE outbox_messages SET `+column+` = NULL`)
+	own := []string{"id"}
+	name := inserter.Table
+	if name == "" {
+		name = outbox.DefaultTable
+		own = append(own, "processed_at", "attempts", "last_error")
+	}
+	s.must(s.pg.Exec(s.t.Context(), database, "SELECT "+strings.Join(own, ", ")+" FROM "+name))
+	for _, column := range own {
+		s.denied(conn, fmt.Sprintf(`INSERT INTO %s (aggregate_type, aggregate_id, event_type, payload, %s) VALUES ('order', 1, 'order.placed', '{}', NULL)`, name, column))
+		s.denied(conn, fmt.Sprintf(`UPDATE %s SET %s = NULL`, name, column))
 	}
 	for _, sql := range []string{
-		`SELECT payload FROM outbox_messages`, `SELECT processed_at FROM outbox_messages`, `UPDATE outbox_messages SET payload = '{}'`,
-		`DELETE FROM outbox_messages`, `TRUNCATE outbox_messages`, `SELECT FROM outbox_messages FOR UPDATE`,
-		`SELECT id FROM outbox_messages_dlq`, `SELECT id FROM outbox_messages_archive`,
+		`SELECT payload FROM OUTBOX`, `SELECT occurred_at FROM OUTBOX`, `UPDATE OUTBOX SET payload = '{}'`,
+		`DELETE FROM OUTBOX`, `TRUNCATE OUTBOX`, `SELECT FROM OUTBOX FOR UPDATE`,
+		`SELECT id FROM outbox_messages_dlq`, `SELECT id FROM outbox_messages_archive`, `SELECT ids FROM outbox_journal`,
 	} {
-		s.denied(conn, sql)
+		s.denied(conn, strings.ReplaceAll(sql, "OUTBOX", name))
 	}
 }
 
