@@ -15,7 +15,7 @@ CREATE TABLE {schema}.outbox_journal (
 CREATE INDEX outbox_journal_ids_idx ON {schema}.outbox_journal USING gist (range_merge(ids));
 
 -- A start looks for rows that the stream has lost among the newest entries.
-CREATE INDEX outbox_journal_processed_idx ON {schema}.outbox_journal (outbox, processed_at);
+CREATE INDEX outbox_journal_processed_idx ON {schema}.outbox_journal (processed_at, outbox);
 
 -- The pending rows that are parked, held, or due later. A row that is in neither table is pending, too.
 CREATE TABLE {schema}.outbox_deferred (
@@ -34,11 +34,13 @@ CREATE INDEX outbox_deferred_due_idx ON {schema}.outbox_deferred (outbox, availa
 
 CREATE INDEX outbox_deferred_aggregate_idx ON {schema}.outbox_deferred (outbox, aggregate_hash) WHERE last_error IS NOT NULL;
 
--- Up to which id every row of an outbox is in one of the two, or was never committed. Searches for pending rows begin there.
+-- Up to which id every row of an outbox is in one of the two, or was never committed, but for holes: ids whose transactions may
+-- still be open. Searches for pending rows look at holes, and above settled_to.
 CREATE TABLE {schema}.outbox_progress (
     outbox     TEXT PRIMARY KEY,
-    settled_to BIGINT      NOT NULL,
-    updated_at TIMESTAMPTZ NOT NULL DEFAULT now()
+    settled_to BIGINT         NOT NULL,
+    holes      INT8MULTIRANGE NOT NULL DEFAULT '{}',
+    updated_at TIMESTAMPTZ    NOT NULL DEFAULT now()
 ) WITH (fillfactor = 50);
 
 -- Outboxes with such a mark have triggers with this function, for UPDATE and TRUNCATE.

@@ -54,7 +54,10 @@ SELECT e.*, coalesce(d.attempts, 0) AS attempts, d.last_error, d.available_at AS
 FROM {schema}.outbox_events e
 LEFT JOIN {schema}.outbox_deferred d ON d.outbox = (SELECT name FROM box) AND d.id = e.id
 WHERE d.id IS NOT NULL
-    OR e.id > coalesce((SELECT p.settled_to FROM {schema}.outbox_progress p WHERE p.outbox = (SELECT name FROM box)), 0)
+    OR coalesce((
+        SELECT p.holes + int8multirange(int8range(p.settled_to, NULL, '()')) FROM {schema}.outbox_progress p
+        WHERE p.outbox = (SELECT name FROM box)
+    ), int8multirange(int8range(0, NULL, '()'))) @> e.id
     AND NOT EXISTS (
         SELECT FROM {schema}.outbox_journal j
         WHERE j.outbox = (SELECT name FROM box) AND range_merge(j.ids) @> e.id AND j.ids @> e.id

@@ -44,13 +44,14 @@ func (db *DB) prepare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
 	defer cancel()
 	// Look-ups are by key, in batches: a plan that scans a queue table because
-	// its statistics say it is empty would be a disaster an hour later. And they are short: to compile
-	// one (jit) takes longer than to run it.
+	// its statistics say it is empty would be a disaster an hour later. A search wants the first rows, and
+	// no bitmap of all. And they are short: to compile one (jit) takes longer than to run it.
 	sql := fmt.Sprintf(`SET idle_session_timeout = %d; SET idle_in_transaction_session_timeout = %[1]d;
 		SET lock_timeout = %d;
 		SET synchronous_commit = local; SET row_security = off;
 		SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
-		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
+		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
+		SET enable_bitmapscan = off; SET jit = off;
 		SET statement_timeout = %d`,
 		SessionTimeout.Milliseconds(), lockTimeout.Milliseconds(), db.limit.Milliseconds())
 	if _, err := db.conn.Exec(ctx, sql); err != nil {

@@ -308,7 +308,8 @@ func (r *pass) patiently(ctx context.Context, do func() error) (err error) {
 // settledSQL is the condition that nothing of a partition is needed: every id in $2 to $3 of outbox $1 is
 // done with, and was before $4.
 func settledSQL(t *outbox.Table) string {
-	return fmt.Sprintf(`EXISTS (SELECT FROM %s p WHERE p.outbox = $1 AND p.settled_to >= $3::bigint - 1)
+	return fmt.Sprintf(`EXISTS (SELECT FROM %s p WHERE p.outbox = $1 AND p.settled_to >= $3::bigint - 1
+			AND NOT p.holes && int8range($2::bigint, $3::bigint))
 		AND NOT EXISTS (SELECT FROM %s d WHERE d.outbox = $1 AND d.id >= $2::bigint AND d.id < $3::bigint)
 		AND NOT EXISTS (SELECT FROM %s j WHERE j.outbox = $1 AND j.processed_at >= $4::timestamptz
 			AND range_merge(j.ids) && int8range($2::bigint, $3::bigint)

@@ -11,16 +11,18 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Advance is how far the progress of a table with a journal is to go next, and what it waits for.
+// Advance is how far the progress of a table with a journal is to go next, and what becomes of its holes.
 type Advance struct {
-	to int64
-	// writers are the transactions that may still insert rows with ids up to that.
+	to int64 // was seen
+	// holesTo was seen, too. writers are the transactions that may still insert rows with ids up to there.
+	holesTo int64
 	writers []string
 }
 
-// Advance moves the progress of a table with a journal on, where it can: to an id up to which every
-// transaction has ended and no row is pending without a deferral. Rows that are due later get one. With
-// other marks it does nothing.
+// Advance moves the progress of a table with a journal on, where it can: to an id up to which no row is
+// pending without a deferral. Rows that are due later get one. Ids up to there that were not seen are
+// holes: they belong to transactions that are open, or were rolled back. A hole goes when all transactions
+// have ended that may have had it. With other marks Advance does nothing.
 //
 // An INSERT holds its lock on the table before it draws an id, and so a transaction that holds none when a
 // row is seen inserts none with a lesser id: the ids come from a sequence with CACHE 1.
@@ -36,24 +38,34 @@ func (db *DB) Advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 }
 
 func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
+	now, err := db.writersOf(ctx, t)
+	if err != nil {
+		return err
+	}
+	var ended int64
+	if a.writers = stillOpen(a.writers, now); len(a.writers) == 0 {
+		ended = a.holesTo
+	}
 	if a.to > 0 {
-		now, err := db.writersOf(ctx, t)
-		if err != nil {
-			return err
-		}
-		if a.writers = stillOpen(a.writers, now); len(a.writers) > 0 {
-			return nil
-		}
-		if done, err := db.settleTo(ctx, t, a.to); err != nil || !done {
+		done, err := db.settleTo(ctx, t, a.to, ended)
+		if err != nil || !done {
 			return err
 		}
 	}
-	a.to = 0
-	var to, settled int64
-	err := db.QueryRow(ctx, []any{&to, &settled}, journalSQL(t,
-		`SELECT coalesce(max(e.{id}), 0), `+settledToSQL+` FROM {table} e`))
-	if err == nil && to > settled {
-		a.to = to
+	var seen, settled int64
+	var hasHoles bool
+	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles}, journalSQL(t, `SELECT coalesce(max(e.{id}), 0),
+		coalesce((SELECT p.settled_to FROM {progress} p WHERE p.outbox = {outbox}), 0),
+		EXISTS (SELECT FROM {progress} p WHERE p.outbox = {outbox} AND NOT isempty(p.holes)) FROM {table} e`))
+	if err != nil {
+		return err
+	}
+	seen = max(seen, settled)
+	if a.to = 0; seen > settled || hasHoles {
+		a.to = seen
+	}
+	if ended == a.holesTo { // no writer of theirs is left
+		a.holesTo = seen
 		a.writers, err = db.writersOf(ctx, t)
 	}
 	return err
@@ -100,9 +112,13 @@ func (db *DB) writersOf(ctx context.Context, t *outbox.Table) (writers []string,
 // mostDeferred bounds how many rows one statement defers.
 const mostDeferred = 10_000
 
+// mostHoles bounds the holes. Where there are more, neighbours become one: what lies between them has
+// entries, which are read again.
+var mostHoles = 10_000
+
 // settleTo defers the rows up to an id that are due later, and writes the progress if no other row is
-// pending there, of any shard.
-func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to int64) (done bool, err error) {
+// pending there, of any shard. Holes up to ended go.
+func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (done bool, err error) {
 	events := "true" // rows that do not fit are none
 	if fits := t.WhereSQL("t"); fits != "" {
 		events = fits
@@ -113,18 +129,39 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to int64) (done boo
 				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash)
 				SELECT {outbox}, t.{id}, t.{available}, {hash} FROM {undeferred} t
 				WHERE t.{available} > now() AND {events} ORDER BY t.{id} LIMIT $2`,
-				"{undeferred}", undeferredToSQL(t, "$1"), "{events}", events), to, mostDeferred)
+				"{undeferred}", undeferredSQL(t, upToSQL(t, "$1")), "{events}", events), to, mostDeferred)
 			if err != nil {
 				return err
 			}
 		}
-		tag, err := conn.Exec(ctx, journalSQL(t, `INSERT INTO {progress} AS p (outbox, settled_to)
-			SELECT {outbox}, $1::bigint WHERE NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})
-			ON CONFLICT (outbox) DO UPDATE
-			SET settled_to = greatest(p.settled_to, EXCLUDED.settled_to), updated_at = now()`,
-			"{undeferred}", undeferredToSQL(t, "$1"), "{events}", events), to)
+		tag, err := conn.Exec(ctx, progressSQL(t, events), to, ended, mostHoles)
 		done = tag.RowsAffected() == 1
 		return err
 	})
 	return done, err
+}
+
+// progressSQL writes the progress to id $1 if no event is pending there, without holes up to $2, and about $3
+// of them at most.
+func progressSQL(t *outbox.Table, events string) string {
+	return journalSQL(t, `
+WITH open AS MATERIALIZED (
+	SELECT {open} AS ids
+), unseen AS MATERIALIZED (
+	SELECT o.ids - int8multirange(int8range(NULL, $2::bigint, '(]')) - coalesce((
+		SELECT range_agg(int8range(e.{id}, e.{id}, '[]')) FROM unnest(o.ids) r, {table} e
+		WHERE e.{id} >= lower(r) AND e.{id} < upper(r)), '{}') AS ids
+	FROM open o
+)
+INSERT INTO {progress} AS p (outbox, settled_to, holes)
+SELECT {outbox}, $1::bigint, CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3 THEN u.ids ELSE (
+		SELECT range_agg(int8range(lower(r) / s.size * s.size,
+			least((upper(r) - 1) / s.size * s.size + s.size, $1 + 1)))
+		FROM unnest(u.ids) r, (SELECT ($1 - lower(u.ids)) / $3 + 1 AS size) s) END
+FROM unseen u WHERE NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})
+ON CONFLICT (outbox) DO UPDATE
+	SET settled_to = EXCLUDED.settled_to, holes = EXCLUDED.holes, updated_at = now()
+	WHERE p.settled_to <= EXCLUDED.settled_to`,
+		"{open}", upToSQL(t, "$1::bigint"), "{undeferred}", undeferredSQL(t, upToSQL(t, "$1")),
+		"{events}", events)
 }

@@ -56,22 +56,15 @@ func inEntrySQL(row string) string {
 	return "j.outbox = {outbox} AND range_merge(j.ids) @> " + row + ".{id} AND j.ids @> " + row + ".{id}"
 }
 
-// undeferredSQL is the pending rows without a deferral, in the order of an index on the id. Their ids are
-// open: the search begins with the least of those. OFFSET 0 has the rows read in that order, and none that is
-// not asked for: the planner takes open ids for few.
-func undeferredSQL(t *outbox.Table) string {
-	return journalSQL(t, `(SELECT e.*, `+undeferredColumns+`
-		FROM (SELECT `+rowColumns+` FROM {table} e WHERE e.{id} >= lower(`+openSQL+`)
-			ORDER BY e.{id} OFFSET 0) e
-		WHERE `+openSQL+` @> e.{id} AND `+notDeferredSQL+`)`)
+// undeferredSQL is the pending rows without a deferral whose ids are among some open ones, in any order.
+func undeferredSQL(t *outbox.Table, ids string) string {
+	return journalSQL(t, "(SELECT e.* FROM unnest({ids}) r, LATERAL "+inRangeSQL+" e)", "{ids}", ids)
 }
 
-// undeferredToSQL is those with ids up to an argument, in any order. It looks at open ids only, of which
-// there are few below the greatest journaled one: rows that were rolled back, or that wait.
-func undeferredToSQL(t *outbox.Table, to string) string {
-	return journalSQL(t, `(SELECT `+rowColumns+`, `+undeferredColumns+`
-		FROM unnest(`+openSQL+` * int8multirange(int8range(NULL, {to}, '(]'))) r, {table} e
-		WHERE e.{id} >= lower(r) AND e.{id} < upper(r) AND `+notDeferredSQL+`)`, "{to}", to)
+// upToSQL are the open ids up to an argument. There are few below the greatest journaled one: rows that were
+// rolled back, or that wait.
+func upToSQL(t *outbox.Table, to string) string {
+	return journalSQL(t, openSQL+` * int8multirange(int8range(NULL, {to}, '(]'))`, "{to}", to)
 }
 
 const (
@@ -80,28 +73,38 @@ const (
 
 	notDeferredSQL = `NOT EXISTS (SELECT FROM {deferred} d WHERE d.outbox = {outbox} AND d.id = e.{id})`
 
-	// openSQL is the ids above the progress that no entry has, as an int8multirange. A statement makes it
-	// once.
-	openSQL = `(SELECT int8multirange(int8range(` + settledToSQL + `, NULL, '()')) - coalesce((
-		SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
-		WHERE j.outbox = {outbox}
-			AND range_merge(j.ids) && int8range(` + settledToSQL + `, NULL, '()')), '{}'))`
+	// inRangeSQL is the rows without a deferral whose ids are in a range r.
+	inRangeSQL = `(SELECT ` + rowColumns + `, ` + undeferredColumns + ` FROM {table} e
+		WHERE e.{id} >= lower(r) AND e.{id} <= coalesce(upper(r) - 1, 9223372036854775807)
+			AND ` + notDeferredSQL + `)`
+
+	// unsettledSQL is the ids of which the progress knows nothing: those above it, and its holes.
+	unsettledSQL = `coalesce((SELECT p.holes + int8multirange(int8range(p.settled_to, NULL, '()'))
+		FROM {progress} p WHERE p.outbox = {outbox}), int8multirange(int8range(0, NULL, '()')))`
+
+	// openSQL is the unsettled ids that no entry has. A statement makes it once.
+	openSQL = `(SELECT u.ids - coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
+			WHERE j.outbox = {outbox} AND range_merge(j.ids) && u.ids), '{}')
+		FROM (SELECT ` + unsettledSQL + ` AS ids OFFSET 0) u)`
 )
 
 // source implements Mark.
 func (journaled) source(t *outbox.Table) source {
 	deferral := `d.attempts AS {attempts}, d.last_error AS {error},
 		coalesce(d.available_at, {due}) AS {available}`
-	waiting := journalSQL(t, `SELECT `+rowColumns+`, `+deferral+`, NULL::timestamptz, d.aggregate_hash
-		FROM {deferred} d JOIN {table} e ON e.{id} = d.id WHERE d.outbox = {outbox}`)
+	waiting := journalSQL(t, `(SELECT `+rowColumns+`, `+deferral+`,
+			NULL::timestamptz AS {processed}, d.aggregate_hash AS `+aggregateHash+`
+		FROM {deferred} d JOIN {table} e ON e.{id} = d.id WHERE d.outbox = {outbox})`)
+	open := journalSQL(t, openSQL)
+	inRange := journalSQL(t, inRangeSQL)
 	return source{
 		all: journalSQL(t, `(SELECT `+rowColumns+`, `+deferral+`,
 			(SELECT max(j.processed_at) FROM {entries} j WHERE `+inEntrySQL("e")+`) AS {processed}
 		FROM {table} e LEFT JOIN {deferred} d ON d.outbox = {outbox} AND d.id = e.{id})`),
-		pending: journalSQL(t, "(SELECT * FROM {undeferred} t UNION ALL {waiting})",
-			"{undeferred}", undeferredSQL(t), "{waiting}", waiting),
-		due: journalSQL(t, "((SELECT * FROM {undeferred} t ORDER BY t.{id} LIMIT 1000) UNION ALL {waiting})",
-			"{undeferred}", undeferredSQL(t), "{waiting}", waiting),
+		pending: "(SELECT * FROM " + undeferredSQL(t, open) + " t UNION ALL " + waiting + ")",
+		first:   []search{{over: "unnest(" + open + ") r, ", pending: inRange}, {pending: waiting}},
+		due: "(SELECT e.* FROM unnest(" + open + ") r, LATERAL (SELECT * FROM " + inRange + " e ORDER BY e." +
+			t.Column(outbox.ID) + " LIMIT 1000) e UNION ALL " + waiting + ")",
 		// OFFSET 0: the entries come first, in the order of an index, and each has its rows looked up.
 		marked: journalSQL(t, `(SELECT e.*, `+markedColumns+`
 		FROM {entries} j, unnest(j.ids) r, LATERAL (SELECT `+rowColumns+` FROM {table} e
@@ -120,7 +123,7 @@ const markedColumns = `NULL::smallint AS {attempts}, NULL::text AS {error}, {due
 const aggregateHash = `"deferred.aggregate_hash"`
 
 // LookUpInserted is LookUp for rows that the WAL brings. Of a table with a journal it asks the journal first:
-// a row that is above the progress and in neither of the journal's tables is pending.
+// a row that the progress does not know and that is in neither of the journal's tables is pending.
 func (db *DB) LookUpInserted(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
 	if !Journals(t) {
 		return db.LookUp(ctx, t, rows)
@@ -168,17 +171,14 @@ func (db *DB) known(ctx context.Context, t *outbox.Table, rows []Row) (known []i
 
 func knownSQL(t *outbox.Table) string {
 	return journalSQL(t, `SELECT w.ord::int - 1 FROM unnest($1::bigint[]) WITH ORDINALITY AS w(id, ord)
-		WHERE w.id <= {settled}
+		WHERE NOT (SELECT `+unsettledSQL+`) @> w.id
 			OR (SELECT coalesce(range_agg(r), '{}')
-				FROM unnest($2::int8multirange) b, {entries} j, unnest(j.ids) r
-				WHERE j.outbox = {outbox} AND range_merge(j.ids) && b AND r && b) @> w.id
+				FROM {entries} j, unnest(j.ids) r WHERE j.outbox = {outbox}
+					AND range_merge(j.ids) && $2::int8multirange AND r && $2) @> w.id
 			OR w.id = ANY (ARRAY(SELECT d.id FROM {deferred} d
 				WHERE d.outbox = {outbox} AND d.id = ANY ($1::bigint[])))
-		ORDER BY 1`, "{settled}", journalSQL(t, settledToSQL))
+		ORDER BY 1`)
 }
-
-// settledToSQL is the id up to which no row is pending without a deferral.
-const settledToSQL = `coalesce((SELECT p.settled_to FROM {progress} p WHERE p.outbox = {outbox}), 0)`
 
 // set implements Mark: it writes deferrals.
 func (journaled) set(t *outbox.Table, s *sets) string {
@@ -342,15 +342,15 @@ func letterAndEntrySQL(t *outbox.Table, letters, from, original, rendered, note 
 }
 
 // DeleteJournaled deletes the rows that entries from before a moment name, and those entries, the oldest
-// first: of so many entries at most. It returns how many of both there were. Rows above the progress stay: a
-// row that the WAL brings again would look new.
+// first: of so many entries at most. It returns how many of both there were. Rows that the progress does not
+// know stay: one that the WAL brings again would look new.
 func (db *DB) DeleteJournaled(
 	ctx context.Context, t *outbox.Table, before time.Time, most int,
 ) (entries int, rows int64, err error) {
 	err = db.QueryRow(ctx, []any{&entries, &rows}, journalSQL(t, `
 WITH old AS MATERIALIZED (
 	SELECT j.ctid AS place, j.ids FROM {entries} j WHERE j.outbox = {outbox} AND j.processed_at < $1
-		AND coalesce(upper(j.ids), 0) <= {settled} + 1
+		AND NOT j.ids && (SELECT `+unsettledSQL+`)
 	ORDER BY j.processed_at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), gone AS (
 	DELETE FROM {table} t USING old o, unnest(o.ids) r
@@ -358,8 +358,7 @@ WITH old AS MATERIALIZED (
 ), forgotten AS (
 	DELETE FROM {entries} j WHERE j.ctid = ANY (ARRAY(SELECT o.place FROM old o)) RETURNING 1
 )
-SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone) WHERE `+pg.OwnPath,
-		"{settled}", journalSQL(t, settledToSQL)), before, most)
+SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone) WHERE `+pg.OwnPath), before, most)
 	return entries, rows, err
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
@@ -200,54 +202,119 @@ func TestJournalHealing(t *testing.T) {
 	})
 }
 
-// TestJournalProgress: the progress passes no row of a transaction that is still open, or prepared, and no row that is
-// pending. Rows that are due later do not keep it.
+// TestJournalProgress: the progress passes no row that is pending. Ids of transactions that are still open, or prepared, are
+// its holes. Rows that are due later do not keep it.
 func TestJournalProgress(t *testing.T) {
 	testenv.ClustersWith(t, testenv.PGOptions{Settings: map[string]string{"max_prepared_transactions": "5"}}, func(t *testing.T, pg *testenv.Postgres) {
 		b := newBench(t, pg, outbox.MarkJournal)
 		var a table.Advance
 		progress := func(what, want string) {
 			t.Helper()
-			b.must(b.db.Advance(t.Context(), b.table, &a)) // waits for the transactions that are open now
+			b.must(b.db.Advance(t.Context(), b.table, &a)) // sees the rows, and the transactions that are open now
 			b.must(b.db.Advance(t.Context(), b.table, &a))
-			b.is(what, b.text(`SELECT coalesce(max(settled_to), 0) FROM outbox_progress`), want)
+			b.is(what, b.text(`SELECT concat(coalesce(max(settled_to), 0), ' ', max(holes::text)) FROM outbox_progress`), want)
 		}
-		progress("empty", "0")
+		progress("empty", "0 ")
 		rows := b.insert(5)
-		progress("pending", "0")
+		progress("pending", "0 ")
 		b.mark(rows)
-		progress("delivered", "5")
+		progress("delivered", "5 {}")
 
-		writer := b.connect()
-		run := func(sql string) {
+		writer, other := b.connect(), b.connect()
+		run := func(c *pgx.Conn, sql string) {
 			t.Helper()
-			_, err := writer.Exec(t.Context(), sql)
+			_, err := c.Exec(t.Context(), sql)
 			b.must(err)
 		}
 		const one = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'a.b', '{}')`
-		run(`BEGIN`)
-		run(one) // 6
+		run(writer, `BEGIN`)
+		run(writer, one) // 6
 		b.mark(b.insert(2))
-		progress("an open transaction", "5")
-		run(`PREPARE TRANSACTION 'x'`)
-		progress("it is prepared", "5")
-		run(`COMMIT PREPARED 'x'`)
-		progress("it has ended, and its row is pending", "5")
-		b.is("its row", b.fresh(), "6")
+		progress("an open transaction", "8 {[6,7)}")
+		run(other, `BEGIN`)
+		run(other, one) // 9
+		run(other, `ROLLBACK`)
+		run(writer, one) // 10
+		b.mark(b.insert(1))
+		progress("one was rolled back meanwhile", "11 {[6,7),[9,11)}")
+		run(writer, `PREPARE TRANSACTION 'x'`)
+		progress("it is prepared", "11 {[6,7),[9,11)}")
+		b.is("none is pending", b.fresh(), "")
+		run(writer, `COMMIT PREPARED 'x'`)
+		b.is("its rows", b.fresh(), "6 10")
+		states, err := b.db.LookUpInserted(t.Context(), b.table, []table.Row{b.row("6"), b.row("10")})
+		b.must(err)
+		if !states[0].Publish() || !states[1].Publish() {
+			t.Errorf("its rows come from the WAL: %+v", states)
+		}
+		progress("it has ended, and its rows are pending", "11 {[6,7),[9,11)}")
+		b.mark([]table.Row{b.row("6")})
+		progress("one is delivered", "11 {[6,7),[9,11)}")
+		b.is("the other one", b.fresh(), "10")
+		n, _, err := b.db.DeleteJournaled(t.Context(), b.table, time.Now().Add(time.Hour), 100)
+		b.must(err)
+		b.is("entries that are deleted", fmt.Sprint(n), "3") // that of 6 stays
 		b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at)
-			VALUES ('a', 1, 'a.b', '{}', now() + interval '1 hour')`) // 9
-		row := rows[0]
-		row.Ref.ID = "6"
-		b.mark([]table.Row{row})
-		progress("the row is delivered, and another one is due later", "9")
-		b.is("deferred", b.text(`SELECT string_agg(concat(id, ' ', attempts, last_error), ', ') FROM outbox_deferred`), "9 0")
+			VALUES ('a', 1, 'a.b', '{}', now() + interval '1 hour')`) // 12
+		b.mark([]table.Row{b.row("10")})
+		progress("both are delivered, and another row is due later", "12 {}")
+		b.is("deferred", b.text(`SELECT string_agg(concat(id, ' ', attempts, last_error), ', ') FROM outbox_deferred`), "12 0")
 		b.is("no row is due", b.fresh(), "")
 		b.exec(`UPDATE outbox_deferred SET available_at = now()`)
-		b.is("it is due", b.fresh(), "9")
+		b.is("it is due", b.fresh(), "12")
 
 		b.table.Where = `event_type <> 'a.note' AND payload #>> '{id}' IS NULL AND payload #>> '{outbox}' IS NULL`
 		b.must(b.db.CheckTable(t.Context(), b.table))
-		b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'a.note', '{}')`)
-		progress("a row that is no event", "10")
+		const note = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'a.note', '{}')`
+		b.exec(note)
+		progress("a row that is no event", "13 {}")
+		run(writer, `BEGIN`)
+		run(writer, one) // 14
+		b.exec(note)
+		progress("one more, beside an open transaction", "15 {[14,15)}")
+		run(writer, `ROLLBACK`)
+		progress("that is rolled back", "15 {}")
 	})
+}
+
+// TestJournalHoles: many holes become few, and no row of theirs is lost.
+func TestJournalHoles(t *testing.T) {
+	defer func(n int) { *table.MostHoles = n }(*table.MostHoles)
+	*table.MostHoles = 10
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkJournal)
+	var a table.Advance
+	writer := b.connect()
+	run := func(sql string) {
+		t.Helper()
+		_, err := writer.Exec(t.Context(), sql)
+		b.must(err)
+	}
+	run(`BEGIN`)
+	want := ""
+	for i := range 100 {
+		run(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'a.b', '{}')`)
+		want += fmt.Sprint(7*i+1, " ")
+		b.mark(b.insert(6))
+		b.must(b.db.Advance(t.Context(), b.table, &a))
+	}
+	b.must(b.db.Advance(t.Context(), b.table, &a))
+	b.is("holes", b.text(`SELECT concat(settled_to, ' ', (SELECT count(*) <= 11 FROM unnest(holes)), ' ', holes @> 1::bigint, ' ', holes @> 694::bigint, ' ', upper(holes) > 694) FROM outbox_progress`), "700 t t t t")
+	b.is("pending", b.fresh(), "")
+	run(`COMMIT`)
+	b.is("pending at last", b.fresh()+" ", want)
+	b.must(b.db.Advance(t.Context(), b.table, &a))
+	b.is("pending still", b.fresh()+" ", want)
+	var rows []table.Row
+	for _, id := range strings.Fields(want) {
+		rows = append(rows, b.row(id))
+	}
+	b.mark(rows)
+	b.must(b.db.Advance(t.Context(), b.table, &a))
+	b.must(b.db.Advance(t.Context(), b.table, &a))
+	b.is("in the end", b.text(`SELECT concat(settled_to, ' ', holes) FROM outbox_progress`), "700 {}")
+}
+
+// row is a row with an id, whatever it holds.
+func (b *bench) row(id string) table.Row {
+	return table.Row{Ref: outbox.Ref{Table: b.table, ID: id, Hash: outbox.UnknownHash}}
 }

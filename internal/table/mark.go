@@ -49,9 +49,15 @@ type source struct {
 	// in which they were, and markedByID for statements that ask for some ids. due has the pending ones for
 	// statements that go by the time when they are due; where no index does, only the first of them.
 	all, pending, marked, markedByID, due string
+	// first are where the first pending rows are looked for, one by one.
+	first []search
 	// lock ends a statement that passes over rows that another session is changing.
 	lock string
 }
+
+// search is an item of a FROM list that has pending rows. It has them in the order of their ids for each row
+// of over, which goes before it in the list.
+type search struct{ over, pending string }
 
 func sourceOf(t *outbox.Table) source { return MarkOf(t).source(t) }
 
@@ -85,7 +91,8 @@ func (inRow) source(t *outbox.Table) source {
 	sql := t.SQL()
 	return source{
 		all: sql, pending: sql, marked: sql, markedByID: sql, due: sql,
-		lock: "FOR UPDATE OF t SKIP LOCKED",
+		first: []search{{pending: sql}},
+		lock:  "FOR UPDATE OF t SKIP LOCKED",
 	}
 }
 

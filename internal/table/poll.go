@@ -78,12 +78,17 @@ func freshSQL(t *outbox.Table, threshold time.Duration, due, order, letters stri
 	if t.Layout.Has(outbox.AvailableAt) {
 		early = "(t." + t.Column(outbox.AvailableAt) + " > now()) IS TRUE"
 	}
-	return fmt.Sprintf(`SELECT x.* FROM (SELECT t.%[1]s AS id, %[2]s, false AS recorded,
-			%[3]s AS scheduled, 0 AS attempts, %[7]s AS early, %[8]s AS bytes, %[10]s AS at
-		FROM %[4]s t WHERE %[5]s AND %[9]s ORDER BY %[6]s LIMIT $1) x ORDER BY %[11]s`,
-		t.Column(outbox.ID), nameSQL(t), scheduledSQL(t, threshold), sourceOf(t).pending,
-		freshWhere(t, threshold, due), order, early, bytesSQL(t), unkeptSQL(t, letters), atSQL(t, "t"),
-		listedSQL(t))
+	var all []string
+	for _, s := range sourceOf(t).first {
+		all = append(all, fmt.Sprintf(`(SELECT x.* FROM %sLATERAL (SELECT t.%s AS id, %s, false AS recorded,
+				%s AS scheduled, 0 AS attempts, %s AS early, %s AS bytes, %s AS at
+			FROM %s t WHERE %s AND %s ORDER BY %s LIMIT $1) x ORDER BY %s LIMIT $1)`,
+			s.over, t.Column(outbox.ID), nameSQL(t), scheduledSQL(t, threshold), early, bytesSQL(t),
+			atSQL(t, "t"), s.pending, freshWhere(t, threshold, due), unkeptSQL(t, letters), order,
+			listedSQL(t)))
+	}
+	return "SELECT x.* FROM (" + strings.Join(all, " UNION ALL ") + ") x ORDER BY " + listedSQL(t) +
+		" LIMIT $1"
 }
 
 // bytesSQL does not read the value: it may be kept out of line, and compressed.

@@ -1,0 +1,4 @@
+package table
+
+// MostHoles is mostHoles.
+var MostHoles = &mostHoles

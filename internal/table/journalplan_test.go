@@ -1,0 +1,103 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+)
+
+// Behind a long backlog, and beside many entries of the journal, statements read the rows and entries that they are about:
+// before the tables were ever analysed, and after.
+func TestPlansOfJournal(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		table := &outbox.Table{Schema: "public", Name: outbox.AppendTable, Layout: outbox.Append().Journaled(), Mark: outbox.MarkJournal}
+		cfg, err := pgx.ParseConfig(pg.NewDB(t))
+		must(t, err)
+		m := migrations.New(cfg, []*outbox.Table{table})
+		defer m.Close()
+		_, err = m.Up(t.Context(), migrations.Latest)
+		must(t, err)
+		db, err := Open(t.Context(), Config{URL: cfg.ConnString(), Slot: "walpost"})
+		must(t, err)
+		defer db.Close()
+		must(t, db.CheckTable(t.Context(), table))
+		exec := func(sql string) {
+			t.Helper()
+			_, err := db.Conn().Exec(t.Context(), sql)
+			must(t, err)
+		}
+		// 100,000 rows are delivered, in entries of 5, but for holes and for the last 100. As many are pending.
+		exec(`INSERT INTO public.outbox_events (aggregate_type, aggregate_id, event_type, payload)
+			SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 200000) g`)
+		exec(`INSERT INTO public.outbox_journal (outbox, kind, ids, processed_at)
+			SELECT 'public.outbox_events', 'stored', int8multirange(int8range(g * 5 + 1, g * 5 + 6 - (g < 5)::int)), now() - (20000 - g) * interval '1 second'
+			FROM generate_series(0, 19999) g`)
+		exec(`INSERT INTO public.outbox_deferred (outbox, id, last_error, available_at)
+			SELECT 'public.outbox_events', g, 'refused', now() + interval '1 hour' FROM generate_series(100001, 100500) g`)
+		exec(`INSERT INTO public.outbox_progress (outbox, settled_to, holes) VALUES ('public.outbox_events', 99900, '{[5,6),[10,11),[15,16)}')`)
+
+		ids, hashes := make([]string, 1000), make([]int64, 1000)
+		known := make([]int64, 1000)
+		for i := range ids {
+			known[i] = int64(99_501 + i)
+			ids[i] = fmt.Sprint(known[i])
+		}
+		of := func(sql string, args ...any) query { return query{sql, args} }
+		queries := map[string]query{
+			"fresh":    of(freshSQL(table, time.Second, anyHalf(table, time.Second), orderSQL(table, "t"), db.own.deadLetters), 1000),
+			"known":    of(knownSQL(table), known, ranges(known)),
+			"mark":     of(db.markSQL(table, entrySQL), ranges(known)),
+			"due":      of(fmt.Sprintf("SELECT min(t.available_at) FROM %s t WHERE t.available_at > now()", sourceOf(table).due)),
+			"look up":  of(lookUpSQL(table), ids, hashes, make([]*string, 1000)),
+			"progress": of(progressSQL(table, "true"), 100_500, 0, 100),
+			"dead":     of("SELECT "+DeadSQL(table, "t")+" FROM public.outbox_events t WHERE t.id = ANY ($1)", known),
+		}
+		for _, prepare := range []string{`SELECT`, `ANALYZE`} {
+			exec(prepare)
+			for name, q := range queries {
+				readsFew(t, db.Conn(), name, q)
+			}
+		}
+	})
+}
+
+// node is a part of a plan, as EXPLAIN has it in JSON.
+type node struct {
+	Type     string  `json:"Node Type"`
+	Relation string  `json:"Relation Name"`
+	Index    string  `json:"Index Name"`
+	Rows     float64 `json:"Actual Rows"`
+	Filtered float64 `json:"Rows Removed by Filter"`
+	Rechecks float64 `json:"Rows Removed by Index Recheck"`
+	Loops    float64 `json:"Actual Loops"`
+	Plans    []node
+}
+
+// readsFew runs a statement, and takes it back.
+func readsFew(t *testing.T, conn *pgx.Conn, name string, q query) {
+	t.Helper()
+	tx, err := conn.Begin(t.Context())
+	must(t, err)
+	defer tx.Rollback(context.WithoutCancel(t.Context())) //nolint:errcheck // the test's end closes the connection
+	var plans []struct{ Plan node }
+	must(t, tx.QueryRow(t.Context(), "EXPLAIN (ANALYZE, FORMAT JSON) "+q.sql, q.args...).Scan(&plans))
+	var walk func(n node)
+	walk = func(n node) {
+		read := (n.Rows + n.Filtered + n.Rechecks) * n.Loops
+		if strings.HasPrefix(n.Relation, "outbox_") && read > 5000 {
+			t.Errorf("%s: %s of %s by %s reads %.0f rows", name, n.Type, n.Relation, n.Index, read)
+		}
+		for _, child := range n.Plans {
+			walk(child)
+		}
+	}
+	walk(plans[0].Plan)
+}
