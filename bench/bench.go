@@ -53,7 +53,11 @@ type Config struct {
 	Binary bool
 	// DuplicateWindow is the streams' duplicate window for a kind of batches.
 	DuplicateWindow func(batch string) time.Duration
-	// Rates are the commits a second at which latency is measured, and For how long each is held.
+	// Producers is the number of sessions that commit rows as fast as they can, while it is measured what the
+	// relay costs them, with each of Marks; 0 measures nothing.
+	Producers int
+	// Rates are the commits a second at which latency is measured with each of Marks, and For how long each is
+	// held.
 	Rates []int
 	For   time.Duration
 	// Migrate creates the tables in a database.
@@ -101,7 +105,14 @@ func Run(ctx context.Context, cfg Config) (r *Report, err error) {
 		}
 	}
 	for _, rate := range cfg.Rates {
-		if err := b.latency(ctx, rate); err != nil {
+		for _, mark := range cfg.Marks {
+			if err := b.latency(ctx, mark, rate); err != nil {
+				return b.report, err
+			}
+		}
+	}
+	if cfg.Producers > 0 {
+		if err := b.producers(ctx); err != nil {
 			return b.report, err
 		}
 	}

@@ -28,7 +28,7 @@ func TestBench(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program, "bench", "--postgres-url", pg.URL("postgres"), "--nats-url", n.URL(),
-		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--shards", "1,2", "--cost", "2000", "--latency", "50", "--for", "1s", "--json")
+		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--shards", "1,2", "--cost", "2000", "--latency", "50", "--producers", "2", "--for", "1s", "--json")
 	cmd.Dir = t.TempDir()
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -60,8 +60,21 @@ func TestBench(t *testing.T) {
 			t.Errorf("a cost: %+v", c)
 		}
 	}
-	if len(r.Latencies) != 1 || r.Latencies[0].PubAck.Count < 40 || r.Latencies[0].Consumer.Count < 40 || r.Latencies[0].PubAck.P50 <= 0 {
+	if len(r.Latencies) != 4 {
 		t.Errorf("latencies: %+v", r.Latencies)
+	}
+	for _, l := range r.Latencies {
+		if l.PubAck.Count < 40 || l.Consumer.Count < 40 || l.PubAck.P50 <= 0 {
+			t.Errorf("a latency: %+v", l)
+		}
+	}
+	if len(r.Producing) != 4 {
+		t.Errorf("producing: %+v", r.Producing)
+	}
+	for _, p := range r.Producing {
+		if p.Off <= 0 || p.On <= 0 || p.Sessions != 2 {
+			t.Errorf("producing: %+v", p)
+		}
 	}
 
 	conn, err := pgx.Connect(t.Context(), pg.URL("postgres"))

@@ -19,9 +19,9 @@ const writers = 8
 
 // latency measures how long a row takes from its commit to its PubAck and to a consumer, while rate
 // transactions of one row are committed a second.
-func (b *bench) latency(ctx context.Context, rate int) error {
-	b.Say("latency at %d commits a second", rate)
-	set := Setting{URL: b.url, Mark: "delete", Batch: b.Batches[len(b.Batches)-1], Of: 1}
+func (b *bench) latency(ctx context.Context, mark string, rate int) error {
+	b.Say("latency at %d commits a second, mark %s", rate, mark)
+	set := Setting{URL: b.url, Mark: mark, Batch: b.Batches[len(b.Batches)-1], Of: 1}
 	if err := b.prepare(ctx, set, 1); err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 	if err != nil {
 		return err
 	}
-	if err := b.write(ctx, 100, 2*time.Second, nil); err != nil { // warm
+	if err := b.write(ctx, set, 100, 2*time.Second, nil); err != nil { // warm
 		return err
 	}
 	if err := b.settled(ctx, set.Mark, hasEnded); err != nil {
@@ -64,7 +64,7 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 	mu.Unlock()
 	commits := &commits{at: make([]time.Time, int(float64(rate)*b.For.Seconds())+writers)}
 	begun := time.Now()
-	if err := b.write(ctx, rate, b.For, commits); err != nil {
+	if err := b.write(ctx, set, rate, b.For, commits); err != nil {
 		return err
 	}
 	took := time.Since(begun)
@@ -84,7 +84,7 @@ func (b *bench) latency(ctx context.Context, rate int) error {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	l := Latency{Rate: rate, Reached: float64(len(acks)) / took.Seconds(), PubAck: quantiles(acks)}
+	l := Latency{Mark: mark, Rate: rate, Reached: float64(len(acks)) / took.Seconds(), PubAck: quantiles(acks)}
 	l.Consumer = quantiles(arrivals.after(commits))
 	b.report.Latencies = append(b.report.Latencies, l)
 	return nil
@@ -96,12 +96,15 @@ type commits struct {
 	at []time.Time
 }
 
-const insertSQL = `INSERT INTO public.outbox_messages (aggregate_type, aggregate_id, event_type, payload)
-	VALUES ('bench', $1, '` + event + `', jsonb_build_object('n', $2::int, 'pad', $3::text))`
+// insertSQL commits a row by itself.
+func (s Setting) insertSQL() string {
+	return `INSERT INTO ` + s.table() + ` (aggregate_type, aggregate_id, event_type, payload)
+		VALUES ('bench', $1::int, '` + event + `', jsonb_build_object('n', $2::int, 'pad', $3::text))`
+}
 
 // write commits rows at a rate for some time.
-func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits) error {
-	pad, n := pad(b.Payload), int(float64(rate)*d.Seconds())
+func (b *bench) write(ctx context.Context, set Setting, rate int, d time.Duration, c *commits) error {
+	sql, pad, n := set.insertSQL(), pad(b.Payload), int(float64(rate)*d.Seconds())
 	begun := time.Now()
 	errs := make([]error, writers)
 	var all sync.WaitGroup
@@ -123,7 +126,7 @@ func (b *bench) write(ctx context.Context, rate int, d time.Duration, c *commits
 				if c != nil {
 					number = i
 				}
-				if _, errs[w] = conn.Exec(ctx, insertSQL, i%1000, number, pad); errs[w] != nil {
+				if _, errs[w] = conn.Exec(ctx, sql, i%1000, number, pad); errs[w] != nil {
 					return
 				}
 				if c != nil {

@@ -22,6 +22,7 @@ type Report struct {
 	Drains    []*Drain  `json:"drains"`
 	Costs     []Cost    `json:"costs,omitempty"`
 	Latencies []Latency `json:"latencies,omitempty"`
+	Producing []Producing `json:"producing,omitempty"`
 	Notes     []string  `json:"notes,omitempty"`
 }
 
@@ -51,6 +52,7 @@ type Measurement struct {
 
 // Latency is how long rows took at a rate of commits.
 type Latency struct {
+	Mark     string    `json:"mark"`
 	Rate     int       `json:"rate"`
 	Reached  float64   `json:"reached"` // commits a second
 	PubAck   Quantiles `json:"pub_ack"`
@@ -148,6 +150,11 @@ func each[A, B any](all []A, do func(A) B) []B {
 	return out
 }
 
+// HasFigures reports whether anything was measured.
+func (r *Report) HasFigures() bool {
+	return len(r.Drains)+len(r.Costs)+len(r.Latencies)+len(r.Producing) > 0
+}
+
 // Print writes the report as tables.
 func (r *Report) Print(w io.Writer) error {
 	fmt.Fprintf(w, "PostgreSQL %s, NATS %s, R%d: "+
@@ -177,11 +184,17 @@ func (r *Report) Print(w io.Writer) error {
 		fmt.Fprintln(w, "\nTo PubAck from the commit's own timestamp, "+
 			"to a consumer from the answer to COMMIT, in milliseconds:")
 		fmt.Fprintln(t, "\ncommits/s\treached\tto PubAck p50\tp99\tp99.9\tmax\t"+
-			"to a consumer p50\tp99\tp99.9\tmax\t")
+			"to a consumer p50\tp99\tp99.9\tmax\t ")
 		for _, l := range r.Latencies {
-			fmt.Fprintf(t, "%d\t%.0f\t%s%s\n", l.Rate, l.Reached, l.PubAck.cells(), l.Consumer.cells())
+			fmt.Fprintf(t, "%d\t%.0f\t%s%s mark %s\n",
+				l.Rate, l.Reached, l.PubAck.cells(), l.Consumer.cells(), l.Mark)
 		}
 		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Producing) > 0 {
+		if err := r.printProducing(w); err != nil {
 			return err
 		}
 	}

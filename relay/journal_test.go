@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
@@ -46,6 +48,50 @@ func TestMarksInJournal(t *testing.T) {
 					eventually(t, "the progress has come to the last row", func() bool {
 						return r.count(`SELECT count(*) FROM outbox_progress WHERE settled_to = (SELECT max(id) FROM outbox_messages)`) == 1
 					})
+					x.quietBut()
+				})
+				t.Run("open transactions", func(t *testing.T) {
+					r := newRig(t, pg)
+					r.journal()
+					r.cfg.Mode = mode
+					x := r.startAtWork()
+					l := newLedger(r)
+					r.exec(`INSERT INTO ledger SELECT g FROM generate_series(101, 120) g`) // of no other writer
+					var open []pgx.Tx
+					for account := 101; account <= 120; account++ {
+						tx, err := r.conn().Begin(t.Context())
+						r.must(err)
+						for _, sql := range []string{`SAVEPOINT s`, moveSQL, `ROLLBACK TO s`, moveSQL} {
+							args := []any{account, 3, 0}
+							if sql != moveSQL {
+								args = nil
+							}
+							_, err = tx.Exec(t.Context(), sql, args...)
+							r.must(err)
+						}
+						open = append(open, tx)
+					}
+					stop := l.start(load{writers: 2, rows: 5})
+					l.reaches(500)
+					from := r.query1(`SELECT coalesce(max(settled_to), 0) FROM outbox_progress`)
+					eventually(t, "the progress moves on beside them", func() bool {
+						return r.count(`SELECT count(*) FROM outbox_progress WHERE settled_to > $1::bigint + 100 AND holes @> int8range(1, 121)`, from) == 1
+					})
+					x.halt()
+					x = r.startAtWork()
+					l.reaches(l.committed() + 500)
+					for i, tx := range open {
+						if i%2 == 0 {
+							r.must(tx.Commit(t.Context()))
+						} else {
+							r.must(tx.Rollback(t.Context()))
+						}
+					}
+					stop()
+					eventually(t, "all is done, and no hole is left", func() bool {
+						return r.count(`SELECT count(*) FROM outbox_progress WHERE settled_to = (SELECT max(id) FROM outbox_messages) AND isempty(holes)`) == 1
+					})
+					l.delivered()
 					x.quietBut()
 				})
 				t.Run("loss", func(t *testing.T) {
@@ -102,6 +148,16 @@ func TestMarksInJournal(t *testing.T) {
 				})
 			})
 		})
+	}
+}
+
+// markWith has the table's marks where they are to be.
+func (r *rig) markWith(mark outbox.Mark) {
+	r.t.Helper()
+	if mark == outbox.MarkJournal {
+		r.journal()
+	} else {
+		r.cfg.Outboxes[0].Mark = mark
 	}
 }
 

@@ -22,56 +22,65 @@ import (
 // the stream, once and in order, beside what the old one had and lost.
 func TestPromotionUnderLoad(t *testing.T) {
 	t.Parallel()
-	testenv.Cluster(t, func(t *testing.T, primary *testenv.Postgres) {
-		t.Parallel()
-		r := newRig(t, primary)
-		r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = window })
-		standby := primary.NewStandby(t, "sb", nil)
-		db := r.query1(`SELECT current_database()::text`)
-		either := fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/%s?sslmode=disable&target_session_attrs=read-write",
-			primary.Port(), standby.Port(), db)
-		r.cfg.PostgresURL, r.url = either, either
-		l := newLedger(r)
-		x := r.start().streaming()
-		stop := l.start(load{writers: 3, rows: 50, pause: 5 * time.Millisecond})
-		eventually(t, "events are stored", func() bool { return r.storedCount() > 2000 })
-
-		// The standby has these rows, and their marks will not reach it.
-		unmarked := r.seize(moveSQL, 1, 500, 0)
-		stored := r.storedSettles()
-		eventually(t, "the standby has the rows", func() bool {
-			return r.query1(`SELECT replay_lsn >= pg_current_wal_insert_lsn() FROM pg_stat_replication WHERE application_name = 'sb'`) == "true"
+	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
+		t.Run(string(mark), func(t *testing.T) {
+			testenv.Cluster(t, func(t *testing.T, primary *testenv.Postgres) {
+				t.Parallel()
+				promotedUnderLoad(t, newRig(t, primary), mark)
+			})
 		})
-		r.must(standby.Stop(t.Context(), testenv.Fast))
-		r.must(run(t.Context(), unmarked, "COMMIT"))
-		for range 2 * jetstream.U / 1000 {
-			r.exec(moveSQL, 1+rand.IntN(l.accounts), 500, 0)
-		}
-		eventually(t, "events are stored that the standby lacks", func() bool { return r.storedCount() > stored+jetstream.U })
-		r.must(primary.Stop(t.Context(), testenv.Immediate))
-		r.must(standby.Start(t.Context()))
-		r.must(standby.Promote(t.Context()))
-		r.pg = standby
+	}
+}
 
-		phantoms := x.alarmed("phantoms")
-		x.streaming()
-		now := l.committed()
-		eventually(t, "events of the new primary are stored", func() bool { return l.committed() > now+2000 })
-		stop()
-		l.survived(r.leftAt(), phantoms["messages"].(int64))
-		r.passes(r.here())
-		found := 0
-		for _, e := range x.logged("marked rows that were found in the stream").All() {
-			found += int(e.ContextMap()["rows"].(int64))
-		}
-		if found < 500 {
-			t.Errorf("%d rows had lost their marks, want 500: the test shows nothing", found)
-		}
-		if n := x.metric("walpost_missed_rows_total"); n != 0 {
-			t.Errorf("%v rows were missed", n)
-		}
-		x.quiet("events_lost", "foreign_message", "rival", "stream_rolled_back", "slot_given_up")
+func promotedUnderLoad(t *testing.T, r *rig, mark outbox.Mark) {
+	primary := r.pg
+	r.markWith(mark)
+	r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = window })
+	standby := primary.NewStandby(t, "sb", nil)
+	db := r.query1(`SELECT current_database()::text`)
+	either := fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/%s?sslmode=disable&target_session_attrs=read-write",
+		primary.Port(), standby.Port(), db)
+	r.cfg.PostgresURL, r.url = either, either
+	l := newLedger(r)
+	x := r.start().streaming()
+	stop := l.start(load{writers: 3, rows: 50, pause: 5 * time.Millisecond})
+	eventually(t, "events are stored", func() bool { return r.storedCount() > 2000 })
+
+	// The standby has these rows, and their marks will not reach it.
+	unmarked := r.seize(moveSQL, 1, 500, 0)
+	stored := r.storedSettles()
+	eventually(t, "the standby has the rows", func() bool {
+		return r.query1(`SELECT replay_lsn >= pg_current_wal_insert_lsn() FROM pg_stat_replication WHERE application_name = 'sb'`) == "true"
 	})
+	r.must(standby.Stop(t.Context(), testenv.Fast))
+	r.must(run(t.Context(), unmarked, "COMMIT"))
+	for range 2 * jetstream.U / 1000 {
+		r.exec(moveSQL, 1+rand.IntN(l.accounts), 500, 0)
+	}
+	eventually(t, "events are stored that the standby lacks", func() bool { return r.storedCount() > stored+jetstream.U })
+	r.must(primary.Stop(t.Context(), testenv.Immediate))
+	r.must(standby.Start(t.Context()))
+	r.must(standby.Promote(t.Context()))
+	r.pg = standby
+
+	phantoms := x.alarmed("phantoms")
+	x.streaming()
+	now := l.committed()
+	eventually(t, "events of the new primary are stored", func() bool { return l.committed() > now+2000 })
+	stop()
+	l.survived(r.leftAt(), phantoms["messages"].(int64))
+	r.passes(r.here())
+	found := 0
+	for _, e := range x.logged("marked rows that were found in the stream").All() {
+		found += int(e.ContextMap()["rows"].(int64))
+	}
+	if found < 500 {
+		t.Errorf("%d rows had lost their marks, want 500: the test shows nothing", found)
+	}
+	if n := x.metric("walpost_missed_rows_total"); n != 0 {
+		t.Errorf("%v rows were missed", n)
+	}
+	x.quiet("events_lost", "foreign_message", "rival", "stream_rolled_back", "slot_given_up")
 }
 
 // storedSettles waits until nothing more is stored, and returns how much is.

@@ -21,7 +21,7 @@ const (
 	mostChunk     = 1024
 	chunkTime     = 400 * time.Microsecond
 	idleChunkTime = 20 * time.Millisecond
-	busyRate      = 60_000
+	busyRate      = 20_000
 	// lateMost is how much of its rate a replay may make up for.
 	lateMost = 10 * time.Millisecond
 	// Of so many chunks one has few rows.

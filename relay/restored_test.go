@@ -18,14 +18,14 @@ import (
 // same; an alarm says what happened. A stored row that its WAL brings again is not sent again.
 func TestServerRestoredOnItsTimeline(t *testing.T) {
 	t.Parallel()
-	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate} {
+	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate, outbox.MarkJournal} {
 		t.Run(string(mark), func(t *testing.T) {
 			t.Parallel()
 			testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 				r := newRig(t, pg)
-				r.cfg.Outboxes[0].Mark = mark
+				r.markWith(mark)
 				put := r.putNone
-				if mark == outbox.MarkUpdate {
+				if mark != outbox.MarkNone {
 					put = func(n int) { r.put(n, n) }
 				}
 				r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })

@@ -42,7 +42,7 @@ func newBenchCommand() *cobra.Command {
 				return jetstream.DuplicateWindow(batch != string(jetstream.BatchSingle))
 			}
 			report, err := runBench(cmd.Context(), cfg, b, cmd.ErrOrStderr())
-			if report != nil && len(report.Drains)+len(report.Costs)+len(report.Latencies) > 0 {
+			if report != nil && report.HasFigures() {
 				if perr := printBench(cmd.OutOrStdout(), report, asJSON); err == nil {
 					err = perr
 				}
@@ -67,8 +67,10 @@ func newBenchCommand() *cobra.Command {
 	f.IntVar(&b.CostRows, "cost", 100_000,
 		"rows for which it is measured what an event costs the database, with each mark; 0 measures nothing")
 	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000},
-		"commits a second at which latency is measured; 0 measures none")
-	f.DurationVar(&b.For, "for", 10*time.Second, "how long latency is measured at each rate")
+		"commits a second at which latency is measured, with each mark; 0 measures none")
+	f.IntVar(&b.Producers, "producers", 8,
+		"sessions for which it is measured what a relay costs them, with each mark; 0 measures nothing")
+	f.DurationVar(&b.For, "for", 10*time.Second, "how long latency is measured at each rate, and producers")
 	f.BoolVar(&asJSON, "json", false, "print every run as JSON")
 	addConfigFlags(cmd)
 	return cmd
@@ -81,8 +83,8 @@ func checkBench(b *bench.Config, window time.Duration) error {
 	case b.Rows < 1 || b.PerTx < 1 || b.Replicas < 1 || b.Runs < 0 || b.Payload < 32:
 		return fmt.Errorf("--rows, --per-transaction and --replicas are 1 or more, " +
 			"--payload is 32 or more, --runs is not negative")
-	case b.CostRows < 0:
-		return fmt.Errorf("--cost is not negative")
+	case b.CostRows < 0 || b.Producers < 0:
+		return fmt.Errorf("--cost and --producers are not negative")
 	case b.For < time.Second:
 		return fmt.Errorf("--for is 1s or more")
 	}

@@ -14,46 +14,49 @@ type servers struct {
 	tls      bool // to PostgreSQL
 }
 
+// nothing is what every case begins with. It names what it measures besides drains.
+var nothing = []string{"--latency", "0", "--cost", "0", "--producers", "0"}
+
 // cases are the results of docs/BENCHMARKS.md.
 var cases = []measured{
 	{"tx100", "100 rows in each transaction, 300 bytes", servers{}, []string{
 		"--rows", "300000", "--latency", "100,1000,5000,10000", "--binary",
 	}},
 	{"tx1", "One row in each transaction, 300 bytes", servers{}, []string{
-		"--rows", "300000", "--per-transaction", "1", "--marks", "none", "--runs", "5", "--latency", "0",
+		"--rows", "300000", "--per-transaction", "1", "--marks", "none", "--runs", "5",
 	}},
 	{"onetx", "One transaction of a million rows", servers{}, []string{
 		"--rows", "1000000", "--per-transaction", "1000000", "--marks", "none", "--runs", "1",
-		"--latency", "0",
 	}},
 	{"backlog", "A backlog of ten million rows", servers{}, []string{
-		"--rows", "10000000", "--marks", "none", "--latency", "0",
+		"--rows", "10000000", "--marks", "none",
 	}},
 	{"bytes2k", "Payloads of 2 kB", servers{}, []string{
-		"--rows", "100000", "--payload", "2000", "--marks", "none", "--latency", "0",
+		"--rows", "100000", "--payload", "2000", "--marks", "none",
 	}},
 	{"bytes50k", "Payloads of 50 kB", servers{}, []string{
 		"--rows", "8000", "--payload", "50000", "--per-transaction", "10", "--marks", "none",
-		"--latency", "0",
 	}},
 	{"tls", "TLS to PostgreSQL", servers{tls: true}, []string{
-		"--rows", "300000", "--marks", "none", "--latency", "0",
+		"--rows", "300000", "--marks", "none",
 	}},
 	{"syncalways", "sync_interval: always", servers{always: true}, []string{
-		"--rows", "100000", "--marks", "none", "--batches", "single,fast,atomic", "--latency", "0",
+		"--rows", "100000", "--marks", "none", "--batches", "single,fast,atomic",
 	}},
 	{"r3", "Three replicas", servers{replicas: 3}, []string{
 		"--rows", "300000", "--marks", "none", "--batches", "single,fast,atomic", "--replicas", "3",
-		"--latency", "0",
 	}},
 	{"shards", "Several relays, 300 bytes", servers{}, []string{
-		"--rows", "300000", "--marks", "none", "--batches", "fast", "--shards", "1,2,4", "--latency", "0",
+		"--rows", "300000", "--marks", "none", "--batches", "fast", "--shards", "1,2,4",
 	}},
 	{"backlog2m", "A backlog of ten million rows, and a duplicate window of two minutes", servers{}, []string{
 		"--rows", "10000000", "--marks", "none", "--batches", "single", "--runs", "1",
-		"--latency", "0", "--duplicate-window", "2m",
+		"--duplicate-window", "2m",
 	}},
 	{"cost", "What an event costs the database", servers{}, []string{
-		"--runs", "0", "--latency", "0", "--cost", "300000",
+		"--runs", "0", "--cost", "300000",
+	}},
+	{"producers", "What a relay costs producers, and how soon their events are stored", servers{}, []string{
+		"--runs", "0", "--latency", "1000", "--producers", "8", "--for", "20s",
 	}},
 }

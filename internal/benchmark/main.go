@@ -66,7 +66,7 @@ func run(ctx context.Context) error {
 
 func (c measured) measure(ctx context.Context, program, folder string) error {
 	var out bytes.Buffer
-	if err := c.bench(ctx, program, append([]string{"--cost", "0", "--json"}, c.args...), &out); err != nil {
+	if err := c.bench(ctx, program, slices.Concat(nothing, []string{"--json"}, c.args), &out); err != nil {
 		return err
 	}
 	k := kept{Title: c.title}

@@ -71,14 +71,15 @@ func (k *kept) table(w io.Writer, folder string) {
 			known(2, d.Rate()*sum/1e6/cores), known(0, float64(d.RSS())/(1<<20)))
 	}
 	k.costs(w)
+	k.producing(w)
 	if len(r.Latencies) == 0 {
 		return
 	}
-	fmt.Fprint(w, "\nFrom the commit, in milliseconds:\n\n| commits/s | reached "+
+	fmt.Fprint(w, "\nFrom the commit, in milliseconds:\n\n| mark | commits/s | reached "+
 		"| to PubAck p50 | p99 | p99.9 | max | to a consumer p50 | p99 | p99.9 | max |\n")
-	fmt.Fprintln(w, "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+	fmt.Fprintln(w, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
 	for _, l := range r.Latencies {
-		fmt.Fprintf(w, "| %d | %.0f |", l.Rate, l.Reached)
+		fmt.Fprintf(w, "| %s | %d | %.0f |", l.Mark, l.Rate, l.Reached)
 		for _, q := range []bench.Quantiles{l.PubAck, l.Consumer} {
 			for _, d := range []time.Duration{q.P50, q.P99, q.P999, q.Max} {
 				fmt.Fprintf(w, " %.2f |", float64(d.Microseconds())/1000)
@@ -99,6 +100,19 @@ func (k *kept) costs(w io.Writer) {
 		per := func(n int64) float64 { return float64(n) / float64(c.Rows) }
 		fmt.Fprintf(w, "| %s | %.0f | %.0f | %.1f | %s | %.2f | %.1f |\n", c.Name, per(c.WAL), per(c.Insert),
 			per(c.Relay), bench.Known(1, per(c.CPU.Microseconds())), per(c.Dead), float64(c.Size)/(1<<20))
+	}
+}
+
+// producing prints what a relay has cost producers.
+func (k *kept) producing(w io.Writer) {
+	if len(k.Report.Producing) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "Transactions of one row a second of %d sessions:\n\n"+
+		"| mark | without a relay | beside one | of it |\n| --- | ---: | ---: | ---: |\n",
+		k.Report.Producing[0].Sessions)
+	for _, p := range k.Report.Producing {
+		fmt.Fprintf(w, "| %s | %.0f | %.0f | %.2f |\n", p.Mark, p.Off, p.On, p.On/p.Off)
 	}
 }
 

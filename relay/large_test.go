@@ -1,0 +1,87 @@
+package relay_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// TestLargeAppendOnlyTable prints how long a start takes and how fast rows are delivered and journaled, with an empty
+// outbox_events, beside many rows in 20 partitions, and where the progress stands behind a tenth of them, as after a crash
+// in a long outage. It asserts nothing about times.
+func TestLargeAppendOnlyTable(t *testing.T) {
+	rows, _ := strconv.Atoi(os.Getenv("WALPOST_LARGE_ROWS"))
+	if rows == 0 {
+		t.Skip("WALPOST_LARGE_ROWS says how many rows, on a quiet machine with space for them")
+	}
+	pg := testenv.NewPostgres(t, testenv.PGOptions{Settings: map[string]string{"max_wal_size": "8GB"}})
+	r := newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
+	events := &outbox.Table{Schema: "public", Name: outbox.AppendTable, Layout: outbox.Append().Journaled(), Mark: outbox.MarkJournal}
+	r.migrate(events)
+	r.cfg.Outboxes = []*outbox.Table{events}
+	r.cfg.Stream.Batching = jetstream.BatchFast
+	const some = 200_000
+	insert := func(n int) {
+		for ; n > 0; n -= 1_000_000 {
+			r.exec(`INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+				SELECT 'order', g % 1000, 'order.placed', '{}' FROM generate_series(1, $1::int) g`, min(n, 1_000_000))
+		}
+	}
+	journaled := func() int {
+		return r.count(`SELECT coalesce(sum(upper(r) - lower(r)), 0)::int FROM outbox_journal, unnest(ids) r WHERE kind = 'stored'`)
+	}
+	measure := func(what string) {
+		var starts, rates []float64
+		for range 5 {
+			before := journaled()
+			begun := time.Now()
+			x := r.start().streaming()
+			starts = append(starts, time.Since(begun).Seconds())
+			x.halt()
+			for range some / 100 {
+				insert(100)
+			}
+			begun = time.Now()
+			x = r.start()
+			eventually(t, "all is journaled", func() bool { return journaled() == before+some })
+			rates = append(rates, some/time.Since(begun).Seconds())
+			x.halt()
+		}
+		slices.Sort(starts)
+		slices.Sort(rates)
+		t.Logf("%s: a start takes %.3f s, %.0f rows/s are delivered and journaled (medians of %v and %.0f)",
+			what, starts[2], rates[2], starts, rates)
+	}
+	measure("empty table")
+	r.exec(`DROP TABLE outbox_events_2000000`)
+	r.exec(`DROP TABLE outbox_events_rest`)
+	for i := range 20 {
+		r.exec(fmt.Sprintf(`CREATE TABLE outbox_events_%d PARTITION OF outbox_events FOR VALUES FROM (%d) TO (%d)`,
+			100+i, 2_000_001+i*(rows/20), 2_000_001+(i+1)*(rows/20)))
+	}
+	r.exec(fmt.Sprintf(`CREATE TABLE outbox_events_rest PARTITION OF outbox_events FOR VALUES FROM (%d) TO (MAXVALUE)`, 2_000_001+rows))
+	r.exec(`SELECT setval('outbox_events_id_seq', 2000000)`)
+	begun := time.Now()
+	insert(rows)
+	settle := func(from, to int) {
+		r.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at)
+			SELECT 'public.outbox_events', 'skipped', int8multirange(int8range(g, least(g + 1000, $2::bigint + 1))), now() - interval '1 day'
+			FROM generate_series($1::bigint, $2::bigint, 1000) g`, from, to)
+	}
+	settle(2_000_001, 2_000_000+rows)
+	r.exec(`UPDATE outbox_progress SET settled_to = $1::bigint, holes = '{}'`, 2_000_000+rows)
+	t.Logf("%d rows are written after %s", rows, time.Since(begun).Round(time.Second))
+	measure(fmt.Sprintf("%d rows in 20 partitions", rows))
+	r.exec(`UPDATE outbox_progress SET settled_to = settled_to - $1::bigint, holes = '{}'`, rows/10)
+	begun = time.Now()
+	x := r.start().streaming()
+	t.Logf("%d rows above the progress: a start takes %s", rows/10, time.Since(begun).Round(time.Millisecond))
+	x.halt()
+}
