@@ -44,13 +44,16 @@ func summarize(w io.Writer, folder string) error {
 }
 
 func (k *kept) table(w io.Writer, folder string) {
-	r, rows := k.Report, k.Report.Rows
-	if len(r.Drains) == 0 && len(r.Costs) > 0 {
-		rows = r.Costs[0].Rows
+	r := k.Report
+	rows := fmt.Sprintf("rows of %d bytes", r.Payload)
+	switch {
+	case len(r.Drains) > 0:
+		rows = fmt.Sprintf("%d %s, %d in each transaction", r.Rows, rows, r.PerTx)
+	case len(r.Costs) > 0:
+		rows = fmt.Sprintf("%d %s, %d in each transaction", r.Costs[0].Rows, rows, r.PerTx)
 	}
-	fmt.Fprintf(w, "\n## %s\n\nPostgreSQL %s, NATS %s, R%d; %d rows of %d bytes, %d in each transaction; "+
-		"raw output in [%s.json](%s/%s.json).\n\n",
-		k.Title, short(r.PostgreSQL), r.NATS, r.Replicas, rows, r.Payload, r.PerTx, k.name, folder, k.name)
+	fmt.Fprintf(w, "\n## %s\n\nPostgreSQL %s, NATS %s, R%d; %s; raw output in [%s.json](%s/%s.json).\n\n",
+		k.Title, short(r.PostgreSQL), r.NATS, r.Replicas, rows, k.name, folder, k.name)
 	if len(r.Drains) > 0 {
 		fmt.Fprintf(w, "![rows a second](%s/%s.svg)\n\n", folder, k.name)
 		fmt.Fprintln(w, "| | rows/s | of the source | from the start, s | last/first tenth "+
