@@ -56,8 +56,8 @@ type Config struct {
 	// Producers is the number of sessions that commit rows as fast as they can, while it is measured what the
 	// relay costs them, with each of Marks; 0 measures nothing.
 	Producers int
-	// Rates are the commits a second at which latency is measured with each of Marks, and For how long each is
-	// held.
+	// Rates are the commits a second at which latency is measured with each of Marks, and For how long each
+	// is held.
 	Rates []int
 	For   time.Duration
 	// Migrate creates the tables in a database.

@@ -89,6 +89,9 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	if err := b.deleteStreams(ctx); err != nil {
 		return err
 	}
+	if err := b.alone(ctx); err != nil {
+		return err
+	}
 	statements := []string{
 		`SELECT pg_drop_replication_slot(slot_name)
 			FROM pg_replication_slots WHERE database = current_database()`,
@@ -126,6 +129,33 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 		return err
 	}
 	return b.exec(ctx, unsynced, fillSQL(set, rows, b.PerTx, b.Payload, false), `CHECKPOINT`)
+}
+
+// alone waits until no session of a relay is left in the database. One that has ended may still be at work
+// there: a statement of it could write after the tables were emptied, or deadlock with that.
+func (b *bench) alone(ctx context.Context) error {
+	conn, err := b.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	for begun := time.Now(); ; {
+		var others int
+		if err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND pid <> pg_backend_pid()
+				AND application_name = 'walpost'`).Scan(&others); err != nil {
+			return err
+		}
+		if others == 0 {
+			return nil
+		}
+		if time.Since(begun) > patience {
+			return fmt.Errorf("%d sessions of a relay that has ended are still there", others)
+		}
+		if !sleep.For(ctx, 10*time.Millisecond) {
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // createStream creates a relay's stream.

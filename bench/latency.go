@@ -84,8 +84,8 @@ func (b *bench) latency(ctx context.Context, mark string, rate int) error {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	l := Latency{Mark: mark, Rate: rate, Reached: float64(len(acks)) / took.Seconds(), PubAck: quantiles(acks)}
-	l.Consumer = quantiles(arrivals.after(commits))
+	l := Latency{Mark: mark, Rate: rate, Reached: float64(len(acks)) / took.Seconds()}
+	l.PubAck, l.Consumer = quantiles(acks), quantiles(arrivals.after(commits))
 	b.report.Latencies = append(b.report.Latencies, l)
 	return nil
 }

@@ -19,11 +19,11 @@ type Report struct {
 	PerTx      int    `json:"rows_per_transaction"`
 	Payload    int    `json:"payload_bytes"`
 	// Drains are all runs of the source, of each drain, and of the sinks.
-	Drains    []*Drain  `json:"drains"`
-	Costs     []Cost    `json:"costs,omitempty"`
-	Latencies []Latency `json:"latencies,omitempty"`
+	Drains    []*Drain    `json:"drains"`
+	Costs     []Cost      `json:"costs,omitempty"`
+	Latencies []Latency   `json:"latencies,omitempty"`
 	Producing []Producing `json:"producing,omitempty"`
-	Notes     []string  `json:"notes,omitempty"`
+	Notes     []string    `json:"notes,omitempty"`
 }
 
 // Drain is one way to read or write the rows, and its runs.

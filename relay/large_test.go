@@ -1,14 +1,20 @@
 package relay_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -87,4 +93,81 @@ func TestLargeAppendOnlyTable(t *testing.T) {
 	x := r.start().streaming()
 	t.Logf("%d rows above the progress: a start takes %s", rows/10, time.Since(begun).Round(time.Millisecond))
 	x.halt()
+}
+
+// TestLongTransactions prints what searches take, and how far the progress is behind, while a hundred transactions stay open
+// beside sessions that commit as fast as they can.
+func TestLongTransactions(t *testing.T) {
+	seconds, _ := strconv.Atoi(os.Getenv("WALPOST_OPEN_SECONDS"))
+	if seconds == 0 {
+		t.Skip("WALPOST_OPEN_SECONDS says how long they stay open, on a quiet machine")
+	}
+	r := newRigWith(t, testenv.NewPostgres(t, testenv.PGOptions{Settings: map[string]string{"max_connections": "200"}}), testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
+	events := &outbox.Table{Schema: "public", Name: outbox.AppendTable, Layout: outbox.Append().Journaled(), Mark: outbox.MarkJournal}
+	r.migrate(events)
+	r.cfg.Outboxes = []*outbox.Table{events}
+	r.cfg.Stream.Batching = jetstream.BatchFast
+	const insert = `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', $1::int, 'order.placed', '{}')`
+	r.cfg.FallbackInterval = 2 * time.Second
+	x := r.start().streaming()
+	var open []pgx.Tx
+	for i := range 100 {
+		tx, err := r.conn().Begin(t.Context())
+		r.must(err)
+		_, err = tx.Exec(t.Context(), insert, i)
+		r.must(err)
+		open = append(open, tx)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var writers sync.WaitGroup
+	var committed atomic.Int64
+	for range 8 {
+		conn := r.conn()
+		writers.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				if i%100 == 99 { // an id that nobody will have
+					if _, err := conn.Exec(t.Context(), `BEGIN; INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'order.placed', '{}'); ROLLBACK`); err != nil {
+						t.Error(err)
+					}
+				}
+				if _, err := conn.Exec(t.Context(), insert, i%1000); err != nil {
+					t.Error(err)
+					return
+				}
+				committed.Add(1)
+			}
+		})
+	}
+	db, err := table.Open(t.Context(), table.Config{URL: r.url, Slot: r.cfg.Slot})
+	r.must(err)
+	defer db.Close()
+	r.must(db.Unbind(t.Context()))
+	r.must(db.CheckTable(t.Context(), events))
+	const looks = 6
+	for range looks {
+		before := committed.Load()
+		time.Sleep(time.Duration(seconds) * time.Second / looks)
+		begun := time.Now()
+		_, err := db.Fresh(t.Context(), events, time.Second, 16_384)
+		r.must(err)
+		took := time.Since(begun)
+		t.Logf("%d commits/s, %d not stored yet; a search takes %s; %s", (committed.Load()-before)*looks/int64(seconds),
+			committed.Load()-int64(r.storedCount()), took.Round(100*time.Microsecond), r.query1(`SELECT format('the progress is %s ids behind, with %s holes',
+				(SELECT max(id) FROM outbox_events) - settled_to, (SELECT count(*) FROM unnest(holes))) FROM outbox_progress`))
+	}
+	stop()
+	writers.Wait()
+	for i, tx := range open {
+		if i%2 == 0 {
+			r.must(tx.Commit(t.Context()))
+		} else {
+			r.must(tx.Rollback(t.Context()))
+		}
+	}
+	eventually(t, "all is stored", func() bool { return int64(r.storedCount()) == committed.Load()+50 })
+	eventually(t, "the progress has come to the end, without a hole", func() bool {
+		return r.count(`SELECT count(*) FROM outbox_progress WHERE settled_to = (SELECT max(id) FROM outbox_events) AND isempty(holes)`) == 1
+	})
+	x.quietBut("row_unsettled")
 }

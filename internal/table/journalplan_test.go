@@ -51,7 +51,9 @@ func TestPlansOfJournal(t *testing.T) {
 			ids[i] = fmt.Sprint(known[i])
 		}
 		of := func(sql string, args ...any) query { return query{sql, args} }
+		fetch, _ := fetchSQL(table, 1<<20, lengthSQL)
 		queries := map[string]query{
+			"fetch":    of(fetch, ids),
 			"fresh":    of(freshSQL(table, time.Second, anyHalf(table, time.Second), orderSQL(table, "t"), db.own.deadLetters), 1000),
 			"known":    of(knownSQL(table), known, ranges(known)),
 			"mark":     of(db.markSQL(table, entrySQL), ranges(known)),

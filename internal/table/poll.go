@@ -343,7 +343,7 @@ func fetchSQL(
 	columns, lengths, fields := valuesSQL(t, mostPayload, length)
 	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
 		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s %s`,
-		columns, sourceOf(t).pending, lengths, t.Column(outbox.ID), t.IDType,
+		columns, sourceOf(t).all, lengths, t.Column(outbox.ID), t.IDType,
 		UnmarkedSQL(t, "t")+FilterSQL(t, "t"), orderSQL(t, "t"), sourceOf(t).lock)
 	return sql, fields
 }

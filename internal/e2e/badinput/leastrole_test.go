@@ -57,23 +57,21 @@ func TestLeastPrivileges(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestProducerOfOutboxEvents: deploy/grants.sql lets a producer write every column of an event, and do nothing else.
-func TestProducerOfOutboxEvents(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, testenv.SharedPostgres(t))
-	const name = "producer_of_events"
-	s.newDB(name, strings.ReplaceAll(leastSQL, "NAME", name))
-	cmd := exec.Command(s.program, "migrate", "up")
-	cmd.Dir, cmd.Env = t.TempDir(), []string{"WALPOST_POSTGRES_URL=" + s.pg.URL(name), "WALPOST_LAYOUT=append"}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("walpost migrate up: %v\n%s", err, out)
-	}
-	s.grant(name, map[string]string{"relay": name, "mark": "journal", "outbox": outbox.AppendTable, "producer": name + "_shop"})
-	s.produceLeast(name, outbox.Inserter{Table: outbox.AppendTable, Layout: outbox.Append(), HeadersColumn: "headers"}, outbox.Message{
-		TenantID: 7, AggregateType: "order", AggregateID: "A-42", AggregateVersion: 1, EventType: "order.placed", Payload: []byte("{}"),
-		TraceID: "t", OccurredAt: time.Now(), AvailableAt: time.Now(), Headers: map[string]string{"x": "y"},
+	t.Run("producer of outbox_events", func(t *testing.T) {
+		s := *s
+		s.t = t
+		const name = "producer_of_events"
+		s.newDB(name, strings.ReplaceAll(leastSQL, "NAME", name))
+		cmd := exec.Command(s.program, "migrate", "up")
+		cmd.Dir, cmd.Env = t.TempDir(), []string{"WALPOST_POSTGRES_URL=" + s.pg.URL(name), "WALPOST_LAYOUT=append"}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("walpost migrate up: %v\n%s", err, out)
+		}
+		s.grant(name, map[string]string{"relay": name, "mark": "journal", "outbox": outbox.AppendTable, "producer": name + "_shop"})
+		s.produceLeast(name, outbox.Inserter{Table: outbox.AppendTable, Layout: outbox.Append(), HeadersColumn: "headers"}, outbox.Message{
+			TenantID: 7, AggregateType: "order", AggregateID: "A-42", AggregateVersion: 1, EventType: "order.placed", Payload: []byte("{}"),
+			TraceID: "t", OccurredAt: time.Now(), AvailableAt: time.Now(), Headers: map[string]string{"x": "y"},
+		})
 	})
 }
 
