@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/sleep"
@@ -106,9 +107,34 @@ func (s Setting) insertSQL() string {
 func (b *bench) write(ctx context.Context, set Setting, rate int, d time.Duration, c *commits) error {
 	sql, pad, n := set.insertSQL(), pad(b.Payload), int(float64(rate)*d.Seconds())
 	begun := time.Now()
-	errs := make([]error, writers)
+	return b.sessions(ctx, writers, func(w int, conn *pgx.Conn) error {
+		for i := w; i < n; i += writers {
+			due := time.Duration(float64(i) / float64(rate) * float64(time.Second))
+			if wait := time.Until(begun.Add(due)); wait > 0 && !sleep.For(ctx, wait) {
+				return context.Cause(ctx)
+			}
+			number := -1
+			if c != nil {
+				number = i
+			}
+			if _, err := conn.Exec(ctx, sql, i%1000, number, pad); err != nil {
+				return err
+			}
+			if c != nil {
+				c.mu.Lock()
+				c.at[i] = time.Now()
+				c.mu.Unlock()
+			}
+		}
+		return nil
+	})
+}
+
+// sessions runs do in n sessions at the same time, each with its number.
+func (b *bench) sessions(ctx context.Context, n int, do func(w int, conn *pgx.Conn) error) error {
+	errs := make([]error, n)
 	var all sync.WaitGroup
-	for w := range writers {
+	for w := range n {
 		all.Go(func() {
 			conn, err := b.connect(ctx)
 			if err != nil {
@@ -116,25 +142,7 @@ func (b *bench) write(ctx context.Context, set Setting, rate int, d time.Duratio
 				return
 			}
 			defer conn.Close(ctx)
-			for i := w; i < n; i += writers {
-				due := time.Duration(float64(i) / float64(rate) * float64(time.Second))
-				if wait := time.Until(begun.Add(due)); wait > 0 && !sleep.For(ctx, wait) {
-					errs[w] = context.Cause(ctx)
-					return
-				}
-				number := -1
-				if c != nil {
-					number = i
-				}
-				if _, errs[w] = conn.Exec(ctx, sql, i%1000, number, pad); errs[w] != nil {
-					return
-				}
-				if c != nil {
-					c.mu.Lock()
-					c.at[i] = time.Now()
-					c.mu.Unlock()
-				}
-			}
+			errs[w] = do(w, conn)
 		})
 	}
 	all.Wait()

@@ -2,12 +2,12 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"text/tabwriter"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Producing is how many transactions of one row sessions commit a second, as fast as they can.
@@ -79,30 +79,21 @@ func (b *bench) producing(ctx context.Context, set Setting) (*Producing, error) 
 // saturate has all sessions commit rows for some time, and counts them.
 func (b *bench) saturate(ctx context.Context, set Setting, d time.Duration) (rows int, err error) {
 	sql, pad := set.insertSQL(), pad(b.Payload)
-	counts, errs := make([]int, b.Producers), make([]error, b.Producers)
+	counts := make([]int, b.Producers)
 	end := time.Now().Add(d)
-	var all sync.WaitGroup
-	for w := range b.Producers {
-		all.Go(func() {
-			conn, err := b.connect(ctx)
-			if err != nil {
-				errs[w] = err
-				return
+	err = b.sessions(ctx, b.Producers, func(w int, conn *pgx.Conn) error {
+		for time.Now().Before(end) {
+			if _, err := conn.Exec(ctx, sql, counts[w]%1000, -1, pad); err != nil {
+				return err
 			}
-			defer conn.Close(ctx)
-			for time.Now().Before(end) {
-				if _, errs[w] = conn.Exec(ctx, sql, counts[w]%1000, -1, pad); errs[w] != nil {
-					return
-				}
-				counts[w]++
-			}
-		})
-	}
-	all.Wait()
+			counts[w]++
+		}
+		return nil
+	})
 	for _, n := range counts {
 		rows += n
 	}
-	return rows, errors.Join(errs...)
+	return rows, err
 }
 
 func (r *Report) printProducing(w io.Writer) error {

@@ -126,7 +126,7 @@ func TestLongTransactions(t *testing.T) {
 		conn := r.conn()
 		writers.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				if i%100 == 99 { // an id that nobody will have
+				if i%100 == 99 { // an id without a row
 					if _, err := conn.Exec(t.Context(), `BEGIN; INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'order.placed', '{}'); ROLLBACK`); err != nil {
 						t.Error(err)
 					}

@@ -277,6 +277,25 @@ func TestJournalProgress(t *testing.T) {
 	})
 }
 
+// TestJournalOfShards: the relays of two shards move one progress on. One that the other has overtaken goes on when that is
+// gone.
+func TestJournalOfShards(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkJournal)
+	var slow, quick table.Advance
+	b.mark(b.insert(5))
+	b.must(b.db.Advance(t.Context(), b.table, &slow))
+	b.mark(b.insert(5))
+	for range 2 {
+		b.must(b.db.Advance(t.Context(), b.table, &quick))
+	}
+	b.is("the quick one", b.text(`SELECT settled_to FROM outbox_progress`), "10")
+	b.mark(b.insert(5))
+	for range 2 {
+		b.must(b.db.Advance(t.Context(), b.table, &slow))
+	}
+	b.is("the slow one", b.text(`SELECT settled_to FROM outbox_progress`), "15")
+}
+
 // TestJournalHoles: many holes become few, and no row of theirs is lost.
 func TestJournalHoles(t *testing.T) {
 	defer func(n int) { *table.MostHoles = n }(*table.MostHoles)
@@ -314,7 +333,7 @@ func TestJournalHoles(t *testing.T) {
 	b.is("in the end", b.text(`SELECT concat(settled_to, ' ', holes) FROM outbox_progress`), "700 {}")
 }
 
-// row is a row with an id, whatever it holds.
+// row is a row with an id, of unknown content.
 func (b *bench) row(id string) table.Row {
 	return table.Row{Ref: outbox.Ref{Table: b.table, ID: id, Hash: outbox.UnknownHash}}
 }
