@@ -121,6 +121,17 @@ func (b *breaking) recovered(ctx context.Context, after []string) error {
 	if err == nil && len(after) == 1 {
 		b.result.Recoveries[after[0]] = append(b.result.Recoveries[after[0]], time.Since(begun))
 	}
+	if err != nil || !b.w.lossy.Load() {
+		return err
+	}
+	// Rows that are marked say nothing here. What is stored after a loss comes after the comparison.
+	err = b.w.until(ctx, "the relay compares table and stream", func(ctx context.Context) error {
+		last, err := b.w.lastSeq(ctx)
+		if err == nil && last <= b.w.restored {
+			return fmt.Errorf("the stream ends at %d", last)
+		}
+		return err
+	})
 	if err == nil {
 		b.w.lossy.Store(false)
 	}

@@ -38,7 +38,22 @@ func rollBack(ctx context.Context, w *world, rng *rand.Rand) error {
 	if err := n.RestoreStore(old); err != nil {
 		return err
 	}
-	return n.Start(ctx)
+	if err := n.Start(ctx); err != nil {
+		return err
+	}
+	return w.until(ctx, "the stream is there", func(ctx context.Context) (err error) {
+		w.restored, err = w.lastSeq(ctx)
+		return err
+	})
+}
+
+// lastSeq is the stream's last sequence.
+func (w *world) lastSeq(ctx context.Context) (uint64, error) {
+	s, err := w.js.Stream(ctx, streamName)
+	if err != nil {
+		return 0, err
+	}
+	return s.CachedInfo().State.LastSeq, nil
 }
 
 // stepDown has the stream's leader hand over to another replica.

@@ -226,6 +226,10 @@ func printSummary(w io.Writer, name string) error {
 		addUp(&b, kind, byServers[kind])
 	}
 	addUp(&b, "**all**", runs)
+	journaled := slices.DeleteFunc(slices.Clone(runs), func(r *result) bool {
+		return !strings.HasSuffix(r.Servers, ", mark journal")
+	})
+	addUp(&b, "of these with `mark: journal`", journaled)
 	b.WriteString("\n### Recovery\n\n" +
 		"| Fault | Times | alone | p50 | max |\n" +
 		"| --- | --: | --: | --: | --: |\n")
