@@ -13,8 +13,8 @@ import (
 
 // explain names the migration that failed and adds what the operator can do about it.
 func explain(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || hint.Of(err) != "" {
+		return err
 	}
 	advice := advise(err)
 	var partial *goose.PartialError

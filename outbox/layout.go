@@ -313,6 +313,8 @@ type Table struct {
 	// Partitioned: an UPDATE may move a row from one partition to another, which is an
 	// INSERT in the WAL.
 	Partitioned bool
+	// ByTime: it is partitioned by ranges of OccurredAt, a timestamptz.
+	ByTime bool
 	// Where is a condition on a row, in SQL: rows that do not fit are not events. "" is all rows.
 	Where string
 	// Filter is Where as the server understands it, with [RowAlias] before each column. It is set as IDType

@@ -10,6 +10,8 @@ type Delivery struct {
 	Ref       outbox.Ref
 	XID       uint32
 	EventType string
+	// OccurredAt is the row's, in microseconds of Unix time, where its table is partitioned by it; else 0.
+	OccurredAt int64
 	// Tag is what the sender gave along.
 	Tag any
 	// Bytes is the message's size.

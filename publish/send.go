@@ -121,7 +121,7 @@ func (p *Publisher) send(ctx context.Context, ev *outbox.Event, at outbox.Positi
 	index, err := p.enter(ctx, entry{
 		delivery: Delivery{
 			Ref: ref, XID: ev.XID, EventType: p.intern(ev.Values[outbox.EventType]), Tag: how.tag,
-			Bytes: len(subject) + len(header) + len(body), Replay: how.replay,
+			Bytes: len(subject) + len(header) + len(body), Replay: how.replay, OccurredAt: occurredAt(ev),
 		},
 		subject: subject, commit: micros(ev.CommitTime),
 	})
@@ -141,6 +141,18 @@ func (p *Publisher) send(ctx context.Context, ev *outbox.Event, at outbox.Positi
 	}
 	p.letLinger()
 	return nil
+}
+
+// occurredAt is [Delivery.OccurredAt]; 0 where the time is not finite.
+func occurredAt(ev *outbox.Event) int64 {
+	if !ev.Table.ByTime {
+		return 0
+	}
+	t, err := outbox.ParseTimestamp(ev.Values[outbox.OccurredAt])
+	if err != nil || t.IsZero() || t.Year() > 9999 {
+		return 0
+	}
+	return t.UnixMicro()
 }
 
 // letLinger has something flushed in a while.

@@ -122,6 +122,9 @@ func (x *checker) checkIndexes(ctx context.Context, t *outbox.Table) check.Findi
 	}
 	found, err := x.db.IndexFindings(ctx, t)
 	found.Failed(check.Warn, "table-unreadable", err)
+	size, err := x.db.SizeFindings(ctx, t)
+	found = append(found, size...)
+	found.Failed(check.Warn, "table-unreadable", err)
 	return found
 }
 

@@ -39,7 +39,7 @@ func (x *checker) checks() check.List {
 		list = append(list,
 			check.StartAndDoctor("table: columns, types, privileges", x.of(t, x.checkTable)),
 			check.StartAndDoctor("table: what layout and mark cannot give", x.of(t, x.checkLimits)),
-			check.DoctorOnly("table: indexes", x.of(t, x.checkIndexes)),
+			check.DoctorOnly("table: indexes, size", x.of(t, x.checkIndexes)),
 			check.DoctorOnly("table: pending rows", x.of(t, x.countPending)))
 	}
 	return append(list,

@@ -39,6 +39,8 @@ type migrateOptions struct {
 	notify bool
 	grant  string
 	only   []migrations.Group // --only; none is every group
+	// partition is --partition: "" or "month"
+	partition string
 }
 
 // relay reports whether the outboxes and what belongs to them are meant.
@@ -62,6 +64,10 @@ func migration(
 				return err
 			}
 			o.given = cmd.Flags().Changed("to")
+			if cmd.Flags().Changed("partition") && o.partition != "month" {
+				return &usageError{hint.Errorf("`--partition month` is the one that there is",
+					"partition the outboxes by %q", o.partition)}
+			}
 			if cmd.Flags().Changed("only") {
 				if err := o.choose(only); err != nil {
 					return &usageError{err}
@@ -83,6 +89,7 @@ func migration(
 	if name == "up" {
 		cmd.Flags().StringVar(&o.grant, "grant", "",
 			"the relay's role, or with --only the application's, which is given what it needs on the tables")
+		cmd.Flags().StringVar(&o.partition, "partition", "", "month: make partitioned tables of the outboxes")
 	}
 	cmd.Flags().StringVar(&only, "only", "", "one group of tables: relay, consumer or idempotency")
 	addConfigFlags(cmd)
@@ -96,11 +103,19 @@ func (o *migrateOptions) choose(group string) error {
 		return err
 	}
 	o.only = []migrations.Group{g}
-	if o.notify && !o.relay() {
-		return hint.Errorf("leave out --notify-trigger, or run it in the outbox's database without --only",
-			"combine --only %s and --notify-trigger: the trigger is for outboxes", g)
+	flag := ""
+	switch {
+	case o.relay():
+		return nil
+	case o.notify:
+		flag = "--notify-trigger"
+	case o.partition != "":
+		flag = "--partition"
+	default:
+		return nil
 	}
-	return nil
+	return hint.Errorf("leave out "+flag+", or run it in the outbox's database without --only",
+		"combine --only %s and %s: that is for outboxes", g, flag)
 }
 
 func newRunner(cfg *Config, o migrateOptions) (*migrations.Runner, error) {
@@ -141,6 +156,18 @@ func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) 
 	}
 	if len(done) == 0 {
 		fmt.Fprintln(w, "no migration to apply")
+	}
+	if o.partition != "" {
+		tables, err := r.PartitionByMonth(ctx)
+		for _, t := range tables {
+			fmt.Fprintln(w, t)
+		}
+		if err == nil && len(tables) == 0 {
+			fmt.Fprintln(w, "every outbox is partitioned by month")
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if o.relay() && cfg.Mode != "poll" {
 		if err := ensurePublication(ctx, w, cfg); err != nil {

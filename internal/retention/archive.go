@@ -71,7 +71,7 @@ func (r *pass) deletion() string {
 
 // archiveTable moves rows, each batch in one statement. It first checks that no column would be lost, and
 // that an index leads to the rows.
-func (r *pass) archiveTable(ctx context.Context, a *archive, t *outbox.Table, report *TableReport) error {
+func (r *pass) archiveTable(ctx context.Context, a *monthly, t *outbox.Table, report *TableReport) error {
 	columns, skipped, err := r.checkArchivable(ctx, a, t)
 	if err != nil || skipped != "" {
 		report.Skipped, report.Obstacle = skipped, skipped != ""
@@ -109,7 +109,7 @@ func (r *pass) archiveTable(ctx context.Context, a *archive, t *outbox.Table, re
 }
 
 // keepSQL stores the deleted rows in the archive, in the same statement.
-func keepSQL(a *archive, t *outbox.Table, columns []string) string {
+func keepSQL(a *monthly, t *outbox.Table, columns []string) string {
 	return fmt.Sprintf(`, kept AS (
 	INSERT INTO %s (outbox, %s) SELECT %s, %[2]s FROM gone
 )`, a.SQL(), strings.Join(columns, ", "), pg.QuoteLiteral(t.String()))
@@ -180,7 +180,7 @@ const indexedSQL = `SELECT EXISTS (
 // checkArchivable returns the outbox's columns, quoted, or why its rows have to
 // stay. A column that the archive lacks would be lost with the row.
 func (r *pass) checkArchivable(
-	ctx context.Context, a *archive, t *outbox.Table,
+	ctx context.Context, a *monthly, t *outbox.Table,
 ) (columns []string, skipped string, err error) {
 	var own, kept map[string]string
 	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
@@ -232,11 +232,11 @@ type nextRows struct {
 // monthsAhead creates the months of the next rows. It returns the condition but, extended to leave out the
 // rows of months that cannot be created now.
 func (r *pass) monthsAhead(
-	ctx context.Context, a *archive, next nextRows, but string,
+	ctx context.Context, a *monthly, next nextRows, but string,
 ) (only string, err error) {
 	only = but
 	for a.owned {
-		only = r.readyMonths(next.table) + but
+		only = a.readyMonths(next.table) + but
 		months, err := r.monthsOf(ctx, next, only)
 		if err != nil {
 			return "", err
@@ -257,11 +257,11 @@ func (r *pass) monthsAhead(
 }
 
 // readyMonths is a condition that leaves out the months that this pass failed to create.
-func (r *pass) readyMonths(t *outbox.Table) (only string) {
-	for _, m := range slices.SortedFunc(maps.Keys(r.months), time.Time.Compare) {
-		if !r.months[m] {
+func (a *monthly) readyMonths(t *outbox.Table) (only string) {
+	for _, m := range slices.SortedFunc(maps.Keys(a.months), time.Time.Compare) {
+		if !a.months[m] {
 			only += fmt.Sprintf(" AND (t.%s < %s OR t.%[1]s >= %[3]s)",
-				t.Column(outbox.OccurredAt), bound(m), bound(m.AddDate(0, 1, 0)))
+				t.Column(outbox.OccurredAt), pg.MonthBound(m), pg.MonthBound(m.AddDate(0, 1, 0)))
 		}
 	}
 	return only

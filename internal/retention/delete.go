@@ -29,12 +29,47 @@ func (r *pass) deleteRows(ctx context.Context) error {
 				continue // old rows have gone with their partitions
 			}
 		}
-		unarchived := table.MarkOf(t).Stays() && !table.IsArchived(t)
-		if r.opts.DeleteAfter > 0 && unarchived {
-			all = append(all, r.deleteFrom(ctx, t, &r.report.Tables[i]))
+		from, err := r.keepMonths(ctx, t)
+		if all = append(all, err); err == nil && from != "" {
+			all = append(all, r.deleteFrom(ctx, t, from, &r.report.Tables[i]))
 		}
 	}
 	return errors.Join(all...)
+}
+
+// keepMonths creates and drops months of an outbox that has any. A month goes when it is over and all of its
+// rows have gone, or, where old rows are deleted, are so old. It returns the table of which old rows are to
+// be deleted one by one, quoted, or "".
+func (r *pass) keepMonths(ctx context.Context, t *outbox.Table) (from string, err error) {
+	var m *monthly
+	if !table.Journals(t) && t.Layout.Has(outbox.OccurredAt) {
+		m, err = r.readMonthly(ctx, t.SQL(), t.Layout.Columns[outbox.OccurredAt])
+		if errors.Is(err, pgx.ErrNoRows) { // the table does not exist
+			err = nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("read months of %s: %w", t, err)
+		}
+	}
+	archived := table.IsArchived(t) && (m == nil || r.opts.ArchiveAfter > 0)
+	deletes := r.opts.DeleteAfter > 0 && table.MarkOf(t).Stays() && !archived
+	if deletes {
+		from = t.SQL()
+	}
+	if m == nil || !r.mayAlter(m) {
+		return from, nil
+	}
+	if err := r.createAhead(ctx, m); err != nil {
+		return "", fmt.Errorf("create months of %s: %w", t, err)
+	}
+	old := oldMonths{before: r.now, keeps: "true", lock: rangeLock}
+	if deletes {
+		from = m.unsorted
+		old.before = r.now.Add(-r.opts.DeleteAfter)
+		old.keeps = fmt.Sprintf("(%s AND t.%s < $1) IS NOT TRUE",
+			table.MarkedSQL(t, "t"), t.Column(outbox.ProcessedAt))
+	}
+	return from, r.dropMonths(ctx, m, old)
 }
 
 // forget deletes what the journal has of pending rows that are gone, and looks after partitions.
@@ -49,7 +84,7 @@ func (r *pass) forget(ctx context.Context, t *outbox.Table) (partitioned bool, e
 }
 
 // deleteFrom deletes rows that are marked and fit the outbox. It first checks that an index leads to them.
-func (r *pass) deleteFrom(ctx context.Context, t *outbox.Table, report *TableReport) error {
+func (r *pass) deleteFrom(ctx context.Context, t *outbox.Table, from string, report *TableReport) error {
 	if table.Journals(t) {
 		return r.explainDelete(t, r.deleteJournaled(ctx, t, report))
 	}
@@ -66,7 +101,7 @@ func (r *pass) deleteFrom(ctx context.Context, t *outbox.Table, report *TableRep
 	}
 	refused := &refusedRows{table: t}
 	err = r.sweep(ctx, sweep{
-		from: t.SQL(), column: t.Column(outbox.ProcessedAt), before: r.now.Add(-r.opts.DeleteAfter),
+		from: from, column: t.Column(outbox.ProcessedAt), before: r.now.Add(-r.opts.DeleteAfter),
 		count: &report.Deleted, id: t.Column(outbox.ID), refused: refused.add,
 		ahead: func(context.Context, pgtype.Timestamptz, int) (string, error) {
 			return " AND " + table.MarkedSQL(t, "t") + table.FilterSQL(t, "t") + refused.sql(), nil

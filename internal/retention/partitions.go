@@ -15,22 +15,22 @@ import (
 )
 
 const (
-	// monthsCreatedAhead is how many months get a partition beside the present one.
-	monthsCreatedAhead = 2
 	// oldestMonth bounds the months that get a partition where nothing is dropped.
 	oldestMonth = 10 * 365 * 24 * time.Hour
 	// defaultRows bounds the rows that are moved from the default partition into a new month.
 	defaultRows = 10_000
 	// partitionStatement bounds the statements that create a month: while it is
-	// attached, readers of the archive wait.
+	// attached, its readers wait.
 	partitionStatement = 5 * time.Second
 )
 
-// archive is the archive table as it was found.
-type archive struct {
+// monthly is a table that is partitioned by the month of occurred_at, as it was found.
+type monthly struct {
 	outbox.Table
-	unsorted string // the default partition, quoted, or ""
-	owned    bool   // by the role of this pass: months can be created and dropped
+	unsorted string             // the default partition, quoted, or ""
+	storage  string             // parameters of that, for the months
+	owned    bool               // by the role of this pass: months can be created and dropped
+	months   map[time.Time]bool // the months looked for: whether rows can go there
 }
 
 // findArchive sets r.archive. It leaves nil, with a note, where no archive can be used.
@@ -42,37 +42,50 @@ func (r *pass) findArchive(ctx context.Context) error {
 	if err != nil || !has {
 		return err
 	}
-	var a archive
-	var monthly bool
-	into := []any{&a.Schema, &a.Name, &monthly, &a.owned, &a.unsorted}
-	if err := r.db.QueryRow(ctx, into, archiveSQL, r.tables.archive); err != nil {
+	a, err := r.readMonthly(ctx, r.tables.archive, "occurred_at")
+	if err != nil {
 		return fmt.Errorf("read %s: %w", table.Archive, err)
 	}
-	if !monthly {
+	if a == nil {
 		r.note("table %s is not partitioned by occurred_at, as `walpost migrate up` makes it, "+
 			"so nothing is archived or dropped", table.Archive)
 		return nil
 	}
-	r.archive = &a
+	r.archive = a
 	return nil
 }
 
-// archiveSQL reads table $1: its name, whether it has months, whether this role owns it, its default
-// partition.
-const archiveSQL = `
+// readMonthly reads a table, which is quoted. It returns nil where that is not partitioned by ranges of the
+// column.
+func (r *pass) readMonthly(ctx context.Context, name, column string) (*monthly, error) {
+	m := &monthly{months: map[time.Time]bool{}}
+	var has bool
+	into := []any{&m.Schema, &m.Name, &has, &m.owned, &m.unsorted, &m.storage}
+	err := r.db.QueryRow(ctx, into, monthlySQL, name, column)
+	if err != nil || !has {
+		return nil, err
+	}
+	return m, nil
+}
+
+// monthlySQL reads table $1: its name, whether it is partitioned by ranges of column $2, whether this role
+// owns it, its default partition.
+var monthlySQL = `
 	SELECT n.nspname::text, c.relname::text,
-		coalesce(pg_get_partkeydef(c.oid) = 'RANGE (occurred_at)', false),
-		pg_has_role(c.relowner, 'USAGE'), coalesce(format('%I.%I', dn.nspname, d.relname), '')
+		coalesce(pg_get_partkeydef(c.oid) = format('RANGE (%I)', $2::text), false),
+		pg_has_role(c.relowner, 'USAGE'),
+		coalesce(quote_ident(dn.nspname) || '.' || quote_ident(d.relname), ''),
+		` + pg.StorageSQL("d.oid") + `
 	FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		LEFT JOIN pg_partitioned_table pt ON pt.partrelid = c.oid
 		LEFT JOIN pg_class d ON d.oid = pt.partdefid LEFT JOIN pg_namespace dn ON dn.oid = d.relnamespace
 	WHERE c.oid = to_regclass($1)`
 
 // mayAlter reports whether this role owns the archive, and notes where it does not.
-func (r *pass) mayAlter(a *archive) bool {
+func (r *pass) mayAlter(a *monthly) bool {
 	if !a.owned {
 		r.note("role %s does not own %s, so no month is created or dropped: "+
-			"let the owner run `walpost retention`, or make it the owner", r.role, table.Archive)
+			"let the owner run `walpost retention`, or make it the owner", r.role, a.Name)
 	}
 	return a.owned
 }
@@ -86,11 +99,6 @@ const partitionsSQL = `SELECT format('%I.%I', n.nspname, c.relname) AS name, c.r
 		LATERAL pg_get_expr(c.relpartbound, c.oid) AS bound
 	WHERE i.inhparent = to_regclass($1) AND bound <> 'DEFAULT'`
 
-func monthOf(t time.Time) time.Time {
-	t = t.UTC()
-	return time.Date(t.Year(), t.Month(), 1, 0, 0, 0, 0, time.UTC)
-}
-
 // horizon bounds the times for which months are created: from the oldest month that is kept to the end of the
 // newest that is created ahead. Rows of other times go to the default partition.
 func (r *pass) horizon() (from, to time.Time) {
@@ -98,14 +106,14 @@ func (r *pass) horizon() (from, to time.Time) {
 	if r.opts.DropAfter > 0 {
 		age = r.opts.DropAfter
 	}
-	return monthOf(r.now.Add(-age)), monthOf(r.now).AddDate(0, monthsCreatedAhead+1, 0)
+	return pg.MonthOf(r.now.Add(-age)), pg.MonthOf(r.now).AddDate(0, pg.MonthsAhead+1, 0)
 }
 
 // createAhead creates the present month and the next ones before they have rows: then no row has to leave the
 // default partition, and no reader waits.
-func (r *pass) createAhead(ctx context.Context, a *archive) error {
-	for i := 0; r.mayAlter(a) && i <= monthsCreatedAhead; i++ {
-		if _, err := r.ensureMonth(ctx, a, monthOf(r.now).AddDate(0, i, 0)); err != nil {
+func (r *pass) createAhead(ctx context.Context, a *monthly) error {
+	for i := 0; r.mayAlter(a) && i <= pg.MonthsAhead; i++ {
+		if _, err := r.ensureMonth(ctx, a, pg.MonthOf(r.now).AddDate(0, i, 0)); err != nil {
 			return err
 		}
 	}
@@ -115,12 +123,12 @@ func (r *pass) createAhead(ctx context.Context, a *archive) error {
 // ensureMonth creates the partition of a month unless it exists. It returns false where it got no lock: the
 // month's rows then wait for the next pass. Where the month cannot be created at all, it notes that and
 // returns true: the default partition takes the rows.
-func (r *pass) ensureMonth(ctx context.Context, a *archive, month time.Time) (ready bool, err error) {
-	if ready, known := r.months[month]; known {
+func (r *pass) ensureMonth(ctx context.Context, a *monthly, month time.Time) (ready bool, err error) {
+	if ready, known := a.months[month]; known {
 		return ready, nil
 	}
-	defer func() { r.months[month] = ready }()
-	name := fmt.Sprintf("%s_%s", a.Name, month.Format("2006_01"))
+	defer func() { a.months[month] = ready }()
+	name := pg.MonthName(a.Name, month)
 	var there bool
 	err = r.db.QueryRow(ctx, []any{&there},
 		`SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
@@ -138,7 +146,7 @@ func (r *pass) ensureMonth(ctx context.Context, a *archive, month time.Time) (re
 		return true, nil
 	case blocked(err):
 		r.note("%s is left to the next pass, with the rows that belong there: "+
-			"somebody reads or alters the archive (%v)", name, err)
+			"somebody reads or alters %s (%v)", name, a.Name, err)
 		return false, nil
 	case errors.Is(err, errCrowded),
 		code == pgerrcode.DuplicateTable, code == pgerrcode.InsufficientPrivilege,
@@ -154,12 +162,13 @@ var errCrowded = fmt.Errorf("the default partition holds more than %d rows of th
 // createMonth creates a table, moves the month's rows into it from the default partition, and attaches it, in
 // one transaction. ATTACH PARTITION, unlike CREATE TABLE ... PARTITION OF, waits only for transactions that
 // use the default partition.
-func (r *pass) createMonth(ctx context.Context, a *archive, name string, month time.Time) error {
-	from, to := bound(month), bound(month.AddDate(0, 1, 0))
+func (r *pass) createMonth(ctx context.Context, a *monthly, name string, month time.Time) error {
+	from, to := pg.MonthBound(month), pg.MonthBound(month.AddDate(0, 1, 0))
 	return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, fmt.Sprintf(`
 			SET LOCAL statement_timeout = %d;
-			CREATE TABLE %s (LIKE %s INCLUDING ALL)`, partitionStatement.Milliseconds(), name, a.SQL()))
+			CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING IDENTITY)%s`,
+			partitionStatement.Milliseconds(), name, a.SQL(), a.storage))
 		if err != nil {
 			return err
 		}
@@ -208,9 +217,6 @@ func moveRows(ctx context.Context, tx pgx.Tx, from, to, span string) error {
 	}
 	return err
 }
-
-// bound is a time as a literal.
-func bound(t time.Time) string { return t.Format("'2006-01-02 15:04:05+00'") }
 
 func (r *pass) inTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {

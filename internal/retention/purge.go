@@ -11,7 +11,6 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
-	"github.com/walpost/walpost/internal/table"
 )
 
 // purgeArchive drops the months whose rows were all processed longer than DropAfter ago, and deletes such
@@ -23,14 +22,14 @@ func (r *pass) purgeArchive(ctx context.Context) error {
 		return nil
 	}
 	before := r.now.Add(-r.opts.DropAfter)
-	err := r.dropMonths(ctx, a, before)
+	err := r.dropMonths(ctx, a, oldMonths{before: before, keeps: "processed_at >= $1"})
 	if a.unsorted == "" || ctx.Err() != nil || !r.db.Alive() {
 		return err
 	}
 	return errors.Join(err, r.purgeDefault(ctx, a, before))
 }
 
-func (r *pass) purgeDefault(ctx context.Context, a *archive, before time.Time) error {
+func (r *pass) purgeDefault(ctx context.Context, a *monthly, before time.Time) error {
 	old := sweep{from: a.unsorted, column: "processed_at", before: before, count: &r.report.Purged}
 	err := r.sweep(ctx, old)
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
@@ -43,25 +42,42 @@ func (r *pass) purgeDefault(ctx context.Context, a *archive, before time.Time) e
 	return nil
 }
 
-func (r *pass) dropMonths(ctx context.Context, a *archive, before time.Time) error {
+// oldMonths are those that ended before a time and have no row that keeps them.
+type oldMonths struct {
+	before time.Time
+	keeps  string        // a condition over a row t, with before as $1
+	lock   time.Duration // those who use the table wait so long at most; 0 is as long as for other locks
+}
+
+func (r *pass) dropMonths(ctx context.Context, a *monthly, old oldMonths) error {
 	type month struct{ SQL, Name string }
 	var months []month
 	err := r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		result, _ := conn.Query(ctx,
 			`SELECT m.name, m.relname FROM (`+partitionsSQL+`) m WHERE m.upper <= $2 ORDER BY m.upper`,
-			a.SQL(), before)
+			a.SQL(), old.before)
 		months, err = pgx.CollectRows(result, pgx.RowToStructByPos[month])
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("read partitions of %s: %w", table.Archive, err)
+		return fmt.Errorf("read partitions of %s: %w", a.Name, err)
 	}
 	if len(months) == 0 || !r.mayAlter(a) {
 		return nil
 	}
 	var all []error
 	for _, m := range months {
-		dropped, err := r.dropMonth(ctx, m.SQL, before)
+		var dropped bool
+		drop := func() (err error) {
+			dropped, err = r.dropMonth(ctx, m.SQL, old)
+			return err
+		}
+		var err error
+		if old.lock > 0 {
+			err = r.patiently(ctx, drop)
+		} else {
+			err = drop()
+		}
 		if dropped {
 			r.report.Dropped = append(r.report.Dropped, m.Name)
 		}
@@ -79,20 +95,27 @@ func (r *pass) dropMonths(ctx context.Context, a *archive, before time.Time) err
 	return errors.Join(all...)
 }
 
-// dropMonth checks the rows under a lock that keeps others from adding one. The DROP comes last: readers of
-// the archive wait for its lock.
-func (r *pass) dropMonth(ctx context.Context, name string, before time.Time) (old bool, err error) {
+// dropMonth checks the rows under a lock that keeps others from adding one. The DROP comes last: all who use
+// the table wait for its lock.
+func (r *pass) dropMonth(ctx context.Context, name string, old oldMonths) (dropped bool, err error) {
 	err = r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `LOCK TABLE `+name+` IN SHARE MODE`); err != nil {
+		_, err := tx.Exec(ctx, `LOCK TABLE `+name+` IN SHARE MODE`)
+		if err != nil {
 			return err
 		}
-		err := tx.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM `+name+` WHERE processed_at >= $1)`, before).
-			Scan(&old)
-		if err != nil || !old {
+		err = tx.QueryRow(ctx, `SELECT NOT EXISTS (
+			SELECT FROM `+name+` t WHERE `+old.keeps+` AND $1::timestamptz IS NOT NULL)`, old.before).
+			Scan(&dropped)
+		if err != nil || !dropped {
 			return err
 		}
-		_, err = tx.Exec(ctx, `DROP TABLE `+name)
+		if old.lock > 0 {
+			_, err = tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = %d`, old.lock.Milliseconds()))
+		}
+		if err == nil {
+			_, err = tx.Exec(ctx, `DROP TABLE `+name)
+		}
 		return err
 	})
-	return old && err == nil, err
+	return dropped && err == nil, err
 }

@@ -92,7 +92,7 @@ type TableReport struct {
 // The report is returned beside any error. A pass goes on after an error that concerns one table only. When
 // ctx is done it ends at once: the present batch is rolled back.
 func Run(ctx context.Context, cfg table.Config, opts Options) (*Report, error) {
-	r := &pass{opts: opts, months: map[time.Time]bool{}}
+	r := &pass{opts: opts}
 	r.report = &Report{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Notes: []string{}}
 	if opts.DropAfter > 0 && opts.DropAfter < opts.ArchiveAfter {
 		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s",
@@ -129,10 +129,9 @@ type pass struct {
 	tables  ownTables
 	opts    Options
 	report  *Report
-	now     time.Time          // the database's clock when the pass began
-	role    string             // our own, quoted
-	archive *archive           // nil where there is none
-	months  map[time.Time]bool // the months looked for: whether rows can go there
+	now     time.Time // the database's clock when the pass began
+	role    string    // our own, quoted
+	archive *monthly  // nil where there is none
 }
 
 // ownTables are walpost's tables with the schemas in which the connection found them, quoted.

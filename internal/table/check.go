@@ -77,6 +77,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		now.IDType = idType
 	}
 	now.Partitioned = f.kind == "p" && !Journals(t) // whose rows do not move
+	now.ByTime = f.byTime && !Journals(t)
 	if Journals(t) {
 		now.Journal = db.own.journal
 	}
@@ -145,6 +146,7 @@ func (db *DB) explainRefusal(ctx context.Context, t *outbox.Table, err error) er
 type tableFacts struct {
 	kind, persistence string
 	rowSecurity       bool
+	byTime            bool // partitioned by ranges of OccurredAt
 	types             map[string]string
 	generated         map[string]bool
 	role              string
@@ -172,9 +174,12 @@ type tableFacts struct {
 
 func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) (f tableFacts, err error) {
 	err = conn.QueryRow(ctx, `SELECT c.relkind::text, c.relpersistence::text,
-			row_security_active(c.oid), current_user::text
-		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL()).
-		Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role)
+			row_security_active(c.oid), current_user::text,
+			coalesce(pg_get_partkeydef(c.oid) = format('RANGE (%I)', $2::text), false) AND EXISTS (
+				SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = $2
+					AND a.atttypid = 'timestamptz'::regtype AND NOT a.attisdropped)
+		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL(), t.Layout.Columns[outbox.OccurredAt]).
+		Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role, &f.byTime)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return f, hint.Coded("table-missing",
 			hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table",

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -134,6 +135,37 @@ func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f check.Findi
 				t.SQL(), x.on(t), x.where(t))
 			f.Warning("table-index", create, "%s", x.missing(t))
 		}
+	}
+	return f, nil
+}
+
+// manyRows is how many rows a table has before it pays to partition it.
+const manyRows = 50_000_000
+
+// SizeFindings say that a table is so large that it should be partitioned, or that this was broken off.
+func (db *DB) SizeFindings(ctx context.Context, t *outbox.Table) (f check.Findings, err error) {
+	if !Changes(t) || !t.Layout.Has(outbox.OccurredAt) {
+		return nil, nil
+	}
+	var rows float64 // as of the last ANALYZE, or VACUUM
+	var refuses *string
+	err = db.QueryRow(ctx, []any{&rows, &refuses}, `
+		SELECT CASE c.relkind WHEN 'r' THEN c.reltuples ELSE 0 END,
+			(SELECT pg_get_constraintdef(k.oid) FROM pg_constraint k
+				WHERE k.conrelid = c.oid AND k.conname = $2)
+		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL(), pg.MonthCheck)
+	if err != nil {
+		return nil, fmt.Errorf("read the size of %s: %w", t, err)
+	}
+	if refuses != nil {
+		f.Warning("table-half-partitioned", fmt.Sprintf("run `walpost migrate up --partition month` again, "+
+			"or: ALTER TABLE %s DROP CONSTRAINT %s", t.SQL(), pg.MonthCheck),
+			"%s was to be partitioned by month, which was broken off, or is being done: meanwhile it has %s",
+			t, *refuses)
+	} else if rows > manyRows {
+		f.Warning("table-large", "run `walpost migrate up --partition month`, and see docs/TABLES.md: "+
+			"months go as a whole, instead of row by row",
+			"%s has about %.0f million rows and is not partitioned", t, rows/1e6)
 	}
 	return f, nil
 }

@@ -106,7 +106,11 @@ func (inRow) markBy(
 	ctx context.Context, db *DB, t *outbox.Table, rows []Row, command func(*outbox.Table) string,
 ) ([]Verdict, error) {
 	sql := db.markSQL(t, func(t *outbox.Table) string { return markSQL(t, command(t)) })
-	return db.settle(ctx, t, rows, sql, (*args).known)
+	params := (*args).known
+	if t.ByTime {
+		params = (*args).spanned
+	}
+	return db.settle(ctx, t, rows, sql, params)
 }
 
 // markSQL is the statement that marks rows of a table, which is made once.
@@ -139,8 +143,8 @@ func updateSQL(t *outbox.Table) string {
 			t.Column(outbox.LastError), Held))
 	}
 	// A row of which a trigger has taken the mark back is not marked: it would be sent again and again.
-	return fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s RETURNING CASE WHEN %s THEN t.%s END AS id`,
-		t.SQL(), s.sql(), FreeSQL(t), UnmarkedSQL(t, "t"), MarkedSQL(t, "t"), t.Column(outbox.ID))
+	return fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s%s RETURNING CASE WHEN %s THEN t.%s END AS id`,
+		t.SQL(), s.sql(), FreeSQL(t), UnmarkedSQL(t, "t"), spanSQL(t), MarkedSQL(t, "t"), t.Column(outbox.ID))
 }
 
 // deleted is outbox.MarkDelete.
@@ -153,8 +157,8 @@ func (d deleted) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) 
 }
 
 func deleteSQL(t *outbox.Table) string {
-	return fmt.Sprintf(`DELETE FROM %s t WHERE %s RETURNING t.%s AS id`,
-		t.SQL(), FreeSQL(t), t.Column(outbox.ID))
+	return fmt.Sprintf(`DELETE FROM %s t WHERE %s%s RETURNING t.%s AS id`,
+		t.SQL(), FreeSQL(t), spanSQL(t), t.Column(outbox.ID))
 }
 
 // none is outbox.MarkNone: the producer inserts and deletes the row in one transaction. Nothing is left to

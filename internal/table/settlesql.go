@@ -97,8 +97,18 @@ func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
 
 // markSQL also tells the rows that are gone: where all are marked, none is left to look for.
 func markSQL(t *outbox.Table, command string) string {
-	same := UnmarkedSQL(t, "t") + " AND " + storedSQL(t)
+	same := UnmarkedSQL(t, "t") + " AND " + storedSQL(t) + spanSQL(t)
 	return settling{want: wantKnown, same: same, change: command, gone: true}.sql(t)
+}
+
+// spanSQL narrows the rows t to those between two times, so that only the partitions with these are searched.
+// A time that is NULL is no limit.
+func spanSQL(t *outbox.Table) string {
+	if !t.ByTime {
+		return ""
+	}
+	return fmt.Sprintf(" AND t.%[1]s >= coalesce($4::timestamptz, '-infinity')"+
+		" AND t.%[1]s <= coalesce($5::timestamptz, 'infinity')", t.Column(outbox.OccurredAt))
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {

@@ -133,6 +133,14 @@ func tableFindings() []finding {
 			fresh + ", warn table-index",
 		},
 		{
+			badStart{name: "large", sql: published + `UPDATE pg_class SET reltuples = 6e7 WHERE oid = 'outbox_messages'::regclass`},
+			fresh + ", warn table-large",
+		},
+		{
+			badStart{name: "half_partitioned", sql: published + `ALTER TABLE outbox_messages ADD CONSTRAINT walpost_months CHECK (occurred_at < '2099-01-01') NOT VALID`},
+			fresh + ", warn table-half-partitioned",
+		},
+		{
 			badStart{name: "rows", sql: published + oneRow + `INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`},
 			fresh + ", info table-pending, warn table-dead-letters",
 		},
