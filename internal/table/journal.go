@@ -90,17 +90,13 @@ const (
 
 // source implements Mark.
 func (journaled) source(t *outbox.Table) source {
-	deferral := `d.attempts AS {attempts}, d.last_error AS {error},
-		coalesce(d.available_at, {due}) AS {available}`
-	waiting := journalSQL(t, `(SELECT `+rowColumns+`, `+deferral+`,
+	waiting := journalSQL(t, `(SELECT `+rowColumns+`, `+deferredColumns+`,
 			NULL::timestamptz AS {processed}, d.aggregate_hash AS `+aggregateHash+`
 		FROM {deferred} d JOIN {table} e ON e.{id} = d.id WHERE d.outbox = {outbox})`)
 	open := journalSQL(t, openSQL)
 	inRange := journalSQL(t, inRangeSQL)
 	return source{
-		all: journalSQL(t, `(SELECT `+rowColumns+`, `+deferral+`,
-			(SELECT max(j.processed_at) FROM {entries} j WHERE `+inEntrySQL("e")+`) AS {processed}
-		FROM {table} e LEFT JOIN {deferred} d ON d.outbox = {outbox} AND d.id = e.{id})`),
+		all:     allSQL(t, "(SELECT max(j.processed_at) FROM {entries} j WHERE "+inEntrySQL("e")+")"),
 		pending: "(SELECT * FROM " + undeferredSQL(t, open) + " t UNION ALL " + waiting + ")",
 		first:   []search{{over: "unnest(" + open + ") r, ", pending: inRange}, {pending: waiting}},
 		due: "(SELECT e.* FROM unnest(" + open + ") r, LATERAL (SELECT * FROM " + inRange + " e ORDER BY e." +
@@ -115,6 +111,24 @@ func (journaled) source(t *outbox.Table) source {
 			WHERE `+inEntrySQL("e")+` AND j.kind = 'stored' ORDER BY j.processed_at DESC LIMIT 1) j)`),
 	}
 }
+
+// allSQL is every row, with the time of its mark as processed gives it.
+func allSQL(t *outbox.Table, processed string) string {
+	return journalSQL(t, `(SELECT `+rowColumns+`, `+deferredColumns+`, `+processed+` AS {processed}
+		FROM {table} e LEFT JOIN {deferred} d ON d.outbox = {outbox} AND d.id = e.{id})`)
+}
+
+// lookedUpSQL is every row for a statement that asks for the ids of $4, after a CTE that reads the entries of
+// these, once: many rows share one.
+func lookedUpSQL(t *outbox.Table) (with, all string) {
+	return journalSQL(t, `WITH marks AS MATERIALIZED (
+	SELECT j.processed_at AS at, j.ids * $4::int8multirange AS ids FROM {entries} j
+	WHERE j.outbox = {outbox} AND range_merge(j.ids) && $4::int8multirange AND j.ids && $4::int8multirange
+)`), allSQL(t, "(SELECT max(m.at) FROM marks m WHERE m.ids @> e.{id})")
+}
+
+const deferredColumns = `d.attempts AS {attempts}, d.last_error AS {error},
+	coalesce(d.available_at, {due}) AS {available}`
 
 const markedColumns = `NULL::smallint AS {attempts}, NULL::text AS {error}, {due} AS {available},
 	j.processed_at AS {processed}`
@@ -244,6 +258,17 @@ func idsOf(rows []Row) ([]int64, error) {
 		ids[i] = id
 	}
 	return ids, nil
+}
+
+// rangesOf are the rows' ids as an int8multirange. What is no number is the id of no row.
+func rangesOf(rows []Row) string {
+	ids := make([]int64, 0, len(rows))
+	for _, r := range rows {
+		if id, err := strconv.ParseInt(r.Ref.ID, 10, 64); err == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ranges(ids)
 }
 
 // ranges is an int8multirange of ids, which it sorts.

@@ -84,8 +84,11 @@ func (db *DB) exists(ctx context.Context, t *outbox.Table, id string) (exists bo
 func (db *DB) lookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
 	states := make([]State, len(rows))
 	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		a := db.args(rows)
-		result, _ := conn.Query(ctx, lookUpSQL(t), a.ids.value(), a.hashes.value(), a.xids.value())
+		args := db.args(rows).known()
+		if Journals(t) {
+			args = append(args, rangesOf(rows))
+		}
+		result, _ := conn.Query(ctx, lookUpSQL(t), args...)
 		var ord int
 		var s State
 		var marked *time.Time
@@ -118,8 +121,12 @@ func lookUpSQL(t *outbox.Table) string {
 		processed = "t." + t.Column(outbox.ProcessedAt)
 	}
 	same := fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t"))
-	return strings.NewReplacer(
-		"{byid}", byIDSQL(t, sourceOf(t).all, ""), "{id}", t.Column(outbox.ID), "{same}", same,
+	with, all := "", sourceOf(t).all
+	if Journals(t) {
+		with, all = lookedUpSQL(t)
+	}
+	return with + strings.NewReplacer(
+		"{byid}", byIDSQL(t, all, ""), "{id}", t.Column(outbox.ID), "{same}", same,
 		"{pending}", PendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed,
 	).Replace(`
 SELECT w.ord::int, t.{id} IS NOT NULL,
