@@ -49,6 +49,9 @@ type Config struct {
 	// CostRows is the number of rows for which it is measured what an event costs the database, with each of
 	// Marks; 0 measures nothing.
 	CostRows int
+	// Retained is the number of rows over which it is measured how large the outbox is, with each of Marks,
+	// while retention takes delivered rows away; 0 measures nothing.
+	Retained int
 	// Binary: pg_recvlogical is measured with binary tuples, too.
 	Binary bool
 	// DuplicateWindow is the streams' duplicate window for a kind of batches.
@@ -64,8 +67,8 @@ type Config struct {
 	Migrate func(ctx context.Context, url string) error
 	// Fit is the statements that make the database fit a relay: they create its publication.
 	Fit func(Setting) ([]string, error)
-	// Retain moves delivered rows to the archive.
-	Retain func(context.Context, Setting) error
+	// Retain makes a pass of retention: delivered rows go so long after they were processed.
+	Retain func(ctx context.Context, s Setting, after time.Duration) error
 	// Command is `walpost run` with a setting, as a process.
 	Command func(Setting) (*exec.Cmd, error)
 	// Relay runs a relay in this process. It calls onStored at each PubAck with the time since the commit.
@@ -113,6 +116,11 @@ func Run(ctx context.Context, cfg Config) (r *Report, err error) {
 	}
 	if cfg.Producers > 0 {
 		if err := b.producers(ctx); err != nil {
+			return b.report, err
+		}
+	}
+	if cfg.Retained > 0 { // the last one: it leaves other partitions than there were
+		if err := b.retained(ctx); err != nil {
 			return b.report, err
 		}
 	}

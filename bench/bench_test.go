@@ -28,7 +28,7 @@ func TestBench(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program, "bench", "--postgres-url", pg.URL("postgres"), "--nats-url", n.URL(),
-		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--shards", "1,2", "--cost", "2000", "--latency", "50", "--producers", "2", "--for", "1s", "--json")
+		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--shards", "1,2", "--cost", "2000", "--latency", "50", "--producers", "2", "--retained", "4000", "--for", "1s", "--json")
 	cmd.Dir = t.TempDir()
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -74,6 +74,14 @@ func TestBench(t *testing.T) {
 	for _, p := range r.Producing {
 		if p.Off <= 0 || p.On <= 0 || p.Sessions != 2 {
 			t.Errorf("producing: %+v", p)
+		}
+	}
+	if len(r.Retained) != 3 {
+		t.Errorf("retained: %+v", r.Retained)
+	}
+	for _, x := range r.Retained {
+		if last := x.Sizes[len(x.Sizes)-1]; x.Rows != 4000 || x.Took <= 0 || last.Rows != 4000 || last.Outbox < 8192 || last.Journal < 8192 || x.Mark != "journal" && x.Dead < 4000 {
+			t.Errorf("retained: %+v", x)
 		}
 	}
 

@@ -126,7 +126,7 @@ func walEnd(ctx context.Context, conn *pgx.Conn) (lsn int64, err error) {
 func (b *bench) takeAway(ctx context.Context, set Setting) error {
 	switch set.Mark {
 	case "update":
-		if err := b.Retain(ctx, set); err != nil {
+		if err := b.Retain(ctx, set, time.Millisecond); err != nil {
 			return err
 		}
 		return b.exec(ctx, `VACUUM public.outbox_messages`, `TRUNCATE public.outbox_messages_archive`)

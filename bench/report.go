@@ -23,6 +23,7 @@ type Report struct {
 	Costs     []Cost      `json:"costs,omitempty"`
 	Latencies []Latency   `json:"latencies,omitempty"`
 	Producing []Producing `json:"producing,omitempty"`
+	Retained  []*Retained `json:"retained,omitempty"`
 	Notes     []string    `json:"notes,omitempty"`
 }
 
@@ -152,7 +153,7 @@ func each[A, B any](all []A, do func(A) B) []B {
 
 // HasFigures reports whether anything was measured.
 func (r *Report) HasFigures() bool {
-	return len(r.Drains)+len(r.Costs)+len(r.Latencies)+len(r.Producing) > 0
+	return len(r.Drains)+len(r.Costs)+len(r.Latencies)+len(r.Producing)+len(r.Retained) > 0
 }
 
 // Print writes the report as tables.
@@ -197,6 +198,9 @@ func (r *Report) Print(w io.Writer) error {
 		if err := r.printProducing(w); err != nil {
 			return err
 		}
+	}
+	if err := r.printRetained(w); err != nil {
+		return err
 	}
 	for _, n := range r.Notes {
 		fmt.Fprintln(w, "note:", n)

@@ -66,6 +66,8 @@ func newBenchCommand() *cobra.Command {
 	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
 	f.IntVar(&b.CostRows, "cost", 100_000,
 		"rows for which it is measured what an event costs the database, with each mark; 0 measures nothing")
+	f.IntVar(&b.Retained, "retained", 0, "rows over which it is measured how large the outbox is, with each mark, "+
+		"while rows go a minute after they were delivered; 0 measures nothing")
 	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000},
 		"commits a second at which latency is measured, with each mark; 0 measures none")
 	f.IntVar(&b.Producers, "producers", 8,
@@ -83,8 +85,8 @@ func checkBench(b *bench.Config, window time.Duration) error {
 	case b.Rows < 1 || b.PerTx < 1 || b.Replicas < 1 || b.Runs < 0 || b.Payload < 32:
 		return fmt.Errorf("--rows, --per-transaction and --replicas are 1 or more, " +
 			"--payload is 32 or more, --runs is not negative")
-	case b.CostRows < 0 || b.Producers < 0:
-		return fmt.Errorf("--cost and --producers are not negative")
+	case b.CostRows < 0 || b.Producers < 0 || b.Retained < 0:
+		return fmt.Errorf("--cost, --producers and --retained are not negative")
 	case b.For < time.Second:
 		return fmt.Errorf("--for is 1s or more")
 	}
@@ -151,9 +153,9 @@ func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer
 		}
 		return []string{stream.PublicationSQL(set.Slot(), tables)}, nil
 	}
-	b.Retain = func(ctx context.Context, set bench.Setting) error {
+	b.Retain = func(ctx context.Context, set bench.Setting, after time.Duration) error {
 		c := benchConfig(cfg, set)
-		c.Retention.ArchiveAfter, c.Retention.DropAfter = time.Millisecond, 0
+		c.Retention.ArchiveAfter, c.Retention.DeleteAfter, c.Retention.DropAfter = after, after, 0
 		_, err := retain(ctx, c, io.Discard)
 		return err
 	}

@@ -15,7 +15,7 @@ type servers struct {
 }
 
 // nothing is what every case begins with. It names what it measures besides drains.
-var nothing = []string{"--latency", "0", "--cost", "0", "--producers", "0"}
+var nothing = []string{"--latency", "0", "--cost", "0", "--producers", "0", "--retained", "0"}
 
 // cases are the results of docs/BENCHMARKS.md.
 var cases = []measured{
@@ -58,5 +58,8 @@ var cases = []measured{
 	}},
 	{"producers", "What a relay costs producers, and how soon their events are stored", servers{}, []string{
 		"--runs", "0", "--latency", "1000", "--producers", "8", "--for", "20s",
+	}},
+	{"retained", "The size of an append-only outbox under retention", servers{}, []string{
+		"--runs", "0", "--marks", "journal", "--retained", "50000000",
 	}},
 }

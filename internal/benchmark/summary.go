@@ -33,10 +33,16 @@ func summarize(w io.Writer, folder string) error {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
 		k.table(w, filepath.Base(folder))
-		if len(k.Report.Drains) == 0 {
+		plot := ""
+		switch {
+		case len(k.Report.Drains) > 0:
+			plot = k.plot()
+		case len(k.Report.Retained) > 0:
+			plot = k.plotSizes()
+		default:
 			continue
 		}
-		if err := os.WriteFile(filepath.Join(folder, k.name+".svg"), []byte(k.plot()), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(folder, k.name+".svg"), []byte(plot), 0o644); err != nil {
 			return err
 		}
 	}
@@ -75,6 +81,7 @@ func (k *kept) table(w io.Writer, folder string) {
 	}
 	k.costs(w)
 	k.producing(w)
+	k.retained(w, folder)
 	if len(r.Latencies) == 0 {
 		return
 	}

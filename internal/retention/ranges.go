@@ -19,8 +19,9 @@ const (
 	// rangesAhead is how many partitions lie ready before the last one.
 	rangesAhead = 2
 	// rangeTime is the time whose ids a partition holds, at the present rate, if they are more than
-	// leastRange.
-	rangeTime = time.Hour
+	// leastRange. Where rows are to go soon, it is rangeShare of the time after which they do.
+	rangeTime  = time.Hour
+	rangeShare = 4
 	// mostCuts bounds the partitions that one pass cuts.
 	mostCuts = 16
 	// Producers wait for as long as a statement waits for its lock. It tries so often.
@@ -159,7 +160,11 @@ func (r *pass) nextRange(ctx context.Context, t *outbox.Table) (newest, size int
 	}
 	size = leastRange
 	if age != nil && newest >= some {
-		ids := some * rangeTime.Seconds() / max(*age, 1)
+		span := rangeTime
+		if r.opts.DeleteAfter > 0 {
+			span = min(span, r.opts.DeleteAfter/rangeShare)
+		}
+		ids := some * span.Seconds() / max(*age, 1)
 		size = max(size, (int64(ids)/leastRange+1)*leastRange)
 	}
 	return newest, size, nil

@@ -1,0 +1,68 @@
+package relay_test
+
+import (
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// TestRestoredDump: the database is restored from a dump on another server. What the dump has as delivered is not sent again, and
+// neither is what was delivered after it was made: the stream says so. What is committed there from then on is stored.
+func TestRestoredDump(t *testing.T) {
+	t.Parallel()
+	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
+		t.Run(string(mark), func(t *testing.T) {
+			t.Parallel()
+			pg := testenv.SharedPostgres(t)
+			r := newRig(t, pg)
+			r.markWith(mark)
+			r.cfg.Source = "shop"
+			r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
+			x := r.start().streaming()
+			r.put(1, 10)
+			r.pending(0)
+			x.halt()
+			r.put(11, 15)
+			database := r.query1(`SELECT current_database()::text`)
+			dump := filepath.Join(t.TempDir(), "dump.sql")
+			command := func(name string, args ...string) {
+				t.Helper()
+				found, err := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
+				if err != nil || len(found) == 0 {
+					t.Fatalf("no program %s: %v", name, err)
+				}
+				slices.Sort(found)
+				if out, err := exec.CommandContext(t.Context(), found[len(found)-1], args...).CombinedOutput(); err != nil {
+					t.Fatalf("%s: %v: %s", name, err, out)
+				}
+			}
+			command("pg_dump", "--create", "--file", dump, "--dbname", pg.URL(database))
+			x = r.start().streaming()
+			r.pending(0)
+			x.halt()
+
+			other := testenv.NewPostgres(t, testenv.PGOptions{})
+			command("psql", "--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--file", dump, "--dbname", other.URL("postgres"))
+			r.asks.close()
+			clear(r.asks.conns)
+			r.pg, r.url = other, other.URL(database)
+			r.cfg.PostgresURL = r.url
+			r.cfg.Initial = "pending"
+			r.duplicateWindowPasses(100 * time.Millisecond)
+			x = r.start().streaming()
+			r.pending(0)
+			r.put(16, 20)
+			r.pending(0)
+			r.passes(r.here())
+			r.storedIs(1, 20)
+			x.quietBut("server_rolled_back")
+		})
+	}
+}
