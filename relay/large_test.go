@@ -69,7 +69,8 @@ func TestLargeAppendOnlyTable(t *testing.T) {
 	r.exec(`DROP TABLE outbox_events_2000000`)
 	r.exec(`DROP TABLE outbox_events_rest`)
 	for i := range 20 {
-		r.exec(fmt.Sprintf(`CREATE TABLE outbox_events_%d PARTITION OF outbox_events FOR VALUES FROM (%d) TO (%d)`,
+		r.exec(fmt.Sprintf(`CREATE TABLE outbox_events_%d PARTITION OF outbox_events FOR VALUES FROM (%d) TO (%d)
+				WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1)`,
 			100+i, 2_000_001+i*(rows/20), 2_000_001+(i+1)*(rows/20)))
 	}
 	r.exec(fmt.Sprintf(`CREATE TABLE outbox_events_rest PARTITION OF outbox_events FOR VALUES FROM (%d) TO (MAXVALUE)`, 2_000_001+rows))
@@ -86,6 +87,8 @@ func TestLargeAppendOnlyTable(t *testing.T) {
 		ON CONFLICT (outbox) DO UPDATE SET settled_to = EXCLUDED.settled_to, holes = '{}'`, 2_000_000+rows)
 	r.dropSlot(r.cfg.Slot) // its WAL has all of them
 	r.start().streaming().halt()
+	r.exec(`ANALYZE outbox_events`)
+	r.exec(`CHECKPOINT`)
 	t.Logf("%d rows are written after %s", rows, time.Since(begun).Round(time.Second))
 	measure(fmt.Sprintf("%d rows in 20 partitions", rows))
 	r.exec(`UPDATE outbox_progress SET settled_to = settled_to - $1::bigint, holes = '{}'`, rows/10)

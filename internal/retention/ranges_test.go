@@ -2,7 +2,10 @@ package retention_test
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -146,5 +149,75 @@ func TestRangesWaitPolitely(t *testing.T) {
 	b.url = testenv.SharedPostgres(t).URLFor("stranger", b.text(`SELECT current_database()`))
 	if r := b.retain(); !slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "does not own public.outbox_events") }) {
 		t.Errorf("of a role that does not own the table: %+v", r)
+	}
+}
+
+// TestDropOfALargePartition prints how long producers that commit 1,000 rows a second wait while a partition with many rows is
+// dropped, and without that. It asserts nothing about times.
+func TestDropOfALargePartition(t *testing.T) {
+	rows, _ := strconv.Atoi(os.Getenv("WALPOST_LARGE_ROWS"))
+	if rows == 0 {
+		t.Skip("WALPOST_LARGE_ROWS says how many rows the partition has, on a quiet machine with space for them")
+	}
+	pg := testenv.NewPostgres(t, testenv.PGOptions{FSync: true, Settings: map[string]string{
+		"shared_buffers": "1GB", "max_wal_size": "4GB", "log_lock_waits": "on", "deadlock_timeout": "5ms",
+	}})
+	b := newAppend(t, pg)
+	b.exec(`DROP TABLE outbox_events_rest`)
+	const parts = 3
+	for i := range parts {
+		b.exec(fmt.Sprintf(`CREATE TABLE outbox_events_%d PARTITION OF outbox_events FOR VALUES FROM (%d) TO (%d)`, i, 1+i*rows, 1+(i+1)*rows))
+	}
+	b.exec(fmt.Sprintf(`CREATE TABLE outbox_events_rest PARTITION OF outbox_events FOR VALUES FROM (%d) TO (MAXVALUE)`, 1+parts*rows))
+	for range parts {
+		b.exec(insertEvents, rows)
+	}
+	b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at)
+		SELECT 'public.outbox_events', 'stored', int8multirange(int8range(g, g + 1000)), now() - interval '2 hours' FROM generate_series(1, $1::bigint, 1000) g`, parts*rows)
+	b.exec(`INSERT INTO outbox_progress VALUES ('public.outbox_events', $1)`, parts*rows)
+	b.exec(`CHECKPOINT`)
+	retention.SetLeastRange(int64(rows))
+	longest := func(beside func()) (waits []time.Duration) {
+		ctx, stop := context.WithCancel(t.Context())
+		var mu sync.Mutex
+		var writers sync.WaitGroup
+		for range 10 {
+			conn := b.connect()
+			writers.Go(func() {
+				for tick := time.NewTicker(10 * time.Millisecond); ctx.Err() == nil; <-tick.C {
+					begun := time.Now()
+					if _, err := conn.Exec(context.Background(), insertEvents, 1); err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					waits = append(waits, time.Since(begun))
+					mu.Unlock()
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		beside()
+		time.Sleep(time.Second)
+		stop()
+		writers.Wait()
+		slices.Sort(waits)
+		return waits
+	}
+	report := func(what string, waits []time.Duration) {
+		t.Logf("%s: %d commits, p99 %s, longest %s", what, len(waits), waits[len(waits)*99/100], waits[len(waits)-1])
+	}
+	report("without", longest(func() { time.Sleep(5 * time.Second) }))
+	var r *retention.Report
+	begun := time.Now()
+	waits := longest(func() {
+		begun = time.Now()
+		r = b.retain(func(o *retention.Options) { o.DeleteAfter = time.Hour })
+		t.Logf("the pass takes %s", time.Since(begun).Round(time.Millisecond))
+	})
+	report(fmt.Sprintf("beside %d partitions of %d rows that are dropped, %q created", len(r.Dropped), rows, r.Created), waits)
+	t.Logf("producers have waited %d times for a lock for more than 5 ms", strings.Count(pg.Log(), "still waiting for RowExclusiveLock"))
+	if len(r.Dropped) != parts || len(r.Complaints()) > 0 {
+		t.Errorf("report %+v", r)
 	}
 }
