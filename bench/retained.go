@@ -137,7 +137,10 @@ func (b *bench) retain(ctx context.Context, set Setting) (*Retained, error) {
 const sizeSQL = `SELECT sum(pg_total_relation_size(t.relid))::bigint,
 		pg_total_relation_size('public.outbox_journal') + pg_total_relation_size('public.outbox_deferred')
 			+ pg_total_relation_size('public.outbox_progress')
-	FROM pg_partition_tree(to_regclass($1)) t`
+	FROM (` + partsSQL + `) t`
+
+// partsSQL are outbox $1 and its partitions.
+const partsSQL = `SELECT to_regclass($1)::oid AS relid UNION SELECT relid FROM pg_partition_tree(to_regclass($1))`
 
 // awaitStored waits until the stream has had so many messages since the one that prepare has sent, and drops
 // old ones.
@@ -182,7 +185,7 @@ type vacuums struct {
 
 func (v *vacuums) read(ctx context.Context, conn *pgx.Conn) error {
 	rows, _ := conn.Query(ctx, `SELECT s.relid, s.vacuum_count + s.autovacuum_count, s.n_tup_upd + s.n_tup_del
-		FROM pg_partition_tree(to_regclass($1)) t JOIN pg_stat_user_tables s ON s.relid = t.relid`,
+		FROM (`+partsSQL+`) t JOIN pg_stat_user_tables s ON s.relid = t.relid`,
 		v.set.table())
 	var id uint32
 	var counts [2]int64

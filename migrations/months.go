@@ -32,9 +32,9 @@ func (r *Runner) PartitionByMonth(ctx context.Context) (done []string, err error
 				t, t.Layout.Name, t.Mark)
 		}
 	}
-	err = r.withNotifyLock(ctx, func(conn *sql.Conn) error {
+	err = r.withLock(ctx, func(conn *sql.Conn) error {
 		for _, t := range r.outboxes {
-			c := &conversion{conn: conn, table: t, at: t.Column(outbox.OccurredAt)}
+			c := &conversion{db: r.db, conn: conn, table: t, at: t.Column(outbox.OccurredAt)}
 			did, err := c.run(ctx)
 			if err != nil {
 				return fmt.Errorf("partition %s by month: %w", t, err)
@@ -50,6 +50,7 @@ func (r *Runner) PartitionByMonth(ctx context.Context) (done []string, err error
 
 // conversion makes a partitioned table of one.
 type conversion struct {
+	db    *sql.DB
 	conn  *sql.Conn
 	table *outbox.Table
 	at    string    // occurred_at, quoted
@@ -75,7 +76,7 @@ func (c *conversion) run(ctx context.Context) (did string, err error) {
 		empty, err = c.swap(ctx)
 	}
 	if err != nil {
-		return "", errors.Join(err, c.giveUp(context.WithoutCancel(ctx)))
+		return "", errors.Join(err, c.giveUp())
 	}
 	if empty {
 		return fmt.Sprintf("partitioned %s by month: it was empty", c.table), nil
@@ -198,16 +199,26 @@ func (c *conversion) proveMonths(ctx context.Context) error {
 	return err
 }
 
-// giveUp takes back what was prepared. An index that it cannot drop is used by the next run.
-func (c *conversion) giveUp(ctx context.Context) error {
-	if c.index != "" {
-		_ = c.exec(ctx, `DROP INDEX IF EXISTS `+c.name(c.index))
-	}
+// giveUp takes back what was prepared, on another connection: where a statement was cancelled, its own is
+// closed. An index that it cannot drop is used by the next run.
+func (c *conversion) giveUp() (err error) {
 	if !c.checked {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, err := c.db.Conn(ctx)
 	drop := fmt.Sprintf(`ALTER TABLE %s DROP CONSTRAINT %s`, c.table.SQL(), pg.MonthCheck)
-	err := patiently(ctx, c.conn, drop)
+	if err == nil {
+		defer conn.Close() //nolint:errcheck // it only goes back to the pool
+		_, err = conn.ExecContext(ctx, fmt.Sprintf(`SET lock_timeout = %d`, notifyLock.Milliseconds()))
+		if err == nil && c.index != "" {
+			_, _ = conn.ExecContext(ctx, `DROP INDEX IF EXISTS `+c.name(c.index))
+		}
+		if err == nil {
+			err = patiently(ctx, conn, drop)
+		}
+	}
 	if err != nil {
 		err = hint.Wrap(fmt.Errorf("rows from %s on are refused: %w", c.end.Format(time.DateOnly), err),
 			"before that time, run this again, or: "+drop)

@@ -194,3 +194,34 @@ func TestPartitionByMonthWaitsPolitely(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestPartitionByMonthIsCancelled while it indexes the key, which waits for an older snapshot: nothing of it stays.
+func TestPartitionByMonthIsCancelled(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	reader, other, r := connect(t, url), connect(t, url), newRunner(t, url, outboxes()[:1])
+	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, reader, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1`)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.PartitionByMonth(ctx)
+		ended <- err
+	}()
+	for waits := "f"; waits == "f"; time.Sleep(10 * time.Millisecond) {
+		waits = text(t, other, `SELECT left(EXISTS (SELECT FROM pg_stat_activity WHERE query ~ 'CONCURRENTLY' AND wait_event = 'virtualxid' AND pid <> pg_backend_pid())::text, 1)`)
+	}
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("it has ended without an error")
+	}
+	if got := text(t, other, `SELECT concat((SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_months'), (SELECT count(*) FROM pg_class WHERE relname ~ 'by_month'), relkind) FROM pg_class WHERE relname = 'outbox_messages'`); got != "00r" {
+		t.Errorf("it leaves %s", got)
+	}
+	exec(t, reader, `COMMIT`)
+	if done, err := r.PartitionByMonth(t.Context()); err != nil || len(done) != 1 {
+		t.Errorf("again: %q, %v", done, err)
+	}
+}

@@ -60,7 +60,7 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 	if err != nil {
 		return nil, explain(err)
 	}
-	err = r.withNotifyLock(ctx, func(conn *sql.Conn) error {
+	err = r.withLock(ctx, func(conn *sql.Conn) error {
 		if err := makeNotifyFunction(ctx, conn, schema); err != nil {
 			return fmt.Errorf("create function %s: %w", outbox.NotifyTrigger, err)
 		}
@@ -119,7 +119,7 @@ func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
 	if !exists {
 		return nil, nil
 	}
-	err = r.withNotifyLock(ctx, func(conn *sql.Conn) error {
+	err = r.withLock(ctx, func(conn *sql.Conn) error {
 		for _, t := range tables {
 			drop := fmt.Sprintf("DROP TRIGGER IF EXISTS %s ON %s", outbox.NotifyTrigger, t)
 			if err := patiently(ctx, conn, drop); err != nil {
@@ -158,8 +158,8 @@ func (r *Runner) notified(ctx context.Context, schema string) (tables []string, 
 	return tables, exists, rows.Err()
 }
 
-// withNotifyLock runs f on one connection, under a lock that keeps other runners from doing the same.
-func (r *Runner) withNotifyLock(ctx context.Context, f func(*sql.Conn) error) error {
+// withLock runs f on one connection, under a lock that keeps other runners from doing the same.
+func (r *Runner) withLock(ctx context.Context, f func(*sql.Conn) error) error {
 	conn, err := r.db.Conn(ctx)
 	if err != nil {
 		return explain(err)

@@ -90,13 +90,15 @@ type slotStatus struct {
 func (s *slotStatus) streamed() bool { return s.Exists && s.ActivePID != nil && s.Confirmed != "" }
 
 type outboxStatus struct {
-	Table         string      `json:"table"`
-	Mark          outbox.Mark `json:"mark"`
-	Pending       *int        `json:"pending"`
-	OldestDueAge  *float64    `json:"oldest_due_age_seconds"`
-	Parked        *int        `json:"parked"`
-	Held          *int        `json:"held"`
-	dates, record bool        // the layout's
+	Table        string      `json:"table"`
+	Mark         outbox.Mark `json:"mark"`
+	Pending      *int        `json:"pending"`
+	OldestDueAge *float64    `json:"oldest_due_age_seconds"`
+	Parked       *int        `json:"parked"`
+	Held         *int        `json:"held"`
+	// Progress is that of the journal, nil with other marks.
+	Progress      *table.Progress `json:"progress,omitempty"`
+	dates, record bool            // the layout's
 }
 
 type streamStatus struct {
@@ -292,6 +294,16 @@ func (r *statusReport) askOutbox(ctx context.Context, db *table.DB, t *outbox.Ta
 			parked, held, err := db.RecordedCount(ctx, t, countMost)
 			if err == nil {
 				s.Parked, s.Held = &parked, &held
+			}
+			return err
+		}},
+		{"outboxes.progress", func() error {
+			if !table.Journals(t) {
+				return nil
+			}
+			p, err := db.Progress(ctx, t)
+			if err == nil {
+				s.Progress = &p
 			}
 			return err
 		}},

@@ -47,6 +47,23 @@ func number(n *int) string {
 	return fmt.Sprint(*n)
 }
 
+// TestStatusOfAJournal: it says how far the progress is.
+func TestStatusOfAJournal(t *testing.T) {
+	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{layout: append}")
+	o.walpost("migrate", "up")
+	o.exec(`INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) SELECT 'order', n, 'order.placed', '{}' FROM generate_series(1, 5) n`)
+	if p := o.status().Outboxes[0].Progress; p == nil || p.SettledTo != 0 || p.Behind != 5 || p.Holes != 0 {
+		t.Errorf("before the first start: %+v", p)
+	}
+	o.exec(`INSERT INTO outbox_progress (outbox, settled_to, holes) VALUES ('public.outbox_events', 4, '{[2,3),[3,4)}')`)
+	if p := o.status().Outboxes[0].Progress; p == nil || p.SettledTo != 4 || p.Behind != 1 || p.Holes != 1 {
+		t.Errorf("with a progress: %+v", p)
+	}
+	if out := o.walpost("status"); !regexp.MustCompile(`(?m)^  journal +settled up to id 4, 1 id behind, holes: 1$`).MatchString(out) {
+		t.Errorf("status says\n%s", out)
+	}
+}
+
 // TestStatus follows a relay from before its first start.
 func TestStatus(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {

@@ -204,6 +204,16 @@ func (s sheet) outbox(o *outboxStatus) {
 	default:
 		s.line("  failed", "%s parked, %s held", counted(o.Parked), counted(o.Held))
 	}
+	if p := o.Progress; p != nil {
+		s.line("  journal", "settled up to id %d, %s behind, holes: %d", p.SettledTo, ids(p.Behind), p.Holes)
+	}
+}
+
+func ids(n int64) string {
+	if n == 1 {
+		return "1 id"
+	}
+	return fmt.Sprintf("%d ids", n)
 }
 
 func oldest(o *outboxStatus) string {

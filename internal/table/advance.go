@@ -74,6 +74,25 @@ func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 	return err
 }
 
+// Progress is how far a journal's progress is.
+type Progress struct {
+	SettledTo int64 `json:"settled_to"` // 0 where nothing is settled yet
+	Behind    int64 `json:"behind"`     // the greatest id is so many further
+	Holes     int   `json:"holes"`      // ranges of ids below it that were not seen
+}
+
+// Progress reads how far the progress of a table with a journal is.
+func (db *DB) Progress(ctx context.Context, t *outbox.Table) (p Progress, err error) {
+	err = db.QueryRow(ctx, []any{&p.SettledTo, &p.Behind, &p.Holes}, journalSQL(t, `
+		SELECT coalesce(p.settled_to, 0), greatest(coalesce(e.last, 0) - coalesce(p.settled_to, 0), 0),
+			(SELECT count(*)::int FROM unnest(p.holes))
+		FROM (SELECT max(e.{id}) AS last FROM {table} e) e LEFT JOIN {progress} p ON p.outbox = {outbox}`))
+	if err != nil {
+		err = fmt.Errorf("read the progress of %s: %w", t, err)
+	}
+	return p, err
+}
+
 // stillOpen are those of the transactions that have not ended. One that is prepared meanwhile gets another
 // name: where one of them is gone, every prepared one may be it.
 func stillOpen(before, now []string) (open []string) {
