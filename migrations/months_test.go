@@ -158,6 +158,7 @@ func TestPartitionByMonthRefuses(t *testing.T) {
 
 // TestPartitionByMonthWaitsPolitely for those who use the table, and gives up without a trace.
 func TestPartitionByMonthWaitsPolitely(t *testing.T) {
+	t.Parallel()
 	url := testenv.SharedPostgres(t).NewDB(t)
 	reader, producer, r := connect(t, url), connect(t, url), newRunner(t, url, outboxes()[:1])
 	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
@@ -197,6 +198,7 @@ func TestPartitionByMonthWaitsPolitely(t *testing.T) {
 
 // TestPartitionByMonthIsCancelled while it indexes the key, which waits for an older snapshot: nothing of it stays.
 func TestPartitionByMonthIsCancelled(t *testing.T) {
+	t.Parallel()
 	url := testenv.SharedPostgres(t).NewDB(t)
 	reader, other, r := connect(t, url), connect(t, url), newRunner(t, url, outboxes()[:1])
 	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {

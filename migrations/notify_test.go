@@ -65,6 +65,7 @@ func TestNotifyTrigger(t *testing.T) {
 // producers for a moment only, says in the end what is in its way, and comes when
 // that is gone.
 func TestNotifyTriggerWaitsPolitely(t *testing.T) {
+	t.Parallel()
 	url := testenv.SharedPostgres(t).NewDB(t)
 	writer, producer, r := connect(t, url), connect(t, url), newRunner(t, url, outboxes()[:1])
 	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {

@@ -48,7 +48,9 @@ func promotedUnderLoad(t *testing.T, r *rig, mark outbox.Mark) {
 
 	// The standby has these rows, and their marks will not reach it.
 	unmarked := r.seize(moveSQL, 1, 500, 0)
-	stored := r.storedSettles()
+	var rows uint64 // none comes while the table is locked
+	r.must(unmarked.QueryRow(t.Context(), `SELECT count(*) FROM public.outbox_messages`).Scan(&rows))
+	stored := r.storedSettles(rows)
 	eventually(t, "the standby has the rows", func() bool {
 		return r.query1(`SELECT replay_lsn >= pg_current_wal_insert_lsn() FROM pg_stat_replication WHERE application_name = 'sb'`) == "true"
 	})
@@ -83,15 +85,18 @@ func promotedUnderLoad(t *testing.T, r *rig, mark outbox.Mark) {
 	x.quiet("events_lost", "foreign_message", "rival", "stream_rolled_back", "slot_given_up")
 }
 
-// storedSettles waits until nothing more is stored, and returns how much is.
-func (r *rig) storedSettles() uint64 {
+// storedSettles waits until so much is stored, or nothing more has been for long, as U messages past one that cannot be marked.
+// It returns how much is.
+func (r *rig) storedSettles(rows uint64) (stored uint64) {
 	r.t.Helper()
+	since := time.Now()
 	eventually(r.t, "the WAL is at rest", func() bool {
-		before := r.storedCount()
-		time.Sleep(300 * time.Millisecond)
-		return r.storedCount() == before
+		if n := r.storedCount(); n != stored {
+			stored, since = n, time.Now()
+		}
+		return stored >= rows || time.Since(since) > 5*time.Second
 	})
-	return r.storedCount()
+	return stored
 }
 
 // leftAt is where the server's timeline branches off from the one before.
