@@ -155,7 +155,8 @@ func DescribeServer(ctx context.Context, conn *pgx.Conn, begins bool) (f check.F
 			"%d of %d walsenders are in use: a relay takes one, and for moments a second one",
 			senders, maxSenders)
 	}
-	return f, nil
+	managed, err := describeManaged(ctx, conn)
+	return append(f, managed...), err
 }
 
 // slotState is what there is to know of the slot.

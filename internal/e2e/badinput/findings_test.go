@@ -250,6 +250,7 @@ func TestFindings(t *testing.T) {
 	s.weak()
 	s.consumed()
 	s.inUse()
+	s.managed()
 	s.limits()
 	s.lastSender()
 	s.newerServer()
@@ -341,6 +342,32 @@ func (s *site) finds(c badStart, want string) *diagnosis {
 		expected = append(expected, w)
 	}
 	return &d
+}
+
+// managed has the roles of managed services, one at a time. Roles are the server's, so each is dropped again.
+func (s *site) managed() {
+	s.newDB("managed", published)
+	c := badStart{name: "managed", env: map[string]string{"WALPOST_POSTGRES_URL": s.pg.URL("managed")}}
+	exec := func(sql string) { s.must(s.pg.Exec(s.t.Context(), "managed", sql)) }
+	named := func(role, section string) {
+		exec("CREATE ROLE " + role)
+		d := s.finds(c, "info pg-managed")
+		if !strings.Contains(d.stdout.String(), "docs/MANAGED.md#"+section) || d.errors() > 0 {
+			s.t.Errorf("role %s: doctor does not name section %s:\n%s", role, section, &d.stdout)
+		}
+		exec("DROP ROLE " + role)
+	}
+	if d := diagnose(s.t.Context(), s, s.t.TempDir(), c.environment(s)); d.has("info pg-managed") {
+		s.t.Errorf("doctor takes a plain server for a managed one:\n%s", &d.stdout)
+	}
+	named("rds_superuser", "amazon-rds")
+	named("cloudsqlsuperuser", "google-cloud-sql")
+	named("alloydbsuperuser", "alloydb")
+	named("azure_pg_admin", "azure-database-for-postgresql")
+	named("neon_superuser", "neon")
+	named("supabase_admin", "supabase")
+	exec("CREATE FUNCTION aurora_stat_logical_wal_cache() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+	named("rds_superuser", "amazon-aurora")
 }
 
 // weak has other hosts than this machine's among those that may be connected to.
