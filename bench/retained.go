@@ -140,7 +140,8 @@ const sizeSQL = `SELECT sum(pg_total_relation_size(t.relid))::bigint,
 	FROM (` + partsSQL + `) t`
 
 // partsSQL are outbox $1 and its partitions.
-const partsSQL = `SELECT to_regclass($1)::oid AS relid UNION SELECT relid FROM pg_partition_tree(to_regclass($1))`
+const partsSQL = `SELECT to_regclass($1)::oid AS relid
+	UNION SELECT relid FROM pg_partition_tree(to_regclass($1))`
 
 // awaitStored waits until the stream has had so many messages since the one that prepare has sent, and drops
 // old ones.
@@ -205,8 +206,8 @@ func (v *vacuums) sum() (vacuums, dead int64) {
 
 func (r *Report) printRetained(w io.Writer) error {
 	for _, x := range r.Retained {
-		fmt.Fprintf(w, "\nThe outbox over %d events in %s, mark %s, where rows go %s after they were processed: "+
-			"%d vacuums, %d dead row versions\n\n",
+		fmt.Fprintf(w, "\nThe outbox over %d events in %s, mark %s, "+
+			"where rows go %s after they were processed: %d vacuums, %d dead row versions\n\n",
 			x.Rows, x.Took.Round(time.Second), x.Mark, x.After, x.Vacuums, x.Dead)
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 		fmt.Fprintln(t, "million events\tMiB\tof the journal\t ")

@@ -66,8 +66,8 @@ func newBenchCommand() *cobra.Command {
 	f.IntVar(&b.Runs, "runs", 3, "how often each drain is measured; 0 measures none")
 	f.IntVar(&b.CostRows, "cost", 100_000,
 		"rows for which it is measured what an event costs the database, with each mark; 0 measures nothing")
-	f.IntVar(&b.Retained, "retained", 0, "rows over which it is measured how large the outbox is, with each mark, "+
-		"while rows go a minute after they were delivered; 0 measures nothing")
+	f.IntVar(&b.Retained, "retained", 0, "rows over which it is measured how large the outbox is, "+
+		"with each mark, while rows go a minute after they were delivered; 0 measures nothing")
 	f.IntSliceVar(&b.Rates, "latency", []int{100, 1000, 5000},
 		"commits a second at which latency is measured, with each mark; 0 measures none")
 	f.IntVar(&b.Producers, "producers", 8,
