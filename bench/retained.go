@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -45,7 +46,7 @@ const (
 	storedLeast = 100_000
 )
 
-// retained writes rows for each mark that leaves them in the table.
+// retained writes rows for each mark but none.
 func (b *bench) retained(ctx context.Context) error {
 	for _, mark := range b.Marks {
 		if mark == "none" {
@@ -99,11 +100,11 @@ func (b *bench) retain(ctx context.Context, set Setting) (*Retained, error) {
 	for written, looked := 0, 0; written < b.Retained; {
 		n := min(writtenAhead/2, b.Retained-written)
 		if err := b.exec(ctx, unsynced, fillSQL(set, n, b.PerTx, b.Payload, false)); err != nil {
-			return nil, context.Cause(ctx)
+			return nil, errors.Join(err, context.Cause(ctx)) // that of a pass of retention
 		}
 		written += n
 		if err := b.awaitStored(ctx, set, written-writtenAhead, relay.ended); err != nil {
-			return nil, fmt.Errorf("%w\n%s", err, relay.said())
+			return nil, fmt.Errorf("%w\n%s", errors.Join(err, context.Cause(ctx)), relay.said())
 		}
 		if err := counts.read(ctx, conn); err != nil {
 			return nil, err

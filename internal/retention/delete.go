@@ -62,7 +62,7 @@ func (r *pass) keepMonths(ctx context.Context, t *outbox.Table) (from string, er
 	if err := r.createAhead(ctx, m); err != nil {
 		return "", fmt.Errorf("create months of %s: %w", t, err)
 	}
-	old := oldMonths{before: r.now, keeps: "true", lock: rangeLock}
+	old := oldMonths{before: r.now, keeps: "true"}
 	if deletes {
 		from = m.unsorted
 		old.before = r.now.Add(-r.opts.DeleteAfter)

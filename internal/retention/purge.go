@@ -45,8 +45,7 @@ func (r *pass) purgeDefault(ctx context.Context, a *monthly, before time.Time) e
 // oldMonths are those that ended before a time and have no row that keeps them.
 type oldMonths struct {
 	before time.Time
-	keeps  string        // a condition over a row t, with before as $1
-	lock   time.Duration // those who use the table wait so long at most; 0 is as long as for other locks
+	keeps  string // a condition over a row t, with before as $1
 }
 
 func (r *pass) dropMonths(ctx context.Context, a *monthly, old oldMonths) error {
@@ -68,16 +67,10 @@ func (r *pass) dropMonths(ctx context.Context, a *monthly, old oldMonths) error 
 	var all []error
 	for _, m := range months {
 		var dropped bool
-		drop := func() (err error) {
+		err := r.patiently(ctx, func() (err error) {
 			dropped, err = r.dropMonth(ctx, m.SQL, old)
 			return err
-		}
-		var err error
-		if old.lock > 0 {
-			err = r.patiently(ctx, drop)
-		} else {
-			err = drop()
-		}
+		})
 		if dropped {
 			r.report.Dropped = append(r.report.Dropped, m.Name)
 		}
@@ -96,10 +89,11 @@ func (r *pass) dropMonths(ctx context.Context, a *monthly, old oldMonths) error 
 }
 
 // dropMonth checks the rows under a lock that keeps others from adding one. The DROP comes last: all who use
-// the table wait for its lock.
+// the table wait while it tries to get its lock.
 func (r *pass) dropMonth(ctx context.Context, name string, old oldMonths) (dropped bool, err error) {
 	err = r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `LOCK TABLE `+name+` IN SHARE MODE`)
+		_, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = %d; LOCK TABLE %s IN SHARE MODE`,
+			rangeLock.Milliseconds(), name))
 		if err != nil {
 			return err
 		}
@@ -109,12 +103,7 @@ func (r *pass) dropMonth(ctx context.Context, name string, old oldMonths) (dropp
 		if err != nil || !dropped {
 			return err
 		}
-		if old.lock > 0 {
-			_, err = tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = %d`, old.lock.Milliseconds()))
-		}
-		if err == nil {
-			_, err = tx.Exec(ctx, `DROP TABLE `+name)
-		}
+		_, err = tx.Exec(ctx, `DROP TABLE `+name)
 		return err
 	})
 	return dropped && err == nil, err
