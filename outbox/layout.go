@@ -313,8 +313,10 @@ type Table struct {
 	// Partitioned: an UPDATE may move a row from one partition to another, which is an
 	// INSERT in the WAL.
 	Partitioned bool
-	// ByTime: it is partitioned by ranges of OccurredAt, a timestamptz.
-	ByTime bool
+	// PartitionKey is the mapped column that a partitioned table's key begins with; ID, the zero value, if
+	// there is none. It has the type KeyType, and nothing changes it in a pending row.
+	PartitionKey Field
+	KeyType      string
 	// Where is a condition on a row, in SQL: rows that do not fit are not events. "" is all rows.
 	Where string
 	// Filter is Where as the server understands it, with [RowAlias] before each column. It is set as IDType

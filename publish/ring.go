@@ -10,8 +10,8 @@ type Delivery struct {
 	Ref       outbox.Ref
 	XID       uint32
 	EventType string
-	// OccurredAt is the row's, in microseconds of Unix time, where its table is partitioned by it; else 0.
-	OccurredAt int64
+	// Key is the row's value of its table's partition key, if the table has one.
+	Key string
 	// Tag is what the sender gave along.
 	Tag any
 	// Bytes is the message's size.

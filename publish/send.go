@@ -121,7 +121,7 @@ func (p *Publisher) send(ctx context.Context, ev *outbox.Event, at outbox.Positi
 	index, err := p.enter(ctx, entry{
 		delivery: Delivery{
 			Ref: ref, XID: ev.XID, EventType: p.intern(ev.Values[outbox.EventType]), Tag: how.tag,
-			Bytes: len(subject) + len(header) + len(body), Replay: how.replay, OccurredAt: occurredAt(ev),
+			Bytes: len(subject) + len(header) + len(body), Replay: how.replay, Key: keyOf(ev),
 		},
 		subject: subject, commit: micros(ev.CommitTime),
 	})
@@ -143,16 +143,12 @@ func (p *Publisher) send(ctx context.Context, ev *outbox.Event, at outbox.Positi
 	return nil
 }
 
-// occurredAt is [Delivery.OccurredAt]; 0 where the time is not finite.
-func occurredAt(ev *outbox.Event) int64 {
-	if !ev.Table.ByTime {
-		return 0
+// keyOf is [Delivery.Key].
+func keyOf(ev *outbox.Event) string {
+	if ev.Table.PartitionKey == outbox.ID {
+		return ""
 	}
-	t, err := outbox.ParseTimestamp(ev.Values[outbox.OccurredAt])
-	if err != nil || t.IsZero() || t.Year() > 9999 {
-		return 0
-	}
-	return t.UnixMicro()
+	return string(ev.Values[ev.Table.PartitionKey])
 }
 
 // letLinger has something flushed in a while.

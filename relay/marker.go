@@ -278,7 +278,7 @@ func (w *marker) takeStored() bool {
 		by, _ := d.Tag.(fallback.Waiter)
 		if table.MarkOf(d.Ref.Table).InTable() {
 			j := w.newTask()
-			j.row.Ref, j.row.XID, j.row.Bytes, j.row.OccurredAt = d.Ref, d.XID, d.Bytes, d.OccurredAt
+			j.row.Ref, j.row.XID, j.row.Bytes, j.row.Key = d.Ref, d.XID, d.Bytes, d.Key
 			j.sent, j.index, j.by, j.begun, j.due = true, d.Index, by, now, now
 			w.tasks = append(w.tasks, j)
 		} else if by != nil {

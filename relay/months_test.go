@@ -4,6 +4,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -59,6 +60,47 @@ func TestPartitionByMonth(t *testing.T) {
 					t.Errorf("rows are in %d partitions", n)
 				}
 			})
+		})
+	}
+}
+
+// TestPartitionsOfTenants: marks of one tenant's rows look into that tenant's partition only.
+func TestPartitionsOfTenants(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []relay.Mode{relay.ModeStream, relay.ModePoll} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.exec(`ALTER TABLE outbox_messages RENAME TO old_outbox;
+				CREATE TABLE outbox_messages (LIKE old_outbox INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY LIST (tenant_id);
+				CREATE TABLE outbox_1 PARTITION OF outbox_messages FOR VALUES IN (1);
+				CREATE TABLE outbox_2 PARTITION OF outbox_messages FOR VALUES IN (2);
+				CREATE TABLE outbox_rest PARTITION OF outbox_messages DEFAULT;
+				CREATE INDEX by_id ON outbox_messages (id); CREATE INDEX ON outbox_messages (processed_at);
+				DROP PUBLICATION IF EXISTS walpost; DROP TABLE old_outbox`)
+			r.cfg.Mode, r.cfg.FallbackInterval = mode, time.Hour
+			if mode == relay.ModePoll {
+				r.cfg.FallbackInterval = 100 * time.Millisecond
+			}
+			x := r.startAtWork()
+			const put = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+				SELECT $1, 'order', n, 'order.placed', '{}' FROM generate_series(1, 500) n`
+			looks := func(partition string) int {
+				return r.count(`SELECT coalesce(sum(s.idx_scan), 0)::int FROM pg_stat_user_indexes s WHERE s.relname = '` + partition + `' AND s.indexrelname LIKE '%\_id\_idx'`)
+			}
+			begun := looks("outbox_2")
+			r.exec(put, 1)
+			r.pending(0)
+			eventually(t, "the looks at the tenant's partition are counted", func() bool { return looks("outbox_1") >= 500 })
+			if n := looks("outbox_2") - begun; n >= 500 {
+				t.Errorf("marks of 500 rows looked %d times into the partition of another tenant", n)
+			}
+			r.exec(put, 3)
+			r.pending(0)
+			x.halt()
+			if n := r.storedCount(); n != 1000 {
+				t.Errorf("%d messages, want 1000", n)
+			}
 		})
 	}
 }

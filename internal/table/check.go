@@ -77,7 +77,12 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		now.IDType = idType
 	}
 	now.Partitioned = f.kind == "p" && !Journals(t) // whose rows do not move
-	now.ByTime = f.byTime && !Journals(t)
+	now.PartitionKey, now.KeyType = outbox.ID, ""
+	for field := outbox.TenantID; field <= outbox.LastHeader && Changes(t); field++ {
+		if column := t.Layout.Columns[field]; column != "" && column == f.partitionKey {
+			now.PartitionKey, now.KeyType = field, f.types[column]
+		}
+	}
 	if Journals(t) {
 		now.Journal = db.own.journal
 	}
@@ -146,7 +151,7 @@ func (db *DB) explainRefusal(ctx context.Context, t *outbox.Table, err error) er
 type tableFacts struct {
 	kind, persistence string
 	rowSecurity       bool
-	byTime            bool // partitioned by ranges of OccurredAt
+	partitionKey      string // the first column of the partition key, where its type is PostgreSQL's own
 	types             map[string]string
 	generated         map[string]bool
 	role              string
@@ -175,11 +180,14 @@ type tableFacts struct {
 func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) (f tableFacts, err error) {
 	err = conn.QueryRow(ctx, `SELECT c.relkind::text, c.relpersistence::text,
 			row_security_active(c.oid), current_user::text,
-			coalesce(pg_get_partkeydef(c.oid) = format('RANGE (%I)', $2::text), false) AND EXISTS (
-				SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = $2
-					AND a.atttypid = 'timestamptz'::regtype AND NOT a.attisdropped)
-		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL(), t.Layout.Columns[outbox.OccurredAt]).
-		Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role, &f.byTime)
+			coalesce((SELECT a.attname::text FROM pg_partitioned_table p
+				JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
+				JOIN pg_type y ON y.oid = a.atttypid JOIN pg_opclass o ON o.oid = p.partclass[0]
+				WHERE p.partrelid = c.oid AND (p.partstrat <> 'h' OR p.partnatts = 1)
+					AND y.typnamespace = 'pg_catalog'::regnamespace
+					AND o.opcnamespace = 'pg_catalog'::regnamespace), '')
+		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL()).
+		Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role, &f.partitionKey)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return f, hint.Coded("table-missing",
 			hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table",

@@ -105,11 +105,13 @@ func (inRow) set(t *outbox.Table, s *sets) string {
 func (inRow) markBy(
 	ctx context.Context, db *DB, t *outbox.Table, rows []Row, command func(*outbox.Table) string,
 ) ([]Verdict, error) {
-	sql := db.markSQL(t, func(t *outbox.Table) string { return markSQL(t, command(t)) })
-	params := (*args).known
-	if t.ByTime {
-		params = (*args).spanned
+	by, params := *t, (*args).known
+	if t.PartitionKey != outbox.ID && haveKeys(rows) {
+		params = (*args).keyed
+	} else {
+		by.PartitionKey = outbox.ID
 	}
+	sql := db.markSQL(&by, func(t *outbox.Table) string { return markSQL(t, command(t)) })
 	return db.settle(ctx, t, rows, sql, params)
 }
 
@@ -143,8 +145,8 @@ func updateSQL(t *outbox.Table) string {
 			t.Column(outbox.LastError), Held))
 	}
 	// A row of which a trigger has taken the mark back is not marked: it would be sent again and again.
-	return fmt.Sprintf(`UPDATE %s t SET %s WHERE %s AND %s%s RETURNING CASE WHEN %s THEN t.%s END AS id`,
-		t.SQL(), s.sql(), FreeSQL(t), UnmarkedSQL(t, "t"), spanSQL(t), MarkedSQL(t, "t"), t.Column(outbox.ID))
+	return fmt.Sprintf(`UPDATE %s t SET %s %s AND %s RETURNING CASE WHEN %s THEN t.%s END AS id`,
+		t.SQL(), s.sql(), takeSQL(t, "FROM"), UnmarkedSQL(t, "t"), MarkedSQL(t, "t"), t.Column(outbox.ID))
 }
 
 // deleted is outbox.MarkDelete.
@@ -157,8 +159,8 @@ func (d deleted) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) 
 }
 
 func deleteSQL(t *outbox.Table) string {
-	return fmt.Sprintf(`DELETE FROM %s t WHERE %s%s RETURNING t.%s AS id`,
-		t.SQL(), FreeSQL(t), spanSQL(t), t.Column(outbox.ID))
+	return fmt.Sprintf(`DELETE FROM %s t %s RETURNING t.%s AS id`,
+		t.SQL(), takeSQL(t, "USING"), t.Column(outbox.ID))
 }
 
 // none is outbox.MarkNone: the producer inserts and deletes the row in one transaction. Nothing is left to

@@ -27,9 +27,8 @@ type Row struct {
 	Attempts int
 	// Bytes is about how much its columns hold, zero where that is not known.
 	Bytes int
-	// OccurredAt is the row's time in microseconds of Unix time, where its table is partitioned by it and
-	// that is known; else 0.
-	OccurredAt int64
+	// Key is the row's value of its table's partition key; "" where that is not known.
+	Key string
 	// Failure is what is recorded of a row that cannot be sent. For NoteInserted it is the processed_at that
 	// the row was inserted with.
 	Failure string
@@ -295,11 +294,10 @@ func (db *DB) settleIn(
 // args are a settling statement's parameters, an array each. One that no row has
 // anything in is NULL.
 type args struct {
-	ids, hashes, xids, failures array
-	attempts                    array      // NULL where the WAL brought the row
-	waits                       array      // NULL for none
-	lengths                     array      // NULL where nothing is omitted
-	from, to                    *time.Time // between which all rows occurred; nil where that is not known
+	ids, hashes, xids, keys, failures array
+	attempts                          array // NULL where the WAL brought the row
+	waits                             array // NULL for none
+	lengths                           array // NULL where nothing is omitted
 }
 
 // known are the parameters of [wantKnown].
@@ -307,29 +305,17 @@ func (a *args) known() []any {
 	return []any{a.ids.value(), a.hashes.value(), a.xids.value()}
 }
 
-// spanned are known, and the times of [spanSQL].
-func (a *args) spanned() []any { return append(a.known(), a.from, a.to) }
+// keyed are the parameters of [wantKeyed].
+func (a *args) keyed() []any { return append(a.known(), a.keys.value()) }
 
 // all are the parameters of [wantAll].
 func (a *args) all() []any {
 	return append(a.known(), a.failures.value(), a.attempts.value(), a.waits.value(), a.lengths.value())
 }
 
-// span are the first and the last time at which rows occurred.
-func span(rows []Row) (from, to *time.Time) {
-	var first, last int64
-	for i := range rows {
-		at := rows[i].OccurredAt
-		if at == 0 {
-			return nil, nil
-		}
-		if i == 0 {
-			first, last = at, at
-		}
-		first, last = min(first, at), max(last, at)
-	}
-	low, high := time.UnixMicro(first), time.UnixMicro(last)
-	return &low, &high
+// haveKeys reports whether the partition key of every row is known.
+func haveKeys(rows []Row) bool {
+	return !slices.ContainsFunc(rows, func(r Row) bool { return r.Key == "" })
 }
 
 func (db *DB) args(rows []Row) *args {
@@ -338,7 +324,6 @@ func (db *DB) args(rows []Row) *args {
 	a.ids.grow(n)
 	a.hashes.grow(3 * n)
 	a.xids.grow(n)
-	a.from, a.to = span(rows)
 	var xid string
 	for i := range rows {
 		r := &rows[i]
@@ -352,6 +337,11 @@ func (db *DB) args(rows []Row) *args {
 			fallthrough
 		default:
 			a.xids.string(xid)
+		}
+		if r.Key == "" {
+			a.keys.null()
+		} else {
+			a.keys.string(r.Key)
 		}
 		if r.Failure == "" {
 			a.failures.null()

@@ -13,11 +13,15 @@ import (
 // The rows that a settling statement is given: with all that may be recorded of them, or, where their content
 // is known, with what tells it.
 const (
-	wantAll = `w.failure, w.attempts, w.wait, w.lengths::int[] AS lengths
+	wantAll = `NULL AS key, w.failure, w.attempts, w.wait, w.lengths::int[] AS lengths
 	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::int[], $6::interval[], $7::text[])
 		WITH ORDINALITY AS w(id, hash, xid, failure, attempts, wait, lengths, ord)`
-	wantKnown = `NULL AS failure, NULL AS wait
+	wantKnown = `NULL AS key, NULL AS failure, NULL AS wait
 	FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS w(id, hash, xid, ord)`
+	// wantKeyed lacks the type of the partition key.
+	wantKeyed = `w.key::%s AS key, NULL AS failure, NULL AS wait
+	FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
+		WITH ORDINALITY AS w(id, hash, xid, key, ord)`
 )
 
 // settling makes a settling statement of a table. The statement locks what is free, in id order, and changes
@@ -29,11 +33,11 @@ const (
 // LATERAL with FOR UPDATE or LIMIT, ANY and NOT IN leave it no choice but to look
 // up each id, once.
 type settling struct {
-	want string // wantAll or wantKnown
+	want string // wantAll, wantKnown or wantKeyed
 	// same is the condition under which a row of the table t is to be changed for one of w.
 	same string
-	// change is the data-modifying command, over the CTE "free"(ord, id, place, at, failure, wait). It
-	// returns id.
+	// change is the data-modifying command, over the CTE "free"(ord, id, key, place, at, failure, wait).
+	// It returns id.
 	change string
 	more   string // nothing, or further CTEs, each after a comma
 	gone   bool   // tells rows that are gone, too, and were told by the WAL
@@ -62,7 +66,7 @@ func (s settling) sql(t *outbox.Table) string {
 WITH want AS MATERIALIZED (
 	SELECT w.ord::int, w.id{idtype} AS id, w.hash, w.xid, {want}
 ), free AS MATERIALIZED (
-	SELECT w.ord, w.id, t.place, t.at, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
+	SELECT w.ord, w.id, w.key, t.place, t.at, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
 		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t
 			WHERE {same} {lock}) t
 ), changed AS ({change}){more}, rest AS MATERIALIZED (
@@ -97,18 +101,24 @@ func (v Verdict) sql() string { return strconv.Itoa(int(v)) }
 
 // markSQL also tells the rows that are gone: where all are marked, none is left to look for.
 func markSQL(t *outbox.Table, command string) string {
-	same := UnmarkedSQL(t, "t") + " AND " + storedSQL(t) + spanSQL(t)
-	return settling{want: wantKnown, same: same, change: command, gone: true}.sql(t)
+	same, want := UnmarkedSQL(t, "t")+" AND "+storedSQL(t), wantKnown
+	if t.PartitionKey != outbox.ID {
+		same += fmt.Sprintf(" AND t.%s = w.key", t.Column(t.PartitionKey))
+		want = fmt.Sprintf(wantKeyed, t.KeyType)
+	}
+	return settling{want: want, same: same, change: command, gone: true}.sql(t)
 }
 
-// spanSQL narrows the rows t to those between two times, so that only the partitions with these are searched.
-// A time that is NULL is no limit.
-func spanSQL(t *outbox.Table) string {
-	if !t.ByTime {
-		return ""
+// takeSQL is the part of a marking command that names the rows t: "free" has them. With a partition key it is
+// a join, which PostgreSQL can only make row by row, because no hash or merge join has ANY: so each row is
+// looked for in its own partition. Without a key [FreeSQL] is quicker.
+func takeSQL(t *outbox.Table, from string) string {
+	if t.PartitionKey == outbox.ID {
+		return "WHERE " + FreeSQL(t)
 	}
-	return fmt.Sprintf(" AND t.%[1]s >= coalesce($4::timestamptz, '-infinity')"+
-		" AND t.%[1]s <= coalesce($5::timestamptz, 'infinity')", t.Column(outbox.OccurredAt))
+	return fmt.Sprintf("%s free f WHERE t.%s = ANY (ARRAY[f.id]) AND t.%s = ANY (ARRAY[f.key])"+
+		" AND t.tableoid = ANY (ARRAY[f.place]) AND t.ctid = ANY (ARRAY[f.at])",
+		from, t.Column(outbox.ID), t.Column(t.PartitionKey))
 }
 
 func parkSQL(t *outbox.Table, backoff time.Duration) string {
