@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
@@ -79,6 +80,9 @@ type Config struct {
 	Logger *slog.Logger
 	// Metrics gets the consumer's metrics (docs/CONSUME.md). Default: none.
 	Metrics prometheus.Registerer
+	// Tracer makes a span outbox.process for each call of the handler, whose context has it: a child of the
+	// span that the event's traceparent names, or with links to those of several events. Default: none.
+	Tracer trace.Tracer
 }
 
 const (

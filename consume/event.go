@@ -26,7 +26,7 @@ type Event struct {
 	ReplayOf                             string
 	TenantID, AggregateType, AggregateID string
 	AggregateVersion, EventVersion       string
-	// Trace is the traceparent. With OpenTelemetry, give http.Header(e.Header) to its propagator.
+	// Trace is the traceparent. With Config.Tracer the handler's context has a span below it.
 	Trace  string
 	Header nats.Header
 	// Payload is the event's data, in both of walpost's formats.

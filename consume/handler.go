@@ -100,12 +100,14 @@ var errTimeout = errors.New("the handler did not return in time")
 
 // handle calls the handler, and waits for its return. When its time is over, its context is done; a second
 // later the connection is closed, which ends a statement that does not know the context.
-func (p *partition) handle(ctx context.Context, t txn, events []Event) error {
+func (p *partition) handle(ctx context.Context, t txn, events []Event) (err error) {
 	for i := range events {
 		events[i].Epoch = p.epoch
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
+	ctx, end := p.span(ctx, events)
+	defer func() { end(err) }()
 	done := make(chan error, 1)
 	go protect(ctx, done, func() error { return p.handler.call(ctx, t, events) })
 	var late <-chan time.Time

@@ -27,7 +27,7 @@ func (e *Envelope) describe(ev *outbox.Event) {
 		h.percent(x.header, ev.Values[x.field])
 	}
 	// Tracing libraries find a traceparent under its own name.
-	if trace := ev.Values[outbox.TraceID]; isTraceparent(trace) {
+	if trace := ev.Values[outbox.TraceID]; IsTraceparent(trace) {
 		h.percent(hTraceparent, trace)
 	} else {
 		h.percent(hTraceID, trace)

@@ -218,7 +218,7 @@ func TestStoredIsTold(t *testing.T) {
 	r.awaitStored(2 * chunkMessages)
 	r.must(l.Flush())
 	r.settleAll(l, n+m+1)
-	want := []Stored{{first.UnixMicro(), n}, {second.UnixMicro(), m}, {0, 1}}
+	want := []Stored{{first.UnixMicro(), n, nil}, {second.UnixMicro(), m, nil}, {0, 1, nil}}
 	if got := <-told; !slices.Equal(got, want) || len(told) > 0 {
 		t.Errorf("told %v, and %d times more; want %v once", got, len(told), want)
 	}

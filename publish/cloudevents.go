@@ -27,7 +27,7 @@ func appendCloudEvent(dst []byte, ev *outbox.Event, id []byte, source string) []
 	for _, x := range extensions {
 		dst = appendMember(dst, x.name, ev.Values[x.field])
 	}
-	if trace := ev.Values[outbox.TraceID]; isTraceparent(trace) {
+	if trace := ev.Values[outbox.TraceID]; IsTraceparent(trace) {
 		dst = appendMember(dst, "traceparent", trace)
 	} else {
 		dst = appendMember(dst, "traceid", trace)

@@ -166,7 +166,7 @@ func (e *Envelope) Build(ev *outbox.Event, st Stamp) (header, body []byte, err e
 	e.identify(st)
 	if e.cfg.Format == FormatBinary {
 		e.describe(ev)
-	} else if trace := ev.Values[outbox.TraceID]; isTraceparent(trace) {
+	} else if trace := ev.Values[outbox.TraceID]; IsTraceparent(trace) {
 		h.percent(hTraceparent, trace)
 	}
 	if err := e.addColumns(ev); err != nil {

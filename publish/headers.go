@@ -140,8 +140,8 @@ func appendPercent[T string | []byte](dst []byte, v T) []byte {
 	return append(dst, v[done:]...)
 }
 
-// isTraceparent reports whether v is a traceparent header of W3C Trace Context.
-func isTraceparent(v []byte) bool {
+// IsTraceparent reports whether v is a traceparent header of W3C Trace Context.
+func IsTraceparent(v []byte) bool {
 	if len(v) != 55 || v[2] != '-' || v[35] != '-' || v[52] != '-' {
 		return false
 	}

@@ -62,6 +62,8 @@ type PublisherConfig struct {
 	OnStored func([]Stored)
 	// Check, if set, is asked about each row that could be sent. Its error is a *outbox.RowError.
 	Check func(*outbox.Event) error
+	// Trace, if set, is called before each row is sent. It returns nil for a row that is not traced.
+	Trace func(ev *outbox.Event, subject string) Trace
 	// IsGenuine, if set, is asked by Drain about a message with a row's id that JetStream
 	// stored before: whether it has the row's payload.
 	IsGenuine func(ctx context.Context, d Delivery, seq uint64, m jetstream.StoredMessage) (bool, error)
@@ -71,6 +73,13 @@ type PublisherConfig struct {
 type Stored struct {
 	Commit int64 // its timestamp, in microseconds of Unix time; 0 for rows of the table
 	N      int
+	Trace  Trace // of the message where it is traced: N is 1 then
+}
+
+// Trace follows a row that is traced.
+type Trace interface {
+	// Stored is called when the message's own PubAck has come, before Take returns it. It must not block.
+	Stored(sequence uint64)
 }
 
 // Publisher is the one way into the stream for one session. What is sent through it

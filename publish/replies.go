@@ -83,12 +83,17 @@ func (p *Publisher) onStored(s *entry, index, seq uint64) {
 		p.ring.release(index)
 		return
 	}
+	trace := s.delivery.Trace
+	if trace != nil {
+		trace.Stored(seq)
+	}
 	p.stored = append(p.stored, index)
 	if p.cfg.OnStored != nil {
-		if n := len(p.acked); n > 0 && p.acked[n-1].Commit == s.commit {
+		n := len(p.acked)
+		if n > 0 && trace == nil && p.acked[n-1].Trace == nil && p.acked[n-1].Commit == s.commit {
 			p.acked[n-1].N++
 		} else {
-			p.acked = append(p.acked, Stored{s.commit, 1})
+			p.acked = append(p.acked, Stored{s.commit, 1, trace})
 		}
 	}
 	signal(p.news)

@@ -14,6 +14,8 @@ type Delivery struct {
 	Key string
 	// Tag is what the sender gave along.
 	Tag any
+	// Trace is what PublisherConfig.Trace has returned.
+	Trace Trace
 	// Bytes is the message's size.
 	Bytes int
 	// Replay is the number of the request where the row was published again on purpose, else 0.

@@ -118,9 +118,14 @@ func (p *Publisher) send(ctx context.Context, ev *outbox.Event, at outbox.Positi
 		return err
 	}
 	p.last = at // only now: a row that is refused may be one of long ago
+	var trace Trace
+	if p.cfg.Trace != nil {
+		trace = p.cfg.Trace(ev, subject)
+	}
 	index, err := p.enter(ctx, entry{
 		delivery: Delivery{
-			Ref: ref, XID: ev.XID, EventType: p.intern(ev.Values[outbox.EventType]), Tag: how.tag,
+			Ref: ref, XID: ev.XID, EventType: p.intern(ev.Values[outbox.EventType]),
+			Tag: how.tag, Trace: trace,
 			Bytes: len(subject) + len(header) + len(body), Replay: how.replay, Key: keyOf(ev),
 		},
 		subject: subject, commit: micros(ev.CommitTime),

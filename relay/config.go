@@ -4,6 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
@@ -64,6 +66,12 @@ type Config struct {
 	// Check, if set, is asked about each row that could be sent. Its error is a *outbox.RowError: the row is
 	// parked. One goroutine at a time calls it, between two messages.
 	Check func(*outbox.Event) error
+
+	// Tracer makes spans of the rows that are sampled; nil traces nothing. TraceRatio, from 0 to 1, is the
+	// part of the traces that is sampled, by their ids. Rows whose traceparent is not sampled are not
+	// traced.
+	Tracer     trace.Tracer
+	TraceRatio float64
 
 	// OnStored, if set, is called with the time from each commit to its PubAck.
 	// It must not block.

@@ -49,6 +49,7 @@ type markTask struct {
 	sent   bool
 	index  uint64          // in the publisher
 	by     fallback.Waiter // may be nil
+	trace  *rowTrace       // nil where it is not traced
 	others []fallback.Waiter
 	behind uint64 // own messages behind it, of a row that the recovery scan has read
 	begun  time.Time
@@ -276,10 +277,14 @@ func (w *marker) takeStored() bool {
 	for i := range w.taken {
 		d := &w.taken[i]
 		by, _ := d.Tag.(fallback.Waiter)
+		trace, _ := d.Trace.(*rowTrace)
+		if trace != nil {
+			trace.published()
+		}
 		if table.MarkOf(d.Ref.Table).InTable() {
 			j := w.newTask()
 			j.row.Ref, j.row.XID, j.row.Bytes, j.row.Key = d.Ref, d.XID, d.Bytes, d.Key
-			j.sent, j.index, j.by, j.begun, j.due = true, d.Index, by, now, now
+			j.sent, j.index, j.by, j.trace, j.begun, j.due = true, d.Index, by, trace, now, now
 			w.tasks = append(w.tasks, j)
 		} else if by != nil {
 			by.Settled()

@@ -200,6 +200,9 @@ func (w *marker) settled(tasks []*markTask) {
 		if j.by != nil {
 			j.by.Settled()
 		}
+		if j.trace != nil {
+			j.trace.marked()
+		}
 		for _, by := range j.others {
 			by.Settled()
 		}

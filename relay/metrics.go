@@ -1,8 +1,12 @@
 package relay
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/walpost/walpost/publish"
 )
 
 type metrics struct {
@@ -173,4 +177,14 @@ func (m *metrics) standBy() {
 	}
 	m.safe.Set(-1)
 	m.mode.Reset()
+}
+
+// observe notes the time from a commit to its PubAck, with the trace as an exemplar where there is one.
+func (m *metrics) observe(d time.Duration, t publish.Trace) {
+	if row, ok := t.(*rowTrace); ok && row.id != "" {
+		labels := prometheus.Labels{"trace_id": row.id}
+		m.latency.(prometheus.ExemplarObserver).ObserveWithExemplar(d.Seconds(), labels)
+		return
+	}
+	m.latency.Observe(d.Seconds())
 }

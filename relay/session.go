@@ -484,7 +484,7 @@ func (s *session) newPublisher(
 			SystemID: sys.ID, Timeline: timeline,
 			Commit: recovered.tail.Commit, N: recovered.tail.N, Passed: recovered.recoveryLSN,
 		},
-		OnStored: s.onStored, IsGenuine: s.isGenuine, Check: s.cfg.Check,
+		OnStored: s.onStored, IsGenuine: s.isGenuine, Check: s.cfg.Check, Trace: traceOf(s.cfg),
 	})
 	if err == nil {
 		publisher.Adapt(info)
@@ -502,7 +502,7 @@ func (s *session) onStored(stored []publish.Stored) {
 		}
 		d := time.Duration(now-m.Commit) * time.Microsecond
 		for range m.N {
-			s.metrics.latency.Observe(d.Seconds())
+			s.metrics.observe(d, m.Trace)
 			if s.cfg.OnStored != nil {
 				s.cfg.OnStored(d)
 			}

@@ -24,6 +24,7 @@ type Config struct {
 	Catalog   CatalogConfig
 	Retention RetentionConfig
 	HTTP      HTTPConfig
+	OTLP      OTLPConfig
 	Log       LogConfig
 }
 
@@ -132,6 +133,13 @@ type RetentionConfig struct {
 // HTTPConfig is the relay's own server.
 type HTTPConfig struct {
 	Listen string
+}
+
+// OTLPConfig is about an OpenTelemetry collector.
+type OTLPConfig struct {
+	Endpoint        string
+	TraceRatio      float64
+	MetricsInterval time.Duration
 }
 
 // LogConfig is about standard error.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/telemetry"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -351,6 +352,24 @@ func (c *Config) surroundingKeys() []key {
 			stringValue{p: &c.HTTP.Listen, check: checkListen},
 			"The address of /metrics, /healthz, /readyz and /status, without authentication: " +
 				"keep it inside. Empty is off.",
+		},
+		{
+			"otlp.endpoint", "WALPOST_OTLP_ENDPOINT", "",
+			stringValue{p: &c.OTLP.Endpoint, check: telemetry.CheckEndpoint},
+			"The OpenTelemetry collector that gets traces and metrics, by OTLP over HTTP, as in " +
+				"http://localhost:4318. Empty is off. OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES " +
+				"and OTEL_SERVICE_NAME count, too.",
+		},
+		{
+			"otlp.trace_ratio", "WALPOST_OTLP_TRACE_RATIO", "0.01",
+			ratioValue{&c.OTLP.TraceRatio},
+			"The part of the traces that the relay adds spans to, by the trace's id: of rows whose " +
+				"traceparent is sampled, and of those without one. 0 is none.",
+		},
+		{
+			"otlp.metrics_interval", "WALPOST_OTLP_METRICS_INTERVAL", "1m",
+			optionalDuration{durationValue{&c.OTLP.MetricsInterval, time.Second, time.Hour}},
+			"How often the metrics are sent; 0s is never. /metrics has them all the same.",
 		},
 		{
 			"log.level", "WALPOST_LOG_LEVEL", "info",

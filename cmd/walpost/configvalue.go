@@ -101,6 +101,27 @@ func (v intValue) Set(text string) error {
 	return nil
 }
 
+type ratioValue struct{ p *float64 }
+
+func (v ratioValue) String() string { return strconv.FormatFloat(*v.p, 'f', -1, 64) }
+func (v ratioValue) Kind() string   { return "0 to 1" }
+
+func (v ratioValue) Check() error {
+	if *v.p >= 0 && *v.p <= 1 {
+		return nil
+	}
+	return fmt.Errorf("%s is out of range: want %s", v.String(), v.Kind())
+}
+
+func (v ratioValue) Set(text string) error {
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return hint.Errorf("write a part of 1, as in 0.01", "%q is not a number", text)
+	}
+	*v.p = f
+	return nil
+}
+
 type durationValue struct {
 	p        *time.Duration
 	min, max time.Duration

@@ -44,7 +44,9 @@ type httpServer struct {
 
 func newHTTPServer(address string, metrics prometheus.Gatherer, health Health, log *zap.Logger) *httpServer {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{Timeout: httpTimeout}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
+		Timeout: httpTimeout, EnableOpenMetrics: true, // which has exemplars
+	}))
 	mux.Handle("GET /healthz", probe(health.Live))
 	mux.Handle("GET /readyz", probe(health.Ready))
 	mux.Handle("GET /status", statusHandler(health))

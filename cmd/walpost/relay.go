@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
@@ -33,6 +34,7 @@ func (s service) Status() any { return s.Relay.Status() }
 // hooks are what a command adds to the relay. Each may be nil.
 type hooks struct {
 	check    func(*outbox.Event) error
+	tracer   trace.Tracer
 	onStored func(time.Duration)
 }
 
@@ -42,7 +44,7 @@ func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer, h ho
 	if err != nil {
 		return nil, err
 	}
-	config.Check, config.OnStored = h.check, h.onStored
+	config.Check, config.Tracer, config.OnStored = h.check, h.tracer, h.onStored
 	r, err := relay.New(config, log, registry)
 	if err != nil {
 		return nil, &usageError{err} // New does no I/O: what it refuses is the configuration
@@ -82,8 +84,9 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 		Retry: table.Retry{
 			Backoff: cfg.Fallback.Backoff, MaxAttempts: cfg.Fallback.MaxAttempts,
 		},
-		OnPoison:  fallback.OnPoison(cfg.Fallback.OnPoison),
-		Retention: relay.Retention(cfg.Retention),
+		OnPoison:   fallback.OnPoison(cfg.Fallback.OnPoison),
+		Retention:  relay.Retention(cfg.Retention),
+		TraceRatio: cfg.OTLP.TraceRatio,
 	}, err
 }
 

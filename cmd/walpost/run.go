@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
+
+	"github.com/walpost/walpost/internal/telemetry"
 )
 
 func newRunCommand() *cobra.Command {
@@ -40,7 +44,12 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 		return err
 	}
 	registry := newRegistry()
-	relay, err := newRelay(cfg, log, registry, hooks{check: check})
+	exporter, err := newExporter(ctx, cfg, registry, log)
+	if err != nil {
+		return err
+	}
+	defer closeExporter(ctx, exporter)
+	relay, err := newRelay(cfg, log, registry, hooks{check: check, tracer: exporter.Tracer()})
 	if err != nil {
 		return err
 	}
@@ -56,6 +65,51 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 		log.Info("walpost ends")
 	}
 	return err
+}
+
+// newExporter sends traces and metrics where the configuration has a collector.
+func newExporter(
+	ctx context.Context, cfg *Config, metrics prometheus.Gatherer, log *zap.Logger,
+) (*telemetry.Exporter, error) {
+	said := &sayRarely{every: time.Minute}
+	return telemetry.New(ctx, telemetry.Config{
+		Endpoint: cfg.OTLP.Endpoint, Traces: cfg.OTLP.TraceRatio > 0,
+		MetricsInterval: cfg.OTLP.MetricsInterval, Metrics: metrics,
+		Version: buildVersion().Version, Slot: cfg.Postgres.Slot, Stream: cfg.NATS.Stream,
+		OnError: func(err error) {
+			if said.due() {
+				log.Warn("telemetry is dropped", zap.Error(err), zap.String("hint",
+					"check otlp.endpoint (WALPOST_OTLP_ENDPOINT) and the collector; "+
+						"events are relayed all the same"))
+			}
+		},
+	})
+}
+
+// sayRarely is for what would be said again and again.
+type sayRarely struct {
+	every time.Duration
+	mu    sync.Mutex // guards last
+	last  time.Time
+}
+
+func (s *sayRarely) due() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.last) < s.every {
+		return false
+	}
+	s.last = time.Now()
+	return true
+}
+
+// exportRest is how long what is left at the end may take.
+const exportRest = 3 * time.Second
+
+func closeExporter(ctx context.Context, e *telemetry.Exporter) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exportRest)
+	defer cancel()
+	_ = e.Close(ctx) // OnError was told
 }
 
 // runBoth runs the relay beside the server. The server outlives the relay, so that draining can be watched. A

@@ -23,6 +23,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/jetstream"
@@ -77,26 +78,23 @@ func run(ctx context.Context) error {
 	}
 	defer n.Close()
 	got := map[string]cost{}
-	batches := []jetstream.Batching{jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic}
-	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate} {
-		for _, batch := range batches {
-			name := fmt.Sprintf("%s, mark %s", batch, mark)
-			for try := range tries {
-				database := fmt.Sprintf("check_%s_%s_%d", mark, batch, try)
-				if err := pg.Exec(ctx, "postgres", "CREATE DATABASE "+database); err != nil {
-					return err
-				}
-				c, err := measure(ctx, pg.URL(database), n.URL(), database, mark, batch)
-				if err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
-				if least, found := got[name]; found {
-					c = cost{min(c.Allocs, least.Allocs), min(c.Bytes, least.Bytes)}
-				}
-				got[name] = c
-				if !*write && got[name].within(committed[name]) {
-					break
-				}
+	for at, c := range cases() {
+		name := c.name()
+		for try := range tries {
+			database := fmt.Sprintf("check_%d_%d", at, try)
+			if err := pg.Exec(ctx, "postgres", "CREATE DATABASE "+database); err != nil {
+				return err
+			}
+			now, err := c.measure(ctx, pg.URL(database), n.URL(), database)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if least, found := got[name]; found {
+				now = cost{min(now.Allocs, least.Allocs), min(now.Bytes, least.Bytes)}
+			}
+			got[name] = now
+			if !*write && now.within(committed[name]) {
+				break
 			}
 		}
 	}
@@ -111,13 +109,39 @@ func run(ctx context.Context) error {
 	return compare(got, committed)
 }
 
+// counting is one way to relay a row.
+type counting struct {
+	batch jetstream.Batching
+	mark  outbox.Mark
+	trace float64 // the part of the rows that is traced
+}
+
+func cases() (all []counting) {
+	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate} {
+		for _, batch := range []jetstream.Batching{
+			jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic,
+		} {
+			all = append(all, counting{batch: batch, mark: mark})
+		}
+	}
+	return append(all, counting{batch: jetstream.BatchFast, mark: outbox.MarkNone, trace: 0.01})
+}
+
+func (c counting) name() string {
+	name := fmt.Sprintf("%s, mark %s", c.batch, c.mark)
+	if c.trace > 0 {
+		name += fmt.Sprintf(", %g %% traced", 100*c.trace)
+	}
+	return name
+}
+
 func compare(got, committed map[string]cost) error {
 	var failed error
-	fmt.Printf("%-22s %12s %10s %12s %10s\n",
+	fmt.Printf("%-32s %12s %10s %12s %10s\n",
 		"for each row", "allocations", "committed", "bytes", "committed")
 	for _, name := range slices.Sorted(maps.Keys(got)) {
 		g, c := got[name], committed[name]
-		fmt.Printf("%-22s %12.2f %10.2f %12.0f %10.0f\n", name, g.Allocs, c.Allocs, g.Bytes, c.Bytes)
+		fmt.Printf("%-32s %12.2f %10.2f %12.0f %10.0f\n", name, g.Allocs, c.Allocs, g.Bytes, c.Bytes)
 		if !g.within(c) {
 			failed = errors.Join(failed, fmt.Errorf("%s: a row costs more than it did", name))
 		}
@@ -133,9 +157,8 @@ func compare(got, committed map[string]cost) error {
 }
 
 // measure has a relay drain a backlog, and counts between two of its rows.
-func measure(
-	ctx context.Context, url, broker, name string, mark outbox.Mark, batch jetstream.Batching,
-) (c cost, err error) {
+func (of counting) measure(ctx context.Context, url, broker, name string) (c cost, err error) {
+	mark, batch := of.mark, of.batch
 	nc, err := nats.Connect(broker)
 	if err != nil {
 		return c, err
@@ -172,8 +195,9 @@ func measure(
 	begun, drained := make(chan struct{}), make(chan struct{})
 	config := relay.Config{
 		PostgresURL: url, Slot: name, Publication: name, Outboxes: []*outbox.Table{table},
-		NATS:    jetstream.ConnConfig{URL: broker},
-		Stream:  jetstream.StreamConfig{Name: name, Batching: batch, AcceptWeak: true},
+		NATS:   jetstream.ConnConfig{URL: broker},
+		Stream: jetstream.StreamConfig{Name: name, Batching: batch, AcceptWeak: true},
+		Tracer: sdktrace.NewTracerProvider().Tracer("benchcheck"), TraceRatio: of.trace,
 		Subject: name + ".{event_type}", Window: 4096, WindowBytes: 32 << 20, DelayThreshold: time.Second,
 		// On the goroutine that gets the PubAcks, one after the other.
 		OnStored: func(time.Duration) {

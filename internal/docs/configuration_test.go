@@ -25,7 +25,7 @@ var keyGroups = []struct {
 	{"## The table", []string{"fallback."}},
 	{"## The event catalogue", []string{"catalog."}},
 	{"## Retention", []string{"retention."}},
-	{"## HTTP and log", []string{"http.", "log."}},
+	{"## HTTP, telemetry and log", []string{"http.", "otlp.", "log."}},
 }
 
 // TestConfigurationPage: the page has a table of the program's keys under each heading, as `walpost config example` tells of

@@ -25,7 +25,7 @@ var rooms = map[string][]string{
 	"publish":  {module + "outbox", jetstream, hint, nats},
 	"fallback": {module + "outbox", table, crash, pg, sleep, zap},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", module + "fallback", jetstream, retention, table, check, crash, hint, sleep, zap, prometheus,
+		module + "outbox", module + "stream", module + "publish", module + "fallback", jetstream, retention, table, check, crash, hint, sleep, zap, prometheus, otel, otel + "/",
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and table's.
@@ -33,7 +33,7 @@ var rooms = map[string][]string{
 	},
 	// For applications: nothing of the relay.
 	"catalog":             {module + "outbox", hint, yaml, "github.com/santhosh-tekuri/jsonschema/v6"},
-	"consume":             {module + "outbox", consumers, jetstream, hint, pg, sleep, pgx, pgerrcode, nats, prometheus},
+	"consume":             {module + "outbox", consumers, jetstream, hint, pg, sleep, pgx, pgerrcode, nats, prometheus, otel, otel + "/"},
 	"idempotency":         {module + "outbox", keys, pg, sleep, pgx, pgerrcode},
 	"internal/deadletter": {module + "outbox", table, hint, pg, pgx},
 	"internal/retention":  {module + "outbox", keys, table, hint, pg, sleep, pgx, pgerrcode},
@@ -49,6 +49,7 @@ var rooms = map[string][]string{
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
 	"internal/sleep":      {},
+	"internal/telemetry":  {hint, prometheus, otel + "/", "go.opentelemetry.io/contrib/bridges/prometheus"},
 	"internal/table":      {module + "outbox", check, hint, pg, pgx, pgerrcode},
 }
 
@@ -69,6 +70,7 @@ const (
 	pgerrcode  = "github.com/jackc/pgerrcode"
 	zap        = "go.uber.org/zap"
 	prometheus = "github.com/prometheus/client_golang/"
+	otel       = "go.opentelemetry.io/otel"
 	yaml       = "go.yaml.in/yaml/v3"
 )
 
