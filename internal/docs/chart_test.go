@@ -19,8 +19,21 @@ func TestChartRefusesUnknownKeys(t *testing.T) {
 	for _, s := range settings(walpost(t, "config", "example")) {
 		config.add(strings.Split(s.key, "."))
 	}
+	// What an entry says goes over the values of the same name. These are the release's alone.
+	entry := map[string]any{"name": map[string]any{"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$"}}
+	for name := range document(t, "deploy/helm/walpost/values.yaml").any.(map[string]any) {
+		if name != "databases" && name != "image" && name != "prometheusRule" {
+			entry[name] = map[string]any{}
+		}
+	}
+	entry["config"] = map[string]any{"$ref": "#/properties/config"}
 	want, err := json.MarshalIndent(map[string]any{
-		"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": map[string]any{"config": config},
+		"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": map[string]any{
+			"config": config,
+			"databases": map[string]any{"type": "array", "items": map[string]any{
+				"type": "object", "required": []string{"name"}, "properties": entry, "additionalProperties": false,
+			}},
+		},
 	}, "", "  ")
 	if err != nil {
 		t.Fatal(err)

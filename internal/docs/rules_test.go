@@ -119,7 +119,7 @@ var (
 	selector = regexp.MustCompile(`([a-zA-Z_:][\w:]*)\s*(?:\{([^}]*)\})?`)
 	matcher  = regexp.MustCompile(`(\w+)\s*[=!][=~]?`)
 	grouping = regexp.MustCompile(`\b(?:by|on) \(([^)]*)\)`)
-	language = strings.Fields("and or unless absent increase rate sum max min group time histogram_quantile e9")
+	language = strings.Fields("and or unless absent increase rate sum max min count topk group time histogram_quantile e9")
 )
 
 // TestExpressionsNameWhatExists, in the alerts and in the dashboard: series, and their labels.
@@ -129,11 +129,13 @@ func TestExpressionsNameWhatExists(t *testing.T) {
 	for _, r := range rules(t) {
 		exprs[r.at("expr").text()] = rulesFile
 	}
-	panels := document(t, "deploy/grafana/walpost.json").at("panels")
-	for i := range panels.any.([]any) {
-		targets := panels.at(i, "targets")
-		for j := range targets.any.([]any) {
-			exprs[targets.at(j, "expr").text()] = targets.file
+	for _, file := range dashboards {
+		panels := document(t, file).at("panels")
+		for i := range panels.any.([]any) {
+			targets := panels.at(i, "targets")
+			for j := range targets.any.([]any) {
+				exprs[targets.at(j, "expr").text()] = targets.file
+			}
 		}
 	}
 	if len(exprs) < 30 {
@@ -171,9 +173,17 @@ func checkExpr(t *testing.T, file, expr string, series map[string][]string) {
 	}
 }
 
-// TestDashboardAsksForItsDataSource: it is nobody's own.
-func TestDashboardAsksForItsDataSource(t *testing.T) {
-	dashboard := document(t, "deploy/grafana/walpost.json")
+var dashboards = []string{"deploy/grafana/walpost.json", "deploy/grafana/walpost-fleet.json"}
+
+// TestDashboardsAskForTheirDataSource: it is nobody's own.
+func TestDashboardsAskForTheirDataSource(t *testing.T) {
+	for _, file := range dashboards {
+		asksForItsDataSource(t, document(t, file))
+	}
+}
+
+func asksForItsDataSource(t *testing.T, dashboard node) {
+	t.Helper()
 	if got := dashboard.at("templating", "list", 0, "type").text(); got != "datasource" {
 		t.Errorf("the first variable is a %s", got)
 	}

@@ -1,6 +1,24 @@
+{{/*
+A template for each database, or for the one: .Name is the relay's, and .Values has what its entry says, key by key, over the
+release's. Called with (list . "template").
+*/}}
+{{- define "walpost.each" -}}
+{{- $root := index . 0 }}
+{{- $common := omit $root.Values "databases" }}
+{{- $names := list }}
+{{- range $root.Values.databases | default (list dict) }}
+{{- if has .name $names }}{{ fail (printf "databases: the name %s is there twice" .name) }}{{ end }}
+{{- $names = append $names .name }}
+{{- $name := empty .name | ternary $root.Release.Name (printf "%s-%s" $root.Release.Name .name) }}
+{{- $values := mergeOverwrite (deepCopy $common) (omit . "name") }}
+---
+{{ include (index $ 1) (dict "Name" $name "Values" $values "Release" $root.Release "Chart" $root.Chart) }}
+{{- end }}
+{{- end }}
+
 {{- define "walpost.selector" -}}
 app.kubernetes.io/name: walpost
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Name }}
 {{- end }}
 
 {{- define "walpost.labels" -}}
@@ -47,7 +65,7 @@ volumeMounts:
 metadata:
   labels:
     app.kubernetes.io/name: walpost-{{ .command | first }}
-    app.kubernetes.io/instance: {{ .root.Release.Name }}
+    app.kubernetes.io/instance: {{ .root.Name }}
 spec:
   restartPolicy: OnFailure
   {{- include "walpost.pod" .root | nindent 2 }}
