@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -33,6 +34,7 @@ func run(ctx context.Context) error {
 	keep := flag.String("keep", "", "measure what docs/BENCHMARKS.md shows, and keep it in a folder")
 	only := flag.String("cases", "",
 		"with -keep: the names of what is measured, such as tx100,tx1; empty is all")
+	scale := flag.Bool("scale", false, "with -keep: measure what docs/SCALE.md shows")
 	summary := flag.String("summary", "",
 		"run nothing: print the results of a folder as Markdown, and draw its plots")
 	flag.Parse()
@@ -45,6 +47,9 @@ func run(ctx context.Context) error {
 	}
 	if *keep == "" {
 		return on.bench(ctx, program, flag.Args(), os.Stdout)
+	}
+	if *scale {
+		return errors.Join(measureSources(ctx, *keep), measureFleets(ctx, program, *keep))
 	}
 	names := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
 	for _, name := range names {

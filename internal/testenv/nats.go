@@ -127,6 +127,9 @@ func (n *NATS) Server() *server.Server {
 	return n.srv
 }
 
+// Pid is the server's process id, 0 while it does not run and for one that is embedded.
+func (n *NATS) Pid() int { return n.process().pid() }
+
 func (n *NATS) process() *process {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -212,13 +212,7 @@ func (p *Postgres) Log() string { return tail(p.logFile(), 16<<10) }
 func (p *Postgres) logFile() string { return filepath.Join(p.home, "postgres.log") }
 
 // Pid is the postmaster's process id, 0 while it does not run.
-func (p *Postgres) Pid() int {
-	proc := p.process()
-	if proc == nil || !proc.running() {
-		return 0
-	}
-	return proc.cmd.Process.Pid
-}
+func (p *Postgres) Pid() int { return p.process().pid() }
 
 func (p *Postgres) process() *process {
 	p.mu.Lock()

@@ -54,6 +54,14 @@ func (p *process) reap() {
 	close(p.done)
 }
 
+// pid is 0 where the process does not run, or p is nil.
+func (p *process) pid() int {
+	if p == nil || !p.running() {
+		return 0
+	}
+	return p.cmd.Process.Pid
+}
+
 func (p *process) running() bool {
 	select {
 	case <-p.done:
