@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -40,6 +42,8 @@ type fleet struct {
 	Rate float64 `json:"rate"`
 	Mean float64 `json:"mean_ms"`
 	P99  float64 `json:"p99_ms"`
+	// Message is what a message takes in its stream's file, in bytes.
+	Message float64 `json:"bytes_per_message"`
 }
 
 // usage is of processes: memory of their own, and milliseconds of CPU time a second, idle and with events.
@@ -156,9 +160,30 @@ func (f *fleet) measure(ctx context.Context, program string) (err error) {
 		return err
 	}
 	pgs, brokers := servers()
+	if f.Message, err = messageSize(ctx, broker.URL(), "db0"); err != nil {
+		return err
+	}
 	f.Relay.Bytes = memory(relays) / int64(len(relays))
 	f.PostgreSQL.Bytes, f.NATS.Bytes = memory(pgs), memory(brokers)
 	return f.ask(ctx, members)
+}
+
+func messageSize(ctx context.Context, url, stream string) (float64, error) {
+	nc, err := nats.Connect(url)
+	if err != nil {
+		return 0, err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return 0, err
+	}
+	s, err := js.Stream(ctx, stream)
+	if err != nil {
+		return 0, err
+	}
+	state := s.CachedInfo().State
+	return float64(state.Bytes) / float64(state.Msgs), nil
 }
 
 // ask reads the relays' own figures, and PostgreSQL's sessions of them.
