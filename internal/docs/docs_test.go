@@ -298,9 +298,9 @@ func TestMakeTargetsExist(t *testing.T) {
 }
 
 var (
-	command = regexp.MustCompile("`walpost ((?:[a-z]+ ?)+)")
+	command = regexp.MustCompile("`walpost ((?:[a-z]+(?:-[a-z]+)* ?)+)")
 	shell   = regexp.MustCompile("(?ms)^```sh\n(.*?)^```")
-	typed   = regexp.MustCompile(`(?m)^(?:[A-Z_]+=\S+ )*walpost ((?:[a-z]+ ?)+)`)
+	typed   = regexp.MustCompile(`(?m)^(?:[A-Z_]+=\S+ )*walpost ((?:[a-z]+(?:-[a-z]+)* ?)+)`)
 )
 
 // TestCommandsExist leaves out what is said not to exist yet.
