@@ -35,6 +35,7 @@ var rooms = map[string][]string{
 	"catalog":             {module + "outbox", hint, yaml, "github.com/santhosh-tekuri/jsonschema/v6"},
 	"consume":             {module + "outbox", consumers, jetstream, hint, pg, sleep, pgx, pgerrcode, nats, prometheus, otel, otel + "/"},
 	"idempotency":         {module + "outbox", keys, pg, sleep, pgx, pgerrcode},
+	"internal/drill":      {module + "outbox", module + "verify", audit, jetstream, table, hint, pg, sleep, pgx, pgerrcode},
 	"internal/deadletter": {module + "outbox", table, hint, pg, pgx},
 	"internal/retention":  {module + "outbox", keys, table, hint, pg, sleep, pgx, pgerrcode},
 	"verify":              {module + "outbox", jetstream, table, sleep, "github.com/RoaringBitmap/roaring/v2/roaring64"},
@@ -54,6 +55,7 @@ var rooms = map[string][]string{
 }
 
 const (
+	audit      = module + "internal/e2e/audit"
 	check      = module + "internal/check"
 	consumers  = module + "internal/consumers"
 	crash      = module + "internal/crash"
