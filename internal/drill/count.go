@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/walpost/walpost/internal/e2e/audit"
@@ -42,7 +43,10 @@ func (d *Drill) finish(ctx context.Context) error {
 // count holds the stream, as it is now, against the events whose commits were answered.
 func (d *Drill) count(ctx context.Context) error {
 	messages, err := d.messages(ctx)
-	if err != nil {
+	if err != nil { // what was seen says nothing of what is lost
+		e := &d.report.Events
+		e.Committed, e.Stored = len(d.load.written()), d.watch.count()
+		e.Pending = max(0, e.Committed-e.Stored)
 		return err
 	}
 	c := counting{d: d, messages: messages, events: d.load.written(), stored: map[int]bool{}}
@@ -228,7 +232,10 @@ func (c *counting) compare() {
 	if c.d.report.Failover != nil {
 		c.d.report.Failover.Phantoms = len(phantoms)
 	}
-	e.Examples = slices.Concat(found.Lost.First, found.Duplicated.First, found.Reordered.First)
+	names := strings.NewReplacer(t.String()+"/", "event ", fmt.Sprintf("/%016x", 0), "")
+	for _, x := range slices.Concat(found.Lost.First, found.Duplicated.First, found.Reordered.First) {
+		e.Examples = append(e.Examples, names.Replace(x))
+	}
 }
 
 // times measures from the beginning of the fault.

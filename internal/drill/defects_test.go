@@ -1,6 +1,7 @@
 package drill_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -19,6 +20,9 @@ func TestALostMessageIsCounted(t *testing.T) {
 		r.must(s.DeleteMsg(t.Context(), s.CachedInfo().State.LastSeq-10))
 		o := r.await(x)
 		r.agrees(o)
+		if len(o.Events.Examples) != 1 || !strings.HasPrefix(o.Events.Examples[0], "event ") || strings.Contains(o.Events.Examples[0], "/") {
+			t.Errorf("examples %q", o.Events.Examples)
+		}
 		if o.code != 1 || o.OK || o.Lost != 1 || o.Events.Lost != 1 || o.Duplicated+o.Reordered != 0 {
 			t.Errorf("exit code %d, report %+v", o.code, o.Report)
 		}

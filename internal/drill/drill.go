@@ -96,6 +96,10 @@ func (d *Drill) prepare(ctx context.Context) (err error) {
 	if err := d.cfg.Fault.Check(ctx, d); err != nil {
 		return err
 	}
+	if t := d.cfg.Outboxes[0]; d.cfg.Rate > 0 && !table.Ordered(t) {
+		d.note("the order of the drill's events is not compared: "+
+			"the ids of %s do not tell which row came first", t)
+	}
 	d.load, err = newLoad(ctx, d)
 	return err
 }
@@ -189,10 +193,11 @@ func (d *Drill) Run(ctx context.Context) (*Report, error) {
 		err = errors.New("the drill was interrupted")
 	}
 	r.EndedEarly = err != nil
-	ending, cancel := ctx, context.CancelFunc(func() {})
+	ending, limit := ctx, d.cfg.Patience
 	if err != nil {
-		ending, cancel = context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		ending, limit = context.WithoutCancel(ctx), min(limit, 10*time.Second)
 	}
+	ending, cancel := context.WithTimeout(ending, limit)
 	defer cancel()
 	err = errors.Join(err, d.finish(ending))
 	stop()

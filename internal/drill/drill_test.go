@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/testenv"
 )
 
@@ -85,26 +86,47 @@ func TestNATSRestart(t *testing.T) {
 	})
 }
 
+// TestNATSStaysDown: what was not stored waits, and the drill ends.
+func TestNATSStaysDown(t *testing.T) {
+	t.Parallel()
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
+		r := newRig(t, pg)
+		r.walpost("migrate", "up")
+		r.allow()
+		r.start()
+		command, asked := r.commandOf(func(context.Context) error { return r.nats.Kill() })
+		o := r.drill("nats-restart", "--restart", command, "--patience", "4s")
+		r.must(<-asked)
+		if o.code != 1 || o.OK || o.Recovered || !o.Incomplete || o.Lost != 0 || o.Events.Pending == 0 || o.Events.Stored == 0 {
+			t.Errorf("exit code %d, report %+v", o.code, o.Report)
+		}
+	})
+}
+
 // commandOf is a shell command that has this test do something, and ends when it is done.
 func (r *rig) commandOf(do func(context.Context) error) (command string, done <-chan error) {
 	asked, answered := filepath.Join(r.dir, "asked"), filepath.Join(r.dir, "answered")
 	result := make(chan error, 1)
 	go func() {
-		for {
-			if _, err := os.Stat(asked); err == nil {
-				break
-			}
-			select {
-			case <-r.t.Context().Done():
-				return
-			case <-time.After(20 * time.Millisecond):
-			}
+		err := r.awaitFile("asked")
+		if err == nil {
+			err = do(r.t.Context())
 		}
-		err := do(r.t.Context())
 		result <- err
 		_ = os.WriteFile(answered, nil, 0o600)
 	}()
 	return fmt.Sprintf("touch %s; while [ ! -e %s ]; do sleep 0.05; done", asked, answered), result
+}
+
+func (r *rig) awaitFile(name string) error {
+	for {
+		if _, err := os.Stat(filepath.Join(r.dir, name)); err == nil {
+			return nil
+		}
+		if !sleep.For(r.t.Context(), 20*time.Millisecond) {
+			return r.t.Context().Err()
+		}
+	}
 }
 
 // TestOwnTraffic: with --rate 0 the drill writes nothing, and watches what the system writes.
@@ -156,6 +178,14 @@ func TestInterrupted(t *testing.T) {
 		}
 		if !strings.Contains(o.stderr, "error: the drill was interrupted") {
 			t.Errorf("it says %q", o.stderr)
+		}
+
+		x = r.begin("nats-restart", "--yes", "--json", "--for", "2s", "--restart", "touch "+filepath.Join(r.dir, "begun")+"; exec sleep 600")
+		r.must(r.awaitFile("begun"))
+		r.must(x.cmd.Process.Signal(syscall.SIGINT))
+		o = r.await(x)
+		if o.code != 1 || !o.EndedEarly || o.Injected == nil || len(o.Steps) != 1 || !strings.HasPrefix(o.Steps[0].Text, "began --restart: touch ") {
+			t.Errorf("exit code %d, report %+v", o.code, o.Report)
 		}
 	})
 }

@@ -3,8 +3,10 @@ package drill
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -52,7 +54,7 @@ type event struct {
 type load struct {
 	d        *Drill
 	inserter outbox.Inserter
-	id       func() any      // of a row, nil where the table makes it
+	id       func(n int) any // of a row, nil where the table makes it
 	of       func(n int) any // the aggregate's id
 	drill    string          // tells this drill's events from others'
 	cancel   context.CancelFunc
@@ -85,11 +87,15 @@ func (l *load) try(ctx context.Context, t *outbox.Table) error {
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // what it wrote was rolled back
 	base := time.Now().Unix() * 10
 	var first error
-	for _, id := range []func() any{func() any { return nil }, func() any { return uuid() }} {
+	ids := []func(int) any{func(int) any { return nil }, uuids(time.Now())}
+	if !table.Counts(t.IDType) { // random ones would not tell which event of a statement came first
+		slices.Reverse(ids)
+	}
+	for _, id := range ids {
 		for _, of := range []func(int) any{
-			func(n int) any { return base + int64(n%aggregates) },
-			func(n int) any { return fmt.Sprintf("00000000-0000-4000-8000-%012d", base+int64(n%aggregates)) },
-			func(n int) any { return 1 + n%aggregates },
+			func(n int) any { return base + int64(numberOf(n)) },
+			func(n int) any { return fmt.Sprintf("00000000-0000-4000-8000-%012d", base+int64(numberOf(n))) },
+			func(n int) any { return 1 + numberOf(n) },
 		} {
 			l.id, l.of = id, of
 			err := l.rolledBack(ctx, conn)
@@ -122,17 +128,21 @@ func (l *load) rolledBack(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// uuid is a random one, of version 4.
-func uuid() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:])
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+// uuids are of version 7, and rise with the events.
+func uuids(begin time.Time) func(n int) any {
+	return func(n int) any {
+		var b [16]byte
+		_, _ = rand.Read(b[6:])
+		at := binary.BigEndian.AppendUint64(nil, uint64(begin.UnixMilli()+int64(n)))
+		copy(b[:6], at[2:])
+		b[6], b[8] = b[6]&0x0f|0x70, b[8]&0x3f|0x80
+		return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+	}
 }
 
 func (l *load) message(n int) outbox.Message {
 	text, _ := json.Marshal(payload{l.drill, n}) // it always encodes
-	m := outbox.Message{ID: l.id(), EventType: EventType, Payload: text}
+	m := outbox.Message{ID: l.id(n), EventType: EventType, Payload: text}
 	if l.inserter.Layout.Has(outbox.AggregateType) {
 		m.AggregateType = "walpost.drill"
 	}
@@ -142,13 +152,17 @@ func (l *load) message(n int) outbox.Message {
 	return m
 }
 
-// aggregate names what an event keeps its order in: nothing but itself, where the table has no aggregates.
+// aggregate names what an event keeps its order in: nothing but itself, where the table has no aggregates or
+// the order is not promised.
 func (l *load) aggregate(n int) string {
-	if l.inserter.Layout.Has(outbox.AggregateID) {
-		n %= aggregates
+	if t := l.d.cfg.Outboxes[0]; t.Layout.Has(outbox.AggregateID) && table.Ordered(t) {
+		n = numberOf(n)
 	}
 	return strconv.Itoa(n)
 }
+
+// numberOf is the number of an event's aggregate. Some events in a row are of the same one.
+func numberOf(n int) int { return n / 4 % aggregates }
 
 func (l *load) start(ctx context.Context) {
 	ctx, l.cancel = context.WithCancel(ctx)

@@ -2,6 +2,7 @@ package drill
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/walpost/walpost/verify"
@@ -11,6 +12,11 @@ import (
 type Seconds float64
 
 func seconds(d time.Duration) Seconds { return Seconds(max(d, 0).Seconds()) }
+
+// MarshalJSON writes milliseconds, and no more digits.
+func (s Seconds) MarshalJSON() ([]byte, error) {
+	return strconv.AppendFloat(nil, float64(s), 'f', 3, 64), nil
+}
 
 // String is for people.
 func (s Seconds) String() string {
@@ -32,11 +38,12 @@ type Events struct {
 	// Pending were not stored when the drill ended, and their rows say so.
 	Pending int `json:"pending"`
 	// InDoubt have no message, and their commit was not answered: a connection was lost.
-	InDoubt    int      `json:"in_doubt"`
-	Lost       int      `json:"lost"`
-	Duplicated int      `json:"duplicated"`
-	Reordered  int      `json:"reordered"`
-	Examples   []string `json:"examples,omitempty"`
+	InDoubt    int `json:"in_doubt"`
+	Lost       int `json:"lost"`
+	Duplicated int `json:"duplicated"`
+	Reordered  int `json:"reordered"`
+	// Examples name events by the number in their payloads.
+	Examples []string `json:"examples,omitempty"`
 }
 
 // FailoverLoss is what the promoted server lacks of the drill's events: PostgreSQL lost them, and not the
