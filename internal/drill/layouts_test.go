@@ -37,9 +37,12 @@ func TestLayouts(t *testing.T) {
 			config: "outboxes: [{table: public.outbox, layout: {id: id, aggregate_type: aggregatetype, aggregate_id: aggregateid, " +
 				"event_type: type, payload: payload, occurred_at: at, processed_at: processed_at}}]\n",
 		},
-		"no aggregates": {
-			drill:  []string{"slot-lost"},
-			schema: `CREATE TABLE outbox (id bigserial PRIMARY KEY, kind text NOT NULL, payload text NOT NULL, done timestamptz)`,
+		"no aggregates, and a trigger that needs the search_path": {
+			drill: []string{"slot-lost"},
+			schema: `CREATE TABLE outbox (id bigserial PRIMARY KEY, kind text NOT NULL, payload text NOT NULL, done timestamptz);
+				CREATE TABLE counted (n int);
+				CREATE FUNCTION count_it() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO counted VALUES (1); RETURN NEW; END';
+				CREATE TRIGGER count_it BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION count_it()`,
 			config: "outboxes: [{table: public.outbox, layout: {id: id, event_type: kind, payload: payload, processed_at: done}}]\n",
 		},
 	} {

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -80,7 +81,7 @@ const ownTraffic = "--rate 0 writes no events: the drill then watches those of t
 
 // try finds out which ids the table takes, in a transaction that is rolled back.
 func (l *load) try(ctx context.Context, t *outbox.Table) error {
-	conn, err := table.Connect(ctx, l.d.cfg.Postgres)
+	conn, err := l.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -116,6 +117,21 @@ func (l *load) try(ctx context.Context, t *outbox.Table) error {
 			outbox.QuoteIdent(conn.Config().User), advice)
 	}
 	return hint.Wrap(fmt.Errorf("write the drill's events into %s: %w", t, first), advice)
+}
+
+// connect returns a connection with the role's own search_path, as an application has it: triggers of the
+// outbox may need it. The statements that are sent name everything by its schema.
+func (l *load) connect(ctx context.Context) (*pgx.Conn, error) {
+	conn, err := table.Connect(ctx, l.d.cfg.Postgres)
+	if err != nil {
+		return nil, err
+	}
+	const sql = `SELECT pg_catalog.set_config('search_path',
+		pg_catalog.current_setting('walpost.search_path'), false)`
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		return nil, errors.Join(fmt.Errorf("set search_path: %w", err), conn.Close(ctx))
+	}
+	return conn, nil
 }
 
 func (l *load) rolledBack(ctx context.Context, conn *pgx.Conn) error {
@@ -192,7 +208,7 @@ func (l *load) run(ctx context.Context) {
 // session writes over one connection, with the role's own synchronous_commit: what the server acknowledges is
 // as safe as an application's events.
 func (l *load) session(ctx context.Context) {
-	conn, err := table.Connect(ctx, l.d.cfg.Postgres)
+	conn, err := l.connect(ctx)
 	if err != nil {
 		return
 	}
