@@ -52,6 +52,10 @@ func TestCommandsNameTheCatalogs(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		execute(ctx, []string{"tail", "--since", "1h", "--config", o.config}, &bytes.Buffer{}, &stderr)
+		name := o.text(`SELECT current_database()`)
+		o.exec("ALTER DATABASE " + name + " SET drill.allow = '" + name + "'")
+		o.walpost("drill", "slot-lost", "--yes", "--rate", "0", "--for", "1s")
+		o.drillsNothing()
 		stop()
 		o.exec(`UPDATE outbox_messages SET processed_at = processed_at - interval '1 hour'`)
 		o.walpost("retention")
@@ -65,4 +69,20 @@ func TestCommandsNameTheCatalogs(t *testing.T) {
 			t.Error("the outbox is there after migrate down")
 		}
 	})
+}
+
+// drillsNothing: no subject of the stream takes the drill's events. They become dead letters, and nothing is broken.
+func (o *office) drillsNothing() {
+	o.t.Helper()
+	var stdout, stderr bytes.Buffer
+	slot := o.text(`SELECT active_pid FROM pg_replication_slots`)
+	args := []string{"drill", "slot-lost", "--yes", "--rate", "5", "--patience", "2s", "--config", o.config}
+	code := execute(o.t.Context(), args, &stdout, &stderr)
+	if code != 1 || !strings.Contains(stderr.String(), "nothing was broken\nhint: ") || slot != o.text(`SELECT active_pid FROM pg_replication_slots`) {
+		o.t.Errorf("walpost drill slot-lost ended with %d: %s%s", code, &stdout, &stderr)
+	}
+	o.eventually("the drill's events are dead letters", func() bool {
+		return o.text(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`) == "0"
+	})
+	o.walpost("dlq", "discard", "--all", "--yes")
 }
