@@ -239,7 +239,8 @@ func startMember(
 	if m.db, err = pgx.Connect(ctx, url); err != nil {
 		return nil, err
 	}
-	env := append(os.Environ(), "WALPOST_POSTGRES_URL="+url, "WALPOST_NATS_URL="+broker, "WALPOST_LAYOUT=append",
+	env := append(os.Environ(), "WALPOST_POSTGRES_URL="+url, "WALPOST_NATS_URL="+broker,
+		"WALPOST_LAYOUT=append",
 		"WALPOST_SLOT="+name, "WALPOST_STREAM="+name, "WALPOST_SUBJECT="+name+".{event_type}",
 		"WALPOST_HTTP_LISTEN="+m.http)
 	up := exec.CommandContext(ctx, program, "migrate", "up")

@@ -75,7 +75,9 @@ func (s *sources) measure(ctx context.Context) error {
 	begun := time.Now()
 	var group errgroup.Group
 	for n := range s.Streams {
-		group.Go(func() error { return write(ctx, server.URL(), fmt.Sprintf("SHARD%d", n), s.Messages/s.Streams) })
+		group.Go(func() error {
+			return write(ctx, server.URL(), fmt.Sprintf("SHARD%d", n), s.Messages/s.Streams)
+		})
 	}
 	if err := group.Wait(); err != nil {
 		return err
@@ -109,7 +111,8 @@ func write(ctx context.Context, url, stream string, messages int) error {
 	}
 	body := make([]byte, 300)
 	for range messages {
-		if _, err := js.PublishAsync(stream+".order.placed", body, jetstream.WithStallWait(time.Minute)); err != nil {
+		_, err := js.PublishAsync(stream+".order.placed", body, jetstream.WithStallWait(time.Minute))
+		if err != nil {
 			return err
 		}
 	}
