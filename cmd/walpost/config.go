@@ -131,7 +131,9 @@ type RetentionConfig struct {
 
 // HTTPConfig is the relay's own server.
 type HTTPConfig struct {
-	Listen string
+	Listen    string
+	UI        bool
+	TokenFile string
 }
 
 // LogConfig is about standard error.

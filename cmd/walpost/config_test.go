@@ -130,6 +130,8 @@ func TestContract(t *testing.T) {
 		"retention.drop_after":      {"", "2160h"},
 		"retention.interval":        {"", "1h"},
 		"http.listen":               {"WALPOST_HTTP_LISTEN", "127.0.0.1:9464"},
+		"http.token_file":           {"WALPOST_HTTP_TOKEN_FILE", ""},
+		"http.ui":                   {"WALPOST_HTTP_UI", "false"},
 		"log.level":                 {"WALPOST_LOG_LEVEL", "info"},
 		"log.format":                {"", "auto"},
 	}

@@ -353,6 +353,18 @@ func (c *Config) surroundingKeys() []key {
 				"keep it inside. Empty is off.",
 		},
 		{
+			"http.ui", "WALPOST_HTTP_UI", "false",
+			boolValue{&c.HTTP.UI},
+			"Serve the console at /ui/ of http.listen. Everybody who reaches the address can read it, " +
+				"and nobody can change anything, unless http.token_file is set.",
+		},
+		{
+			"http.token_file", "WALPOST_HTTP_TOKEN_FILE", "",
+			stringValue{p: &c.HTTP.TokenFile},
+			"A file with the token that the console asks for, at least 16 characters, read at the start. " +
+				"Who has it may read and change.",
+		},
+		{
 			"log.level", "WALPOST_LOG_LEVEL", "info",
 			choiceValue{&c.Log.Level, []string{"debug", "info", "warn", "error"}},
 			"The least severe lines that are written, to standard error.",

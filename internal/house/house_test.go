@@ -42,7 +42,11 @@ var rooms = map[string][]string{
 	"internal/pg":         {module + "outbox", hint, secretfile, pgx, pgerrcode},
 	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode, "github.com/pressly/goose/"},
 
-	"internal/check":      {hint},
+	"internal/check": {hint},
+	"internal/console": {
+		module + "outbox", module + "publish", check, consumers, deadletter, hint, jetstream, pg, module + "internal/status", table,
+		pgerrcode, zap, "github.com/prometheus/client_model/", "github.com/prometheus/common/",
+	},
 	"internal/consumers":  {module + "outbox", hint, pg, pgx, pgerrcode},
 	"internal/crash":      {},
 	"internal/keys":       {},
@@ -55,6 +59,7 @@ var rooms = map[string][]string{
 const (
 	check      = module + "internal/check"
 	consumers  = module + "internal/consumers"
+	deadletter = module + "internal/deadletter"
 	crash      = module + "internal/crash"
 	hint       = module + "internal/hint"
 	jetstream  = module + "internal/jetstream"
