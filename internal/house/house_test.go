@@ -53,6 +53,7 @@ var rooms = map[string][]string{
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
 	"internal/sleep":      {},
+	"internal/status":     {module + "outbox", module + "stream", consumers, hint, jetstream, pg, table, pgerrcode},
 	"internal/table":      {module + "outbox", check, hint, pg, pgx, pgerrcode},
 }
 

@@ -14,6 +14,22 @@ import (
 // What is here looks at a relay's work from outside: it takes no lock of the relay's, changes nothing,
 // and works on a standby, too.
 
+// OpenLook connects what looks at a relay's work from outside.
+func OpenLook(ctx context.Context, cfg Config) (*DB, error) {
+	if err := CheckDirect(ctx, cfg); err != nil {
+		return nil, err
+	}
+	db, err := Open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Unbind(ctx); err != nil {
+		db.Close()
+		return nil, err
+	}
+	return db, nil
+}
+
 // RecordedCount counts the rows in which a failure is recorded, parked and held together up to a
 // limit. The layout has columns for that.
 func (db *DB) RecordedCount(ctx context.Context, t *outbox.Table, limit int) (parked, held int, err error) {
