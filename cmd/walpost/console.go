@@ -40,11 +40,8 @@ func consoleConfig(cfg *Config, name string, log *zap.Logger) (console.Config, e
 			Pattern: template.Pattern(), Partitions: template.Partitions(),
 		},
 		Subject: cfg.NATS.Subject, Budget: cfg.Postgres.MaxRetainedWAL,
-		Doctor: func(ctx context.Context) (check.Findings, error) {
-			found, err := examine(ctx, cfg)
-			return check.InOrder(append(found, examineCatalog(&cfg.Catalog)...)), err
-		},
-		Log: log,
+		Doctor: func(ctx context.Context) (check.Findings, error) { return diagnose(ctx, cfg) },
+		Log:    log,
 	}, nil
 }
 

@@ -52,11 +52,16 @@ type Console struct {
 	cfg     Config
 	handler http.Handler
 	ended   chan struct{} // closed when Run ends
+	tails   chan struct{} // the viewers that follow the stream
+	servers *servers
+	history history
+	share
 }
 
 // New does no I/O.
 func New(cfg Config) *Console {
-	c := &Console{cfg: cfg, ended: make(chan struct{})}
+	c := &Console{cfg: cfg, ended: make(chan struct{}), tails: make(chan struct{}, mostTails)}
+	c.servers = newServers(&c.cfg)
 	c.handler = c.secure(c.routes())
 	return c
 }
@@ -64,11 +69,20 @@ func New(cfg Config) *Console {
 // ServeHTTP implements http.Handler.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.handler.ServeHTTP(w, r) }
 
-// sampleEvery is the distance between two points of the time series.
-const sampleEvery = 2 * time.Second
-
 // Run samples the metrics until ctx is done, and then ends what follows the stream.
 func (c *Console) Run(ctx context.Context) {
+	defer c.servers.close()
 	defer close(c.ended)
-	<-ctx.Done()
+	tick := time.NewTicker(sampleEvery)
+	defer tick.Stop()
+	c.sample(ctx, time.Now())
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			c.sample(ctx, now)
+			c.servers.closeIdle(now.Add(-keepIdle))
+		}
+	}
 }

@@ -44,7 +44,7 @@ var rooms = map[string][]string{
 
 	"internal/check": {hint},
 	"internal/console": {
-		module + "outbox", module + "publish", check, consumers, deadletter, hint, jetstream, pg, module + "internal/status", table,
+		module + "outbox", module + "publish", check, consumers, deadletter, hint, jetstream, pg, module + "internal/status", sleep, table, pgx, nats,
 		pgerrcode, zap, "github.com/prometheus/client_model/", "github.com/prometheus/common/",
 	},
 	"internal/consumers":  {module + "outbox", hint, pg, pgx, pgerrcode},

@@ -3,8 +3,10 @@ package table
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
@@ -26,6 +28,25 @@ func OpenLook(ctx context.Context, cfg Config) (*DB, error) {
 	if err := db.Unbind(ctx); err != nil {
 		db.Close()
 		return nil, err
+	}
+	return db, nil
+}
+
+// OpenConsole connects as OpenLook does. A statement takes the limit at most, and a change lasts once it is
+// committed.
+func OpenConsole(ctx context.Context, cfg Config, limit time.Duration) (*DB, error) {
+	db, err := OpenLook(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, fmt.Sprintf(`RESET synchronous_commit; SET statement_timeout = %d`,
+			limit.Milliseconds()))
+		return err
+	})
+	if err != nil {
+		db.Close()
+		return nil, fmt.Errorf("prepare session: %w", err)
 	}
 	return db, nil
 }
