@@ -153,11 +153,12 @@ func whole(text []byte, most int) []byte {
 	if len(text) <= most {
 		return text
 	}
-	end := most
-	for end > most-utf8.UTFMax && !utf8.RuneStart(text[end]) {
-		end--
+	for end := most; end > most-utf8.UTFMax && end > 0; end-- {
+		if utf8.RuneStart(text[end]) {
+			return text[:end]
+		}
 	}
-	return text[:end]
+	return text[:most] // it is no UTF-8
 }
 
 type changeAnswer struct {
@@ -212,7 +213,8 @@ func (c *Console) changeLetters(
 		a.Failed = append(a.Failed, failedOf(id, err))
 	}
 	c.cfg.Log.Info("console changed dead letters", zap.String("change", verb),
-		zap.Int64s("dead_letters", a.Done), zap.Int("failed", len(a.Failed)), zap.String("client", r.RemoteAddr))
+		zap.Int64s("dead_letters", a.Done), zap.Int("failed", len(a.Failed)),
+		zap.String("client", r.RemoteAddr))
 	return a, nil
 }
 

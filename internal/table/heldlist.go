@@ -19,7 +19,8 @@ type Waiting struct {
 	AggregateType *string
 	AggregateID   *string
 	Rows          int
-	// ParkedID is the id of a parked row; nil where all are held. What follows is that row's, or a held one's.
+	// ParkedID is the id of a parked row; nil where all are held. What follows is of that row, or of a held
+	// one.
 	ParkedID  *string
 	EventType *string
 	Since     *time.Time // occurred_at
@@ -53,7 +54,8 @@ func (db *DB) Waiting(
 		}, func() error {
 			w := Waiting{
 				Outbox: t.String(), TenantID: tenant, AggregateType: kind, AggregateID: id,
-				Rows: count, ParkedID: parked, EventType: eventType, Since: timeOf(since), Attempts: attempts, RetryAt: timeOf(retry),
+				Rows: count, ParkedID: parked, EventType: eventType, Since: timeOf(since),
+				Attempts: attempts, RetryAt: timeOf(retry),
 			}
 			if failure != nil {
 				w.setError(*failure)
