@@ -82,7 +82,7 @@ func (v *view) do(path, body string, headers ...string) (int, http.Header, []byt
 	if err != nil {
 		v.t.Fatal(err)
 	}
-	defer response.Body.Close() //nolint:errcheck // read to its end
+	defer response.Body.Close()                                        //nolint:errcheck // read to its end
 	if response.Header.Get("Content-Type") == "application/x-ndjson" { // it does not end
 		return response.StatusCode, response.Header, nil
 	}

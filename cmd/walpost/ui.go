@@ -73,20 +73,16 @@ func newUIServer(ui http.Handler, log *zap.Logger) *http.Server {
 // listenUI refuses every address but this machine's: the token would pass in the clear.
 func listenUI(ctx context.Context, address string) (net.Listener, error) {
 	const advice = "give 127.0.0.1:PORT; from another machine: ssh -L PORT:127.0.0.1:PORT"
-	if err := checkListen(address); err != nil || address == "" {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil || checkListen(address) != nil {
 		return nil, &usageError{hint.Errorf(advice, "--listen: %q is no address", address)}
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return nil, &usageError{hint.Errorf(advice, "--listen: %s is not a loopback address", address)}
 	}
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", address)
-	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("listen for the console: %w", err),
-			"give another port with --listen")
-	}
-	if !isLoopback(ln.Addr().String()) {
-		_ = ln.Close()
-		return nil, &usageError{hint.Errorf(advice, "--listen: %s is not a loopback address", address)}
-	}
-	return ln, nil
+	return ln, hint.Wrap(err, "give another port with --listen")
 }
 
 // relayURL is where the relay's HTTP server is; empty where it has none.
