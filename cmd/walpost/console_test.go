@@ -176,16 +176,26 @@ func TestConsoleWithoutToken(t *testing.T) {
 	o.walpost("migrate", "up")
 	v := o.consoleOf("")
 	var now struct {
-		CanChange  bool   `json:"can_change"`
-		ChangeHint string `json:"change_hint"`
-		Status     struct{ Relay struct{ Mode string } }
-		Relay      struct{ State string }
+		CanChange     bool   `json:"can_change"`
+		ChangeHint    string `json:"change_hint"`
+		ShowsPayloads bool   `json:"shows_payloads"`
+		Status        struct{ Relay struct{ Mode string } }
+		Relay         struct{ State string }
 	}
 	o.eventually("the relay streams", func() bool {
 		v.into(&now, "overview", "")
 		return now.Status.Relay.Mode == "stream" && now.Relay.State == "streaming"
 	})
-	if now.CanChange || !strings.Contains(now.ChangeHint, "http.token_file") {
+	o.exec(`INSERT INTO outbox_messages_dlq (outbox, row_id, event_type, payload, last_error) VALUES ('public.outbox_messages', '1', 'a', '{"private": 1}', 'x')`)
+	next, _ := v.follow("")
+	o.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'soon.one', '{"private": 1}')`)
+	if e := event(t, next); e.Bytes != 14 || e.Payload != nil || e.Base64 != nil || e.Type != "soon.one" {
+		t.Errorf("without a token the tail shows %+v", e)
+	}
+	if _, _, text := v.do("/ui/api/deadletters/1", ""); !strings.Contains(string(text), `"payload":null`) || strings.Contains(string(text), "private") {
+		t.Errorf("without a token the dead letter is %s", text)
+	}
+	if now.ShowsPayloads || now.CanChange || !strings.Contains(now.ChangeHint, "http.token_file") {
 		t.Errorf("the overview says %+v", now)
 	}
 	for _, path := range []string{"deadletters/retry", "deadletters/discard", "replay/preview", "replay", "replays/1/cancel"} {

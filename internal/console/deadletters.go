@@ -135,7 +135,7 @@ func (c *Console) deadLetter(_ http.ResponseWriter, r *http.Request) (any, error
 				return err
 			}
 			a.letterAnswer = letterOf(l)
-			if payload != nil {
+			if payload != nil && c.showsPayloads() {
 				shown := string(whole([]byte(*payload), shownPayload))
 				a.Payload, a.Cut = &shown, l.Bytes != nil && *l.Bytes > len(shown)
 			}

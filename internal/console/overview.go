@@ -16,13 +16,16 @@ import (
 const keepAnswer = time.Second
 
 type overviewAnswer struct {
-	Version    string          `json:"version"`
-	At         time.Time       `json:"at"`
-	CanChange  bool            `json:"can_change"`
-	ChangeHint string          `json:"change_hint"`
-	Status     *status.Report  `json:"status"`
-	Relay      json.RawMessage `json:"relay"`
-	RelayError *string         `json:"relay_error"`
+	Version    string    `json:"version"`
+	At         time.Time `json:"at"`
+	CanChange  bool      `json:"can_change"`
+	ChangeHint string    `json:"change_hint"`
+	// ShowsPayloads: payloads are not left out.
+	ShowsPayloads bool            `json:"shows_payloads"`
+	PayloadHint   string          `json:"payload_hint"`
+	Status        *status.Report  `json:"status"`
+	Relay         json.RawMessage `json:"relay"`
+	RelayError    *string         `json:"relay_error"`
 }
 
 func (c *Console) overview(_ http.ResponseWriter, r *http.Request) (any, error) {
@@ -34,6 +37,9 @@ func (c *Console) overview(_ http.ResponseWriter, r *http.Request) (any, error) 
 	o := overviewAnswer{
 		Version: c.cfg.Version, At: time.Now().UTC(), CanChange: advice == "", ChangeHint: advice,
 		Status: value.(*status.Report),
+	}
+	if o.ShowsPayloads = c.showsPayloads(); !o.ShowsPayloads {
+		o.PayloadHint = "set http.token_file (WALPOST_HTTP_TOKEN_FILE) to see payloads, or run `walpost ui`"
 	}
 	o.Relay, o.RelayError = c.relay(r.Context())
 	return o, nil

@@ -77,6 +77,9 @@ func (c *Console) changeHint() string {
 	return ""
 }
 
+// showsPayloads: who may read the relay's status may not read payloads.
+func (c *Console) showsPayloads() bool { return c.cfg.Token != "" }
+
 // mayChange checks what a change needs beside the token.
 func (c *Console) mayChange(r *http.Request) error {
 	if advice := c.changeHint(); advice != "" {

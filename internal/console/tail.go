@@ -50,13 +50,16 @@ type tailEvent struct {
 	Cut    bool   `json:"payload_cut"`
 }
 
-func eventOf(m jetstream.Received) tailEvent {
+func eventOf(m jetstream.Received, payload bool) tailEvent {
 	e := tailEvent{
 		Sequence: m.Seq, At: m.At.UTC(), Subject: m.Subject, Type: m.Type, ID: m.ID, Tenant: m.TenantID,
 		Replay: m.Row.Replay, Relayed: m.Relayed, Bytes: len(m.Payload),
 	}
 	if m.AggregateType != "" || m.AggregateID != "" {
 		e.Aggregate = m.AggregateType + "/" + m.AggregateID
+	}
+	if !payload {
+		return e
 	}
 	shown := whole(m.Payload, tailPayload)
 	if e.Cut = len(shown) < len(m.Payload); utf8.Valid(shown) {
@@ -132,7 +135,9 @@ type follower struct {
 	stream *jetstream.Stream
 	filter func(*jetstream.StreamInfo) []string
 	types  publish.Types
-	out    *tailWriter
+	// payload: payloads are shown.
+	payload bool
+	out     *tailWriter
 
 	next    uint64 // sequence
 	skipped uint64
@@ -151,7 +156,7 @@ func (c *Console) newFollower(ctx context.Context, types publish.Types) (*follow
 		return nil, nil, err
 	}
 	f := &follower{
-		types:  types,
+		types: types, payload: c.showsPayloads(),
 		filter: func(info *jetstream.StreamInfo) []string { return template.Filters(&info.Config, types) },
 	}
 	if f.stream, err = jetstream.NewStream(nc, c.cfg.Stream); err == nil {
@@ -217,7 +222,7 @@ func (f *follower) show(ctx context.Context, m jetstream.Received) error {
 	if len(f.types) > 0 && (!m.Relayed || !f.types.Match(m.Type)) {
 		return nil
 	}
-	if err := f.out.write(eventOf(m)); err != nil {
+	if err := f.out.write(eventOf(m, f.payload)); err != nil {
 		return err
 	}
 	f.shown++
