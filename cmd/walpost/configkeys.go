@@ -355,14 +355,14 @@ func (c *Config) surroundingKeys() []key {
 		{
 			"http.ui", "WALPOST_HTTP_UI", "false",
 			boolValue{&c.HTTP.UI},
-			"Serve the console at /ui/ of http.listen. Everybody who reaches the address can read it, " +
-				"and nobody can change anything, unless http.token_file is set.",
+			"Serve the console at /ui/ of http.listen. Without http.token_file everybody who reaches the " +
+				"address can read it, except payloads, and nobody can change anything.",
 		},
 		{
 			"http.token_file", "WALPOST_HTTP_TOKEN_FILE", "",
 			stringValue{p: &c.HTTP.TokenFile},
 			"A file with the token that the console asks for, at least 16 characters, read at the start. " +
-				"Who has it may read and change.",
+				"Who has it may read payloads and make changes.",
 		},
 		{
 			"log.level", "WALPOST_LOG_LEVEL", "info",

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -529,6 +528,26 @@ func (o *office) showsTheRest(v *view) {
 	}
 }
 
+// ui runs the command until the returned function is called.
+func (o *office) ui(flags ...string) (v *view, stop func()) {
+	o.t.Helper()
+	ctx, cancel := context.WithCancel(o.t.Context())
+	var stdout, stderr output
+	ended := make(chan int, 1)
+	go func() { ended <- execute(ctx, append([]string{"ui", "--config", o.config}, flags...), &stdout, &stderr) }()
+	o.eventually("the address is printed", func() bool { return stdout.has("#token=") })
+	base, token, ok := strings.Cut(stdout.lines()[0], "/ui/#token=")
+	if !ok || len(token) < 16 {
+		o.t.Fatalf("walpost ui prints %q", stdout.lines())
+	}
+	return &view{t: o.t, base: base, token: token}, func() {
+		cancel()
+		if code := <-ended; code != 0 {
+			o.t.Errorf("walpost ui ends with %d: %q", code, stderr.lines())
+		}
+	}
+}
+
 // TestUICommand serves until it is stopped, with a token of its own.
 func TestUICommand(t *testing.T) {
 	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
@@ -536,19 +555,8 @@ func TestUICommand(t *testing.T) {
 	free := reserve(t)
 	o.must(free.Close())
 	t.Cleanup(o.relay("--http-listen", free.Addr().String()))
-	ctx, cancel := context.WithCancel(t.Context())
-	var stdout output
-	var stderr bytes.Buffer
-	ended := make(chan int, 1)
-	go func() {
-		ended <- execute(ctx, []string{"ui", "--config", o.config, "--relay", "http://" + free.Addr().String()}, &stdout, &stderr)
-	}()
-	o.eventually("the address is printed", func() bool { return stdout.has("#token=") })
-	base, token, ok := strings.Cut(stdout.lines()[0], "/ui/#token=")
-	if !ok || len(token) < 16 {
-		t.Fatalf("walpost ui prints %q", stdout.lines())
-	}
-	v := &view{t: t, base: base, token: token}
+	v, stop := o.ui("--relay", "http://"+free.Addr().String())
+	defer stop()
 	v.refused(401, "walpost ui", "/ui/api/overview", "", "Authorization", "")
 	var now struct {
 		CanChange  bool `json:"can_change"`
@@ -569,8 +577,4 @@ func TestUICommand(t *testing.T) {
 		v.into(&series, "series", "")
 		return len(series.Mode) > 0 && series.Mode[len(series.Mode)-1] != nil
 	})
-	cancel()
-	if code := <-ended; code != 0 {
-		t.Errorf("walpost ui ends with %d: %s", code, &stderr)
-	}
 }

@@ -194,14 +194,7 @@ func TestConsoleTailSkips(t *testing.T) {
 func TestConsoleTailEnds(t *testing.T) {
 	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
 	o.walpost("migrate", "up")
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var stdout, stderr output
-	ended := make(chan int, 1)
-	go func() { ended <- execute(ctx, []string{"ui", "--config", o.config}, &stdout, &stderr) }()
-	o.eventually("the address is printed", func() bool { return stdout.has("#token=") })
-	base, token, _ := strings.Cut(stdout.lines()[0], "/ui/#token=")
-	v := &view{t: t, base: base, token: token}
+	v, stop := o.ui()
 	v.follow("")
 	var now struct {
 		Relay      *struct{} `json:"relay"`
@@ -211,10 +204,7 @@ func TestConsoleTailEnds(t *testing.T) {
 	if now.Relay != nil || !strings.Contains(now.RelayError, "--relay") {
 		t.Errorf("without http.listen the overview says %+v", now)
 	}
-	cancel()
-	if code := <-ended; code != 0 {
-		t.Errorf("walpost ui ends with %d: %q", code, stderr.lines())
-	}
+	stop()
 }
 
 // TestConsoleHostileLetters: what a dead letter holds comes through JSON as it is.
