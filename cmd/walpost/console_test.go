@@ -534,7 +534,9 @@ func (o *office) ui(flags ...string) (v *view, stop func()) {
 	ctx, cancel := context.WithCancel(o.t.Context())
 	var stdout, stderr output
 	ended := make(chan int, 1)
-	go func() { ended <- execute(ctx, append([]string{"ui", "--config", o.config}, flags...), &stdout, &stderr) }()
+	go func() {
+		ended <- execute(ctx, append([]string{"ui", "--config", o.config}, flags...), &stdout, &stderr)
+	}()
 	o.eventually("the address is printed", func() bool { return stdout.has("#token=") })
 	base, token, ok := strings.Cut(stdout.lines()[0], "/ui/#token=")
 	if !ok || len(token) < 16 {

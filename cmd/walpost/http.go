@@ -104,9 +104,10 @@ func (s *httpServer) Run(ctx context.Context) error {
 		return nil
 	}
 	if s.ui != nil {
+		running, end := context.WithCancel(ctx)
 		ended := make(chan struct{})
-		go func() { defer close(ended); s.ui.Run(ctx) }() // what follows the stream ends with it
-		defer func() { <-ended }()
+		go func() { defer close(ended); s.ui.Run(running) }() // what follows the stream ends with it
+		defer func() { end(); <-ended }()
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- s.server.Serve(s.ln) }()

@@ -222,3 +222,25 @@ func TestConsoleOnANetwork(t *testing.T) {
 		}
 	}
 }
+
+// TestConsoleEndsWithItsServer: a server that fails does not wait for the console.
+func TestConsoleEndsWithItsServer(t *testing.T) {
+	cfg := defaultConfig()
+	cfg.HTTP.UI = true
+	registry := newRegistry()
+	config, err := runConsole(cfg, fakeHealth{}, registry, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newHTTPServer("127.0.0.1:0", registry, fakeHealth{}, zap.NewNop())
+	if err := s.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.mount(config)
+	if err := s.ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run(t.Context()); err == nil {
+		t.Error("a server whose listener is closed runs on")
+	}
+}

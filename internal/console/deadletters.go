@@ -10,17 +10,21 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/table"
 )
 
 const (
 	mostLetters = 500 // in a list, or in a change
+	// changedLetters are changed in a transaction: a statement over many large ones would take too long.
+	changedLetters = 20
 	// shownPayload bounds, in bytes, a payload that is shown.
 	shownPayload = 256 << 10
 )
@@ -66,6 +70,9 @@ func (c *Console) withQueue(ctx context.Context, use func(context.Context, *dead
 			}
 			return use(ctx, q)
 		})
+		if pg.Code(err) == pgerrcode.QueryCanceled || errors.Is(err, context.DeadlineExceeded) {
+			return hint.Wrap(err, "they are large, or many: choose fewer, or use `walpost dlq`")
+		}
 		return db.ExplainRead(ctx, nil, err)
 	})
 }
@@ -194,14 +201,20 @@ func (c *Console) changeLetters(
 	a := changeAnswer{Done: []int64{}, Failed: []failedChange{}}
 	left := slices.Clone(ids)
 	err = c.withQueue(ctx, func(ctx context.Context, q *deadletter.Queue) error {
-		return do(q, ctx, deadletter.Filter{IDs: ids}, false, func(o deadletter.Outcome) {
-			left = slices.DeleteFunc(left, func(id int64) bool { return id == o.ID })
-			if o.Err == nil {
-				a.Done = append(a.Done, o.ID)
-				return
+		for some := range slices.Chunk(ids, changedLetters) {
+			err := do(q, ctx, deadletter.Filter{IDs: some}, false, func(o deadletter.Outcome) {
+				left = slices.DeleteFunc(left, func(id int64) bool { return id == o.ID })
+				if o.Err == nil {
+					a.Done = append(a.Done, o.ID)
+					return
+				}
+				a.Failed = append(a.Failed, failedOf(o.ID, o.Err))
+			})
+			if err != nil {
+				return err
 			}
-			a.Failed = append(a.Failed, failedOf(o.ID, o.Err))
-		})
+		}
+		return nil
 	})
 	if err != nil && len(left) == len(ids) {
 		return nil, err
