@@ -190,8 +190,8 @@ func TestConsoleTailSkips(t *testing.T) {
 	}
 }
 
-// TestConsoleTailEnds with the relay, at once.
-func TestConsoleTailEnds(t *testing.T) {
+// TestConsoleWithoutTheRelaysServer: the servers tell what the metrics would, and the tail ends with the console.
+func TestConsoleWithoutTheRelaysServer(t *testing.T) {
 	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
 	o.walpost("migrate", "up")
 	v, stop := o.ui()
@@ -203,6 +203,27 @@ func TestConsoleTailEnds(t *testing.T) {
 	v.into(&now, "overview", "")
 	if now.Relay != nil || !strings.Contains(now.RelayError, "--relay") {
 		t.Errorf("without http.listen the overview says %+v", now)
+	}
+	t.Cleanup(o.relay())
+	var series struct {
+		Rate     []*float64
+		Retained []*float64 `json:"retained_bytes"`
+		Lag      []*float64 `json:"lag_seconds"`
+		Mode     []*string
+	}
+	o.eventually("the series are those of walpost status", func() bool {
+		o.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'soon.one', '{}')`)
+		v.into(&series, "series", "")
+		n := len(series.Rate) - 1
+		return n >= 0 && series.Rate[n] != nil && *series.Rate[n] > 0 && series.Retained[n] != nil && series.Lag[n] != nil && *series.Mode[n] == "stream"
+	})
+	var sessions struct {
+		Sessions   []any
+		RelayError string `json:"relay_error"`
+	}
+	v.into(&sessions, "sessions", "")
+	if sessions.Sessions == nil || len(sessions.Sessions) > 0 || sessions.RelayError == "" {
+		t.Errorf("the sessions of a relay that cannot be asked are %+v", sessions)
 	}
 	stop()
 }
