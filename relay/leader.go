@@ -139,14 +139,18 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 	var taken time.Time // since when the slot is somebody else's
 	for {
 		l.past.advance = false
+		l.status.beginSession()
 		err := l.session(work, held, db)
 		if ctx.Err() != nil {
+			l.status.endSession(errStopped)
 			return nil
 		}
 		if errors.Is(err, errModeChanged) {
+			l.status.endSession(err)
 			continue
 		}
 		err = l.countUnsendable(err)
+		l.status.endSession(err)
 		l.noticeStuck(err)
 		if !errors.Is(err, stream.ErrSlotActive) {
 			l.metrics.sessions.WithLabelValues(reason(err)).Inc()

@@ -79,6 +79,7 @@ func (l *leader) newSession(db *table.DB) *session {
 // streamed is a session that reads the WAL. It ends when something fails or ctx is done. held ends with the
 // lock's connection, and ctx ends with held.
 func (s *session) streamed(ctx, held context.Context) (err error) {
+	s.status.runsAs(modeStream, &s.stored)
 	s.status.do("start replication")
 	if s.wal, err = s.open(ctx); err != nil {
 		return err
@@ -164,6 +165,7 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 func (s *session) polled(
 	ctx, held context.Context, sys stream.System, beside func(context.Context, *session) error,
 ) error {
+	s.status.runsAs(modePoll, &s.stored)
 	info, err := s.awaitStream(ctx, s.fence)
 	if err != nil {
 		return err

@@ -29,6 +29,8 @@ type status struct {
 	step   string
 	stepAt time.Time
 	replay *ReplayStatus // that is being fulfilled
+	// sessions are the last ones, oldest first.
+	sessions []*SessionStatus
 }
 
 // ReplayStatus is a request for rows to be published again that the relay works on.
@@ -69,6 +71,10 @@ func (s *status) deliver(ctx context.Context, to state) {
 	if ctx.Err() == nil {
 		s.become(to)
 		s.err, s.step = nil, ""
+		if session := s.session(); session != nil && session.DeliveringSince == nil {
+			at := time.Now().UTC()
+			session.DeliveringSince = &at
+		}
 	}
 }
 
@@ -124,6 +130,7 @@ func (s *status) read() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := Status{State: string(s.state), Since: s.since, Step: s.step, Replay: s.replay}
+	now.Sessions = s.lastSessions()
 	if s.err != nil {
 		now.LastError = s.err.Error()
 	}
@@ -142,6 +149,8 @@ type Status struct {
 	Unsettled uint64    `json:"unsettled_rows"`
 	// Replay is the replay that the relay works on.
 	Replay *ReplayStatus `json:"replay,omitempty"`
+	// Sessions are the last 20, the newest first.
+	Sessions []SessionStatus `json:"sessions"`
 }
 
 // Status reads what the relay is doing now.

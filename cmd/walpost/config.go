@@ -132,7 +132,9 @@ type RetentionConfig struct {
 
 // HTTPConfig is the relay's own server.
 type HTTPConfig struct {
-	Listen string
+	Listen    string
+	UI        bool
+	TokenFile string
 }
 
 // OTLPConfig is about an OpenTelemetry collector.

@@ -130,6 +130,8 @@ func TestContract(t *testing.T) {
 		"retention.drop_after":      {"", "2160h"},
 		"retention.interval":        {"", "1h"},
 		"http.listen":               {"WALPOST_HTTP_LISTEN", "127.0.0.1:9464"},
+		"http.token_file":           {"WALPOST_HTTP_TOKEN_FILE", ""},
+		"http.ui":                   {"WALPOST_HTTP_UI", "false"},
 		"otlp.endpoint":             {"WALPOST_OTLP_ENDPOINT", ""},
 		"otlp.trace_ratio":          {"WALPOST_OTLP_TRACE_RATIO", "0.01"},
 		"otlp.metrics_interval":     {"WALPOST_OTLP_METRICS_INTERVAL", "1m"},

@@ -354,6 +354,18 @@ func (c *Config) surroundingKeys() []key {
 				"keep it inside. Empty is off.",
 		},
 		{
+			"http.ui", "WALPOST_HTTP_UI", "false",
+			boolValue{&c.HTTP.UI},
+			"Serve the console at /ui/ of http.listen. Without http.token_file everybody who reaches the " +
+				"address can read it, except payloads, and nobody can change anything.",
+		},
+		{
+			"http.token_file", "WALPOST_HTTP_TOKEN_FILE", "",
+			stringValue{p: &c.HTTP.TokenFile},
+			"A file with the token that the console asks for, at least 16 characters, read at the start. " +
+				"Who has it may read payloads and make changes.",
+		},
+		{
 			"otlp.endpoint", "WALPOST_OTLP_ENDPOINT", "",
 			stringValue{p: &c.OTLP.Endpoint, check: telemetry.CheckEndpoint},
 			"The OpenTelemetry collector that gets traces and metrics, by OTLP over HTTP, as in " +

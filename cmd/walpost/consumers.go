@@ -14,6 +14,7 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/status"
 )
 
 func newConsumersCommand() *cobra.Command {
@@ -59,38 +60,34 @@ func newConsumersListCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		ends := streamEnds(ctx, cmd, all)
+		known := withEnds(ctx, cmd, all)
 		switch {
 		case asJSON:
-			return printConsumers(cmd.OutOrStdout(), all, ends)
+			return printConsumers(cmd.OutOrStdout(), known)
 		case name != "":
-			return showConsumer(cmd.OutOrStdout(), all[0], ends)
+			return showConsumer(cmd.OutOrStdout(), known[0])
 		}
-		return listConsumers(cmd.OutOrStdout(), all, ends)
+		return listConsumers(cmd.OutOrStdout(), known)
 	})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	return cmd
 }
 
-// streamEnds are the streams' last sequences. A stream that cannot be asked is missing, and stderr says why.
-func streamEnds(ctx context.Context, cmd *cobra.Command, all []*consumers.Consumer) map[string]uint64 {
-	ends := map[string]uint64{}
-	for _, c := range all {
-		if _, asked := ends[c.Stream]; asked {
-			continue
-		}
-		err := withConsumersStream(ctx, cmd, c.Stream, func(s *jetstream.Stream) error {
+// withEnds adds where the streams end. stderr says why that is not known of one.
+func withEnds(ctx context.Context, cmd *cobra.Command, all []*consumers.Consumer) []status.Consumer {
+	return status.WithEnds(all, func(name string) (last *uint64) {
+		err := withConsumersStream(ctx, cmd, name, func(s *jetstream.Stream) error {
 			info, err := s.Info(ctx)
 			if err == nil {
-				ends[c.Stream] = info.LastSeq
+				last = &info.LastSeq
 			}
 			return err
 		})
 		if err != nil {
 			fmt.Fprintf(cmd.ErrOrStderr(), "how far behind is not known: %s\n", oneLine(err.Error()))
 		}
-	}
-	return ends
+		return last
+	})
 }
 
 func withConsumersStream(
@@ -109,22 +106,22 @@ func withConsumersStream(
 	return do(s)
 }
 
-func behind(c *consumers.Consumer, sequence uint64, ends map[string]uint64) string {
-	end, known := ends[c.Stream]
+func behind(c status.Consumer, sequence uint64) string {
+	n, known := c.Behind(sequence)
 	if !known {
 		return "-"
 	}
-	return fmt.Sprint(max(end, sequence) - sequence)
+	return fmt.Sprint(n)
 }
 
-func listConsumers(w io.Writer, all []*consumers.Consumer, ends map[string]uint64) error {
+func listConsumers(w io.Writer, all []status.Consumer) error {
 	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(columns, "CONSUMER\tSTREAM\tPROCESSES\tPARTITIONS\tOWNED\tSEQUENCE\tBEHIND\tPARKED\t"+
 		"DEAD LETTERS")
 	for _, c := range all {
 		fmt.Fprintf(columns, "%s\t%s\t%d\t%d\t%d\t%d\t%s\t%d\t%d\n",
 			cell(c.Name), cell(c.Stream), c.Processes, len(c.Partitions), c.Owned(),
-			c.Position(), behind(c, c.Position(), ends), c.Parked, c.DeadLetters)
+			c.Position(), behind(c, c.Position()), c.Parked, c.DeadLetters)
 	}
 	if err := columns.Flush(); err != nil {
 		return err
@@ -133,7 +130,7 @@ func listConsumers(w io.Writer, all []*consumers.Consumer, ends map[string]uint6
 	return err
 }
 
-func showConsumer(w io.Writer, c *consumers.Consumer, ends map[string]uint64) error {
+func showConsumer(w io.Writer, c status.Consumer) error {
 	filters := "every subject"
 	if len(c.Filters) > 0 {
 		filters = fmt.Sprint(c.Filters)
@@ -150,22 +147,14 @@ func showConsumer(w io.Writer, c *consumers.Consumer, ends map[string]uint64) er
 			moved = since(time.Since(*p.At)) + " ago"
 		}
 		fmt.Fprintf(columns, "%d\t%d\t%s\t%s\t%d\t%s\n",
-			p.Key, p.Sequence, behind(c, p.Sequence, ends), moved, p.Epoch, dash(p.Owner))
+			p.Key, p.Sequence, behind(c, p.Sequence), moved, p.Epoch, dash(p.Owner))
 	}
 	return columns.Flush()
 }
 
-func printConsumers(w io.Writer, all []*consumers.Consumer, ends map[string]uint64) error {
+func printConsumers(w io.Writer, all []status.Consumer) error {
 	for _, c := range all {
-		var last *uint64
-		if end, known := ends[c.Stream]; known {
-			last = &end
-		}
-		err := printJSON(w, struct {
-			*consumers.Consumer
-			StreamLast *uint64 `json:"stream_last_sequence"`
-		}{c, last})
-		if err != nil {
+		if err := printJSON(w, c); err != nil {
 			return err
 		}
 	}

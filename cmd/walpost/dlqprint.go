@@ -14,9 +14,6 @@ import (
 	"github.com/walpost/walpost/internal/table"
 )
 
-// countMost is where counting stops: a number that large is not read to its last digit.
-const countMost = 100_000
-
 // listLetters writes a table, each line as wide as the terminal at most, and how many there are beside it.
 func listLetters(ctx context.Context, w io.Writer, q *deadletter.Queue, f deadletter.Filter) error {
 	var text bytes.Buffer

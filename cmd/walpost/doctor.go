@@ -25,18 +25,34 @@ func newDoctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			found, err := examine(cmd.Context(), l.cfg)
+			found, err := diagnose(cmd.Context(), l.cfg)
 			if err != nil {
 				return err
 			}
-			found = append(found, examineCatalog(&l.cfg.Catalog)...)
-			found = check.InOrder(append(found, l.cfg.strayVariables()...))
 			return tellFindings(cmd.OutOrStdout(), found, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the findings as JSON")
 	addConfigFlags(cmd)
 	return cmd
+}
+
+// diagnose is everything that doctor finds.
+func diagnose(ctx context.Context, cfg *Config) (check.Findings, error) {
+	found, err := examine(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, examineCatalog(&cfg.Catalog)...)
+	return inLines(check.InOrder(append(found, cfg.strayVariables()...))), nil
+}
+
+// inLines has each text on one line.
+func inLines(found check.Findings) check.Findings {
+	for i := range found {
+		found[i].Text, found[i].Fix = oneLine(found[i].Text), oneLine(found[i].Fix)
+	}
+	return found
 }
 
 func examine(ctx context.Context, cfg *Config) (check.Findings, error) {
@@ -58,7 +74,7 @@ var errFaults = errors.New("the relay would not work as it should")
 
 func tellFindings(w io.Writer, found check.Findings, asJSON bool) error {
 	number := map[check.Level]int{}
-	for _, f := range found {
+	for _, f := range inLines(found) {
 		number[f.Level]++
 	}
 	if err := printFindings(w, found, number, asJSON); err != nil {
@@ -74,16 +90,13 @@ var levelColours = map[check.Level]string{check.Error: red, check.Warn: yellow}
 
 func printFindings(w io.Writer, found check.Findings, number map[check.Level]int, asJSON bool) error {
 	if asJSON {
-		for i := range found {
-			found[i].Text, found[i].Fix = oneLine(found[i].Text), oneLine(found[i].Fix)
-		}
 		return printJSON(w, map[string]any{"findings": append(check.Findings{}, found...)})
 	}
 	for _, f := range found {
 		paint(w, levelColours[f.Level], fmt.Sprintf("%-5s", f.Level))
-		fmt.Fprintf(w, "  %s: %s\n", f.Code, oneLine(f.Text))
+		fmt.Fprintf(w, "  %s: %s\n", f.Code, f.Text)
 		if f.Fix != "" {
-			fmt.Fprintf(w, "       fix: %s\n", oneLine(f.Fix))
+			fmt.Fprintf(w, "       fix: %s\n", f.Fix)
 		}
 	}
 	_, err := fmt.Fprintln(w, tally(number))

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/console"
 	"github.com/walpost/walpost/internal/hint"
 )
 
@@ -35,11 +36,14 @@ const (
 	httpShutdown = 3 * time.Second
 )
 
-// httpServer serves /metrics, /healthz, /readyz and /status. Without an address it does nothing.
+// httpServer serves /metrics, /healthz, /readyz and /status, and the console where there is one. Without an
+// address it does nothing.
 type httpServer struct {
 	address string
 	server  *http.Server
+	mux     *http.ServeMux
 	ln      net.Listener
+	ui      *console.Console
 }
 
 func newHTTPServer(address string, metrics prometheus.Gatherer, health Health, log *zap.Logger) *httpServer {
@@ -50,16 +54,22 @@ func newHTTPServer(address string, metrics prometheus.Gatherer, health Health, l
 	mux.Handle("GET /healthz", probe(health.Live))
 	mux.Handle("GET /readyz", probe(health.Ready))
 	mux.Handle("GET /status", statusHandler(health))
-	return &httpServer{address: address, server: &http.Server{
-		Handler:           mux,
-		ConnState:         (&connLimit{most: httpConnections}).track,
-		ReadHeaderTimeout: httpTimeout,
-		ReadTimeout:       httpTimeout,
-		WriteTimeout:      2 * httpTimeout,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          zap.NewStdLog(log.Named("http")),
-	}}
+	return &httpServer{address: address, server: newServer(mux, log), mux: mux}
+}
+
+// mount adds the console, nil is none. It is called between Listen and Run.
+func (s *httpServer) mount(config *console.Config) {
+	if config == nil {
+		return
+	}
+	config.Loopback = isLoopback(s.Addr())
+	if config.Token == "" && !config.Loopback {
+		config.Log.Warn("everybody who reaches the console's address can read it; nobody can change anything",
+			zap.String("http", s.Addr()),
+			zap.String("hint", "set http.token_file, or let http.listen be a loopback address"))
+	}
+	s.ui = console.New(*config)
+	s.mux.Handle("/ui/", s.ui)
 }
 
 // Listen takes the address, so that one that is taken is an error before anything else has begun.
@@ -94,6 +104,12 @@ func (s *httpServer) Run(ctx context.Context) error {
 	if s.ln == nil {
 		<-ctx.Done()
 		return nil
+	}
+	if s.ui != nil {
+		running, end := context.WithCancel(ctx)
+		ended := make(chan struct{})
+		go func() { defer close(ended); s.ui.Run(running) }() // what follows the stream ends with it
+		defer func() { end(); <-ended }()
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- s.server.Serve(s.ln) }()

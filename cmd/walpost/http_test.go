@@ -7,11 +7,13 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/walpost/walpost/internal/hint"
 )
@@ -167,5 +169,78 @@ func TestHTTPConnectionsAreLimited(t *testing.T) {
 		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("connection %d is still there: %v", i, err)
 		}
+	}
+}
+
+// elsewhere is a listener that says that it listens on another machine's address.
+type elsewhere struct{ net.Listener }
+
+func (elsewhere) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 9464} }
+
+// TestConsoleOnANetwork: without a token the log warns, reads are open to any host, and nothing can be changed.
+func TestConsoleOnANetwork(t *testing.T) {
+	for _, token := range []string{"", consoleToken} {
+		core, logs := observer.New(zap.WarnLevel)
+		cfg := defaultConfig()
+		cfg.HTTP.UI = true
+		if token != "" {
+			cfg.HTTP.TokenFile = filepath.Join(t.TempDir(), "token")
+			if err := os.WriteFile(cfg.HTTP.TokenFile, []byte(token), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		registry := newRegistry()
+		config, err := runConsole(cfg, fakeHealth{}, registry, zap.New(core))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newHTTPServer("127.0.0.1:0", registry, fakeHealth{}, zap.NewNop())
+		if err := s.Listen(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		base := "http://" + s.Addr()
+		s.ln = elsewhere{s.ln}
+		s.mount(config)
+		ctx, cancel := context.WithCancel(t.Context())
+		served := make(chan error, 1)
+		go func() { served <- s.Run(ctx) }()
+		v := &view{t: t, base: base, token: token, host: "walpost.example:9464"}
+		if code, _, text := v.do("/ui/api/series", ""); code != http.StatusOK {
+			t.Errorf("token %q: a read answers %d: %s", token, code, text)
+		}
+		if token == "" {
+			v.refused(403, "http.token_file", "/ui/api/deadletters/discard", `{"ids": [1]}`)
+		} else {
+			v.refused(401, "token", "/ui/api/series", "", "Authorization", "")
+		}
+		if warned := logs.FilterMessageSnippet("everybody who reaches the console's address").Len(); (warned == 1) != (token == "") {
+			t.Errorf("token %q: the log has %v", token, logs.All())
+		}
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestConsoleEndsWithItsServer: a server that fails does not wait for the console.
+func TestConsoleEndsWithItsServer(t *testing.T) {
+	cfg := defaultConfig()
+	cfg.HTTP.UI = true
+	registry := newRegistry()
+	config, err := runConsole(cfg, fakeHealth{}, registry, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newHTTPServer("127.0.0.1:0", registry, fakeHealth{}, zap.NewNop())
+	if err := s.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.mount(config)
+	if err := s.ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run(t.Context()); err == nil {
+		t.Error("a server whose listener is closed runs on")
 	}
 }

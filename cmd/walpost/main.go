@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -93,26 +92,8 @@ func printError(w io.Writer, err error) {
 	}
 }
 
-// oneLine keeps an error greppable: pgx and errors.Join write several lines.
-func oneLine(s string) string {
-	var out, last string
-	for line := range strings.Lines(s) {
-		line = strings.TrimSpace(line)
-		if line == last {
-			continue // pgx tries a server with TLS and without, and fails twice alike
-		}
-		last = line
-		switch {
-		case out == "" || line == "":
-			out += line
-		case strings.HasSuffix(out, ":"):
-			out += " " + line
-		default:
-			out += "; " + line
-		}
-	}
-	return out
-}
+// oneLine is [hint.OneLine].
+func oneLine(s string) string { return hint.OneLine(s) }
 
 // problems is everything that is wrong at once, so that it can be put right at once.
 type problems []error

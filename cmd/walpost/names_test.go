@@ -44,6 +44,14 @@ func TestCommandsNameTheCatalogs(t *testing.T) {
 		}
 		id := o.text(`SELECT dead_letter_id FROM outbox_messages_dlq ORDER BY 1 LIMIT 1`)
 		o.walpost("dlq", "show", id)
+		v, stopUI := o.ui()
+		for _, path := range []string{"overview", "held", "deadletters?event_type=late.two&aggregate_id=2", "deadletters/" + id, "consumers", "replays"} {
+			v.into(&map[string]any{}, path, "")
+		}
+		v.into(&map[string]any{}, "replay/preview", `{"all": true}`)
+		v.into(&map[string]any{}, "replay", `{"ids": ["1"], "expected_total": 1}`)
+		v.into(&map[string]any{}, "replays/1/cancel", `{}`)
+		stopUI()
 		o.walpost("dlq", "retry", id)
 		o.eventually("the dead letter is there again", func() bool { return number(o.status().DeadLetters) == "2" })
 		o.walpost("dlq", "discard", "--all", "--yes")

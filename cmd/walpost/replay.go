@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/spf13/cobra"
 
-	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
@@ -89,24 +87,12 @@ func (c *replayCommand) run(cmd *cobra.Command, _ []string) error {
 		return err
 	}
 	defer db.Close()
-	if err := inspect(cmd.Context(), db, t); err != nil {
+	if err := db.InspectDelivered(cmd.Context(), t); err != nil {
 		return err
 	}
 	return c.request(cmd, db, t, &table.Replay{
 		Slot: cfg.Postgres.Slot, Outbox: t.String(), ReplayChoice: choice, ToStream: orNull(c.toStream),
 	})
-}
-
-// inspect reads what the table is. The relay's privileges on it are not needed.
-func inspect(ctx context.Context, db *table.DB, t *outbox.Table) error {
-	now, problems, err := db.Inspect(ctx, t)
-	if err != nil {
-		return err
-	}
-	*t = now
-	return slices.DeleteFunc(problems, func(f check.Finding) bool {
-		return f.Code == "table-privileges" || f.Code == "table-dead-letters-missing"
-	}).FirstError()
 }
 
 // choice checks the flags that choose rows.
@@ -132,11 +118,7 @@ func (c *replayCommand) choice(cmd *cobra.Command) (f table.ReplayChoice, err er
 		return f, &usageError{hint.Errorf("leave one of them out", "--all excludes other choices")}
 	}
 	f.IDs, f.EventTypes, f.TenantID = c.ids, c.eventTypes, orNull(c.tenant)
-	if kind, id, one := strings.Cut(c.aggregate, "/"); c.aggregate != "" {
-		if f.AggregateType = &kind; one {
-			f.AggregateID = &id
-		}
-	}
+	f.SetAggregate(c.aggregate)
 	if f.Since, err = timeFlag("since", c.since); err == nil {
 		f.Until, err = timeFlag("until", c.until)
 	}

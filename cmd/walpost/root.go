@@ -28,7 +28,7 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(newRunCommand(), newMigrateCommand(), newDoctorCommand(), newStatusCommand(),
 		newTailCommand(), newSlotCommand(), newDLQCommand(), newConsumersCommand(), newVerifyCommand(),
-		newRetentionCommand(), newReplayCommand(), newCatalogCommand(), newDrillCommand(),
+		newRetentionCommand(), newReplayCommand(), newCatalogCommand(), newDrillCommand(), newUICommand(),
 		newBenchCommand(), newConfigCommand(), newVersionCommand())
 	return root
 }

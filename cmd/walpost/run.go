@@ -53,10 +53,15 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	ui, err := runConsole(cfg, relay, registry, log)
+	if err != nil {
+		return err
+	}
 	server := newHTTPServer(cfg.HTTP.Listen, registry, relay, log)
 	if err := server.Listen(ctx); err != nil {
 		return err
 	}
+	server.mount(ui)
 	log.Info("walpost starts", zap.String("version", buildVersion().Version),
 		zap.String("slot", cfg.Postgres.Slot), zap.String("stream", cfg.NATS.Stream),
 		zap.String("http", server.Addr()))

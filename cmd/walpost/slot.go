@@ -13,6 +13,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -26,14 +27,14 @@ func newSlotCommand() *cobra.Command {
 func newSlotShowCommand() *cobra.Command {
 	var asJSON bool
 	cmd := slotCommand("show", "Show the slot", func(cmd *cobra.Command, cfg *Config, db *table.DB) error {
-		slot, fresh, err := readSlots(cmd.Context(), db, cfg.Postgres.Slot)
+		slot, fresh, err := status.ReadSlots(cmd.Context(), db, cfg.Postgres.Slot)
 		if err != nil {
 			return err
 		}
 		if asJSON {
 			return printIndented(cmd.OutOrStdout(), struct {
-				Slot    *slotStatus `json:"slot"`
-				NewSlot *slotStatus `json:"new_slot"`
+				Slot    *status.Slot `json:"slot"`
+				NewSlot *status.Slot `json:"new_slot"`
 			}{slot, fresh})
 		}
 		sheet{cmd.OutOrStdout()}.slots(slot, fresh)
@@ -144,7 +145,7 @@ func createSlot(
 	if err := refuseSlot(ctx, db, cfg.Postgres.Slot); err != nil {
 		return err
 	}
-	if err := db.Limit(ctx, lookFor); err != nil {
+	if err := db.Limit(ctx, status.Look); err != nil {
 		return err
 	}
 	err = stream.CheckPublication(ctx, db.Conn(), cfg.Postgres.Publication, tables)
@@ -163,7 +164,7 @@ func createSlot(
 	if err := makeSlot(ctx, cfg, db, wait, stderr); err != nil {
 		return err
 	}
-	slot, err := readSlot(ctx, db, cfg.Postgres.Slot)
+	slot, err := status.ReadSlot(ctx, db, cfg.Postgres.Slot)
 	if err != nil {
 		return err
 	}
@@ -181,7 +182,7 @@ func createSlot(
 }
 
 func refuseSlot(ctx context.Context, db *table.DB, name string) error {
-	slot, err := readSlot(ctx, db, name)
+	slot, err := status.ReadSlot(ctx, db, name)
 	if err == nil && slot.Exists {
 		err = hint.Errorf("`walpost slot show` shows it; "+
 			"a relay uses it, or recreates it, if a relay made it; "+
@@ -252,7 +253,7 @@ func dropSlot(ctx context.Context, cfg *Config, db *table.DB, force bool, w io.W
 	if err := takeLock(ctx, db, stop); err != nil {
 		return err
 	}
-	slot, err := readSlot(ctx, db, cfg.Postgres.Slot)
+	slot, err := status.ReadSlot(ctx, db, cfg.Postgres.Slot)
 	if err != nil {
 		return err
 	}
@@ -282,7 +283,7 @@ func dropSlot(ctx context.Context, cfg *Config, db *table.DB, force bool, w io.W
 }
 
 // mayDrop refuses a slot that is in use, somebody else's, or the only one to have events.
-func mayDrop(s *slotStatus, guard bool) error {
+func mayDrop(s *status.Slot, guard bool) error {
 	switch {
 	case !s.Own:
 		return hint.Errorf("check postgres.slot and the database in postgres.url; "+

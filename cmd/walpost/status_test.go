@@ -13,18 +13,19 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/testenv"
 )
 
 // status is the report, which is to end with exit code 0.
-func (o *office) status(flags ...string) (r statusReport) {
+func (o *office) status(flags ...string) (r status.Report) {
 	o.t.Helper()
 	o.must(json.Unmarshal([]byte(o.walpost(append([]string{"status", "--json"}, flags...)...)), &r))
 	return r
 }
 
 // unreadParts are the parts that could not be read, each with its hint.
-func (r *statusReport) unreadParts() map[string]string {
+func unreadParts(r *status.Report) map[string]string {
 	parts := map[string]string{}
 	for _, u := range r.Unread {
 		parts[u.Part] = u.Hint
@@ -73,7 +74,7 @@ func TestStatus(t *testing.T) {
 		equal(t, "slot", r.Slot.Exists, false)
 		equal(t, "stream", r.Stream.Exists, true)
 		for _, part := range []string{"outboxes.pending", "dead_letters"} {
-			if h := r.unreadParts()[part]; !strings.Contains(h, "walpost migrate up") {
+			if h := unreadParts(&r)[part]; !strings.Contains(h, "walpost migrate up") {
 				t.Errorf("without tables the hint for %s is %q", part, h)
 			}
 		}
@@ -141,7 +142,7 @@ func (o *office) lockedTable(t *testing.T) {
 	_, err = other.Exec(t.Context(), `BEGIN; ALTER TABLE outbox_messages ADD COLUMN more int`)
 	o.must(err)
 	r := o.status()
-	if h := r.unreadParts()["outboxes.pending"]; len(r.Unread) != 1 || !strings.Contains(h, "ALTER TABLE") || r.Outboxes[0].Pending != nil {
+	if h := unreadParts(&r)["outboxes.pending"]; len(r.Unread) != 1 || !strings.Contains(h, "ALTER TABLE") || r.Outboxes[0].Pending != nil {
 		t.Errorf("unread are %v", r.Unread)
 	}
 	equal(t, "dead letters", number(r.DeadLetters), "0")
@@ -155,7 +156,7 @@ func (o *office) grantWhatIsNamed(t *testing.T, pg *testenv.Postgres) {
 	defer o.exec("DROP OWNED BY " + role + "; DROP ROLE " + role)
 	url := pg.URLFor(role, o.conn.Config().Database)
 	r := o.status("--postgres-url", url)
-	hints := r.unreadParts()
+	hints := unreadParts(&r)
 	if got := slices.Sorted(maps.Keys(hints)); !slices.Equal(got, []string{"dead_letters", "outboxes.pending", "relay.standing_by", "replay"}) {
 		t.Fatalf("unread are %v", r.Unread)
 	}
@@ -191,7 +192,7 @@ func TestStatusOfAnUnreachableServer(t *testing.T) {
 				t.Errorf("%s: %s", flag, &stderr)
 			}
 			if asJSON == "--json" {
-				var r statusReport
+				var r status.Report
 				o.must(json.Unmarshal(stdout.Bytes(), &r))
 				if len(r.Errors) != 1 || r.Errors[0].Server != c.server || (r.Relay == nil) != (c.server == "postgres") || (r.Stream == nil) != (c.server == "nats") {
 					t.Errorf("%s: the report is %s", flag, &stdout)
@@ -259,7 +260,7 @@ func TestStatusHasPatience(t *testing.T) {
 	if took := time.Since(began); took > 15*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	hints := r.unreadParts()
+	hints := unreadParts(&r)
 	if got := slices.Sorted(maps.Keys(hints)); !slices.Equal(got, []string{"outboxes.oldest_due_age_seconds", "outboxes.parked", "outboxes.pending"}) {
 		t.Errorf("unread are %v", r.Unread)
 	}

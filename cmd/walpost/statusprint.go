@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
@@ -34,7 +35,7 @@ func printIndented(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
+func printStatus(w io.Writer, r *status.Report, cfg *Config, asJSON bool) error {
 	if asJSON {
 		return printIndented(w, r)
 	}
@@ -61,7 +62,7 @@ func printStatus(w io.Writer, r *statusReport, cfg *Config, asJSON bool) error {
 	for _, u := range r.Unread {
 		s.note("not read: "+u.Error, u.Hint)
 	}
-	if r.Relay != nil && r.Relay.Lock == nil && r.Slot != nil && r.Slot.streamed() {
+	if r.Relay != nil && r.Relay.Lock == nil && r.Slot != nil && r.Slot.Streamed() {
 		s.note(fmt.Sprintf("process %d streams slot %s and holds no lock: it is no relay, "+
 			"or one that has just lost its connection", *r.Slot.ActivePID, r.Slot.Name), "")
 	}
@@ -76,7 +77,7 @@ func (s sheet) server(r *pg.Server) {
 	s.line("server", "PostgreSQL %s, database %s%s", r.Version, r.Database, kind)
 }
 
-func (s sheet) relay(r *relayStatus) {
+func (s sheet) relay(r *status.Relay) {
 	switch {
 	case r == nil:
 		s.line("relay", "not known")
@@ -129,7 +130,7 @@ func moment(t time.Time) string {
 	return fmt.Sprintf("%s (%s ago)", t.UTC().Format(time.RFC3339), since(max(0, time.Since(t))))
 }
 
-func (s sheet) slots(slot, fresh *slotStatus) {
+func (s sheet) slots(slot, fresh *status.Slot) {
 	if slot == nil {
 		s.line("slot", "not known")
 		return
@@ -140,7 +141,7 @@ func (s sheet) slots(slot, fresh *slotStatus) {
 	}
 }
 
-func (s sheet) slot(label string, slot *slotStatus) {
+func (s sheet) slot(label string, slot *status.Slot) {
 	if !slot.Exists {
 		s.line(label, "%s: does not exist", slot.Name)
 		return
@@ -189,7 +190,7 @@ func slotTraits(s *pg.SlotState) []string {
 	return traits
 }
 
-func (s sheet) outbox(o *outboxStatus) {
+func (s sheet) outbox(o *status.Outbox) {
 	s.line("outbox", "%s, mark %s", o.Table, o.Mark)
 	if o.Mark == outbox.MarkNone {
 		s.line("  pending", "the table does not tell: only the WAL has the events")
@@ -197,7 +198,7 @@ func (s sheet) outbox(o *outboxStatus) {
 	}
 	s.line("  pending", "%s%s", counted(o.Pending), oldest(o))
 	switch {
-	case !o.record:
+	case !o.Records:
 		s.line("  failed", "the layout records no failures: such rows are dead letters")
 	case o.Parked == nil:
 		s.line("  failed", "not known")
@@ -216,9 +217,9 @@ func ids(n int64) string {
 	return fmt.Sprintf("%d ids", n)
 }
 
-func oldest(o *outboxStatus) string {
+func oldest(o *status.Outbox) string {
 	switch {
-	case !o.dates:
+	case !o.Dates:
 		return "; the layout notes no time"
 	case o.OldestDueAge == nil:
 		return ""
@@ -239,7 +240,7 @@ func counted(n *int) string {
 	return fmt.Sprint(*n)
 }
 
-func (s sheet) stream(st *streamStatus) {
+func (s sheet) stream(st *status.Stream) {
 	if !st.Exists {
 		s.line("stream", "%s: does not exist", st.Name)
 		return

@@ -1,14 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -64,14 +61,14 @@ func tail(
 	defer done()
 	info, err := s.Info(ctx)
 	if err != nil {
-		return adviseTail(s, cfg, err)
+		return s.ExplainFollow(err, cfg.NATS.InboxPrefix)
 	}
 	switch {
 	case from == 0 && since == 0:
 		from = info.LastSeq + 1
 	case since > 0:
 		if from, err = s.SeqSince(ctx, time.Now().Add(-since)); err != nil {
-			return adviseTail(s, cfg, err)
+			return s.ExplainFollow(err, cfg.NATS.InboxPrefix)
 		}
 	}
 	fmt.Fprintf(stderr, "following stream %s from sequence %d on\n", cfg.NATS.Stream, from)
@@ -83,18 +80,7 @@ func tail(
 		}
 		return print(m)
 	})
-	return adviseTail(s, cfg, err)
-}
-
-// adviseTail names every permission that tail needs, and not only the first that is missing.
-func adviseTail(s *jetstream.Stream, cfg *Config, err error) error {
-	if !errors.Is(err, nats.ErrPermissionViolation) {
-		return err
-	}
-	inbox, name := cmp.Or(cfg.NATS.InboxPrefix, "_INBOX"), cfg.NATS.Stream
-	return hint.Wrap(err, fmt.Sprintf("let the user publish on %s, %s, %s and %s, and subscribe to %s.>",
-		s.APISubject("STREAM.INFO."+name), s.APISubject("CONSUMER.CREATE."+name+".>"),
-		s.APISubject("CONSUMER.MSG.NEXT."+name+".>"), s.APISubject("CONSUMER.DELETE."+name+".>"), inbox))
+	return s.ExplainFollow(err, cfg.NATS.InboxPrefix)
 }
 
 // tellWaiting says once a minute why nothing comes, and when it goes on.

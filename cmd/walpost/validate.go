@@ -53,6 +53,12 @@ func (c *Config) validate(origin map[string]string) error {
 		report("retention.drop_after", fmt.Errorf("%s is less than retention.archive_after (%s)",
 			formatDuration(c.Retention.DropAfter), formatDuration(c.Retention.ArchiveAfter)))
 	}
+	if h := &c.HTTP; h.UI && h.Listen == "" {
+		report("http.ui", hint.Errorf("set http.listen, such as 127.0.0.1:9464", "http.listen is off"))
+	}
+	if h := &c.HTTP; h.TokenFile != "" && !h.UI {
+		report("http.token_file", hint.Errorf("set http.ui, or leave it out", "http.ui is off"))
+	}
 	if len(all) == 0 {
 		return nil
 	}

@@ -27,8 +27,11 @@ func Open(ctx context.Context, cfg pg.Config, schema string) (*Tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Tables{conn, schema}, nil
+	return On(conn, schema), nil
 }
+
+// On works on a connection that is there, and is not to be closed.
+func On(conn *pgx.Conn, schema string) *Tables { return &Tables{conn, schema} }
 
 // Close closes the connection.
 func (t *Tables) Close() {

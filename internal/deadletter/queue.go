@@ -44,13 +44,22 @@ func Open(ctx context.Context, cfg Config) (*Queue, error) {
 	_, err = conn.Exec(ctx, `
 		SET lock_timeout = '30s'; SET row_security = off;
 		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off`)
-	var name string
+	var q *Queue
 	if err == nil {
-		name, err = findTable(ctx, conn, cfg.Schema)
+		q, err = On(ctx, conn, cfg)
 	}
 	if err != nil {
 		_ = conn.Close(ctx)
 		return nil, fmt.Errorf("prepare session: %w", err)
+	}
+	return q, nil
+}
+
+// On works on a connection of package table's that is there, and is not to be closed.
+func On(ctx context.Context, conn *pgx.Conn, cfg Config) (*Queue, error) {
+	name, err := findTable(ctx, conn, cfg.Schema)
+	if err != nil {
+		return nil, err
 	}
 	return &Queue{conn: conn, table: name, cfg: cfg, targets: map[string]*target{}}, nil
 }

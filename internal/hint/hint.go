@@ -6,6 +6,7 @@ package hint
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // hinted is an error with advice. It is not exported: nobody branches on it, they ask Of.
@@ -39,4 +40,25 @@ func Of(err error) string {
 		return h.hint
 	}
 	return ""
+}
+
+// OneLine keeps the text of an error greppable: pgx and errors.Join write several lines.
+func OneLine(s string) string {
+	var out, last string
+	for line := range strings.Lines(s) {
+		line = strings.TrimSpace(line)
+		if line == last {
+			continue // pgx tries a server with TLS and without, and fails twice alike
+		}
+		last = line
+		switch {
+		case out == "" || line == "":
+			out += line
+		case strings.HasSuffix(out, ":"):
+			out += " " + line
+		default:
+			out += "; " + line
+		}
+	}
+	return out
 }

@@ -43,13 +43,18 @@ var rooms = map[string][]string{
 	"internal/pg":         {module + "outbox", hint, secretfile, pgx, pgerrcode},
 	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode, "github.com/pressly/goose/"},
 
-	"internal/check":      {hint},
+	"internal/check": {hint},
+	"internal/console": {
+		module + "outbox", module + "publish", check, consumers, deadletter, hint, jetstream, pg, module + "internal/status", sleep, table, pgx, nats,
+		pgerrcode, zap, "github.com/prometheus/client_model/", "github.com/prometheus/common/",
+	},
 	"internal/consumers":  {module + "outbox", hint, pg, pgx, pgerrcode},
 	"internal/crash":      {},
 	"internal/keys":       {},
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
 	"internal/sleep":      {},
+	"internal/status":     {module + "outbox", module + "stream", consumers, hint, jetstream, pg, table, pgerrcode},
 	"internal/telemetry":  {hint, prometheus, otel + "/", "go.opentelemetry.io/contrib/bridges/prometheus"},
 	"internal/table":      {module + "outbox", check, hint, pg, pgx, pgerrcode},
 }
@@ -58,6 +63,7 @@ const (
 	audit      = module + "internal/e2e/audit"
 	check      = module + "internal/check"
 	consumers  = module + "internal/consumers"
+	deadletter = module + "internal/deadletter"
 	crash      = module + "internal/crash"
 	hint       = module + "internal/hint"
 	jetstream  = module + "internal/jetstream"

@@ -1,8 +1,10 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -22,13 +24,14 @@ type FollowOptions struct {
 	// after a restore delivers what the restored stream has. After an error that consumer is not read, and
 	// another one is tried. ErrNotTheStream ends Follow if it lasts. Verify may be nil.
 	Verify func(context.Context) error
+	// Most is how many messages are asked for at once, which may have to be in memory; 0 is 100.
+	Most uint64
 	// Waiting is called with the reason whenever nothing can be read, and with nil when it
 	// goes on.
 	Waiting func(error)
 }
 
 const (
-	// followMost is how many messages are asked for at once: they may have to be in memory.
 	followMost = 100
 	// followPatience is how long a stream may look gone or rolled back: a server that has
 	// just started or been elected may not know better.
@@ -122,7 +125,9 @@ func (f *follower) session(ctx context.Context) error {
 	delivered := uint64(0)
 	// A request ends by the server's word, never by a pause: what is sent to one that was
 	// given up would be lost to this consumer.
-	p := pull{consumer: consumer, most: followMost, idle: 2 * fetchTimeout, alive: f.heard}
+	p := pull{
+		consumer: consumer, most: cmp.Or(f.o.Most, followMost), idle: 2 * fetchTimeout, alive: f.heard,
+	}
 	for {
 		err := f.fetch(ctx, p, func(msg *nats.Msg) (more bool, err error) {
 			meta, err := msg.Metadata()
@@ -171,4 +176,15 @@ func (f *follower) heard() {
 		f.waiting = false
 		f.o.Waiting(nil)
 	}
+}
+
+// ExplainFollow names every permission that Follow needs, and not only the first that is missing.
+func (s *Stream) ExplainFollow(err error, inboxPrefix string) error {
+	if !errors.Is(err, nats.ErrPermissionViolation) {
+		return err
+	}
+	inbox, name := cmp.Or(inboxPrefix, "_INBOX"), s.cfg.Name
+	return hint.Wrap(err, fmt.Sprintf("let the user publish on %s, %s, %s and %s, and subscribe to %s.>",
+		s.APISubject("STREAM.INFO."+name), s.APISubject("CONSUMER.CREATE."+name+".>"),
+		s.APISubject("CONSUMER.MSG.NEXT."+name+".>"), s.APISubject("CONSUMER.DELETE."+name+".>"), inbox))
 }

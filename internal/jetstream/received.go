@@ -16,6 +16,8 @@ type Received struct {
 	Seq     uint64
 	At      time.Time // when it was stored
 	Subject string
+	// Pending is how many messages that pass the filters are behind this one.
+	Pending uint64
 	// Relayed: a relay wrote it, of whatever source. Any other writer's messages have the
 	// attributes that they give as CloudEvents do.
 	Relayed bool
@@ -40,7 +42,7 @@ type Received struct {
 // received keeps the message's memory.
 func received(msg *nats.Msg, meta *nats.MsgMetadata) Received {
 	m := Received{
-		Seq: meta.Sequence.Stream, At: meta.Timestamp, Subject: msg.Subject,
+		Seq: meta.Sequence.Stream, At: meta.Timestamp, Subject: msg.Subject, Pending: meta.NumPending,
 		Header: msg.Header, Payload: msg.Data,
 	}
 	m.Position, m.Commit = msg.Header.Get(PositionHeader), msg.Header.Get(CommitHeader)

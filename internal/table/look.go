@@ -3,8 +3,10 @@ package table
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
@@ -13,6 +15,41 @@ import (
 
 // What is here looks at a relay's work from outside: it takes no lock of the relay's, changes nothing,
 // and works on a standby, too.
+
+// OpenLook connects what looks at a relay's work from outside.
+func OpenLook(ctx context.Context, cfg Config) (*DB, error) {
+	if err := CheckDirect(ctx, cfg); err != nil {
+		return nil, err
+	}
+	db, err := Open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Unbind(ctx); err != nil {
+		db.Close()
+		return nil, err
+	}
+	return db, nil
+}
+
+// OpenConsole connects as OpenLook does. A statement takes the limit at most, and a change lasts once it is
+// committed.
+func OpenConsole(ctx context.Context, cfg Config, limit time.Duration) (*DB, error) {
+	db, err := OpenLook(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, fmt.Sprintf(`RESET synchronous_commit; SET statement_timeout = %d`,
+			limit.Milliseconds()))
+		return err
+	})
+	if err != nil {
+		db.Close()
+		return nil, fmt.Errorf("prepare session: %w", err)
+	}
+	return db, nil
+}
 
 // RecordedCount counts the rows in which a failure is recorded, parked and held together up to a
 // limit. The layout has columns for that.

@@ -3,11 +3,13 @@ package table
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
@@ -20,6 +22,30 @@ func CheckReplayable(t *outbox.Table) error {
 	}
 	return hint.Errorf("a consumer can read the stream again: `walpost consumers rewind`",
 		"outbox %s: mark %q leaves no delivered rows that could be published again", t, t.Mark)
+}
+
+// InspectDelivered reads what a table is of which delivered rows are looked for. The relay's privileges on it
+// are not needed.
+func (db *DB) InspectDelivered(ctx context.Context, t *outbox.Table) error {
+	now, problems, err := db.Inspect(ctx, t)
+	if err != nil {
+		return err
+	}
+	*t = now
+	return slices.DeleteFunc(problems, func(f check.Finding) bool {
+		return f.Code == "table-privileges" || f.Code == "table-dead-letters-missing"
+	}).FirstError()
+}
+
+// SetAggregate narrows the choice to the aggregates TYPE, or to the one TYPE/ID. Empty is no limit.
+func (c *ReplayChoice) SetAggregate(text string) {
+	kind, id, one := strings.Cut(text, "/")
+	if text == "" {
+		return
+	}
+	if c.AggregateType = &kind; one {
+		c.AggregateID = &id
+	}
 }
 
 // replaySource are the delivered rows of an outbox, in it and in the archive.

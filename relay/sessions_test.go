@@ -1,0 +1,75 @@
+package relay_test
+
+import (
+	"testing"
+
+	"github.com/walpost/walpost/internal/testenv"
+)
+
+// TestLastSessionsAreKept ends a session and looks at what the status says of it and of the next one.
+func TestLastSessionsAreKept(t *testing.T) {
+	t.Parallel()
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
+		r := newRig(t, pg)
+		x := r.start().streaming()
+		r.put(1, 5)
+		r.pending(0)
+		first := x.Status().Sessions
+		if len(first) != 2 || first[1].Mode != "poll" || first[1].Reason != "mode_changed" || first[0].Ended != nil || first[0].Mode != "stream" || first[0].DeliveringSince == nil ||
+			first[0].Stored != 5 || first[0].Error != "" || first[0].Attempts != 1 {
+			t.Fatalf("the sessions that make the slot and stream it are %+v", first)
+		}
+		for n := range 19 {
+			r.put(6+n, 6+n) // a session that makes progress is followed by another one at once
+			r.pending(0)
+			sessions := len(x.Status().Sessions)
+			last := x.Status().Sessions[0].Started
+			eventually(t, "the walsender is ended", func() bool {
+				return r.query1(`SELECT coalesce((SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
+					WHERE active_pid IS NOT NULL AND database = current_database()), false)`) == "true"
+			})
+			eventually(t, "another session delivers", func() bool {
+				now := x.Status().Sessions
+				return now[0].Started.After(last) && now[0].DeliveringSince != nil
+			})
+			if now := x.Status().Sessions; len(now) < min(sessions+1, 20) {
+				t.Fatalf("of %d sessions and another one %d are kept", sessions, len(now))
+			}
+		}
+		all := x.Status().Sessions
+		if len(all) != 20 {
+			t.Errorf("%d sessions are kept, want 20", len(all))
+		}
+		if old := all[1]; old.Ended == nil || old.Reason != "postgres_57P01" || old.Error == "" || old.Stored != 1 {
+			t.Errorf("a session whose walsender was ended is %+v", old)
+		}
+		x.halt()
+		if last := x.Status().Sessions[0]; last.Reason != "stopped" || last.Ended == nil {
+			t.Errorf("the last session of a relay that was stopped is %+v", last)
+		}
+	})
+}
+
+// TestSessionsThatFailAlikeAreOne: a stream that is missing at a start ends no session, a table that is gone does.
+func TestSessionsThatFailAlikeAreOne(t *testing.T) {
+	t.Parallel()
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
+		r := newRig(t, pg)
+		x := r.start().streaming()
+		r.exec(`ALTER TABLE outbox_messages RENAME TO elsewhere`)
+		r.exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database()`)
+		eventually(t, "attempts are counted", func() bool {
+			for _, s := range x.Status().Sessions {
+				if s.Attempts > 2 && s.Error != "" && s.DeliveringSince == nil {
+					return true
+				}
+			}
+			return false
+		})
+		if n := len(x.Status().Sessions); n > 6 {
+			t.Errorf("%d sessions are kept: %+v", n, x.Status().Sessions)
+		}
+		r.exec(`ALTER TABLE elsewhere RENAME TO outbox_messages`)
+		x.streaming()
+	})
+}
