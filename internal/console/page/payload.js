@@ -1,0 +1,54 @@
+// A payload, indented where it is JSON, or as it is.
+import { h, visible } from './dom.js'
+import { bytes } from './format.js'
+import { button } from './widgets.js'
+
+const deepest = 24 // levels that are indented
+const longest = 1 << 20 // characters
+
+// indented breaks JSON into lines. It changes no token: numbers keep every digit, and keys their order.
+export function indented(text) {
+  JSON.parse(text)
+  const out = []
+  let depth = 0, size = 0
+  const line = () => '\n' + '  '.repeat(Math.min(depth, deepest))
+  for (const [token] of text.matchAll(/"(?:[^"\\]|\\.)*"|[[\]{}]\s*[\]}]?|,|:|[^\s[\]{},:"]+/g)) {
+    const bare = token.replace(/^([[{])\s+/, '$1').trimEnd()
+    const opens = bare === '[' || bare === '{', closes = bare[0] === ']' || bare[0] === '}'
+    if (closes) for (const c of bare.replace(/\s/g, '')) {
+      depth--
+      out.push(line(), c)
+    } else {
+      out.push(bare === ':' ? ': ' : bare)
+      if (opens) depth++
+      if (opens || bare === ',') out.push(line())
+    }
+    size += bare.length + Math.min(depth, deepest) * 2
+    if (size > longest) throw new Error('too long')
+  }
+  return out.join('')
+}
+
+// payload shows it; state keeps what the reader has chosen.
+export function payload(letter, state, redraw) {
+  const text = letter.payload
+  if (text === null || text === undefined) return h('p', { class: 'none' }, 'No payload, or it cannot be shown.')
+  let pretty = null
+  try {
+    pretty = letter.payload_cut ? null : indented(text)
+  } catch {} // it is not JSON
+  const raw = state.raw || pretty === null
+  const choose = (to) => () => {
+    state.raw = to
+    redraw()
+  }
+  return h('div', { class: 'payload' },
+    h('div', { class: 'bar' },
+      h('span', { class: 'hint' }, bytes(letter.payload_bytes ?? letter.bytes ?? text.length),
+        letter.payload_cut && `, the first ${bytes(text.length)} are shown`),
+      h('span', { class: 'choice', role: 'group', 'aria-label': 'Payload' },
+        button('Indented', choose(false), { 'aria-pressed': String(!raw), disabled: pretty === null }),
+        button('Raw', choose(true), { 'aria-pressed': String(raw) })),
+      button('Copy', () => navigator.clipboard.writeText(text))),
+    h('pre', { tabindex: 0, dir: 'ltr' }, visible(raw ? text : pretty, true)))
+}

@@ -1,0 +1,93 @@
+// Overview: is all well, and how has it been?
+import { get } from '../api.js'
+import { charts } from '../charts.js'
+import { data, h } from '../dom.js'
+import { atLeast, bytes, clock, milliseconds, number, seconds, secondsSince, short } from '../format.js'
+import { relayState, totals } from '../verdict.js'
+import { badge, empty, icon, meter, panel, table, time } from '../widgets.js'
+
+const lines = [
+  { title: 'Rate', format: (v) => short(v) + '/s', least: 10, lines: [
+    { field: 'rate', name: 'stored', color: 'line1', fill: true }, { field: 'failures', name: 'failures', color: 'line3', dash: true }] },
+  { title: 'Latency', format: milliseconds, lines: [
+    { field: 'p99_ms', name: 'p99', color: 'line2' }, { field: 'p50_ms', name: 'p50', color: 'line1', fill: true }] },
+  { title: 'Lag', format: seconds, lines: [{ field: 'lag_seconds', name: '', color: 'line1', fill: true }] },
+  { title: 'Retained WAL', format: bytes, binary: true, lines: [
+    { field: 'retained_bytes', name: '', color: 'line1', fill: true }, { field: 'budget_bytes', name: 'budget', color: 'line3', dash: true, limit: true }] },
+  { title: 'In flight', format: short, least: 10, lines: [{ field: 'inflight', name: '', color: 'line1', fill: true }] },
+  { title: 'Failing rows', format: short, least: 10, lines: [
+    { field: 'dead_letters', name: 'dead letters', color: 'line3', dash: true }, { field: 'held', name: 'held', color: 'line2' }] },
+]
+
+const lastOf = (column) => column?.findLast((v) => v !== null) ?? null
+
+const tile = (label, value, below, level, href, more) =>
+  h(href ? 'a' : 'div', { class: `tile ${level ?? ''}`, href, key: label },
+    h('span', { class: 'label' }, label, level && icon(level)), h('span', { class: 'value' }, value), more,
+    h('span', { class: 'below' }, below))
+
+const unit = (text) => {
+  const [, n, u] = /^(.*?) ?([a-zA-Zµ/]*)$/.exec(text)
+  return [n, u && h('small', {}, ' ' + u)]
+}
+
+function tiles({ overview: o, series }) {
+  const t = totals(o), s = relayState(o), slot = o.status?.slot
+  const retained = slot?.retained_bytes ?? lastOf(series?.retained_bytes), budget = lastOf(series?.budget_bytes)
+  const full = series?.forecast?.full_in_seconds, letters = o.status?.dead_letters
+  const share = budget ? retained / budget : 0
+  const wal = share > 0.8 ? 'bad' : share > 0.4 || full < 86400 && full > 0 ? 'warn' : null
+  return h('div', { class: 'tiles' },
+    tile('Mode', s.name, [s.does, o.status?.relay?.standing_by > 0 && ` · ${o.status.relay.standing_by} standing by`], s.level, '#/slot'),
+    tile('Rate', unit(series ? short(lastOf(series.rate)) + '/s' : '–'), 'events stored'),
+    tile('Lag', unit(seconds(t.lag ?? lastOf(series?.lag_seconds))), t.lag === 0 ? 'no row is due' : 'oldest due row', t.lag > 60 ? 'warn' : null),
+    tile('Latency p50', unit(milliseconds(lastOf(series?.p50_ms))), `p99 ${milliseconds(lastOf(series?.p99_ms))}`, lastOf(series?.p99_ms) > 1000 ? 'warn' : null),
+    tile('Backlog', atLeast(t.pending, t.limit), 'pending rows'),
+    tile('Held', atLeast(t.parked === null ? null : t.parked + t.held, t.limit), t.parked === null ? 'not recorded' : `${atLeast(t.parked, t.limit)} parked, ${atLeast(t.held, t.limit)} wait`,
+      t.parked > 0 ? 'warn' : null, '#/held'),
+    tile('Dead letters', atLeast(letters, o.status?.count_limit), letters ? 'rows that were given up' : 'none', letters ? 'warn' : null, '#/dead-letters'),
+    tile('Retained WAL', unit(bytes(retained)), [budget ? `of ${bytes(budget)}` : 'no budget', full > 0 && ` · full in ${seconds(full)}`], wal, '#/slot',
+      budget && meter(retained, budget, wal ?? 'good', 'Retained WAL of its budget')))
+}
+
+const columns = [
+  { name: 'Started', cls: 'c-time', cell: (s) => h('time', { datetime: s.started }, clock(s.started)) },
+  { name: 'Lasted', cls: 'c-short', cell: (s) => (s.ended ? seconds((Date.parse(s.ended) - Date.parse(s.started)) / 1000) : badge('good', seconds(secondsSince(s.started)))) },
+  { name: 'Mode', cls: 'c-short p2', cell: (s) => data(s.mode) },
+  { name: 'Stored', cls: 'c-num p2', cell: (s) => number(s.stored) },
+  { name: 'Ended because', cls: 'c-wide', cell: (s) => (s.ended ? [data(s.reason, 'strong'), s.error && [' ', data(s.error)]] : h('span', { class: 'none' }, 'it runs')) },
+]
+
+function sessions(ctx) {
+  const all = ctx.data?.sessions ?? []
+  return panel('Sessions', 'a failure ends one, and the next begins',
+    all.length ? table(columns, all, { label: 'Sessions', key: (s) => s.started })
+      : empty('No sessions to show.', 'The relay keeps its last 20 sessions, if it can be asked.'))
+}
+
+const alarmColumns = [
+  { name: 'Alarm', cls: 'c-wide', cell: (a) => [icon(a.active ? (a.severity === 'critical' ? 'bad' : 'warn') : 'idle'), ' ',
+    h('a', { href: a.runbook, target: '_blank', rel: 'noreferrer' }, data(a.alarm)), ' ', data(a.summary, 'none')] },
+  { name: 'Last', cls: 'c-time', cell: (a) => time(a.last_at) },
+]
+
+function alarms(ctx) {
+  const all = (ctx.alarms ?? []).slice(0, 8)
+  return panel('Alarms', h('a', { href: '#/alarms' }, 'all'),
+    all.length ? table(alarmColumns, all, { label: 'Alarms', key: (a) => a.alarm })
+      : empty('No alarms.', 'None has been raised since the relay started.'))
+}
+
+export default {
+  id: 'overview', title: 'Overview', letter: 'o', every: 5000, early: true,
+  load: () => get('sessions'),
+  enter: (ctx) => (ctx.local.charts = charts(lines)),
+  theme: (ctx) => ctx.local.charts.theme(),
+  tools: (ctx) => [h('span', { class: 'hint' }, 'Times are UTC'), ctx.local.charts.choice],
+  draw(ctx) {
+    if (!ctx.overview) return h('p', { class: 'loading' }, 'Loading …')
+    if (ctx.series) queueMicrotask(() => ctx.local.charts.update(ctx.series)) // when they stand in the page
+    return [tiles(ctx), h('div', { class: 'charts' }, ctx.local.charts.nodes),
+      h('div', { class: 'columns' }, sessions(ctx), alarms(ctx))]
+  },
+}

@@ -1,0 +1,83 @@
+// Slot: what PostgreSQL keeps for the relay, and where it goes.
+import { charts } from '../charts.js'
+import { data, h } from '../dom.js'
+import { atLeast, bytes, number, seconds } from '../format.js'
+import { badge, empty, facts, meter, moment, notice, panel, table } from '../widgets.js'
+
+const specs = [
+  { title: 'Retained WAL', format: bytes, binary: true,
+    lines: [{ field: 'retained_bytes', name: '', color: 'line1', fill: true }, { field: 'budget_bytes', name: 'budget', color: 'line3', dash: true, limit: true }] },
+  { title: 'WAL behind the confirmed LSN', format: bytes, binary: true, lines: [{ field: 'confirmed_lag_bytes', name: '', color: 'line1', fill: true }] },
+]
+const last = (column) => column?.findLast((v) => v !== null) ?? null
+
+const process = (p) => p && [data(p.application_name || 'process'), ` · pid ${p.pid} · role `, data(p.user), p.client_address && [' · ', data(p.client_address)]]
+
+const health = { reserved: 'good', extended: 'good', unreserved: 'bad', lost: 'bad' }
+
+function slotFacts(slot, ctx) {
+  if (!slot) return empty('Not known.', 'PostgreSQL could not be asked.')
+  if (!slot.exists) return empty(`Slot ${slot.name} does not exist.`, 'The relay creates it at its first start. In poll mode there is none.')
+  const budget = last(ctx.series?.budget_bytes), forecast = ctx.series?.forecast
+  return [
+    facts([
+      ['Name', slot.name],
+      ['WAL', badge(health[slot.wal_status] ?? 'idle', slot.wal_status || 'not known')],
+      ['Kept', [bytes(slot.retained_bytes), budget && ` of ${bytes(budget)}`]],
+      ['Full in', forecast?.full_in_seconds > 0 ? seconds(forecast.full_in_seconds) : 'it does not grow'],
+      ['Until it is lost', slot.safe_bytes >= 0 ? bytes(slot.safe_bytes) : 'no limit of the server'],
+      ['Confirmed LSN', slot.confirmed_flush_lsn],
+      ['Behind it', bytes(slot.confirmed_lag_bytes)],
+      ['Restart LSN', slot.restart_lsn],
+      ['In use by', process(slot.walsender) ?? (slot.active_pid ? `process ${slot.active_pid}` : 'nothing')],
+      ['Kind', [data(slot.plugin || slot.type), slot.temporary && ', temporary', slot.failover && ', failover', slot.two_phase && ', two-phase', slot.synced && ', synced']],
+      slot.invalidation_reason && ['Invalidated', slot.invalidation_reason],
+    ]),
+    budget && meter(slot.retained_bytes, budget, slot.retained_bytes > budget * 0.8 ? 'bad' : 'good', 'Kept WAL of its budget'),
+  ]
+}
+
+const lock = (relay) => (relay?.lock
+  ? facts([['Held by', process(relay.lock)], ['Since', moment(relay.lock.connected_since)], ['Standing by', number(relay.standing_by)]])
+  : empty('No relay runs.', 'Nobody holds the lock. Start one with walpost run.'))
+
+const stream = (s) => (!s ? empty('Not known.', 'JetStream could not be asked.')
+  : !s.exists ? empty(`Stream ${s.name} does not exist.`, 'The relay creates it at its first start.')
+    : facts([
+      ['Name', s.name], ['Messages', number(s.messages)], ['Size', bytes(s.bytes)],
+      ['Sequences', `${number(s.first_sequence)} to ${number(s.last_sequence)}`],
+      ['Last message', moment(s.last_message_at)], ['Created', moment(s.created_at)],
+      ['Replicas', [number(s.replicas), s.leader && [', led by ', data(s.leader)]]],
+      ['Duplicate window', seconds(s.duplicate_window_seconds)], ['Batches', (s.batches ?? []).join(', ') || 'none'],
+    ]))
+
+const columns = (limit) => [
+  { name: 'Outbox', cls: 'c-wide', cell: (o) => data(o.table) },
+  { name: 'Mark', cls: 'c-short p2', cell: (o) => data(typeof o.mark === 'string' ? o.mark : 'set') },
+  { name: 'Pending', cls: 'c-num', cell: (o) => atLeast(o.pending, limit) },
+  { name: 'Oldest due', cls: 'c-num', cell: (o) => seconds(o.oldest_due_age_seconds) },
+  { name: 'Parked', cls: 'c-num p2', cell: (o) => atLeast(o.parked, limit) },
+  { name: 'Held', cls: 'c-num p2', cell: (o) => atLeast(o.held, limit) },
+  { name: 'Journal', cls: 'c-time p3', cell: (o) => (o.progress ? `${number(o.progress.behind)} behind` : '–') },
+]
+
+export default {
+  id: 'slot', title: 'Slot', letter: 's',
+  enter: (ctx) => (ctx.local.charts = charts(specs)),
+  theme: (ctx) => ctx.local.charts.theme(),
+  tools: (ctx) => ctx.local.charts.choice,
+  draw(ctx) {
+    const s = ctx.overview?.status
+    if (!s) return h('p', { class: 'loading' }, 'Loading …')
+    if (ctx.series) queueMicrotask(() => ctx.local.charts.update(ctx.series))
+    return [
+      (s.unread ?? []).map((u) => notice('warn', data(`${u.part}: ${u.error}`, 'wrap'), data(u.hint, 'wrap'))),
+      h('div', { class: 'columns three' },
+        panel('Replication slot', null, slotFacts(s.slot, ctx), s.new_slot && notice('warn', 'A new slot is being made', data(s.new_slot.name))),
+        panel('Stream', null, stream(s.stream)),
+        panel('Relay', null, lock(s.relay))),
+      h('div', { class: 'charts' }, ctx.local.charts.nodes),
+      panel('Outboxes', null, table(columns(s.count_limit), s.outboxes ?? [], { label: 'Outboxes', key: (o) => o.table })),
+    ]
+  },
+}
