@@ -54,8 +54,7 @@ async function heard(ask) {
     if (!(err instanceof ApiError)) throw err
     state.locked = err.status === 401 ? err : null
     if (err.status === 401) return
-    state.away ??= { since: new Date().toISOString() }
-    state.away.error = err
+    state.away = { since: state.away?.since ?? Date.now(), error: err }
   }
 }
 

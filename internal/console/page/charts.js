@@ -1,5 +1,6 @@
 // Charts over time, drawn by uPlot. They share a cursor and a time range.
 import { h } from './dom.js'
+import { bytes } from './format.js'
 
 const ranges = { '5 min': 300, '15 min': 900, '1 h': 3600 }
 const sync = uPlot.sync('time')
@@ -38,7 +39,11 @@ function chart(spec, range) {
   }
 
   function make() {
-    const axis = { stroke: css('--muted'), font: `${parseFloat(getComputedStyle(document.documentElement).fontSize) - 3}px ${css('--sans')}`, ticks: { show: false }, grid: { stroke: css('--grid'), width: 1 } }
+    const size = parseFloat(getComputedStyle(document.documentElement).fontSize) - 3
+    const axis = {
+      stroke: css('--muted'), font: `${size}px ${css('--sans')}`,
+      ticks: { show: false }, grid: { stroke: css('--grid'), width: 1 },
+    }
     const limit = spec.lines.find((l) => l.limit)
     const top = (_, __, max) => {
       const most = limit ? series[limit.field].at(-1) ?? 0 : 0
@@ -46,7 +51,7 @@ function chart(spec, range) {
     }
     u?.destroy()
     u = new uPlot({
-      width: plot.clientWidth || 300, height: plot.clientHeight || 150, padding: [8, 8, 0, 0],
+      width: plot.clientWidth || 300, height: plot.clientHeight || 150, padding: [8, 18, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: sync.key }, drag: { x: false, y: false }, points: { size: 6 }, y: false },
       scales: { x: { range: () => [to - range.seconds, to] }, y: { range: top } },
@@ -107,6 +112,15 @@ export function charts(specs, stored = 'walpost.range') {
     theme: () => all.forEach((c) => c.theme()),
   }
 }
+
+// retainedWAL is in two views.
+export const retainedWAL = { title: 'Retained WAL', format: bytes, binary: true, lines: [
+  { field: 'retained_bytes', name: '', color: 'line1', fill: true },
+  { field: 'budget_bytes', name: 'budget', color: 'line3', dash: true, limit: true },
+] }
+
+// lastOf is the newest value that is known.
+export const lastOf = (column) => column?.findLast((v) => v !== null) ?? null
 
 const most = 1800 // points: an hour at 2 s
 

@@ -3,19 +3,20 @@ import { h, render } from './dom.js'
 import { button } from './widgets.js'
 
 const host = document.getElementById('dialogs')
+let number = 0
 
 // dialog opens one, and returns what updates and closes it.
 export function dialog(cls, title, draw, closed) {
   const body = h('div', { class: 'body' })
-  const head = h('h2', { id: 'dialog-title' }, title)
-  const box = h('dialog', { class: cls, 'aria-labelledby': 'dialog-title' },
-    h('header', {}, head, button('✕', () => box.close(), { class: 'plain', 'aria-label': 'Close' })), body)
+  const id = 'dialog' + ++number
+  const box = h('dialog', { class: cls, 'aria-labelledby': id },
+    h('header', {}, h('h2', { id }, title), button('✕', () => box.close(), { class: 'plain', 'aria-label': 'Close' })), body)
   box.onclose = () => {
     box.remove()
     closed?.()
   }
   box.onclick = (e) => e.target === box && box.close() // beside it
-  host.replaceChildren(box)
+  host.append(box)
   const update = () => render(body, draw())
   update()
   box.showModal()

@@ -57,14 +57,13 @@ function way({ status, relay }) {
 function sentence(state) {
   if (state.locked) return null
   if (state.away) {
-    return box({ level: 'bad', text: `The console has been away for ${seconds(secondsSince2(state.away.since))}.` +
-      (state.overview ? ` What you see is from ${clock(state.overview.at)} UTC.` : ''),
-    more: `${state.away.error.message}: ${state.away.error.hint}` })
+    const { since, error } = state.away
+    const text = error.status ? 'The console answers with an error.' : `The console has been away for ${seconds((Date.now() - since) / 1000)}.`
+    const seen = state.overview ? ` What you see is from ${clock(state.overview.at)} UTC.` : ''
+    return box({ level: 'bad', text: text + seen, more: `${error.message}; ${error.hint}` })
   }
   return box(verdict(state.overview, state.series, state.alarms))
 }
-
-const secondsSince2 = (local) => (Date.now() - Date.parse(local)) / 1000 // by this machine's clock alone
 
 function box(v) {
   if (!v) return null

@@ -43,6 +43,7 @@ async function change(ctx, what, letters) {
   }
   ctx.local.drawer?.close()
   await reload(ctx)
+  if (document.activeElement === document.body) document.querySelector('main .table')?.focus()
 }
 
 async function reload(ctx) {

@@ -1,10 +1,11 @@
 // Overview: is all well, and how has it been?
 import { get } from '../api.js'
-import { charts } from '../charts.js'
+import { charts, lastOf, retainedWAL } from '../charts.js'
 import { data, h } from '../dom.js'
 import { atLeast, bytes, clock, milliseconds, number, seconds, secondsSince, short } from '../format.js'
 import { relayState, totals } from '../verdict.js'
 import { badge, empty, icon, meter, panel, table, time } from '../widgets.js'
+import { alarmLevel, runbook } from './alarms.js'
 
 const lines = [
   { title: 'Rate', format: (v) => short(v) + '/s', least: 10, lines: [
@@ -12,14 +13,11 @@ const lines = [
   { title: 'Latency', format: milliseconds, lines: [
     { field: 'p99_ms', name: 'p99', color: 'line2' }, { field: 'p50_ms', name: 'p50', color: 'line1', fill: true }] },
   { title: 'Lag', format: seconds, lines: [{ field: 'lag_seconds', name: '', color: 'line1', fill: true }] },
-  { title: 'Retained WAL', format: bytes, binary: true, lines: [
-    { field: 'retained_bytes', name: '', color: 'line1', fill: true }, { field: 'budget_bytes', name: 'budget', color: 'line3', dash: true, limit: true }] },
+  retainedWAL,
   { title: 'In flight', format: short, least: 10, lines: [{ field: 'inflight', name: '', color: 'line1', fill: true }] },
   { title: 'Failing rows', format: short, least: 10, lines: [
     { field: 'dead_letters', name: 'dead letters', color: 'line3', dash: true }, { field: 'held', name: 'held', color: 'line2' }] },
 ]
-
-const lastOf = (column) => column?.findLast((v) => v !== null) ?? null
 
 const tile = (label, value, below, level, href, more) =>
   h(href ? 'a' : 'div', { class: `tile ${level ?? ''}`, href, key: label },
@@ -31,31 +29,44 @@ const unit = (text) => {
   return [n, u && h('small', {}, ' ' + u)]
 }
 
+// walLevel tells how near the slot's WAL is to its budget.
+const walLevel = (share, full) => (share > 0.8 ? 'bad' : share > 0.4 || (full > 0 && full < 86400) ? 'warn' : null)
+
 function tiles({ overview: o, series }) {
-  const t = totals(o), s = relayState(o), slot = o.status?.slot
-  const retained = slot?.retained_bytes ?? lastOf(series?.retained_bytes), budget = lastOf(series?.budget_bytes)
-  const full = series?.forecast?.full_in_seconds, letters = o.status?.dead_letters
-  const share = budget ? retained / budget : 0
-  const wal = share > 0.8 ? 'bad' : share > 0.4 || full < 86400 && full > 0 ? 'warn' : null
+  const t = totals(o), s = relayState(o), limit = o.status?.count_limit, letters = o.status?.dead_letters
+  const standby = o.status?.relay?.standing_by
+  const retained = o.status?.slot?.retained_bytes ?? lastOf(series?.retained_bytes)
+  const budget = lastOf(series?.budget_bytes), full = series?.forecast?.full_in_seconds
+  const wal = walLevel(budget ? retained / budget : 0, full)
+  const p99 = lastOf(series?.p99_ms)
+  const failing = t.parked === null ? null : t.parked + t.held
   return h('div', { class: 'tiles' },
-    tile('Mode', s.name, [s.does, o.status?.relay?.standing_by > 0 && ` · ${o.status.relay.standing_by} standing by`], s.level, '#/slot'),
+    tile('Mode', s.name, [s.does, standby > 0 && ` · ${standby} standing by`], s.level, '#/slot'),
     tile('Rate', unit(series ? short(lastOf(series.rate)) + '/s' : '–'), 'events stored'),
-    tile('Lag', unit(seconds(t.lag ?? lastOf(series?.lag_seconds))), t.lag === 0 ? 'no row is due' : 'oldest due row', t.lag > 60 ? 'warn' : null),
-    tile('Latency p50', unit(milliseconds(lastOf(series?.p50_ms))), `p99 ${milliseconds(lastOf(series?.p99_ms))}`, lastOf(series?.p99_ms) > 1000 ? 'warn' : null),
-    tile('Backlog', atLeast(t.pending, t.limit), 'pending rows'),
-    tile('Held', atLeast(t.parked === null ? null : t.parked + t.held, t.limit), t.parked === null ? 'not recorded' : `${atLeast(t.parked, t.limit)} parked, ${atLeast(t.held, t.limit)} wait`,
-      t.parked > 0 ? 'warn' : null, '#/held'),
-    tile('Dead letters', atLeast(letters, o.status?.count_limit), letters ? 'rows that were given up' : 'none', letters ? 'warn' : null, '#/dead-letters'),
-    tile('Retained WAL', unit(bytes(retained)), [budget ? `of ${bytes(budget)}` : 'no budget', full > 0 && ` · full in ${seconds(full)}`], wal, '#/slot',
-      budget && meter(retained, budget, wal ?? 'good', 'Retained WAL of its budget')))
+    tile('Lag', unit(seconds(t.lag ?? lastOf(series?.lag_seconds))), t.lag === 0 ? 'no row is due' : 'oldest due row',
+      t.lag > 60 ? 'warn' : null),
+    tile('Latency p50', unit(milliseconds(lastOf(series?.p50_ms))), `p99 ${milliseconds(p99)}`, p99 > 1000 ? 'warn' : null),
+    tile('Backlog', atLeast(t.pending, limit), 'pending rows'),
+    tile('Held', atLeast(failing, limit), failing === null ? 'not known' : failing === 0 ? 'none'
+      : `${atLeast(t.parked, limit)} parked, ${atLeast(t.held, limit)} wait`, failing > 0 ? 'warn' : null, '#/held'),
+    tile('Dead letters', atLeast(letters, limit), letters ? 'rows that were given up' : 'none', letters ? 'warn' : null, '#/dead-letters'),
+    tile('Retained WAL', unit(bytes(retained)), [budget ? `of ${bytes(budget)}` : 'no budget', full > 0 && ` · full in ${seconds(full)}`],
+      wal, '#/slot', budget && meter(retained, budget, wal ?? 'good', 'Retained WAL of its budget')))
 }
+
+// lasted is how long a session went on.
+const lasted = (s) => (s.ended ? seconds((Date.parse(s.ended) - Date.parse(s.started)) / 1000)
+  : badge('good', seconds(secondsSince(s.started))))
+
+const ending = (s) => (s.ended ? [data(s.reason, 'strong'), s.error && [' ', data(s.error)]]
+  : h('span', { class: 'none' }, 'it runs'))
 
 const columns = [
   { name: 'Started', cls: 'c-time', cell: (s) => h('time', { datetime: s.started }, clock(s.started)) },
-  { name: 'Lasted', cls: 'c-short', cell: (s) => (s.ended ? seconds((Date.parse(s.ended) - Date.parse(s.started)) / 1000) : badge('good', seconds(secondsSince(s.started)))) },
+  { name: 'Lasted', cls: 'c-short', cell: lasted },
   { name: 'Mode', cls: 'c-short p2', cell: (s) => data(s.mode) },
   { name: 'Stored', cls: 'c-num p2', cell: (s) => number(s.stored) },
-  { name: 'Ended because', cls: 'c-wide', cell: (s) => (s.ended ? [data(s.reason, 'strong'), s.error && [' ', data(s.error)]] : h('span', { class: 'none' }, 'it runs')) },
+  { name: 'Ended because', cls: 'c-wide', cell: ending },
 ]
 
 function sessions(ctx) {
@@ -66,8 +77,7 @@ function sessions(ctx) {
 }
 
 const alarmColumns = [
-  { name: 'Alarm', cls: 'c-wide', cell: (a) => [icon(a.active ? (a.severity === 'critical' ? 'bad' : 'warn') : 'idle'), ' ',
-    h('a', { href: a.runbook, target: '_blank', rel: 'noreferrer' }, data(a.alarm)), ' ', data(a.summary, 'none')] },
+  { name: 'Alarm', cls: 'c-wide', cell: (a) => [icon(alarmLevel(a)), ' ', runbook(a, data(a.alarm)), ' ', data(a.summary, 'none')] },
   { name: 'Last', cls: 'c-time', cell: (a) => time(a.last_at) },
 ]
 

@@ -85,11 +85,16 @@ async function cancel(ctx, r) {
   ctx.reload()
 }
 
+const progress = (r) => [
+  r.total > 0 && meter(r.sent + (r.refused ?? 0), r.total, 'plain', `Progress of replay ${r.id}`),
+  `${number(r.sent)} of ${number(r.total)}`, r.refused > 0 && `, ${number(r.refused)} refused`,
+]
+
 const columns = (ctx) => [
   { name: 'Id', cls: 'c-id', cell: (r) => r.id ?? r.replay_id },
   { name: 'State', cls: 'c-short', cell: (r) => badge(levels[r.state] ?? 'idle', data(r.state)) },
   { name: 'Outbox', cls: 'c-name p2', cell: (r) => data(r.outbox) },
-  { name: 'Progress', cls: 'c-wide', cell: (r) => [r.total > 0 && meter(r.sent + (r.refused ?? 0), r.total, 'plain', `Progress of replay ${r.id}`), h('span', {}, `${number(r.sent)} of ${number(r.total)}`, r.refused > 0 && `, ${number(r.refused)} refused`)] },
+  { name: 'Progress', cls: 'c-wide', cell: progress },
   { name: 'Requested', cls: 'c-time p2', cell: (r) => time(r.requested_at) },
   { name: 'By', cls: 'c-short p3', cell: (r) => data(r.requested_by) },
   { name: 'Note', cls: 'c-name p3', cell: (r) => data(r.last_error) },

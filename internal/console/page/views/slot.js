@@ -1,24 +1,27 @@
 // Slot: what PostgreSQL keeps for the relay, and where it goes.
-import { charts } from '../charts.js'
+import { charts, lastOf, retainedWAL } from '../charts.js'
 import { data, h } from '../dom.js'
-import { atLeast, bytes, number, seconds } from '../format.js'
+import { atLeast, bytes, count, number, seconds } from '../format.js'
+import { relayState } from '../verdict.js'
 import { badge, empty, facts, meter, moment, notice, panel, table } from '../widgets.js'
 
 const specs = [
-  { title: 'Retained WAL', format: bytes, binary: true,
-    lines: [{ field: 'retained_bytes', name: '', color: 'line1', fill: true }, { field: 'budget_bytes', name: 'budget', color: 'line3', dash: true, limit: true }] },
-  { title: 'WAL behind the confirmed LSN', format: bytes, binary: true, lines: [{ field: 'confirmed_lag_bytes', name: '', color: 'line1', fill: true }] },
+  retainedWAL,
+  { title: 'WAL behind the confirmed LSN', format: bytes, binary: true,
+    lines: [{ field: 'confirmed_lag_bytes', name: '', color: 'line1', fill: true }] },
 ]
-const last = (column) => column?.findLast((v) => v !== null) ?? null
 
-const process = (p) => p && [data(p.application_name || 'process'), ` · pid ${p.pid} · role `, data(p.user), p.client_address && [' · ', data(p.client_address)]]
+const process = (p) => p && [
+  data(p.application_name || 'process'), ` · pid ${p.pid} · role `, data(p.user),
+  p.client_address && [' · ', data(p.client_address)],
+]
 
 const health = { reserved: 'good', extended: 'good', unreserved: 'bad', lost: 'bad' }
 
 function slotFacts(slot, ctx) {
   if (!slot) return empty('Not known.', 'PostgreSQL could not be asked.')
   if (!slot.exists) return empty(`Slot ${slot.name} does not exist.`, 'The relay creates it at its first start. In poll mode there is none.')
-  const budget = last(ctx.series?.budget_bytes), forecast = ctx.series?.forecast
+  const budget = lastOf(ctx.series?.budget_bytes), forecast = ctx.series?.forecast
   return [
     facts([
       ['Name', slot.name],
@@ -30,16 +33,30 @@ function slotFacts(slot, ctx) {
       ['Behind it', bytes(slot.confirmed_lag_bytes)],
       ['Restart LSN', slot.restart_lsn],
       ['In use by', process(slot.walsender) ?? (slot.active_pid ? `process ${slot.active_pid}` : 'nothing')],
-      ['Kind', [data(slot.plugin || slot.type), slot.temporary && ', temporary', slot.failover && ', failover', slot.two_phase && ', two-phase', slot.synced && ', synced']],
+      ['Kind', [data(slot.plugin || slot.type), ['temporary', 'failover', 'two_phase', 'synced'].filter((k) => slot[k]).map((k) => `, ${k}`)]],
       slot.invalidation_reason && ['Invalidated', slot.invalidation_reason],
     ]),
     budget && meter(slot.retained_bytes, budget, slot.retained_bytes > budget * 0.8 ? 'bad' : 'good', 'Kept WAL of its budget'),
   ]
 }
 
-const lock = (relay) => (relay?.lock
-  ? facts([['Held by', process(relay.lock)], ['Since', moment(relay.lock.connected_since)], ['Standing by', number(relay.standing_by)]])
-  : empty('No relay runs.', 'Nobody holds the lock. Start one with walpost run.'))
+function relayFacts({ overview: o }) {
+  const lock = o.status.relay?.lock, own = o.relay, state = relayState(o)
+  return [
+    facts([
+      ['State', badge(state.level, state.name)],
+      own && ['Since', moment(own.since)],
+      own?.step && ['Step', own.step],
+      own?.last_error && ['Last error', own.last_error],
+      own && ['In flight', count(own.inflight_messages, 'message')],
+      own && ['Not settled', count(own.unsettled_rows, 'row')],
+      ['Lock held by', lock ? process(lock) : 'nobody'],
+      lock && ['Connected', moment(lock.connected_since)],
+      ['Standing by', number(o.status.relay?.standing_by)],
+    ]),
+    o.relay_error && notice('warn', 'The relay cannot be asked', data(o.relay_error, 'wrap')),
+  ]
+}
 
 const stream = (s) => (!s ? empty('Not known.', 'JetStream could not be asked.')
   : !s.exists ? empty(`Stream ${s.name} does not exist.`, 'The relay creates it at its first start.')
@@ -75,7 +92,7 @@ export default {
       h('div', { class: 'columns three' },
         panel('Replication slot', null, slotFacts(s.slot, ctx), s.new_slot && notice('warn', 'A new slot is being made', data(s.new_slot.name))),
         panel('Stream', null, stream(s.stream)),
-        panel('Relay', null, lock(s.relay))),
+        panel('Relay', null, relayFacts(ctx))),
       h('div', { class: 'charts' }, ctx.local.charts.nodes),
       panel('Outboxes', null, table(columns(s.count_limit), s.outboxes ?? [], { label: 'Outboxes', key: (o) => o.table })),
     ]

@@ -7,7 +7,7 @@ import { payload } from '../payload.js'
 import { button, empty, facts, moment, panel, problem, table } from '../widgets.js'
 
 const most = 500 // lines that are kept
-const most_types = 100 // that are offered
+const mostTypes = 100 // that are offered
 
 const columns = [
   { name: 'Sequence', cls: 'c-seq p2', cell: (e) => number(e.sequence) },
@@ -56,7 +56,7 @@ function take(ctx, lines) {
     if (line.error) l.error = { message: line.error, hint: line.hint }
     if (line.sequence === undefined) continue
     l.waiting.push(line)
-    if (l.seen.size < most_types) l.seen.add(line.type)
+    if (l.seen.size < mostTypes) l.seen.add(line.type)
   }
   if (l.waiting.length > most) l.skipped += l.waiting.splice(0, l.waiting.length - most).length
   if (!l.timer && !l.paused) l.timer = setTimeout(() => show(ctx), 200)
