@@ -83,33 +83,32 @@ function chart(spec, range) {
   }
 }
 
-// charts draws several, and the choice of their range.
-export function charts(specs, stored = 'walpost.range') {
-  const range = { seconds: Number(localStorage.getItem(stored)) || 900 }
+// charts draws several. Their node is the view's as long as the view is shown.
+export function charts(specs) {
+  const range = { seconds: Number(localStorage.getItem('walpost.range')) || 900 }
   const all = specs.map((s) => chart(s, range))
+  const node = h('div', { class: 'charts' }, all.map((c) => c.node))
+  node.own = true
   let last = null
   const update = (series) => {
     last = series
-    const to = series.t.length ? series.t[series.t.length - 1] : Date.now() / 1000
+    const to = series.t.at(-1) ?? Date.now() / 1000
     for (const c of all) c.update(series, to)
   }
-  const choices = Object.entries(ranges).map(([name, s]) => {
-    const b = h('button', { type: 'button' }, name)
-    b.onclick = () => {
-      range.seconds = s
-      localStorage.setItem(stored, s)
-      mark()
-      if (last) update(last)
-    }
-    return [b, s]
-  })
-  const mark = () => choices.forEach(([b, s]) => b.setAttribute('aria-pressed', String(s === range.seconds)))
-  mark()
+  const choose = (seconds, redraw) => () => {
+    range.seconds = seconds
+    localStorage.setItem('walpost.range', seconds)
+    if (last) update(last)
+    redraw()
+  }
   return {
-    nodes: all.map((c) => c.node),
-    choice: h('span', { class: 'choice', role: 'group', 'aria-label': 'Time range' }, choices.map(([b]) => b)),
-    update,
+    node, update,
     theme: () => all.forEach((c) => c.theme()),
+    // choice is of the range.
+    choice: (redraw) => h('span', { class: 'choice', role: 'group', 'aria-label': 'Time range' },
+      Object.entries(ranges).map(([name, seconds]) => h('button', {
+        type: 'button', onclick: choose(seconds, redraw), 'aria-pressed': String(seconds === range.seconds),
+      }, name))),
   }
 }
 

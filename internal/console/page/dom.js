@@ -48,8 +48,8 @@ function nodes(children) {
     .map((c) => (c instanceof Node ? c : document.createTextNode(c)))
 }
 
-// render makes the children of an element what they should be, and touches only what differs. A node that
-// the caller passes again is left alone.
+// render makes the children of an element what they should be, and touches only what differs. A node whose
+// "own" is set looks after itself: it stays where it is, or is replaced as a whole.
 export function render(parent, ...children) {
   reconcile(parent, nodes(children))
 }
@@ -59,13 +59,12 @@ function reconcile(parent, next) {
   for (const c of parent.childNodes) if (c.key !== undefined) keyed.set(c.key, c)
   let at = parent.firstChild
   for (const n of next) {
-    let old = n.key !== undefined ? keyed.get(n.key) : at?.key === undefined ? at : null
-    if (n.parentNode === parent) old = n
-    if (!old || !alike(old, n)) {
-      const replaced = at && at.key === undefined && n.key === undefined && !next.includes(at)
-      if (replaced) parent.replaceChild(n, at)
-      else parent.insertBefore(n, at)
-      at = n.nextSibling
+    const old = n.parentNode === parent ? n : n.key !== undefined ? keyed.get(n.key) : at
+    if (!old || (old !== n && !alike(old, n))) {
+      if (at && at.key === undefined && !next.includes(at)) {
+        parent.replaceChild(n, at)
+        at = n.nextSibling
+      } else parent.insertBefore(n, at)
       continue
     }
     if (old === at) at = at.nextSibling
@@ -79,7 +78,7 @@ function reconcile(parent, next) {
   }
 }
 
-const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && a.key === b.key && !a.own && !b.own
+const alike = (a, b) => a.nodeName === b.nodeName && a.key === b.key && !a.own && !b.own
 
 // What the reader has opened, and what is being typed, stays.
 const kept = new Set(['open', 'value'])

@@ -9,24 +9,17 @@ const longest = 1 << 20 // characters
 // indented breaks JSON into lines. It changes no token: numbers keep every digit, and keys their order.
 export function indented(text) {
   JSON.parse(text)
-  const out = []
-  let depth = 0, size = 0
-  const line = () => '\n' + '  '.repeat(Math.min(depth, deepest))
-  for (const [token] of text.matchAll(/"(?:[^"\\]|\\.)*"|[[\]{}]\s*[\]}]?|,|:|[^\s[\]{},:"]+/g)) {
-    const bare = token.replace(/^([[{])\s+/, '$1').trimEnd()
-    const opens = bare === '[' || bare === '{', closes = bare[0] === ']' || bare[0] === '}'
-    if (closes) for (const c of bare.replace(/\s/g, '')) {
-      depth--
-      out.push(line(), c)
-    } else {
-      out.push(bare === ':' ? ': ' : bare)
-      if (opens) depth++
-      if (opens || bare === ',') out.push(line())
-    }
-    size += bare.length + Math.min(depth, deepest) * 2
-    if (size > longest) throw new Error('too long')
+  let out = '', depth = 0, last = ''
+  for (const [token] of text.matchAll(/"(?:[^"\\]+|\\.)*"|[[\]{},:]|[^\s[\]{},:"]+/g)) {
+    const closes = token === ']' || token === '}', opened = last === '[' || last === '{'
+    if (closes) depth--
+    if (closes ? !opened : opened || last === ',') out += '\n' + '  '.repeat(Math.min(depth, deepest))
+    out += token === ':' ? ': ' : token
+    if (token === '[' || token === '{') depth++
+    if (out.length > longest) throw new Error('too long')
+    last = token
   }
-  return out.join('')
+  return out
 }
 
 // payload shows it; state keeps what the reader has chosen.

@@ -93,11 +93,11 @@ export default {
   load: () => get('sessions'),
   enter: (ctx) => (ctx.local.charts = charts(lines)),
   theme: (ctx) => ctx.local.charts.theme(),
-  tools: (ctx) => [h('span', { class: 'hint' }, 'Times are UTC'), ctx.local.charts.choice],
+  tools: (ctx) => [h('span', { class: 'hint' }, 'Times are UTC'), ctx.local.charts.choice(ctx.redraw)],
   draw(ctx) {
     if (!ctx.overview) return h('p', { class: 'loading' }, 'Loading …')
     if (ctx.series) queueMicrotask(() => ctx.local.charts.update(ctx.series)) // when they stand in the page
-    return [tiles(ctx), h('div', { class: 'charts' }, ctx.local.charts.nodes),
+    return [tiles(ctx), ctx.local.charts.node,
       h('div', { class: 'columns' }, sessions(ctx), alarms(ctx))]
   },
 }

@@ -82,7 +82,7 @@ export default {
   id: 'slot', title: 'Slot', letter: 's',
   enter: (ctx) => (ctx.local.charts = charts(specs)),
   theme: (ctx) => ctx.local.charts.theme(),
-  tools: (ctx) => ctx.local.charts.choice,
+  tools: (ctx) => ctx.local.charts.choice(ctx.redraw),
   draw(ctx) {
     const s = ctx.overview?.status
     if (!s) return h('p', { class: 'loading' }, 'Loading …')
@@ -93,7 +93,7 @@ export default {
         panel('Replication slot', null, slotFacts(s.slot, ctx), s.new_slot && notice('warn', 'A new slot is being made', data(s.new_slot.name))),
         panel('Stream', null, stream(s.stream)),
         panel('Relay', null, relayFacts(ctx))),
-      h('div', { class: 'charts' }, ctx.local.charts.nodes),
+      ctx.local.charts.node,
       panel('Outboxes', null, table(columns(s.count_limit), s.outboxes ?? [], { label: 'Outboxes', key: (o) => o.table })),
     ]
   },
