@@ -16,8 +16,6 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
-
-	"github.com/walpost/walpost/internal/testenv"
 )
 
 // browser is one tab. It notes what the page asks, and every complaint of the browser.
@@ -144,10 +142,10 @@ func eval[T any](b *browser, js string) T {
 // wait waits until the expression is true.
 func (b *browser) wait(js string) {
 	b.t.Helper()
-	deadline := time.Now().Add(testenv.Patience)
+	deadline := time.Now().Add(patience)
 	for !eval[bool](b, "(async () => !!("+js+"))()") {
 		if time.Now().After(deadline) {
-			b.t.Fatalf("%s: not within %s; the page says:\n%s", js, testenv.Patience, b.text("body"))
+			b.t.Fatalf("%s: not within %s; the page says:\n%s", js, patience, b.text("body"))
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

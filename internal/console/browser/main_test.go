@@ -7,9 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/walpost/walpost/internal/testenv"
 )
+
+// patience is for what the page waits for: some seconds, on a machine that is busy with something else.
+const patience = 2 * time.Minute
 
 var update = flag.Bool("update", false, "write docs/screenshots")
 

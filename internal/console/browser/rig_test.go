@@ -108,9 +108,9 @@ func (r *rig) startRelay() {
 
 func (r *rig) until(what string, ok func() bool) {
 	r.t.Helper()
-	for deadline := time.Now().Add(testenv.Patience); !ok(); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			r.t.Fatalf("%s: not within %s", what, testenv.Patience)
+			r.t.Fatalf("%s: not within %s", what, patience)
 		}
 	}
 }

@@ -14,7 +14,7 @@ export function listen({ views, reload, current }) {
   document.getElementById('help').onclick = help
   document.getElementById('theme').onclick = toggleTheme
   document.addEventListener('keydown', (e) => {
-    if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest('input, textarea, select, dialog') || !enabled()) return
+    if (e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey || e.target.closest('input, textarea, select, dialog') || !enabled()) return
     const then = going > Date.now()
     going = 0
     const view = then ? views.find((v) => v.letter === e.key) : views[Number(e.key) - 1]
@@ -25,6 +25,7 @@ export function listen({ views, reload, current }) {
     else if (e.key === '?') help()
     else if (e.key === 't') toggleTheme()
     else if (e.key === 'r') reload()
+    else if (e.key === 'j') document.querySelector('main tbody tr')?.focus()
     else if (e.key === '/') {
       const filter = document.querySelector('main input')
       if (!filter) return
