@@ -88,6 +88,16 @@ func (b *browser) asked() []string {
 	return asked
 }
 
+// part is a subtest in the same tab.
+func (b *browser) part(t *testing.T, name string, test func()) {
+	t.Run(name, func(t *testing.T) {
+		outer := b.t
+		b.t = t
+		defer func() { b.t = outer }()
+		test()
+	})
+}
+
 func (b *browser) must(err error) {
 	b.t.Helper()
 	if err != nil {

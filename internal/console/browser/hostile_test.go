@@ -39,11 +39,11 @@ func testHostile(t *testing.T, r *rig, address string) {
 	b.open(address)
 	b.wait(`document.querySelectorAll('.tile').length === 8`)
 	for _, view := range []string{"dead-letters", "held"} {
-		t.Run(view, func(*testing.T) { hostileTable(r, b, view) })
+		b.part(t, view, func() { hostileTable(r, b, view) })
 	}
-	t.Run("details", func(*testing.T) { hostileDetails(b) })
-	t.Run("tail", func(*testing.T) { hostileTail(r, b) })
-	t.Run("replay", func(*testing.T) { manyTypes(r, b) })
+	b.part(t, "details", func() { hostileDetails(b) })
+	b.part(t, "tail", func() { hostileTail(r, b) })
+	b.part(t, "replay", func() { manyTypes(r, b) })
 	b.unhurt()
 }
 

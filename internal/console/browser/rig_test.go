@@ -76,7 +76,7 @@ func (r *rig) command(args ...string) *exec.Cmd {
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "WALPOST_POSTGRES_URL=" + r.url, "WALPOST_NATS_URL=" + r.nats.URL(),
 		"WALPOST_HTTP_LISTEN=" + r.address, "WALPOST_HTTP_UI=true", "WALPOST_FALLBACK_MAX_ATTEMPTS=1",
-		"WALPOST_FALLBACK_INTERVAL=1s",
+		"WALPOST_FALLBACK_INTERVAL=1s", "WALPOST_FALLBACK_BACKOFF=1s",
 	}
 	return cmd
 }

@@ -10,7 +10,7 @@ export function dialog(cls, title, draw, closed) {
   const body = h('div', { class: 'body' })
   const id = 'dialog' + ++number
   const box = h('dialog', { class: cls, 'aria-labelledby': id },
-    h('header', {}, h('h2', { id }, title), button('✕', () => box.close(), { class: 'plain', 'aria-label': 'Close' })), body)
+    h('header', {}, h('h2', { id, tabindex: -1, autofocus: cls !== 'ask' }, title), button('✕', () => box.close(), { class: 'plain', 'aria-label': 'Close' })), body)
   box.onclose = () => {
     box.remove()
     closed?.()

@@ -38,7 +38,7 @@ export function listen({ views, reload, current }) {
 
 function showHelp(views, view) {
   const row = (keys, does) => h('div', {}, h('dt', {}, keys.map((k) => h('kbd', {}, k))), h('dd', {}, does))
-  const d = dialog('ask help', 'Keys', () => [
+  const d = dialog('help ask', 'Keys', () => [
     h('dl', { class: 'keys' },
       views.map((v, i) => row([String(i + 1), 'g ' + v.letter], v.title)),
       Object.entries(view.keys ?? {}).map(([k, { does }]) => row([k], does)),
