@@ -13,7 +13,7 @@ import (
 )
 
 // patience is for what the page waits for: some seconds, on a machine that is busy with something else.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 var update = flag.Bool("update", false, "write docs/screenshots")
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"os"
 	"os/exec"
@@ -185,7 +186,7 @@ func insert(ctx context.Context, db *pgx.Conn) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(time.Duration(20+10*math.Sin(float64(n)/600)) * time.Millisecond): // a load that changes
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 )
@@ -19,6 +20,9 @@ const (
 	screenshots = "../../../docs/screenshots"
 	largest     = 150 << 10 // bytes of one of them
 )
+
+// points is how many the charts have.
+const points = `fetch('api/series?since=0', {headers: {Authorization: 'Bearer ' + sessionStorage.getItem('walpost.token')}}).then((r) => r.json()).then((s) => s.t.length)`
 
 // testScreenshots writes the documents' pictures, with some minutes of load in the charts.
 func testScreenshots(t *testing.T, r *rig, address string) {
@@ -31,7 +35,9 @@ func testScreenshots(t *testing.T, r *rig, address string) {
 	b.do(`localStorage.setItem('walpost.range', 300)`)
 	b.open(address)
 	b.wait(`document.querySelectorAll('.plot canvas').length === 6`)
-	b.wait(`(await fetch('api/series?since=0', {headers: {Authorization: 'Bearer ' + sessionStorage.getItem('walpost.token')}}).then((r) => r.json())).t.length > 130`)
+	for eval[int](b, points) < 130 {
+		time.Sleep(time.Second)
+	}
 	heights := map[string]int64{"overview": 1060, "slot": 960, "replay": 700, "consumers": 480, "alarms": 480, "held": 480}
 	for _, view := range views {
 		b.size(1280, cmp.Or(heights[view], 720))
