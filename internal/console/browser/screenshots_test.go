@@ -38,7 +38,7 @@ func testScreenshots(t *testing.T, r *rig, address string) {
 	for eval[int](b, points) < 130 {
 		time.Sleep(time.Second)
 	}
-	heights := map[string]int64{"overview": 1060, "slot": 960, "replay": 700, "consumers": 480, "alarms": 480, "held": 480}
+	heights := map[string]int64{"overview": 990, "slot": 920, "replay": 700, "consumers": 480, "alarms": 480, "held": 480}
 	for _, view := range views {
 		b.size(1280, cmp.Or(heights[view], 720))
 		b.view(view)
@@ -64,7 +64,7 @@ func testScreenshots(t *testing.T, r *rig, address string) {
 	b.picture("overview-phone")
 	b.size(2560, 1240)
 	b.picture("overview-wall")
-	b.size(1280, 1060)
+	b.size(1280, 990)
 	b.colours("dark")
 	b.picture("overview-dark")
 }
@@ -87,6 +87,27 @@ func (b *browser) picture(name string) {
 	}
 }
 
+// apart leaves out colours that look like a more frequent one, and keeps 256.
+func apart(all color.Palette) (kept color.Palette) {
+	for _, c := range all {
+		if len(kept) == 256 {
+			break
+		}
+		if len(kept) == 0 || distance(c, kept[kept.Index(c)]) > 10 {
+			kept = append(kept, c)
+		}
+	}
+	return kept
+}
+
+func distance(a, b color.Color) (d int) {
+	x, y := color.RGBAModel.Convert(a).(color.RGBA), color.RGBAModel.Convert(b).(color.RGBA)
+	for _, one := range [][2]uint8{{x.R, y.R}, {x.G, y.G}, {x.B, y.B}} {
+		d += max(int(one[0])-int(one[1]), int(one[1])-int(one[0]))
+	}
+	return d
+}
+
 // reduce keeps the 256 most frequent colours.
 func reduce(shot []byte) ([]byte, error) {
 	full, err := png.Decode(bytes.NewReader(shot))
@@ -104,7 +125,7 @@ func reduce(shot []byte) ([]byte, error) {
 		palette = append(palette, c)
 	}
 	slices.SortFunc(palette, func(a, b color.Color) int { return count[b] - count[a] })
-	palette = palette[:min(256, len(palette))]
+	palette = apart(palette)
 	paletted := image.NewPaletted(full.Bounds(), palette)
 	draw.Draw(paletted, full.Bounds(), full, image.Point{}, draw.Src)
 	var out bytes.Buffer

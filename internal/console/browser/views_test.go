@@ -182,6 +182,7 @@ func testOutage(t *testing.T, r *rig, address string) {
 		t.Errorf("the page says %q", text)
 	}
 	if *update {
+		b.wait(`/away for [2-9][0-9] s/.test(document.querySelector('.verdict').innerText)`)
 		b.size(1280, 720)
 		b.picture("jetstream-away")
 	}

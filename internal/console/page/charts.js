@@ -9,7 +9,7 @@ const binary = Array.from({ length: 50 }, (_, i) => 2 ** i) // steps of an axis 
 const two = (n) => String(n).padStart(2, '0')
 
 function times(u, splits) {
-  const fine = u.scales.x.max - u.scales.x.min < 240
+  const fine = splits[1] - splits[0] < 60
   return splits.map((t) => {
     const d = new Date(t * 1000)
     return `${two(d.getUTCHours())}:${two(d.getUTCMinutes())}${fine ? ':' + two(d.getUTCSeconds()) : ''}`
@@ -115,7 +115,7 @@ export function charts(specs) {
 // retainedWAL is in two views.
 export const retainedWAL = { title: 'Retained WAL', format: bytes, binary: true, lines: [
   { field: 'retained_bytes', name: '', color: 'line1', fill: true },
-  { field: 'budget_bytes', name: 'budget', color: 'line3', dash: true, limit: true },
+  { field: 'budget_bytes', name: 'of', color: 'line3', dash: true, limit: true },
 ] }
 
 // lastOf is the newest value that is known.

@@ -80,8 +80,8 @@ function link(view, i, current, state) {
 // notes are the figures beside the views' names, where they are not 0.
 const notes = {
   held: ({ overview }) => {
-    const { parked, held, limit } = totals(overview)
-    return parked + held > 0 && ['warn', atLeast(parked + held, limit)]
+    const { parked, limit } = totals(overview)
+    return parked > 0 && ['warn', atLeast(parked, limit)]
   },
   'dead-letters': ({ overview: { status } }) =>
     status?.dead_letters > 0 && ['warn', short(status.dead_letters) + (status.dead_letters >= status.count_limit ? '+' : '')],

@@ -39,11 +39,14 @@ function waiting(o) {
   return pending === 1 ? ' 1 row waits.' : ` ${atLeast(pending, limit)} rows wait.`
 }
 
+// soon: a forecast of more than a week says nothing.
+export const soon = (s) => s > 0 && s < 7 * 86400
+
 // kept says why nothing is lost, and for how long that holds.
 function kept(o, series) {
   const full = series?.forecast?.full_in_seconds
   return ' Nothing is lost: PostgreSQL keeps the WAL' +
-    (full > 0 && full < 7 * 86400 ? `, within its budget for ${seconds(full)} more.` : '.')
+    (soon(full) ? `, within its budget for ${seconds(full)} more.` : '.')
 }
 
 const lasts = (o) => (o.relay?.since ? ` for ${seconds(secondsSince(o.relay.since))}` : '')

@@ -39,7 +39,7 @@ export const time = (at) =>
   at ? h('time', { datetime: at, title: visible(at) }, ago(at)) : h('span', { class: 'none' }, '–')
 
 export const moment = (at) =>
-  at ? h('time', { datetime: at, title: visible(at) }, clock(at), ' UTC · ', ago(at)) : h('span', { class: 'none' }, '–')
+  at ? h('time', { datetime: at, title: visible(at) }, clock(at), ' · ', ago(at)) : h('span', { class: 'none' }, '–')
 
 // facts is a list of names and values.
 export const facts = (pairs) =>

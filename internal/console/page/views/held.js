@@ -35,7 +35,7 @@ export default {
     if (!d.aggregates.length) {
       return empty('No aggregate is held.', 'If a row fails, the later rows of its aggregate wait here until it is delivered or becomes a dead letter.')
     }
-    return panel(`${atLeast(d.total, d.limit_reached ? d.total : 0)} held`, d.aggregates.length < d.total && `the ${d.aggregates.length} that have waited longest`,
+    return panel(`${atLeast(d.total, d.limit_reached ? d.total : 0)} aggregates`, d.aggregates.length < d.total && `the ${d.aggregates.length} with the most rows`,
       table(columns, d.aggregates, { label: 'Held aggregates', open, key: (a) => JSON.stringify([a.outbox, a.tenant_id, a.aggregate_type, a.aggregate_id]) }))
   },
 }

@@ -3,7 +3,7 @@ import { get } from '../api.js'
 import { charts, lastOf, retainedWAL } from '../charts.js'
 import { data, h } from '../dom.js'
 import { atLeast, bytes, clock, milliseconds, number, seconds, secondsSince, short } from '../format.js'
-import { relayState, totals } from '../verdict.js'
+import { relayState, soon, totals } from '../verdict.js'
 import { badge, empty, icon, meter, panel, table, time } from '../widgets.js'
 import { alarmLevel, runbook } from './alarms.js'
 
@@ -15,8 +15,8 @@ const lines = [
   { title: 'Lag', format: seconds, lines: [{ field: 'lag_seconds', name: '', color: 'line1', fill: true }] },
   retainedWAL,
   { title: 'In flight', format: short, least: 10, lines: [{ field: 'inflight', name: '', color: 'line1', fill: true }] },
-  { title: 'Failing rows', format: short, least: 10, lines: [
-    { field: 'dead_letters', name: 'dead letters', color: 'line3', dash: true }, { field: 'held', name: 'held', color: 'line2' }] },
+  { title: 'Failed', format: short, least: 10, lines: [
+    { field: 'dead_letters', name: 'dead letters', color: 'line3', dash: true }, { field: 'held', name: 'held aggregates', color: 'line2' }] },
 ]
 
 const tile = (label, value, below, level, href, more) =>
@@ -39,7 +39,6 @@ function tiles({ overview: o, series }) {
   const budget = lastOf(series?.budget_bytes), full = series?.forecast?.full_in_seconds
   const wal = walLevel(budget ? retained / budget : 0, full)
   const p99 = lastOf(series?.p99_ms)
-  const failing = t.parked === null ? null : t.parked + t.held
   return h('div', { class: 'tiles' },
     tile('Mode', s.name, [s.does, standby > 0 && ` · ${standby} standing by`], s.level, '#/slot'),
     tile('Rate', unit(series ? short(lastOf(series.rate)) + '/s' : '–'), 'events stored'),
@@ -47,10 +46,10 @@ function tiles({ overview: o, series }) {
       t.lag > 60 ? 'warn' : null),
     tile('Latency p50', unit(milliseconds(lastOf(series?.p50_ms))), `p99 ${milliseconds(p99)}`, p99 > 1000 ? 'warn' : null),
     tile('Backlog', atLeast(t.pending, limit), 'pending rows'),
-    tile('Held', atLeast(failing, limit), failing === null ? 'not known' : failing === 0 ? 'none'
-      : `${atLeast(t.parked, limit)} parked, ${atLeast(t.held, limit)} wait`, failing > 0 ? 'warn' : null, '#/held'),
+    tile('Failing rows', atLeast(t.parked, limit), t.parked === null ? 'not known' : t.parked + t.held === 0 ? 'none'
+      : `${atLeast(t.held, limit)} rows wait behind them`, t.parked + t.held > 0 ? 'warn' : null, '#/held'),
     tile('Dead letters', atLeast(letters, limit), letters ? 'rows that were given up' : 'none', letters ? 'warn' : null, '#/dead-letters'),
-    tile('Retained WAL', unit(bytes(retained)), [budget ? `of ${bytes(budget)}` : 'no budget', full > 0 && ` · full in ${seconds(full)}`],
+    tile('Retained WAL', unit(bytes(retained)), [budget ? `of ${bytes(budget)}` : 'no budget', soon(full) && ` · full in ${seconds(full)}`],
       wal, '#/slot', budget && meter(retained, budget, wal ?? 'good', 'Retained WAL of its budget')))
 }
 
@@ -58,7 +57,7 @@ function tiles({ overview: o, series }) {
 const lasted = (s) => (s.ended ? seconds((Date.parse(s.ended) - Date.parse(s.started)) / 1000)
   : badge('good', seconds(secondsSince(s.started))))
 
-const ending = (s) => (s.ended ? [data(s.reason, 'strong'), s.error && [' ', data(s.error)]]
+const ending = (s) => (s.ended ? [data(s.reason, 'strong'), s.attempts > 1 && ` ${number(s.attempts)} times`, s.error && [' ', data(s.error)]]
   : h('span', { class: 'none' }, 'it runs'))
 
 const columns = [
@@ -73,7 +72,7 @@ function sessions(ctx) {
   const all = ctx.data?.sessions ?? []
   return panel('Sessions', 'a failure ends one, and the next begins',
     all.length ? table(columns, all, { label: 'Sessions', key: (s) => s.started })
-      : empty('No sessions to show.', 'The relay keeps its last 20 sessions, if it can be asked.'))
+      : empty('No sessions to show.', ctx.data?.relay_error ?? 'The relay keeps its last 20 sessions.'))
 }
 
 const alarmColumns = [

@@ -2,7 +2,7 @@
 import { charts, lastOf, retainedWAL } from '../charts.js'
 import { data, h } from '../dom.js'
 import { atLeast, bytes, count, number, seconds } from '../format.js'
-import { relayState } from '../verdict.js'
+import { relayState, soon } from '../verdict.js'
 import { badge, empty, facts, meter, moment, notice, panel, table } from '../widgets.js'
 
 const specs = [
@@ -21,23 +21,24 @@ const health = { reserved: 'good', extended: 'good', unreserved: 'bad', lost: 'b
 function slotFacts(slot, ctx) {
   if (!slot) return empty('Not known.', 'PostgreSQL could not be asked.')
   if (!slot.exists) return empty(`Slot ${slot.name} does not exist.`, 'The relay creates it at its first start. In poll mode there is none.')
-  const budget = lastOf(ctx.series?.budget_bytes), forecast = ctx.series?.forecast
-  return [
-    facts([
-      ['Name', slot.name],
-      ['WAL', badge(health[slot.wal_status] ?? 'idle', slot.wal_status || 'not known')],
-      ['Kept', [bytes(slot.retained_bytes), budget && ` of ${bytes(budget)}`]],
-      ['Full in', forecast?.full_in_seconds > 0 ? seconds(forecast.full_in_seconds) : 'it does not grow'],
-      ['Until it is lost', slot.safe_bytes >= 0 ? bytes(slot.safe_bytes) : 'no limit of the server'],
-      ['Confirmed LSN', slot.confirmed_flush_lsn],
-      ['Behind it', bytes(slot.confirmed_lag_bytes)],
-      ['Restart LSN', slot.restart_lsn],
-      ['In use by', process(slot.walsender) ?? (slot.active_pid ? `process ${slot.active_pid}` : 'nothing')],
-      ['Kind', [data(slot.plugin || slot.type), ['temporary', 'failover', 'two_phase', 'synced'].filter((k) => slot[k]).map((k) => `, ${k}`)]],
-      slot.invalidation_reason && ['Invalidated', slot.invalidation_reason],
-    ]),
-    budget && meter(slot.retained_bytes, budget, slot.retained_bytes > budget * 0.8 ? 'bad' : 'good', 'Kept WAL of its budget'),
-  ]
+  const budget = lastOf(ctx.series?.budget_bytes), full = ctx.series?.forecast?.full_in_seconds
+  const level = slot.retained_bytes > budget * 0.8 ? 'bad' : 'good'
+  const kept = [bytes(slot.retained_bytes),
+    budget > 0 && [` of ${bytes(budget)}`, meter(slot.retained_bytes, budget, level, 'Kept WAL of its budget')]]
+  const traits = ['temporary', 'failover', 'two_phase', 'synced'].filter((k) => slot[k])
+  return facts([
+    ['Name', slot.name],
+    ['WAL', badge(health[slot.wal_status] ?? 'idle', slot.wal_status || 'not known')],
+    ['Kept', kept],
+    ['Full in', soon(full) ? seconds(full) : full > 0 ? 'more than a week' : 'it does not grow'],
+    ['Until it is lost', slot.safe_bytes >= 0 ? bytes(slot.safe_bytes) : 'no limit of the server'],
+    ['Confirmed LSN', slot.confirmed_flush_lsn],
+    ['Behind it', bytes(slot.confirmed_lag_bytes)],
+    ['Restart LSN', slot.restart_lsn],
+    ['In use by', process(slot.walsender) ?? (slot.active_pid ? `process ${slot.active_pid}` : 'nothing')],
+    ['Kind', [slot.plugin || slot.type, ...traits].join(', ')],
+    slot.invalidation_reason && ['Invalidated', slot.invalidation_reason],
+  ])
 }
 
 function relayFacts({ overview: o }) {

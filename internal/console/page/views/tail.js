@@ -112,7 +112,7 @@ export default {
     }
     return [
       h('form', { class: 'bar filters', onsubmit: submit },
-        h('input', { type: 'search', name: 'types', list: 'types', placeholder: 'Event types, such as order.placed', 'aria-label': 'Event types', autocomplete: 'off', spellcheck: 'false' }),
+        h('input', { type: 'search', name: 'types', list: 'types', placeholder: 'Event types: order.placed', 'aria-label': 'Event types', autocomplete: 'off', spellcheck: 'false' }),
         h('datalist', { id: 'types' }, [...l.seen].sort().map((t) => h('option', { value: t, key: t }))),
         h('button', { type: 'submit' }, 'Filter')),
       l.error && problem(l.error),
