@@ -47,7 +47,7 @@ function tiles({ overview: o, series }) {
     tile('Latency p50', unit(milliseconds(lastOf(series?.p50_ms))), `p99 ${milliseconds(p99)}`, p99 > 1000 ? 'warn' : null),
     tile('Backlog', atLeast(t.pending, limit), 'pending rows'),
     tile('Failing rows', atLeast(t.parked, limit), t.parked === null ? 'not known' : t.parked + t.held === 0 ? 'none'
-      : `${atLeast(t.held, limit)} rows wait behind them`, t.parked + t.held > 0 ? 'warn' : null, '#/held'),
+      : `${atLeast(t.held, limit)} rows wait behind`, t.parked + t.held > 0 ? 'warn' : null, '#/held'),
     tile('Dead letters', atLeast(letters, limit), letters ? 'rows that were given up' : 'none', letters ? 'warn' : null, '#/dead-letters'),
     tile('Retained WAL', unit(bytes(retained)), [budget ? `of ${bytes(budget)}` : 'no budget', soon(full) && ` · full in ${seconds(full)}`],
       wal, '#/slot', budget && meter(retained, budget, wal ?? 'good', 'Retained WAL of its budget')))
