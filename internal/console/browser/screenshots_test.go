@@ -38,7 +38,7 @@ func testScreenshots(t *testing.T, r *rig, address string) {
 	for eval[int](b, points) < 130 {
 		time.Sleep(time.Second)
 	}
-	heights := map[string]int64{"overview": 990, "slot": 920, "replay": 700, "consumers": 480, "alarms": 480, "held": 480}
+	heights := map[string]int64{"overview": 990, "slot": 920, "replay": 800, "consumers": 480, "alarms": 480, "held": 480}
 	for _, view := range views {
 		b.size(1280, cmp.Or(heights[view], 720))
 		b.view(view)
@@ -47,6 +47,10 @@ func testScreenshots(t *testing.T, r *rig, address string) {
 			b.tabTo("button", "Check both servers")
 			b.keys(enter)
 			b.wait(`document.querySelector('.finding')`)
+		case "replay":
+			b.do(`document.querySelector('main input[name=aggregate]').focus()`)
+			b.keys("order", enter)
+			b.wait(`document.querySelector('.result')`)
 		case "tail":
 			b.wait(`document.querySelectorAll('tbody tr').length > 30`)
 		}

@@ -1,6 +1,7 @@
 package browser
 
 import (
+	"fmt"
 	"net/url"
 	"strings"
 	"testing"
@@ -22,11 +23,13 @@ func TestConsole(t *testing.T) {
 		{"Views", testViews},
 		{"Narrow", testNarrow},
 		{"ReadOnly", testReadOnly},
+		{"Replay", testReplay},
 		{"Screenshots", testScreenshots},
 		{"Keyboard", testKeyboard},
 		{"Tail", testTail},
 		{"Hostile", testHostile},
 		{"Many", testMany},
+		{"Hidden", testHidden},
 		{"Outage", testOutage},
 		{"Away", testAway},
 	} {
@@ -167,6 +170,31 @@ func testReadOnly(t *testing.T, r *rig, _ string) {
 	if text := b.text("main"); !strings.Contains(text, "http.token_file") {
 		t.Errorf("nothing says what to configure: %s", text)
 	}
+	b.fine()
+}
+
+// testHidden: a tab that is not visible asks nothing, and is up to date soon after it is.
+func testHidden(t *testing.T, _ *rig, address string) {
+	b := newBrowser(t)
+	b.open(address)
+	b.view("tail")
+	b.wait(`document.querySelectorAll('tbody tr').length > 1`)
+	show := func(hidden bool) {
+		b.do(fmt.Sprintf(`Object.defineProperty(document, 'hidden', {value: %t, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))`, hidden))
+	}
+	show(true)
+	b.do(`new Promise((done) => setTimeout(done, 1000))`) // what was asked before is answered
+	b.asked()
+	before := b.text("tbody tr")
+	b.do(`new Promise((done) => setTimeout(done, 5000))`)
+	if asked := b.asked(); len(asked) > 0 {
+		t.Errorf("a hidden tab asks %s", asked)
+	}
+	if now := b.text("tbody tr"); now != before {
+		t.Errorf("a hidden tab follows the stream: %q, then %q", before, now)
+	}
+	show(false)
+	b.wait(fmt.Sprintf(`document.querySelector('tbody tr').innerText !== %q`, before))
 	b.fine()
 }
 

@@ -16,7 +16,7 @@ export function visible(text, keepLines = false) {
   })
 }
 
-const shown = 2000 // characters of a value in a table; its details have the rest
+const shown = 5000 // characters; the server cuts most values before
 
 // data is a value of a row, message or error: apart from the text around it in its direction, and clipped by CSS.
 export function data(value, cls = '') {

@@ -1,7 +1,7 @@
 // A payload, indented where it is JSON, or as it is.
 import { h, visible } from './dom.js'
 import { bytes } from './format.js'
-import { button } from './widgets.js'
+import { button, copy } from './widgets.js'
 
 const deepest = 24 // levels that are indented
 const longest = 1 << 20 // characters
@@ -42,6 +42,6 @@ export function payload(letter, state, redraw) {
       h('span', { class: 'choice', role: 'group', 'aria-label': 'Payload' },
         button('Indented', choose(false), { 'aria-pressed': String(!raw), disabled: pretty === null }),
         button('Raw', choose(true), { 'aria-pressed': String(raw) })),
-      button('Copy', () => navigator.clipboard.writeText(text))),
+      copy(text)),
     h('pre', { tabindex: 0, dir: 'ltr' }, visible(raw ? text : pretty, true)))
 }

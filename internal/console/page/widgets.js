@@ -25,6 +25,9 @@ export const notice = (level, title, text) =>
 
 export const button = (text, onclick, props = {}) => h('button', { type: 'button', onclick, ...props }, text)
 
+// copy needs a secure context, which a relay's console on another machine is not without TLS.
+export const copy = (text, props) => navigator.clipboard && button('Copy', () => navigator.clipboard.writeText(text), props)
+
 // action is a button that changes something. Where nothing may be changed it says what to configure.
 export function action(ctx, text, onclick, props = {}) {
   const may = ctx.overview?.can_change

@@ -2,7 +2,7 @@
 import { get } from '../api.js'
 import { data, h } from '../dom.js'
 import { ago, count } from '../format.js'
-import { badge, button, empty, icon, problem } from '../widgets.js'
+import { badge, button, copy, empty, icon, problem } from '../widgets.js'
 
 const levels = { error: ['bad', 'error'], warn: ['warn', 'warning'], info: ['idle', 'note'] }
 
@@ -29,7 +29,7 @@ function summary(found, at) {
 const finding = (f) => h('li', { class: 'panel finding', key: f.code + f.text },
   h('div', {}, badge(...(levels[f.level] ?? levels.info)), ' ', h('code', {}, data(f.code))), h('p', {}, data(f.text, 'wrap')),
   f.fix && h('div', { class: 'fix' }, h('span', { class: 'hint' }, 'Fix'), h('code', {}, data(f.fix, 'wrap')),
-    button('Copy', () => navigator.clipboard.writeText(f.fix), { class: 'plain', 'aria-label': `Copy the fix of ${f.code}` })))
+    copy(f.fix, { class: 'plain', 'aria-label': `Copy the fix of ${f.code}` })))
 
 export default {
   id: 'doctor', title: 'Doctor', letter: 'x',

@@ -1,10 +1,11 @@
 // Overview: is all well, and how has it been?
 import { get } from '../api.js'
 import { charts, lastOf, retainedWAL } from '../charts.js'
+import { details } from '../dialog.js'
 import { data, h } from '../dom.js'
-import { atLeast, bytes, clock, milliseconds, number, seconds, secondsSince, short } from '../format.js'
+import { atLeast, bytes, clock, count, milliseconds, number, seconds, secondsSince, short } from '../format.js'
 import { relayState, soon, totals } from '../verdict.js'
-import { badge, empty, icon, meter, panel, table, time } from '../widgets.js'
+import { badge, empty, facts, icon, meter, moment, panel, table, time } from '../widgets.js'
 import { alarmLevel, runbook } from './alarms.js'
 
 const lines = [
@@ -68,10 +69,16 @@ const columns = [
   { name: 'Ended because', cls: 'c-wide', cell: ending },
 ]
 
+const openSession = (s) => details('Session', () => facts([
+  ['Started', moment(s.started)], ['Delivered from', moment(s.delivering_since)], ['Ended', s.ended ? moment(s.ended) : 'it runs'],
+  ['Mode', s.mode], ['Stored', count(s.stored, 'event')], ['Reason', s.reason], ['Error', s.error], s.hint && ['Hint', s.hint],
+  s.attempts > 1 && ['Repeated', `${count(s.attempts, 'session')} in a row failed alike`],
+]))
+
 function sessions(ctx) {
   const all = ctx.data?.sessions ?? []
   return panel('Sessions', 'a failure ends one, and the next begins',
-    all.length ? table(columns, all, { label: 'Sessions', key: (s) => s.started })
+    all.length ? table(columns, all, { label: 'Sessions', key: (s) => s.started, open: openSession })
       : empty('No sessions to show.', ctx.data?.relay_error ?? 'The relay keeps its last 20 sessions.'))
 }
 

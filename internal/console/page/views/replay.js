@@ -1,24 +1,25 @@
 // Replay: delivered rows are published again, on purpose.
 import { get, post } from '../api.js'
-import { confirmed, toast } from '../dialog.js'
+import { confirmed, details, toast } from '../dialog.js'
 import { data, h } from '../dom.js'
 import { count, number } from '../format.js'
-import { action, badge, button, empty, field, meter, notice, panel, problem, readOnly, table, time } from '../widgets.js'
+import { action, badge, empty, facts, field, meter, moment, notice, panel, problem, readOnly, table, time } from '../widgets.js'
 
 const list = (text) => text.split(/[\s,]+/).filter(Boolean)
 
-// choice is what the form asks for; what is left empty is not in it.
-function choice(form) {
+// choice is what the form asks for; what is left empty is not in it. Rows that are delivered after the count are
+// not meant: it would never be right.
+function choice(form, now) {
   const typed = new FormData(form), text = (name) => typed.get(name)?.trim() || undefined
   return {
     outbox: text('outbox'), event_types: text('types') && list(text('types')), ids: text('ids') && list(text('ids')),
-    aggregate: text('aggregate'), since: text('since'), until: text('until'),
+    aggregate: text('aggregate'), since: text('since'), until: text('until') ?? now,
   }
 }
 
 async function preview(ctx, e) {
   e.preventDefault()
-  const l = ctx.local, wanted = choice(e.currentTarget)
+  const l = ctx.local, wanted = choice(e.currentTarget, ctx.overview.at)
   Object.assign(l, { wanted, counts: null, error: null, counting: true })
   ctx.redraw()
   try {
@@ -30,8 +31,10 @@ async function preview(ctx, e) {
   ctx.redraw()
 }
 
+const rowsOf = ({ total }) => (total === null ? 'rows that could not be counted' : count(total, 'row'))
+
 async function request(ctx) {
-  const l = ctx.local, rows = count(l.counts.total, 'row')
+  const l = ctx.local, rows = rowsOf(l.counts)
   const yes = await confirmed(`Publish ${rows} again?`, [
     counted(l.counts), h('p', {}, 'Consumers get these events once more, each with an id that ends in /replay-n.'),
   ], `Publish ${rows} again`)
@@ -49,12 +52,13 @@ async function request(ctx) {
 
 const shown = 20 // event types
 
-function counted({ total, by_type }) {
+function counted({ total, by_type: types }) {
+  const by_type = types ?? []
   const most = Math.max(1, ...by_type.map((t) => t.rows))
   return h('div', { class: 'bars' },
     by_type.slice(0, shown).map((t) => h('div', {}, data(t.event_type), meter(t.rows, most, 'plain', `Rows of the type`), h('b', {}, number(t.rows)))),
     by_type.length > shown && h('p', { class: 'hint' }, `and ${number(by_type.length - shown)} more types`),
-    !total && h('p', {}, 'No delivered row fits.'))
+    total === 0 && h('p', {}, 'No delivered row fits.'))
 }
 
 function form(ctx) {
@@ -90,6 +94,15 @@ const progress = (r) => [
   `${number(r.sent)} of ${number(r.total)}`, r.refused > 0 && `, ${number(r.refused)} refused`,
 ]
 
+const chosen = (r) => [...(r.event_types ?? []), ...(r.ids ?? []).map((id) => 'row ' + id), r.aggregate_type && `${r.aggregate_type}/${r.aggregate_id ?? '*'}`]
+
+const open = (r) => details(`Replay ${r.id ?? r.replay_id}`, () => facts([
+  ['State', r.state], ['Outbox', r.outbox], ['Rows', chosen(r).filter(Boolean).join(', ') || 'all delivered'],
+  ['Since', moment(r.since)], ['Until', moment(r.until)], ['Progress', progress(r)], ['Into', r.to_stream ?? "the relay's stream"],
+  ['Requested', moment(r.requested_at)], ['By', r.requested_by], ['Started', moment(r.started_at)], ['Finished', moment(r.finished_at)],
+  ['Note', r.last_error],
+]))
+
 const columns = (ctx) => [
   { name: 'Id', cls: 'c-id', cell: (r) => r.id ?? r.replay_id },
   { name: 'State', cls: 'c-short', cell: (r) => badge(levels[r.state] ?? 'idle', data(r.state)) },
@@ -108,10 +121,10 @@ export default {
     const l = ctx.local, all = ctx.data.replays
     return [
       panel('Publish delivered rows again', null, form(ctx), l.error && problem(l.error),
-        l.counts && h('div', { class: 'result' }, h('h3', {}, `${count(l.counts.total, 'row')} would be published again`),
+        l.counts && h('div', { class: 'result' }, h('h3', {}, `${rowsOf(l.counts)} would be published again`),
           l.counts.warning && notice('warn', data(l.counts.warning, 'wrap')), counted(l.counts),
-          action(ctx, `Publish ${count(l.counts.total, 'row')} again …`, () => request(ctx), { class: 'primary', disabled: !l.counts.total }))),
-      panel('Requests', null, all.length ? table(columns(ctx), all, { label: 'Requests', key: (r) => r.id ?? r.replay_id })
+          action(ctx, `Publish ${rowsOf(l.counts)} again …`, () => request(ctx), { class: 'primary', disabled: l.counts.total === 0 }))),
+      panel('Requests', null, all.length ? table(columns(ctx), all, { label: 'Requests', key: (r) => r.id ?? r.replay_id, open })
         : empty('No replay has been requested.', 'A request and its progress would be here.')),
     ]
   },
