@@ -170,6 +170,11 @@ func testReadOnly(t *testing.T, r *rig, _ string) {
 	if text := b.text("main"); !strings.Contains(text, "http.token_file") {
 		t.Errorf("nothing says what to configure: %s", text)
 	}
+	b.keys(enter)
+	b.wait(`document.querySelector('dialog')?.innerText.includes('http.token_file (WALPOST_HTTP_TOKEN_FILE) to see payloads')`)
+	b.keys(esc)
+	b.view("tail")
+	b.wait(`document.querySelectorAll('tbody tr').length > 1 && document.querySelector('main').innerText.includes('to see payloads')`)
 	b.fine()
 }
 

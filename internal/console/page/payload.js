@@ -22,13 +22,15 @@ export function indented(text) {
   return out
 }
 
-// payload shows it; state keeps what the reader has chosen.
-export function payload(letter, state, redraw) {
-  const text = letter.payload
-  if (text === null || text === undefined) return h('p', { class: 'none' }, 'No payload, or it cannot be shown.')
+// payload shows it; state keeps what the reader has chosen. o is the overview, which says whether payloads are shown.
+export function payload(letter, o, state, redraw) {
+  const text = letter.payload ?? letter.payload_base64
+  if (text === null || text === undefined) {
+    return h('p', { class: 'hint' }, o && !o.shows_payloads ? visible(o.payload_hint) : 'There is no payload, or it is too long to be shown.')
+  }
   let pretty = null
   try {
-    pretty = letter.payload_cut ? null : indented(text)
+    pretty = letter.payload_cut || letter.payload_base64 ? null : indented(text)
   } catch {} // it is not JSON
   const raw = state.raw || pretty === null
   const choose = (to) => () => {
@@ -38,7 +40,7 @@ export function payload(letter, state, redraw) {
   return h('div', { class: 'payload' },
     h('div', { class: 'bar' },
       h('span', { class: 'hint' }, bytes(letter.payload_bytes ?? letter.bytes ?? text.length),
-        letter.payload_cut && `, the first ${bytes(text.length)} are shown`),
+        letter.payload_base64 && ', not UTF-8, as base64', letter.payload_cut && `, the first ${bytes(text.length)} are shown`),
       h('span', { class: 'choice', role: 'group', 'aria-label': 'Payload' },
         button('Indented', choose(false), { 'aria-pressed': String(!raw), disabled: pretty === null }),
         button('Raw', choose(true), { 'aria-pressed': String(raw) })),

@@ -62,7 +62,7 @@ async function open(ctx, letter) {
       ['Tenant', letter.tenant_id], ['Row', [data(letter.row_id), ' of ', data(letter.outbox)]],
       ['Attempts', number(letter.attempts)], ['Given up', moment(letter.failed_at)],
     ]),
-    err ? problem(err) : whole ? payload(whole, state, () => drawer.update()) : h('p', { class: 'loading' }, 'Loading …'),
+    err ? problem(err) : whole ? payload(whole, ctx.overview, state, () => drawer.update()) : h('p', { class: 'loading' }, 'Loading …'),
   ])
   ctx.local.drawer = drawer
   try {

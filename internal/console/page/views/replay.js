@@ -7,13 +7,21 @@ import { action, badge, empty, facts, field, meter, moment, notice, panel, probl
 
 const list = (text) => text.split(/[\s,]+/).filter(Boolean)
 
+const lengths = { s: 1, m: 60, h: 3600, d: 86400 }
+
+// instant is a time as it is typed, or how long ago it was.
+function instant(text, now) {
+  const [, n, unit] = /^(\d+)\s*([smhd])$/.exec(text ?? '') ?? []
+  return n ? new Date(Date.parse(now) - n * lengths[unit] * 1000).toISOString() : text
+}
+
 // choice is what the form asks for; what is left empty is not in it. Rows that are delivered after the count are
 // not meant: it would never be right.
 function choice(form, now) {
   const typed = new FormData(form), text = (name) => typed.get(name)?.trim() || undefined
   return {
     outbox: text('outbox'), event_types: text('types') && list(text('types')), ids: text('ids') && list(text('ids')),
-    aggregate: text('aggregate'), since: text('since'), until: text('until') ?? now,
+    aggregate: text('aggregate'), since: instant(text('since'), now), until: instant(text('until'), now) ?? now,
   }
 }
 

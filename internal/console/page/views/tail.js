@@ -1,10 +1,10 @@
 // Live tail: events as they are stored in the stream, the newest first.
 import { ApiError, open as openStream } from '../api.js'
 import { details } from '../dialog.js'
-import { data, h } from '../dom.js'
+import { data, h, visible } from '../dom.js'
 import { bytes, clock, number } from '../format.js'
 import { payload } from '../payload.js'
-import { button, empty, facts, moment, panel, problem, table } from '../widgets.js'
+import { button, empty, facts, moment, notice, panel, problem, table } from '../widgets.js'
 
 const most = 500 // lines that are kept
 const mostTypes = 100 // that are offered
@@ -15,14 +15,17 @@ const columns = [
   { name: 'Type', cls: 'c-name', cell: (e) => data(e.type) },
   { name: 'Aggregate', cls: 'c-name p2', cell: (e) => data(e.aggregate) },
   { name: 'Size', cls: 'c-num p3', cell: (e) => bytes(e.bytes) },
-  { name: 'Payload', cls: 'c-wide mono', cell: (e) => data(e.payload?.slice(0, 300)) },
+  { name: 'Payload', cls: 'c-wide mono', cell: (e) => data((e.payload ?? e.payload_base64)?.slice(0, 300)) },
 ]
 
-function open(event) {
+function open(ctx, event) {
   const state = {}
   const drawer = details(`Event ${number(event.sequence)}`, () => [
-    facts([['Type', event.type], ['Aggregate', event.aggregate], ['Subject', event.subject], ['Id', event.id], ['Stored', moment(event.at)]]),
-    payload({ ...event, payload_bytes: event.bytes }, state, () => drawer?.update()),
+    facts([
+      ['Type', event.type], ['Aggregate', event.aggregate], ['Tenant', event.tenant_id], ['Subject', event.subject], ['Id', event.id],
+      ['Stored', moment(event.at)], event.replay && ['Replay', 'it was published again'], !event.relayed && ['Written by', 'another writer than walpost'],
+    ]),
+    payload({ ...event, payload_bytes: event.bytes }, ctx.overview, state, () => drawer?.update()),
   ])
 }
 
@@ -54,6 +57,7 @@ function take(ctx, lines) {
   for (const line of lines) {
     if (line.skipped) l.skipped += line.skipped
     if (line.error) l.error = { message: line.error, hint: line.hint }
+    if (line.waiting !== undefined) l.away = line.waiting
     if (line.sequence === undefined) continue
     l.waiting.push(line)
     if (l.seen.size < mostTypes) l.seen.add(line.type)
@@ -116,7 +120,9 @@ export default {
         h('datalist', { id: 'types' }, [...l.seen].sort().map((t) => h('option', { value: t, key: t }))),
         h('button', { type: 'submit' }, 'Filter')),
       l.error && problem(l.error),
-      l.events.length ? panel(`${number(l.events.length)} events`, l.types.length > 0 && data('of ' + l.types.join(', ')), table(columns, l.events, { label: 'Events', key: (e) => e.sequence, open }))
+      l.away && notice('warn', 'The tail waits for JetStream', data(l.away, 'wrap')),
+      ctx.overview && !ctx.overview.shows_payloads && h('p', { class: 'hint' }, visible(ctx.overview.payload_hint)),
+      l.events.length ? panel(`${number(l.events.length)} events`, l.types.length > 0 && data('of ' + l.types.join(', ')), table(columns, l.events, { label: 'Events', key: (e) => e.sequence, open: (e) => open(ctx, e) }))
         : empty('No events yet.', 'Each event appears here when it is stored in the stream. Those from before are in `walpost tail --since 1h`.'),
     ]
   },
