@@ -62,11 +62,14 @@ export function verdict(o, series, alarms) {
   if (nats) {
     return { level: 'bad', text: `JetStream is away${id === 'waiting' ? lasts(o) : ''}.${waiting(o)}${kept(o, series)}`, more: nats.error }
   }
-  if (id === 'waiting' || id === 'stopped') {
+  if (stuck(o, id)) {
     return { level: 'bad', text: `The relay has delivered nothing${lasts(o)}.${waiting(o)}${kept(o, series)}`, more: o.relay?.last_error || o.relay?.step }
   }
   return slotTrouble(o, series) ?? alarmed(alarms) ?? late(o) ?? polls(o, id)
 }
+
+// stuck: a session's end and the next one's start take a moment, which is nothing to report.
+const stuck = (o, id) => id === 'stopped' || (id === 'starting' && o.relay?.last_error) || (id === 'waiting' && secondsSince(o.relay.since) > 3)
 
 function slotTrouble(o, series) {
   const slot = o.status?.slot
