@@ -38,8 +38,11 @@ func testScreenshots(t *testing.T, r *rig, address string) {
 	for eval[int](b, points) < 130 {
 		time.Sleep(time.Second)
 	}
-	heights := map[string]int64{"overview": 990, "slot": 920, "replay": 800, "consumers": 480, "alarms": 480, "held": 480}
+	heights := map[string]int64{"overview": 990, "slot": 920, "replay": 800, "consumers": 480, "held": 480}
 	for _, view := range views {
+		if view == "alarms" {
+			continue // testAlarm raises one
+		}
 		b.size(1280, cmp.Or(heights[view], 720))
 		b.view(view)
 		switch view {

@@ -5,6 +5,8 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/nats-io/nats.go"
 )
 
 var views = []string{"overview", "slot", "held", "dead-letters", "tail", "consumers", "replay", "alarms", "doctor"}
@@ -31,6 +33,7 @@ func TestConsole(t *testing.T) {
 		{"Many", testMany},
 		{"Hidden", testHidden},
 		{"Outage", testOutage},
+		{"Alarm", testAlarm},
 		{"Away", testAway},
 	} {
 		t.Run(part.name, func(t *testing.T) {
@@ -221,6 +224,31 @@ func testOutage(t *testing.T, r *rig, address string) {
 	}
 	r.must(r.nats.Start(t.Context()))
 	b.wait(`!document.querySelector('.verdict')`)
+	b.fine()
+}
+
+// testAlarm: another writer publishes into the relay's stream.
+func testAlarm(t *testing.T, r *rig, address string) {
+	b := newBrowser(t)
+	b.open(address)
+	b.wait(`document.querySelectorAll('.tile').length === 8`)
+	nc, err := nats.Connect(r.nats.URL())
+	r.must(err)
+	defer nc.Close()
+	r.must(nc.Publish("events.order.placed", []byte("{}")))
+	r.must(nc.Flush())
+	b.wait(`document.querySelector('.verdict.warn')?.innerText.includes('Alarm foreign_message')`)
+	b.wait(`document.querySelector('#nav .count.warn') && document.querySelector('#nav a[href="#/alarms"]').innerText.includes('1')`)
+	b.tabTo(".verdict a", "")
+	b.keys(enter)
+	b.wait(`location.hash === '#/alarms' && document.querySelector('tbody tr')?.innerText.includes('foreign_message')`)
+	if runbook := eval[string](b, `document.querySelector('td.c-act a').getAttribute('href')`); runbook != "docs/ALARMS.html#foreign_message" {
+		t.Errorf("the runbook is at %s", runbook)
+	}
+	if *update {
+		b.size(1280, 480)
+		b.picture("alarms")
+	}
 	b.fine()
 }
 
