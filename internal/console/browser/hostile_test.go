@@ -136,8 +136,12 @@ func manyTypes(r *rig, b *browser) {
 	})
 	b.view("replay")
 	b.do(`document.querySelector('main input[name=aggregate]').focus()`)
-	b.keys("many", enter)
-	b.wait(`document.querySelector('.result')?.innerText.includes('3,000 rows would be published again')`)
+	b.keys("many")
+	r.until("rows that are delivered now are counted", func() bool {
+		b.keys(enter)
+		b.wait(`document.querySelector('.result')`)
+		return strings.Contains(b.text(".result"), "3,000 rows would be published again")
+	})
 	if n := b.count(".bars meter"); n != 20 {
 		b.t.Errorf("%d types are shown", n)
 	}

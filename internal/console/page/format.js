@@ -56,6 +56,8 @@ export function serverTime(at) {
   if (ms) skew = Date.now() - ms
 }
 
+export const serverNow = () => new Date(Date.now() - skew).toISOString()
+
 export const secondsSince = (at) => (at ? Math.max(0, (Date.now() - skew - Date.parse(at)) / 1000) : null)
 
 // ago is rough: its element's title has the time.

@@ -2,7 +2,7 @@
 import { get, post } from '../api.js'
 import { confirmed, details, toast } from '../dialog.js'
 import { data, h } from '../dom.js'
-import { count, number } from '../format.js'
+import { count, number, serverNow } from '../format.js'
 import { action, badge, empty, facts, field, meter, moment, notice, panel, problem, readOnly, table, time } from '../widgets.js'
 
 const list = (text) => text.split(/[\s,]+/).filter(Boolean)
@@ -27,7 +27,7 @@ function choice(form, now) {
 
 async function preview(ctx, e) {
   e.preventDefault()
-  const l = ctx.local, wanted = choice(e.currentTarget, ctx.overview.at)
+  const l = ctx.local, wanted = choice(e.currentTarget, serverNow())
   Object.assign(l, { wanted, counts: null, error: null, counting: true })
   ctx.redraw()
   try {
