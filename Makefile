@@ -88,8 +88,8 @@ mutants: deps pg-extra ## plant known defects in the relay, one after the other,
 	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 4 -mutants all
 
 .PHONY: deps
-deps: ## install what is missing: PostgreSQL's server programs, a C compiler, a pooler, Python
-	@.ci/deps postgres cc pgbouncer python3
+deps: ## install what is missing: PostgreSQL's server programs, a C compiler, a pooler, Python, a browser
+	@.ci/deps postgres cc pgbouncer python3 chromium
 
 .PHONY: pg-extra
 pg-extra: ## fetch further PostgreSQL versions for the tests, where that is possible

@@ -1,0 +1,72 @@
+// Numbers, sizes and times as people read them. null is not known: "–".
+
+const whole = new Intl.NumberFormat('en-US', { maximumFractionDigits: 0 })
+const fine = new Intl.NumberFormat('en-US', { maximumSignificantDigits: 3 })
+const unknown = (n) => n === null || n === undefined || Number.isNaN(n)
+
+export const number = (n) => (unknown(n) ? '–' : whole.format(n))
+
+// atLeast is a number that was counted up to a limit.
+export const atLeast = (n, limit) => (unknown(n) ? '–' : number(n) + (limit && n >= limit ? '+' : ''))
+
+// short is a number in little room: 1,240 or 12.4k.
+export function short(n) {
+  if (unknown(n)) return '–'
+  if (Math.abs(n) < 10 && n % 1) return fine.format(n)
+  if (Math.abs(n) < 10000) return whole.format(n)
+  return n < 1e6 ? fine.format(n / 1e3) + 'k' : n < 1e9 ? fine.format(n / 1e6) + 'M' : fine.format(n / 1e9) + 'G'
+}
+
+export const count = (n, one, many = one + 's') => `${number(n)} ${n === 1 ? one : many}`
+
+export function bytes(n) {
+  if (unknown(n)) return '–'
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
+  let i = 0
+  for (; Math.abs(n) >= 1000 && i < units.length - 1; i++) n /= 1024
+  return (i === 0 ? whole : fine).format(n) + ' ' + units[i]
+}
+
+export function milliseconds(ms) {
+  if (unknown(ms)) return '–'
+  return ms < 1000 ? fine.format(ms) + ' ms' : seconds(ms / 1000)
+}
+
+// seconds is a duration: 0.42 s, 12 s, 3 min, 5 h 12 min, 9 d.
+export function seconds(s) {
+  if (unknown(s)) return '–'
+  if (s < 0.0005) return '0 s'
+  if (s < 1) return Math.round(s * 1000) + ' ms'
+  if (s < 10) return (Math.floor(s * 10) / 10) + ' s'
+  if (s < 60) return Math.floor(s) + ' s'
+  if (s < 3600) return Math.floor(s / 60) + ' min'
+  const hours = Math.floor(s / 3600)
+  const minutes = Math.floor((s % 3600) / 60)
+  if (hours < 10 && minutes) return `${hours} h ${minutes} min`
+  if (hours < 48) return hours + ' h'
+  return Math.floor(hours / 24) + ' d'
+}
+
+const months = 'Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec'.split(' ')
+let skew = 0 // how far this machine's clock is ahead of the server's
+
+// serverTime notes the server's clock, by which ages are shown.
+export function serverTime(at) {
+  const ms = Date.parse(at)
+  if (ms) skew = Date.now() - ms
+}
+
+export const serverNow = () => new Date(Date.now() - skew).toISOString()
+
+export const secondsSince = (at) => (at ? Math.max(0, (Date.now() - skew - Date.parse(at)) / 1000) : null)
+
+// ago is rough: its element's title has the time.
+export const ago = (at) => (at ? seconds(secondsSince(at)).replace(/ h .*/, ' h') + ' ago' : '–')
+
+// clock is a time of day, with the date unless it is today's. All times are UTC.
+export function clock(at) {
+  const d = new Date(at)
+  if (!at || Number.isNaN(d.getTime())) return '–'
+  const text = d.toISOString(), today = new Date(Date.now() - skew).toISOString().slice(0, 10)
+  return text.startsWith(today) ? text.slice(11, 19) : `${months[d.getUTCMonth()]} ${d.getUTCDate()}, ${text.slice(11, 16)}`
+}
