@@ -49,6 +49,7 @@ var rooms = map[string][]string{
 	"internal/keys":       {},
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
+	"internal/setup":      {module + "outbox", module + "stream", module + "migrations", table, crash, hint, pg, secretfile, pgx, pgerrcode},
 	"internal/sleep":      {},
 	"internal/telemetry":  {hint, prometheus, otel + "/", "go.opentelemetry.io/contrib/bridges/prometheus"},
 	"internal/table":      {module + "outbox", check, hint, pg, pgx, pgerrcode},
