@@ -148,8 +148,8 @@ func (c *initConfig) makeRelays(o *initOptions, s *setup.Setup) error {
 // isPath lists the keys that name a file. Those of a flag are relative to where init runs, and the relay may
 // run elsewhere.
 var isPath = map[string]bool{
-	"nats.creds": true, "nats.nkey": true, "nats.password_file": true, "nats.tls.ca": true,
-	"nats.tls.cert": true, "nats.tls.key": true, "catalog.path": true,
+	"nats.creds": true, "nats.nkey": true, "nats.password_file": true, "nats.token_file": true,
+	"nats.tls.ca": true, "nats.tls.cert": true, "nats.tls.key": true, "catalog.path": true,
 }
 
 // file is the step that writes the configuration. It refuses a file that says something else.

@@ -95,6 +95,7 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 func natsConn(n *NATSConfig) jetstream.ConnConfig {
 	return jetstream.ConnConfig{
 		URL: n.URL, Creds: n.Creds, NKey: n.NKey, User: n.User, PasswordFile: n.PasswordFile,
+		TokenFile: n.TokenFile,
 		TLS: jetstream.TLSConfig{
 			CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key, First: n.TLS.HandshakeFirst,
 		},
