@@ -98,6 +98,11 @@ func TestOnce(t *testing.T) {
 				r.exec(`UPDATE outbox_messages SET available_at = now() - interval '1 second' WHERE payload ->> 'n' = '9001'`)
 				r.onceSays(3, 0, 0, 0)
 				r.storedIs(1, 3100, 9004, 9004, 9001, 9003)
+				if mark == outbox.MarkJournal {
+					if behind := r.query1(`SELECT (SELECT max(id) FROM public.outbox_messages) - settled_to FROM public.outbox_progress`); behind != "0" {
+						t.Errorf("the journal's progress is %s ids behind", behind)
+					}
+				}
 			})
 		}
 	}
