@@ -38,6 +38,7 @@ func TestInitScripts(t *testing.T) {
 			env.Setenv("NATS_PLAIN", plain.URL())
 			url, err := pg.CreateDB(context.Background(), "shop")
 			env.Setenv("ADMIN_URL", url)
+			env.Setenv("SECOND_URL", pg.URL("second"))
 			return errors.Join(err, free.Close())
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

@@ -51,6 +51,11 @@ func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error)
 	if c.cfg.Postgres.PasswordFile != "" {
 		c.passwordFile = absolute(c.cfg.Postgres.PasswordFile)
 	}
+	if c.origin["postgres.url"] != "" && !flags.Changed("role") {
+		if conn, err := pg.Parse(c.cfg.Postgres.server()); err == nil {
+			o.role = conn.User
+		}
+	}
 	for _, k := range c.cfg.keys() {
 		if slices.Contains(theAdmins, k.name) {
 			_ = k.Set(k.initial)
@@ -80,6 +85,9 @@ func (c *initConfig) choose(o *initOptions) {
 		c.cfg.Mode, c.origin["mode"] = "poll", "--poll"
 	}
 	o.poll = c.cfg.Mode == "poll"
+	if c.exists {
+		return // what the file leaves out is the default, as for every command
+	}
 	for _, name := range []string{"table", "layout", "mark"} {
 		if c.origin["outboxes[0]."+name] != "" {
 			return

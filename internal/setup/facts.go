@@ -43,14 +43,17 @@ const factsSQL = `SELECT current_user::text, current_database()::text, current_s
 	EXISTS (SELECT FROM pg_roles WHERE rolname = $4)
 FROM pg_roles me
 JOIN pg_database d ON d.datname = current_database()
-CROSS JOIN LATERAL (SELECT coalesce(nullif($1, ''), pg_get_userbyid(d.datdba)::text) AS name) o
+CROSS JOIN LATERAL (SELECT coalesce(nullif($1, ''),
+	(SELECT pg_get_userbyid(c.relowner)::text FROM pg_class c WHERE c.oid = to_regclass($5)),
+	pg_get_userbyid(d.datdba)::text) AS name) o
 LEFT JOIN pg_roles owner ON owner.rolname = o.name
 LEFT JOIN pg_roles relay ON relay.rolname = $2
 LEFT JOIN pg_namespace n ON n.nspname = $3
 WHERE me.rolname = current_user`
 
 func (s *Setup) read(ctx context.Context) error {
-	rows, _ := s.conn.Query(ctx, factsSQL, s.cfg.Owner, s.cfg.Role, s.schema(), s.cfg.App)
+	rows, _ := s.conn.Query(ctx, factsSQL, s.cfg.Owner, s.cfg.Role, s.schema(), s.cfg.App,
+		s.cfg.Outboxes[0].SQL())
 	f, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[facts])
 	if err != nil {
 		return fmt.Errorf("read roles and settings: %w", err)

@@ -24,8 +24,8 @@ import (
 type Config struct {
 	// Admin is the database, reached as a superuser or as another role that may do the steps.
 	Admin pg.Config
-	// Owner has the tables and the publication; "" is the database's owner. Role is the relay's, App a role
-	// that inserts events, "" for none.
+	// Owner has the tables and the publication; "" is the outbox's owner, or where there is none the
+	// database's. Role is the relay's, App a role that inserts events, "" for none.
 	Owner, Role, App string
 	Outboxes         []*outbox.Table
 	Publication      string
