@@ -17,7 +17,8 @@ import (
 )
 
 // TestInitScripts gives each script a cluster, because roles belong to the whole of it, with an empty database in
-// ADMIN_URL, and beside the usual NATS server one without JetStream and one that asks for user and password.
+// ADMIN_URL, and the command restart. That of the script replica has wal_level = replica. Beside the usual NATS server
+// there is one without JetStream, and one that asks for user and password.
 func TestInitScripts(t *testing.T) {
 	nats := testenv.NewNATS(t, testenv.NATSOptions{})
 	auth := testenv.NewNATS(t, testenv.NATSOptions{Config: `authorization { user: relay, password: s3cret }`})
@@ -26,10 +27,15 @@ func TestInitScripts(t *testing.T) {
 		Dir:                 "testdata/init",
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
-			pg, err := testenv.StartPostgres(context.Background(), testenv.PGOptions{})
+			var opts testenv.PGOptions
+			if filepath.Base(env.WorkDir) == "script-replica" {
+				opts.Settings = map[string]string{"wal_level": "replica"}
+			}
+			pg, err := testenv.StartPostgres(context.Background(), opts)
 			if err != nil {
 				return err
 			}
+			env.Values["pg"] = pg
 			env.Defer(func() { _ = pg.Close() })
 			free := reserve(t)
 			env.Setenv("WALPOST_HTTP_LISTEN", free.Addr().String())
@@ -44,6 +50,9 @@ func TestInitScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": exits,
 			"until": until,
+			"restart": func(ts *testscript.TestScript, _ bool, _ []string) {
+				ts.Check(ts.Value("pg").(*testenv.Postgres).Restart(context.Background()))
+			},
 			"sql": func(ts *testscript.TestScript, _ bool, args []string) {
 				_, err := ts.Stdout().Write([]byte(querySQL(ts, args[0])))
 				ts.Check(err)
