@@ -60,18 +60,63 @@ func (l *Poller) Answer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	const step = "deliver what was written before the slot was made"
 	for _, t := range l.cfg.Outboxes {
-		if err := l.answerTable(ctx, db, t, xid); err != nil {
+		err := l.awaitNone(ctx, t, step, func() (left string, err error) {
+			return db.FreshBefore(ctx, t, l.cfg.DelayThreshold, xid)
+		})
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (l *Poller) answerTable(ctx context.Context, db *table.DB, t *outbox.Table, xid int64) error {
-	const step = "deliver what was written before the slot was made"
+// Settle waits until every row that is committed when it is called, and is due, is delivered or recorded. A
+// recorded row that may be tried is tried once. The poller must be running.
+func (l *Poller) Settle(ctx context.Context) error {
+	db, err := open(ctx, l.cfg.Database) // the poller's own is at work
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	begun, err := db.NewMoment(ctx)
+	if err != nil {
+		return err
+	}
+	for _, t := range l.cfg.Outboxes {
+		if !table.MarkOf(t).InTable() {
+			continue
+		}
+		err := l.awaitNone(ctx, t, "deliver what is pending", func() (left string, err error) {
+			return db.DueBefore(ctx, t, l.cfg.DelayThreshold, l.cfg.OnPoison != Skip, begun)
+		})
+		if err != nil {
+			return err
+		}
+		l.advanceNow(ctx, db, t)
+	}
+	return nil
+}
+
+// advanceNow moves a table's progress on at once. The passes do so from one to a later one, and a relay that
+// ends after the first would never do it.
+func (l *Poller) advanceNow(ctx context.Context, db *table.DB, t *outbox.Table) {
+	var a table.Advance
+	for range 2 { // the first sees how far, the second goes there
+		if err := db.Advance(ctx, t, &a); err != nil {
+			l.reporter.Trouble("the journal's progress does not move: the next run tries again", err)
+			return
+		}
+	}
+}
+
+// awaitNone waits until no row is left.
+func (l *Poller) awaitNone(
+	ctx context.Context, t *outbox.Table, step string, look func() (left string, err error),
+) error {
 	for begun := time.Now(); ; {
-		left, err := db.FreshBefore(ctx, t, l.cfg.DelayThreshold, xid)
+		left, err := look()
 		switch {
 		case err == nil && left == "":
 			return nil // rows of the table that come now are not asked for
@@ -79,7 +124,7 @@ func (l *Poller) answerTable(ctx context.Context, db *table.DB, t *outbox.Table,
 			l.reporter.Meanwhile(fmt.Sprintf("%s: waiting for %s of %s", step, left, t), begun)
 		case table.IsTemporary(err):
 			l.reporter.Meanwhile(step, begun)
-			l.reporter.Trouble("rows from before the slot cannot be looked for: trying again", err,
+			l.reporter.Trouble("pending rows cannot be looked for: trying again", err,
 				zap.String("table", t.String()))
 		default:
 			return err

@@ -73,6 +73,10 @@ type Config struct {
 	Tracer     trace.Tracer
 	TraceRatio float64
 
+	// Once has Run end by itself when everything is settled that was committed before it began. Run fails if
+	// that cannot be: see once.
+	Once bool
+
 	// OnStored, if set, is called with the time from each commit to its PubAck.
 	// It must not block.
 	OnStored func(time.Duration)

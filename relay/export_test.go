@@ -1,5 +1,7 @@
 package relay
 
+import "time"
+
 // SetMostHeld changes how many held aggregates are remembered, and returns what changes it
 // back. No relay may run meanwhile.
 func SetMostHeld(n int) (reset func()) {
@@ -35,4 +37,11 @@ func (r *Relay) DoctorsOwnChecks() (names []string) {
 		}
 	}
 	return names
+}
+
+// SetOncePatience changes how long a relay that runs once tries again.
+func SetOncePatience(d time.Duration) (reset func()) {
+	before := oncePatience
+	oncePatience = d
+	return func() { oncePatience = before }
 }

@@ -13,6 +13,7 @@ import (
 // reader of the WAL, published to watchFacts, unreplayable and stuckReplay to the replayer.
 type history struct {
 	lastSeq      uint64    // greatest sequence of a PubAck
+	stored       int64     // messages
 	created      time.Time // of the stream
 	advance      bool      // the last session stored or recorded something
 	base         uint64    // the sequence that the last publisher began behind

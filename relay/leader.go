@@ -51,11 +51,12 @@ func (l *leader) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			break
 		}
-		l.status.set(stateWaiting, err)
-		l.logFailure("the relay lost its place and begins again", err)
 		if l.past.advance {
 			b.reset()
+			l.once.advanced()
 		}
+		l.waiting(err)
+		l.logFailure("the relay lost its place and begins again", err)
 		b.wait(ctx)
 	}
 }
@@ -113,12 +114,17 @@ func (l *leader) term(ctx context.Context) error {
 
 // standBy waits for the lock. A relay that waits is ready.
 func (l *leader) standBy(ctx context.Context, db *table.DB) error {
+	begun := time.Now()
 	for first := true; ; first = false {
 		ok, err := db.TryLock(ctx)
 		if err != nil || ok {
 			return err
 		}
-		if first {
+		if l.cfg.Once {
+			if time.Since(begun) > lockPatience {
+				l.once.end(lockedError(ctx, db))
+			}
+		} else if first {
 			l.metrics.standBy()
 			l.status.set(stateStandby, nil)
 			l.log.Info("standing by: another relay holds the lock", zap.String("slot", l.cfg.Slot))
@@ -170,15 +176,17 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 				taken = time.Now()
 			}
 			l.standByFor(err, time.Since(taken))
+			l.once.failed(err)
 			sleep.For(work, 250*time.Millisecond)
 			continue
 		}
 		taken = time.Time{}
-		l.status.set(stateWaiting, err)
-		l.sayWhy(err)
 		if l.past.advance {
 			b.reset()
+			l.once.advanced()
 		}
+		l.waiting(err)
+		l.sayWhy(err)
 		b.wait(work)
 	}
 }

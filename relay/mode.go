@@ -124,7 +124,10 @@ func (l *leader) pollOnly(ctx, held context.Context, db *table.DB, sys stream.Sy
 	l.log.Warn("polling: the tables are searched instead of the WAL being read",
 		zap.NamedError("because", why))
 	left := l.slots.leave(ctx, db)
-	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, _ *session) error {
+	return l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
+		if l.cfg.Once {
+			return s.endOnce(ctx)
+		}
 		for sleep.For(ctx, modeCheck) {
 			if !left {
 				left = l.slots.leave(ctx, db)
@@ -241,7 +244,7 @@ func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 				append(why(err), zap.String("slot", l.cfg.Slot))...)
 		}
 		l.status.meanwhile("wait before the slot is made again", time.Now())
-		l.status.failing(err)
+		l.failing(err)
 		sleep.For(ctx, modeCheck)
 	}
 }

@@ -11,6 +11,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -92,22 +93,28 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 	}
 	r.cfg.Stream.Pattern, r.cfg.Stream.Partitions = r.template.Pattern(), r.template.Partitions()
 	r.reporter = newReporter(log, newMetrics(registry))
+	if cfg.Once {
+		r.once = &once{}
+	}
 	registerSessionGauges(registry, r.cfg, r.current.Load)
 	r.leader = newLeader(r.reporter, r.servers, &r.current)
 	return r, nil
 }
 
-// Run delivers until ctx is done, and then drains, confirms and returns nil. An
-// error means that somebody has to put something right before it can begin, or that the
-// NATS connection was closed for good: every other failure is retried, with backoff, for
-// ever, and so are servers that are away at the start.
+// Run delivers until ctx is done, and then drains, confirms and returns nil. With Config.Once it ends by
+// itself, and fails where ctx is done before that. An error means that somebody has to put something right
+// before it can begin, or that the NATS connection was closed for good: every other failure is retried, with
+// backoff, for ever, and so are servers that are away at the start.
 func (r *Relay) Run(parent context.Context) error {
 	ctx, giveUp := context.WithCancelCause(parent)
 	defer giveUp(nil)
+	if r.once != nil {
+		r.once.end = giveUp
+	}
 	start := r.newStarter(giveUp)
 	if err := start.begin(ctx); err != nil {
 		if parent.Err() != nil {
-			return nil
+			return r.once.interrupted()
 		}
 		return err
 	}
@@ -116,11 +123,15 @@ func (r *Relay) Run(parent context.Context) error {
 	r.leader.run(ctx)
 	r.metrics.standBy()
 	r.status.set(stateStopped, nil)
+	if errors.Is(context.Cause(ctx), errDelivered) {
+		r.sayDelivered(parent)
+		return nil
+	}
 	r.log.Info("stopped")
 	if parent.Err() == nil {
 		return context.Cause(ctx)
 	}
-	return nil
+	return r.once.interrupted()
 }
 
 func (r *Relay) newStarter(giveUp func(error)) *starter {

@@ -21,6 +21,7 @@ type reporter struct {
 	log     *zap.Logger
 	metrics *metrics
 	status  status
+	once    *once // nil without Config.Once
 
 	mu         sync.Mutex           // guards what follows
 	said       map[string]time.Time // when something was last said, by its kind
@@ -29,6 +30,18 @@ type reporter struct {
 
 func newReporter(log *zap.Logger, m *metrics) *reporter {
 	return &reporter{log: log, metrics: m, said: map[string]time.Time{}, eventTypes: map[string]struct{}{}}
+}
+
+// failing notes what keeps the present step from being done, nil where nothing does.
+func (p *reporter) failing(err error) {
+	p.status.failing(err)
+	p.once.failed(err)
+}
+
+// waiting notes why nothing is delivered for now.
+func (p *reporter) waiting(err error) {
+	p.status.set(stateWaiting, err)
+	p.once.failed(err)
 }
 
 // alarm is something that an operator must know of, whatever happens next.

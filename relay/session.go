@@ -152,6 +152,13 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 		}
 	})
 	wg.Go(func() { (&replayer{session: s}).run(delivering) })
+	if s.cfg.Once {
+		wg.Go(func() {
+			if err := s.endOnce(delivering); err != nil {
+				stop(err)
+			}
+		})
+	}
 	defer wg.Wait()
 	defer stop(nil)
 	if err := s.wal.Run(delivering, handler, s.publisher.MostPayload()); err != nil {
@@ -302,7 +309,7 @@ func (s *session) awaitStream(
 		if err == nil {
 			err = s.judgeStream(info)
 		}
-		s.status.failing(err)
+		s.failing(err)
 		s.away.Store(err != nil)
 		if err == nil {
 			if !first {
@@ -444,6 +451,7 @@ func (s *session) finish(ctx context.Context, cause error) error {
 	if n := s.publisher.Counts().Forgotten; n > 0 {
 		s.metrics.retries.WithLabelValues(reason(cause)).Add(float64(n))
 	}
+	s.past.stored += s.stored.Load()
 	s.past.lastSeq = max(s.past.lastSeq, s.publisher.LastSeq())
 	s.past.publishedSeq, s.past.chained = s.publisher.LastSeq(), errors.Is(cause, publish.ErrChain)
 	suspect, refused := s.publisher.BatchFailed()

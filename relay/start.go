@@ -38,11 +38,14 @@ func (s *starter) begin(ctx context.Context) error {
 	said := ""
 	for {
 		err := s.prepare(ctx)
-		s.status.failing(err)
+		s.failing(err)
 		if err == nil && said != "" {
 			s.log.Info("the servers are there, the start goes on")
 		}
-		if err == nil || !isTemporary(err) || ctx.Err() != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err == nil || !isTemporary(err) {
 			return err
 		}
 		if text := err.Error(); text != said || !s.limited("start", time.Minute) {

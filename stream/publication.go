@@ -57,23 +57,9 @@ func PublicationProblems(
 func EnsurePublication(
 	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
 ) (string, error) {
-	missing, problems, err := missingTables(ctx, conn, name, tables)
-	if err == nil {
-		err = problems.FirstError()
-	}
-	var sql string
-	switch {
-	case errors.Is(err, ErrNoPublication):
-		if err := mayFilter(conn, tables); err != nil {
-			return "", err
-		}
-		sql = PublicationSQL(name, tables)
-	case err != nil:
+	sql, err := PlanPublication(ctx, conn, name, tables)
+	if err != nil || sql == "" {
 		return "", err
-	case len(missing) > 0:
-		sql = addTablesSQL(name, missing)
-	default:
-		return "", nil
 	}
 	if _, err := conn.Exec(ctx, sql); err != nil {
 		if pg.Code(err) == pgerrcode.DuplicateObject { // somebody else was faster
@@ -84,6 +70,23 @@ func EnsurePublication(
 				"run `walpost migrate up` as such a role, or: "+sql)
 	}
 	return sql, nil
+}
+
+// PlanPublication is the statement that [EnsurePublication] would run, or "".
+func PlanPublication(
+	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
+) (string, error) {
+	missing, problems, err := missingTables(ctx, conn, name, tables)
+	if err == nil {
+		err = problems.FirstError()
+	}
+	switch {
+	case errors.Is(err, ErrNoPublication):
+		return PublicationSQL(name, tables), mayFilter(conn, tables)
+	case err != nil, len(missing) == 0:
+		return "", err
+	}
+	return addTablesSQL(name, missing), nil
 }
 
 // mayFilter reports an error where some of a table's rows are asked of a server that cannot filter them.

@@ -50,6 +50,13 @@ func (t *Tracker) Confirmed() outbox.LSN {
 	return max(t.start, min(t.settled, t.limit))
 }
 
+// Settled is Confirmed without the limit.
+func (t *Tracker) Settled() outbox.LSN {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return max(t.start, t.settled)
+}
+
 // Limit keeps Confirmed at or below an LSN. A tracker has no limit at first. Later calls only raise it.
 func (t *Tracker) Limit(lsn outbox.LSN) {
 	t.mu.Lock()

@@ -80,6 +80,7 @@ type NATSConfig struct {
 	NKey             string
 	User             string
 	PasswordFile     string
+	TokenFile        string
 	TLS              TLSConfig
 	Domain           string
 	InboxPrefix      string

@@ -101,6 +101,7 @@ func TestContract(t *testing.T) {
 		"nats.nkey":                 {},
 		"nats.user":                 {},
 		"nats.password_file":        {},
+		"nats.token_file":           {"WALPOST_NATS_TOKEN_FILE", ""},
 		"nats.tls.ca":               {},
 		"nats.tls.cert":             {},
 		"nats.tls.key":              {},

@@ -130,8 +130,10 @@ func (c *Config) meantVariable(name string) string {
 	return strings.Replace(didYouMean(typed, known), "mean ", "mean "+prefix, 1)
 }
 
+func newLoader() *loader { return &loader{cfg: defaultConfig(), origin: map[string]string{}} }
+
 func load(flags *pflag.FlagSet) (*loader, error) {
-	l := &loader{cfg: defaultConfig(), origin: map[string]string{}}
+	l := newLoader()
 	if err := l.file(flags); err != nil {
 		return nil, &usageError{err}
 	}
@@ -148,14 +150,19 @@ func load(flags *pflag.FlagSet) (*loader, error) {
 			l.origin["postgres.url"] = "PG* variables"
 		}
 	}
+	return l, l.finished()
+}
+
+// finished validates what was laid over each other, and returns everything that is wrong.
+func (l *loader) finished() error {
 	var invalid problems
 	if errors.As(l.cfg.validate(l.origin), &invalid) {
 		l.problems = append(l.problems, invalid...)
 	}
 	if len(l.problems) > 0 {
-		return nil, &usageError{l.problems}
+		return &usageError{l.problems}
 	}
-	return l, nil
+	return nil
 }
 
 // layouts gives outboxes of layout append the table and the mark that it is for, where nothing else is said.

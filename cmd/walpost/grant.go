@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/jackc/pgerrcode"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/setup"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
@@ -56,33 +56,9 @@ func grant(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) erro
 
 // grants are the statements. Walpost's own tables stand in schema, and ids come from sequences.
 func grants(tables []*outbox.Table, sequences []string, schema, role string) (all []string) {
-	add := func(privileges, object string) {
-		all = append(all, fmt.Sprintf("GRANT %s ON %s TO %s", privileges, object, outbox.QuoteIdent(role)))
+	for _, g := range setup.RelayGrants(tables, sequences, schema, role) {
+		all = append(all, g.SQL())
 	}
-	in := outbox.QuoteIdent(schema) + "."
-	for _, t := range tables {
-		if table.MarkOf(t).InTable() { // else its producer deletes the rows
-			privileges := "SELECT"
-			if table.Changes(t) {
-				privileges += fmt.Sprintf(", UPDATE (%s)", strings.Join(updated(t), ", "))
-			}
-			if table.Deletes(t) {
-				privileges += ", DELETE"
-			}
-			add(privileges, t.SQL())
-		}
-	}
-	if slices.ContainsFunc(tables, table.Journals) {
-		for _, need := range table.JournalPrivileges {
-			add(need.Privileges, in+need.Table)
-		}
-	}
-	for _, s := range sequences {
-		add("SELECT", "SEQUENCE "+s)
-	}
-	add("SELECT, INSERT", in+table.DeadLetters)
-	add("SELECT", in+table.Archive)
-	add("SELECT, INSERT, UPDATE", in+table.Replays)
 	return all
 }
 
@@ -95,17 +71,6 @@ func groupGrants(only []migrations.Group, schema, role string) (all []string) {
 		}
 	}
 	return all
-}
-
-// updated are the columns that the relay writes. Locking rows takes the privilege on one at least.
-func updated(t *outbox.Table) (columns []string) {
-	for _, f := range table.Writes(t) {
-		columns = append(columns, t.Column(f))
-	}
-	if len(columns) == 0 {
-		columns = append(columns, t.Column(outbox.ID))
-	}
-	return columns
 }
 
 func adviseGrant(err error, o migrateOptions) string {

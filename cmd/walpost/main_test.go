@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -155,7 +156,7 @@ func exits(ts *testscript.TestScript, _ bool, args []string) {
 // querySQL returns the first column of the last statement's rows, one a line.
 func querySQL(ts *testscript.TestScript, sql string) string {
 	ctx := context.Background()
-	conn, err := pgx.Connect(ctx, ts.Getenv("WALPOST_POSTGRES_URL"))
+	conn, err := pgx.Connect(ctx, cmp.Or(ts.Getenv("ADMIN_URL"), ts.Getenv("WALPOST_POSTGRES_URL")))
 	ts.Check(err)
 	defer conn.Close(ctx) //nolint:errcheck // its statements have ended
 	results, err := conn.PgConn().Exec(ctx, sql).ReadAll()

@@ -31,11 +31,12 @@ type service struct{ *relay.Relay }
 func (service) Live() error   { return nil }
 func (s service) Status() any { return s.Relay.Status() }
 
-// hooks are what a command adds to the relay. Each may be nil.
+// hooks are what a command adds to the relay. Each may be left out.
 type hooks struct {
 	check    func(*outbox.Event) error
 	tracer   trace.Tracer
 	onStored func(time.Duration)
+	once     bool
 }
 
 // newRelay translates the configuration for the relay package. It does no I/O.
@@ -45,6 +46,7 @@ func newRelay(cfg *Config, log *zap.Logger, registry prometheus.Registerer, h ho
 		return nil, err
 	}
 	config.Check, config.Tracer, config.OnStored = h.check, h.tracer, h.onStored
+	config.Once = h.once
 	r, err := relay.New(config, log, registry)
 	if err != nil {
 		return nil, &usageError{err} // New does no I/O: what it refuses is the configuration
@@ -93,6 +95,7 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 func natsConn(n *NATSConfig) jetstream.ConnConfig {
 	return jetstream.ConnConfig{
 		URL: n.URL, Creds: n.Creds, NKey: n.NKey, User: n.User, PasswordFile: n.PasswordFile,
+		TokenFile: n.TokenFile,
 		TLS: jetstream.TLSConfig{
 			CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key, First: n.TLS.HandshakeFirst,
 		},

@@ -26,10 +26,10 @@ func newRootCommand() *cobra.Command {
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRunCommand(), newMigrateCommand(), newDoctorCommand(), newStatusCommand(),
-		newTailCommand(), newSlotCommand(), newDLQCommand(), newConsumersCommand(), newVerifyCommand(),
-		newRetentionCommand(), newReplayCommand(), newCatalogCommand(), newDrillCommand(), newUICommand(),
-		newBenchCommand(), newConfigCommand(), newVersionCommand())
+	root.AddCommand(newInitCommand(), newRunCommand(), newMigrateCommand(), newDoctorCommand(),
+		newStatusCommand(), newTailCommand(), newSlotCommand(), newDLQCommand(), newConsumersCommand(),
+		newVerifyCommand(), newRetentionCommand(), newReplayCommand(), newCatalogCommand(),
+		newDrillCommand(), newUICommand(), newBenchCommand(), newConfigCommand(), newVersionCommand())
 	return root
 }
 

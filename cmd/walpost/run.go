@@ -16,6 +16,7 @@ import (
 )
 
 func newRunCommand() *cobra.Command {
+	var once bool
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Relay the outbox until SIGTERM or SIGINT",
@@ -26,14 +27,15 @@ func newRunCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return runCommand(cmd.Context(), cfg, cmd.ErrOrStderr())
+			return runCommand(cmd.Context(), cfg, once, cmd.ErrOrStderr())
 		},
 	}
+	cmd.Flags().BoolVar(&once, "once", false, "deliver what is pending now, and end")
 	addConfigFlags(cmd)
 	return cmd
 }
 
-func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
+func runCommand(ctx context.Context, cfg *Config, once bool, stderr io.Writer) error {
 	log, err := newLogger(cfg.Log, stderr)
 	if err != nil {
 		return err
@@ -49,9 +51,14 @@ func runCommand(ctx context.Context, cfg *Config, stderr io.Writer) error {
 		return err
 	}
 	defer closeExporter(ctx, exporter)
-	relay, err := newRelay(cfg, log, registry, hooks{check: check, tracer: exporter.Tracer()})
+	relay, err := newRelay(cfg, log, registry, hooks{check: check, tracer: exporter.Tracer(), once: once})
 	if err != nil {
 		return err
+	}
+	if once { // nobody watches it: no HTTP, which another relay on this machine may serve
+		log.Info("walpost runs once", zap.String("version", buildVersion().Version),
+			zap.String("slot", cfg.Postgres.Slot), zap.String("stream", cfg.NATS.Stream))
+		return relay.Run(ctx)
 	}
 	ui, err := runConsole(cfg, relay, registry, log)
 	if err != nil {

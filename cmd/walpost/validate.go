@@ -141,7 +141,7 @@ func (c *Config) checkCredentials(report func(string, error)) {
 	n := &c.NATS
 	var used []string
 	for _, way := range []struct{ key, value string }{
-		{"creds", n.Creds}, {"nkey", n.NKey}, {"user", n.User},
+		{"creds", n.Creds}, {"nkey", n.NKey}, {"user", n.User}, {"token_file", n.TokenFile},
 	} {
 		if way.value != "" {
 			used = append(used, way.key)

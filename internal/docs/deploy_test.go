@@ -312,7 +312,7 @@ func TestChartHasTheRules(t *testing.T) {
 
 var producerGrant = regexp.MustCompile(`(?s)GRANT INSERT \([^;]* TO shop;`)
 
-// TestGrantsAreThoseOfTheScript: OPERATIONS has the producer's. The quick start has the program grant what a relay needs;
+// TestGrantsAreThoseOfTheScript: OPERATIONS has the producer's. A set-up by hand has the program grant what a relay needs;
 // cmd/walpost compares that with the script.
 func TestGrantsAreThoseOfTheScript(t *testing.T) {
 	script := strings.ReplaceAll(read(t, "deploy/grants.sql"), ":outbox", "outbox_messages")
@@ -321,8 +321,8 @@ func TestGrantsAreThoseOfTheScript(t *testing.T) {
 	if want == "" || !slices.Equal(strings.Fields(got), strings.Fields(want)) {
 		t.Errorf("a producer is granted %q, by deploy/grants.sql %q", got, want)
 	}
-	if !strings.Contains(section(t, "README.md", "## Quick start"), "walpost migrate up --grant walpost\n") {
-		t.Error("the quick start does not grant")
+	if !strings.Contains(section(t, "docs/OPERATIONS.md", "### Setting up by hand"), "walpost migrate up --grant walpost\n") {
+		t.Error("a set-up by hand does not grant")
 	}
 }
 

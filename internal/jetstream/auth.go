@@ -17,14 +17,14 @@ import (
 // not as an authorization violation.
 func (cfg *ConnConfig) auth() ([]nats.Option, error) {
 	given := 0
-	for _, s := range []string{cfg.Creds, cfg.NKey, cfg.User} {
+	for _, s := range []string{cfg.Creds, cfg.NKey, cfg.User, cfg.TokenFile} {
 		if s != "" {
 			given++
 		}
 	}
 	if given > 1 {
 		return nil, hint.Errorf("keep the one that the server expects",
-			"nats: more than one of creds, nkey and user is set")
+			"nats: more than one of creds, nkey, user and token_file is set")
 	}
 	if (cfg.User == "") != (cfg.PasswordFile == "") {
 		return nil, hint.Errorf("set both, or neither", "nats: user and password_file come together")
@@ -43,6 +43,8 @@ func (cfg *ConnConfig) auth() ([]nats.Option, error) {
 		return cfg.nkey(opts)
 	case cfg.User != "":
 		return cfg.password(opts)
+	case cfg.TokenFile != "":
+		return cfg.token(opts)
 	}
 	return opts, nil
 }
@@ -63,20 +65,33 @@ func (cfg *ConnConfig) nkey(opts []nats.Option) ([]nats.Option, error) {
 // password reads the file at every connect, so that it can be rotated; while it
 // cannot be read, the last password that could is sent.
 func (cfg *ConnConfig) password(opts []nats.Option) ([]nats.Option, error) {
-	last, err := readPassword(cfg.PasswordFile)
+	read, err := rereading("nats.password_file", cfg.PasswordFile)
 	if err != nil {
 		return nil, err
 	}
-	user, file := cfg.User, cfg.PasswordFile
-	return append(opts, nats.UserInfoHandler(func() (string, string) {
-		if p, err := readPassword(file); err == nil {
-			last = p
-		}
-		return user, last
-	})), nil
+	user := cfg.User
+	return append(opts, nats.UserInfoHandler(func() (string, string) { return user, read() })), nil
 }
 
-func readPassword(file string) (string, error) { return secretfile.Read("nats.password_file", file) }
+// token is like password.
+func (cfg *ConnConfig) token(opts []nats.Option) ([]nats.Option, error) {
+	read, err := rereading("nats.token_file", cfg.TokenFile)
+	if err != nil {
+		return nil, err
+	}
+	return append(opts, nats.TokenHandler(read)), nil
+}
+
+// rereading reads a secret, and again at each call. While that fails, the secret is the last one.
+func rereading(key, file string) (read func() string, err error) {
+	last, err := secretfile.Read(key, file)
+	return func() string {
+		if s, err := secretfile.Read(key, file); err == nil {
+			last = s
+		}
+		return last
+	}, err
+}
 
 func (cfg *ConnConfig) tls() ([]nats.Option, error) {
 	t := cfg.TLS

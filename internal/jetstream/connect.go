@@ -16,7 +16,7 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 )
 
-// ConnConfig says how to reach NATS. At most one of Creds, NKey and User is
+// ConnConfig says how to reach NATS. At most one of Creds, NKey, User and TokenFile is
 // given; a secret is read from its file again at every reconnect.
 type ConnConfig struct {
 	// URL is one URL or several, separated by commas; nats, tls, ws and wss.
@@ -29,6 +29,7 @@ type ConnConfig struct {
 	// User comes with the file that holds its password.
 	User         string
 	PasswordFile string
+	TokenFile    string // with a token alone
 	TLS          TLSConfig
 	// InboxPrefix replaces _INBOX in reply subjects, for narrow permissions.
 	InboxPrefix string

@@ -157,6 +157,24 @@ func TestConnectUserAndPassword(t *testing.T) {
 	receive(t, sig.reconnected, "reconnect")
 }
 
+func TestConnectToken(t *testing.T) {
+	srv := testenv.NewNATS(t, testenv.NATSOptions{Config: `authorization { token: right }`})
+	file := writeFile(t, "token", "wrong-s3cret\n")
+	cfg := ConnConfig{URL: srv.URL(), TokenFile: file}
+	_, err := Connect(t.Context(), cfg)
+	wantError(t, err, "Authorization Violation", srv.URL())
+	if text := err.Error() + hint.Of(err); strings.Contains(text, "s3cret") || !strings.Contains(text, "nats.token_file") {
+		t.Errorf("error %s", text)
+	}
+	if err := os.WriteFile(file, []byte("right\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	connect(t, cfg)
+	cfg.User, cfg.PasswordFile = "relay", file
+	_, err = Connect(t.Context(), cfg)
+	wantError(t, err, "more than one of creds, nkey, user and token_file is set")
+}
+
 func TestConnectNKey(t *testing.T) {
 	user := must(nkeys.CreateUser())(t)
 	seed, public := must(user.Seed())(t), must(user.PublicKey())(t)

@@ -86,9 +86,11 @@ func authHint(cfg ConnConfig) string {
 		return "the server refused the key in nats.nkey: add its public key to the server's users"
 	case cfg.User != "":
 		return "the server refused nats.user: check the name and the password in nats.password_file"
+	case cfg.TokenFile != "":
+		return "the server refused the token in nats.token_file"
 	}
 	return "the server wants to know who connects: " +
-		"set nats.creds, nats.nkey, or nats.user and nats.password_file"
+		"set nats.creds, nats.nkey, nats.token_file, or nats.user and nats.password_file"
 }
 
 func isCertificateError(err error) bool {

@@ -1,10 +1,11 @@
-// Package secretfile reads secrets that the configuration names by their files.
+// Package secretfile reads secrets that the configuration names by their files, and writes such files.
 package secretfile
 
 import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/walpost/walpost/internal/hint"
@@ -41,4 +42,23 @@ func Read(key, file string) (string, error) {
 			"write the secret into it, on one line")
 	}
 	return secret, nil
+}
+
+// Write has a file appear as a whole, with mode 0600: a process that ends on the way leaves the old file, or
+// none.
+func Write(path, text string) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".walpost-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	_, err = f.WriteString(text)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
 }

@@ -133,17 +133,8 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 	if !t.Layout.Records() {
 		return nil, nil
 	}
-	ready := readyIs(t, "t")
-	if by := partitionSQL(t); hold && by != "" {
-		ready = fmt.Sprintf("CASE WHEN t.%s IS NULL THEN %s "+
-			"ELSE bool_and(%[2]s) OVER (PARTITION BY %s ORDER BY %s) END",
-			t.Column(outbox.AggregateID), ready, by, orderSQL(t, "t"))
-	}
-	return db.candidates(ctx, t, fmt.Sprintf(`SELECT id, %s, true, false, attempts, false, bytes
-		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes, %s AS at
-			FROM %s t WHERE %s) x WHERE ready ORDER BY %s LIMIT $1`,
-		columnsNameSQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts),
-		ready, bytesSQL(t), atSQL(t, "t"), sourceOf(t).pending, recordedSQL(t), listedSQL(t)), limit)
+	sql := recordedListSQL(t, hold, "now()") + " ORDER BY " + listedSQL(t) + " LIMIT $1"
+	return db.candidates(ctx, t, sql, limit)
 }
 
 // Overtaken tells in which of the aggregates a row without a record is pending and
@@ -442,16 +433,8 @@ func (db *DB) FreshBefore(
 	ctx context.Context, t *outbox.Table, threshold time.Duration, xid int64,
 ) (left string, err error) {
 	sql := `SELECT CASE WHEN pg_snapshot_xmin(pg_current_snapshot())::text::bigint < $1
-		THEN 'an open transaction' ELSE coalesce(`
-	for _, half := range freshHalves(t, threshold) {
-		sql += fmt.Sprintf(`
-			(SELECT concat('row ', t.%s) FROM %s t WHERE %s
-				AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1
-				AND %s LIMIT 1),`,
-			t.Column(outbox.ID), sourceOf(t).pending, freshWhere(t, threshold, half),
-			unkeptSQL(t, db.own.deadLetters))
-	}
-	if err := db.QueryRow(ctx, []any{&left}, sql+` '') END`, xid); err != nil {
+		THEN 'an open transaction' ELSE ` + freshBeforeSQL(t, threshold, db.own.deadLetters) + ` END`
+	if err := db.QueryRow(ctx, []any{&left}, sql, xid); err != nil {
 		return "", fmt.Errorf("look for older rows of %s: %w", t, err)
 	}
 	return left, nil

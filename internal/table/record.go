@@ -95,17 +95,18 @@ func keptIs(t *outbox.Table, alias string) string {
 	return "false"
 }
 
-// readyIs is the condition that a recorded row may be tried now.
-func readyIs(t *outbox.Table, alias string) string {
+// readyIs is the condition that a recorded row may be tried at a time.
+func readyIs(t *outbox.Table, alias, now string) string {
 	held := heldIs(t, alias)
 	if t.Layout.Has(outbox.AvailableAt) {
-		return fmt.Sprintf("(%s OR (%s.%s <= now()) IS NOT FALSE)", held, alias, t.Column(outbox.AvailableAt))
+		due := alias + "." + t.Column(outbox.AvailableAt)
+		return fmt.Sprintf("(%s OR (%s <= %s) IS NOT FALSE)", held, due, now)
 	}
 	reason := alias + "." + t.Column(outbox.LastError)
 	at := fmt.Sprintf("substr(%s, %d, %d)", reason, len(retryAfter)+1, retryBytes)
 	return fmt.Sprintf("(%s OR (left(%s, %d) = '%s' AND %s ~ '%s' "+
 		"AND %[5]s COLLATE \"C\" > %[7]s) IS NOT TRUE)",
-		held, reason, len(retryAfter), retryAfter, at, retryPattern, retryTimeSQL("now()"))
+		held, reason, len(retryAfter), retryAfter, at, retryPattern, retryTimeSQL(now))
 }
 
 // retryTimeSQL is a time as a failure that begins with retryAfter has it.

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/setup"
+)
+
+// initOptions are the flags of init beside those of the configuration.
+type initOptions struct {
+	owner, role, app                     string
+	poll, yes, print, force, newPassword bool
+}
+
+func newInitCommand() *cobra.Command {
+	var o initOptions
+	cmd := &cobra.Command{
+		Use: "init", Short: "Set up roles, tables and grants, and write walpost.yaml", Long: help("init"),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			t := talk{in: bufio.NewReader(cmd.InOrStdin()), out: cmd.OutOrStdout()}
+			_, t.terminal = terminalWidth(cmd.InOrStdin())
+			for _, flag := range []string{"role", "owner", "app"} {
+				if err := checkRole(flag, cmd.Flags().Lookup(flag).Value.String()); err != nil {
+					return &usageError{err}
+				}
+			}
+			return o.run(cmd, t)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.role, "role", "walpost", "the relay's role")
+	flags.StringVar(&o.owner, "owner", "", "the role that owns the tables (default the database's owner)")
+	flags.StringVar(&o.app, "app", "", "the role of the application that inserts events")
+	flags.BoolVar(&o.poll, "poll", false, "set up a relay that polls the table: mode: poll")
+	flags.BoolVar(&o.yes, "yes", false, "do not ask")
+	flags.BoolVar(&o.print, "print", false, "print the plan as SQL, and change nothing")
+	flags.BoolVar(&o.force, "force", false, "replace a configuration file that says something else")
+	flags.BoolVar(&o.newPassword, "new-password", false, "give the relay's role a new password")
+	addConfigFlags(cmd)
+	return cmd
+}
+
+// checkRole refuses what PostgreSQL would cut off, and what could end a line of a script for psql.
+func checkRole(flag, name string) error {
+	switch {
+	case name == "" && flag == "role":
+		return hint.Errorf("leave --role out: it is walpost then", "--role is empty")
+	case len(name) > 63 || strings.ContainsFunc(name, unicode.IsControl) || !utf8.ValidString(name):
+		return hint.Errorf("PostgreSQL takes up to 63 bytes, and no line ends",
+			"--%s: %q cannot be the name of a role", flag, name)
+	}
+	return nil
+}
+
+func (o *initOptions) run(cmd *cobra.Command, t talk) error {
+	c, err := loadInit(cmd.Flags(), o, t)
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	nats, err := lookAtNATS(ctx, c.cfg)
+	if err != nil {
+		return err
+	}
+	s, err := setup.Open(ctx, c.setup(o))
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	steps, err := s.Plan(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.makeRelays(o, s); err != nil {
+		return err
+	}
+	file, err := c.file(o.force)
+	if err != nil {
+		return err
+	}
+	if o.print {
+		return printScript(t.out, c, steps, nats)
+	}
+	fmt.Fprintf(t.out, "%s\n%s\n\n", s.Server(), nats)
+	printPlan(t.out, append(steps, file))
+	switch open := pendingSteps(append(steps, file)); {
+	case open == 0:
+		fmt.Fprintln(t.out, "\nEverything is there already.")
+	case !o.yes && !t.terminal:
+		return &usageError{hint.Errorf("--yes does the plan without a question, --print writes it for psql",
+			"init asks before it changes anything, and standard input is no terminal")}
+	case !o.yes && !t.confirm(fmt.Sprintf("\nDo %s? [y/N] ", count(open, "step"))):
+		return errors.New("nothing was changed")
+	}
+	err = s.Do(ctx, append(steps, file), func(n int) { fmt.Fprintf(t.out, "done: %d\n", n) })
+	if err != nil {
+		return err
+	}
+	return c.finish(ctx, t.out, s, steps)
+}
+
+// finish runs doctor with the relay's own role, and says what comes next.
+func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, steps []*setup.Step) error {
+	fmt.Fprintln(w, "\nwalpost doctor:")
+	found, err := examine(ctx, c.cfg)
+	if err != nil {
+		return err
+	}
+	failed := tellFindings(w, check.InOrder(found), false)
+	fmt.Fprintln(w)
+	for _, step := range steps {
+		if step.ByHand && !step.Done {
+			fmt.Fprintf(w, "By hand: %s\n", strings.TrimPrefix(strings.Join(step.SQL, "; "), "-- "))
+		}
+	}
+	if s.Restart() {
+		fmt.Fprintln(w, "Restart PostgreSQL when wal_level is set: until then the relay polls the table.")
+	}
+	for _, name := range []string{
+		"WALPOST_POSTGRES_URL", "WALPOST_POSTGRES_URL_FILE", "WALPOST_POSTGRES_PASSWORD_FILE",
+	} {
+		if os.Getenv(name) != "" {
+			fmt.Fprintf(w, "Unset %s: it goes before %s, and is not the relay's.\n", name, c.path)
+		}
+	}
+	more := ""
+	if c.path != defaultConfigFile {
+		more = " --config " + c.path
+	}
+	if failed != nil {
+		fmt.Fprintf(w, "Put right what doctor has found, and look again: walpost doctor%s\n", more)
+		return failed
+	}
+	fmt.Fprintf(w, "Next: walpost run%s\n", more)
+	return nil
+}
+
+// lookAtNATS fails where JetStream does not answer, before anything is changed.
+func lookAtNATS(ctx context.Context, cfg *Config) (string, error) {
+	s, _, done, err := openStream(ctx, cfg, "walpost init")
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	text := fmt.Sprintf("NATS %s: JetStream answers, ", redactNATS(cfg.NATS.URL))
+	_, err = s.Info(ctx)
+	switch {
+	case err == nil:
+		return text + "and stream " + cfg.NATS.Stream + " exists", nil
+	case !errors.Is(err, jetstream.ErrStreamNotFound):
+		return "", err
+	case cfg.NATS.CreateStream:
+		return text + "and the first run creates stream " + cfg.NATS.Stream, nil
+	}
+	return text + "and stream " + cfg.NATS.Stream + " does not exist: nats.create_stream is false", nil
+}
+
+// talk is what init says and hears.
+type talk struct {
+	in       *bufio.Reader
+	out      io.Writer
+	terminal bool
+}
+
+// ask returns an answer, "" where there is none.
+func (t talk) ask(question string) string {
+	fmt.Fprint(t.out, question)
+	if s, ok := t.out.(*screen); ok {
+		s.flush()
+	}
+	answer, _ := t.in.ReadString('\n')
+	return strings.TrimSpace(answer)
+}
+
+func (t talk) confirm(question string) bool {
+	switch strings.ToLower(t.ask(question)) {
+	case "y", "yes":
+		return true
+	}
+	return false
+}
+
+func printPlan(w io.Writer, steps []*setup.Step) {
+	for i, step := range steps {
+		state := ""
+		switch {
+		case step.Done:
+			state = "There already. "
+		case step.ByHand:
+			state = "By hand. "
+		}
+		fmt.Fprintf(w, "%2d. %s%s\n", i+1, state, step.Why)
+		if step.Done {
+			continue
+		}
+		for _, sql := range step.SQL {
+			fmt.Fprintf(w, "      %s\n", sql)
+		}
+	}
+}
+
+func pendingSteps(steps []*setup.Step) (n int) {
+	for _, step := range steps {
+		if !step.Done && !step.ByHand {
+			n++
+		}
+	}
+	return n
+}
+
+// absolute is a path that holds wherever the relay is started.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}

@@ -1,0 +1,322 @@
+// Package setup makes what a relay needs in a database: wal_level, the roles, the tables, the publication and
+// the grants. It reads what is there, plans what is missing as a list of steps, and does them one by one.
+// Every step may be repeated, so a set-up that was broken off goes on where it was.
+package setup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/crash"
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/migrations"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
+)
+
+// Config says what is to be there.
+type Config struct {
+	// Admin is the database, reached as a superuser or as another role that may do the steps.
+	Admin pg.Config
+	// Owner has the tables and the publication; "" is the outbox's owner, or where there is none the
+	// database's. Role is the relay's, App a role that inserts events, "" for none.
+	Owner, Role, App string
+	Outboxes         []*outbox.Table
+	Publication      string
+	// Poll: the relay reads the tables only. It needs neither wal_level, REPLICATION nor a publication.
+	Poll bool
+	// PasswordFile has the password of the relay's role. A file that is missing is made, with a generated
+	// one.
+	PasswordFile string
+	// NewPassword replaces the password, also of a role that exists.
+	NewPassword bool
+}
+
+// Step is one step of a plan.
+type Step struct {
+	// Why says in one sentence what the step is for.
+	Why string
+	// SQL are the statements, or what else is done. They show no password.
+	SQL []string
+	// Done: it is there already.
+	Done bool
+	// ByHand: somebody else has to do it. Do does nothing, and the other steps do not need it.
+	ByHand bool
+	// AsOwner is the role that the statements run as, "" for the connection's own.
+	AsOwner string
+	// Script is the step for psql, where SQL is not.
+	Script string
+
+	do func(context.Context) error
+}
+
+// NewStep is a step beside those of the database.
+func NewStep(why, what string, do func() error) *Step {
+	return &Step{Why: why, SQL: []string{what}, do: func(context.Context) error { return do() }}
+}
+
+// Setup is connected to the database. One goroutine uses it.
+type Setup struct {
+	cfg   Config
+	conn  *pgx.Conn
+	facts facts
+}
+
+// Open connects and reads what is there. It changes nothing.
+func Open(ctx context.Context, cfg Config) (*Setup, error) {
+	admin := cfg.Admin
+	admin.Settings = map[string]string{"application_name": "walpost init"}
+	cfg.Admin = admin
+	if err := table.CheckDirect(ctx, table.Config{URL: admin.URL, Files: admin.Files}); err != nil {
+		return nil, err
+	}
+	conn, err := table.Connect(ctx,
+		table.Config{URL: admin.URL, Files: admin.Files, Settings: admin.Settings})
+	if err != nil {
+		return nil, err
+	}
+	s := &Setup{cfg: cfg, conn: conn}
+	if err := s.read(ctx); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close closes the connection.
+func (s *Setup) Close() { _ = s.conn.Close(context.Background()) }
+
+// Server describes the server and the role that acts, for the plan's head.
+func (s *Setup) Server() string {
+	kind := ""
+	if s.facts.Superuser {
+		kind = ", a superuser"
+	}
+	text := fmt.Sprintf("PostgreSQL %s, database %s, as %s%s", s.facts.Version, s.facts.Database,
+		s.facts.User, kind)
+	if m := s.facts.managed; m != nil {
+		text += ". It seems to be " + m.Name + ": see docs/MANAGED.md#" + m.Section
+	}
+	return text
+}
+
+// Database is the database's name, and Owner the role that has the tables.
+func (s *Setup) Database() string { return s.facts.Database }
+
+// Restart reports whether the server has to be restarted before the relay can stream, once the plan is done.
+func (s *Setup) Restart() bool { return !s.cfg.Poll && s.facts.WALLevel != "logical" }
+
+// Plan lists the steps in their order.
+func (s *Setup) Plan(ctx context.Context) ([]*Step, error) {
+	var steps []*Step
+	for _, part := range []func(context.Context) ([]*Step, error){
+		s.wal, s.roles, s.places, s.tables, s.publication, s.grants, s.producer,
+	} {
+		some, err := part(ctx)
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, some...)
+	}
+	return steps, nil
+}
+
+// Do does the steps that are not done yet, and calls each with every one that it has done. It stops at the
+// first failure.
+func (s *Setup) Do(ctx context.Context, steps []*Step, each func(n int)) error {
+	for i, step := range steps {
+		if step.Done || step.ByHand {
+			continue
+		}
+		if err := step.do(ctx); err != nil {
+			return hint.Wrap(fmt.Errorf("step %d: %w", i+1, err), advise(err))
+		}
+		crash.At("setup")
+		each(i + 1)
+	}
+	return nil
+}
+
+// exec is a step of statements, as the connection's own role.
+func (s *Setup) exec(why string, statements ...string) *Step {
+	return &Step{Why: why, SQL: statements, do: func(ctx context.Context) error {
+		return run(ctx, s.conn, statements...)
+	}}
+}
+
+func run(ctx context.Context, conn *pgx.Conn, statements ...string) error {
+	for _, sql := range statements {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// asOwner gives do a connection of the owner's, whose search_path is the schema of the tables.
+func (s *Setup) asOwner(ctx context.Context, do func(*pgx.Conn) error) error {
+	cfg, err := s.ownerConfig()
+	if err != nil {
+		return err
+	}
+	conn, err := pg.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its statements have ended
+	return do(conn)
+}
+
+func (s *Setup) ownerConfig() (*pgx.ConnConfig, error) {
+	cfg, err := pg.Parse(s.cfg.Admin)
+	if err != nil {
+		return nil, err
+	}
+	cfg.RuntimeParams["search_path"] = outbox.QuoteIdent(s.schema())
+	if owner := s.otherOwner(); owner != "" {
+		cfg.RuntimeParams["role"] = owner
+	}
+	return cfg, nil
+}
+
+// schema has the tables.
+func (s *Setup) schema() string { return s.cfg.Outboxes[0].Schema }
+
+// tables makes walpost's tables.
+func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
+	step := &Step{
+		Why: "The tables: outbox, dead letters, archive, requests for replays, journal. " +
+			"--print shows their SQL.",
+		AsOwner: s.otherOwner(),
+		do: func(ctx context.Context) error {
+			cfg, err := s.ownerConfig()
+			if err != nil {
+				return err
+			}
+			r := migrations.New(cfg, s.cfg.Outboxes, migrations.Relay)
+			defer r.Close() //nolint:errcheck // its statements have ended
+			_, err = r.Up(ctx, migrations.Latest)
+			return err
+		},
+	}
+	missing, err := s.missingMigrations(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range missing {
+		step.SQL = append(step.SQL, "-- migration "+name)
+	}
+	step.Script = "-- walpost migrate up --only relay\n"
+	if slices.Contains(missing, "00002_outbox_messages_dlq.sql") && s.schema() == "public" { // all of them
+		var b strings.Builder
+		err = migrations.Print(&b, migrations.Latest, s.cfg.Outboxes, migrations.Relay)
+		step.Script = b.String()
+	}
+	if step.Done = len(missing) == 0; step.Done {
+		step.SQL = []string{"-- every migration of group relay"}
+	}
+	return []*Step{step}, err
+}
+
+// otherOwner is the owner where it is another role than the connection's.
+func (s *Setup) otherOwner() string {
+	if s.facts.Owner == s.facts.User {
+		return ""
+	}
+	return s.facts.Owner
+}
+
+func (s *Setup) missingMigrations(ctx context.Context) (names []string, err error) {
+	cfg, err := s.ownerConfig()
+	if err != nil {
+		return nil, err
+	}
+	delete(cfg.RuntimeParams, "role") // which may not exist yet
+	if !s.facts.SchemaExists {
+		cfg.RuntimeParams["search_path"] = "pg_catalog" // where no migration was applied
+	}
+	r := migrations.New(cfg, s.cfg.Outboxes, migrations.Relay)
+	defer r.Close() //nolint:errcheck // its statements have ended
+	states, err := r.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	applied := func(m migrations.State) bool { return !m.AppliedAt.IsZero() }
+	if !slices.ContainsFunc(states, applied) {
+		if there, err := s.madeByOthers(ctx); there || err != nil {
+			return nil, err
+		}
+	}
+	for _, m := range states {
+		if !applied(m) && (!m.Skipped || !s.facts.SchemaExists && s.makes(m.Name)) {
+			names = append(names, m.Name)
+		}
+	}
+	return names, nil
+}
+
+// madeByOthers reports whether the tables are there, of which no migration is recorded: another tool has
+// applied what `walpost migrate print` or `walpost init --print` wrote. Doctor finds what they lack.
+func (s *Setup) madeByOthers(ctx context.Context) (there bool, err error) {
+	if there, err = s.tablesExist(ctx); !there || err != nil {
+		return false, err
+	}
+	letters := outbox.QuoteIdent(s.schema()) + "." + table.DeadLetters
+	err = s.conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, letters).Scan(&there)
+	return there, err
+}
+
+// makes reports whether a migration is that of one of the outboxes.
+func (s *Setup) makes(migration string) bool {
+	return slices.ContainsFunc(s.cfg.Outboxes, func(t *outbox.Table) bool {
+		return migration[len("00001_"):] == t.Name+".sql"
+	})
+}
+
+// publication creates the publication, or adds the tables that it lacks.
+func (s *Setup) publication(ctx context.Context) ([]*Step, error) {
+	if s.cfg.Poll {
+		return nil, nil
+	}
+	name := s.cfg.Publication
+	step := &Step{
+		Why: "The publication: the slot brings the rows that are inserted into these tables.",
+		SQL: []string{stream.PublicationSQL(name, s.cfg.Outboxes)}, AsOwner: s.otherOwner(),
+		do: func(ctx context.Context) error {
+			return s.asOwner(ctx, func(conn *pgx.Conn) error {
+				_, err := stream.EnsurePublication(ctx, conn, name, s.cfg.Outboxes)
+				return err
+			})
+		},
+	}
+	if there, err := s.tablesExist(ctx); err != nil || !there {
+		return []*Step{step}, err
+	}
+	sql, err := stream.PlanPublication(ctx, s.conn, name, s.cfg.Outboxes)
+	if err != nil {
+		return nil, err
+	}
+	if step.Done = sql == ""; !step.Done {
+		step.SQL = []string{sql}
+	}
+	return []*Step{step}, nil
+}
+
+func (s *Setup) tablesExist(ctx context.Context) (there bool, err error) {
+	there = true
+	for _, t := range s.cfg.Outboxes {
+		var exists bool
+		err := s.conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, t.SQL()).Scan(&exists)
+		if err != nil {
+			return false, fmt.Errorf("look for %s: %w", t, err)
+		}
+		there = there && exists
+	}
+	return there, nil
+}
