@@ -48,6 +48,7 @@ var rooms = map[string][]string{
 	"internal/keys":       {},
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
+	"internal/site":       {"github.com/yuin/goldmark"},
 	"internal/sleep":      {},
 	"internal/telemetry":  {hint, prometheus, otel + "/", "go.opentelemetry.io/contrib/bridges/prometheus"},
 	"internal/table":      {module + "outbox", check, hint, pg, pgx, pgerrcode},
