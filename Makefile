@@ -24,7 +24,9 @@ shop: ## run examples/shop on private servers, and break things meanwhile (ARGS=
 # says is stamped here instead; nothing where it says nothing.
 VERSION := $(shell git describe --tags --dirty 2>/dev/null)
 REVISION := $(shell git describe --always --exclude '*' --abbrev=12 --dirty 2>/dev/null)
-LDFLAGS = $(if $(VERSION),-X main.version=$(VERSION)) $(if $(REVISION),-X main.revision=$(REVISION))
+COMMIT_TIME := $(shell git log -1 --format=%cI 2>/dev/null)
+LDFLAGS = $(if $(VERSION),-X main.version=$(VERSION)) $(if $(REVISION),-X main.revision=$(REVISION)) \
+	$(if $(COMMIT_TIME),-X main.commitTime=$(COMMIT_TIME))
 
 .PHONY: build
 build: ## build walpost into bin/
@@ -44,7 +46,7 @@ lint: cross ## vet, staticcheck, the formatting, and the other platforms
 	@out=$$(find . -name '*.go' -not -path './.*' -exec go tool gofumpt -l {} +) && \
 		if [ -n "$$out" ]; then echo "not formatted by gofumpt:"; echo "$$out"; exit 1; fi
 
-PLATFORMS = linux/arm64 darwin/arm64 windows/amd64
+PLATFORMS = linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
 .PHONY: cross
 cross: ## compile walpost for other platforms
