@@ -29,7 +29,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(newRunCommand(), newMigrateCommand(), newDoctorCommand(), newStatusCommand(),
 		newTailCommand(), newSlotCommand(), newDLQCommand(), newConsumersCommand(), newVerifyCommand(),
 		newRetentionCommand(), newReplayCommand(), newCatalogCommand(),
-		newBenchCommand(), newConfigCommand(), newDocsCommand(), newVersionCommand())
+		newBenchCommand(), newConfigCommand(), newDocsCommand(), newManCommand(), newVersionCommand())
 	return root
 }
 
