@@ -40,7 +40,8 @@ test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: 
 		CGO_ENABLED=1 go test -race -vet=off -count=1 -parallel 6 -timeout 80m ./relay ./...
 
 .PHONY: lint
-lint: cross ## vet, staticcheck, the formatting, and the other platforms
+lint: ## vet, staticcheck, the formatting, and other platforms
+	@$(MAKE) --no-print-directory cross PLATFORMS="linux/arm64 darwin/arm64 windows/amd64"
 	go vet ./...
 	go tool staticcheck ./...
 	@out=$$(find . -name '*.go' -not -path './.*' -exec go tool gofumpt -l {} +) && \
@@ -49,9 +50,17 @@ lint: cross ## vet, staticcheck, the formatting, and the other platforms
 PLATFORMS = linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
 .PHONY: cross
-cross: ## compile walpost for other platforms
+cross: ## compile walpost for the other platforms of a release
 	@for p in $(PLATFORMS); do echo "go build ./cmd/walpost ($$p)"; \
 		CGO_ENABLED=0 GOOS=$${p%/*} GOARCH=$${p#*/} go build -o /dev/null ./cmd/walpost || exit 1; done
+
+.PHONY: release
+release: ## build archives, packages, image, chart and checksums into dist/ (ARGS="-platforms linux/amd64")
+	@go run ./internal/release $(ARGS)
+
+.PHONY: release-check
+release-check: ## build the commit in two directories, compiling everything twice, and compare all bytes
+	@go run ./internal/release -check -cold $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target, each for FUZZTIME (30s)
@@ -104,4 +113,4 @@ examples: ## fetch what the tests of the examples need: modules of Node.js, psyc
 .PHONY: clean
 clean: ## remove what was built and fetched
 	@if [ -d .cache ]; then chmod -R u+w .cache; fi
-	rm -rf bin .cache
+	rm -rf bin dist .cache
