@@ -40,10 +40,11 @@ test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: 
 		CGO_ENABLED=1 go test -race -vet=off -count=1 -parallel 6 -timeout 80m ./relay ./...
 
 .PHONY: lint
-lint: ## vet, staticcheck, the formatting, and other platforms
+lint: ## vet, staticcheck, the formatting, the workflows, and other platforms
 	@$(MAKE) --no-print-directory cross PLATFORMS="linux/arm64 darwin/arm64 windows/amd64"
 	go vet ./...
 	go tool staticcheck ./...
+	go -C .ci/tools tool actionlint $(CURDIR)/.github/workflows/*.yaml
 	@out=$$(find . -name '*.go' -not -path './.*' -exec go tool gofumpt -l {} +) && \
 		if [ -n "$$out" ]; then echo "not formatted by gofumpt:"; echo "$$out"; exit 1; fi
 
@@ -61,6 +62,10 @@ release: ## build archives, packages, image, chart and checksums into dist/ (ARG
 .PHONY: release-check
 release-check: ## build the commit in two directories, compiling everything twice, and compare all bytes
 	@go run ./internal/release -check -cold $(ARGS)
+
+.PHONY: vuln
+vuln: ## look for known vulnerabilities in what walpost calls, where their database can be reached
+	@.ci/vuln
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target, each for FUZZTIME (30s)
