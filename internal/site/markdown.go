@@ -2,6 +2,8 @@ package site
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"io/fs"
 	"net/url"
 	"path"
@@ -54,6 +56,7 @@ func (s *Site) page(source string, content []byte) (*page, error) {
 	if err := s.rewriteLinks(doc, source); err != nil {
 		return nil, err
 	}
+	s.drawDiagrams(doc, content)
 	var body bytes.Buffer
 	err := markdown.Renderer().Render(&body, content, doc)
 	p.body = body.Bytes()
@@ -146,6 +149,30 @@ func plain(node ast.Node, source []byte) string {
 		return ast.WalkContinue, nil
 	})
 	return b.String()
+}
+
+// drawDiagrams has the pictures that .ci/diagrams has drawn in place of diagrams. One that was changed since
+// then stays text.
+func (s *Site) drawDiagrams(doc ast.Node, source []byte) {
+	for block := doc.FirstChild(); block != nil; block = block.NextSibling() {
+		code, ok := block.(*ast.FencedCodeBlock)
+		if !ok || string(code.Language(source)) != "mermaid" {
+			continue
+		}
+		sum := sha256.Sum256(code.Lines().Value(source))
+		file := "diagrams/" + hex.EncodeToString(sum[:])[:12] + ".svg"
+		if _, err := fs.Stat(s.documents, "docs/"+file); err != nil {
+			continue
+		}
+		picture := ast.NewLink()
+		picture.Destination = []byte(file)
+		image := ast.NewImage(picture)
+		image.AppendChild(image, ast.NewString([]byte("Diagram")))
+		paragraph := ast.NewParagraph()
+		paragraph.AppendChild(paragraph, image)
+		doc.ReplaceChild(doc, block, paragraph)
+		block = paragraph
+	}
 }
 
 // rewriteLinks has links lead to the site's pages and, for other files, into the repository.

@@ -156,11 +156,14 @@ func TestAnchorsAreThoseOfGitHub(t *testing.T) {
 
 func TestLinksInDocuments(t *testing.T) {
 	documents := fstest.MapFS{
-		"README.md":                 {Data: []byte("# walpost\n[a](docs/A.md#two) [b](deploy/) [c](docs/x.json) [d](https://example.com/)\n")},
-		"docs/A.md":                 {Data: []byte("# A\n## Two\n## `Two`\n![p](benchmarks/p.svg) [r](../README.md) [s](#two-1)\n\n| a | b |\n| - | -: |\n| 1 | 2 |\n")},
-		"docs/benchmarks/p.svg":     {Data: []byte("<svg/>")},
-		"deploy/README.md":          {Data: []byte("# Deploy\n[d](../docs/A.md) [e](Dockerfile)\n")},
-		"examples/insert/README.md": {Data: []byte("# Insert\n<b>&amp;</b> <script>alert(1)</script>\n")},
+		"README.md": {Data: []byte("# walpost\n[a](docs/A.md#two) [b](deploy/) [c](docs/x.json) [d](https://example.com/)\n")},
+		"docs/A.md": {Data: []byte("# A\n## Two\n## `Two`\n![p](benchmarks/p.svg) [r](../README.md) [s](#two-1)\n\n| a | b |\n| - | -: |\n| 1 | 2 |\n")},
+		"docs/M.md": {Data: []byte("# M\n```mermaid\nflowchart TB\n```\n```mermaid\nchanged\n```\n")},
+		// sha256 of "flowchart TB\n"
+		"docs/diagrams/e9d1c02e834b.svg": {Data: []byte("<svg/>")},
+		"docs/benchmarks/p.svg":          {Data: []byte("<svg/>")},
+		"deploy/README.md":               {Data: []byte("# Deploy\n[d](../docs/A.md) [e](Dockerfile)\n")},
+		"examples/insert/README.md":      {Data: []byte("# Insert\n<b>&amp;</b> <script>alert(1)</script>\n")},
 	}
 	for _, c := range []struct{ version, revision, ref string }{
 		{"v1.2.3", "0123456789ab", "v1.2.3"},
@@ -176,6 +179,7 @@ func TestLinksInDocuments(t *testing.T) {
 		for name, want := range map[string][]string{
 			"index.html":           {`"A.html#two"`, `"deploy.html"`, `"` + repository + c.ref + `/docs/x.json"`, `"https://example.com/"`},
 			"A.html":               {`src="benchmarks/p.svg"`, `href="index.html"`, `<h2 id="two">`, `<h2 id="two-1">`, `<td align="right">`},
+			"M.html":               {`<img src="diagrams/e9d1c02e834b.svg" alt="Diagram">`, "changed\n</code>"},
 			"deploy.html":          {`"A.html"`, `"` + repository + c.ref + `/deploy/Dockerfile"`},
 			"examples-insert.html": {"<!-- raw HTML omitted -->"},
 		} {
