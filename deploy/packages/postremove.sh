@@ -1,5 +1,5 @@
 #!/bin/sh
-# dpkg --purge leaves nothing. An rpm leaves its user, and a configuration that was changed.
+# dpkg --purge leaves nothing. An rpm leaves its user and the configuration.
 set -e
 [ ! -d /run/systemd/system ] || systemctl daemon-reload
 if [ "$1" = purge ]; then

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The relay's user. It owns no file; its group may read the configuration.
+# The relay's user. Its group may read and write /etc/walpost, which the unit makes read-only.
 set -e
 getent group walpost >/dev/null || groupadd --system walpost
 getent passwd walpost >/dev/null ||

@@ -86,6 +86,7 @@ func (r *release) packaged(p platform, dir string) (map[string][]byte, error) {
 // unitChanges make deploy/systemd/walpost.service, which an administrator copies, the unit of the packages.
 var unitChanges = [][2]string{
 	{"# /etc/systemd/system/walpost.service; the program is /usr/local/bin/walpost. A second", "# A second"},
+	{"StartLimitIntervalSec=0\n", "StartLimitIntervalSec=0\nAssertPathExists=/etc/walpost/walpost.yaml\n"},
 	{"ExecStart=/usr/local/bin/", "ExecStart=/usr/bin/"},
 	{"\nLoadCredential=pgpass", "\n#LoadCredential=pgpass"},
 	{"\nEnvironment=PGPASSFILE", "\n#Environment=PGPASSFILE"},

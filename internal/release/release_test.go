@@ -136,7 +136,7 @@ func TestPackagesHaveTheirOwnUnit(t *testing.T) {
 	}
 	unit := string(read(t, filepath.Join(dir, "walpost.service")))
 	for _, want := range []string{
-		"\nExecStart=/usr/bin/walpost run --config /etc/walpost/walpost.yaml\n", "\nUser=walpost\nGroup=walpost\n",
+		"\nAssertPathExists=/etc/walpost/walpost.yaml\n", "\nExecStart=/usr/bin/walpost run --config /etc/walpost/walpost.yaml\n", "\nUser=walpost\nGroup=walpost\n",
 		"\n#LoadCredential=pgpass:", "\n#Environment=PGPASSFILE=",
 	} {
 		if !strings.Contains(unit, want) {
