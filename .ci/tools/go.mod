@@ -1,4 +1,4 @@
-module github.com/walpost/walpost/.ci/tools
+module github.com/walpost/walpost/ci/tools
 
 go 1.26.0
 
