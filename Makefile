@@ -5,7 +5,7 @@ FUZZTIME ?= 30s
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## run the relay on a private PostgreSQL and an embedded NATS (ARGS=--help)
@@ -24,7 +24,9 @@ shop: ## run examples/shop on private servers, and break things meanwhile (ARGS=
 # says is stamped here instead; nothing where it says nothing.
 VERSION := $(shell git describe --tags --dirty 2>/dev/null)
 REVISION := $(shell git describe --always --exclude '*' --abbrev=12 --dirty 2>/dev/null)
-LDFLAGS = $(if $(VERSION),-X main.version=$(VERSION)) $(if $(REVISION),-X main.revision=$(REVISION))
+COMMIT_TIME := $(shell git log -1 --format=%cI 2>/dev/null)
+LDFLAGS = $(if $(VERSION),-X main.version=$(VERSION)) $(if $(REVISION),-X main.revision=$(REVISION)) \
+	$(if $(COMMIT_TIME),-X main.commitTime=$(COMMIT_TIME))
 
 .PHONY: build
 build: ## build walpost into bin/
@@ -38,18 +40,32 @@ test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: 
 		CGO_ENABLED=1 go test -race -vet=off -count=1 -parallel 6 -timeout 80m ./relay ./...
 
 .PHONY: lint
-lint: cross ## vet, staticcheck, the formatting, and the other platforms
+lint: ## vet, staticcheck, the formatting, the workflows, and other platforms
+	@$(MAKE) --no-print-directory cross PLATFORMS="linux/arm64 darwin/arm64 windows/amd64"
 	go vet ./...
 	go tool staticcheck ./...
+	go -C .ci/tools tool actionlint $(CURDIR)/.github/workflows/*.yaml
 	@out=$$(find . -name '*.go' -not -path './.*' -exec go tool gofumpt -l {} +) && \
 		if [ -n "$$out" ]; then echo "not formatted by gofumpt:"; echo "$$out"; exit 1; fi
 
-PLATFORMS = linux/arm64 darwin/arm64 windows/amd64
+PLATFORMS = linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
 .PHONY: cross
-cross: ## compile walpost for other platforms
+cross: ## compile walpost for the other platforms of a release
 	@for p in $(PLATFORMS); do echo "go build ./cmd/walpost ($$p)"; \
 		CGO_ENABLED=0 GOOS=$${p%/*} GOARCH=$${p#*/} go build -o /dev/null ./cmd/walpost || exit 1; done
+
+.PHONY: release
+release: ## build archives, packages, image, chart and checksums into dist/ (ARGS="-platforms linux/amd64")
+	@go run ./internal/release $(ARGS)
+
+.PHONY: release-check
+release-check: ## build the commit in two directories, compiling everything twice, and compare all bytes
+	@go run ./internal/release -check -cold $(ARGS)
+
+.PHONY: vuln
+vuln: ## look for known vulnerabilities in what walpost calls, where their database can be reached
+	@.ci/vuln
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target, each for FUZZTIME (30s)
@@ -102,4 +118,4 @@ examples: ## fetch what the tests of the examples need: modules of Node.js, psyc
 .PHONY: clean
 clean: ## remove what was built and fetched
 	@if [ -d .cache ]; then chmod -R u+w .cache; fi
-	rm -rf bin .cache
+	rm -rf bin dist .cache

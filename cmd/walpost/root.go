@@ -29,7 +29,8 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(newInitCommand(), newRunCommand(), newMigrateCommand(), newDoctorCommand(),
 		newStatusCommand(), newTailCommand(), newSlotCommand(), newDLQCommand(), newConsumersCommand(),
 		newVerifyCommand(), newRetentionCommand(), newReplayCommand(), newCatalogCommand(),
-		newDrillCommand(), newUICommand(), newBenchCommand(), newConfigCommand(), newVersionCommand())
+		newDrillCommand(), newUICommand(), newBenchCommand(), newConfigCommand(), newDocsCommand(),
+		newManCommand(), newVersionCommand())
 	return root
 }
 

@@ -54,6 +54,7 @@ var rooms = map[string][]string{
 	"internal/jetstream":  {module + "outbox", check, hint, secretfile, sleep, nats},
 	"internal/secretfile": {hint},
 	"internal/setup":      {module + "outbox", module + "stream", module + "migrations", table, crash, hint, pg, secretfile, pgx, pgerrcode},
+	"internal/site":       {"github.com/yuin/goldmark"},
 	"internal/sleep":      {},
 	"internal/status":     {module + "outbox", module + "stream", consumers, hint, jetstream, pg, table, pgerrcode},
 	"internal/telemetry":  {hint, prometheus, otel + "/", "go.opentelemetry.io/contrib/bridges/prometheus"},

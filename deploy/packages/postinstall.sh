@@ -1,0 +1,16 @@
+#!/bin/sh
+# A first installation starts nothing: the relay is not configured yet. An upgrade restarts a running relay, which
+# goes on where it was.
+set -e
+[ ! -d /run/systemd/system ] || systemctl daemon-reload
+upgrade=
+case "$1" in
+configure) [ -z "$2" ] || upgrade=yes ;; # dpkg: the version that was there before
+2) upgrade=yes ;;                        # rpm: the number of versions that are there now
+esac
+if [ -z "$upgrade" ]; then
+	echo "walpost: write /etc/walpost/walpost.yaml (an example is in /usr/share/doc/walpost)"
+	echo "walpost: then run: systemctl enable --now walpost"
+elif [ -d /run/systemd/system ]; then
+	systemctl try-restart walpost.service
+fi
