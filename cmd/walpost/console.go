@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"net/http"
 	"net/netip"
 	"unicode/utf8"
 
@@ -41,6 +42,7 @@ func consoleConfig(cfg *Config, name string, log *zap.Logger) (console.Config, e
 		},
 		Subject: cfg.NATS.Subject, Budget: cfg.Postgres.MaxRetainedWAL,
 		Doctor: func(ctx context.Context) (check.Findings, error) { return diagnose(ctx, cfg) },
+		Docs:   http.StripPrefix("/ui/docs", documentation().Handler()),
 		Log:    log,
 	}, nil
 }

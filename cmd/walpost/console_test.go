@@ -166,7 +166,12 @@ func TestConsoleToken(t *testing.T) {
 	}
 	v.refused(404, "/ui/", "/ui/console.go", "")
 	v.refused(404, "/ui/", "/ui/..%2fsecure.go", "")
-	v.refused(404, "documentation", "/ui/docs/x", "")
+	for path, want := range map[string]int{"/ui/docs/": 200, "/ui/docs/ALARMS.html": 200, "/ui/docs/x": 404} {
+		code, header, text := v.do(path, "", "Authorization", "")
+		if code != want || code == 200 && !strings.Contains(string(text), "walpost") || !strings.HasPrefix(header.Get("Content-Security-Policy"), "default-src 'none'") {
+			t.Errorf("%s answers %d with %v", path, code, header)
+		}
+	}
 }
 
 // TestConsoleWithoutToken only shows.

@@ -42,7 +42,7 @@ type Config struct {
 	Metrics func(context.Context) ([]*dto.MetricFamily, error)
 	// Doctor is what `walpost doctor` finds.
 	Doctor func(context.Context) (check.Findings, error)
-	// Docs serves the documentation below /ui/docs/; nil is none.
+	// Docs serves the documentation below /ui/docs/.
 	Docs http.Handler
 	Log  *zap.Logger
 }

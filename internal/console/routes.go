@@ -41,7 +41,7 @@ func (c *Console) routes() http.Handler {
 		answer(w, nil, refuse(http.StatusNotFound, "docs/CONSOLE.md has the routes",
 			"the console's API has no %q", r.URL.Path))
 	}))
-	mux.Handle("/ui/docs/", c.docs())
+	mux.Handle("/ui/docs/", c.cfg.Docs)
 	mux.Handle("/ui/", page())
 	return mux
 }
@@ -87,14 +87,4 @@ func (c *Console) post(change ask) http.Handler {
 func wrongMethod(w http.ResponseWriter, r *http.Request, want string) error {
 	w.Header().Set("Allow", want)
 	return refuse(http.StatusMethodNotAllowed, "send "+want, "%s does not take %s", r.URL.Path, r.Method)
-}
-
-func (c *Console) docs() http.Handler {
-	if c.cfg.Docs != nil {
-		return c.cfg.Docs
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, nil, refuse(http.StatusNotFound, "read docs/ in the repository",
-			"there is no documentation here"))
-	})
 }

@@ -21,7 +21,8 @@ var groups = []struct {
 		"examples/insert/README.md", "examples/consume/README.md", "examples/shop/README.md",
 	}},
 	{"Operation", []string{
-		"docs/OPERATIONS.md", "docs/CONFIGURATION.md", "docs/METRICS.md", "docs/ALARMS.md", "docs/MANAGED.md",
+		"docs/OPERATIONS.md", "docs/CONSOLE.md", "docs/SCALE.md",
+		"docs/CONFIGURATION.md", "docs/METRICS.md", "docs/ALARMS.md", "docs/MANAGED.md",
 		"deploy/README.md", "docs/SECURITY.md",
 	}},
 	{"Project", []string{
