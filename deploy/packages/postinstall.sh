@@ -9,8 +9,8 @@ configure) [ -z "$2" ] || upgrade=yes ;; # dpkg: the version that was there befo
 2) upgrade=yes ;;                        # rpm: the number of versions that are there now
 esac
 if [ -z "$upgrade" ]; then
-	echo "walpost: write /etc/walpost/walpost.yaml (an example is in /usr/share/doc/walpost)"
-	echo "walpost: then run: systemctl enable --now walpost"
+	echo "walpost: next: runuser -u walpost -- walpost init --config /etc/walpost/walpost.yaml"
+	echo "walpost: then: systemctl enable --now walpost"
 elif [ -d /run/systemd/system ]; then
 	systemctl try-restart walpost.service
 fi
