@@ -247,6 +247,7 @@ func testAlarm(t *testing.T, r *rig, address string) {
 	}
 	if *update {
 		b.size(1280, 480)
+		b.wait(`document.querySelector('#state').innerText.includes('Streaming')`)
 		b.picture("alarms")
 	}
 	b.fine()

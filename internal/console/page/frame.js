@@ -1,6 +1,6 @@
 // The frame around the views: the relay's state, the sentence about what is wrong, and the way to the views.
 import { data, h, render } from './dom.js'
-import { atLeast, clock, seconds, secondsSince, short } from './format.js'
+import { clock, seconds, secondsSince, short } from './format.js'
 import { relayState, totals, verdict } from './verdict.js'
 import { badge, icon } from './widgets.js'
 
@@ -81,7 +81,7 @@ function link(view, i, current, state) {
 const notes = {
   held: ({ overview }) => {
     const { parked, limit } = totals(overview)
-    return parked > 0 && ['warn', atLeast(parked, limit)]
+    return parked > 0 && ['warn', short(parked) + (parked >= limit ? '+' : '')]
   },
   'dead-letters': ({ overview: { status } }) =>
     status?.dead_letters > 0 && ['warn', short(status.dead_letters) + (status.dead_letters >= status.count_limit ? '+' : '')],
