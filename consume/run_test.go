@@ -301,6 +301,7 @@ func TestServersGoAway(t *testing.T) {
 	r.put(50, 10)
 	time.Sleep(100 * time.Millisecond)
 	r.must(pg.Start(t.Context()))
+	r.pool = r.newPool(r.url) // the consumer keeps the other, with its broken connections
 	r.effects(100)
 	r.must(r.nats.Kill())
 	r.must(r.nats.Start(t.Context()))

@@ -23,12 +23,13 @@ var hostile = []string{
 	`{{constructor.constructor("window.hit = 6")()}}`,
 }
 
-// shape is what the table's other parts are: they must not change.
+// shape is what the table's other parts are: they must not change. The sentence above the view comes and goes with the
+// relay's state.
 const shape = `JSON.stringify({
 	heads: [...document.querySelectorAll('th')].map((x) => { const r = x.getBoundingClientRect(); return [r.x, r.width, r.height] }),
 	nav: document.getElementById('nav').getBoundingClientRect().width,
 	top: document.getElementById('top').getBoundingClientRect().height,
-	title: document.querySelector('h1').getBoundingClientRect().y,
+	title: document.querySelector('h1').getBoundingClientRect().y - document.getElementById('main').getBoundingClientRect().y,
 })`
 
 // rows are the heights of the rows and their numbers of elements, each once.
