@@ -41,34 +41,28 @@ func traceOf(cfg *Config) func(*outbox.Event, string) publish.Trace {
 
 // begin allocates nothing for a row that is not sampled.
 func (t *tracing) begin(ev *outbox.Event, subject string) publish.Trace {
-	parent, found := parseTraceparent(ev.Values[outbox.TraceID])
-	low := rand.Uint64()
-	if found {
-		low = parent.low
+	parent, found := readTraceparent(ev.Values[outbox.TraceID])
+	if !found {
+		parent.low, parent.sampled = rand.Uint64(), true
 	}
-	if low>>1 >= t.below || found && !parent.sampled {
+	if parent.low>>1 >= t.below || !parent.sampled {
 		return nil
 	}
-	return t.follow(ev, subject, parent, found)
+	return t.follow(ev, subject, parent)
 }
 
 // follow begins the spans of a row.
-func (t *tracing) follow(ev *outbox.Event, subject string, parent traceparent, found bool) *rowTrace {
-	r := &rowTrace{tracer: t.tracer, parent: context.Background(), sent: time.Now()}
+func (t *tracing) follow(ev *outbox.Event, subject string, parent traceparent) *rowTrace {
+	r := &rowTrace{tracer: t.tracer, parent: context.Background(), subject: subject, sent: time.Now()}
 	r.attributes = []attribute.KeyValue{
-		attribute.String("messaging.system", "nats"),
-		attribute.String("messaging.destination.name", subject),
 		attribute.String("walpost.outbox", ev.Table.String()),
 		attribute.String("walpost.row.id", string(ev.Values[outbox.ID])),
 		attribute.String("walpost.event.type", string(ev.Values[outbox.EventType])),
 	}
-	if found {
+	if publish.IsTraceparent(parent.text) {
 		r.parent = trace.ContextWithRemoteSpanContext(r.parent, parent.context())
 	}
 	since := ev.CommitTime
-	if ev.Commit != 0 {
-		r.attributes = append(r.attributes, attribute.String("walpost.commit.lsn", ev.Commit.String()))
-	}
 	if since.IsZero() {
 		since, _ = outbox.ParseTimestamp(ev.Values[outbox.OccurredAt])
 	}
@@ -86,8 +80,9 @@ func (t *tracing) follow(ev *outbox.Event, subject string, parent traceparent, f
 type rowTrace struct {
 	tracer     trace.Tracer
 	parent     context.Context
-	id         string // the trace's, for exemplars; "" where it is not known before published
-	attributes []attribute.KeyValue
+	id         string               // the trace's, for exemplars; "" where it is not known before published
+	attributes []attribute.KeyValue // of each span
+	subject    string
 	sent       time.Time
 	stored     time.Time
 	sequence   uint64
@@ -112,7 +107,8 @@ func (r *rowTrace) published() {
 		return
 	}
 	r.span("outbox.publish", trace.SpanKindProducer, r.sent, r.stored,
-		attribute.String("messaging.operation.type", "send"),
+		attribute.String("messaging.system", "nats"), attribute.String("messaging.operation.type", "send"),
+		attribute.String("messaging.destination.name", r.subject),
 		attribute.Int64("messaging.nats.sequence", int64(r.sequence)))
 }
 
@@ -135,15 +131,19 @@ const (
 	traceIDAt, spanIDAt, traceFlagsAt, traceparentEnd = 3, 36, 53, 55
 )
 
-// parseTraceparent allocates nothing.
-func parseTraceparent(b []byte) (p traceparent, ok bool) {
-	if !publish.IsTraceparent(b) {
+// readTraceparent reads what decides about the sampling. It is called for every row; follow checks the rest.
+func readTraceparent(b []byte) (p traceparent, ok bool) {
+	if len(b) != traceparentEnd {
 		return p, false
 	}
 	var low [8]byte
 	var flags [1]byte
-	_, _ = hex.Decode(low[:], b[traceIDAt+16:traceIDAt+32]) // these are hexadecimal digits
-	_, _ = hex.Decode(flags[:], b[traceFlagsAt:traceparentEnd])
+	if _, err := hex.Decode(low[:], b[traceIDAt+16:traceIDAt+32]); err != nil {
+		return p, false
+	}
+	if _, err := hex.Decode(flags[:], b[traceFlagsAt:]); err != nil {
+		return p, false
+	}
 	p.text, p.low = b, binary.BigEndian.Uint64(low[:])
 	p.sampled = trace.TraceFlags(flags[0]).IsSampled()
 	return p, true

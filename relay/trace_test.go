@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -172,7 +173,15 @@ func TestTracedDrain(t *testing.T) {
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(out))
 	defer func() { _ = provider.Shutdown(context.Background()) }()
-	drain := func(ratio float64) float64 {
+	cpu := func() time.Duration {
+		var u syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	// drain returns the rows a second, and this process's CPU time for a row: the relay's and the sink's.
+	drain := func(ratio float64) (rate, spent float64) {
 		r := newRig(t, testenv.SharedPostgres(t))
 		r.cfg.Stream.Batching, r.cfg.Outboxes[0].Mark = jetstream.BatchSingle, outbox.MarkNone
 		r.cfg.Tracer, r.cfg.TraceRatio = provider.Tracer("test"), ratio
@@ -184,29 +193,44 @@ func TestTracedDrain(t *testing.T) {
 			COMMIT; END LOOP; END $$`)
 		stored := 0
 		var begun, ended time.Time
+		var before, after time.Duration
 		done := make(chan struct{})
 		r.cfg.OnStored = func(time.Duration) {
 			switch stored++; stored {
 			case rows / 10:
-				begun = time.Now()
+				begun, before = time.Now(), cpu()
 			case rows:
-				ended = time.Now()
+				ended, after = time.Now(), cpu()
 				close(done)
 			}
 		}
 		x := r.start()
-		<-done
+		select {
+		case <-done:
+		case <-time.After(time.Minute):
+			t.Fatalf("not everything is stored: %+v", x.Status())
+		}
 		x.halt()
-		return float64(rows) * 0.9 / ended.Sub(begun).Seconds()
+		r.dropSlot(r.cfg.Slot)
+		n := float64(rows) * 0.9
+		return n / ended.Sub(begun).Seconds(), float64((after - before).Nanoseconds()) / 1000 / n
 	}
-	var ratios []float64
-	for n := range 7 {
-		off, some := drain(0), drain(0.01)
-		t.Logf("rows/s: %.0f without traces, %.0f with 1 %%: %.3f", off, some, some/off)
+	var ratios, more []float64
+	for n := range 21 {
+		var off, some, cpuOff, cpuSome float64
+		if n%2 == 0 {
+			off, cpuOff = drain(0)
+			some, cpuSome = drain(0.01)
+		} else {
+			some, cpuSome = drain(0.01)
+			off, cpuOff = drain(0)
+		}
+		t.Logf("rows/s: %.0f without traces, %.0f with 1 %%: %.3f; CPU time of a row: %.2f and %.2f us", off, some, some/off, cpuOff, cpuSome)
 		if n > 0 { // the first is for warming up
-			ratios = append(ratios, some/off)
+			ratios, more = append(ratios, some/off), append(more, cpuSome-cpuOff)
 		}
 	}
 	slices.Sort(ratios)
-	t.Logf("with 1 %% of the traces: %.3f of the rate (median of %d)", ratios[len(ratios)/2], len(ratios))
+	slices.Sort(more)
+	t.Logf("with 1 %% of the traces: %.3f of the rate, and %.2f us more CPU time for a row (medians of %d)", ratios[len(ratios)/2], more[len(more)/2], len(ratios))
 }
