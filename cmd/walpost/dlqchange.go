@@ -1,13 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -118,19 +116,7 @@ func confirm(ctx context.Context, cmd *cobra.Command, q *deadletter.Queue, f dea
 	if n == countMost {
 		what = "at least " + what
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Discard %s for good? [y/N] ", what)
-	answer := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-		answer <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	said := ""
-	select {
-	case said = <-answer:
-	case <-ctx.Done():
-		fmt.Fprintln(cmd.ErrOrStderr())
-	}
-	if said != "y" && said != "yes" {
+	if !confirmed(cmd, fmt.Sprintf("Discard %s for good?", what)) {
 		return errors.New("nothing was discarded")
 	}
 	return nil

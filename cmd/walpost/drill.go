@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -191,19 +190,7 @@ func (c *drillCommand) confirm(cmd *cobra.Command, d *drill.Drill) error {
 		fmt.Fprintf(cmd.ErrOrStderr(), "Events of type %s are written into %s, and reach its consumers.\n",
 			drill.EventType, t)
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%s? [y/N] ", what)
-	answer := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-		answer <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	said := ""
-	select {
-	case said = <-answer:
-	case <-cmd.Context().Done():
-		fmt.Fprintln(cmd.ErrOrStderr())
-	}
-	if said != "y" && said != "yes" {
+	if !confirmed(cmd, what+"?") {
 		return errors.New("nothing was broken")
 	}
 	return nil

@@ -104,7 +104,7 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 	case !o.yes && !t.terminal:
 		return &usageError{hint.Errorf("--yes does the plan without a question, --print writes it for psql",
 			"init asks before it changes anything, and standard input is no terminal")}
-	case !o.yes && !t.confirm(fmt.Sprintf("\nDo %s? [y/N] ", count(open, "step"))):
+	case !o.yes && !isYes(t.ask(fmt.Sprintf("\nDo %s? [y/N] ", count(open, "step")))):
 		return errors.New("nothing was changed")
 	}
 	err = s.Do(ctx, append(steps, file), func(n int) { fmt.Fprintf(t.out, "done: %d\n", n) })
@@ -185,14 +185,6 @@ func (t talk) ask(question string) string {
 	}
 	answer, _ := t.in.ReadString('\n')
 	return strings.TrimSpace(answer)
-}
-
-func (t talk) confirm(question string) bool {
-	switch strings.ToLower(t.ask(question)) {
-	case "y", "yes":
-		return true
-	}
-	return false
 }
 
 func printPlan(w io.Writer, steps []*setup.Step) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -275,19 +274,7 @@ func (c *replayCommand) confirm(cmd *cobra.Command, total int64, known bool) err
 	if c.toStream != "" {
 		to = "stream " + c.toStream
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Publish %s again into %s? [y/N] ", text, to)
-	answer := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-		answer <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	said := ""
-	select {
-	case said = <-answer:
-	case <-cmd.Context().Done():
-		fmt.Fprintln(cmd.ErrOrStderr())
-	}
-	if said != "y" && said != "yes" {
+	if !confirmed(cmd, fmt.Sprintf("Publish %s again into %s?", text, to)) {
 		return errors.New("nothing was requested")
 	}
 	return nil

@@ -45,7 +45,7 @@ func (db *DB) DueBefore(
 }
 
 // freshBeforeSQL names a row that is pending, due, not recorded and not kept, and that a transaction with an
-// id below $1 has written. It is ” where there is none.
+// id below $1 has written, or gives an empty text.
 func freshBeforeSQL(t *outbox.Table, threshold time.Duration, letters string) string {
 	var halves []string
 	for _, half := range freshHalves(t, threshold) {
