@@ -415,25 +415,39 @@ func (db *DB) Blocker(ctx context.Context, t *outbox.Table, id string) (string, 
 	return who, nil
 }
 
-// OldestPending is how long the oldest row that is due and not processed has
-// been due; zero where there is none or the layout does not say. Of a table with a journal it is the oldest
-// among the first rows.
+// OldestPending is how long the oldest row that is due and not processed has been due; zero where there is
+// none or the layout does not say. A row that has no due time is due since occurred_at: of these it is the
+// oldest of the first 1,000. Of a table with a journal it is the oldest among the first rows.
 func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration, error) {
-	field := outbox.AvailableAt
-	if !t.Layout.Has(field) {
-		field = outbox.OccurredAt
-	}
-	if !MarkOf(t).InTable() || !t.Layout.Has(field) {
+	if !MarkOf(t).InTable() || !t.Layout.Has(outbox.AvailableAt) && !t.Layout.Has(outbox.OccurredAt) {
 		return 0, nil
 	}
-	// The canonical table has an index for just this.
-	sql := fmt.Sprintf(`SELECT extract(epoch FROM now() - greatest(t.%s, now() - interval '10 years'))::float8
-		FROM %s t WHERE %s AND t.%[1]s <= now() AND %[4]s ORDER BY t.%[1]s LIMIT 1`,
-		t.Column(field), sourceOf(t).due, PendingSQL(t, "t"), unkeptSQL(t, db.own.deadLetters))
 	var seconds float64
-	err := db.QueryRow(ctx, []any{&seconds}, sql)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	err := db.QueryRow(ctx, []any{&seconds}, oldestSQL(t, db.own.deadLetters))
+	if err != nil {
 		return 0, fmt.Errorf("read lag of %s: %w", t, err)
 	}
 	return time.Duration(seconds * float64(time.Second)), nil
+}
+
+// oldestSQL has a search for each of the freshHalves: an index on available_at has the order of both.
+func oldestSQL(t *outbox.Table, letters string) string {
+	available, occurred := "t."+t.Column(outbox.AvailableAt), "t."+t.Column(outbox.OccurredAt)
+	search := func(since, where, order string) string {
+		return fmt.Sprintf("(SELECT %s AS since FROM %s t WHERE %s AND %s AND %s ORDER BY %s)",
+			since, sourceOf(t).due, PendingSQL(t, "t"), unkeptSQL(t, letters), where, order)
+	}
+	var searches []string
+	switch {
+	case !t.Layout.Has(outbox.AvailableAt):
+		searches = append(searches, search(occurred, "true", occurred+" LIMIT 1"))
+	default:
+		searches = append(searches, search(available, available+" <= now()", available+" LIMIT 1"))
+		if t.Layout.Has(outbox.OccurredAt) {
+			searches = append(searches,
+				search(occurred, available+" IS NULL", available+", t."+t.Column(outbox.ID)+" LIMIT 1000"))
+		}
+	}
+	return "SELECT coalesce(max(extract(epoch FROM now() - greatest(x.since, now() - interval '10 years'))), " +
+		"0)::float8 FROM (" + strings.Join(searches, " UNION ALL ") + ") x WHERE x.since <= now()"
 }
