@@ -1,10 +1,10 @@
 -- What the relay's role, or an application's, needs on the tables, and no more. Run it as their owner, after `walpost migrate up`:
 --
---   psql --set ON_ERROR_STOP=1 --set relay=walpost --set mark=update --file=grants.sql "$OWNER_URL"
+--   psql --set ON_ERROR_STOP=1 --set relay=walpost --file=grants.sql "$OWNER_URL"
 --
 -- relay   the role (walpost); it needs LOGIN REPLICATION besides, from a superuser
--- mark    outboxes[].mark: update, delete, journal or none (update)
--- outbox  the table: outbox_messages, or outbox_events with mark journal (outbox_messages)
+-- mark    outboxes[].mark: journal, update, delete or none (journal)
+-- outbox  the table (outbox_events with mark journal, otherwise outbox_messages)
 -- producer  a role that writes events, if it is to have its grant here, too
 --
 -- In a database that has only the tables of a consumer, or of idempotency keys (walpost migrate up --only), name the
@@ -38,11 +38,11 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys TO :"idempotency";
 \if :{?relay}
 \if :{?mark}
 \else
-\set mark update
+\set mark journal
 \endif
 \if :{?outbox}
 \else
-\set outbox outbox_messages
+SELECT CASE :'mark' WHEN 'journal' THEN 'outbox_events' ELSE 'outbox_messages' END AS outbox \gset
 \endif
 
 SELECT :'mark' = 'update' AS mark_update, :'mark' = 'delete' AS mark_delete, :'mark' = 'journal' AS mark_journal,

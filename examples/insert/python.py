@@ -8,8 +8,8 @@ with psycopg.connect(os.environ["DATABASE_URL"]) as conn:
     with conn.transaction():
         conn.execute("UPDATE orders SET state = 'placed' WHERE id = %s", (42,))
         row = conn.execute(
-            """INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+            """INSERT INTO outbox_events (tenant_id, aggregate_type, aggregate_id, event_type, payload)
                VALUES (%s, %s, %s, %s, %s) RETURNING id""",
-            (7, "order", 42, "order.placed", Jsonb({"total": 1250, "currency": "EUR"})),
+            (7, "order", "42", "order.placed", Jsonb({"total": 1250, "currency": "EUR"})),
         ).fetchone()
     print(row[0])

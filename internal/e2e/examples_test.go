@@ -2,11 +2,14 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/testenv"
 )
@@ -37,10 +40,14 @@ var examples = []example{
 func TestInsertExamples(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testenv.NewPostgres(t, testenv.PGOptions{}))
+	r.env = []string{"WALPOST_LAYOUT=append"}
+	if out, err := r.command("migrate", "up").CombinedOutput(); err != nil {
+		t.Fatalf("walpost migrate up: %v\n%s", err, out)
+	}
 	r.exec(`CREATE TABLE orders (id BIGINT PRIMARY KEY, state TEXT NOT NULL); INSERT INTO orders VALUES (42, 'new');
 		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused by the test'; END $$;
-		CREATE TRIGGER refuse BEFORE INSERT ON outbox_messages FOR EACH ROW EXECUTE FUNCTION refuse();
-		ALTER TABLE outbox_messages DISABLE TRIGGER refuse`)
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_events FOR EACH ROW EXECUTE FUNCTION refuse();
+		ALTER TABLE outbox_events DISABLE TRIGGER refuse`)
 	relay := r.start()
 	r.awaitStreaming()
 	dir := r.copyExamples()
@@ -54,7 +61,14 @@ func TestInsertExamples(t *testing.T) {
 			want++
 		})
 	}
-	r.awaitSettled()
+	ok, state := r.eventually(func(conn *pgx.Conn) (ok bool, state string, err error) {
+		var pending int
+		err = conn.QueryRow(t.Context(), `SELECT count(*) FROM outbox_events_pending`).Scan(&pending)
+		return pending == 0, fmt.Sprintf("%d rows pending", pending), err
+	})
+	if !ok {
+		t.Errorf("not everything is delivered: %s", state)
+	}
 	stream, err := r.js.Stream(t.Context(), streamName)
 	r.must(err)
 	info, err := stream.Info(t.Context())
@@ -112,22 +126,22 @@ func (r *rig) runExample(e example, dir string) {
 		}
 	}
 	// The event is refused: then the order stays as it was.
-	r.exec(`UPDATE orders SET state = 'new'; ALTER TABLE outbox_messages ENABLE TRIGGER refuse`)
+	r.exec(`UPDATE orders SET state = 'new'; ALTER TABLE outbox_events ENABLE TRIGGER refuse`)
 	out, err := run(e.command)
 	var state string
 	r.query(`SELECT state FROM orders`, &state)
 	if err == nil || !strings.Contains(out, "refused by the test") || state != "new" {
 		r.t.Errorf("with a refused event it ends with %v and the order is %q\n%s", err, state, out)
 	}
-	r.exec(`ALTER TABLE outbox_messages DISABLE TRIGGER refuse`)
+	r.exec(`ALTER TABLE outbox_events DISABLE TRIGGER refuse`)
 	if out, err = run(e.command); err != nil {
 		r.t.Fatalf("%v\n%s", err, out)
 	}
 	var row string
 	r.query(`SELECT concat_ws('|', (SELECT state FROM orders), id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
-			occurred_at <= available_at AND available_at <= now(), attempts, coalesce(last_error, trace_id, 'NULL'))
-		FROM outbox_messages ORDER BY id DESC LIMIT 1`, &row)
-	if want := `placed|` + out + `|7|order|42|order.placed|1|{"total": 1250, "currency": "EUR"}|t|0|NULL`; row != want {
+			occurred_at <= now(), coalesce(available_at::text, trace_id, 'NULL'))
+		FROM outbox_events ORDER BY id DESC LIMIT 1`, &row)
+	if want := `placed|` + out + `|7|order|42|order.placed|1|{"total": 1250, "currency": "EUR"}|t|NULL`; row != want {
 		r.t.Errorf("row\n got %s\nwant %s", row, want)
 	}
 }

@@ -448,6 +448,7 @@ func oldestSQL(t *outbox.Table, letters string) string {
 				search(occurred, available+" IS NULL", available+", t."+t.Column(outbox.ID)+" LIMIT 1000"))
 		}
 	}
-	return "SELECT coalesce(max(extract(epoch FROM now() - greatest(x.since, now() - interval '10 years'))), " +
-		"0)::float8 FROM (" + strings.Join(searches, " UNION ALL ") + ") x WHERE x.since <= now()"
+	const age = "now() - greatest(x.since, now() - interval '10 years')"
+	return "SELECT coalesce(extract(epoch FROM max(" + age + ")), 0)::float8 FROM (" +
+		strings.Join(searches, " UNION ALL ") + ") x WHERE x.since <= now()"
 }

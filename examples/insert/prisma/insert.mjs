@@ -13,7 +13,7 @@ try {
       data: {
         tenantId: 7,
         aggregateType: "order",
-        aggregateId: 42,
+        aggregateId: "42",
         eventType: "order.placed",
         payload: { total: 1250, currency: "EUR" },
       },

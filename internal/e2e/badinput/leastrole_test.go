@@ -49,7 +49,7 @@ func TestLeastPrivileges(t *testing.T) {
 				sql = appendOnly + sql
 			}
 			s.newDB(name, sql)
-			s.grant(name, map[string]string{"relay": name, "mark": mark, "producer": name + "_shop"})
+			s.grant(name, map[string]string{"relay": name, "mark": mark, "outbox": outbox.DefaultTable, "producer": name + "_shop"})
 			s.relayLeast(name, mark)
 			s.produceLeast(name, outbox.Inserter{}, outbox.Message{
 				TenantID: 7, AggregateType: "order", AggregateID: 42, EventType: "order.placed", Payload: []byte("{}"), TraceID: "t",
@@ -67,7 +67,7 @@ func TestLeastPrivileges(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("walpost migrate up: %v\n%s", err, out)
 		}
-		s.grant(name, map[string]string{"relay": name, "mark": "journal", "outbox": outbox.AppendTable, "producer": name + "_shop"})
+		s.grant(name, map[string]string{"relay": name, "producer": name + "_shop"})
 		s.produceLeast(name, outbox.Inserter{Table: outbox.AppendTable, Layout: outbox.Append(), HeadersColumn: "headers"}, outbox.Message{
 			TenantID: 7, AggregateType: "order", AggregateID: "A-42", AggregateVersion: 1, EventType: "order.placed", Payload: []byte("{}"),
 			TraceID: "t", OccurredAt: time.Now(), AvailableAt: time.Now(), Headers: map[string]string{"x": "y"},
