@@ -40,7 +40,7 @@ func (m *messageRows) each(ctx context.Context, messages []jetstream.Message, do
 		for t, ms := range m.byTable(part) {
 			batch := rowBatch{table: t, messages: ms, rows: make([]table.Row, len(ms))}
 			for i, message := range ms {
-				batch.rows[i] = table.Row{Ref: refOf(t, message), Bytes: message.Bytes}
+				batch.rows[i] = table.Row{Ref: refOf(t, message), Bytes: message.Size}
 			}
 			const trouble = "rows that were read back cannot be looked up: trying again"
 			err := m.patiently(ctx, t, trouble, func() (err error) {

@@ -20,6 +20,10 @@ import (
 // its own back has seen every row that could have been stored and not marked.
 const U = 16384
 
+// chunkSpan is how many sequences a scan backward reads at once: a chunk is read forward, and is in memory beside
+// the step that it becomes part of. Each takes a consumer.
+const chunkSpan = U / 4
+
 // Message is a message of the relay's own that was read back.
 type Message struct {
 	Seq      uint64
@@ -32,8 +36,6 @@ type Message struct {
 	Polled bool
 	// Row is where the WAL has the row; zero where only the table brought it.
 	Row outbox.Position
-	// Bytes is the size of its body.
-	Bytes int
 	// Behind is the number of own messages between this one and the tail.
 	Behind uint64
 	// Aggregate is set where the headers say it and ScanOptions.Aggregates asked
@@ -81,15 +83,15 @@ type Found struct {
 // lastSeq is to come from the stream's leader.
 func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o ScanOptions) (Found, error) {
 	var found Found
-	most := uint64(0)
+	all := uint64(0)
 	if lastSeq >= firstSeq {
-		most = min(lastSeq-firstSeq+1, U)
+		all = lastSeq - firstSeq + 1
 	}
 	// They are reused, and made at once: together they are most of the memory that a start needs, and slices
 	// that grow leave several times as much behind.
-	chunk, step := make([]Message, 0, most), make([]Message, 0, most)
+	chunk, step := make([]Message, 0, min(all, chunkSpan)), make([]Message, 0, min(all, U))
 	var later outbox.Position // of the message of the WAL behind the one that is looked at
-	for to, span := lastSeq, uint64(U); to > 0 && to >= firstSeq; {
+	for to, span := lastSeq, uint64(chunkSpan); to > 0 && to >= firstSeq; {
 		from := max(firstSeq, 1)
 		if to-from >= span {
 			from = to - span + 1
@@ -121,7 +123,7 @@ func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o S
 			}
 			step = step[:0]
 		}
-		if to = from - 1; len(chunk) < U/8 {
+		if to = from - 1; len(chunk) < chunkSpan/8 {
 			span *= 2 // the own messages are few among others
 		}
 	}
@@ -135,7 +137,10 @@ func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o S
 // ScanForward reads the relay's own messages from a sequence to lastSeq, towards the
 // tail, in steps of at most U. Behind is not set.
 func (s *Stream) ScanForward(ctx context.Context, from, lastSeq uint64, o ScanOptions) error {
-	var chunk []Message
+	if from > lastSeq {
+		return nil
+	}
+	chunk := make([]Message, 0, min(lastSeq-from+1, U))
 	for ; from <= lastSeq; from += U {
 		var found Found
 		var err error
@@ -157,6 +162,7 @@ func (s *Stream) readChunk(
 	if s.cfg.Shared {
 		filter = s.cfg.Pattern // a great deal may be none of the relay's business
 	}
+	var system string
 	err := s.headers(ctx, from, to, filter, o.NoConsumer, func(seq uint64, at time.Time, h nats.Header) {
 		m := Message{Seq: seq, Stored: at}
 		var own bool
@@ -165,10 +171,13 @@ func (s *Stream) readChunk(
 			found.Foreign = max(found.Foreign, seq)
 			return
 		}
-		if p, err := outbox.ParsePosition(strings.Clone(h.Get(PositionHeader))); err == nil {
+		if p, err := outbox.ParsePosition(h.Get(PositionHeader)); err == nil {
+			if p.SystemID != system {
+				system = strings.Clone(p.SystemID)
+			}
+			p.SystemID = system // one for all
 			m.Position = p
 		}
-		m.Bytes, _ = strconv.Atoi(h.Get(nats.MsgSize))
 		m.Polled, m.Row = h.Get(ViaHeader) == ViaPoll || m.ID.Replay, m.Position
 		if m.Polled {
 			m.Row = rowIn(h, m.Position)
