@@ -168,7 +168,7 @@ func run(m *testing.M) int {
 var program = sync.OnceValues(func() (string, error) {
 	bin := filepath.Join(scratch, "walpost")
 	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", bin, "./cmd/walpost")
-	cmd.Dir = root
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build walpost: %w\n%s", err, out)
 	}

@@ -19,7 +19,9 @@ import (
 // TestChartOfAFleet: Helm makes a relay for each database, with the release's values where its entry says nothing.
 func TestChartOfAFleet(t *testing.T) {
 	helm := filepath.Join(t.TempDir(), "helm")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "helm", "-o", helm, ".").CombinedOutput(); err != nil {
+	build := exec.CommandContext(t.Context(), "go", "build", "-C", "helm", "-o", helm, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the renderer: %v\n%s", err, out)
 	}
 	render := func(values string) (string, error) {

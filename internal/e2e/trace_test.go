@@ -98,6 +98,7 @@ func (r *rig) collector(to string) string {
 	dir := r.t.TempDir()
 	program := filepath.Join(dir, "collector")
 	build := exec.CommandContext(r.t.Context(), "go", "build", "-C", "collector", "-o", program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		r.t.Fatalf("build the collector: %v\n%s", err, out)
 	}

@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -113,7 +114,11 @@ func build(ctx context.Context, pkg string, flags ...string) (string, error) {
 	// A checkout that git does not trust, because another user made it, has no
 	// version control stamp.
 	args := append([]string{"build", "-buildvcs=false", "-o", built}, flags...)
-	if out, err := exec.CommandContext(ctx, "go", append(args, pkg)...).CombinedOutput(); err != nil {
+	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
+	if !slices.Contains(flags, "-race") { // without C, as a release is built
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, out)
 	}
 	return built, nil
