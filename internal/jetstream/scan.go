@@ -20,8 +20,8 @@ import (
 // its own back has seen every row that could have been stored and not marked.
 const U = 16384
 
-// chunkSpan is how many sequences a scan backward reads at once: a chunk is read forward, and is in memory beside
-// the step that it becomes part of. Each takes a consumer.
+// chunkSpan is how many sequences a scan backward reads at once. A chunk is read forward, and is in memory
+// beside the step that it becomes part of. Each takes a consumer.
 const chunkSpan = U / 4
 
 // Message is a message of the relay's own that was read back.
