@@ -24,13 +24,7 @@ func newCatalogCommand() *cobra.Command {
 }
 
 // oneDir takes at most one argument.
-func oneDir(cmd *cobra.Command, args []string) error {
-	if len(args) > 1 {
-		return &usageError{hint.Errorf("name one directory",
-			"%s takes one argument, got %q", cmd.CommandPath(), args[1])}
-	}
-	return nil
-}
+var oneDir = atMostOneArg("directory", "name one directory")
 
 // dirOf is the directory that a command's argument or the configuration names.
 func dirOf(args []string, configured string) string {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +19,40 @@ func allCommands(cmd *cobra.Command) []*cobra.Command {
 		all = append(all, allCommands(sub)...)
 	}
 	return all
+}
+
+// TestUsageErrors calls each command with arguments that its usage line does not have, and without those that it needs.
+// No server answers: a mistake in the command line is found first.
+func TestUsageErrors(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("WALPOST_POSTGRES_URL", "postgres://127.0.0.1:1/none")
+	t.Setenv("WALPOST_NATS_URL", "nats://127.0.0.1:1")
+	optional := regexp.MustCompile(`\[[^]]*\]`) // in a usage line
+	calls := 0
+	for _, cmd := range allCommands(newRootCommand()) {
+		path := strings.Fields(cmd.CommandPath())[1:]
+		_, arguments, _ := strings.Cut(cmd.Use, " ")
+		if !strings.Contains(arguments, "...") || cmd.Name() == "help" {
+			calls++
+			refused(t, append(slices.Clone(path), "no-such", "no-such"))
+		}
+		if optional.ReplaceAllString(arguments, "") != "" {
+			calls++
+			refused(t, path)
+		}
+	}
+	if calls < 50 {
+		t.Errorf("only %d calls were made", calls)
+	}
+}
+
+func refused(t *testing.T, args []string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := execute(t.Context(), args, &stdout, &stderr)
+	if code != 2 || !strings.HasPrefix(stderr.String(), "error: ") || !strings.Contains(stderr.String(), "\nhint: ") || stdout.Len() > 0 {
+		t.Errorf("walpost %s: exit code %d, want 2 and a hint: %s%s", strings.Join(args, " "), code, &stdout, &stderr)
+	}
 }
 
 // TestManualsHaveTheNames: each name from the code is put into the text of --help and of the manual page.

@@ -3,7 +3,6 @@ package consumers
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -89,9 +88,6 @@ func (t *Tables) Show(ctx context.Context, number int64) (*Parked, error) {
 	return found, err
 }
 
-// ErrNoneChosen means that a change was asked for without saying of what.
-var ErrNoneChosen = errors.New("which events?")
-
 // Retry makes the chosen events due now: the consumer tries them again, with new attempts. Those that wait
 // behind another event of their aggregate still do.
 func (t *Tables) Retry(ctx context.Context, f Filter) (int64, error) {
@@ -106,7 +102,7 @@ func (t *Tables) Discard(ctx context.Context, f Filter) (int64, error) {
 
 func (t *Tables) change(ctx context.Context, verb, sql string, f Filter) (int64, error) {
 	if len(f.Numbers) == 0 && f.Consumer == "" {
-		return 0, fmt.Errorf("%s events: %w", verb, ErrNoneChosen)
+		return 0, fmt.Errorf("%s events: none is chosen", verb)
 	}
 	tag, err := t.conn.Exec(ctx, t.sql(sql)+chosenSQL, f.args()...)
 	if err != nil {
