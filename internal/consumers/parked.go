@@ -56,7 +56,7 @@ func (t *Tables) Parked(ctx context.Context, f Filter, whole bool, each func(Par
 	rows, err := t.conn.Query(ctx, t.sql(parkedSQL)+chosenSQL+` ORDER BY k.number LIMIT $4::bigint`,
 		append(f.args(), limit, whole)...)
 	if err != nil {
-		return explain(fmt.Errorf("list parked events: %w", err))
+		return t.explain(err, "list parked events")
 	}
 	var p Parked
 	var event []byte
@@ -69,7 +69,7 @@ func (t *Tables) Parked(ctx context.Context, f Filter, whole bool, each func(Par
 		return each(p)
 	})
 	if err != nil {
-		return explain(fmt.Errorf("list parked events: %w", err))
+		return t.explain(err, "list parked events")
 	}
 	return nil
 }
@@ -106,7 +106,7 @@ func (t *Tables) change(ctx context.Context, verb, sql string, f Filter) (int64,
 	}
 	tag, err := t.conn.Exec(ctx, t.sql(sql)+chosenSQL, f.args()...)
 	if err != nil {
-		return 0, explain(fmt.Errorf("%s events: %w", verb, err))
+		return 0, t.explain(err, "%s events", verb)
 	}
 	return tag.RowsAffected(), nil
 }
