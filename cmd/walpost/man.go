@@ -13,7 +13,7 @@ import (
 
 // newManCommand is hidden: packages are made with it.
 func newManCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "man DIR", Short: "Write the manual pages of all commands", Hidden: true,
 		Long: "Writes a manual page for each command to a directory, which it creates.",
 		Args: oneArg("directory", "name one: walpost man man1"),
@@ -24,6 +24,8 @@ func newManCommand() *cobra.Command {
 			return writeManuals(cmd.Root(), args[0])
 		},
 	}
+	ignoreConfigFlag(cmd)
+	return cmd
 }
 
 // writeManuals writes the page of a command and of all below it.

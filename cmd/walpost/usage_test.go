@@ -55,6 +55,20 @@ func refused(t *testing.T, args []string) {
 	}
 }
 
+// TestEveryCommandTakesConfig: scripts give each command the same --config.
+func TestEveryCommandTakesConfig(t *testing.T) {
+	for _, cmd := range allCommands(newRootCommand()) {
+		isCobras := strings.HasPrefix(cmd.CommandPath(), "walpost completion") || cmd.Name() == "help"
+		if !cmd.HasSubCommands() && !isCobras && cmd.Flags().Lookup("config") == nil {
+			t.Errorf("%s does not take --config", cmd.CommandPath())
+		}
+	}
+	var out bytes.Buffer
+	if code := execute(t.Context(), []string{"version", "--config", "no-such.yaml"}, &out, &out); code != 0 {
+		t.Error(&out)
+	}
+}
+
 // TestManualsHaveTheNames: each name from the code is put into the text of --help and of the manual page.
 func TestManualsHaveTheNames(t *testing.T) {
 	t.Chdir(t.TempDir())
