@@ -17,6 +17,7 @@ demo: ## run the relay on a private PostgreSQL and an embedded NATS (ARGS=--help
 .PHONY: shop
 shop: ## run examples/shop on private servers, and break things meanwhile (ARGS=--help)
 	@.ci/deps postgres
+	@[ -x bin/walpost-shop ] || echo "building walpost-shop, which takes a while the first time" >&2
 	@CGO_ENABLED=0 go build -buildvcs=false -o bin/ ./cmd/walpost ./cmd/walpost-shop
 	@. .ci/pgenv && exec bin/walpost-shop -walpost $(CURDIR)/bin/walpost $(ARGS)
 

@@ -167,6 +167,22 @@ func TestAllProblemsAtOnce(t *testing.T) {
 	}
 }
 
+// TestAllProblemsOfAnEntry: one that cannot be used has the other problems, too, and cannot be found.
+func TestAllProblemsOfAnEntry(t *testing.T) {
+	text := strings.NewReplacer("owner: shop\n", "", "order.placed", "order.place", ", x-pii: true", "", "^[A-Z]+$", "(?=x)").Replace(placed)
+	c, problems := catalog.Check(files("a.yaml", text))
+	var got []string
+	for _, p := range problems {
+		got = append(got, p.Code)
+	}
+	if want := "catalog-entry catalog-schema catalog-name catalog-pii"; strings.Join(got, " ") != want {
+		t.Errorf("got %q, want %s", got, want)
+	}
+	if len(c.Entries()) > 0 || c.Knows("order.place") {
+		t.Error("the entry can be used")
+	}
+}
+
 func TestDirectories(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

@@ -11,15 +11,21 @@ import (
 
 // Compare reports what differs between the same versions of two states of a catalogue, and breaks somebody:
 // consumers that know the old schema, or rows that were written under it. docs/CATALOG.md has the table of
-// changes. A version that is gone is a warning.
+// changes. A version that is gone is a warning. One that has problems is not gone, and neither is one whose
+// file cannot be read.
 func Compare(old, now *Catalog) Problems {
 	var r report
 	for _, before := range old.entries {
-		after := now.index[before.Name][before.Version]
+		after := now.named[before.Name][before.Version]
 		if after == nil {
-			r.doubt(place{}, "catalog-removed",
-				"keep the entry while rows or messages of it exist, also in the archive",
-				"%s is gone", before)
+			if !now.unread[before.File] && !now.unread[""] {
+				r.doubt(place{}, "catalog-removed",
+					"keep the entry while rows or messages of it exist, also in the archive",
+					"%s is gone", before)
+			}
+			continue
+		}
+		if after.compiled == nil { // which is a problem already
 			continue
 		}
 		d := differ{old: old.files, now: now.files, seen: map[[4]string]bool{}}

@@ -80,3 +80,36 @@ func TestBreakingChanges(t *testing.T) {
 		})
 	}
 }
+
+// TestWhatIsGone: an entry with a problem is there, and its schema is compared. An entry that is gone may be in a
+// file that cannot be read.
+func TestWhatIsGone(t *testing.T) {
+	paid := strings.Replace(compared, "order.placed", "order.paid", 1)
+	old := load(t, "a.yaml", compared, "b.yaml", paid)
+	for _, tt := range []struct{ name, now, want string }{
+		{"no owner", strings.Replace(compared, "owner: shop\n", "", 1), ""},
+		{"unknown key", "ower: shop\n" + compared, ""},
+		{"another owner", compared + "---\n" + strings.Replace(strings.Replace(compared, "shop", "billing", 1), "version: 1", "version: 2", 1), ""},
+		{"no schema", compared[:strings.Index(compared, "schema:")], ""},
+		{"bad schema", strings.Replace(compared, "minimum: 0", "minimum: x", 1), ""},
+		{"no name", strings.Replace(compared, "name: order.placed\n", "", 1), ""},
+		{"bad version", strings.Replace(compared, "version: 1", "version: one", 1), ""},
+		{"not YAML", compared + "---\n[", ""},
+		{"breaking, no owner", strings.Replace(strings.Replace(compared, "owner: shop\n", "", 1), "minimum: 0", "minimum: 1", 1), "catalog-breaking"},
+		{"gone, and another one has no owner", strings.Replace(strings.Replace(compared, "owner: shop\n", "", 1), "order.placed", "order.sent", 1), "catalog-removed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			now, problems := catalog.Check(files("a.yaml", tt.now, "b.yaml", paid))
+			if problems.Errors() == 0 {
+				t.Error("the catalogue has no problem")
+			}
+			var got []string
+			for _, p := range catalog.Compare(old, now) {
+				got = append(got, p.Code)
+			}
+			if strings.Join(got, " ") != tt.want {
+				t.Errorf("compared: %q, want %q", got, tt.want)
+			}
+		})
+	}
+}

@@ -39,6 +39,7 @@ type Entry struct {
 	schema     node
 	schemaFile string // as the entry names it
 	compiled   *jsonschema.Schema
+	faulty     bool // it has a problem with which it cannot be used
 }
 
 func (e *Entry) at() place { return place{e.File, e.Line} }

@@ -14,8 +14,21 @@ import (
 // Catalog is a catalogue that was read. Several goroutines may use it at once.
 type Catalog struct {
 	entries []*Entry // by name and version
-	index   map[string]map[int]*Entry
+	index   index
 	files   *files
+	// named are the entries that have a name and a version, also those with problems.
+	named  index
+	unread map[string]bool // see reader
+}
+
+// index finds entries by name and version.
+type index map[string]map[int]*Entry
+
+func (x index) add(e *Entry) {
+	if x[e.Name] == nil {
+		x[e.Name] = map[int]*Entry{}
+	}
+	x[e.Name][e.Version] = e
 }
 
 // Entries are all entries by name and version. Do not change them.
@@ -70,20 +83,18 @@ func OpenDir(dir string) (fs.FS, error) {
 }
 
 // Check reads a catalogue and applies all rules: those of [Load], and those about names, owners and personal
-// data. The catalogue has what could be read, and is never nil.
+// data. The catalogue has the entries that can be used, and is never nil.
 func Check(fsys fs.FS) (*Catalog, Problems) {
-	r := &reader{files: newFiles(fsys, catalogURL)}
+	r := &reader{files: newFiles(fsys, catalogURL), unread: map[string]bool{}}
 	r.read()
-	c := &Catalog{index: map[string]map[int]*Entry{}, files: r.files}
+	c := &Catalog{index: index{}, named: index{}, files: r.files, unread: r.unread}
 	for _, e := range r.entries {
 		c.add(e, &r.report)
+		e.checkRules(r.files, &r.report)
 	}
 	slices.SortStableFunc(c.entries, func(a, b *Entry) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version))
 	})
-	for _, e := range c.entries {
-		e.checkRules(r.files, &r.report)
-	}
 	slices.SortStableFunc(r.problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line))
 	})
@@ -92,13 +103,13 @@ func Check(fsys fs.FS) (*Catalog, Problems) {
 
 // add refuses a second entry of a version, and a second owner of a name.
 func (c *Catalog) add(e *Entry, r *report) {
-	if other := c.index[e.Name][e.Version]; other != nil {
+	if other := c.named[e.Name][e.Version]; other != nil {
 		r.fault(e.at(), "catalog-twice", "keep one of them, or give the newer shape its own version",
 			"%s is here and in %s:%d", e, other.File, other.Line)
 		return
 	}
-	for _, other := range c.index[e.Name] {
-		if other.Owner != e.Owner {
+	for _, other := range c.named[e.Name] {
+		if other.Owner != e.Owner && other.Owner != "" && e.Owner != "" {
 			r.fault(e.at(), "catalog-owner",
 				"write the same owner in all versions: one team decides about an event",
 				"%s has the owner %q here, and %q in %s:%d", e.Name, e.Owner, other.Owner, other.File,
@@ -106,9 +117,9 @@ func (c *Catalog) add(e *Entry, r *report) {
 			break
 		}
 	}
-	if c.index[e.Name] == nil {
-		c.index[e.Name] = map[int]*Entry{}
+	c.named.add(e)
+	if !e.faulty {
+		c.index.add(e)
+		c.entries = append(c.entries, e)
 	}
-	c.index[e.Name][e.Version] = e
-	c.entries = append(c.entries, e)
 }

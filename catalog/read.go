@@ -29,13 +29,16 @@ var keys = []string{
 type reader struct {
 	report
 	files   *files
-	entries []*Entry
+	entries []*Entry // those with a name and a version
+	// unread are the files of which not every entry is known; "" is the whole catalogue.
+	unread map[string]bool
 }
 
 func (r *reader) read() {
 	if err := r.files.scan(); err != nil {
 		r.fault(place{}, "catalog-missing", "let the user of the process read the directory",
 			"read catalogue: %v", err)
+		r.unread[""] = true
 		return
 	}
 	if len(r.files.yaml) == 0 {
@@ -57,6 +60,7 @@ func (r *reader) readFile(name string) {
 	if err != nil {
 		r.fault(place{file: name}, "catalog-yaml", "let the user of the process read the file",
 			"read: %v", err)
+		r.unread[name] = true
 		return
 	}
 	r.readText(name, text)
@@ -73,6 +77,7 @@ func (r *reader) readText(name string, text []byte) {
 			r.fault(place{file: name}, "catalog-yaml",
 				"indent with spaces, and quote texts with a colon or a #",
 				"%s", strings.TrimPrefix(err.Error(), "yaml: "))
+			r.unread[name] = true
 			return
 		}
 		if root := document.Content[0]; root.Tag != "!!null" {
@@ -81,23 +86,27 @@ func (r *reader) readText(name string, text []byte) {
 	}
 }
 
-// entry keeps an entry that has no problem, and compiles its schema.
+// entry reads an entry and compiles its schema. One with problems is kept, too, so that all of them are
+// found at once, and it does not count as gone.
 func (r *reader) entry(file string, n *yaml.Node) {
 	before := len(r.problems)
 	p := &parser{report: &r.report, file: file}
 	e := &Entry{File: file, Line: n.Line}
 	p.fill(e, n)
-	if len(r.problems) == before {
+	if e.Name == "" || e.Version < 1 || e.Version > maxVersion {
+		r.unread[file] = true
+		return
+	}
+	if len(r.problems) == before || e.schema.schema != nil || e.schemaFile != "" {
 		r.attach(e)
 	}
-	if len(r.problems) == before {
-		r.entries = append(r.entries, e)
-	}
+	e.faulty = len(r.problems) > before
+	r.entries = append(r.entries, e)
 }
 
 // attach gives the schema its address, and compiles it.
 func (r *reader) attach(e *Entry) {
-	if e.schemaFile != "" {
+	if e.schemaFile != "" && e.schema.schema == nil {
 		if !r.attachFile(e) {
 			return
 		}
@@ -192,7 +201,10 @@ func (p *parser) field(e *Entry, k, v *yaml.Node) {
 	case "replay_note":
 		e.ReplayNote = p.text(k, v)
 	case "schema":
-		e.schema.schema = p.value(v)
+		before := len(p.problems)
+		if schema := p.value(v); len(p.problems) == before {
+			e.schema.schema = schema
+		}
 	case "schema_file":
 		e.schemaFile = p.text(k, v)
 	default:

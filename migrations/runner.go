@@ -181,7 +181,7 @@ func (r *Runner) Status(ctx context.Context) ([]State, error) {
 	}
 	at, err := r.appliedAt(ctx, schema)
 	if err != nil {
-		return nil, explain(err)
+		return nil, explain(fmt.Errorf("read which migrations are applied: %w", err))
 	}
 	here := map[Group]bool{}
 	for _, m := range All() {

@@ -218,6 +218,17 @@ func LayoutNames() (names []string) {
 	return names
 }
 
+// PresetColumns are the columns that the preset layouts have for a field.
+func PresetColumns(f Field) (columns []string) {
+	for _, preset := range presets {
+		l := preset()
+		if l.Has(f) && !slices.Contains(columns, l.Columns[f]) {
+			columns = append(columns, l.Columns[f])
+		}
+	}
+	return columns
+}
+
 // LayoutNamed returns a preset layout.
 func LayoutNamed(name string) (Layout, bool) {
 	for _, preset := range presets {

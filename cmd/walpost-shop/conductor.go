@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -62,6 +64,7 @@ func run(ctx context.Context, o options, out io.Writer) (v verdict, err error) {
 	if err := c.start(ctx); err != nil {
 		return v, err
 	}
+	c.say("clients place %d orders, and things break meanwhile", o.orders)
 	begun := time.Now()
 	breaking, stop := context.WithCancel(ctx)
 	var broken sync.WaitGroup
@@ -75,7 +78,10 @@ func run(ctx context.Context, o options, out io.Writer) (v verdict, err error) {
 		return v, err
 	}
 	took := time.Since(begun).Round(time.Second)
-	c.say("%d orders are placed after %s, %d faults: %v", o.orders, took, c.total(), c.faults)
+	c.say("%d orders are placed after %s, %d faults:", o.orders, took, c.total())
+	for _, name := range slices.Sorted(maps.Keys(c.faults)) {
+		c.say("  %-18s %4d", name, c.faults[name])
+	}
 	return c.judge(ctx, load)
 }
 

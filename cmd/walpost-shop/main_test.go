@@ -30,6 +30,9 @@ func TestShop(t *testing.T) {
 	if code != 0 || !want.MatchString(last) {
 		t.Errorf("it ended with %d\n%s%s", code, &stdout, &stderr)
 	}
+	if list := regexp.MustCompile(`, \d+ faults:\n(  [A-Za-z ]{18} +\d+\n)+\d+ requests`); !list.MatchString(stdout.String()) {
+		t.Errorf("the faults are no list: %s", &stdout)
+	}
 	t.Logf("%s", stdout.String())
 	files, _ := filepath.Glob(filepath.Join(logs, "*.log"))
 	for _, file := range files {

@@ -24,13 +24,7 @@ func newCatalogCommand() *cobra.Command {
 }
 
 // oneDir takes at most one argument.
-func oneDir(cmd *cobra.Command, args []string) error {
-	if len(args) > 1 {
-		return &usageError{hint.Errorf("name one directory",
-			"%s takes one argument, got %q", cmd.CommandPath(), args[1])}
-	}
-	return nil
-}
+var oneDir = atMostOneArg("directory", "name one directory")
 
 // dirOf is the directory that a command's argument or the configuration names.
 func dirOf(args []string, configured string) string {
@@ -50,7 +44,11 @@ func newCatalogCheckCommand() *cobra.Command {
 			if against != "" && ref != "" {
 				return &usageError{hint.Errorf("leave one of them out", "--against excludes --against-ref")}
 			}
-			found, err := checkCatalog(cmd.Context(), dirOf(args, ""), against, ref)
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			found, err := checkCatalog(cmd.Context(), dirOf(args, cfg.Catalog.Path), against, ref)
 			if err != nil {
 				return err
 			}
@@ -60,6 +58,7 @@ func newCatalogCheckCommand() *cobra.Command {
 	cmd.Flags().StringVar(&against, "against", "", "compare with the catalogue in this directory")
 	cmd.Flags().StringVar(&ref, "against-ref", "", "compare with DIR in this commit or branch of Git")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the findings as JSON")
+	addConfigFlags(cmd)
 	return cmd
 }
 

@@ -71,17 +71,14 @@ func checkOut(dir, out string) error {
 }
 
 func writeFiles(dir string, files map[string][]byte) error {
-	info, err := os.Stat(dir)
-	if err == nil && !info.IsDir() {
-		err = fmt.Errorf("%s is not a directory", dir)
+	err := os.MkdirAll(dir, 0o755)
+	for name, text := range files {
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o644)
+		}
 	}
 	if err != nil {
-		return hint.Errorf("create the directory, or name another one with --out", "write documents: %w", err)
-	}
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
-			return hint.Errorf("let the user write there", "write documents: %w", err)
-		}
+		return hint.Errorf("name a directory that you may write to with --out", "write documents: %w", err)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func newConfigCheckCommand() *cobra.Command {
 }
 
 func newConfigExampleCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "example",
 		Short: "Print a configuration file with every key, its meaning and its default",
 		Args:  noArgs,
@@ -61,4 +61,6 @@ func newConfigExampleCommand() *cobra.Command {
 			return err
 		},
 	}
+	ignoreConfigFlag(cmd)
+	return cmd
 }

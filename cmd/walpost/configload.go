@@ -58,6 +58,12 @@ func addConfigFlags(cmd *cobra.Command) {
 	}
 }
 
+// ignoreConfigFlag takes --config for a command that reads no configuration: scripts give it to each command.
+func ignoreConfigFlag(cmd *cobra.Command) {
+	cmd.Flags().String("config", "", "")
+	_ = cmd.Flags().MarkHidden("config") // it is there
+}
+
 func flagKind(v value) string {
 	switch v.(type) {
 	case boolValue:

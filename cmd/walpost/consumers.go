@@ -50,7 +50,8 @@ func newConsumersListCommand() *cobra.Command {
 	var asJSON bool
 	cmd := consumersCommand(&cobra.Command{
 		Use: "list [CONSUMER]", Short: "List consumers, or the partitions of one",
-		Long: help("consumers list"), Args: cobra.MaximumNArgs(1),
+		Long: help("consumers list"),
+		Args: atMostOneArg("consumer", "`walpost consumers list` shows all of them"),
 	}, func(ctx context.Context, cmd *cobra.Command, t *consumers.Tables, args []string) error {
 		name := ""
 		if len(args) > 0 {
@@ -164,19 +165,23 @@ func printConsumers(w io.Writer, all []status.Consumer) error {
 func newConsumersRewindCommand() *cobra.Command {
 	var to uint64
 	var ago string
+	var window time.Duration
 	var reapply bool
 	cmd := consumersCommand(&cobra.Command{
 		Use:   "rewind CONSUMER {--to SEQUENCE | --since D}",
 		Short: "Have a consumer read a part of its stream again",
-		Long:  help("consumers rewind"), Args: cobra.ExactArgs(1),
+		Long:  help("consumers rewind"),
+		Args:  oneArg("consumer", "`walpost consumers list` shows them"),
+		PreRunE: func(*cobra.Command, []string) error {
+			if err := age(&window, "since", ago); err != nil {
+				return err
+			}
+			if (to == 0) == (window == 0) {
+				return &usageError{hint.Errorf("as in --to 4711 or --since 2h", "give --to or --since")}
+			}
+			return nil
+		},
 	}, func(ctx context.Context, cmd *cobra.Command, t *consumers.Tables, args []string) error {
-		var window time.Duration
-		if err := age(&window, "since", ago); err != nil {
-			return err
-		}
-		if (to == 0) == (window == 0) {
-			return &usageError{hint.Errorf("as in --to 4711 or --since 2h", "give --to or --since")}
-		}
 		all, err := t.List(ctx, args[0])
 		if err != nil {
 			return err

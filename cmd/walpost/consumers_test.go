@@ -26,7 +26,7 @@ import (
 func TestConsumersCommands(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{})
 	o := newOffice(t, testenv.SharedPostgres(t), n, "{}")
-	if got := o.says("consumers", "list"); !strings.Contains(got, "hint: run `walpost migrate up --only consumer`") {
+	if got := o.says("consumers", "list"); !strings.Contains(got, "has no tables of consumers\nhint: make them with `walpost migrate up --only consumer`") {
 		t.Errorf("before the tables are there: %s", got)
 	}
 	o.walpost("migrate", "up", "--only", "consumer")

@@ -27,7 +27,7 @@ func newParkedListCommand() *cobra.Command {
 	var asJSON bool
 	cmd := consumersCommand(&cobra.Command{
 		Use: "list", Short: "List dead letters and parked events, oldest first",
-		Long: help("consumers dlq list"), Args: cobra.NoArgs,
+		Long: help("consumers dlq list"), Args: noArgs,
 	}, func(ctx context.Context, cmd *cobra.Command, t *consumers.Tables, _ []string) error {
 		if asJSON {
 			print := func(p consumers.Parked) error { return printJSON(cmd.OutOrStdout(), p) }
@@ -76,15 +76,16 @@ func parkedState(p consumers.Parked) string {
 }
 
 func newParkedShowCommand() *cobra.Command {
+	var numbers []int64
 	var asJSON bool
 	cmd := consumersCommand(&cobra.Command{
 		Use: "show NUMBER", Short: "Show one event",
-		Long: help("consumers dlq show"), Args: cobra.ExactArgs(1),
-	}, func(ctx context.Context, cmd *cobra.Command, t *consumers.Tables, args []string) error {
-		numbers, err := parseNumbers(args)
-		if err != nil {
-			return err
-		}
+		Long: help("consumers dlq show"),
+		Args: cobra.MatchAll(
+			oneArg("number of an event", parkedNumbers),
+			func(_ *cobra.Command, args []string) error { return parseNumbers(&numbers, args) },
+		),
+	}, func(ctx context.Context, cmd *cobra.Command, t *consumers.Tables, _ []string) error {
 		p, err := t.Show(ctx, numbers[0])
 		if err != nil {
 			return err
@@ -133,22 +134,22 @@ func newParkedChangeCommand(
 	var f consumers.Filter
 	cmd := consumersCommand(&cobra.Command{
 		Use: verb + " {NUMBER... | --consumer CONSUMER}", Short: short, Long: help("consumers dlq " + verb),
-	}, func(ctx context.Context, cmd *cobra.Command, t *consumers.Tables, args []string) error {
-		numbers, err := parseNumbers(args)
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 && f.Consumer == "" {
+				return &usageError{hint.Errorf(
+					"give numbers, which `walpost consumers dlq list` shows, or --consumer",
+					"%s: which events?", cmd.CommandPath())}
+			}
+			return parseNumbers(&f.Numbers, args)
+		},
+	}, func(ctx context.Context, cmd *cobra.Command, t *consumers.Tables, _ []string) error {
+		n, err := do(t, ctx, f)
 		if err != nil {
 			return err
 		}
-		f.Numbers = numbers
-		n, err := do(t, ctx, f)
-		switch {
-		case errors.Is(err, consumers.ErrNoneChosen):
-			return &usageError{hint.Wrap(err,
-				"give numbers, which `walpost consumers dlq list` shows, or --consumer")}
-		case err != nil:
-			return err
-		case int(n) < len(numbers):
+		if missing := len(f.Numbers) - int(n); missing > 0 {
 			err = hint.Errorf("`walpost consumers dlq list` shows those that are there",
-				"%s not found", count(len(numbers)-int(n), "event"))
+				"%s not found", count(missing, "event"))
 		}
 		_, writing := fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", done, count(int(n), "event"))
 		return errors.Join(err, writing)
@@ -158,12 +159,12 @@ func newParkedChangeCommand(
 	return cmd
 }
 
-func parseNumbers(args []string) ([]int64, error) {
-	numbers, err := parseIDs(args)
-	if err != nil {
-		return nil, &usageError{hint.Errorf(
-			"`walpost consumers dlq list` shows the numbers, in the first column",
-			"%v is no number of an event", args)}
+// parkedNumbers says where the numbers of parked events are found.
+const parkedNumbers = "`walpost consumers dlq list` shows the numbers, in the first column"
+
+func parseNumbers(numbers *[]int64, args []string) (err error) {
+	if *numbers, err = parseIDs(args); err != nil {
+		return &usageError{hint.Errorf(parkedNumbers, "%v is no number of an event", args)}
 	}
-	return numbers, nil
+	return nil
 }

@@ -50,12 +50,9 @@ func newDLQShowCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "show DEAD_LETTER_ID", Short: "Show one dead letter", Long: help("dlq show"),
+		Args: oneArg("dead letter id", "`walpost dlq list` shows the ids"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := parseIDs(args)
-			if err == nil && len(ids) != 1 {
-				err = &usageError{hint.Errorf("`walpost dlq list` shows the ids",
-					"%s takes one dead letter id, got %d", cmd.CommandPath(), len(ids))}
-			}
 			if err != nil {
 				return err
 			}

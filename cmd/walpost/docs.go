@@ -33,6 +33,7 @@ func newDocsCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "the address to serve on; port 0: any free one")
 	cmd.Flags().StringVar(&out, "out", "", "write the pages to this directory instead")
+	ignoreConfigFlag(cmd)
 	return cmd
 }
 

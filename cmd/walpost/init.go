@@ -107,14 +107,18 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 	case !o.yes && !isYes(t.ask(fmt.Sprintf("\nDo %s? [y/N] ", count(open, "step")))):
 		return errors.New("nothing was changed")
 	}
-	err = s.Do(ctx, append(steps, file), func(n int) { fmt.Fprintf(t.out, "done: %d\n", n) })
+	done := 0
+	err = s.Do(ctx, append(steps, file), func(int) { done++ })
+	if done > 0 {
+		fmt.Fprintf(t.out, "\nDone: %s.\n", count(done, "step"))
+	}
 	if err != nil {
 		return err
 	}
 	return c.finish(ctx, t.out, s, steps)
 }
 
-// finish runs doctor with the relay's own role, and says what comes next.
+// finish runs doctor with the relay's own role, and says what is there and what comes next.
 func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, steps []*setup.Step) error {
 	fmt.Fprintln(w, "\nwalpost doctor:")
 	found, err := examine(ctx, c.cfg)
@@ -123,6 +127,7 @@ func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, st
 	}
 	failed := tellFindings(w, check.InOrder(found), false)
 	fmt.Fprintln(w)
+	c.summary(w, s)
 	for _, step := range steps {
 		if step.ByHand && !step.Done {
 			fmt.Fprintf(w, "By hand: %s\n", strings.TrimPrefix(strings.Join(step.SQL, "; "), "-- "))
@@ -138,16 +143,33 @@ func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, st
 			fmt.Fprintf(w, "Unset %s: it goes before %s, and is not the relay's.\n", name, c.path)
 		}
 	}
-	more := ""
-	if c.path != defaultConfigFile {
-		more = " --config " + c.path
-	}
 	if failed != nil {
-		fmt.Fprintf(w, "Put right what doctor has found, and look again: walpost doctor%s\n", more)
+		fmt.Fprintf(w, "Put right what doctor has found, and look again: %s\n", c.command("doctor"))
 		return failed
 	}
-	fmt.Fprintf(w, "Next: walpost run%s\n", more)
+	fmt.Fprintf(w, "Next: %s\n", c.command("run"))
 	return nil
+}
+
+// summary says what the relay has now.
+func (c *initConfig) summary(w io.Writer, s *setup.Setup) {
+	tables, _ := c.cfg.Tables() // they were checked when they were read
+	var outboxes []string
+	for _, t := range tables {
+		outboxes = append(outboxes, t.String())
+	}
+	fmt.Fprintf(w, "Set up in database %s:\n", s.Database())
+	fmt.Fprintf(w, "  outbox         %s\n", strings.Join(outboxes, ", "))
+	fmt.Fprintf(w, "  relay's role   %s, password in %s\n", s.Role(), c.passwordFile)
+	fmt.Fprintf(w, "  configuration  %s\n\n", c.path)
+}
+
+// command is a command line that uses the configuration.
+func (c *initConfig) command(name string) string {
+	if c.path == defaultConfigFile {
+		return "walpost " + name
+	}
+	return "walpost " + name + " --config " + c.path
 }
 
 // lookAtNATS fails where JetStream does not answer, before anything is changed.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -12,13 +13,13 @@ import (
 // printScript writes the plan for psql, with the SQL of the migrations.
 func printScript(w io.Writer, c *initConfig, steps []*setup.Step, nats string) error {
 	fmt.Fprintln(w, "-- For psql, in the application's database. "+
-		"walpost init does the same, and writes the files.")
+		"Nothing was changed, and no file was written: walpost init does both.")
 	for _, step := range steps {
-		fmt.Fprintf(w, "\n-- %s\n", step.Why)
 		if step.Done {
-			fmt.Fprintln(w, "-- It is there already.")
+			fmt.Fprintf(w, "\n-- %s\n-- It is there already.\n", step.Why)
 			continue
 		}
+		fmt.Fprintf(w, "\n-- %s\n", cmp.Or(step.ScriptWhy, step.Why))
 		if step.AsOwner != "" {
 			fmt.Fprintf(w, "SET ROLE %s;\n", outbox.QuoteIdent(step.AsOwner))
 		}
@@ -27,7 +28,8 @@ func printScript(w io.Writer, c *initConfig, steps []*setup.Step, nats string) e
 			fmt.Fprintln(w, "RESET ROLE;")
 		}
 	}
-	_, err := fmt.Fprintf(w, "\n-- %s\n-- %s:\n%s", nats, c.path, indented(c.yaml()))
+	fmt.Fprintf(w, "\n-- %s\n\n-- Write this into %s:\n%s", nats, c.path, indented(c.yaml()))
+	_, err := fmt.Fprintf(w, "\n-- Then: %s\n-- And:  %s\n", c.command("doctor"), c.command("run"))
 	return err
 }
 

@@ -13,19 +13,19 @@ import (
 
 // newManCommand is hidden: packages are made with it.
 func newManCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "man DIR", Short: "Write the manual pages of all commands", Hidden: true,
 		Long: "Writes a manual page for each command to a directory, which it creates.",
+		Args: oneArg("directory", "name one: walpost man man1"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return &usageError{hint.Errorf("name one: walpost man man1", "walpost man takes a directory")}
-			}
 			if err := os.MkdirAll(args[0], 0o755); err != nil {
 				return hint.Errorf("name another directory", "write manual pages: %w", err)
 			}
 			return writeManuals(cmd.Root(), args[0])
 		},
 	}
+	ignoreConfigFlag(cmd)
+	return cmd
 }
 
 // writeManuals writes the page of a command and of all below it.

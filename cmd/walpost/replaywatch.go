@@ -205,8 +205,9 @@ func listReplays(w io.Writer, all []*table.Replay) error {
 func newReplayCancelCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "cancel REPLAY", Short: "End a request", Long: help("replay cancel"),
+		Args: oneArg("number", replayNumbers),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := parseReplayID(args)
+			id, err := parseReplayID(args[0])
 			if err != nil {
 				return err
 			}
@@ -231,14 +232,12 @@ func newReplayCancelCommand() *cobra.Command {
 	return cmd
 }
 
-func parseReplayID(args []string) (id int64, err error) {
-	const advice = "`walpost replay list` shows the numbers, in the first column"
-	if len(args) != 1 {
-		return 0, &usageError{hint.Errorf(advice,
-			"walpost replay cancel takes one number, got %d", len(args))}
-	}
-	if _, err := fmt.Sscan(args[0], &id); err != nil || id < 1 || fmt.Sprint(id) != args[0] {
-		return 0, &usageError{hint.Errorf(advice, "%q is not the number of a replay", args[0])}
+// replayNumbers says where the numbers of replays are found.
+const replayNumbers = "`walpost replay list` shows the numbers, in the first column"
+
+func parseReplayID(text string) (id int64, err error) {
+	if _, err := fmt.Sscan(text, &id); err != nil || id < 1 || fmt.Sprint(id) != text {
+		return 0, &usageError{hint.Errorf(replayNumbers, "%q is not the number of a replay", text)}
 	}
 	return id, nil
 }

@@ -31,7 +31,28 @@ func newRootCommand() *cobra.Command {
 		newVerifyCommand(), newRetentionCommand(), newReplayCommand(), newCatalogCommand(),
 		newDrillCommand(), newUICommand(), newBenchCommand(), newConfigCommand(), newDocsCommand(),
 		newManCommand(), newVersionCommand())
+	checkCobrasCommands(root)
 	return root
+}
+
+// checkCobrasCommands has the commands that cobra adds refuse what they do not know, as the others do.
+func checkCobrasCommands(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Args = func(_ *cobra.Command, args []string) error {
+				topic, rest, _ := root.Find(args) // of root, whose Args are set, it returns no error
+				return noSuchCommand(topic, rest)
+			}
+		case "completion":
+			c.Args, c.RunE = noSuchCommand, showHelp
+			for _, shell := range c.Commands() {
+				shell.Args = noArgs
+			}
+		}
+	}
 }
 
 func flagError(cmd *cobra.Command, err error) error {
@@ -86,6 +107,26 @@ func noSuchCommand(cmd *cobra.Command, args []string) error {
 		advice = fmt.Sprintf("`%s --help` lists the commands", cmd.CommandPath())
 	}
 	return &usageError{hint.Errorf(advice, "unknown command %q", cmd.CommandPath()+" "+args[0])}
+}
+
+// oneArg takes one argument, no more and no less. The advice says how to find or to write one.
+func oneArg(what, advice string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			return nil
+		}
+		return &usageError{hint.Errorf(advice, "%s takes one %s, got %d", cmd.CommandPath(), what, len(args))}
+	}
+}
+
+// atMostOneArg is oneArg for an argument that may be left out.
+func atMostOneArg(what, advice string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return oneArg("or no "+what, advice)(cmd, args)
+	}
 }
 
 func noArgs(cmd *cobra.Command, args []string) error {

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +51,7 @@ func printStatus(w io.Writer, r *status.Report, cfg *Config, asJSON bool) error 
 		for _, o := range r.Outboxes {
 			s.outbox(o)
 		}
-		s.line("dead letters", "%s", counted(r.DeadLetters))
+		s.line("dead letters", "%s%s", counted(r.DeadLetters), lettersOf(r))
 		if r.Replay != nil {
 			s.replay(r.Replay)
 		}
@@ -227,6 +229,28 @@ func oldest(o *status.Outbox) string {
 		return ", none due"
 	}
 	return ", the oldest due for " + since(time.Duration(*o.OldestDueAge*float64(time.Second)))
+}
+
+// lettersOf says of which outboxes the dead letters are, unless all are of the only one that is configured.
+func lettersOf(r *status.Report) string {
+	configured := map[string]bool{}
+	for _, o := range r.Outboxes {
+		configured[o.Table] = true
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(r.DeadLettersOf)) {
+		part := fmt.Sprintf("%d of %s", r.DeadLettersOf[name], name)
+		if !configured[name] {
+			part += " (not configured here)"
+		} else if len(configured) == 1 && len(r.DeadLettersOf) == 1 {
+			return ""
+		}
+		parts = append(parts, part)
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(parts, ", ")
 }
 
 // counted is a number that was counted up to countMost.

@@ -44,6 +44,9 @@ func TestTailOnATerminal(t *testing.T) {
 		"2026-11-21, times in UTC",
 		`00:59:59.123      11  -              -           -       -     [other writer, s…`,
 	}
+	if !strings.Contains(help("tail"), "\n    "+want[1]+"\n") {
+		t.Error("the manual shows another heading")
+	}
 	if err := terminal.Close(); err != nil {
 		t.Fatal(err)
 	}

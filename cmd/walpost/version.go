@@ -110,5 +110,6 @@ func newVersionCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print it as JSON")
+	ignoreConfigFlag(cmd)
 	return cmd
 }

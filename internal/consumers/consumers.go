@@ -44,16 +44,21 @@ func (t *Tables) sql(text string) string {
 	return strings.ReplaceAll(text, "{schema}", outbox.QuoteIdent(t.schema))
 }
 
-// explain says what helps.
-func explain(err error) error {
+// explain says what was being done, and what helps.
+func (t *Tables) explain(err error, format string, args ...any) error {
+	doing := fmt.Sprintf(format, args...)
+	const advice = "make them with `walpost migrate up --only consumer`, as the owner of the schema; " +
+		"or name the database and the --schema in which the handlers work"
 	switch pg.Code(err) {
-	case pgerrcode.UndefinedTable, pgerrcode.UndefinedColumn, pgerrcode.InvalidSchemaName:
-		return hint.Wrap(err, "run `walpost migrate up --only consumer`, or name the database and the "+
-			"--schema in which the handlers work")
+	case pgerrcode.UndefinedTable, pgerrcode.InvalidSchemaName:
+		return hint.Errorf(advice, "%s: schema %s of database %s has no tables of consumers",
+			doing, t.schema, t.conn.Config().Database)
+	case pgerrcode.UndefinedColumn:
+		err = hint.Wrap(err, advice)
 	case pgerrcode.InsufficientPrivilege:
-		return hint.Wrap(err, "connect as the consumer's role, or as the owner of its tables")
+		err = hint.Wrap(err, "connect as the consumer's role, or as the owner of its tables")
 	}
-	return err
+	return fmt.Errorf("%s: %w", doing, err)
 }
 
 // Consumer is one consumer and its partitions.
@@ -113,7 +118,7 @@ const listSQL = `SELECT d.consumer_name, d.stream, d.filter_subjects, d.start_at
 func (t *Tables) List(ctx context.Context, name string) ([]*Consumer, error) {
 	rows, err := t.conn.Query(ctx, t.sql(listSQL), name)
 	if err != nil {
-		return nil, explain(fmt.Errorf("list consumers: %w", err))
+		return nil, t.explain(err, "list consumers")
 	}
 	var all []*Consumer
 	var c Consumer
@@ -138,7 +143,7 @@ func (t *Tables) List(ctx context.Context, name string) ([]*Consumer, error) {
 		err = t.findOwners(ctx, all)
 	}
 	if err != nil {
-		return nil, explain(fmt.Errorf("list consumers: %w", err))
+		return nil, t.explain(err, "list consumers")
 	}
 	return all, nil
 }
@@ -221,7 +226,7 @@ func (t *Tables) Rewind(ctx context.Context, r Rewind) (partitions, ids int64, e
 		return err
 	})
 	if err != nil {
-		err = explain(fmt.Errorf("rewind consumer %s to sequence %d: %w", r.Name, r.Sequence, err))
+		err = t.explain(err, "rewind consumer %s to sequence %d", r.Name, r.Sequence)
 	}
 	return partitions, ids, err
 }

@@ -3,7 +3,6 @@ package consumers
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -57,7 +56,7 @@ func (t *Tables) Parked(ctx context.Context, f Filter, whole bool, each func(Par
 	rows, err := t.conn.Query(ctx, t.sql(parkedSQL)+chosenSQL+` ORDER BY k.number LIMIT $4::bigint`,
 		append(f.args(), limit, whole)...)
 	if err != nil {
-		return explain(fmt.Errorf("list parked events: %w", err))
+		return t.explain(err, "list parked events")
 	}
 	var p Parked
 	var event []byte
@@ -70,7 +69,7 @@ func (t *Tables) Parked(ctx context.Context, f Filter, whole bool, each func(Par
 		return each(p)
 	})
 	if err != nil {
-		return explain(fmt.Errorf("list parked events: %w", err))
+		return t.explain(err, "list parked events")
 	}
 	return nil
 }
@@ -89,9 +88,6 @@ func (t *Tables) Show(ctx context.Context, number int64) (*Parked, error) {
 	return found, err
 }
 
-// ErrNoneChosen means that a change was asked for without saying of what.
-var ErrNoneChosen = errors.New("which events?")
-
 // Retry makes the chosen events due now: the consumer tries them again, with new attempts. Those that wait
 // behind another event of their aggregate still do.
 func (t *Tables) Retry(ctx context.Context, f Filter) (int64, error) {
@@ -106,11 +102,11 @@ func (t *Tables) Discard(ctx context.Context, f Filter) (int64, error) {
 
 func (t *Tables) change(ctx context.Context, verb, sql string, f Filter) (int64, error) {
 	if len(f.Numbers) == 0 && f.Consumer == "" {
-		return 0, fmt.Errorf("%s events: %w", verb, ErrNoneChosen)
+		return 0, fmt.Errorf("%s events: none is chosen", verb)
 	}
 	tag, err := t.conn.Exec(ctx, t.sql(sql)+chosenSQL, f.args()...)
 	if err != nil {
-		return 0, explain(fmt.Errorf("%s events: %w", verb, err))
+		return 0, t.explain(err, "%s events", verb)
 	}
 	return tag.RowsAffected(), nil
 }

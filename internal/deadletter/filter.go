@@ -3,6 +3,7 @@ package deadletter
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,23 +75,29 @@ func (q *Queue) where(ctx context.Context, f Filter) (string, []any, error) {
 	return strings.Join(conditions, " AND "), args, nil
 }
 
-// field is the SQL for a field's text. It reads the original row where the outbox is configured: the dead
-// letter's column may have a type that cannot hold the value.
+// field is the SQL for a field's text. It reads the original row: the dead letter's column may have a type
+// that cannot hold the value. Where the outbox is not configured, it tries the columns of the preset layouts.
 func (q *Queue) field(f outbox.Field) string {
 	if f == outbox.EventType || f == outbox.AggregateType {
 		return fmt.Sprintf("d.%s", f) // a text column holds any value
 	}
+	original := func(column string) string { return "d.original ->> " + pg.QuoteLiteral(column) }
+	text := "NULL"
+	for _, column := range slices.Backward(outbox.PresetColumns(f)) {
+		text = fmt.Sprintf("coalesce(%s, %s)", original(column), text)
+	}
 	cases := ""
 	for _, t := range q.cfg.Outboxes {
+		value := "NULL"
 		if t.Layout.Has(f) {
-			cases += fmt.Sprintf(" WHEN %s THEN d.original ->> %s",
-				pg.QuoteLiteral(t.String()), pg.QuoteLiteral(t.Layout.Columns[f]))
+			value = original(t.Layout.Columns[f])
 		}
+		cases += fmt.Sprintf(" WHEN %s THEN %s", pg.QuoteLiteral(t.String()), value)
 	}
-	if cases == "" {
-		return fmt.Sprintf("d.%s::text", f)
+	if cases != "" {
+		text = fmt.Sprintf("CASE d.outbox%s ELSE %s END", cases, text)
 	}
-	return fmt.Sprintf("coalesce(CASE d.outbox%s END, d.%s::text)", cases, f)
+	return fmt.Sprintf("coalesce(%s, d.%s::text)", text, f)
 }
 
 // Now fixes the filter's time: however long its use takes, it chooses no dead letter that came, or grew old

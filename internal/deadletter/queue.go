@@ -142,8 +142,8 @@ func (q *Queue) Count(ctx context.Context, f Filter, most int) (n int, err error
 // Whole is a dead letter with the row that it was.
 type Whole struct {
 	Letter
-	// Payload is the row's payload as text. nil: it is NULL, or longer than 1 MiB, or it is not jsonb and the
-	// outbox is not configured.
+	// Payload is the row's payload as text. nil: it is NULL, or longer than 1 MiB, or its column is not
+	// known, because the outbox is not configured and has no preset layout.
 	Payload *string
 	// Original is the row as one JSON object, and Size its length in bytes. nil: there is none, or it is
 	// longer than 4 MiB.

@@ -227,7 +227,11 @@ func (r *pass) exists(ctx context.Context, name, qualified, without string) (has
 		return false, fmt.Errorf("look for %s: %w", name, err)
 	}
 	if !has {
-		r.note("table %s does not exist, %s: `walpost migrate up` creates it", name, without)
+		up := "walpost migrate up"
+		if name == keys.Table {
+			up += " --only idempotency"
+		}
+		r.note("table %s does not exist, %s: `%s` creates it", name, without, up)
 		r.report.missing = append(r.report.missing, r.report.Notes[len(r.report.Notes)-1])
 	}
 	return has, nil

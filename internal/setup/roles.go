@@ -66,7 +66,9 @@ func (s *Setup) passwordSteps(ctx context.Context) ([]*Step, error) {
 		return nil, err
 	}
 	file := &Step{
-		Why:  "The password of the relay's role is generated, and only this file has it (mode 0600).",
+		Why: "The password of the relay's role is generated, and only this file has it (mode 0600).",
+		ScriptWhy: "Choose the password of the relay's role, and write it on one line into this file, " +
+			"which only the relay's user may read (mode 0600).",
 		SQL:  []string{"-- write " + s.cfg.PasswordFile},
 		Done: written && !s.cfg.NewPassword,
 		do: func(context.Context) error {
@@ -148,9 +150,9 @@ func (s *Setup) readPassword() (string, error) {
 func (s *Setup) password(why, statement string) *Step {
 	return &Step{
 		Why: why, SQL: []string{statement + " PASSWORD '...'"},
-		// psql asks for it.
-		Script: statement + ";\n\\password " + outbox.QuoteIdent(s.cfg.Role) + "\n",
-		do:     func(ctx context.Context) error { return s.setPassword(ctx, statement) },
+		ScriptWhy: why + " \\password asks for the password, which is that of " + s.cfg.PasswordFile + ".",
+		Script:    statement + ";\n\\password " + outbox.QuoteIdent(s.cfg.Role) + "\n",
+		do:        func(ctx context.Context) error { return s.setPassword(ctx, statement) },
 	}
 }
 

@@ -40,8 +40,8 @@ type Config struct {
 
 // Step is one step of a plan.
 type Step struct {
-	// Why says in one sentence what the step is for.
-	Why string
+	// Why says in one sentence what the step is for. ScriptWhy says it for psql, where it is something else.
+	Why, ScriptWhy string
 	// SQL are the statements, or what else is done. They show no password.
 	SQL []string
 	// Done: it is there already.
@@ -108,6 +108,9 @@ func (s *Setup) Server() string {
 
 // Database is the database's name, and Owner the role that has the tables.
 func (s *Setup) Database() string { return s.facts.Database }
+
+// Role is the relay's.
+func (s *Setup) Role() string { return s.cfg.Role }
 
 // Restart reports whether the server has to be restarted before the relay can stream, once the plan is done.
 func (s *Setup) Restart() bool { return !s.cfg.Poll && s.facts.WALLevel != "logical" }
@@ -188,12 +191,14 @@ func (s *Setup) ownerConfig() (*pgx.ConnConfig, error) {
 // schema has the tables.
 func (s *Setup) schema() string { return s.cfg.Outboxes[0].Schema }
 
+const theTables = "The tables: outbox, dead letters, archive, requests for replays, journal."
+
 // tables makes walpost's tables.
 func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 	step := &Step{
-		Why: "The tables: outbox, dead letters, archive, requests for replays, journal. " +
-			"--print shows their SQL.",
-		AsOwner: s.otherOwner(),
+		Why:       theTables + " --print shows their SQL.",
+		ScriptWhy: theTables,
+		AsOwner:   s.otherOwner(),
 		do: func(ctx context.Context) error {
 			cfg, err := s.ownerConfig()
 			if err != nil {

@@ -27,8 +27,13 @@ func (r *Report) AskPostgres(ctx context.Context, db *table.DB, slot string, tab
 	for _, t := range tables {
 		r.askOutbox(ctx, db, t)
 	}
-	if n, err := db.DeadLetterCount(ctx, CountMost); r.look("dead_letters", db.ExplainRead(ctx, nil, err)) {
-		r.DeadLetters = &n
+	letters, err := db.DeadLettersByOutbox(ctx, CountMost)
+	if r.look("dead_letters", db.ExplainRead(ctx, nil, err)) {
+		n := 0
+		for _, some := range letters {
+			n += some
+		}
+		r.DeadLetters, r.DeadLettersOf = &n, letters
 	}
 	replay, err := db.NextReplay(ctx, slot)
 	if r.look("replay", err) {

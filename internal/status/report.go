@@ -19,18 +19,20 @@ const Look = 2 * time.Second
 
 // Report is what `walpost status --json` prints; cmd/walpost/help/status.txt has its names. nil is not known.
 type Report struct {
-	At          time.Time     `json:"at"`
-	Server      *pg.Server    `json:"server"`
-	Relay       *Relay        `json:"relay"`
-	Slot        *Slot         `json:"slot"`
-	NewSlot     *Slot         `json:"new_slot"`
-	CountLimit  int           `json:"count_limit"`
-	Outboxes    []*Outbox     `json:"outboxes"`
-	DeadLetters *int          `json:"dead_letters"`
-	Replay      *table.Replay `json:"replay"`
-	Stream      *Stream       `json:"stream"`
-	Unread      []Unread      `json:"unread"`
-	Errors      []Unasked     `json:"errors"`
+	At          time.Time  `json:"at"`
+	Server      *pg.Server `json:"server"`
+	Relay       *Relay     `json:"relay"`
+	Slot        *Slot      `json:"slot"`
+	NewSlot     *Slot      `json:"new_slot"`
+	CountLimit  int        `json:"count_limit"`
+	Outboxes    []*Outbox  `json:"outboxes"`
+	DeadLetters *int       `json:"dead_letters"`
+	// DeadLettersOf are the dead letters of each outbox, also of those that are not configured.
+	DeadLettersOf map[string]int `json:"dead_letters_by_outbox"`
+	Replay        *table.Replay  `json:"replay"`
+	Stream        *Stream        `json:"stream"`
+	Unread        []Unread       `json:"unread"`
+	Errors        []Unasked      `json:"errors"`
 }
 
 // Relay is who holds the lock, and what for.

@@ -264,6 +264,26 @@ func (db *DB) DeadLetterCount(ctx context.Context, limit int) (n int, err error)
 	return n, nil
 }
 
+// DeadLettersByOutbox counts the dead letters of each outbox, up to a limit in all.
+func (db *DB) DeadLettersByOutbox(ctx context.Context, limit int) (map[string]int, error) {
+	counts := map[string]int{}
+	var name string
+	var n int
+	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		rows, _ := conn.Query(ctx, fmt.Sprintf(`SELECT outbox, count(*)::int
+			FROM (SELECT outbox FROM %s LIMIT %d) d GROUP BY outbox`, db.own.deadLetters, limit))
+		_, err := pgx.ForEachRow(rows, []any{&name, &n}, func() error {
+			counts[name] = n
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("count dead letters: %w", err)
+	}
+	return counts, nil
+}
+
 // ExplainLetters adds a hint for a role that works with dead letters. privileges are what it needs
 // besides SELECT on their table.
 func ExplainLetters(err error, user string, privileges ...string) error {
