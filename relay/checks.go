@@ -43,6 +43,7 @@ func (x *checker) checks() check.List {
 			check.DoctorOnly("table: pending rows", x.of(t, x.countPending)))
 	}
 	return append(list,
+		check.DoctorOnly("outboxes that no relay reads", x.findUnread),
 		check.DoctorOnly("dead letters", x.countDeadLetters),
 		check.DoctorOnly("requests for replays", x.checkReplays),
 		check.DoctorOnly("schemas of search_path that others may write to", x.checkSchemas),

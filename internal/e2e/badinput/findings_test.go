@@ -149,6 +149,10 @@ func tableFindings() []finding {
 			fresh + ", warn publication-other-tables",
 		},
 		{
+			badStart{name: "unread", sql: debeziumSQL + `CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert');` + oneRow, env: debeziumEnv},
+			fresh + ", warn table-unread, warn table-mark-delete, warn table-no-failure-columns, warn table-no-time, warn table-ids-unordered",
+		},
+		{
 			badStart{
 				name: "no_system_identifier", user: "unidentified",
 				sql: `CREATE ROLE unidentified LOGIN; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC;
