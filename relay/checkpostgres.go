@@ -140,6 +140,15 @@ func (x *checker) countPending(ctx context.Context, t *outbox.Table) (f check.Fi
 	return f
 }
 
+func (x *checker) findUnread(ctx context.Context) check.Findings {
+	if !x.answers {
+		return nil
+	}
+	found, err := x.db.UnreadFindings(ctx, x.cfg.Outboxes)
+	found.Failed(check.Warn, "table-unreadable", err)
+	return found
+}
+
 // letterLimit is where counting dead letters ends.
 const letterLimit = 100_000
 
@@ -207,6 +216,7 @@ func (x *checker) checkPublication(ctx context.Context) (f check.Findings) {
 		}
 	}
 	f.Failed(check.Error, "pg-unreachable", err)
+	x.sayWeaknesses(problems)
 	return append(f, problems...)
 }
 

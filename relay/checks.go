@@ -40,9 +40,11 @@ func (x *checker) checks() check.List {
 			check.StartAndDoctor("table: columns, types, privileges", x.of(t, x.checkTable)),
 			check.StartAndDoctor("table: what layout and mark cannot give", x.of(t, x.checkLimits)),
 			check.DoctorOnly("table: indexes, size", x.of(t, x.checkIndexes)),
-			check.DoctorOnly("table: pending rows", x.of(t, x.countPending)))
+			check.DoctorOnly("table: pending rows", x.of(t, x.countPending)),
+			check.DoctorOnly("table: rows that failed and wait", x.of(t, x.countParked)))
 	}
 	return append(list,
+		check.DoctorOnly("outboxes that no relay reads", x.findUnread),
 		check.DoctorOnly("dead letters", x.countDeadLetters),
 		check.DoctorOnly("requests for replays", x.checkReplays),
 		check.DoctorOnly("schemas of search_path that others may write to", x.checkSchemas),

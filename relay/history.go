@@ -29,6 +29,7 @@ type history struct {
 	unsendable unsendable
 	stuck      stuck // starts that ended alike
 	begun      bool  // it was asked whether this is a first start
+	remakes    bool  // a slot is being made in the place of an earlier one
 	judged     bool  // and whether the slot that is there can be another program's
 	// answered is the timeline on which the tables were answered before the WAL was read.
 	answered uint32

@@ -185,13 +185,17 @@ func (l *leader) sayAdopted(ctx context.Context, db *table.DB, slot *stream.Slot
 // tables are searched, and has its name only when every row that it may lack is
 // answered. It ends in errModeChanged when that is done.
 func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.Slots, cause error) error {
-	first := errors.Is(cause, stream.ErrNoSlot)
+	missing := errors.Is(cause, stream.ErrNoSlot)
+	again := l.past.remakes || !missing || l.hadSlot(ctx)
 	switch {
 	case errors.Is(cause, stream.ErrForeignSlot):
 		if err := l.slots.alarmForeign(cause); err != nil {
 			return err
 		}
-	case !first && !l.cfg.bare():
+	case missing && again && !l.past.remakes && !l.cfg.bare():
+		l.log.Warn("the slot is gone: it is created again, and the tables deliver meanwhile",
+			zap.String("slot", l.cfg.Slot))
+	case !missing && !l.cfg.bare():
 		l.alarm("slot_given_up",
 			"the slot is of no use any more: it is recreated, and the tables deliver meanwhile",
 			zap.Error(cause))
@@ -199,7 +203,7 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 	if err := l.slots.drop(ctx, db); err != nil {
 		return err
 	}
-	l.past.unusable, l.past.unsendable, l.past.judged = nil, unsendable{}, true
+	l.past.unusable, l.past.unsendable, l.past.judged, l.past.remakes = nil, unsendable{}, true, again
 	l.status.own()
 	sys, err := slots.System(ctx)
 	if err != nil {
@@ -217,16 +221,34 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 		}
 		made = true
 		l.metrics.slots.Inc()
-		l.log.Info("the slot is there, and everything from before it is answered",
-			zap.String("slot", l.cfg.Slot), zap.Bool("first", first),
-			zap.Duration("took", time.Since(began).Round(time.Millisecond)),
-			zap.Int64("stored_from_the_tables", s.stored.Load()))
+		l.sayMade(again, time.Since(began), s.stored.Load())
 		return errModeChanged
 	})
 	if made {
-		l.past.answered = sys.Timeline
+		l.past.answered, l.past.remakes = sys.Timeline, false
 	}
 	return err
+}
+
+// hadSlot reports whether a slot that is missing has been there: this process used it, or the newest messages
+// of this source came from the WAL.
+func (l *leader) hadSlot(ctx context.Context) bool {
+	if l.past.judged {
+		return true
+	}
+	streamed, err := l.hasStreamed(ctx)
+	return streamed && err == nil // it only words the log
+}
+
+// sayMade ends what the log has said of the slot's creation.
+func (l *leader) sayMade(again bool, took time.Duration, rows int64) {
+	say, message := l.log.Info, "created the slot, and delivered the due rows from before it"
+	if again {
+		say = l.log.Warn
+		message = "created the slot again, and delivered the due rows that the old one had not brought"
+	}
+	say(message, zap.String("slot", l.cfg.Slot), zap.Duration("took", took.Round(time.Millisecond)),
+		zap.Int64("rows_from_tables", rows))
 }
 
 // makeSlot tries again until the slot is made; it reports false where ctx ends that.

@@ -142,7 +142,7 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	s.poller.Beside(pollerWAL{s.wal, handler})
 	s.watchedRecoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 	s.log.Info("streaming", zap.String("slot", s.cfg.Slot), zap.Stringer("from", s.wal.Tracker().Confirmed()),
-		zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("table_decides_until", s.recovered.recoveryLSN))
+		zap.Uint64("stream_seq", info.LastSeq), zap.Stringer("recovery_lsn", s.recovered.recoveryLSN))
 	s.status.deliver(ctx, stateStreaming)
 	delivering, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup

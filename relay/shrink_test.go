@@ -36,7 +36,7 @@ func (x *running) tableDecidesUntil() string {
 	if len(sessions) != 1 {
 		x.rig.t.Fatalf("the relay has had %d sessions, want 1", len(sessions))
 	}
-	return sessions[0].ContextMap()["table_decides_until"].(string)
+	return sessions[0].ContextMap()["recovery_lsn"].(string)
 }
 
 // TestAnOldRowIsTheNewestMessage: a row that is sent later than rows that were

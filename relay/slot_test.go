@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/walpost/walpost/internal/testenv"
 )
 
@@ -45,6 +47,7 @@ func TestSlotIsDisposable(t *testing.T) {
 						c.lose(r)
 						eventually(t, "there is another slot", func() bool { return x.metric("walpost_slots_created_total") > made })
 						x.streaming()
+						x.saysMadeAgain()
 					}
 					l.reaches(l.committed() + 1000)
 					stop()
@@ -59,6 +62,22 @@ func TestSlotIsDisposable(t *testing.T) {
 				})
 			}
 		})
+}
+
+// saysMadeAgain: the log warns that a slot was lost, and how many rows came from the table.
+func (x *running) saysMadeAgain() {
+	x.rig.t.Helper()
+	const gone = "the slot is gone: it is created again, and the tables deliver meanwhile"
+	if x.logged(gone).Len() == 0 && x.alarm("slot_given_up") == nil {
+		x.rig.t.Error("the log does not say that the slot was lost")
+	}
+	made := x.logged("created the slot again, and delivered the due rows that the old one had not brought").All()
+	if len(made) == 0 || made[0].Level != zap.WarnLevel || made[0].ContextMap()["rows_from_tables"] == nil {
+		x.rig.t.Errorf("the log says of the slot: %v", made)
+	}
+	if n := x.logged("created the slot, and delivered the due rows from before it").Len(); n != 1 {
+		x.rig.t.Errorf("the slot was made for the first time %d times", n)
+	}
 }
 
 // withoutRelay runs SQL about the slot while no walsender has it: it ends the

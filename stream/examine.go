@@ -31,11 +31,11 @@ type Examination struct {
 const oldTransaction = 5 * time.Second
 
 // Examine tells what a start does not refuse and an operator of a relay that streams
-// should know: of the server's settings, the slot and the publication. It changes
+// should know: of the server's settings and the slot. It changes
 // nothing, and each of its questions has a time limit of 30 s.
 func Examine(ctx context.Context, conn *pgx.Conn, x Examination) (check.Findings, error) {
 	e := &examiner{Examination: x, conn: conn}
-	for _, look := range []func(context.Context) error{e.settings, e.slot, e.publication} {
+	for _, look := range []func(context.Context) error{e.settings, e.slot} {
 		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 		err := look(ctx)
 		cancel()
@@ -297,31 +297,5 @@ func (e *examiner) waits(ctx context.Context) error {
 		}
 		return nil
 	})
-	return err
-}
-
-// publication looks for tables that are none of the relay's.
-func (e *examiner) publication(ctx context.Context) error {
-	names := make([]string, len(e.Tables))
-	for i, t := range e.Tables {
-		names[i] = t.SQL()
-	}
-	var others []string
-	err := e.conn.QueryRow(ctx, `SELECT coalesce(array_agg(schemaname || '.' || tablename ORDER BY 1), '{}')
-		FROM pg_publication_tables
-		WHERE pubname = $1 AND to_regclass(format('%I.%I', schemaname, tablename)) <> ALL (
-			SELECT to_regclass(n) FROM unnest($2::text[]) n WHERE to_regclass(n) IS NOT NULL)`,
-		e.Publication, names).Scan(&others)
-	if err == nil && len(others) > 0 {
-		const most = 5
-		list := strings.Join(others[:min(most, len(others))], ", ")
-		if more := len(others) - most; more > 0 {
-			list += fmt.Sprintf(" and %d more", more)
-		}
-		e.Warning("publication-other-tables",
-			"give the relay a publication of its own: postgres.publication and `walpost migrate up`",
-			"publication %q has tables that are no outboxes (%s): "+
-				"the server sends their rows for nothing", e.Publication, list)
-	}
 	return err
 }

@@ -49,7 +49,44 @@ func PublicationProblems(
 			"run `walpost migrate up` as the tables' owner, or: "+addTablesSQL(name, missing),
 			"publication %q does not publish %s", name, missing[0]))
 	}
-	return problems, err
+	if err != nil {
+		return problems, err
+	}
+	others, err := otherTables(ctx, conn, name, tables)
+	return append(problems, others...), err
+}
+
+// otherTables warns of tables whose rows the server sends to the relay, which drops them.
+func otherTables(
+	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
+) (f check.Findings, err error) {
+	names := make([]string, len(tables))
+	for i, t := range tables {
+		names[i] = t.SQL()
+	}
+	var others []string
+	// By names: to look a table up takes USAGE on its schema.
+	err = conn.QueryRow(ctx, `SELECT coalesce(array_agg(schemaname || '.' || tablename ORDER BY 1), '{}')
+		FROM pg_publication_tables
+		WHERE pubname = $1 AND format('"%s"."%s"', replace(schemaname, '"', '""'),
+			replace(tablename, '"', '""')) <> ALL ($2::text[])`,
+		name, names).Scan(&others)
+	if err != nil {
+		return nil, fmt.Errorf("read publication %q: %w", name, err)
+	}
+	if len(others) > 0 {
+		const most = 5
+		list := strings.Join(others[:min(most, len(others))], ", ")
+		if more := len(others) - most; more > 0 {
+			list += fmt.Sprintf(" and %d more", more)
+		}
+		f.Warning("publication-other-tables",
+			"name the outboxes among them in outboxes[].table; take the others out of the publication, or "+
+				"give the relay a publication of its own: postgres.publication and `walpost migrate up`",
+			"publication %q has tables that outboxes does not name (%s): "+
+				"the relay gets their rows and delivers none of them", name, list)
+	}
+	return f, nil
 }
 
 // EnsurePublication creates the publication, or adds the tables that it lacks.

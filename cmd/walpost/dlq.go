@@ -18,10 +18,13 @@ func newDLQCommand() *cobra.Command {
 
 func newDLQListCommand() *cobra.Command {
 	var choice dlqChoice
-	var asJSON bool
+	var asJSON, parked bool
 	cmd := &cobra.Command{
 		Use: "list [DEAD_LETTER_ID...]", Short: "List dead letters, oldest first", Long: help("dlq list"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if parked {
+				return choice.listParked(cmd, args, asJSON)
+			}
 			f, err := choice.filter(cmd, args)
 			if err != nil {
 				return err
@@ -41,6 +44,8 @@ func newDLQListCommand() *cobra.Command {
 		},
 	}
 	choice.addFlags(cmd, 50)
+	cmd.Flags().BoolVar(&parked, "parked", false,
+		"list the rows that failed and wait in their outboxes, and not dead letters")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	addConfigFlags(cmd)
 	return cmd

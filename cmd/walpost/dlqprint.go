@@ -46,13 +46,18 @@ func listLetters(ctx context.Context, w io.Writer, q *deadletter.Queue, f deadle
 		return err
 	}
 	if shown > 0 {
-		width, _ := terminalWidth(w)
-		for line := range strings.Lines(text.String()) {
-			fmt.Fprintln(w, cut(strings.TrimRight(line, " \n"), width))
-		}
+		writeTable(w, text.String())
 	}
 	_, err = fmt.Fprintln(w, total(shown, more))
 	return err
+}
+
+// writeTable writes each line as wide as the terminal at most.
+func writeTable(w io.Writer, text string) {
+	width, _ := terminalWidth(w)
+	for line := range strings.Lines(text) {
+		fmt.Fprintln(w, cut(strings.TrimRight(line, " \n"), width))
+	}
 }
 
 func total(shown, more int) string {
@@ -72,11 +77,13 @@ func known(s *string) string {
 	return *s
 }
 
-func aggregate(l deadletter.Letter) string {
-	if l.AggregateType == nil && l.AggregateID == nil {
+func aggregate(l deadletter.Letter) string { return aggregateText(l.AggregateType, l.AggregateID) }
+
+func aggregateText(kind, id *string) string {
+	if kind == nil && id == nil {
 		return "-"
 	}
-	return known(l.AggregateType) + "/" + known(l.AggregateID)
+	return known(kind) + "/" + known(id)
 }
 
 // cell keeps a column of the table narrow enough for the others.

@@ -205,11 +205,18 @@ func (s sheet) outbox(o *status.Outbox) {
 	case o.Parked == nil:
 		s.line("  failed", "not known")
 	default:
-		s.line("  failed", "%s parked, %s held", counted(o.Parked), counted(o.Held))
+		s.line("  failed", "%s parked, %s held%s", counted(o.Parked), counted(o.Held), whereParked(o))
 	}
 	if p := o.Progress; p != nil {
 		s.line("  journal", "settled up to id %d, %s behind, holes: %d", p.SettledTo, ids(p.Behind), p.Holes)
 	}
+}
+
+func whereParked(o *status.Outbox) string {
+	if *o.Parked == 0 {
+		return ""
+	}
+	return ": see `walpost dlq list --parked`"
 }
 
 func ids(n int64) string {

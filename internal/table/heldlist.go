@@ -1,8 +1,10 @@
 package table
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,19 +16,19 @@ import (
 // Waiting is an aggregate with recorded rows: a parked one, and those that are held behind it. Rows that
 // belong to no aggregate stand alone. Texts are cut. nil is NULL, or not known.
 type Waiting struct {
-	Outbox        string
-	TenantID      *string
-	AggregateType *string
-	AggregateID   *string
-	Rows          int
+	Outbox        string  `json:"outbox"`
+	TenantID      *string `json:"tenant_id"`
+	AggregateType *string `json:"aggregate_type"`
+	AggregateID   *string `json:"aggregate_id"`
+	Rows          int     `json:"rows"`
 	// ParkedID is the id of a parked row; nil where all are held. What follows is of that row, or of a held
 	// one.
-	ParkedID  *string
-	EventType *string
-	Since     *time.Time // occurred_at
-	Attempts  int
-	RetryAt   *time.Time
-	Error     string
+	ParkedID  *string    `json:"parked_id"`
+	EventType *string    `json:"event_type"`
+	Since     *time.Time `json:"since"` // occurred_at
+	Attempts  int        `json:"attempts"`
+	RetryAt   *time.Time `json:"retry_at"`
+	Error     string     `json:"error"`
 }
 
 const (
@@ -69,6 +71,30 @@ func (db *DB) Waiting(
 		return nil, 0, false, fmt.Errorf("list aggregates of %s that wait: %w", t, err)
 	}
 	return all, total, more, nil
+}
+
+// AllWaiting lists what waits in some outboxes, as [DB.Waiting] does of one.
+func (db *DB) AllWaiting(
+	ctx context.Context, tables []*outbox.Table, rows, limit int,
+) (all []Waiting, total int, more bool, err error) {
+	for _, t := range tables {
+		if !MarkOf(t).InTable() {
+			continue
+		}
+		err := db.Complete(ctx, t)
+		var some []Waiting
+		var n int
+		var others bool
+		if err == nil {
+			some, n, others, err = db.Waiting(ctx, t, rows, limit)
+		}
+		if err != nil {
+			return nil, 0, false, db.ExplainRead(ctx, t, err)
+		}
+		all, total, more = append(all, some...), total+n, more || others
+	}
+	slices.SortStableFunc(all, func(x, y Waiting) int { return cmp.Compare(y.Rows, x.Rows) })
+	return all[:min(len(all), limit)], total, more, nil
 }
 
 // setError takes the time of the next try out of a failure, where the layout keeps it there.

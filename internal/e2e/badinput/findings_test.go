@@ -149,6 +149,14 @@ func tableFindings() []finding {
 			fresh + ", warn publication-other-tables",
 		},
 		{
+			badStart{name: "parked", sql: published + oneRow + `UPDATE outbox_messages SET attempts = 1, last_error = 'subject: a space'`},
+			fresh + ", info table-pending, warn table-parked",
+		},
+		{
+			badStart{name: "unread", sql: debeziumSQL + `CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert');` + oneRow, env: debeziumEnv},
+			fresh + ", warn table-unread, warn table-mark-delete, warn table-no-failure-columns, warn table-no-time, warn table-ids-unordered",
+		},
+		{
 			badStart{
 				name: "no_system_identifier", user: "unidentified",
 				sql: `CREATE ROLE unidentified LOGIN; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC;
