@@ -62,8 +62,7 @@ func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error)
 			delete(c.origin, k.name)
 		}
 	}
-	c.environment(os.LookupEnv)
-	c.flags(flags)
+	c.over(flags)
 	c.choose(o)
 	c.layouts()
 	if err := c.askURLs(t); err != nil {
