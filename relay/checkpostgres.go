@@ -128,6 +128,19 @@ func (x *checker) checkIndexes(ctx context.Context, t *outbox.Table) check.Findi
 	return found
 }
 
+// checkGrowth: with retention.interval 0s others make the passes.
+func (x *checker) checkGrowth(ctx context.Context, t *outbox.Table) check.Findings {
+	r := x.cfg.Retention
+	if !slices.Contains(x.tables, t) {
+		return nil
+	}
+	found, err := x.db.GrowthFindings(ctx, t, table.Ages{
+		Archive: r.ArchiveAfter > 0, Delete: r.DeleteAfter > 0, ByOthers: r.Interval == 0,
+	})
+	found.Failed(check.Warn, "table-unreadable", err)
+	return found
+}
+
 func (x *checker) countPending(ctx context.Context, t *outbox.Table) (f check.Findings) {
 	if !slices.Contains(x.tables, t) || !table.MarkOf(t).InTable() {
 		return nil

@@ -40,6 +40,7 @@ func (x *checker) checks() check.List {
 			check.StartAndDoctor("table: columns, types, privileges", x.of(t, x.checkTable)),
 			check.StartAndDoctor("table: what layout and mark cannot give", x.of(t, x.checkLimits)),
 			check.DoctorOnly("table: indexes, size", x.of(t, x.checkIndexes)),
+			check.DoctorOnly("table: whether delivered rows leave it", x.of(t, x.checkGrowth)),
 			check.DoctorOnly("table: pending rows", x.of(t, x.countPending)),
 			check.DoctorOnly("table: rows that failed and wait", x.of(t, x.countParked)))
 	}

@@ -80,6 +80,7 @@ func checkNewName(ctx context.Context, conn *pgconn.PgConn, slot string) error {
 type serverFacts struct {
 	version         int
 	walLevel        string
+	walLevelChanges bool // at the next restart
 	inRecovery      bool
 	mayReplicate    bool
 	role            string
@@ -109,9 +110,10 @@ func readServer(ctx context.Context, conn *pgx.Conn, slot string) (f serverFacts
 		current_setting('max_replication_slots')::int,
 		current_setting('max_wal_senders')::int,
 		hashtextextended($2 COLLATE "C", 1),
-		pg_encoding_to_char((SELECT encoding FROM pg_database WHERE datname = current_database()))`,
+		pg_encoding_to_char((SELECT encoding FROM pg_database WHERE datname = current_database())),
+		coalesce((SELECT pending_restart FROM pg_settings WHERE name = 'wal_level'), false)`,
 		slot, hashProbe).Scan(&f.version, &f.walLevel, &f.inRecovery, &f.mayReplicate, &f.role,
-		&f.slotExists, &f.slots, &f.maxSlots, &f.maxSenders, &f.hash, &f.encoding)
+		&f.slotExists, &f.slots, &f.maxSlots, &f.maxSenders, &f.hash, &f.encoding, &f.walLevelChanges)
 	if err != nil {
 		return f, fmt.Errorf("read server settings: %w", err)
 	}
@@ -132,9 +134,14 @@ func (f serverFacts) problems(slot string) (p check.Findings) {
 	p.If(uint64(f.hash) != outbox.HashText([]byte(hashProbe), 1), "pg-hash",
 		hint.Errorf("this server (big-endian?) cannot be read by walpost yet: please report it",
 			"the server computes hashtextextended differently"))
+	setWALLevel := "ALTER SYSTEM SET wal_level = logical, then restart the server; " +
+		"without it mode: auto polls the table"
+	if f.walLevelChanges {
+		setWALLevel = "restart PostgreSQL: its configuration has another wal_level already; " +
+			"until then mode: auto polls the table"
+	}
 	p.If(f.walLevel != "logical", "pg-wal-level",
-		hint.Errorf("ALTER SYSTEM SET wal_level = logical, then restart the server; "+
-			"without it mode: auto polls the table",
+		hint.Errorf(setWALLevel,
 			"%w: wal_level is %q, streaming needs \"logical\"", ErrCannotStream, f.walLevel))
 	p.If(!f.mayReplicate, "pg-role-replication",
 		hint.Errorf(fmt.Sprintf("ALTER ROLE %s REPLICATION (RDS: GRANT rds_replication TO %[1]s); "+

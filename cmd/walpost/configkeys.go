@@ -75,7 +75,8 @@ func (c *Config) postgresKeys() []key {
 			"postgres.password_file", "WALPOST_POSTGRES_PASSWORD_FILE", "",
 			stringValue{p: &p.PasswordFile},
 			"A file with the password, read at every connection. It goes before any other password, " +
-				"such as one in the URL.",
+				"such as one in the URL. Where a flag or variable gives a URL with a password, or with " +
+				"another user, a password_file of a weaker source is left out.",
 		},
 		{
 			"postgres.slot", "WALPOST_SLOT", defaultSlot,

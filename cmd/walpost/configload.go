@@ -143,8 +143,7 @@ func load(flags *pflag.FlagSet) (*loader, error) {
 	if err := l.file(flags); err != nil {
 		return nil, &usageError{err}
 	}
-	l.environment(os.LookupEnv)
-	l.flags(flags)
+	l.over(flags)
 	l.layouts()
 	if l.origin["postgres.url"] == "" {
 		switch {

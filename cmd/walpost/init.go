@@ -44,7 +44,7 @@ func newInitCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.role, "role", "walpost", "the relay's role")
-	flags.StringVar(&o.owner, "owner", "", "the role that owns the tables (default the database's owner)")
+	flags.StringVar(&o.owner, "owner", "", "the role that owns the tables (default the relay's role)")
 	flags.StringVar(&o.app, "app", "", "the role of the application that inserts events")
 	flags.BoolVar(&o.poll, "poll", false, "set up a relay that polls the table: mode: poll")
 	flags.BoolVar(&o.yes, "yes", false, "do not ask")
@@ -133,8 +133,13 @@ func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, st
 			fmt.Fprintf(w, "By hand: %s\n", strings.TrimPrefix(strings.Join(step.SQL, "; "), "-- "))
 		}
 	}
-	if s.Restart() {
-		fmt.Fprintln(w, "Restart PostgreSQL when wal_level is set: until then the relay polls the table.")
+	if owner := s.Owner(); owner != "" {
+		fmt.Fprintf(w, "%s owns the tables: run `walpost retention`, `walpost migrate up` and "+
+			"`walpost dlq retry` with the URL of that role (--postgres-url).\n", owner)
+	}
+	if age := c.cfg.Retention.DeleteAfter; age > 0 {
+		fmt.Fprintf(w, "Delivered events are deleted after %s (retention.delete_after; 0s keeps them).\n",
+			formatDuration(age))
 	}
 	for _, name := range []string{
 		"WALPOST_POSTGRES_URL", "WALPOST_POSTGRES_URL_FILE", "WALPOST_POSTGRES_PASSWORD_FILE",
@@ -146,6 +151,9 @@ func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, st
 	if failed != nil {
 		fmt.Fprintf(w, "Put right what doctor has found, and look again: %s\n", c.command("doctor"))
 		return failed
+	}
+	if restart := s.Restart(); restart != "" {
+		fmt.Fprintln(w, restart)
 	}
 	fmt.Fprintf(w, "Next: %s\n", c.command("run"))
 	return nil

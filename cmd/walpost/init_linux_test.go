@@ -36,7 +36,7 @@ func TestInitAsks(t *testing.T) {
 	}
 	for _, answer := range []string{"\n", "n\n", "yes please\n", "\x04"} {
 		out, err := run(url + "\n" + nats.URL() + "\n" + answer)
-		if err == nil || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(out, "Do 6 steps? [y/N] ") {
+		if err == nil || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(out, "Do 7 steps? [y/N] ") {
 			t.Fatalf("answered %q, it ended with %v:\n%s", answer, err, out)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/secretfile"
 	"github.com/walpost/walpost/internal/setup"
+	"github.com/walpost/walpost/outbox"
 )
 
 // initConfig is the configuration as init reads it, and as it is to be written.
@@ -62,8 +63,7 @@ func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error)
 			delete(c.origin, k.name)
 		}
 	}
-	c.environment(os.LookupEnv)
-	c.flags(flags)
+	c.over(flags)
 	c.choose(o)
 	c.layouts()
 	if err := c.askURLs(t); err != nil {
@@ -88,12 +88,14 @@ func (c *initConfig) choose(o *initOptions) {
 	if c.exists {
 		return // what the file leaves out is the default, as for every command
 	}
-	for _, name := range []string{"table", "layout", "mark"} {
-		if c.origin["outboxes[0]."+name] != "" {
-			return
-		}
+	said := func(name string) bool { return c.origin[name] != "" }
+	o0 := &c.cfg.Outboxes[0]
+	if !said("outboxes[0].table") && !said("outboxes[0].layout") && !said("outboxes[0].mark") {
+		o0.Layout, c.origin["outboxes[0].layout"] = LayoutConfig{Name: outbox.Append().Name}, "init"
 	}
-	c.cfg.Outboxes[0].Layout, c.origin["outboxes[0].layout"] = LayoutConfig{Name: "append"}, "init"
+	if o0.Layout.Name == outbox.Append().Name && !said("retention.delete_after") { // it has no archive
+		c.cfg.Retention.DeleteAfter, c.origin["retention.delete_after"] = c.cfg.Retention.DropAfter, "init"
+	}
 }
 
 // askURLs asks for the servers that nothing names.
@@ -214,7 +216,12 @@ func (c *initConfig) yaml() string {
 			keys = append(keys, k)
 		}
 	}
-	none := func(key) []string { return nil }
+	above := func(k key) []string {
+		if k.name == "retention.delete_after" {
+			return []string{"How long after it was processed an event is deleted. 0s: they stay for ever."}
+		}
+		return nil
+	}
 	return "# Written by walpost init. `walpost config example` explains every key.\n\n" +
-		renderYAML(keys, none, func(k key) string { return yamlText(k, k.String()) })
+		renderYAML(keys, above, func(k key) string { return yamlText(k, k.String()) })
 }

@@ -104,7 +104,7 @@ func (q *Queue) field(f outbox.Field) string {
 // enough, meanwhile.
 func (q *Queue) Now(ctx context.Context, f Filter) (Filter, error) {
 	f, err := q.now(ctx, f)
-	return f, q.explain(err, "read dead letters")
+	return f, q.explain(ctx, err, "read dead letters")
 }
 
 func (q *Queue) now(ctx context.Context, f Filter) (Filter, error) {

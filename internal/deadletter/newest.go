@@ -31,7 +31,7 @@ func (q *Queue) listedColumns() string {
 func (q *Queue) Newest(ctx context.Context, f Filter, before int64) ([]Listed, error) {
 	where, args, err := q.where(ctx, f)
 	if err != nil {
-		return nil, q.explain(err, "list dead letters")
+		return nil, q.explain(ctx, err, "list dead letters")
 	}
 	if before > 0 {
 		args = append(args, before)
@@ -41,7 +41,7 @@ func (q *Queue) Newest(ctx context.Context, f Filter, before int64) ([]Listed, e
 		`SELECT %s FROM %s d WHERE %s ORDER BY d.dead_letter_id DESC LIMIT %d`,
 		q.listedColumns(), q.table, where, f.Limit), args...)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Listed])
-	return all, q.explain(err, "list dead letters")
+	return all, q.explain(ctx, err, "list dead letters")
 }
 
 // Peek reads one dead letter with the beginning of its payload, up to a number of characters; nil is NULL.
@@ -56,7 +56,7 @@ func (q *Queue) Peek(ctx context.Context, id int64, most int) (l Listed, payload
 		return l, nil, hint.Wrap(fmt.Errorf("dead letter %d: %w", id, ErrNone),
 			"`walpost dlq list` shows those that are there")
 	}
-	return one.Listed, one.Payload, q.explain(err, "show dead letter")
+	return one.Listed, one.Payload, q.explain(ctx, err, "show dead letter")
 }
 
 // ErrNone means that there is no dead letter of an id, or none any more.

@@ -125,7 +125,7 @@ func (q *Queue) List(ctx context.Context, f Filter, each func(Letter) error) err
 		}
 		return nil
 	})
-	return q.explain(err, "list dead letters")
+	return q.explain(ctx, err, "list dead letters")
 }
 
 // Count counts the dead letters that pass the filter, up to most. It ignores the filter's limit.
@@ -136,7 +136,7 @@ func (q *Queue) Count(ctx context.Context, f Filter, most int) (n int, err error
 			q.table, where, most)
 		err = q.conn.QueryRow(ctx, sql, args...).Scan(&n)
 	}
-	return n, q.explain(err, "count dead letters")
+	return n, q.explain(ctx, err, "count dead letters")
 }
 
 // Whole is a dead letter with the row that it was.
@@ -174,7 +174,7 @@ func (q *Queue) Show(ctx context.Context, id int64) (*Whole, error) {
 		rows, _ := q.conn.Query(ctx, q.originalSQL(), id)
 		w.Columns, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
 	}
-	return w, q.explain(err, "show dead letter")
+	return w, q.explain(ctx, err, "show dead letter")
 }
 
 // showSQL reads dead letter $1 with its payload and its original row.
@@ -194,12 +194,4 @@ func (q *Queue) originalSQL() string {
 			coalesce(octet_length(e.value), 0)
 		FROM %s d, json_each_text(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END) e
 		WHERE d.dead_letter_id = $1`, shownBytes, q.table)
-}
-
-// explain adds what failed, and a hint about missing privileges.
-func (q *Queue) explain(err error, doing string, privileges ...string) error {
-	if err == nil {
-		return nil
-	}
-	return table.ExplainLetters(fmt.Errorf("%s: %w", doing, err), q.conn.Config().User, privileges...)
 }

@@ -53,26 +53,10 @@ const entryColumns = `d.dead_letter_id, d.outbox, d.row_id,
 // reported after its transaction, unless another command took it meanwhile. After an error, the reported ones
 // stay done: call Retry again. A dry run does the same and rolls back.
 func (q *Queue) Retry(ctx context.Context, f Filter, dryRun bool, report func(Outcome)) error {
-	privileges := []string{"DELETE ON " + table.DeadLetters}
-	for _, t := range q.cfg.Outboxes {
-		onTable := "SELECT, INSERT"
-		if !table.MarkOf(t).InTable() {
-			onTable += ", DELETE"
-		}
-		if t.Layout.States[outbox.Dead] != "" {
-			onTable += ", UPDATE"
-		}
-		privileges = append(privileges, onTable+" ON "+t.SQL())
-		if table.Journals(t) {
-			for _, need := range table.JournalPrivileges {
-				privileges = append(privileges, need.Privileges+" ON "+need.Table)
-			}
-		}
-	}
 	err := walk(ctx, q, f, entryColumns, func(page []entry) error {
 		return q.change(ctx, page, dryRun, report, q.retry)
 	})
-	return q.explain(err, "retry dead letters", privileges...)
+	return q.explain(ctx, err, "retry dead letters", append(q.retryNeeds(ctx), q.letters("DELETE"))...)
 }
 
 // Discard deletes dead letters for good, a few hundred in a transaction. It reports as [Queue.Retry] does.
@@ -80,7 +64,7 @@ func (q *Queue) Discard(ctx context.Context, f Filter, dryRun bool, report func(
 	err := walk(ctx, q, f, entryColumns, func(page []entry) error {
 		return q.change(ctx, page, dryRun, report, q.discard)
 	})
-	return q.explain(err, "discard dead letters", "DELETE ON "+table.DeadLetters)
+	return q.explain(ctx, err, "discard dead letters", q.letters("DELETE"))
 }
 
 var errDryRun = errors.New("dry run")

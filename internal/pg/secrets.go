@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -48,6 +49,30 @@ func parseURL(s string) (*pgx.ConnConfig, error) {
 	return nil, hint.Errorf(
 		"want postgres://user@host:5432/database?sslmode=verify-full, with special characters "+
 			"percent-encoded", "%s", cause)
+}
+
+// HasPassword reports whether a URL, or keywords and values, have a password.
+func HasPassword(s string) bool {
+	if strings.HasPrefix(s, "postgres://") || strings.HasPrefix(s, "postgresql://") {
+		u, err := url.Parse(s)
+		if err != nil {
+			return false // which the connection's error says
+		}
+		_, has := u.User.Password()
+		return has || u.Query().Has("password")
+	}
+	return keyword.MatchString(s)
+}
+
+var keyword = regexp.MustCompile(`(^|\s)password\s*=`)
+
+// User is the user of a URL, or of keywords and values; "" where they cannot be read.
+func User(s string) string {
+	cfg, err := pgx.ParseConfig(s)
+	if err != nil {
+		return ""
+	}
+	return cfg.User
 }
 
 // cutOff reports whether a URL's password may end too early, at one of / ? #: user and password would be the

@@ -33,9 +33,6 @@ func (r *pass) purgeDefault(ctx context.Context, a *monthly, before time.Time) e
 	old := sweep{from: a.unsorted, column: "processed_at", before: before, count: &r.report.Purged}
 	err := r.sweep(ctx, old)
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
-		if r.isEmpty(ctx, a) {
-			return nil
-		}
 		err = hint.Wrap(err, fmt.Sprintf("as the owner: GRANT SELECT, UPDATE, DELETE ON %s TO %s",
 			a.unsorted, r.role))
 	}
@@ -43,13 +40,6 @@ func (r *pass) purgeDefault(ctx context.Context, a *monthly, before time.Time) e
 		return r.settle(fmt.Errorf("delete old rows of %s: %w", a.unsorted, err))
 	}
 	return nil
-}
-
-// isEmpty reports whether the archive is known to have no row. A relay whose outboxes are append-only is
-// granted only to read it, and has nothing to delete then.
-func (r *pass) isEmpty(ctx context.Context, a *monthly) (empty bool) {
-	err := r.db.QueryRow(ctx, []any{&empty}, `SELECT NOT EXISTS (SELECT FROM `+a.SQL()+`)`)
-	return err == nil && empty
 }
 
 // oldMonths are those that ended before a time and have no row that keeps them.

@@ -472,6 +472,27 @@ func TestRetainPrivileges(t *testing.T) {
 	b.wantText("archive", `SELECT count(*) || ' ' || (SELECT count(*) FROM outbox_messages_archive_default) FROM outbox_messages_archive`, "3 0")
 }
 
+// TestRetainLeavesAnArchiveThatNothingComesTo: a role without privileges on it is not told to get some.
+func TestRetainLeavesAnArchiveThatNothingComesTo(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkDelete)
+	role := "idle_" + b.text(`SELECT current_database()`)
+	b.exec(`CREATE ROLE ` + role + ` LOGIN; GRANT SELECT ON outbox_messages_archive TO ` + role + `; DROP TABLE idempotency_keys`)
+	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
+	cfg := b.config()
+	cfg.URL = strings.Replace(cfg.URL, "postgres@", role+"@", 1)
+	opts := retention.Options{Tables: []*outbox.Table{b.table}, ArchiveAfter: time.Hour, DropAfter: 35 * day}
+	r, err := retention.Run(t.Context(), cfg, opts)
+	if err != nil || len(r.Complaints()) > 0 {
+		t.Errorf("%v, %+v", err, r)
+	}
+	// One with rows is emptied, whatever comes to it.
+	b.exec(`INSERT INTO outbox_messages_archive (outbox, id, aggregate_type, aggregate_id, event_type, payload, occurred_at, processed_at)
+		VALUES ('public.outbox_messages', 1, 'order', 1, 'placed', '{}', now(), now())`)
+	if _, err := retention.Run(t.Context(), cfg, opts); err == nil {
+		t.Error("it does not say that it may not delete old rows of the archive")
+	}
+}
+
 // TestRetainRefusesAStandby, which would fail in the middle.
 func TestRetainRefusesAStandby(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
@@ -43,17 +44,19 @@ const factsSQL = `SELECT current_user::text, current_database()::text, current_s
 	EXISTS (SELECT FROM pg_roles WHERE rolname = $4)
 FROM pg_roles me
 JOIN pg_database d ON d.datname = current_database()
+LEFT JOIN pg_roles relay ON relay.rolname = $2
 CROSS JOIN LATERAL (SELECT coalesce(nullif($1, ''),
 	(SELECT pg_get_userbyid(c.relowner)::text FROM pg_class c WHERE c.oid = to_regclass($5)),
+	(SELECT pg_get_userbyid(c.relowner)::text FROM pg_class c WHERE c.oid = to_regclass($6)),
+	CASE WHEN me.rolsuper OR me.rolcreaterole OR pg_has_role(relay.oid, 'MEMBER') THEN $2 END,
 	pg_get_userbyid(d.datdba)::text) AS name) o
 LEFT JOIN pg_roles owner ON owner.rolname = o.name
-LEFT JOIN pg_roles relay ON relay.rolname = $2
 LEFT JOIN pg_namespace n ON n.nspname = $3
 WHERE me.rolname = current_user`
 
 func (s *Setup) read(ctx context.Context) error {
 	rows, _ := s.conn.Query(ctx, factsSQL, s.cfg.Owner, s.cfg.Role, s.schema(), s.cfg.App,
-		s.cfg.Outboxes[0].SQL())
+		s.cfg.Outboxes[0].SQL(), outbox.QuoteIdent(s.schema())+"."+table.DeadLetters)
 	f, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[facts])
 	if err != nil {
 		return fmt.Errorf("read roles and settings: %w", err)
@@ -64,7 +67,8 @@ func (s *Setup) read(ctx context.Context) error {
 	if f.Superuser && f.WALLevel != "logical" {
 		err := s.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_file_settings
 			WHERE name = 'wal_level' AND setting = 'logical' AND seqno = (
-				SELECT max(seqno) FROM pg_file_settings WHERE name = 'wal_level'))`).Scan(&f.fileSays)
+				SELECT max(seqno) FROM pg_file_settings WHERE name = 'wal_level'))
+			AND (SELECT pending_restart FROM pg_settings WHERE name = 'wal_level')`).Scan(&f.fileSays)
 		if err != nil {
 			return fmt.Errorf("read the server's settings file: %w", err)
 		}
@@ -86,7 +90,7 @@ func (s *Setup) refuse() error {
 			"role %q does not exist, and %q may not create roles", s.cfg.Role, f.User)
 	case !f.OwnerExists && !f.CreatesRoles:
 		return hint.Errorf("give --owner a role that exists", "role %q does not exist", f.Owner)
-	case f.OwnerExists && !f.IsOwner:
+	case f.OwnerExists && !f.IsOwner && !(s.relayOwns() && f.CreatesRoles):
 		return hint.Errorf(fmt.Sprintf("GRANT %s TO %s, or choose another with --owner",
 			outbox.QuoteIdent(f.Owner), outbox.QuoteIdent(f.User)),
 			"%q is no member of role %q, which is to own the tables", f.User, f.Owner)

@@ -172,8 +172,11 @@ func (s *Setup) present(role string) string {
 	return role
 }
 
-// grants gives the relay's role what it needs on the tables.
+// grants gives the relay's role what it needs on the tables, where it does not own them.
 func (s *Setup) grants(ctx context.Context) ([]*Step, error) {
+	if s.relayOwns() {
+		return nil, nil
+	}
 	list := func(ctx context.Context) ([]Grant, error) {
 		sequences, err := s.sequences(ctx)
 		return RelayGrants(s.cfg.Outboxes, sequences, s.schema(), s.cfg.Role), err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"github.com/jackc/pgerrcode"
 
@@ -22,7 +23,8 @@ func (s *Setup) wal(context.Context) ([]*Step, error) {
 		return nil, nil
 	}
 	const sql = "ALTER SYSTEM SET wal_level = 'logical'"
-	step := s.exec("The server writes into its WAL what a slot needs, from its next restart on.", sql)
+	const why = "The server writes into its WAL what a slot needs, from its next restart on."
+	step := &Step{Why: why, SQL: []string{sql, "SELECT pg_reload_conf()"}, do: s.setWALLevel}
 	switch {
 	case s.facts.WALLevel == "logical":
 		step.Why, step.Done = "The server writes into its WAL what a slot needs.", true
@@ -36,9 +38,31 @@ func (s *Setup) wal(context.Context) ([]*Step, error) {
 	return []*Step{step}, nil
 }
 
+// setsWALLevel reports whether the connection's role may do so.
+func (s *Setup) setsWALLevel() bool { return s.facts.Superuser && s.facts.managed == nil }
+
+// setWALLevel waits until the server has read its configuration: doctor then sees that a restart is due.
+func (s *Setup) setWALLevel(ctx context.Context) error {
+	err := run(ctx, s.conn, "ALTER SYSTEM SET wal_level = 'logical'", "SELECT pg_reload_conf()")
+	if err != nil {
+		return err
+	}
+	for due, deadline := false, time.Now().Add(10*time.Second); !due && time.Now().Before(deadline); {
+		err := s.conn.QueryRow(ctx,
+			`SELECT pending_restart FROM pg_settings WHERE name = 'wal_level'`).Scan(&due)
+		if err == nil && !due {
+			_, err = s.conn.Exec(ctx, `SELECT pg_sleep(0.02)`)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // roles makes the relay's role and, where it is missing, the owner's.
 func (s *Setup) roles(ctx context.Context) (steps []*Step, err error) {
-	if !s.facts.OwnerExists {
+	if !s.facts.OwnerExists && !s.relayOwns() {
 		owner := outbox.QuoteIdent(s.facts.Owner)
 		statements := []string{"CREATE ROLE " + owner}
 		if !s.facts.Superuser {
@@ -52,6 +76,10 @@ func (s *Setup) roles(ctx context.Context) (steps []*Step, err error) {
 		return nil, err
 	}
 	steps = append(steps, password...)
+	if s.relayOwns() && !s.facts.IsOwner && !s.facts.Superuser {
+		steps = append(steps, s.exec("The relay's role owns the tables, and this one makes them for it.",
+			fmt.Sprintf("GRANT %s TO %s", outbox.QuoteIdent(s.cfg.Role), outbox.QuoteIdent(s.facts.User))))
+	}
 	if more := s.attributes(); more != nil {
 		steps = append(steps, more)
 	}

@@ -24,8 +24,9 @@ import (
 type Config struct {
 	// Admin is the database, reached as a superuser or as another role that may do the steps.
 	Admin pg.Config
-	// Owner has the tables and the publication; "" is the outbox's owner, or where there is none the
-	// database's. Role is the relay's, App a role that inserts events, "" for none.
+	// Owner has the tables and the publication; "" is the owner of those that are there, or else the relay's
+	// role, or the database's owner where the acting role may not act for that. Role is the relay's, App a
+	// role that inserts events, "" for none.
 	Owner, Role, App string
 	Outboxes         []*outbox.Table
 	Publication      string
@@ -106,14 +107,33 @@ func (s *Setup) Server() string {
 	return text
 }
 
-// Database is the database's name, and Owner the role that has the tables.
+// Database is the database's name.
 func (s *Setup) Database() string { return s.facts.Database }
 
 // Role is the relay's.
 func (s *Setup) Role() string { return s.cfg.Role }
 
-// Restart reports whether the server has to be restarted before the relay can stream, once the plan is done.
-func (s *Setup) Restart() bool { return !s.cfg.Poll && s.facts.WALLevel != "logical" }
+// Owner is the role that has the tables, "" where it is the relay's.
+func (s *Setup) Owner() string {
+	if s.relayOwns() {
+		return ""
+	}
+	return s.facts.Owner
+}
+
+func (s *Setup) relayOwns() bool { return s.facts.Owner == s.cfg.Role }
+
+// Restart says that the server has to be restarted before the relay can stream, once the plan is done; or "".
+func (s *Setup) Restart() string {
+	const until = ": until then the relay polls the table."
+	switch {
+	case s.cfg.Poll || s.facts.WALLevel == "logical":
+		return ""
+	case s.setsWALLevel():
+		return "Restart PostgreSQL now, because wal_level is set" + until
+	}
+	return "Restart PostgreSQL when wal_level is set" + until
+}
 
 // Plan lists the steps in their order.
 func (s *Setup) Plan(ctx context.Context) ([]*Step, error) {
@@ -196,7 +216,7 @@ const theTables = "The tables: outbox, dead letters, archive, requests for repla
 // tables makes walpost's tables.
 func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 	step := &Step{
-		Why:       theTables + " --print shows their SQL.",
+		Why:       theTables + " --print shows their SQL. They belong to " + s.facts.Owner + ".",
 		ScriptWhy: theTables,
 		AsOwner:   s.otherOwner(),
 		do: func(ctx context.Context) error {

@@ -170,6 +170,11 @@ func TestFreshCluster(t *testing.T) {
 		s.must(err)
 		_, err = conn.Exec(t.Context(), `SELECT FROM public.outbox_events`)
 		s.must(err)
+		// What the relay's role does beside delivering: retention, and putting dead letters back or discarding them.
+		_, err = conn.Exec(t.Context(), `ALTER TABLE public.outbox_events ALTER payload SET STATISTICS -1;
+			INSERT INTO public.outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', '1', 'order.placed', '{}');
+			DELETE FROM public.outbox_messages_dlq; DELETE FROM public.outbox_messages_archive_default`)
+		s.must(err)
 		s.exec(`SET ROLE shop; INSERT INTO public.outbox_events (aggregate_type, aggregate_id, event_type, payload)
 			VALUES ('order', '1', 'order.placed', '{}') RETURNING id`)
 	})
@@ -196,6 +201,32 @@ func TestStrangeNames(t *testing.T) {
 	s.asks(s.cfg.Role)
 	_, err := s.as(s.cfg.Role)
 	s.must(err)
+}
+
+// TestOwner: tables that are there keep their owner, and where the relay's role cannot be the owner, the
+// database's is.
+func TestOwner(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, testenv.NewPostgres(t, testenv.PGOptions{}), "shop")
+	owner := func(want string) {
+		t.Helper()
+		x, err := Open(t.Context(), s.cfg)
+		s.must(err)
+		defer x.Close()
+		if x.Owner() != want {
+			t.Errorf("the tables are %q's, want %q's", x.Owner(), want)
+		}
+	}
+	owner("") // the relay's role, which the set-up makes
+	s.exec(`CREATE ROLE walpost LOGIN REPLICATION; CREATE ROLE dba LOGIN; ALTER DATABASE shop OWNER TO dba`)
+	admin := s.cfg.Admin.URL
+	s.cfg.Admin.URL = s.pg.URLFor("dba", "shop")
+	owner("dba")
+	s.exec(`GRANT walpost TO dba`)
+	owner("")
+	s.cfg.Admin.URL = admin
+	s.exec(`CREATE TABLE outbox_events (); ALTER TABLE outbox_events OWNER TO dba`)
+	owner("dba")
 }
 
 // TestBrokenOff: a set-up that ended after any step is completed by the next.
@@ -260,7 +291,7 @@ func TestWithoutSuperuser(t *testing.T) {
 		// Where nothing can be done, it says so before it does anything.
 		r.exec(`CREATE ROLE stranger LOGIN`)
 		r.cfg.Admin.URL = pg.URLFor("stranger", "shop2")
-		r.fails(`"stranger" is no member of role "master", which is to own the tables`)
+		r.fails(`"stranger" is no member of role "walpost2", which is to own the tables`)
 		r.cfg.Owner, r.cfg.Role = "stranger", "third"
 		r.fails(`role "third" does not exist, and "stranger" may not create roles`)
 		r.cfg.Admin.URL, r.cfg.App = pg.URLFor("master", "shop2"), "nobody"
@@ -281,10 +312,10 @@ func TestFailure(t *testing.T) {
 	s.must(err)
 	done := 0
 	err = x.Do(t.Context(), steps, func(int) { done++ })
-	if err == nil || !strings.Contains(err.Error(), "step 4: ") || !strings.Contains(hint.Of(err), "run `walpost init` again") {
+	if err == nil || !strings.Contains(err.Error(), "step 6: ") || !strings.Contains(hint.Of(err), "run `walpost init` again") {
 		t.Errorf("it ended with %v (hint: %s)", err, hint.Of(err))
 	}
-	if done != 2 {
+	if done != 4 {
 		t.Errorf("%d steps were done before", done)
 	}
 	s.exec(`DROP TABLE outbox_replays`)

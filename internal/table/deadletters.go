@@ -284,19 +284,17 @@ func (db *DB) DeadLettersByOutbox(ctx context.Context, limit int) (map[string]in
 	return counts, nil
 }
 
-// ExplainLetters adds a hint for a role that works with dead letters. privileges are what it needs
-// besides SELECT on their table.
-func ExplainLetters(err error, user string, privileges ...string) error {
+// ExplainLetters adds a hint for a role that works with dead letters. grants are what it lacks.
+func ExplainLetters(err error, grants ...string) error {
 	switch pg.Code(err) {
 	case pgerrcode.UndefinedTable:
 		return hint.Wrap(err, "run `walpost migrate up`")
 	case pgerrcode.InsufficientPrivilege:
-		role, more := outbox.QuoteIdent(user), ""
-		for _, p := range privileges {
-			more += "; GRANT " + p + " TO " + role
+		if len(grants) == 0 { // the error names something else, such as what a trigger calls
+			return err
 		}
-		return hint.Wrap(err,
-			fmt.Sprintf("as the tables' owner: GRANT SELECT ON %s TO %s%s", DeadLetters, role, more))
+		return hint.Wrap(err, "use the owner's postgres.url, or as the tables' owner: "+
+			strings.Join(grants, "; "))
 	case pgerrcode.LockNotAvailable:
 		return hint.Wrap(err, "another session holds a lock for long: "+
 			"end its transaction; then run this again, it goes on where it was")

@@ -77,7 +77,8 @@ func (db *DB) ExplainRead(ctx context.Context, t *outbox.Table, err error) error
 			"the indexes that `walpost migrate print` has on the canonical table make it quick")
 	}
 	if t == nil {
-		return ExplainLetters(err, user)
+		return ExplainLetters(err,
+			fmt.Sprintf("GRANT SELECT ON %s TO %s", DeadLetters, outbox.QuoteIdent(user)))
 	}
 	switch pg.Code(err) {
 	case pgerrcode.UndefinedTable:

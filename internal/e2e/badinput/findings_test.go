@@ -127,6 +127,10 @@ func tableFindings() []finding {
 			},
 			fresh + ", warn table-mark-undated",
 		},
+		{
+			badStart{name: "kept_for_ever", sql: published, env: env("WALPOST_RETENTION_ARCHIVE_AFTER", "0s")},
+			fresh + ", info table-grows",
+		},
 		{badStart{name: "mark_none", sql: published, env: env("WALPOST_MARK", "none")}, fresh + ", warn table-mark-none"},
 		{
 			badStart{name: "indexes", sql: published + `DROP INDEX outbox_messages_pending_idx, outbox_messages_due_idx`},
