@@ -117,6 +117,9 @@ func (s *Setup) Restart() bool { return !s.cfg.Poll && s.facts.WALLevel != "logi
 
 // Plan lists the steps in their order.
 func (s *Setup) Plan(ctx context.Context) ([]*Step, error) {
+	if err := table.CheckColumns(ctx, s.conn, s.cfg.Outboxes); err != nil {
+		return nil, err
+	}
 	var steps []*Step
 	for _, part := range []func(context.Context) ([]*Step, error){
 		s.wal, s.roles, s.places, s.tables, s.publication, s.grants, s.producer,
