@@ -15,6 +15,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -141,7 +142,27 @@ func migrationConn(cfg *Config) (*pgx.ConnConfig, error) {
 	return conn, nil
 }
 
+// checkLayouts refuses outboxes whose tables lack columns of their layouts.
+func checkLayouts(ctx context.Context, cfg *Config, o migrateOptions) error {
+	if !o.relay() {
+		return nil
+	}
+	tables, err := cfg.Tables()
+	if err != nil {
+		return err
+	}
+	conn, err := table.Connect(ctx, database(cfg, "walpost migrate"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it has only read
+	return table.CheckColumns(ctx, conn, tables)
+}
+
 func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) (err error) {
+	if err := checkLayouts(ctx, cfg, o); err != nil {
+		return err
+	}
 	r, err := newRunner(cfg, o)
 	if err != nil {
 		return err

@@ -110,7 +110,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("the report lacks something: %+v %+v %+v", r.Slot, r.Relay.Lock, r.Stream)
 		}
 		if text := o.walpost("status"); strings.Contains(text, "note:") || !regexp.MustCompile(`(?m)^relay +streams$`).MatchString(text) ||
-			!regexp.MustCompile(`(?m)^  pending +3, the oldest due for \d+s$`).MatchString(text) || !regexp.MustCompile(`(?m)^  failed +1 parked, 1 held$`).MatchString(text) {
+			!regexp.MustCompile(`(?m)^  pending +3, the oldest due for \d+s$`).MatchString(text) || !regexp.MustCompile("(?m)^  failed +1 parked, 1 held: see `walpost dlq list --parked`$").MatchString(text) {
 			t.Errorf("status says\n%s", text)
 		}
 

@@ -137,6 +137,9 @@ func (s *Setup) Restart() string {
 
 // Plan lists the steps in their order.
 func (s *Setup) Plan(ctx context.Context) ([]*Step, error) {
+	if err := table.CheckColumns(ctx, s.conn, s.cfg.Outboxes); err != nil {
+		return nil, err
+	}
 	var steps []*Step
 	for _, part := range []func(context.Context) ([]*Step, error){
 		s.wal, s.roles, s.places, s.tables, s.publication, s.grants, s.producer,

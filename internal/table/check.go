@@ -329,7 +329,27 @@ func (f *tableFacts) kindProblems(t *outbox.Table, p *check.Findings) {
 			"row-level security on %s would hide rows from the relay", t))
 }
 
-func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
+// CheckColumns refuses layouts with columns that their tables lack, before a command changes anything. Of a
+// table that does not exist it says nothing.
+func CheckColumns(ctx context.Context, conn *pgx.Conn, tables []*outbox.Table) error {
+	for _, t := range tables {
+		var f tableFacts
+		var p check.Findings
+		if err := f.readColumns(ctx, conn, t); err != nil {
+			return err
+		}
+		if len(f.types) > 0 {
+			f.mappedProblems(t, &p)
+		}
+		if err := p.FirstError(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mappedProblems are columns of the layout that the table lacks, or that the WAL never has.
+func (f *tableFacts) mappedProblems(t *outbox.Table, p *check.Findings) {
 	var missing []string
 	for field := outbox.ID; field < outbox.NumFields; field++ {
 		column := t.Layout.Columns[field]
@@ -344,6 +364,10 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
 		hint.Errorf("add the columns (`walpost migrate print` shows the canonical ones), "+
 			"or say in outboxes[].layout what the table calls them",
 			"table %s lacks what layout %q needs: %s", t, t.Layout.Name, strings.Join(missing, ", ")))
+}
+
+func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
+	f.mappedProblems(t, p)
 	for _, field := range []outbox.Field{outbox.AvailableAt, outbox.ProcessedAt} {
 		column := t.Layout.Columns[field]
 		typ := f.types[column]
