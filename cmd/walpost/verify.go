@@ -76,7 +76,8 @@ func adviseFaults(r *verify.Report, n int64, repaired bool) error {
 		err = errors.New("a fault was found")
 	}
 	if r.Found[verify.Missing].Count > 0 && !repaired {
-		return hint.Wrap(err, "`walpost verify --repair` has what is missing delivered again")
+		return hint.Wrap(err, "`walpost verify --repair` publishes what is missing; "+
+			"if the stream was begun empty on purpose, compare its own time only: --since 1h")
 	}
 	return err
 }

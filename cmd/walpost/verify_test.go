@@ -29,7 +29,7 @@ func TestVerifyTellsFindingsFromFailures(t *testing.T) {
 		hint   string
 	}{
 		"nothing":               {found(0), nil, "", ""},
-		"findings":              {found(2), nil, "2 faults were found", "`walpost verify --repair` has what is missing delivered again"},
+		"findings":              {found(2), nil, "2 faults were found", "`walpost verify --repair` publishes what is missing; if the stream was begun empty on purpose, compare its own time only: --since 1h"},
 		"a failure":             {nil, broken, "connection lost", "look again"},
 		"broken off":            {found(0), broken, "the comparison broke off, and the report is incomplete: connection lost", "look again"},
 		"broken off in between": {found(2), broken, "the comparison broke off, and the report is incomplete: connection lost", "look again"},
