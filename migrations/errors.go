@@ -44,7 +44,8 @@ func advise(err error) string {
 			"with outboxes[].table and outboxes[].layout. If it came from `walpost migrate print`, it is " +
 			"in the hands of the tool that applied it"
 	case pgerrcode.InsufficientPrivilege:
-		return "run `walpost migrate` as the schema's owner, or as a role that has CREATE on the schema"
+		return "name a URL of the role that owns walpost's tables and has CREATE on the schema: " +
+			"--postgres-url, or postgres.url"
 	case pgerrcode.LockNotAvailable:
 		return "another session holds a lock on the table: see pg_stat_activity and pg_locks, " +
 			"then run it again"

@@ -160,6 +160,25 @@ func TestVersionOfAnotherGroup(t *testing.T) {
 	}
 }
 
+// A role that does not own walpost's tables, such as the relay's, learns whose URL to use.
+func TestMigratedByAnotherRole(t *testing.T) {
+	pg := testenv.SharedPostgres(t)
+	url := pg.NewDB(t)
+	exec(t, connect(t, url), `CREATE ROLE tables_owner LOGIN; CREATE ROLE tables_user LOGIN; GRANT CREATE ON SCHEMA public TO tables_owner`)
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner := newGroupRunner(t, pg.URLFor("tables_owner", cfg.Database), migrations.Idempotency)
+	if _, err := owner.Up(t.Context(), migrations.Latest); err != nil {
+		t.Fatal(err)
+	}
+	_, err = newGroupRunner(t, pg.URLFor("tables_user", cfg.Database), migrations.Consumer).Up(t.Context(), migrations.Latest)
+	if err == nil || !strings.Contains(err.Error(), `belongs to role "tables_owner"`) || !strings.Contains(hint.Of(err), `a URL of role "tables_owner"`) {
+		t.Errorf("error %v, hint %q", err, hint.Of(err))
+	}
+}
+
 // Each group's SQL makes what its up makes.
 func TestPrintOfGroups(t *testing.T) {
 	pg := testenv.SharedPostgres(t)

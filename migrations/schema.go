@@ -119,9 +119,10 @@ func checkVersionTable(ctx context.Context, db *sql.DB, schema string) error {
 		WHERE c.oid = to_regclass($1) AND NOT o.rolsuper AND NOT pg_has_role(c.relowner, 'USAGE')), '')`,
 		versionTable(schema)).Scan(&owner)
 	if err == nil && owner != "" {
-		advice := fmt.Sprintf(
-			"run it as role %q, or as a member of that; drop the table if walpost did not make it", owner)
-		err = hint.Errorf(advice, "trust table %s.%s: it belongs to role %q", schema, VersionTable, owner)
+		advice := fmt.Sprintf("name a URL of role %q, or of a member of it: "+
+			"--postgres-url, or postgres.url; if walpost did not make that table, drop it", owner)
+		err = hint.Errorf(advice, "migrate as the owner of walpost's tables: %s.%s belongs to role %q",
+			schema, VersionTable, owner)
 	}
 	return err
 }
