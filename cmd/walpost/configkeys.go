@@ -74,8 +74,8 @@ func (c *Config) postgresKeys() []key {
 		{
 			"postgres.password_file", "WALPOST_POSTGRES_PASSWORD_FILE", "",
 			stringValue{p: &p.PasswordFile},
-			"A file with the password, read at every connection. It goes before a password in the URL, " +
-				"except in one that a flag, or the environment, lays over this key.",
+			"A file with the password, read at every connection. It goes before any other password, " +
+				"such as one in the URL.",
 		},
 		{
 			"postgres.slot", "WALPOST_SLOT", defaultSlot,

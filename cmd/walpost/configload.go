@@ -145,7 +145,6 @@ func load(flags *pflag.FlagSet) (*loader, error) {
 	}
 	l.environment(os.LookupEnv)
 	l.flags(flags)
-	l.passwordFile()
 	l.layouts()
 	if l.origin["postgres.url"] == "" {
 		switch {
@@ -170,28 +169,6 @@ func (l *loader) finished() error {
 		return &usageError{l.problems}
 	}
 	return nil
-}
-
-// passwordFile drops a password_file over which a URL with a password was laid: `--postgres-url "$OWNER_URL"`
-// beside the relay's walpost.yaml names another role.
-func (l *loader) passwordFile() {
-	p := &l.cfg.Postgres
-	if redactPostgres(p.URL) != p.URL && l.layer("postgres.url") > l.layer("postgres.password_file") {
-		p.PasswordFile = ""
-		delete(l.origin, "postgres.password_file")
-	}
-}
-
-// layer is 2 for a value of a flag, 1 for one of the environment, and 0 for others.
-func (l *loader) layer(name string) int {
-	origin := l.origin[name]
-	switch {
-	case strings.HasPrefix(origin, "--"):
-		return 2
-	case strings.HasPrefix(origin, "WALPOST_") && !strings.Contains(origin, ":"):
-		return 1
-	}
-	return 0
 }
 
 // layouts gives outboxes of layout append the table and the mark that it is for, where nothing else is said.
