@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,15 +74,22 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 		return err
 	}
 	ctx := cmd.Context()
-	nats, err := lookAtNATS(ctx, c.cfg)
-	if err != nil {
-		return err
-	}
 	s, err := setup.Open(ctx, c.setup(o))
 	if err != nil {
 		return err
 	}
 	defer s.Close()
+	source, err := c.source(ctx, s)
+	if err != nil {
+		return err
+	}
+	nats, writer, err := lookAtNATS(ctx, c.cfg, source)
+	if err == nil {
+		err = c.checkNames(ctx, cmd.Flags(), o, s, writer)
+	}
+	if err != nil {
+		return err
+	}
 	steps, err := s.Plan(ctx)
 	if err != nil {
 		return err
@@ -158,24 +166,29 @@ func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, st
 	return nil
 }
 
-// lookAtNATS fails where JetStream does not answer, before anything is changed.
-func lookAtNATS(ctx context.Context, cfg *Config) (string, error) {
+// lookAtNATS fails where JetStream does not answer, before anything is changed. writer is another relay that
+// writes to the stream, or "".
+func lookAtNATS(ctx context.Context, cfg *Config, source string) (text, writer string, err error) {
 	s, _, done, err := openStream(ctx, cfg, "walpost init")
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer done()
-	text := fmt.Sprintf("NATS %s: JetStream answers, ", redactNATS(cfg.NATS.URL))
-	_, err = s.Info(ctx)
+	text = fmt.Sprintf("NATS %s: JetStream answers, ", redactNATS(cfg.NATS.URL))
+	info, err := s.Info(ctx)
 	switch {
 	case err == nil:
-		return text + "and stream " + cfg.NATS.Stream + " exists", nil
+		name, other, err := s.OtherWriter(ctx, info, source)
+		if other && source != "" {
+			writer = cmp.Or(name, "another program")
+		}
+		return text + "and stream " + cfg.NATS.Stream + " exists", writer, err
 	case !errors.Is(err, jetstream.ErrStreamNotFound):
-		return "", err
+		return "", "", err
 	case cfg.NATS.CreateStream:
-		return text + "and the first run creates stream " + cfg.NATS.Stream, nil
+		return text + "and the first run creates stream " + cfg.NATS.Stream, "", nil
 	}
-	return text + "and stream " + cfg.NATS.Stream + " does not exist: nats.create_stream is false", nil
+	return text + "and stream " + cfg.NATS.Stream + " does not exist: nats.create_stream is false", "", nil
 }
 
 // talk is what init says and hears.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,6 +17,7 @@ import (
 	"github.com/walpost/walpost/internal/secretfile"
 	"github.com/walpost/walpost/internal/setup"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/relay"
 )
 
 // initConfig is the configuration as init reads it, and as it is to be written.
@@ -25,7 +27,8 @@ type initConfig struct {
 	path  string // of the file
 	// passwordFile is the relay's.
 	passwordFile string
-	exists       bool // the file
+	exists       bool   // the file
+	fileOf       string // its database
 }
 
 // theAdmins are the keys that name the admin's connection in flags and environment, and the relay's in the
@@ -48,7 +51,10 @@ func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, &usageError{fmt.Errorf("read configuration: %w", err)}
 	}
-	c.passwordFile = absolute(filepath.Join(filepath.Dir(c.path), "walpost.password"))
+	c.passwordFile = absolute(strings.TrimSuffix(c.path, filepath.Ext(c.path)) + ".password")
+	if c.origin["postgres.url"]+c.origin["postgres.url_file"] != "" {
+		c.fileOf = databaseOf(&c.cfg.Postgres)
+	}
 	if c.cfg.Postgres.PasswordFile != "" {
 		c.passwordFile = absolute(c.cfg.Postgres.PasswordFile)
 	}
@@ -77,6 +83,18 @@ func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error)
 		return nil, &usageError{err}
 	}
 	return c, nil
+}
+
+// source is the ce-source of the relay, "" where the role may not read the server's identifier.
+func (c *initConfig) source(ctx context.Context, s *setup.Setup) (string, error) {
+	if c.cfg.Source != "" {
+		return c.cfg.Source, nil
+	}
+	id, err := s.SystemID(ctx)
+	if err != nil || id == "" {
+		return "", err
+	}
+	return relay.DefaultSource(id, s.Database()), nil
 }
 
 // choose is what init does where nothing else is said.
