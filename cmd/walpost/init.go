@@ -152,7 +152,7 @@ func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, st
 		}
 	}
 	more := ""
-	if c.path != defaultConfigFile {
+	if c.path != defaultConfigFile && c.path != systemConfigFile {
 		more = " --config " + c.path
 	}
 	if failed != nil {

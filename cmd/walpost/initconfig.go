@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -39,17 +39,18 @@ var theAdmins = []string{"postgres.url", "postgres.url_file", "postgres.password
 // init writes: it need not exist, and the connection in it is the relay's.
 func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error) {
 	c := &initConfig{loader: newLoader()}
-	c.path, _ = flags.GetString("config")
-	if c.path == "" {
-		c.path = defaultConfigFile
+	path, err := configFile(flags)
+	if err != nil {
+		return nil, &usageError{err}
 	}
-	_, err := os.Stat(c.path)
+	c.path = cmp.Or(path, defaultConfigFile)
+	_, err = os.Stat(c.path)
 	if c.exists = err == nil; c.exists {
 		if err := c.loader.file(flags); err != nil {
 			return nil, &usageError{err}
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return nil, &usageError{fmt.Errorf("read configuration: %w", err)}
+		return nil, &usageError{unreadable(err)}
 	}
 	c.passwordFile = absolute(strings.TrimSuffix(c.path, filepath.Ext(c.path)) + ".password")
 	if c.origin["postgres.url"]+c.origin["postgres.url_file"] != "" {
