@@ -119,11 +119,13 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 	if err != nil {
 		return err
 	}
-	return c.finish(ctx, t.out, s, steps)
+	return c.finish(ctx, t.out, s, steps, o.app)
 }
 
 // finish runs doctor with the relay's own role, and says what comes next.
-func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, steps []*setup.Step) error {
+func (c *initConfig) finish(
+	ctx context.Context, w io.Writer, s *setup.Setup, steps []*setup.Step, app string,
+) error {
 	fmt.Fprintln(w, "\nwalpost doctor:")
 	found, err := examine(ctx, c.cfg)
 	if err != nil {
@@ -158,6 +160,10 @@ func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, st
 	if failed != nil {
 		fmt.Fprintf(w, "Put right what doctor has found, and look again: walpost doctor%s\n", more)
 		return failed
+	}
+	if app == "" && !c.exists {
+		fmt.Fprintf(w, "The role of your application may not insert events yet: walpost init%s --app ROLE, "+
+			"with the URL as before.\n", more)
 	}
 	if restart := s.Restart(); restart != "" {
 		fmt.Fprintln(w, restart)

@@ -76,6 +76,12 @@ func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error)
 	if err := c.askURLs(t); err != nil {
 		return nil, err
 	}
+	if t.terminal && o.app == "" && !o.yes && !o.print && !c.exists {
+		o.app = t.ask("Role of the application, which is to insert events (empty: none yet): ")
+		if err := checkRole("app", o.app); err != nil {
+			return nil, &usageError{err}
+		}
+	}
 	if err := c.finished(); err != nil {
 		return nil, err
 	}
