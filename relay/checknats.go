@@ -50,6 +50,14 @@ func (x *checker) checkMissing(ctx context.Context, missing error) (f check.Find
 	return f
 }
 
+func (x *checker) checkWriter(ctx context.Context) check.Findings {
+	if x.info == nil || !x.named {
+		return nil
+	}
+	found := x.stream.WriterFindings(ctx, x.info, x.envelope.Source())
+	return found.About("stream " + x.cfg.Stream.Name)
+}
+
 // checkCreatable: a start learns it from creating the stream.
 func (x *checker) checkCreatable(ctx context.Context) (f check.Findings) {
 	if !x.creates {

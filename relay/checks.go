@@ -56,6 +56,7 @@ func (x *checker) checks() check.List {
 		check.DoctorOnly("clocks", x.compareClocks),
 		check.StartAndDoctor("connection to NATS", x.checkNATS),
 		check.StartAndDoctor("stream: configuration; whether a missing one may be created", x.checkStream),
+		check.DoctorOnly("stream: whether its last message is this relay's", x.checkWriter),
 		check.DoctorOnly("stream: whether the server lets a missing one be created", x.checkCreatable),
 		check.DoctorOnly("nats-server: version, limits, permissions", x.checkPermissions),
 		check.StartAndDoctor("postgres.initial at a first start", x.checkInitialRows))

@@ -49,6 +49,7 @@ func TestUnmarkedRowsAreFoundInTheStream(t *testing.T) {
 				h.Set(nats.MsgIdHdr, c.id(last.Get(nats.MsgIdHdr), i))
 				position, err := outbox.ParsePosition(last.Get(jetstream.PositionHeader))
 				r.must(err)
+				h.Set("ce-source", "crm")
 				if position.N = uint32(i); c.alarm == "phantoms" {
 					position.Timeline, position.Commit = 7, position.Commit+1<<40
 				}
@@ -65,6 +66,9 @@ func TestUnmarkedRowsAreFoundInTheStream(t *testing.T) {
 			}
 			if c.alarm != "" {
 				x.alarmed(c.alarm)
+			}
+			if f := x.alarm(c.alarm); c.alarm == "foreign_message" && (f["writer"] != "crm" || f["hint"] == "" || f["sequence"] == 0) {
+				t.Errorf("the alarm says %v", f)
 			}
 			x.quietBut()
 		})

@@ -532,7 +532,9 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 	foreign := s.recovered.found.Foreign > 0 &&
 		(s.recovered.found.Foreign == lastSeq || s.past.chained && s.recovered.found.Foreign > s.past.base)
 	if foreign {
-		s.alarm("foreign_message", "somebody else writes to the stream that belongs to this relay alone")
+		s.alarm("foreign_message", "somebody else writes to the stream that belongs to this relay alone",
+			zap.Uint64("sequence", s.recovered.found.Foreign), zap.String("writer", s.recovered.found.Writer),
+			zap.String("hint", jetstream.OwnStream))
 	}
 	if s.past.chained && !foreign && s.recovered.found.Tail.Seq > s.past.publishedSeq {
 		s.past.rivals++

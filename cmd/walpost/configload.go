@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -21,6 +22,35 @@ import (
 )
 
 const defaultConfigFile = "walpost.yaml"
+
+// systemConfigFile is that of the packages, whose unit runs with it. A test has another.
+var systemConfigFile = "/etc/walpost/walpost.yaml"
+
+// configFile is the file to read: the one that is named, the one here, that of a package, or "" for none.
+func configFile(flags *pflag.FlagSet) (string, error) {
+	path, err := flags.GetString("config")
+	if err != nil || path != "" {
+		return path, err
+	}
+	for _, path := range []string{defaultConfigFile, systemConfigFile} {
+		switch _, err := os.Stat(path); {
+		case err == nil:
+			return path, nil
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
+			return "", unreadable(err)
+		}
+	}
+	return "", nil
+}
+
+func unreadable(err error) error {
+	advice := "`walpost config example` prints a file to start from"
+	if errors.Is(err, fs.ErrPermission) {
+		advice = "run it as root or as the relay's user: runuser -u walpost -- walpost ...; " +
+			"or name another file with --config"
+	}
+	return hint.Wrap(fmt.Errorf("read configuration: %w", err), advice)
+}
 
 // loader lays file, environment and flags over the defaults, in that order, and collects what is wrong on the
 // way.
@@ -36,7 +66,7 @@ type loader struct {
 // source says which file was read.
 func (l *loader) source() string {
 	if l.read == "" {
-		return "no file: " + defaultConfigFile + " does not exist here"
+		return "no file: neither " + defaultConfigFile + " nor " + systemConfigFile + " exists"
 	}
 	return "file: " + l.read
 }
@@ -46,7 +76,7 @@ func (l *loader) source() string {
 func addConfigFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.String("config", "", "the configuration file (default "+defaultConfigFile+" where there is one); "+
+	flags.String("config", "", "the configuration file (default "+defaultConfigFile+", or else "+systemConfigFile+"); "+
 		"its keys have flags, too: walpost help config")
 	for _, k := range defaultConfig().keys() {
 		f := flags.VarPF(&flagText{kind: flagKind(k.value)}, k.flag(), "", k.name+" ["+k.env+"]")
@@ -226,21 +256,13 @@ func (l *loader) flags(flags *pflag.FlagSet) {
 }
 
 func (l *loader) file(flags *pflag.FlagSet) error {
-	path, err := flags.GetString("config")
-	if err != nil {
+	path, err := configFile(flags)
+	if err != nil || path == "" {
 		return err
 	}
-	named := path != ""
-	if !named {
-		path = defaultConfigFile
-	}
 	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) && !named {
-		return nil
-	}
 	if err != nil {
-		return hint.Wrap(fmt.Errorf("read configuration: %w", err),
-			"`walpost config example` prints a file to start from")
+		return unreadable(err)
 	}
 	l.read = path
 	return l.yaml(path, data)

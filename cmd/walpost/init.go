@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,15 +74,22 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 		return err
 	}
 	ctx := cmd.Context()
-	nats, err := lookAtNATS(ctx, c.cfg)
-	if err != nil {
-		return err
-	}
 	s, err := setup.Open(ctx, c.setup(o))
 	if err != nil {
 		return err
 	}
 	defer s.Close()
+	source, err := c.source(ctx, s)
+	if err != nil {
+		return err
+	}
+	nats, writer, err := lookAtNATS(ctx, c.cfg, source)
+	if err == nil {
+		err = c.checkNames(ctx, cmd.Flags(), o, s, writer)
+	}
+	if err != nil {
+		return err
+	}
 	steps, err := s.Plan(ctx)
 	if err != nil {
 		return err
@@ -115,11 +123,13 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 	if err != nil {
 		return err
 	}
-	return c.finish(ctx, t.out, s, steps)
+	return c.finish(ctx, t.out, s, steps, o.app)
 }
 
 // finish runs doctor with the relay's own role, and says what is there and what comes next.
-func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, steps []*setup.Step) error {
+func (c *initConfig) finish(
+	ctx context.Context, w io.Writer, s *setup.Setup, steps []*setup.Step, app string,
+) error {
 	fmt.Fprintln(w, "\nwalpost doctor:")
 	found, err := examine(ctx, c.cfg)
 	if err != nil {
@@ -152,6 +162,10 @@ func (c *initConfig) finish(ctx context.Context, w io.Writer, s *setup.Setup, st
 		fmt.Fprintf(w, "Put right what doctor has found, and look again: %s\n", c.command("doctor"))
 		return failed
 	}
+	if app == "" && !c.exists {
+		fmt.Fprintf(w, "The role of your application may not insert events yet: %s --app ROLE, "+
+			"with the URL as before.\n", c.command("init"))
+	}
 	if restart := s.Restart(); restart != "" {
 		fmt.Fprintln(w, restart)
 	}
@@ -174,30 +188,35 @@ func (c *initConfig) summary(w io.Writer, s *setup.Setup) {
 
 // command is a command line that uses the configuration.
 func (c *initConfig) command(name string) string {
-	if c.path == defaultConfigFile {
+	if c.path == defaultConfigFile || c.path == systemConfigFile {
 		return "walpost " + name
 	}
 	return "walpost " + name + " --config " + c.path
 }
 
-// lookAtNATS fails where JetStream does not answer, before anything is changed.
-func lookAtNATS(ctx context.Context, cfg *Config) (string, error) {
+// lookAtNATS fails where JetStream does not answer, before anything is changed. writer is another relay that
+// writes to the stream, or "".
+func lookAtNATS(ctx context.Context, cfg *Config, source string) (text, writer string, err error) {
 	s, _, done, err := openStream(ctx, cfg, "walpost init")
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer done()
-	text := fmt.Sprintf("NATS %s: JetStream answers, ", redactNATS(cfg.NATS.URL))
-	_, err = s.Info(ctx)
+	text = fmt.Sprintf("NATS %s: JetStream answers, ", redactNATS(cfg.NATS.URL))
+	info, err := s.Info(ctx)
 	switch {
 	case err == nil:
-		return text + "and stream " + cfg.NATS.Stream + " exists", nil
+		name, other, err := s.OtherWriter(ctx, info, source)
+		if other && source != "" {
+			writer = cmp.Or(name, "another program")
+		}
+		return text + "and stream " + cfg.NATS.Stream + " exists", writer, err
 	case !errors.Is(err, jetstream.ErrStreamNotFound):
-		return "", err
+		return "", "", err
 	case cfg.NATS.CreateStream:
-		return text + "and the first run creates stream " + cfg.NATS.Stream, nil
+		return text + "and the first run creates stream " + cfg.NATS.Stream, "", nil
 	}
-	return text + "and stream " + cfg.NATS.Stream + " does not exist: nats.create_stream is false", nil
+	return text + "and stream " + cfg.NATS.Stream + " does not exist: nats.create_stream is false", "", nil
 }
 
 // talk is what init says and hears.

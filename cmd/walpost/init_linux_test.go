@@ -35,7 +35,7 @@ func TestInitAsks(t *testing.T) {
 		return out.String(), errors.Join(err, terminal.Close())
 	}
 	for _, answer := range []string{"\n", "n\n", "yes please\n", "\x04"} {
-		out, err := run(url + "\n" + nats.URL() + "\n" + answer)
+		out, err := run(url + "\n" + nats.URL() + "\n\n" + answer)
 		if err == nil || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(out, "Do 7 steps? [y/N] ") {
 			t.Fatalf("answered %q, it ended with %v:\n%s", answer, err, out)
 		}
@@ -46,8 +46,19 @@ func TestInitAsks(t *testing.T) {
 	if _, err := run("\n"); err == nil || !strings.Contains(err.Error(), "init needs a superuser's URL") {
 		t.Errorf("without a URL it ended with %v", err)
 	}
-	if out, err := run(url + "\n" + nats.URL() + "\ny\n"); err != nil || !strings.Contains(out, "Next: walpost run") {
+	if _, err := run(url + "\n" + nats.URL() + "\nnobody\n"); err == nil || !strings.Contains(err.Error(), `role "nobody" of the application`) {
+		t.Errorf("with an application without a role it ended with %v", err)
+	}
+	if err := pg.Exec(t.Context(), "shop", `CREATE ROLE "my app"`); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(url + "\n" + nats.URL() + "\nmy app\ny\n"); err != nil || !strings.Contains(out, "\nNext: walpost run") || strings.Contains(out, "--app ROLE") {
 		t.Fatalf("it ended with %v:\n%s", err, out)
+	}
+	err = pg.Exec(t.Context(), "shop", `SET ROLE "my app"; INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+		VALUES ('order', '1', 'order.placed', '{}')`)
+	if err != nil {
+		t.Error(err)
 	}
 	text, err := os.ReadFile("walpost.yaml")
 	if err != nil || !strings.Contains(string(text), "url: "+nats.URL()) {

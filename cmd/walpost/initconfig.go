@@ -1,8 +1,9 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/walpost/walpost/internal/secretfile"
 	"github.com/walpost/walpost/internal/setup"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/relay"
 )
 
 // initConfig is the configuration as init reads it, and as it is to be written.
@@ -25,7 +27,8 @@ type initConfig struct {
 	path  string // of the file
 	// passwordFile is the relay's.
 	passwordFile string
-	exists       bool // the file
+	exists       bool   // the file
+	fileOf       string // its database
 }
 
 // theAdmins are the keys that name the admin's connection in flags and environment, and the relay's in the
@@ -36,19 +39,23 @@ var theAdmins = []string{"postgres.url", "postgres.url_file", "postgres.password
 // init writes: it need not exist, and the connection in it is the relay's.
 func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error) {
 	c := &initConfig{loader: newLoader()}
-	c.path, _ = flags.GetString("config")
-	if c.path == "" {
-		c.path = defaultConfigFile
+	path, err := configFile(flags)
+	if err != nil {
+		return nil, &usageError{err}
 	}
-	_, err := os.Stat(c.path)
+	c.path = cmp.Or(path, defaultConfigFile)
+	_, err = os.Stat(c.path)
 	if c.exists = err == nil; c.exists {
 		if err := c.loader.file(flags); err != nil {
 			return nil, &usageError{err}
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return nil, &usageError{fmt.Errorf("read configuration: %w", err)}
+		return nil, &usageError{unreadable(err)}
 	}
-	c.passwordFile = absolute(filepath.Join(filepath.Dir(c.path), "walpost.password"))
+	c.passwordFile = absolute(strings.TrimSuffix(c.path, filepath.Ext(c.path)) + ".password")
+	if c.origin["postgres.url"]+c.origin["postgres.url_file"] != "" {
+		c.fileOf = databaseOf(&c.cfg.Postgres)
+	}
 	if c.cfg.Postgres.PasswordFile != "" {
 		c.passwordFile = absolute(c.cfg.Postgres.PasswordFile)
 	}
@@ -69,6 +76,12 @@ func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error)
 	if err := c.askURLs(t); err != nil {
 		return nil, err
 	}
+	if t.terminal && o.app == "" && !o.yes && !o.print && !c.exists {
+		o.app = t.ask("Role of the application, which is to insert events (empty: none yet): ")
+		if err := checkRole("app", o.app); err != nil {
+			return nil, &usageError{err}
+		}
+	}
 	if err := c.finished(); err != nil {
 		return nil, err
 	}
@@ -77,6 +90,18 @@ func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error)
 		return nil, &usageError{err}
 	}
 	return c, nil
+}
+
+// source is the ce-source of the relay, "" where the role may not read the server's identifier.
+func (c *initConfig) source(ctx context.Context, s *setup.Setup) (string, error) {
+	if c.cfg.Source != "" {
+		return c.cfg.Source, nil
+	}
+	id, err := s.SystemID(ctx)
+	if err != nil || id == "" {
+		return "", err
+	}
+	return relay.DefaultSource(id, s.Database()), nil
 }
 
 // choose is what init does where nothing else is said.

@@ -75,6 +75,8 @@ type Found struct {
 	// Foreign is the newest message of another writer among those that were read, 0
 	// without one.
 	Foreign uint64
+	// Writer says whose message that is: see [WriterOf].
+	Writer string
 	// Disordered: a message of the WAL stands behind one that the WAL has later.
 	Disordered bool
 }
@@ -168,7 +170,9 @@ func (s *Stream) readChunk(
 		var own bool
 		// Copies: a header's values are pieces of one string with all of them.
 		if m.ID, own = outbox.ParseMessageID(o.Source, strings.Clone(h.Get(nats.MsgIdHdr))); !own {
-			found.Foreign = max(found.Foreign, seq)
+			if seq > found.Foreign {
+				found.Foreign, found.Writer = seq, WriterOf(h)
+			}
 			return
 		}
 		if p, err := outbox.ParsePosition(h.Get(PositionHeader)); err == nil {

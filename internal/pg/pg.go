@@ -57,7 +57,8 @@ func Connect(ctx context.Context, c Config) (*pgx.Conn, error) {
 func ConnectConfig(ctx context.Context, cfg *pgx.ConnConfig) (*pgx.Conn, error) {
 	cfg = cfg.Copy()
 	Protect(&cfg.Config)
-	return pgx.ConnectConfig(ctx, cfg)
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	return conn, plain(err)
 }
 
 // ConnectRaw opens a connection without pgx's part, as replication needs it. The options come last.
@@ -70,7 +71,8 @@ func ConnectRaw(ctx context.Context, c Config, options ...func(*pgconn.Config)) 
 	for _, option := range options {
 		option(&cfg.Config)
 	}
-	return pgconn.ConnectConfig(ctx, &cfg.Config)
+	conn, err := pgconn.ConnectConfig(ctx, &cfg.Config)
+	return conn, plain(err)
 }
 
 func (c Config) parse() (*pgx.ConnConfig, error) {

@@ -26,7 +26,7 @@ func CheckDirect(ctx context.Context, c Config) error {
 	}
 	conn, err := pgconn.ConnectConfig(ctx, &cfg.Config)
 	if err != nil {
-		return fmt.Errorf("connect to PostgreSQL: %w", err)
+		return fmt.Errorf("connect to PostgreSQL: %w", plain(err))
 	}
 	defer func() { _ = conn.Close(ctx) }()
 	return prove(ctx, &cfg.Config, conn)
@@ -36,7 +36,7 @@ func CheckDirect(ctx context.Context, c Config) error {
 func prove(ctx context.Context, bare *pgconn.Config, first *pgconn.PgConn) error {
 	second, err := pgconn.ConnectConfig(ctx, bare)
 	if err != nil {
-		return err
+		return plain(err)
 	}
 	defer func() { _ = second.Close(ctx) }()
 	var pids [3]string

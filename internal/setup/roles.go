@@ -113,7 +113,8 @@ func (s *Setup) passwordSteps(ctx context.Context) ([]*Step, error) {
 			"ALTER ROLE "+outbox.QuoteIdent(s.cfg.Role))
 	case !written:
 		return nil, hint.Errorf(fmt.Sprintf("write its password into %s, on one line; or set a new one with "+
-			"--new-password, which ends what logs in with the old one", s.cfg.PasswordFile),
+			"--new-password, which ends what logs in with the old one; or choose another with --role",
+			s.cfg.PasswordFile),
 			"role %q exists, and its password is not known", s.cfg.Role)
 	default:
 		role.Done = true

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/testenv"
@@ -261,6 +262,7 @@ func TestFindings(t *testing.T) {
 	find(t, s, slices.Concat(tableFindings(), slotFindings(), streamFindings(s)))
 	s.weak()
 	s.consumed()
+	s.written()
 	s.inUse()
 	s.managed()
 	s.limits()
@@ -301,6 +303,27 @@ func (s *site) connection(database, replication string) *pgconn.PgConn {
 	s.must(err)
 	s.t.Cleanup(func() { _ = conn.Close(s.t.Context()) })
 	return conn
+}
+
+// written has a stream that another relay writes to.
+func (s *site) written() {
+	s.newDB("written", published)
+	_, err := s.js.CreateStream(s.t.Context(), jetstream.StreamConfig{Name: "written", Subjects: []string{"written.>"}})
+	s.must(err)
+	msg := nats.NewMsg("written.order.placed")
+	msg.Header.Set(nats.MsgIdHdr, "7712196687227994591/shop/public.outbox_events/1/1aae252f2c301d13")
+	msg.Header.Set("ce-source", "7712196687227994591/shop")
+	_, err = s.js.PublishMsg(s.t.Context(), msg)
+	s.must(err)
+	c := badStart{name: "written", env: map[string]string{"WALPOST_POSTGRES_URL": s.pg.URL("written")}}
+	d := s.finds(c, "warn stream-writer")
+	if !strings.Contains(d.stdout.String(), `7712196687227994591/shop`) {
+		s.t.Errorf("doctor does not name the writer:\n%s", &d.stdout)
+	}
+	c.env["WALPOST_SHARED"] = "true"
+	if d := s.finds(c, "info nats-server"); d.has("warn stream-writer") {
+		s.t.Errorf("a shared stream has other writers:\n%s", &d.stdout)
+	}
 }
 
 // inUse has a slot that something else streams, then one of a relay at work, and a table

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/walpost/walpost/internal/hint"
+)
+
+// TestConfigFile: the named file goes before the one here, and that before a package's.
+func TestConfigFile(t *testing.T) {
+	dir, system := t.TempDir(), systemConfigFile
+	t.Cleanup(func() { systemConfigFile = system })
+	systemConfigFile = filepath.Join(dir, "etc", "walpost.yaml")
+	t.Chdir(dir)
+	write := func(path, slot string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("postgres: {slot: "+slot+"}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reads := func(slot, source string, args ...string) {
+		t.Helper()
+		cmd := &cobra.Command{}
+		addConfigFlags(cmd)
+		if err := cmd.ParseFlags(args); err != nil {
+			t.Fatal(err)
+		}
+		l, err := load(cmd.Flags())
+		if err != nil || l.cfg.Postgres.Slot != slot || !strings.HasPrefix(l.source(), source) {
+			t.Errorf("%q: %v, slot %q from %q, want %q from %q", args, err, l.cfg.Postgres.Slot, l.source(), slot, source)
+		}
+	}
+	reads("walpost", "no file: ")
+	write(systemConfigFile, "package")
+	reads("package", "file: "+systemConfigFile)
+	write("walpost.yaml", "here")
+	reads("here", "file: walpost.yaml")
+	reads("package", "file: "+systemConfigFile, "--config", systemConfigFile)
+	err := unreadable(&fs.PathError{Op: "open", Path: systemConfigFile, Err: fs.ErrPermission})
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(hint.Of(err), "runuser -u walpost -- walpost") {
+		t.Errorf("%v (%s)", err, hint.Of(err))
+	}
+}
