@@ -241,9 +241,7 @@ func (s *starter) createStream(ctx context.Context) error {
 	s.log.Info("created the stream",
 		zap.String("stream", s.cfg.Stream.Name), zap.String("subject", s.cfg.Stream.Pattern))
 	_, findings, err := s.stream.Check(ctx)
-	for _, f := range findings {
-		s.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
-	}
+	s.sayWeaknesses(findings) // a session asks again, and does not repeat them
 	return err
 }
 
