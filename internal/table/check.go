@@ -245,7 +245,7 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 	}
 	if Changes(t) {
 		// FOR UPDATE is satisfied by any column.
-		f.lacking = without(updatePrivilege(columns), canWrite && canLock, f.lacking)
+		f.lacking = without(updatePrivilege(UpdateColumns(t)), canWrite && canLock, f.lacking)
 		f.lacking = without("DELETE", canDelete || !Deletes(t), f.lacking)
 	}
 	f.lackingDLQ = without("SELECT", canRead, f.lackingDLQ)
@@ -261,9 +261,6 @@ func without(privilege string, has bool, lacking []string) []string {
 }
 
 func updatePrivilege(columns []string) string {
-	if len(columns) == 0 {
-		return "UPDATE"
-	}
 	quoted := make([]string, len(columns))
 	for i, c := range columns {
 		quoted[i] = outbox.QuoteIdent(c)
