@@ -190,8 +190,7 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 		Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role, &f.partitionKey)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return f, hint.Coded("table-missing",
-			hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table",
-				"table %s does not exist", t))
+			hint.Errorf(adviseMissing(ctx, conn, t), "table %s does not exist", t))
 	}
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		return f, hint.Coded("table-schema", hint.Wrap(fmt.Errorf("read table %s: %w", t, err),
