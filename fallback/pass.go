@@ -216,14 +216,19 @@ func (l *Poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 				zap.String("first_id", p.missed[0]), zap.String("last_id", p.missed[n-1]))
 		}
 	}
+	kind := "pending_locked/" + t.String()
 	if len(p.locked) == 0 {
+		if _, were := l.lockedSince[t]; were {
+			l.reporter.Over(kind, "row_locked", "no pending row of the table is locked any more",
+				zap.String("table", t.String()))
+		}
 		delete(l.lockedSince, t)
 		return
 	}
 	if l.lockedSince[t].IsZero() {
 		l.lockedSince[t] = time.Now()
 	}
-	if time.Since(l.lockedSince[t]) < LockedAlarm || l.reporter.Limited("pending_locked", 30*time.Second) {
+	if time.Since(l.lockedSince[t]) < LockedAlarm || l.reporter.Limited(kind, 30*time.Second) {
 		return
 	}
 	ref := p.locked[0]

@@ -126,6 +126,8 @@ type WAL interface {
 // Reporter tells an operator what the poller finds.
 type Reporter interface {
 	Alarm(name, message string, fields ...zap.Field)
+	// Over logs that an alarm is over, if Limited has counted it as said under the kind.
+	Over(kind, name, message string, fields ...zap.Field)
 	// Trouble logs a failure that is retried, now and then.
 	Trouble(message string, err error, fields ...zap.Field)
 	// Limited reports whether something of the kind was said less than the time ago; if not, it counts as

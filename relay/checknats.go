@@ -41,7 +41,8 @@ func (x *checker) checkMissing(ctx context.Context, missing error) (f check.Find
 	if x.cfg.CreateStream && !x.whole() {
 		// The tables know whether it may be created.
 		f.Failed(check.Warn, "stream-missing", hint.Wrap(missing,
-			"put right what the tables lack: the first start then creates it where no row is marked"))
+			"correct the errors of the tables first: a start then creates the stream, unless rows are "+
+				"marked as delivered already"))
 		return f
 	}
 	err := x.mayCreateStream(ctx, x.db, missing)

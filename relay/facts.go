@@ -76,6 +76,9 @@ func inspect(
 		err = nil
 	}
 	unfit = problems.FirstError()
+	if unfit == nil && err == nil {
+		p.over("table_unfit/"+t.String()+"/", "table_unfit", "the table is in order again", zapTable(t))
+	}
 	if unfit != nil && !p.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(unfit), factsAgain) {
 		p.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now",
 			append(why(unfit), zapTable(t))...)
@@ -221,6 +224,9 @@ func (p *published) check(ctx context.Context, db *table.DB, wal *stream.Session
 }
 
 func (p *published) report(message string, cause error, more ...zap.Field) {
+	if cause == nil {
+		p.reporter.over("unpublished/", "unpublished", "the publication is in order again")
+	}
 	if cause == nil || p.reporter.limited("unpublished/"+cause.Error(), factsAgain) {
 		return
 	}

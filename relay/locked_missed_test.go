@@ -103,5 +103,6 @@ func TestLockedRowOfAHeldAggregate(t *testing.T) {
 		eventually(t, "every hold has ended", func() bool { return x.metric("walpost_held_aggregates") == 0 && r.count(heldRows) == 0 })
 		r.pending(0)
 		r.storedIs(1, 10)
+		x.over("row_locked")
 	})
 }

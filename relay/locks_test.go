@@ -188,6 +188,7 @@ func TestForgottenRowLock(t *testing.T) {
 
 	r.must(run(t.Context(), holder, "ROLLBACK"))
 	r.pending(0)
+	x.over("row_locked")
 	r.passes(r.here())
 	r.storedIs(1, last+500)
 	x.quiet("events_lost", "foreign_message")

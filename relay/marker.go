@@ -60,6 +60,8 @@ type markTask struct {
 	failed bool // a statement with it has failed, and part of that may be done
 	// unlocked: the row could not be changed although no session had locked it.
 	unlocked bool
+	// refused: the database refuses its mark or record; locked: an alarm has named the lock of its row.
+	refused, locked bool
 }
 
 // marker marks what was stored and records what failed, in batches, and tells
@@ -89,6 +91,7 @@ type marker struct {
 	tasks   []*markTask
 	lines   map[fallback.Aggregate][]*markTask
 	inLines int
+	refused int // how many of them are
 
 	// Memory that is used again: the marker's own.
 	taken []publish.Delivery

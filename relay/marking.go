@@ -133,6 +133,7 @@ func (w *marker) brokeDown(tasks []*markTask, err error) {
 	wait := 250 * time.Millisecond
 	if !table.IsTemporary(err) {
 		tasks[0].alone, wait = true, 5*time.Second
+		w.refuse(tasks[0])
 		if !w.reporter.limited("row_unsettled", 30*time.Second) {
 			w.reporter.alarm("row_unsettled",
 				"the database refuses the mark or the record of a row: the slot waits for it",
@@ -191,6 +192,7 @@ func (w *marker) settled(tasks []*markTask) {
 	}
 	w.mu.Unlock()
 	for _, j := range tasks {
+		w.sayOver(j)
 		if j.kind.records() {
 			w.holds.EndRecord(j.of)
 		}
@@ -244,7 +246,10 @@ func (w *marker) nameBlocker(ctx context.Context, j *markTask) {
 	if who == table.Unlocked {
 		if !j.unlocked { // the lock may have ended just now
 			j.unlocked, j.named = true, false
-		} else if !w.reporter.limited("row_unsettled", 30*time.Second) {
+			return
+		}
+		w.refuse(j)
+		if !w.reporter.limited("row_unsettled", 30*time.Second) {
 			w.reporter.alarm("row_unsettled",
 				"a trigger of the table suppresses the mark or the record of a row, or takes it back: the "+
 					"slot waits for it",
@@ -252,6 +257,29 @@ func (w *marker) nameBlocker(ctx context.Context, j *markTask) {
 		}
 		return
 	}
+	j.locked = true
 	w.reporter.alarm("row_locked", message,
 		zap.Stringer("row", j.row.Ref), zap.String("holder", who))
+}
+
+func (w *marker) refuse(j *markTask) {
+	if !j.refused {
+		j.refused = true
+		w.refused++
+	}
+}
+
+// sayOver ends what alarms have said of a row that is settled now.
+func (w *marker) sayOver(j *markTask) {
+	if j.locked {
+		w.reporter.log.Info("the lock of the row has ended, and it is marked or recorded",
+			zap.Stringer("row", j.row.Ref), zap.String("alarm_over", "row_locked"))
+	}
+	if !j.refused {
+		return
+	}
+	if w.refused--; w.refused == 0 {
+		w.reporter.over("row_unsettled", "row_unsettled",
+			"the rows whose mark or record was refused are settled", zap.Stringer("last", j.row.Ref))
+	}
 }

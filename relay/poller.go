@@ -81,6 +81,10 @@ func (p pollerReporter) Alarm(name, message string, fields ...zap.Field) {
 	p.alarm(name, message, fields...)
 }
 
+func (p pollerReporter) Over(kind, name, message string, fields ...zap.Field) {
+	p.over(kind, name, message, fields...)
+}
+
 func (p pollerReporter) Trouble(message string, err error, fields ...zap.Field) {
 	p.trouble(message, err, fields...)
 }

@@ -105,8 +105,10 @@ func limits(t *outbox.Table) (f check.Findings) {
 			"the layout has no %s: without that a poison row goes straight into the dead letters", lacks)
 	}
 	if table.MarkOf(t).InTable() && !t.Layout.Dates() {
-		f.Warning("table-no-time", "", "the layout notes no time: outbox_lag_seconds stays 0 for it; watch "+
-			"walpost_confirmed_lag_bytes")
+		f.Warning("table-no-time",
+			"map occurred_at in outboxes[].layout to the column that has the time of an event",
+			"the layout maps neither occurred_at nor available_at: outbox_lag_seconds stays 0 for it; watch "+
+				"walpost_confirmed_lag_bytes")
 	}
 	if table.MarkOf(t).InTable() && !table.Ordered(t) {
 		f.Warning("table-ids-unordered", "", "the ids are no numbers: rows that are delivered from the "+
@@ -243,9 +245,7 @@ func (s *starter) createStream(ctx context.Context) error {
 	s.log.Info("created the stream",
 		zap.String("stream", s.cfg.Stream.Name), zap.String("subject", s.cfg.Stream.Pattern))
 	_, findings, err := s.stream.Check(ctx)
-	for _, f := range findings {
-		s.log.Warn(f.Text, zap.String("code", f.Code), zap.String("fix", f.Fix))
-	}
+	s.sayWeaknesses(findings) // a session asks again, and does not repeat them
 	return err
 }
 

@@ -2,6 +2,8 @@ package relay
 
 import (
 	"context"
+	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -48,6 +50,19 @@ func (p *reporter) waiting(err error) {
 func (p *reporter) alarm(name, message string, fields ...zap.Field) {
 	p.metrics.alarms.WithLabelValues(name).Inc()
 	p.log.Error(message, append(fields, zap.String("alarm", name))...)
+}
+
+// over logs once that alarms are over whose kinds, as limited knows them, begin so. The next one of the kind
+// is raised at once.
+func (p *reporter) over(kinds, name, message string, fields ...zap.Field) {
+	p.mu.Lock()
+	before := len(p.said)
+	maps.DeleteFunc(p.said, func(kind string, _ time.Time) bool { return strings.HasPrefix(kind, kinds) })
+	raised := len(p.said) < before
+	p.mu.Unlock()
+	if raised {
+		p.log.Info(message, append(fields, zap.String("alarm_over", name))...)
+	}
 }
 
 // trouble logs a failure that is retried, at most once in ten seconds.

@@ -32,6 +32,7 @@ type slotKeeper struct {
 // for ever. It reports whether that is done, or is not to be done.
 func (k *slotKeeper) leave(ctx context.Context, db *table.DB) bool {
 	if has, err := db.HasSlot(ctx); err == nil && !has {
+		k.over("slot_left", "slot_left", "the slot is dropped", zap.String("slot", k.cfg.Slot))
 		return true
 	}
 	streamed, err := k.hasStreamed(ctx)
@@ -49,6 +50,9 @@ func (k *slotKeeper) leave(ctx context.Context, db *table.DB) bool {
 			zap.String("slot", k.cfg.Slot), zap.Error(err),
 			zap.String("hint", fmt.Sprintf(
 				"where no other program needs it, SELECT pg_drop_replication_slot('%s')", k.cfg.Slot)))
+	}
+	if err == nil {
+		k.over("slot_left", "slot_left", "the slot is dropped", zap.String("slot", k.cfg.Slot))
 	}
 	return err == nil || !streamed
 }

@@ -133,6 +133,7 @@ func TestSwappedTableIsDelivered(t *testing.T) {
 		t.Errorf("the alarm says no remedy: %v", a)
 	}
 	r.exec(`ALTER PUBLICATION walpost ADD TABLE outbox_messages`)
+	x.over("unpublished")
 	r.put(11, 12)
 	r.pending(0)
 	r.passes(r.here())
@@ -157,6 +158,7 @@ func TestTableUnfit(t *testing.T) {
 	r.put(7, 9)
 	r.pending(0)
 	r.storedIs(1, 9)
+	x.over("table_unfit")
 }
 
 // TestTableRenamed: a table is renamed under a running relay, and gets its name back.

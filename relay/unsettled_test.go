@@ -38,6 +38,7 @@ func TestOneMarkIsRefused(t *testing.T) {
 
 	r.exec(`ALTER TABLE outbox_messages DROP CONSTRAINT kept_pending`)
 	r.pending(0)
+	x.over("row_unsettled")
 	r.passes(r.here())
 	r.storedIs(1, 120)
 	if n := x.metric("walpost_sessions_total"); n != 0 {

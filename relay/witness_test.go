@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/walpost/walpost/internal/jetstream"
@@ -104,6 +105,15 @@ func (x *running) quiet(names ...string) {
 
 func (x *running) logged(message string) *observer.ObservedLogs {
 	return x.logs.FilterMessage(message)
+}
+
+// over waits until the log says once that an alarm is over.
+func (x *running) over(name string) {
+	x.rig.t.Helper()
+	eventually(x.rig.t, "alarm "+name+" is over", func() bool { return x.logs.FilterField(zap.String("alarm_over", name)).Len() > 0 })
+	if n := x.logs.FilterField(zap.String("alarm_over", name)).Len(); n != 1 {
+		x.rig.t.Errorf("the log says %d times that alarm %s is over", n, name)
+	}
 }
 
 // put commits events of aggregate 1 with the numbers from..to in their payload,

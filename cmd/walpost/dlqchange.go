@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -95,7 +96,7 @@ func (c *dlqChange) run(
 		}
 	}
 	wanted := slices.Compact(slices.Sorted(slices.Values(f.IDs)))
-	r := &dlqReport{w: cmd.OutOrStdout(), change: c, wanted: wanted}
+	r := &dlqReport{w: cmd.OutOrStdout(), change: c, wanted: wanted, cures: map[string]int{}}
 	err := c.do(q, ctx, f, c.dryRun, r.add)
 	r.end(err)
 	if err == nil && r.left > 0 {
@@ -129,6 +130,8 @@ type dlqReport struct {
 	done, left int
 	wanted     []int64 // the ids that were given and not heard of yet
 	err        error   // of the writer
+	// cures counts, by class, what was retried and fails again unless something is changed.
+	cures map[string]int
 }
 
 type dlqResult struct {
@@ -145,6 +148,9 @@ func (r *dlqReport) add(o deadletter.Outcome) {
 	r.wanted = slices.DeleteFunc(r.wanted, func(id int64) bool { return id == o.ID })
 	if o.Err == nil {
 		r.done++
+		if deadletter.Cure(o.Class) != "" && r.change.verb == "retried" {
+			r.cures[o.Class]++
+		}
 	} else {
 		r.left++
 		result.Result, result.Error, result.Hint = "left", oneLine(o.Err.Error()), hint.Of(o.Err)
@@ -187,5 +193,8 @@ func (r *dlqReport) end(err error) {
 	}
 	if !r.change.json && (err == nil || r.done > 0) {
 		fmt.Fprintf(r.w, "%s%s %s\n", would, r.change.verb, count(r.done, "dead letter"))
+		for _, class := range slices.Sorted(maps.Keys(r.cures)) {
+			fmt.Fprintf(r.w, "note: %d of class %s: %s\n", r.cures[class], class, deadletter.Cure(class))
+		}
 	}
 }

@@ -129,8 +129,11 @@ func showLetter(w io.Writer, l *deadletter.Whole, asJSON bool) error {
 		{"attempts", attempts},
 		{"failed at", l.FailedAt.Format(time.RFC3339) + " (" + since(l.Age) + " ago)"},
 		{"last error", known(l.LastError)},
+		{"what helps", deadletter.Cure(deadletter.Class(known(l.LastError)))},
 	} {
-		fmt.Fprintf(w, "%-12s %s\n", line[0], escape(line[1]))
+		if line[1] != "" {
+			fmt.Fprintf(w, "%-12s %s\n", line[0], escape(line[1]))
+		}
 	}
 	fmt.Fprintln(w, "\nThe row as it was:")
 	for _, c := range l.Columns {

@@ -229,7 +229,7 @@ func ids(n int64) string {
 func oldest(o *status.Outbox) string {
 	switch {
 	case !o.Dates:
-		return "; the layout notes no time"
+		return "; their age is not known: the layout maps neither occurred_at nor available_at"
 	case o.OldestDueAge == nil:
 		return ""
 	case *o.OldestDueAge == 0:

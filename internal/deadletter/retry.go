@@ -20,6 +20,7 @@ type Outcome struct {
 	ID     int64
 	Outbox string
 	RowID  string
+	Class  string // of the failure that it died of
 	Err    error
 }
 
@@ -29,6 +30,7 @@ type entry struct {
 	Outbox  string
 	RowID   string
 	Columns []string // of the original row; nil where it is not a JSON object
+	Class   string
 }
 
 func (l entry) key() int64 { return l.ID }
@@ -38,7 +40,8 @@ func (l entry) sameShape(other entry) bool {
 }
 
 const entryColumns = `d.dead_letter_id, d.outbox, d.row_id,
-	ARRAY(SELECT json_object_keys(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END))`
+	ARRAY(SELECT json_object_keys(CASE WHEN json_typeof(d.original) = 'object' THEN d.original END)),
+	split_part(left(coalesce(d.last_error, ''), 64), ':', 1)`
 
 // Retry puts rows back into their outboxes, a few hundred in a transaction, oldest first, and deletes their
 // dead letters in the same transaction. A row keeps its id and its values; it has no attempts and is due at
@@ -136,7 +139,7 @@ func ids(letters []entry) []int64 {
 func outcomes(letters []entry, among []int64, err error) (all []Outcome) {
 	for _, l := range letters {
 		if slices.Contains(among, l.ID) {
-			all = append(all, Outcome{l.ID, l.Outbox, l.RowID, err})
+			all = append(all, Outcome{l.ID, l.Outbox, l.RowID, l.Class, err})
 		}
 	}
 	return all

@@ -95,7 +95,7 @@ func RelayGrants(tables []*outbox.Table, sequences []string, schema, role string
 		if table.MarkOf(t).InTable() { // else its producer deletes the rows
 			p := privileges("SELECT")
 			if table.Changes(t) {
-				p = append(p, Privilege{"UPDATE", updated(t)})
+				p = append(p, Privilege{"UPDATE", table.UpdateColumns(t)})
 			}
 			if table.Deletes(t) {
 				p = append(p, Privilege{Name: "DELETE"})
@@ -115,17 +115,6 @@ func RelayGrants(tables []*outbox.Table, sequences []string, schema, role string
 	add("TABLE", in+table.Archive, privileges("SELECT"))
 	add("TABLE", in+table.Replays, privileges("SELECT, INSERT, UPDATE"))
 	return all
-}
-
-// updated are the columns that the relay writes. Locking rows takes the privilege on one at least.
-func updated(t *outbox.Table) (columns []string) {
-	for _, f := range table.Writes(t) {
-		columns = append(columns, t.Layout.Columns[f])
-	}
-	if len(columns) == 0 {
-		columns = append(columns, t.Layout.Columns[outbox.ID])
-	}
-	return columns
 }
 
 // places gives the owner and the relay the database and the schema.

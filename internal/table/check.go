@@ -190,8 +190,7 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 		Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role, &f.partitionKey)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return f, hint.Coded("table-missing",
-			hint.Errorf("run `walpost migrate up`, or name the table in outboxes[].table",
-				"table %s does not exist", t))
+			hint.Errorf(adviseMissing(ctx, conn, t), "table %s does not exist", t))
 	}
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		return f, hint.Coded("table-schema", hint.Wrap(fmt.Errorf("read table %s: %w", t, err),
@@ -245,7 +244,7 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 	}
 	if Changes(t) {
 		// FOR UPDATE is satisfied by any column.
-		f.lacking = without(updatePrivilege(columns), canWrite && canLock, f.lacking)
+		f.lacking = without(updatePrivilege(UpdateColumns(t)), canWrite && canLock, f.lacking)
 		f.lacking = without("DELETE", canDelete || !Deletes(t), f.lacking)
 	}
 	f.lackingDLQ = without("SELECT", canRead, f.lackingDLQ)
@@ -261,9 +260,6 @@ func without(privilege string, has bool, lacking []string) []string {
 }
 
 func updatePrivilege(columns []string) string {
-	if len(columns) == 0 {
-		return "UPDATE"
-	}
 	quoted := make([]string, len(columns))
 	for i, c := range columns {
 		quoted[i] = outbox.QuoteIdent(c)

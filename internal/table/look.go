@@ -82,7 +82,12 @@ func (db *DB) ExplainRead(ctx context.Context, t *outbox.Table, err error) error
 	}
 	switch pg.Code(err) {
 	case pgerrcode.UndefinedTable:
-		return hint.Wrap(err, "run `walpost migrate up`, or name the table in outboxes[].table")
+		advice := "name the table in outboxes[].table"
+		_ = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			advice = adviseMissing(ctx, conn, t)
+			return nil
+		})
+		return hint.Wrap(err, advice)
 	case pgerrcode.UndefinedColumn:
 		return hint.Wrap(err, "say in outboxes[].layout what the table calls its columns")
 	case pgerrcode.InsufficientPrivilege:

@@ -189,6 +189,18 @@ func Deletes(t *outbox.Table) bool {
 // Changes reports whether a relay changes rows of the table, or locks them.
 func Changes(t *outbox.Table) bool { return Keeps(t) || Deletes(t) }
 
+// UpdateColumns are the columns on which a relay needs UPDATE, where it changes rows: those that it writes,
+// or one, because locking rows takes the privilege on one at least.
+func UpdateColumns(t *outbox.Table) (columns []string) {
+	for _, f := range Writes(t) {
+		columns = append(columns, t.Layout.Columns[f])
+	}
+	if len(columns) == 0 {
+		columns = append(columns, t.Layout.Columns[outbox.ID])
+	}
+	return columns
+}
+
 // Writes are the fields that a relay updates.
 func Writes(t *outbox.Table) (fields []outbox.Field) {
 	if Keeps(t) {

@@ -13,7 +13,8 @@ import (
 
 // WritableSchemas warns of schemas on the role's own search_path in which PUBLIC or another role may create
 // objects. The owners of the schema and of the tables, superusers and the role itself do not count. No
-// statement of walpost's looks there, but the functions of triggers do.
+// statement of walpost's looks there, but the functions of triggers do. While a table is missing its owner is
+// not known, and only PUBLIC counts.
 func (db *DB) WritableSchemas(ctx context.Context, tables []*outbox.Table) (f check.Findings, err error) {
 	names := make([]string, len(tables))
 	for i, t := range tables {
@@ -28,6 +29,8 @@ func (db *DB) WritableSchemas(ctx context.Context, tables []*outbox.Table) (f ch
 			WHERE n.nspname = ANY ($1::text[]::name[]) AND n.nspname <> 'pg_catalog'
 				AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
 				AND NOT coalesce(r.rolsuper OR r.rolname = current_user, false)
+				AND (a.grantee = 0
+					OR NOT EXISTS (SELECT FROM unnest($2::text[]) t WHERE to_regclass(t) IS NULL))
 				AND NOT EXISTS (SELECT FROM pg_class c
 					WHERE c.oid = ANY (ARRAY(SELECT to_regclass(t) FROM unnest($2::text[]) t))
 						AND c.relowner = a.grantee)

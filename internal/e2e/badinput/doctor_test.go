@@ -66,7 +66,7 @@ var startCodes = map[string]string{
 
 	"no_usage": "table-schema", "no_grants": "table-privileges", "no_select": "table-privileges", "no_update": "table-privileges", "no_delete": "table-privileges",
 	"no_lock": "table-privileges", "no_journal": "table-privileges", "no_letters": "table-privileges", "no_letters_none": "table-privileges", "no_dead_letters": "table-dead-letters-missing",
-	"row_security": "table-row-security", "table_missing": "table-missing", "not_migrated": "table-missing", "table_is_view": "table-kind",
+	"row_security": "table-row-security", "table_missing": "table-missing", "table_misspelt": "table-missing", "not_migrated": "table-missing", "table_is_view": "table-kind",
 	"table_unlogged": "table-unlogged", "columns_missing": "table-columns", "available_at_text": "table-column-type", "processed_at_boolean": "table-column-type",
 	"initial_unsaid": "table-initial", "id_without_index": "table-id-index",
 	"append_only": "table-append-only", "journal_missing": "table-journal-missing", "ids_again": "table-ids-again",

@@ -14,6 +14,7 @@ var appendOnly = strings.Join(table.AppendOnlySQL(
 // tableCases have an outbox that does not fit.
 func tableCases() []badStart {
 	return []badStart{
+		{name: "table_misspelt", env: map[string]string{"WALPOST_TABLE": "outbox_mesages"}},
 		{name: "table_missing", env: map[string]string{"WALPOST_TABLE": "shop.outbox"}},
 		{name: "not_migrated", sql: `DROP TABLE outbox_messages`},
 		{

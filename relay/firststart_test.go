@@ -4,12 +4,14 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+
 	"github.com/walpost/walpost/internal/testenv"
 )
 
-// TestOtherTables: a start warns, once, of a published table whose rows it would drop. A table in a schema that the role
-// may not use is named, too.
-func TestOtherTables(t *testing.T) {
+// TestFirstStartWarnsOnce: of a published table whose rows it would drop, also in a schema that the role may not use, and
+// of the stream that it creates.
+func TestFirstStartWarnsOnce(t *testing.T) {
 	t.Parallel()
 	pg := testenv.NewPostgres(t, testenv.PGOptions{})
 	r := newRig(t, pg)
@@ -18,13 +20,11 @@ func TestOtherTables(t *testing.T) {
 		CREATE SCHEMA closed; CREATE TABLE closed.events (id bigint); CREATE PUBLICATION walpost FOR TABLE outbox_messages, closed.events WITH (publish = 'insert')`)
 	r.cfg.PostgresURL = strings.Replace(r.url, "postgres@", "relay@", 1)
 	x := r.start().streaming()
-	var warned int
-	for _, e := range x.logs.All() {
-		if e.ContextMap()["code"] == "publication-other-tables" && strings.Contains(e.Message, "(closed.events)") {
-			warned++
+	for _, code := range []string{"publication-other-tables", "stream-one-replica"} {
+		if said := x.logs.FilterField(zap.String("code", code)).All(); len(said) != 1 {
+			t.Errorf("%s is logged %d times: %v", code, len(said), said)
+		} else if code == "publication-other-tables" && !strings.Contains(said[0].Message, "(closed.events)") {
+			t.Errorf("the log does not name the table: %s", said[0].Message)
 		}
-	}
-	if warned != 1 {
-		t.Errorf("the log warns %d times", warned)
 	}
 }
