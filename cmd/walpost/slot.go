@@ -37,7 +37,7 @@ func newSlotShowCommand() *cobra.Command {
 				NewSlot *status.Slot `json:"new_slot"`
 			}{slot, fresh})
 		}
-		sheet{cmd.OutOrStdout()}.slots(slot, fresh)
+		sheet{cmd.OutOrStdout()}.slots(slot, fresh, cfg.Postgres.MaxRetainedWAL)
 		return nil
 	})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -168,7 +168,7 @@ func createSlot(
 	if err != nil {
 		return err
 	}
-	sheet{stdout}.slot("created", slot)
+	sheet{stdout}.slot("created", slot, cfg.Postgres.MaxRetainedWAL)
 	for _, t := range tables {
 		if !table.MarkOf(t).InTable() {
 			sheet{stdout}.note(

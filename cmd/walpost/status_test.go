@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/testenv"
 )
@@ -299,6 +300,24 @@ func TestStatusHelpNamesTheJSON(t *testing.T) {
 	for _, line := range regexp.MustCompile(`(?m)^    ([a-z_]+)  `).FindAllStringSubmatch(documented, -1) {
 		if _, ok := report[line[1]]; !ok {
 			t.Errorf("the help tells of %q, which the report lacks", line[1])
+		}
+	}
+}
+
+// TestKeptWAL: what the slot keeps and the budget have the key's unit.
+func TestKeptWAL(t *testing.T) {
+	for _, c := range []struct {
+		kept, safe, budget int64
+		want               string
+	}{
+		{56, -1, 10e9, "56B kept of 10GB (postgres.max_retained_wal)"},
+		{2_500_000_000, 1e9, 10e9, "2.5GB kept of 10GB (postgres.max_retained_wal), 1.0GB until it is lost"},
+		{5 << 20, -1, 1 << 30, "5.0MiB kept of 1GiB (postgres.max_retained_wal)"},
+		{5 << 20, 1 << 30, 0, "5.0MiB kept, 1.0GiB until it is lost"},
+		{5 << 20, -1, 0, "5.0MiB kept, no limit"},
+	} {
+		if got := keptWAL(&pg.SlotState{SlotGauges: pg.SlotGauges{Retained: c.kept, Safe: c.safe}}, c.budget); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
 		}
 	}
 }

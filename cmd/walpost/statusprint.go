@@ -47,7 +47,7 @@ func printStatus(w io.Writer, r *status.Report, cfg *Config, asJSON bool) error 
 	} else {
 		s.server(r.Server)
 		s.relay(r.Relay)
-		s.slots(r.Slot, r.NewSlot)
+		s.slots(r.Slot, r.NewSlot, cfg.Postgres.MaxRetainedWAL)
 		for _, o := range r.Outboxes {
 			s.outbox(o)
 		}
@@ -132,18 +132,19 @@ func moment(t time.Time) string {
 	return fmt.Sprintf("%s (%s ago)", t.UTC().Format(time.RFC3339), since(max(0, time.Since(t))))
 }
 
-func (s sheet) slots(slot, fresh *status.Slot) {
+func (s sheet) slots(slot, fresh *status.Slot, budget int64) {
 	if slot == nil {
 		s.line("slot", "not known")
 		return
 	}
-	s.slot("slot", slot)
+	s.slot("slot", slot, budget)
 	if fresh != nil {
-		s.slot("slot being made", fresh)
+		s.slot("slot being made", fresh, 0)
 	}
 }
 
-func (s sheet) slot(label string, slot *status.Slot) {
+// slot prints a slot, of which the relay lets at most budget bytes of WAL be kept; 0 is any.
+func (s sheet) slot(label string, slot *status.Slot, budget int64) {
 	if !slot.Exists {
 		s.line(label, "%s: does not exist", slot.Name)
 		return
@@ -156,17 +157,32 @@ func (s sheet) slot(label string, slot *status.Slot) {
 	} else {
 		s.line("  in use by", "nobody")
 	}
-	limit := "no limit"
-	if slot.Safe >= 0 {
-		limit = roughSize(slot.Safe) + " until it is lost"
-	}
-	s.line("  WAL", "%s: %s kept, %s", slot.WALStatus, roughSize(slot.Retained), limit)
+	s.line("  WAL", "%s: %s", slot.WALStatus, keptWAL(slot.SlotState, budget))
 	switch {
 	case slot.Confirmed != "":
 		s.line("  confirmed", "%s, %s behind", slot.Confirmed, roughSize(slot.ConfirmedLag))
 	case slot.Type == "logical":
 		s.line("  confirmed", "nothing: it is being created, and waits for others' transactions")
 	}
+}
+
+// keptWAL says how much is kept, of how much, in the units of the budget's key.
+func keptWAL(slot *pg.SlotState, budget int64) string {
+	size := roughSize
+	if limit := formatSize(budget); budget > 0 && !strings.HasSuffix(limit, "iB") {
+		size = roughDecimal
+	}
+	text := size(slot.Retained) + " kept"
+	switch {
+	case budget > 0:
+		text += " of " + formatSize(budget) + " (postgres.max_retained_wal)"
+	case slot.Safe < 0:
+		text += ", no limit"
+	}
+	if slot.Safe >= 0 {
+		text += ", " + size(slot.Safe) + " until it is lost"
+	}
+	return text
 }
 
 // slotTraits are a slot's kind, and what is out of the ordinary.
@@ -296,11 +312,14 @@ func (s sheet) stream(st *status.Stream) {
 }
 
 // roughSize is a size to three digits.
-func roughSize(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+func roughSize(n int64) string { return rough(n, 1024, "B", "KiB", "MiB", "GiB", "TiB") }
+
+func roughDecimal(n int64) string { return rough(n, 1000, "B", "KB", "MB", "GB", "TB") }
+
+func rough(n int64, base float64, units ...string) string {
 	f, i := float64(n), 0
 	for ; f >= 1000 && i < len(units)-1; i++ {
-		f /= 1024
+		f /= base
 	}
 	if i == 0 || f >= 100 {
 		return fmt.Sprintf("%.0f%s", f, units[i])

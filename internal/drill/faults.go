@@ -118,7 +118,7 @@ func (k RelayKilled) Check(context.Context, *Drill) error {
 		err = p.Signal(syscall.Signal(0))
 	}
 	if err != nil {
-		return hint.Errorf("name the relay's process, such as --pid \"$(pidof walpost)\"; "+
+		return hint.Errorf("name the relay's process, such as --pid \"$(pgrep -fx '[^ ]*walpost run.*')\"; "+
 			"--kill runs a command, for a relay of another machine", "kill process %d: %w", k.PID, err)
 	}
 	return nil

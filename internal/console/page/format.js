@@ -27,6 +27,19 @@ export function bytes(n) {
   return (i === 0 ? whole : fine).format(n) + ' ' + units[i]
 }
 
+// ofLimit is a size and its limit, in the units in which the limit is a round number, as its key has it.
+export function ofLimit(n, limit) {
+  const decimal = limit % 1e6 === 0
+  const size = (n) => {
+    if (!decimal || unknown(n)) return bytes(n)
+    const units = ['B', 'KB', 'MB', 'GB', 'TB', 'PB']
+    let i = 0
+    for (; Math.abs(n) >= 1000 && i < units.length - 1; i++) n /= 1000
+    return (i === 0 ? whole : fine).format(n) + ' ' + units[i]
+  }
+  return [size(n), size(limit)]
+}
+
 export function milliseconds(ms) {
   if (unknown(ms)) return '–'
   return ms < 1000 ? fine.format(ms) + ' ms' : seconds(ms / 1000)

@@ -3,7 +3,7 @@ import { get } from '../api.js'
 import { charts, lastOf, retainedWAL } from '../charts.js'
 import { details } from '../dialog.js'
 import { data, h } from '../dom.js'
-import { atLeast, bytes, clock, count, milliseconds, number, seconds, secondsSince, short } from '../format.js'
+import { atLeast, bytes, clock, count, milliseconds, number, ofLimit, seconds, secondsSince, short } from '../format.js'
 import { relayState, soon, totals } from '../verdict.js'
 import { badge, empty, facts, icon, meter, moment, panel, table, time } from '../widgets.js'
 import { alarmLevel, runbook } from './alarms.js'
@@ -38,6 +38,7 @@ function tiles({ overview: o, series }) {
   const standby = o.status?.relay?.standing_by
   const retained = o.status?.slot?.retained_bytes ?? lastOf(series?.retained_bytes)
   const budget = lastOf(series?.budget_bytes), full = series?.forecast?.full_in_seconds
+  const [kept, most] = budget ? ofLimit(retained, budget) : [bytes(retained)]
   const wal = walLevel(budget ? retained / budget : 0, full)
   const p99 = lastOf(series?.p99_ms)
   return h('div', { class: 'tiles' },
@@ -50,7 +51,7 @@ function tiles({ overview: o, series }) {
     tile('Failing rows', atLeast(t.parked, limit), t.parked === null ? 'not known' : t.parked + t.held === 0 ? 'none'
       : `${atLeast(t.held, limit)} rows wait behind`, t.parked + t.held > 0 ? 'warn' : null, '#/held'),
     tile('Dead letters', atLeast(letters, limit), letters ? 'rows that were given up' : 'none', letters ? 'warn' : null, '#/dead-letters'),
-    tile('Retained WAL', unit(bytes(retained)), [budget ? `of ${bytes(budget)}` : 'no budget', soon(full) && ` · full in ${seconds(full)}`],
+    tile('Retained WAL', unit(kept), [budget ? `of ${most}` : 'no budget', soon(full) && ` · full in ${seconds(full)}`],
       wal, '#/slot', budget && meter(retained, budget, wal ?? 'good', 'Retained WAL of its budget')))
 }
 

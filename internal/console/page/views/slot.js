@@ -1,7 +1,7 @@
 // Slot: what PostgreSQL keeps for the relay, and where it goes.
 import { charts, lastOf, retainedWAL } from '../charts.js'
 import { data, h } from '../dom.js'
-import { atLeast, bytes, count, number, seconds } from '../format.js'
+import { atLeast, bytes, count, number, ofLimit, seconds } from '../format.js'
 import { relayState, soon } from '../verdict.js'
 import { badge, empty, facts, meter, moment, notice, panel, table } from '../widgets.js'
 
@@ -23,8 +23,9 @@ function slotFacts(slot, ctx) {
   if (!slot.exists) return empty(`Slot ${slot.name} does not exist.`, 'The relay creates it at its first start. In poll mode there is none.')
   const budget = lastOf(ctx.series?.budget_bytes), full = ctx.series?.forecast?.full_in_seconds
   const level = slot.retained_bytes > budget * 0.8 ? 'bad' : 'good'
-  const kept = [bytes(slot.retained_bytes),
-    budget > 0 && [` of ${bytes(budget)}`, meter(slot.retained_bytes, budget, level, 'Kept WAL of its budget')]]
+  const [size, most] = budget > 0 ? ofLimit(slot.retained_bytes, budget) : [bytes(slot.retained_bytes)]
+  const kept = [size,
+    budget > 0 && [` of ${most}`, meter(slot.retained_bytes, budget, level, 'Kept WAL of its budget')]]
   const traits = ['temporary', 'failover', 'two_phase', 'synced'].filter((k) => slot[k])
   return facts([
     ['Name', slot.name],
