@@ -257,8 +257,8 @@ func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error
 	if err != nil || len(marked) == 0 {
 		return err
 	}
-	c.reporter.alarm("nothing_to_compare", "rows are marked as stored, "+
-		"but none of the stream's messages can be compared with them: the stream was emptied, has expired, "+
-		"or is not the one they were stored in, as where another relay had the table before", zapTable(t))
+	c.reporter.alarm("nothing_to_compare", "the relay cannot tell whether the stream has lost rows: "+
+		"rows are marked as stored, and the stream has no message of them, because it was purged, its "+
+		"messages have expired, or another stream or relay had these rows", zapTable(t))
 	return nil
 }

@@ -164,6 +164,9 @@ func TestConsoleToken(t *testing.T) {
 	if _, header, _ := v.do("/ui/api/overview", ""); header.Get("Cache-Control") != "no-store" || header.Get("Content-Security-Policy") == "" {
 		t.Errorf("the API answers with %v", header)
 	}
+	if code, _, text := v.do("/", "", "Authorization", ""); code != 200 || !strings.HasPrefix(strings.ToLower(string(text)), "<!doctype html") {
+		t.Errorf("/ does not lead to the page: %d %.100s", code, text)
+	}
 	v.refused(404, "/ui/", "/ui/console.go", "")
 	v.refused(404, "/ui/", "/ui/..%2fsecure.go", "")
 	for path, want := range map[string]int{"/ui/docs/": 200, "/ui/docs/ALARMS.html": 200, "/ui/docs/x": 404} {

@@ -197,8 +197,12 @@ func newConsumersRewindCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "rewound %s to sequence %d; forgot that %s were handled\n",
-			count(int(partitions), "partition"), r.Sequence, count(int(ids), "event"))
+		handled := "events that were handled are skipped (--reapply handles them again)"
+		if reapply {
+			handled = count(int(ids), "event") + " that had been handled will be handled again"
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "rewound %s to sequence %d: %s\n",
+			count(int(partitions), "partition"), r.Sequence, handled)
 		return err
 	})
 	cmd.Flags().Uint64Var(&to, "to", 0, "the first stream sequence to read again")

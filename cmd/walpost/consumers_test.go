@@ -66,12 +66,12 @@ func TestConsumersCommands(t *testing.T) {
 	o.prints("consumers", "dlq", "retry", "1")(`^retried 1 event\n$`)
 	effects("20")
 	o.prints("consumers", "dlq", "list", "--consumer", "billing")(`(?m)^0 events$`)
-	o.prints("consumers", "rewind", "billing", "--to", "11")(`^rewound 3 partitions to sequence 11; forgot that 0 events were handled\n$`)
+	o.prints("consumers", "rewind", "billing", "--to", "11")(`^rewound 3 partitions to sequence 11: events that were handled are skipped \(--reapply handles them again\)\n$`)
 	o.eventually("positions move", func() bool { return o.text(`SELECT min(last_processed_id) FROM consumer_offsets`) == "20" })
 	effects("20")
-	o.prints("consumers", "rewind", "billing", "--to", "11", "--reapply")(`^rewound 3 partitions to sequence 11; forgot that 10 events were handled\n$`)
+	o.prints("consumers", "rewind", "billing", "--to", "11", "--reapply")(`^rewound 3 partitions to sequence 11: 10 events that had been handled will be handled again\n$`)
 	effects("30")
-	o.prints("consumers", "rewind", "billing", "--since", "1h", "--reapply")(`^rewound 3 partitions to sequence 1; forgot that 20 events`)
+	o.prints("consumers", "rewind", "billing", "--since", "1h", "--reapply")(`^rewound 3 partitions to sequence 1: 20 events that had been handled`)
 	effects("50")
 
 	for _, bad := range []struct{ args, want string }{

@@ -54,7 +54,19 @@ func newHTTPServer(address string, metrics prometheus.Gatherer, health Health, l
 	mux.Handle("GET /healthz", probe(health.Live))
 	mux.Handle("GET /readyz", probe(health.Ready))
 	mux.Handle("GET /status", statusHandler(health))
-	return &httpServer{address: address, server: newServer(mux, log), mux: mux}
+	s := &httpServer{address: address, server: newServer(mux, log), mux: mux}
+	mux.HandleFunc("GET /{$}", s.root)
+	return s
+}
+
+// root leads to the console, or says what there is.
+func (s *httpServer) root(w http.ResponseWriter, r *http.Request) {
+	if s.ui != nil {
+		http.Redirect(w, r, "/ui/", http.StatusFound)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	fmt.Fprintln(w, "walpost run answers /healthz /readyz /status /metrics, and with http.ui: true /ui/")
 }
 
 // mount adds the console, nil is none. It is called between Listen and Run.

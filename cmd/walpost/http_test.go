@@ -77,6 +77,7 @@ func TestHTTP(t *testing.T) {
 		{"/readyz", 503, "no stream yet\n"},
 		{"/status", 200, `"mode": "stream"`},
 		{"/metrics", 200, "walpost_build_info{"},
+		{"/", 200, "/healthz /readyz /status /metrics"},
 		{"/nothing", 404, ""},
 	}
 	for _, tt := range tests {

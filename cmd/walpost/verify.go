@@ -67,7 +67,11 @@ func tellVerify(w io.Writer, report *verify.Report, broken error, repair, asJSON
 	if n := report.Faults(); n > 0 {
 		return adviseFaults(report, n, repair)
 	}
-	return nil
+	if asJSON {
+		return nil
+	}
+	_, err := fmt.Fprintln(w, "no fault was found: nothing is missing, duplicated or reordered")
+	return err
 }
 
 func adviseFaults(r *verify.Report, n int64, repaired bool) error {
@@ -188,13 +192,13 @@ func printVerify(w io.Writer, r *verify.Report, asJSON bool) error {
 		e.SetIndent("", "  ")
 		return e.Encode(r)
 	}
-	fmt.Fprintf(w, "messages  %d (sequences %d to %d)\n", r.Messages, r.FirstSeq, r.LastSeq)
+	fmt.Fprintf(w, "messages   %d (sequences %d to %d)\n", r.Messages, r.FirstSeq, r.LastSeq)
 	if r.Replays > 0 {
-		fmt.Fprintf(w, "replays   %d\n", r.Replays)
+		fmt.Fprintf(w, "replays    %d\n", r.Replays)
 	}
-	fmt.Fprintf(w, "rows      %d marked as stored\n", r.Rows)
+	fmt.Fprintf(w, "rows       %d marked as stored\n", r.Rows)
 	if r.Pending > 0 {
-		fmt.Fprintf(w, "pending   %d\n", r.Pending)
+		fmt.Fprintf(w, "pending    %d\n", r.Pending)
 	}
 	for _, k := range verify.Kinds {
 		f := r.Found[k]
@@ -207,7 +211,7 @@ func printVerify(w io.Writer, r *verify.Report, asJSON bool) error {
 		}
 	}
 	if r.Repaired > 0 {
-		fmt.Fprintf(w, "repaired  %d rows are pending again\n", r.Repaired)
+		fmt.Fprintf(w, "repaired   %d rows are pending again\n", r.Repaired)
 	}
 	for _, n := range r.Notes {
 		fmt.Fprintf(w, "note: %s\n", escape(strings.Join(strings.Fields(n), " ")))

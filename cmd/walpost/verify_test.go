@@ -44,7 +44,10 @@ func TestVerifyTellsFindingsFromFailures(t *testing.T) {
 			if text != c.want || hint.Of(err) != c.hint || c.broken != nil && !errors.Is(err, c.broken) {
 				t.Errorf("error %q, hint %q, want %q, %q", text, hint.Of(err), c.want, c.hint)
 			}
-			if printed := strings.Contains(out.String(), "repaired  3 rows"); printed != (c.report != nil) {
+			if printed := strings.Contains(out.String(), "repaired   3 rows"); printed != (c.report != nil) {
+				t.Errorf("printed %q", out.String())
+			}
+			if clean := strings.HasSuffix(out.String(), "\nno fault was found: nothing is missing, duplicated or reordered\n"); clean != (name == "nothing") {
 				t.Errorf("printed %q", out.String())
 			}
 			if c.report == nil {
