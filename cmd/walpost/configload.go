@@ -76,8 +76,8 @@ func (l *loader) source() string {
 func addConfigFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.String("config", "", "the configuration file (default "+defaultConfigFile+", or else "+systemConfigFile+"); "+
-		"its keys have flags, too: walpost help config")
+	flags.String("config", "", "the configuration file (default "+defaultConfigFile+", or else "+
+		systemConfigFile+"); its keys have flags, too: walpost help config")
 	for _, k := range defaultConfig().keys() {
 		f := flags.VarPF(&flagText{kind: flagKind(k.value)}, k.flag(), "", k.name+" ["+k.env+"]")
 		f.DefValue = k.String()

@@ -20,6 +20,7 @@ func TestInitAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Chdir(t.TempDir())
+	t.Setenv("WALPOST_HTTP_LISTEN", "") // the default port may be in use here
 	run := func(answers string) (string, error) {
 		master, terminal := pty(t, 200)
 		if _, err := master.WriteString(answers); err != nil {

@@ -93,6 +93,7 @@ func TestInitIsKilled(t *testing.T) {
 			cmd.Env = []string{
 				"WALPOST_CRASH=" + crash, "WALPOST_SLOT=" + name, "WALPOST_STREAM=" + name,
 				"WALPOST_SUBJECT=" + name + ".{event_type}", "WALPOST_NATS_URL=" + nats.URL(), "HOME=" + dir,
+				"WALPOST_HTTP_LISTEN=",
 			}
 			out, err := cmd.CombinedOutput()
 			return string(out), err
