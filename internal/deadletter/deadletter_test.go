@@ -197,6 +197,16 @@ func TestRetryJournaled(t *testing.T) {
 		if n != 3 {
 			t.Errorf("%d rows are pending, want 3", n)
 		}
+		b.exec(`INSERT INTO outbox_messages_dlq (outbox, row_id, original, attempts, last_error) VALUES ('public.outbox_messages', '9', '{"id": 9}', 1, 'subject: bad')`)
+		done, left := b.retry(q, deadletter.Filter{})
+		for _, err := range left {
+			if len(done) > 0 || !strings.Contains(err.Error(), "nothing of the row but its id") || hint.Of(err) == "" {
+				t.Errorf("without columns: %v (%s)", err, hint.Of(err))
+			}
+		}
+		if len(left) != 1 {
+			t.Errorf("left %v", left)
+		}
 	})
 }
 

@@ -162,6 +162,9 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 		}
 		columns, values = append(columns, outbox.QuoteIdent(name)), append(values, value)
 	}
+	if len(columns) == 0 {
+		return "", hint.Errorf("discard it", "the dead letter has nothing of the row but its id")
+	}
 	return strings.NewReplacer(
 		"{dead}", t.letters, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
 		"{idvalue}", t.columns[id].valueSQL("d.original", t.table), "{isdead}", table.DeadSQL(t.table, "t"),
