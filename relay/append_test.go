@@ -17,7 +17,7 @@ import (
 // Every event is stored once, and those of an aggregate in their order.
 func TestMoveToAppendOnly(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
 		old := r.cfg.Outboxes[0]

@@ -24,7 +24,7 @@ func TestMarksInJournal(t *testing.T) {
 	for name, mode := range map[string]relay.Mode{"streaming": relay.ModeAuto, "polling": relay.ModePoll} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+			testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 				t.Parallel()
 				t.Run("load", func(t *testing.T) {
 					r := newRig(t, pg)

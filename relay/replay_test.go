@@ -282,7 +282,7 @@ func (r *rig) ledgerBesideReplays(l *ledger) {
 // TestServersCrashUnderAReplay: PostgreSQL crashes, which may take the cursor back, and then JetStream is away.
 func TestServersCrashUnderAReplay(t *testing.T) {
 	t.Parallel()
-	testenv.ClustersWith(t, testenv.PGOptions{}, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.ClusterWith(t, testenv.PGOptions{}, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
 		r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 100 * time.Millisecond })

@@ -24,7 +24,7 @@ import (
 // the WAL or the table brings them, whatever fails or is late, and touches no other's.
 func TestShards(t *testing.T) {
 	t.Parallel()
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		if pg.Version() >= 15 { // publications filter no rows before
 			testShards(newRig(t, pg), relay.ModeAuto)
