@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -58,7 +59,7 @@ func TestConsumersAndReplays(t *testing.T) {
 		t.Errorf("%d effects of the rebuilt consumer are out of order", wrong)
 	}
 	stop()
-	if out, err := r.command("verify").CombinedOutput(); err != nil || !strings.Contains(string(out), "replays   100") {
+	if out, err := r.command("verify").CombinedOutput(); err != nil || !regexp.MustCompile(`(?m)^replays +100$`).Match(out) {
 		t.Errorf("walpost verify: %v\n%s", err, out)
 	}
 	relay.stop()
