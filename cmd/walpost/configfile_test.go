@@ -13,7 +13,7 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 )
 
-// TestConfigFile: the named file goes before the one here, and that before a package's.
+// TestConfigFile: the named file goes before the one here, and that before a package's, which is not read beside variables.
 func TestConfigFile(t *testing.T) {
 	dir, system := t.TempDir(), systemConfigFile
 	t.Cleanup(func() { systemConfigFile = system })
@@ -43,6 +43,10 @@ func TestConfigFile(t *testing.T) {
 	reads("walpost", "no file: ")
 	write(systemConfigFile, "package")
 	reads("package", "file: "+systemConfigFile)
+	reads("flag", "file: "+systemConfigFile, "--slot", "flag")
+	t.Setenv("WALPOST_SLOT", "variable")
+	reads("variable", "no file: ")
+	t.Setenv("WALPOST_SLOT", "")
 	write("walpost.yaml", "here")
 	reads("here", "file: walpost.yaml")
 	reads("package", "file: "+systemConfigFile, "--config", systemConfigFile)

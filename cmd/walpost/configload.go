@@ -26,13 +26,21 @@ const defaultConfigFile = "walpost.yaml"
 // systemConfigFile is that of the packages, whose unit runs with it. A test has another.
 var systemConfigFile = "/etc/walpost/walpost.yaml"
 
-// configFile is the file to read: the one that is named, the one here, that of a package, or "" for none.
+// configFile is the file to read: the one that is named, the one here, or "" for none. That of a package is
+// read where no variable configures anything: what the environment says is of another relay.
 func configFile(flags *pflag.FlagSet) (string, error) {
 	path, err := flags.GetString("config")
 	if err != nil || path != "" {
 		return path, err
 	}
-	for _, path := range []string{defaultConfigFile, systemConfigFile} {
+	paths := []string{defaultConfigFile, systemConfigFile}
+	for _, k := range defaultConfig().keys() {
+		if _, ok := k.variable(os.LookupEnv); ok {
+			paths = paths[:1]
+			break
+		}
+	}
+	for _, path := range paths {
 		switch _, err := os.Stat(path); {
 		case err == nil:
 			return path, nil
@@ -66,7 +74,7 @@ type loader struct {
 // source says which file was read.
 func (l *loader) source() string {
 	if l.read == "" {
-		return "no file: neither " + defaultConfigFile + " nor " + systemConfigFile + " exists"
+		return "no file: " + defaultConfigFile + " does not exist here"
 	}
 	return "file: " + l.read
 }
@@ -235,13 +243,16 @@ func (l *loader) set(k key, text, origin string) {
 
 func (l *loader) environment(lookup func(string) (string, bool)) {
 	for _, k := range l.cfg.keys() {
-		if k.env == "" {
-			continue
-		}
-		if text, ok := lookup(k.env); ok && (text != "" || emptyMeans[k.name]) {
+		if text, ok := k.variable(lookup); ok {
 			l.set(k, text, k.env)
 		}
 	}
+}
+
+// variable is the value that the environment gives the key. An empty one is a value where it means something.
+func (k key) variable(lookup func(string) (string, bool)) (string, bool) {
+	text, ok := lookup(k.env)
+	return text, ok && k.env != "" && (text != "" || emptyMeans[k.name])
 }
 
 func (l *loader) flags(flags *pflag.FlagSet) {

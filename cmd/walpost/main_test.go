@@ -23,6 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	systemConfigFile = "/nonexistent/walpost.yaml" // this machine may have the package
 	testscript.Main(tests{m}, map[string]func(){"walpost": main})
 }
 
