@@ -40,14 +40,20 @@ type letterAnswer struct {
 	Attempts      *int16    `json:"attempts"`
 	FailedAt      time.Time `json:"failed_at"`
 	Error         *string   `json:"error"`
-	Bytes         *int      `json:"payload_bytes"`
+	// WhatHelps is [deadletter.Cure]: a retry alone does not.
+	WhatHelps string `json:"what_helps"`
+	Bytes     *int   `json:"payload_bytes"`
 }
 
 func letterOf(l deadletter.Listed) letterAnswer {
+	helps := ""
+	if l.LastError != nil {
+		helps = deadletter.Cure(deadletter.Class(*l.LastError))
+	}
 	return letterAnswer{
 		ID: l.ID, Outbox: l.Outbox, RowID: l.RowID, EventType: l.EventType, AggregateType: l.AggregateType,
 		AggregateID: l.AggregateID, TenantID: l.TenantID, Attempts: l.Attempts, FailedAt: l.FailedAt.UTC(),
-		Error: l.LastError, Bytes: l.Bytes,
+		Error: l.LastError, WhatHelps: helps, Bytes: l.Bytes,
 	}
 }
 

@@ -81,7 +81,7 @@ func retryByKeyboard(r *rig, b *browser) {
 	b.tabTo("dialog button.primary", "Retry")
 	b.keys(enter)
 	b.wait(`document.querySelector('dialog.ask')?.innerText.includes('Retry 1 dead letter?')`)
-	if text := b.text("dialog.ask"); !containsAll(text, "1", "order placed", "the relay delivers them") {
+	if text := b.text("dialog.ask"); !containsAll(text, "1", "order placed", "the relay tries them again", "1 of 1: a retry fails again, because the row stays as it is: correct the producer") {
 		b.t.Errorf("the confirmation does not name count and type: %q", text)
 	}
 	b.keys(enter)

@@ -23,13 +23,21 @@ function byType(letters) {
   return [...counts].sort((a, b) => b[1] - a[1])
 }
 
+// cures is what helps where a retry alone does not, and how many it is about.
+function cures(letters) {
+  const counts = new Map()
+  for (const l of letters) if (l.what_helps) counts.set(l.what_helps, (counts.get(l.what_helps) ?? 0) + 1)
+  return [...counts]
+}
+
 async function change(ctx, what, letters) {
   const types = byType(letters), n = count(letters.length, 'dead letter')
   const retry = what === 'retry'
   const yes = await confirmed(`${retry ? 'Retry' : 'Discard'} ${n}?`, [
     h('ul', {}, types.slice(0, 8).map(([type, k]) => h('li', {}, h('b', {}, number(k)), ' ', data(type ?? 'no event type'))),
       types.length > 8 && h('li', {}, `and ${number(types.length - 8)} more types`)),
-    h('p', {}, retry ? 'The rows go back into their outbox, and the relay delivers them.'
+    retry && cures(letters).map(([what, k]) => h('p', { class: 'notice warn' }, `${number(k)} of ${number(letters.length)}: ${what}.`)),
+    h('p', {}, retry ? 'The rows go back into their outbox, and the relay tries them again.'
       : 'The rows are deleted, and their events are never published. This cannot be undone.'),
   ], `${retry ? 'Retry' : 'Discard'} ${n}`, !retry)
   if (!yes) return
@@ -58,7 +66,7 @@ async function open(ctx, letter) {
     h('div', { class: 'bar' }, action(ctx, 'Retry', () => change(ctx, 'retry', [letter]), { class: 'primary' }),
       action(ctx, 'Discard', () => change(ctx, 'discard', [letter]), { class: 'danger' }), readOnly(ctx)),
     facts([
-      ['Error', letter.error], ['Event type', letter.event_type], ['Aggregate', [data(letter.aggregate_type), '/', data(letter.aggregate_id)]],
+      ['Error', letter.error], letter.what_helps && ['What helps', letter.what_helps], ['Event type', letter.event_type], ['Aggregate', [data(letter.aggregate_type), '/', data(letter.aggregate_id)]],
       ['Tenant', letter.tenant_id], ['Row', [data(letter.row_id), ' of ', data(letter.outbox)]],
       ['Attempts', number(letter.attempts)], ['Given up', moment(letter.failed_at)],
     ]),
