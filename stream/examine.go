@@ -75,10 +75,9 @@ func (e *examiner) settings(ctx context.Context) error {
 	switch {
 	case keep < 0:
 		e.Warning("pg-wal-unlimited",
-			"ALTER SYSTEM SET max_slot_wal_keep_size = '50GB', or what the disk bears; "+
-				"SELECT pg_reload_conf()",
-			"max_slot_wal_keep_size is unlimited: "+
-				"while no relay runs, its slot keeps WAL until the disk is full")
+			"ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf()",
+			"max_slot_wal_keep_size is unlimited: while no relay runs, its slot keeps WAL until the disk is "+
+				"full; set it to what the disk bears")
 	case e.MaxRetainedWAL > 0 && keep <= e.MaxRetainedWAL && !e.bare():
 		e.Warning("pg-wal-limit", "set postgres.max_retained_wal below max_slot_wal_keep_size",
 			"max_slot_wal_keep_size is %s, and postgres.max_retained_wal %s: "+
