@@ -169,7 +169,7 @@ func (c *initConfig) finish(
 	if restart := s.Restart(); restart != "" {
 		fmt.Fprintln(w, restart)
 	}
-	fmt.Fprintf(w, "Next: %s\n", c.command("run"))
+	fmt.Fprintf(w, "Next: %s\n", c.start())
 	return nil
 }
 
@@ -192,6 +192,17 @@ func (c *initConfig) command(name string) string {
 		return "walpost " + name
 	}
 	return "walpost " + name + " --config " + c.path
+}
+
+// systemUnit is that of the packages, which runs the relay with their file. A test has another.
+var systemUnit = "/usr/lib/systemd/system/walpost.service"
+
+// start is the command that starts the relay.
+func (c *initConfig) start() string {
+	if _, err := os.Stat(systemUnit); err == nil && absolute(c.path) == systemConfigFile {
+		return "systemctl enable --now walpost"
+	}
+	return c.command("run")
 }
 
 // lookAtNATS fails where JetStream does not answer, before anything is changed. writer is another relay that
