@@ -41,6 +41,7 @@ func TestInitScripts(t *testing.T) {
 			free := reserve(t)
 			env.Setenv("WALPOST_HTTP_LISTEN", free.Addr().String())
 			env.Setenv("WALPOST_NATS_URL", nats.URL())
+			env.Setenv("SECRET_NATS", strings.Replace(nats.URL(), "//", "//relay:s3cret@", 1))
 			env.Setenv("NATS_AUTH", auth.URL())
 			env.Setenv("NATS_PLAIN", plain.URL())
 			url, err := pg.CreateDB(context.Background(), "shop")
