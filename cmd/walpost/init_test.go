@@ -47,6 +47,7 @@ func TestInitScripts(t *testing.T) {
 			url, err := pg.CreateDB(context.Background(), "shop")
 			env.Setenv("ADMIN_URL", url)
 			env.Setenv("SECOND_URL", pg.URL("second"))
+			env.Setenv("RELAY_URL", pg.URLFor("walpost", "shop"))
 			return errors.Join(err, free.Close())
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
