@@ -104,6 +104,9 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 	if o.print {
 		return printScript(t.out, c, steps, nats)
 	}
+	if err := checkOwners(append(steps, file)); err != nil {
+		return &usageError{err}
+	}
 	fmt.Fprintf(t.out, "%s\n%s\n\n", s.Server(), nats)
 	printPlan(t.out, append(steps, file))
 	switch open := pendingSteps(append(steps, file)); {
