@@ -104,6 +104,9 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 	if o.print {
 		return printScript(t.out, c, steps, nats)
 	}
+	if err := checkOwners(append(steps, file)); err != nil {
+		return &usageError{err}
+	}
 	fmt.Fprintf(t.out, "%s\n%s\n\n", s.Server(), nats)
 	printPlan(t.out, append(steps, file))
 	switch open := pendingSteps(append(steps, file)); {
@@ -169,7 +172,7 @@ func (c *initConfig) finish(
 	if restart := s.Restart(); restart != "" {
 		fmt.Fprintln(w, restart)
 	}
-	fmt.Fprintf(w, "Next: %s\n", c.command("run"))
+	fmt.Fprintf(w, "Next: %s\n", c.start())
 	return nil
 }
 
@@ -192,6 +195,17 @@ func (c *initConfig) command(name string) string {
 		return "walpost " + name
 	}
 	return "walpost " + name + " --config " + c.path
+}
+
+// systemUnit is that of the packages, which runs the relay with their file. A test has another.
+var systemUnit = "/usr/lib/systemd/system/walpost.service"
+
+// start is the command that starts the relay.
+func (c *initConfig) start() string {
+	if _, err := os.Stat(systemUnit); err == nil && absolute(c.path) == systemConfigFile {
+		return "systemctl enable --now walpost"
+	}
+	return c.command("run")
 }
 
 // lookAtNATS fails where JetStream does not answer, before anything is changed. writer is another relay that

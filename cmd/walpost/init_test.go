@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,11 +41,13 @@ func TestInitScripts(t *testing.T) {
 			free := reserve(t)
 			env.Setenv("WALPOST_HTTP_LISTEN", free.Addr().String())
 			env.Setenv("WALPOST_NATS_URL", nats.URL())
+			env.Setenv("SECRET_NATS", strings.Replace(nats.URL(), "//", "//relay:s3cret@", 1))
 			env.Setenv("NATS_AUTH", auth.URL())
 			env.Setenv("NATS_PLAIN", plain.URL())
 			url, err := pg.CreateDB(context.Background(), "shop")
 			env.Setenv("ADMIN_URL", url)
 			env.Setenv("SECOND_URL", pg.URL("second"))
+			env.Setenv("RELAY_URL", pg.URLFor("walpost", "shop"))
 			return errors.Join(err, free.Close())
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -68,6 +71,52 @@ func TestInitScripts(t *testing.T) {
 			},
 		},
 	})
+}
+
+// TestInitOfAPackage: where a package has its unit, init ends with the command that starts it, and so does its script.
+func TestInitOfAPackage(t *testing.T) {
+	pg, nats := testenv.NewPostgres(t, testenv.PGOptions{}), testenv.NewNATS(t, testenv.NATSOptions{})
+	url, err := pg.CreateDB(t.Context(), "shop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	setVar(t, &systemConfigFile, filepath.Join(dir, "walpost.yaml"))
+	setVar(t, &systemUnit, filepath.Join(dir, "walpost.service"))
+	t.Setenv("WALPOST_HTTP_LISTEN", "")
+	ends := func(want string, args ...string) {
+		t.Helper()
+		out, err := initHere(append(args, "--yes", "--postgres-url", url, "--nats-url", nats.URL())...)
+		if err != nil || !strings.HasSuffix(out, want+"\n") {
+			t.Errorf("it ended with %v, want %q:\n%s", err, want, out)
+		}
+	}
+	ends("Next: walpost run", "--config", systemConfigFile)
+	if err := os.WriteFile(systemUnit, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ends("Next: systemctl enable --now walpost", "--config", systemConfigFile)
+	t.Chdir(dir)
+	ends("Next: systemctl enable --now walpost")
+	ends("-- And:  systemctl enable --now walpost", "--print")
+}
+
+// initHere runs init in this process, on no terminal.
+func initHere(args ...string) (string, error) {
+	var out strings.Builder
+	root := newRootCommand()
+	root.SetArgs(append([]string{"init"}, args...))
+	root.SetIn(strings.NewReader(""))
+	root.SetOut(&out)
+	root.SetErr(io.Discard)
+	err := root.ExecuteContext(context.Background())
+	return out.String(), err
+}
+
+func setVar(t *testing.T, variable *string, value string) {
+	old := *variable
+	t.Cleanup(func() { *variable = old })
+	*variable = value
 }
 
 // TestInitIsKilled: killed after any step, it completes the set-up when it is run again.

@@ -189,8 +189,8 @@ var isPath = map[string]bool{
 
 // file is the step that writes the configuration. It refuses a file that says something else.
 func (c *initConfig) file(force bool) (*setup.Step, error) {
-	step := setup.NewStep("The relay's configuration: its URL without the password, and where that stands.",
-		"-- write "+c.path, func() error { return secretfile.Write(c.path, c.yaml()) })
+	step := setup.NewFile("The relay's configuration: its URL without the password, and where that stands.",
+		c.path, func() error { return secretfile.Write(c.path, c.yaml()) })
 	if !c.exists {
 		return step, nil
 	}

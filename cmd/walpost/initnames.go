@@ -44,7 +44,7 @@ func (c *initConfig) checkNames(
 	if theirs {
 		n.taken(map[string]string{
 			"config":   filepath.Join(filepath.Dir(c.path), n.own+".yaml"),
-			"nats-url": redactNATS(c.cfg.NATS.URL),
+			"nats-url": c.cfg.NATS.URL,
 		}, "%s is that of database %q", c.path, c.fileOf)
 	}
 	exists, known, err := s.HasRole()
@@ -61,7 +61,13 @@ func (c *initConfig) checkNames(
 	if len(n.texts) == 0 || onlyRole && len(n.texts) == 1 { // whose password the plan asks for
 		return nil
 	}
-	return hint.Errorf("choose names of its own, as in: "+n.command(flags),
+	command, left := n.command(flags)
+	advice := "choose names of its own, as in: "
+	if len(left) > 0 { // a redacted URL would be refused
+		advice = "choose names of its own, and add " + strings.Join(left, " and ") +
+			" with the password, as in: "
+	}
+	return hint.Errorf(advice+command,
 		"another relay seems to have these names: %s", strings.Join(n.texts, "; "))
 }
 
@@ -91,9 +97,10 @@ func (c *initConfig) serverNames(ctx context.Context, n *names, s *setup.Setup, 
 	return nil
 }
 
-// command is init with the flags that were given, and those that are proposed.
-func (n *names) command(flags *pflag.FlagSet) string {
-	command := "walpost init"
+// command is init with the flags that were given, and those that are proposed. left are those that it leaves
+// out, because their values have a password.
+func (n *names) command(flags *pflag.FlagSet) (command string, left []string) {
+	command = "walpost init"
 	add := func(name, value string) {
 		if strings.ContainsAny(value, " {}$&?'\"*;()<>|\\") {
 			value = "'" + strings.ReplaceAll(value, "'", `'\''`) + "'"
@@ -101,18 +108,28 @@ func (n *names) command(flags *pflag.FlagSet) string {
 		command += " --" + name + " " + value
 	}
 	flags.VisitAll(func(f *pflag.Flag) {
-		switch value, proposed := n.flags[f.Name]; {
-		case f.Changed && f.Name == "postgres-url":
-			add(f.Name, redactPostgres(f.Value.String()))
+		value, proposed := n.flags[f.Name]
+		if f.Changed && !proposed {
+			value = f.Value.String()
+		}
+		switch {
+		case hasSecret(f.Name, value):
+			left = append(left, "--"+f.Name)
 		case proposed:
 			add(f.Name, value)
-		case f.Changed && f.Value.Type() == "bool" && f.Value.String() == "true":
+		case f.Changed && f.Value.Type() == "bool" && value == "true":
 			command += " --" + f.Name
 		case f.Changed:
-			add(f.Name, f.Value.String())
+			add(f.Name, value)
 		}
 	})
-	return command
+	return command, left
+}
+
+// hasSecret reports whether a flag's value is a URL with a password or a token.
+func hasSecret(flag, value string) bool {
+	return flag == "postgres-url" && strings.Contains(redactPostgres(value), secret) ||
+		flag == "nats-url" && value != "" && strings.Contains(redactNATS(value), secret)
 }
 
 // usedPort is the port of an address that another program listens at, or 0.

@@ -29,7 +29,7 @@ func printScript(w io.Writer, c *initConfig, steps []*setup.Step, nats string) e
 		}
 	}
 	fmt.Fprintf(w, "\n-- %s\n\n-- Write this into %s:\n%s", nats, c.path, indented(c.yaml()))
-	_, err := fmt.Fprintf(w, "\n-- Then: %s\n-- And:  %s\n", c.command("doctor"), c.command("run"))
+	_, err := fmt.Fprintf(w, "\n-- Then: %s\n-- And:  %s\n", c.command("doctor"), c.start())
 	return err
 }
 

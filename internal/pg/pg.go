@@ -11,9 +11,11 @@ import (
 	"net"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/secretfile"
 )
 
@@ -48,7 +50,7 @@ func Connect(ctx context.Context, c Config) (*pgx.Conn, error) {
 	}
 	conn, err := ConnectConfig(ctx, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
+		return nil, fmt.Errorf("connect to PostgreSQL: %w", c.explain(err))
 	}
 	return conn, nil
 }
@@ -72,7 +74,16 @@ func ConnectRaw(ctx context.Context, c Config, options ...func(*pgconn.Config)) 
 		option(&cfg.Config)
 	}
 	conn, err := pgconn.ConnectConfig(ctx, &cfg.Config)
-	return conn, plain(err)
+	return conn, c.explain(plain(err))
+}
+
+// explain names the file of a password that the server refused: the URL has none.
+func (c Config) explain(err error) error {
+	if c.Files.Password == "" || Code(err) != pgerrcode.InvalidPassword {
+		return err
+	}
+	return hint.Wrap(err, "check the password in "+c.Files.Password+" (postgres.password_file); "+
+		"`walpost init --new-password` gives the relay's role a new one")
 }
 
 func (c Config) parse() (*pgx.ConnConfig, error) {

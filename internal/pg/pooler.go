@@ -26,7 +26,7 @@ func CheckDirect(ctx context.Context, c Config) error {
 	}
 	conn, err := pgconn.ConnectConfig(ctx, &cfg.Config)
 	if err != nil {
-		return fmt.Errorf("connect to PostgreSQL: %w", plain(err))
+		return fmt.Errorf("connect to PostgreSQL: %w", c.explain(plain(err)))
 	}
 	defer func() { _ = conn.Close(ctx) }()
 	return prove(ctx, &cfg.Config, conn)

@@ -98,6 +98,7 @@ func (s *Setup) passwordSteps(ctx context.Context) ([]*Step, error) {
 		ScriptWhy: "Choose the password of the relay's role, and write it on one line into this file, " +
 			"which only the relay's user may read (mode 0600).",
 		SQL:  []string{"-- write " + s.cfg.PasswordFile},
+		File: s.cfg.PasswordFile,
 		Done: written && !s.cfg.NewPassword,
 		do: func(context.Context) error {
 			return secretfile.Write(s.cfg.PasswordFile, rand.Text()+"\n")

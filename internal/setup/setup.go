@@ -53,13 +53,18 @@ type Step struct {
 	AsOwner string
 	// Script is the step for psql, where SQL is not.
 	Script string
+	// File is what the step writes beside the database, or "".
+	File string
 
 	do func(context.Context) error
 }
 
-// NewStep is a step beside those of the database.
-func NewStep(why, what string, do func() error) *Step {
-	return &Step{Why: why, SQL: []string{what}, do: func(context.Context) error { return do() }}
+// NewFile is a step that writes a file.
+func NewFile(why, file string, write func() error) *Step {
+	return &Step{
+		Why: why, SQL: []string{"-- write " + file}, File: file,
+		do: func(context.Context) error { return write() },
+	}
 }
 
 // Setup is connected to the database. One goroutine uses it.
