@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
@@ -36,11 +37,11 @@ func (x *checker) countParked(ctx context.Context, t *outbox.Table) (f check.Fin
 	if held > 0 {
 		more = fmt.Sprintf(", and %s held behind", atMost(held, letterLimit, "is", "are"))
 	}
-	if reasons := reasonsOf(waiting); len(reasons) > 0 {
+	reasons := reasonsOf(waiting)
+	if len(reasons) > 0 {
 		more += ": " + strings.Join(reasons, "; ")
 	}
-	f.Warning("table-parked",
-		"`walpost dlq list --parked` shows them; remove the cause, and they are delivered",
+	f.Warning("table-parked", "`walpost dlq list --parked` shows them; "+curesOf(reasons),
 		"outbox %s: %s parked%s", t, atMost(parked, letterLimit, "row is", "rows are"), more)
 	return f
 }
@@ -49,7 +50,7 @@ func (x *checker) countParked(ctx context.Context, t *outbox.Table) (f check.Fin
 func reasonsOf(waiting []table.Waiting) (reasons []string) {
 	seen := map[string]bool{}
 	for _, w := range waiting {
-		class, _, _ := strings.Cut(w.Error, ":")
+		class := deadletter.Class(w.Error)
 		if w.ParkedID == nil || w.Error == "" || seen[class] || len(reasons) == parkedReasons {
 			continue
 		}
@@ -57,4 +58,22 @@ func reasonsOf(waiting []table.Waiting) (reasons []string) {
 		reasons = append(reasons, fmt.Sprintf("%.*s", parkedReasonChars, w.Error))
 	}
 	return reasons
+}
+
+// curesOf says what helps against each of the reasons. Rows of some classes fail until they are dead letters.
+func curesOf(reasons []string) string {
+	const usual = "remove the cause, and they are delivered"
+	var cures []string
+	for _, reason := range reasons {
+		class := deadletter.Class(reason)
+		if cure := deadletter.Cure(class); cure != "" {
+			cures = append(cures, class+": "+cure+" when it is a dead letter")
+		} else {
+			cures = append(cures, class+": "+usual)
+		}
+	}
+	if len(cures) == 0 {
+		return usual
+	}
+	return strings.Join(cures, "; ")
 }

@@ -147,8 +147,12 @@ func (x *checker) countPending(ctx context.Context, t *outbox.Table) (f check.Fi
 	}
 	n, err := x.db.PendingCount(ctx, t, initialLimit+1)
 	f.Failed(check.Warn, "table-unreadable", err)
-	if n > 0 {
-		f.Note("table-pending", "", "outbox %s: %s pending", t, atMost(n, initialLimit, "row is", "rows are"))
+	rows := atMost(n, initialLimit, "row is", "rows are")
+	switch {
+	case n > 0 && (x.held || x.standby): // the lock is the primary's
+		f.Note("table-pending", "", "outbox %s: %s pending", t, rows)
+	case n > 0:
+		f.Warning("table-pending", "`walpost run`", "outbox %s: %s pending, and no relay runs", t, rows)
 	}
 	return f
 }

@@ -165,9 +165,10 @@ type slotState struct {
 	pid      *int32
 	kept     string
 	over     bool // it keeps more than it may
-	// newerThan: the publication was made or changed behind what the slot has confirmed, as far as
-	// that can be told: a slot begins with the catalog_xmin of another one that lags.
+	// newerThan: by its catalog_xmin, the slot may be older than the publication's last change. That is
+	// no proof: a slot begins with the catalog_xmin of another one that lags, see passed.
 	newerThan    bool
+	flushed      string // an LSN behind the publication's last change
 	retainedText string
 }
 
@@ -188,10 +189,11 @@ func (e *examiner) readState(ctx context.Context) (s slotState, err error) {
 				WHERE p.pubname = $3
 					AND (age(p.xmin) <= age(s.catalog_xmin) OR age(r.xmin) <= age(s.catalog_xmin)))
 				AND NOT EXISTS (SELECT FROM pg_replication_slots o
-					WHERE o.slot_name <> s.slot_name AND age(o.catalog_xmin) >= age(s.catalog_xmin))
+					WHERE o.slot_name <> s.slot_name AND age(o.catalog_xmin) >= age(s.catalog_xmin)),
+			pg_current_wal_flush_lsn()::text
 		FROM pg_replication_slots s WHERE s.slot_name = $1`, e.Slot, e.MaxRetainedWAL, e.Publication, tables).
 		Scan(&s.Plugin, &s.Database, &s.WALStatus, &s.temporary, &s.twoPhase, &s.database, &s.pid,
-			&s.kept, &s.retainedText, &s.over, &s.newerThan)
+			&s.kept, &s.retainedText, &s.over, &s.newerThan, &s.flushed)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return s, ErrNoSlot
 	}
@@ -226,14 +228,37 @@ func (e *examiner) slot(ctx context.Context) error {
 			"slot %q keeps %s of WAL, more than max_slot_wal_keep_size: "+
 				"the next checkpoint may invalidate it", e.Slot, s.kept)
 	}
-	if s.newerThan {
+	if !s.newerThan {
+		return nil
+	}
+	passed, err := e.passed(ctx, s)
+	if err == nil && !passed {
 		e.Warning("publication-newer",
 			"nothing, if no row is missing; never drop or change a publication while its slot lives",
 			"publication %q was made or changed after what slot %q has confirmed: "+
 				"changes in between are not decoded, and the slot may have to be recreated",
 			e.Publication, e.Slot)
 	}
-	return nil
+	return err
+}
+
+// passed reports whether the slot has confirmed the publication's last change. It gives who streams it three
+// seconds: an idle relay confirms once a second.
+func (e *examiner) passed(ctx context.Context, s slotState) (passed bool, err error) {
+	for range 30 {
+		err = e.conn.QueryRow(ctx, `SELECT coalesce(confirmed_flush_lsn >= $2::text::pg_lsn, false)
+			FROM pg_replication_slots WHERE slot_name = $1`, e.Slot, s.flushed).Scan(&passed)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return true, nil // it was dropped meanwhile
+		}
+		if err != nil || passed || s.pid == nil {
+			return passed, err
+		}
+		if _, err := e.conn.Exec(ctx, "SELECT pg_sleep(0.1)"); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 // use tells who streams the slot.

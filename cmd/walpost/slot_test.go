@@ -184,3 +184,21 @@ func TestASlotMadeByHand(t *testing.T) {
 	equal(t, "the same slot", o.text(`SELECT pg_wal_lsn_diff(confirmed_flush_lsn, '`+confirmed+`') > 0 FROM pg_replication_slots WHERE database = current_database()`), "true")
 	o.walpost("slot", "drop")
 }
+
+// TestDoctorBesideAnotherSlot: a new slot begins with the catalog_xmin of one that lags, and so looks older than its
+// publication once the other one is gone. It has confirmed the publication by then, and doctor says nothing.
+func TestDoctorBesideAnotherSlot(t *testing.T) {
+	pg := testenv.NewPostgres(t, testenv.PGOptions{})
+	o := newOffice(t, pg, testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
+	o.exec(`SELECT pg_create_logical_replication_slot('lags', 'pgoutput')`)
+	o.walpost("migrate", "up")
+	defer o.relay()()
+	o.untilStreaming()
+	o.exec(`SELECT pg_drop_replication_slot('lags')`)
+	if out := o.walpost("doctor"); strings.Contains(out, "publication-newer") {
+		t.Errorf("doctor says\n%s", out)
+	}
+	if o.text(`SELECT age(p.xmin) <= age(s.catalog_xmin) FROM pg_publication p, pg_replication_slots s`) != "true" {
+		t.Error("the slot does not look older than the publication: the test shows nothing")
+	}
+}

@@ -46,7 +46,7 @@ func printStatus(w io.Writer, r *status.Report, cfg *Config, asJSON bool) error 
 		s.line("server", "PostgreSQL could not be asked")
 	} else {
 		s.server(r.Server)
-		s.relay(r.Relay)
+		s.relay(r.Relay, r.Stream != nil)
 		s.slots(r.Slot, r.NewSlot, cfg.Postgres.MaxRetainedWAL)
 		for _, o := range r.Outboxes {
 			s.outbox(o)
@@ -79,13 +79,16 @@ func (s sheet) server(r *pg.Server) {
 	s.line("server", "PostgreSQL %s, database %s%s", r.Version, r.Database, kind)
 }
 
-func (s sheet) relay(r *status.Relay) {
+// relay says what PostgreSQL tells of the relay, whose walsender works on while it waits for NATS.
+func (s sheet) relay(r *status.Relay, nats bool) {
 	switch {
 	case r == nil:
 		s.line("relay", "not known")
 		return
 	case r.Lock == nil:
 		s.line("relay", "none: nobody holds the lock, and nothing is relayed")
+	case !nats:
+		s.line("relay", "holds the lock; NATS could not be asked, so it may deliver nothing")
 	case r.Mode == "stream":
 		s.line("relay", "streams")
 	default:

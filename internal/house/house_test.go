@@ -25,7 +25,7 @@ var rooms = map[string][]string{
 	"publish":  {module + "outbox", jetstream, hint, nats},
 	"fallback": {module + "outbox", table, crash, pg, sleep, zap},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", module + "fallback", jetstream, retention, table, check, crash, hint, sleep, zap, prometheus, otel, otel + "/",
+		module + "outbox", module + "stream", module + "publish", module + "fallback", deadletter, jetstream, retention, table, check, crash, hint, sleep, zap, prometheus, otel, otel + "/",
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and table's.

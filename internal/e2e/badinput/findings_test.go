@@ -147,7 +147,7 @@ func tableFindings() []finding {
 		},
 		{
 			badStart{name: "rows", sql: published + oneRow + `INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`},
-			fresh + ", info table-pending, warn table-dead-letters",
+			fresh + ", warn table-pending, warn table-dead-letters",
 		},
 		{
 			badStart{name: "other_tables", sql: published + `ALTER PUBLICATION walpost ADD TABLE outbox_messages_dlq`},
@@ -155,7 +155,7 @@ func tableFindings() []finding {
 		},
 		{
 			badStart{name: "parked", sql: published + oneRow + `UPDATE outbox_messages SET attempts = 1, last_error = 'subject: a space'`},
-			fresh + ", info table-pending, warn table-parked",
+			fresh + ", warn table-pending, warn table-parked",
 		},
 		{ // whoever may create objects there may own the table that is meant
 			badStart{name: "owner_unknown", sql: `CREATE ROLE owns_schema; GRANT CREATE ON SCHEMA public TO owns_schema`, env: env("WALPOST_TABLE", "outbox_mesages")},
@@ -201,7 +201,7 @@ func slotFindings() []finding {
 		{own("idle", "idle", "pgoutput"), newStream + ", info slot-idle"},
 		{own("unfinished", "unfinished_new", "pgoutput"), fresh + ", error slot-unfinished"},
 		{both, newStream + ", info slot-idle, warn slot-unfinished"},
-		{over, newStream + ", info slot-idle, warn slot-over-budget, info table-pending"},
+		{over, newStream + ", info slot-idle, warn slot-over-budget, warn table-pending"},
 	}
 }
 
