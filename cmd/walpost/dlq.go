@@ -39,7 +39,11 @@ func newDLQListCommand() *cobra.Command {
 						return printJSON(cmd.OutOrStdout(), l)
 					})
 				}
-				return listLetters(ctx, cmd.OutOrStdout(), q, f)
+				last := ""
+				if len(args) == 0 && len(choice.given(cmd)) == 0 {
+					last = pointToParked(cmd)
+				}
+				return listLetters(ctx, cmd.OutOrStdout(), q, f, last)
 			})
 		},
 	}

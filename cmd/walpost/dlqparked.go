@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/table"
 )
 
@@ -57,6 +58,53 @@ func readParked(cmd *cobra.Command, limit int) (all []table.Waiting, total int, 
 	}
 	defer db.Close()
 	return db.AllWaiting(cmd.Context(), tables, countMost, limit)
+}
+
+// pointToParked says how many rows are parked, beside a list of all dead letters. It is silent where that
+// cannot be read at once.
+func pointToParked(cmd *cobra.Command) string {
+	n, err := countParked(cmd)
+	switch {
+	case err != nil || n == 0:
+		return ""
+	case n == 1:
+		return "; 1 row is parked: walpost dlq list --parked"
+	}
+	return fmt.Sprintf("; %s rows are parked: walpost dlq list --parked", counted(&n))
+}
+
+func countParked(cmd *cobra.Command) (sum int, err error) {
+	ctx := cmd.Context()
+	l, err := load(cmd.Flags()) // withDLQ has warned
+	if err != nil {
+		return 0, err
+	}
+	tables, err := l.cfg.Tables()
+	if err != nil {
+		return 0, err
+	}
+	db, err := openLook(ctx, l.cfg, "walpost dlq")
+	if err != nil {
+		return 0, err
+	}
+	defer db.Close()
+	if err := db.Limit(ctx, status.Look); err != nil {
+		return 0, err
+	}
+	for _, t := range tables {
+		if !table.MarkOf(t).InTable() || !t.Layout.Records() {
+			continue
+		}
+		if err := db.Complete(ctx, t); err != nil {
+			return 0, err
+		}
+		n, _, err := db.RecordedCount(ctx, t, countMost)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
 }
 
 // printParked writes a table as listLetters does.

@@ -14,8 +14,11 @@ import (
 	"github.com/walpost/walpost/internal/table"
 )
 
-// listLetters writes a table, each line as wide as the terminal at most, and how many there are beside it.
-func listLetters(ctx context.Context, w io.Writer, q *deadletter.Queue, f deadletter.Filter) error {
+// listLetters writes a table, each line as wide as the terminal at most, how many there are beside it, and
+// what last says.
+func listLetters(
+	ctx context.Context, w io.Writer, q *deadletter.Queue, f deadletter.Filter, last string,
+) error {
 	var text bytes.Buffer
 	columns := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(columns, "ID\tOUTBOX\tROW\tEVENT TYPE\tAGGREGATE\tATTEMPTS\tAGE\tERROR")
@@ -48,7 +51,7 @@ func listLetters(ctx context.Context, w io.Writer, q *deadletter.Queue, f deadle
 	if shown > 0 {
 		writeTable(w, text.String())
 	}
-	_, err = fmt.Fprintln(w, total(shown, more))
+	_, err = fmt.Fprintln(w, total(shown, more)+last)
 	return err
 }
 
