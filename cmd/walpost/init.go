@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
@@ -34,7 +35,9 @@ func newInitCommand() *cobra.Command {
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			t := talk{in: bufio.NewReader(cmd.InOrStdin()), out: cmd.OutOrStdout()}
-			_, t.terminal = terminalWidth(cmd.InOrStdin())
+			if _, t.terminal = terminalWidth(cmd.InOrStdin()); t.terminal {
+				t.file, _ = cmd.InOrStdin().(*os.File)
+			}
 			for _, flag := range []string{"role", "owner", "app"} {
 				if err := checkRole(flag, cmd.Flags().Lookup(flag).Value.String()); err != nil {
 					return &usageError{err}
@@ -69,11 +72,11 @@ func checkRole(flag, name string) error {
 }
 
 func (o *initOptions) run(cmd *cobra.Command, t talk) error {
-	c, err := loadInit(cmd.Flags(), o, t)
+	ctx := cmd.Context()
+	c, err := loadInit(ctx, cmd.Flags(), o, t)
 	if err != nil {
 		return err
 	}
-	ctx := cmd.Context()
 	s, err := setup.Open(ctx, c.setup(o))
 	if err != nil {
 		return err
@@ -236,18 +239,42 @@ func lookAtNATS(ctx context.Context, cfg *Config, source string) (text, writer s
 // talk is what init says and hears.
 type talk struct {
 	in       *bufio.Reader
+	file     *os.File // what in reads, if it is a terminal
 	out      io.Writer
 	terminal bool
 }
 
 // ask returns an answer, "" where there is none.
 func (t talk) ask(question string) string {
-	fmt.Fprint(t.out, question)
+	t.show(question)
+	answer, _ := t.in.ReadString('\n')
+	return strings.TrimSpace(answer)
+}
+
+// askHidden is ask on a terminal, which does not show the answer. Nothing may be left in t.in: a terminal
+// gives one line at a time.
+func (t talk) askHidden(ctx context.Context, question string) (string, error) {
+	fd := int(t.file.Fd())
+	before, err := term.GetState(fd)
+	if err != nil {
+		return "", err
+	}
+	// A signal ends the process amid the question: the terminal shows again what is typed.
+	defer context.AfterFunc(ctx, func() { _ = term.Restore(fd, before) })()
+	t.show(question)
+	answer, err := term.ReadPassword(fd)
+	t.show("\n")
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return string(answer), err
+}
+
+func (t talk) show(text string) {
+	fmt.Fprint(t.out, text)
 	if s, ok := t.out.(*screen); ok {
 		s.flush()
 	}
-	answer, _ := t.in.ReadString('\n')
-	return strings.TrimSpace(answer)
 }
 
 func printPlan(w io.Writer, steps []*setup.Step) {

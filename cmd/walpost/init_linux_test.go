@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/walpost/walpost/internal/testenv"
 )
@@ -36,7 +39,7 @@ func TestInitAsks(t *testing.T) {
 		return out.String(), errors.Join(err, terminal.Close())
 	}
 	for _, answer := range []string{"\n", "n\n", "yes please\n", "\x04"} {
-		out, err := run(url + "\n" + nats.URL() + "\n\n" + answer)
+		out, err := run(url + "\n\n" + nats.URL() + "\n\n" + answer)
 		if err == nil || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(out, "Do 7 steps? [y/N] ") {
 			t.Fatalf("answered %q, it ended with %v:\n%s", answer, err, out)
 		}
@@ -47,13 +50,13 @@ func TestInitAsks(t *testing.T) {
 	if _, err := run("\n"); err == nil || !strings.Contains(err.Error(), "init needs a superuser's URL") {
 		t.Errorf("without a URL it ended with %v", err)
 	}
-	if _, err := run(url + "\n" + nats.URL() + "\nnobody\n"); err == nil || !strings.Contains(err.Error(), `role "nobody" of the application`) {
+	if _, err := run(url + "\n\n" + nats.URL() + "\nnobody\n"); err == nil || !strings.Contains(err.Error(), `role "nobody" of the application`) {
 		t.Errorf("with an application without a role it ended with %v", err)
 	}
 	if err := pg.Exec(t.Context(), "shop", `CREATE ROLE "my app"`); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := run(url + "\n" + nats.URL() + "\nmy app\ny\n"); err != nil || !strings.Contains(out, "\nNext: walpost run") || strings.Contains(out, "--app ROLE") {
+	if out, err := run(url + "\n\n" + nats.URL() + "\nmy app\ny\n"); err != nil || !strings.Contains(out, "\nNext: walpost run") || strings.Contains(out, "--app ROLE") {
 		t.Fatalf("it ended with %v:\n%s", err, out)
 	}
 	err = pg.Exec(t.Context(), "shop", `SET ROLE "my app"; INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
@@ -64,5 +67,90 @@ func TestInitAsks(t *testing.T) {
 	text, err := os.ReadFile("walpost.yaml")
 	if err != nil || !strings.Contains(string(text), "url: "+nats.URL()) {
 		t.Errorf("it wrote %s, %v", text, err)
+	}
+}
+
+// TestInitHidesThePassword: it asks for a password that the URL does not have, and the terminal does not show it. A
+// signal amid the question has the terminal show again what is typed.
+func TestInitHidesThePassword(t *testing.T) {
+	pg, nats := testenv.NewPostgres(t, testenv.PGOptions{}), testenv.NewNATS(t, testenv.NATSOptions{})
+	if _, err := pg.CreateDB(t.Context(), "shop"); err != nil {
+		t.Fatal(err)
+	}
+	const password = "s3 cret&+%/@"
+	for _, sql := range []string{
+		"CREATE ROLE boss LOGIN SUPERUSER PASSWORD '" + password + "'",
+		`COPY (SELECT) TO PROGRAM 'sed -i "1i host all boss all scram-sha-256" pg_hba.conf'`,
+	} {
+		if err := pg.Exec(t.Context(), "postgres", sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := pg.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(t.TempDir())
+	t.Setenv("WALPOST_HTTP_LISTEN", "")
+
+	talk := func(ctx context.Context, after func(shows func(bool), answer func(question, text string))) (string, error) {
+		master, terminal := pty(t, 200)
+		ended := make(chan error, 1)
+		go func() {
+			root := newRootCommand()
+			root.SetArgs([]string{"init", "--nats-url", nats.URL()})
+			root.SetIn(terminal)
+			root.SetOut(terminal)
+			root.SetErr(io.Discard)
+			ended <- errors.Join(root.ExecuteContext(ctx), terminal.Close())
+		}()
+		var seen strings.Builder
+		buffer := make([]byte, 4096)
+		answer := func(question, text string) {
+			for !strings.HasSuffix(seen.String(), question) {
+				n, err := master.Read(buffer)
+				if seen.Write(buffer[:n]); err != nil {
+					t.Fatalf("it never asked %q: %v\n%s", question, err, seen.String())
+				}
+			}
+			if _, err := master.WriteString(text); err != nil {
+				t.Fatal(err)
+			}
+		}
+		shows := func(want bool) {
+			for echo := !want; echo != want; time.Sleep(time.Millisecond) {
+				state, err := unix.IoctlGetTermios(int(master.Fd()), unix.TCGETS)
+				if err != nil {
+					t.Fatal(err)
+				}
+				echo = state.Lflag&unix.ECHO != 0
+			}
+		}
+		answer("/database): ", pg.URLFor("boss", "shop")+"\n")
+		answer("Password of boss (not shown; empty: none): ", "")
+		shows(false)
+		after(shows, answer)
+		_, _ = io.Copy(&seen, master) // EIO is its end
+		return seen.String(), <-ended
+	}
+
+	seen, err := talk(t.Context(), func(_ func(bool), answer func(string, string)) {
+		answer("none): ", password+"\n")
+		answer("none yet): ", "\n")
+		answer("[y/N] ", "n\n")
+	})
+	if err == nil || err.Error() != "nothing was changed" || !strings.Contains(seen, "as boss, a superuser") ||
+		strings.Contains(seen, "cret") {
+		t.Errorf("it ended with %v:\n%s", err, seen)
+	}
+	ctx, signal := context.WithCancel(t.Context())
+	defer signal()
+	seen, err = talk(ctx, func(shows func(bool), answer func(string, string)) {
+		signal()
+		shows(true)
+		answer("none): ", "\n")
+		answer("none yet): ", "\n")
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("after a signal it ended with %v:\n%s", err, seen)
 	}
 }

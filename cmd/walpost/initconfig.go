@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,7 +38,9 @@ var theAdmins = []string{"postgres.url", "postgres.url_file", "postgres.password
 
 // loadInit lays file, environment and flags over each other, as every command does. The file is the one that
 // init writes: it need not exist, and the connection in it is the relay's.
-func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error) {
+func loadInit(
+	ctx context.Context, flags *pflag.FlagSet, o *initOptions, t talk,
+) (*initConfig, error) {
 	c := &initConfig{loader: newLoader()}
 	path, err := configFile(flags)
 	if err != nil {
@@ -73,7 +76,7 @@ func loadInit(flags *pflag.FlagSet, o *initOptions, t talk) (*initConfig, error)
 	c.over(flags)
 	c.choose(o)
 	c.layouts()
-	if err := c.askURLs(t); err != nil {
+	if err := c.askURLs(ctx, t); err != nil {
 		return nil, err
 	}
 	if t.terminal && o.app == "" && !o.yes && !o.print && !c.exists {
@@ -124,7 +127,7 @@ func (c *initConfig) choose(o *initOptions) {
 }
 
 // askURLs asks for the servers that nothing names.
-func (c *initConfig) askURLs(t talk) error {
+func (c *initConfig) askURLs(ctx context.Context, t talk) error {
 	p := &c.cfg.Postgres
 	if c.origin["postgres.url"] == "" && p.URLFile != "" {
 		p.URL = ""
@@ -133,7 +136,7 @@ func (c *initConfig) askURLs(t talk) error {
 	if c.origin["postgres.url"] == "" {
 		if t.terminal {
 			p.URL = t.ask("URL of PostgreSQL, as a superuser or the database's owner " +
-				"(postgres://user:password@host:5432/database): ")
+				"(postgres://user@host:5432/database): ")
 		}
 		if !t.terminal || p.URL == "" {
 			return &usageError{hint.Errorf("give --postgres-url postgres://postgres@host:5432/database, "+
@@ -141,6 +144,9 @@ func (c *initConfig) askURLs(t talk) error {
 				"init needs a superuser's URL of PostgreSQL, or that of the database's owner")}
 		}
 		c.origin["postgres.url"] = "standard input"
+		if err := c.askPassword(ctx, t); err != nil {
+			return err
+		}
 	}
 	if c.origin["nats.url"] == "" && t.terminal {
 		if answer := t.ask("URL of NATS (" + c.cfg.NATS.URL + "): "); answer != "" {
@@ -148,6 +154,27 @@ func (c *initConfig) askURLs(t talk) error {
 		}
 		c.origin["nats.url"] = "standard input"
 	}
+	return nil
+}
+
+// askPassword asks for a password that neither the URL that was typed nor a file nor PGPASSWORD has: the
+// terminal shows a URL.
+func (c *initConfig) askPassword(ctx context.Context, t talk) error {
+	p := &c.cfg.Postgres
+	conn, err := pg.Parse(p.server())
+	if err != nil || conn.Password != "" || !strings.Contains(p.URL, "://") {
+		return nil // what is wrong with the URL is told with the rest of the configuration
+	}
+	password, err := t.askHidden(ctx, "Password of "+conn.User+" (not shown; empty: none): ")
+	if err != nil || password == "" {
+		return err
+	}
+	separator := "?"
+	if strings.Contains(p.URL, "?") {
+		separator = "&"
+	}
+	// PostgreSQL takes a + for itself, not for a space.
+	p.URL += separator + "password=" + strings.ReplaceAll(url.QueryEscape(password), "+", "%20")
 	return nil
 }
 
