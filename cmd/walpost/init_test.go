@@ -18,10 +18,9 @@ import (
 )
 
 // TestInitScripts gives each script a cluster, because roles belong to the whole of it, with an empty database in
-// ADMIN_URL, and the command restart. That of the script replica has wal_level = replica. Beside the usual NATS server
-// there is one without JetStream, and one that asks for user and password.
+// ADMIN_URL, and the command restart. That of the script replica has wal_level = replica. Each has its NATS server, for
+// its streams. Beside it there is one without JetStream, and one that asks for user and password.
 func TestInitScripts(t *testing.T) {
-	nats := testenv.NewNATS(t, testenv.NATSOptions{})
 	auth := testenv.NewNATS(t, testenv.NATSOptions{Config: `authorization { user: relay, password: s3cret }`})
 	plain := testenv.NewNATS(t, testenv.NATSOptions{JetStream: "enabled: false"})
 	testscript.Run(t, testscript.Params{
@@ -38,6 +37,11 @@ func TestInitScripts(t *testing.T) {
 			}
 			env.Values["pg"] = pg
 			env.Defer(func() { _ = pg.Close() })
+			nats, err := testenv.StartNATS(context.Background(), testenv.NATSOptions{})
+			if err != nil {
+				return err
+			}
+			env.Defer(func() { _ = nats.Close() })
 			free := reserve(t)
 			env.Setenv("WALPOST_HTTP_LISTEN", free.Addr().String())
 			env.Setenv("WALPOST_NATS_URL", nats.URL())
