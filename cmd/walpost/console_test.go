@@ -491,6 +491,12 @@ func (o *office) showsTheRest(v *view) {
 	if consumers.Error != "" || consumers.Consumers == nil {
 		o.t.Errorf("the consumers are %+v", consumers)
 	}
+	o.exec(`ALTER TABLE consumer_definitions RENAME TO away`)
+	o.eventually("it says what makes the tables of consumers, and that is no error", func() bool {
+		v.into(&consumers, "consumers", "")
+		return consumers.Error == "" && strings.Contains(consumers.Hint, "walpost migrate up --only consumer")
+	})
+	o.exec(`ALTER TABLE away RENAME TO consumer_definitions`)
 	var doctor struct {
 		Findings []struct{ Code, Level, Text, Fix string }
 	}

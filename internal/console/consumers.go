@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"errors"
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
@@ -41,7 +42,10 @@ func (c *Console) consumers(_ http.ResponseWriter, r *http.Request) (any, error)
 				return last
 			})
 		}
-		if err != nil {
+		switch {
+		case errors.Is(err, consumers.ErrNoTables): // no error: they may be in another database, or nowhere
+			a.Hint = hint.OneLine(hint.Of(err))
+		case err != nil:
 			a.Error, a.Hint = hint.OneLine(err.Error()), hint.OneLine(hint.Of(err))
 		}
 		return a, nil

@@ -44,6 +44,9 @@ func (t *Tables) sql(text string) string {
 	return strings.ReplaceAll(text, "{schema}", outbox.QuoteIdent(t.schema))
 }
 
+// ErrNoTables is the cause where the schema has no tables of consumers.
+var ErrNoTables = errors.New("no tables of consumers")
+
 // explain says what was being done, and what helps.
 func (t *Tables) explain(err error, format string, args ...any) error {
 	doing := fmt.Sprintf(format, args...)
@@ -51,8 +54,8 @@ func (t *Tables) explain(err error, format string, args ...any) error {
 		"or name the database and the --schema in which the handlers work"
 	switch pg.Code(err) {
 	case pgerrcode.UndefinedTable, pgerrcode.InvalidSchemaName:
-		return hint.Errorf(advice, "%s: schema %s of database %s has no tables of consumers",
-			doing, t.schema, t.conn.Config().Database)
+		return hint.Errorf(advice, "%s: schema %s of database %s has %w",
+			doing, t.schema, t.conn.Config().Database, ErrNoTables)
 	case pgerrcode.UndefinedColumn:
 		err = hint.Wrap(err, advice)
 	case pgerrcode.InsufficientPrivilege:
