@@ -26,7 +26,7 @@ func (b *bench) unread(db *table.DB) string {
 	return strings.Join(names, " ")
 }
 
-// TestUnread: an outbox that migrate made is named while it has rows that nobody delivers, and in no other case.
+// TestUnread: an outbox that migrate made is named while it has rows that no relay delivers, and in no other case.
 func TestUnread(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
 		b := newBench(t, pg, outbox.MarkUpdate)

@@ -157,7 +157,7 @@ func tableFindings() []finding {
 			badStart{name: "parked", sql: published + oneRow + `UPDATE outbox_messages SET attempts = 1, last_error = 'subject: a space'`},
 			fresh + ", warn table-pending, warn table-parked",
 		},
-		{ // whoever may create objects there may own the table that is meant
+		{ // a role that may create objects there may own the table that is meant
 			badStart{name: "owner_unknown", sql: `CREATE ROLE owns_schema; GRANT CREATE ON SCHEMA public TO owns_schema`, env: env("WALPOST_TABLE", "outbox_mesages")},
 			"error table-missing, warn stream-missing, info slot-missing",
 		},
