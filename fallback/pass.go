@@ -216,7 +216,7 @@ func (l *Poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 				zap.String("first_id", p.missed[0]), zap.String("last_id", p.missed[n-1]))
 		}
 	}
-	kind := "pending_locked/" + t.String()
+	kind := "pending_locked/" + t.String() + "/" // Over takes all that begin so
 	if len(p.locked) == 0 {
 		if _, were := l.lockedSince[t]; were {
 			l.reporter.Over(kind, "row_locked", "no pending row of the table is locked any more",

@@ -61,7 +61,12 @@ func Clusters(t *testing.T, fn func(t *testing.T, pg *Postgres)) {
 // ClustersWith is [Clusters] with options; their BinDir is ignored.
 func ClustersWith(t *testing.T, opts PGOptions, fn func(t *testing.T, pg *Postgres)) {
 	t.Helper()
-	for _, b := range versions(t) {
+	onEach(t, versions(t), opts, fn)
+}
+
+func onEach(t *testing.T, all []pgbin.Binaries, opts PGOptions, fn func(t *testing.T, pg *Postgres)) {
+	t.Helper()
+	for _, b := range all {
 		t.Run("pg"+b.Version, func(t *testing.T) {
 			opts := opts
 			opts.BinDir = b.Dir
@@ -88,8 +93,9 @@ func oneOf(t *testing.T, all []pgbin.Binaries) pgbin.Binaries {
 	return all[int(h.Sum32()%uint32(len(all)))]
 }
 
-// Cluster runs fn on a fresh cluster of one version: for what does not depend on the
-// version. The test's name decides which, so that between them tests are on every one.
+// Cluster runs fn on a fresh cluster of one version: for what hardly depends on the version. The test's
+// name decides which, so that between them tests are on every one. With WALPOST_PG_ALL it runs fn on every
+// version.
 func Cluster(t *testing.T, fn func(t *testing.T, pg *Postgres)) {
 	t.Helper()
 	ClusterWith(t, PGOptions{}, fn)
@@ -100,9 +106,10 @@ func ClusterWith(t *testing.T, opts PGOptions, fn func(t *testing.T, pg *Postgre
 	t.Helper()
 	all, err := pgbin.All()
 	check(t, err)
-	b := oneOf(t, all)
-	opts.BinDir = b.Dir
-	t.Run("pg"+b.Version, func(t *testing.T) { fn(t, NewPostgres(t, opts)) })
+	if os.Getenv("WALPOST_PG_ALL") == "" {
+		all = []pgbin.Binaries{oneOf(t, all)}
+	}
+	onEach(t, all, opts, fn)
 }
 
 // NewPostgres is [StartPostgres] for one test.
