@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -200,15 +201,26 @@ func (c *initConfig) command(name string) string {
 	return "walpost " + name + " --config " + c.path
 }
 
-// systemUnit is that of the packages, which runs the relay with their file. A test has another.
-var systemUnit = "/usr/lib/systemd/system/walpost.service"
+// systemUnits is where the packages have their units. A test has another.
+var systemUnits = "/usr/lib/systemd/system"
 
-// start is the command that starts the relay.
+// instanceName is the name of a file for the packages' template unit: systemd escapes other characters.
+var instanceName = regexp.MustCompile(`^([A-Za-z0-9_][A-Za-z0-9_.-]*)\.yaml$`)
+
+// start is the command that starts the relay: the unit of a package, where the file is in its directory.
 func (c *initConfig) start() string {
-	if _, err := os.Stat(systemUnit); err == nil && absolute(c.path) == systemConfigFile {
-		return "systemctl enable --now walpost"
+	unit, template := "walpost", "walpost"
+	if path := absolute(c.path); path != systemConfigFile {
+		name := instanceName.FindStringSubmatch(filepath.Base(path))
+		if name == nil || filepath.Dir(path) != filepath.Dir(systemConfigFile) {
+			return c.command("run")
+		}
+		unit, template = "walpost@"+name[1], "walpost@"
 	}
-	return c.command("run")
+	if _, err := os.Stat(filepath.Join(systemUnits, template+".service")); err != nil {
+		return c.command("run")
+	}
+	return "systemctl enable --now " + unit
 }
 
 // lookAtNATS fails where JetStream does not answer, before anything is changed. writer is another relay that

@@ -86,7 +86,7 @@ func TestInitOfAPackage(t *testing.T) {
 	}
 	dir := t.TempDir()
 	setVar(t, &systemConfigFile, filepath.Join(dir, "walpost.yaml"))
-	setVar(t, &systemUnit, filepath.Join(dir, "walpost.service"))
+	setVar(t, &systemUnits, dir)
 	t.Setenv("WALPOST_HTTP_LISTEN", "")
 	ends := func(want string, args ...string) {
 		t.Helper()
@@ -95,10 +95,18 @@ func TestInitOfAPackage(t *testing.T) {
 			t.Errorf("it ended with %v, want %q:\n%s", err, want, out)
 		}
 	}
+	second, third := filepath.Join(dir, "shop_2.yaml"), filepath.Join(dir, "shop 3.yaml")
+	fourth := filepath.Join(t.TempDir(), "walpost.yaml")
 	ends("Next: walpost run", "--config", systemConfigFile)
-	if err := os.WriteFile(systemUnit, nil, 0o600); err != nil {
-		t.Fatal(err)
+	ends("Next: walpost run --config "+second, "--config", second, "--role", "second", "--slot", "second")
+	for _, unit := range []string{"walpost.service", "walpost@.service"} {
+		if err := os.WriteFile(filepath.Join(dir, unit), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
+	ends("Next: systemctl enable --now walpost@shop_2", "--config", second)
+	ends("Next: walpost run --config "+third, "--config", third, "--role", "third", "--slot", "third")
+	ends("Next: walpost run --config "+fourth, "--config", fourth, "--role", "fourth", "--slot", "fourth")
 	ends("Next: systemctl enable --now walpost", "--config", systemConfigFile)
 	t.Chdir(dir)
 	ends("Next: systemctl enable --now walpost")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A first installation starts nothing: the relay is not configured yet. An upgrade restarts a running relay, which
-# goes on where it was.
+# A first installation starts nothing: the relay is not configured yet. An upgrade restarts running relays, which
+# go on where they were.
 set -e
 [ ! -d /run/systemd/system ] || systemctl daemon-reload
 upgrade=
@@ -12,5 +12,5 @@ if [ -z "$upgrade" ]; then
 	echo "walpost: next: runuser -u walpost -- walpost init --config /etc/walpost/walpost.yaml"
 	echo "walpost: then: systemctl enable --now walpost"
 elif [ -d /run/systemd/system ]; then
-	systemctl try-restart walpost.service
+	systemctl try-restart walpost.service 'walpost@*.service'
 fi

@@ -133,15 +133,19 @@ func (r *release) contents(p platform) ([]entry, error) {
 	sources := []string{
 		"LICENSE", "README.md", "CHANGELOG.md", "deploy/walpost.example.yaml", "deploy/grants.sql",
 	}
-	if p.os == "linux" {
-		sources = append(sources, "deploy/systemd/walpost.service")
-	}
 	for _, source := range sources {
 		data, err := os.ReadFile(filepath.Join(r.root, source))
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, entry{path.Base(source), 0o644, data})
+	}
+	if p.os == "linux" {
+		units, err := r.units()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, units...)
 	}
 	for _, name := range []string{"man", "completions"} {
 		files, err := directory(filepath.Join(r.work, name))

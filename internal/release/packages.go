@@ -79,14 +79,35 @@ func (r *release) packaged(p platform, dir string) (map[string][]byte, error) {
 	fill := strings.NewReplacer("{{dir}}", dir, "{{arch}}", p.arch, "{{version}}", r.tag,
 		"{{time}}", r.at.Format(time.RFC3339))
 	files["nfpm.yaml"] = []byte(fill.Replace(string(files["nfpm.yaml"])))
-	files["walpost.service"], err = replaced(files["walpost.service"], unitChanges)
-	return files, err
+	for _, name := range []string{"walpost.service", "walpost@.service"} {
+		if files[name], err = replaced(files[name], unitChanges); err != nil {
+			return nil, err
+		}
+	}
+	return files, nil
 }
 
-// unitChanges make deploy/systemd/walpost.service, which an administrator copies, the unit of the packages.
+// units are deploy/systemd/walpost.service and the template that is made of it: walpost@NAME is a further
+// relay of the machine, with /etc/walpost/NAME.yaml.
+func (r *release) units() ([]entry, error) {
+	unit, err := os.ReadFile(filepath.Join(r.root, "deploy", "systemd", "walpost.service"))
+	if err != nil {
+		return nil, err
+	}
+	template, err := replaced(unit, templateChanges)
+	return []entry{{"walpost.service", 0o644, unit}, {"walpost@.service", 0o644, template}}, err
+}
+
+// templateChanges make the template of the unit.
+var templateChanges = [][2]string{
+	{"NATS JetStream\n", "NATS JetStream (%i)\n"},
+	{"=/etc/walpost/walpost.yaml\n", "=/etc/walpost/%i.yaml\n"},
+	{" /etc/walpost/walpost.yaml\n", " /etc/walpost/%i.yaml\n"},
+}
+
+// unitChanges make the units of an administrator, who copies them, those of the packages.
 var unitChanges = [][2]string{
-	{"# /etc/systemd/system/walpost.service; the program is /usr/local/bin/walpost. A second", "# A second"},
-	{"StartLimitIntervalSec=0\n", "StartLimitIntervalSec=0\nAssertPathExists=/etc/walpost/walpost.yaml\n"},
+	{"# The program is /usr/local/bin/walpost. A second", "# A second"},
 	{"ExecStart=/usr/local/bin/", "ExecStart=/usr/bin/"},
 	{"\nLoadCredential=pgpass", "\n#LoadCredential=pgpass"},
 	{"\nEnvironment=PGPASSFILE", "\n#Environment=PGPASSFILE"},

@@ -108,7 +108,7 @@ func TestArchivesHaveWhatBelongsToTheProgram(t *testing.T) {
 	}
 	files := untar(t, gunzip(t, read(t, r.path("walpost_1.2.3_linux_amd64.tar.gz"))), r.at)
 	for _, name := range []string{
-		"walpost", "LICENSE", "README.md", "CHANGELOG.md", "walpost.example.yaml", "grants.sql", "walpost.service",
+		"walpost", "LICENSE", "README.md", "CHANGELOG.md", "walpost.example.yaml", "grants.sql", "walpost.service", "walpost@.service",
 		"man/walpost.1", "completions/_walpost",
 	} {
 		if files["walpost_1.2.3_linux_amd64/"+name] == "" {
@@ -145,6 +145,11 @@ func TestPackagesHaveTheirOwnUnit(t *testing.T) {
 	}
 	if strings.Contains(unit, "DynamicUser") || strings.Contains(unit, "/usr/local") {
 		t.Errorf("the unit is that of an administrator:\n%s", unit)
+	}
+	template := string(read(t, filepath.Join(dir, "walpost@.service")))
+	same := strings.NewReplacer("/etc/walpost/%i.yaml", "/etc/walpost/walpost.yaml", " (%i)", "").Replace(template)
+	if same != unit || strings.Count(template, "/etc/walpost/%i.yaml\n") != 2 || strings.Contains(template, "/walpost.yaml") {
+		t.Errorf("the template is\n%s", template)
 	}
 	config := string(read(t, filepath.Join(dir, "nfpm.yaml")))
 	if strings.Contains(config, "{{") || !strings.Contains(config, "\narch: \"arm64\"\nversion: \"v1.2.3\"\n") {
