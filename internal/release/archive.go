@@ -130,15 +130,17 @@ func (r *release) contents(p platform) ([]entry, error) {
 		return nil, err
 	}
 	all := []entry{{p.program(), 0o755, program}}
-	sources := []string{
-		"LICENSE", "README.md", "CHANGELOG.md", "deploy/walpost.example.yaml", "deploy/grants.sql",
+	documents, err := r.documents()
+	if err != nil {
+		return nil, err
 	}
-	for _, source := range sources {
-		data, err := os.ReadFile(filepath.Join(r.root, source))
+	all = append(all, documents...)
+	for _, source := range []string{"walpost.example.yaml", "grants.sql"} {
+		data, err := os.ReadFile(filepath.Join(r.root, "deploy", source))
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, entry{path.Base(source), 0o644, data})
+		all = append(all, entry{source, 0o644, data})
 	}
 	if p.os == "linux" {
 		units, err := r.units()

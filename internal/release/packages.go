@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -69,6 +72,13 @@ func (r *release) packaged(p platform, dir string) (map[string][]byte, error) {
 		}
 		files[e.name] = e.data
 	}
+	documents, err := r.documents()
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range below("doc", documents) {
+		files[e.name] = e.data
+	}
 	scripts, err := directory(filepath.Join(r.root, "deploy", "packages"))
 	for _, e := range scripts {
 		files[e.name] = e.data
@@ -77,7 +87,7 @@ func (r *release) packaged(p platform, dir string) (map[string][]byte, error) {
 		return nil, err
 	}
 	fill := strings.NewReplacer("{{dir}}", dir, "{{arch}}", p.arch, "{{version}}", r.tag,
-		"{{time}}", r.at.Format(time.RFC3339))
+		"{{time}}", r.at.Format(time.RFC3339), "  # {{doc directories}}", docDirectories(documents))
 	files["nfpm.yaml"] = []byte(fill.Replace(string(files["nfpm.yaml"])))
 	for _, name := range []string{"walpost.service", "walpost@.service"} {
 		if files[name], err = replaced(files[name], unitChanges); err != nil {
@@ -85,6 +95,18 @@ func (r *release) packaged(p platform, dir string) (map[string][]byte, error) {
 		}
 	}
 	return files, nil
+}
+
+// docDirectories are the lines of the documents' directories in nfpm.yaml.
+func docDirectories(documents []entry) string {
+	lines := map[string]bool{}
+	for _, e := range documents {
+		dir := path.Join("/usr/share/doc/walpost", path.Dir(e.name))
+		for ; dir != "/usr/share/doc"; dir = path.Dir(dir) {
+			lines["  - {dst: "+dir+", type: dir, file_info: {mode: 0755}}"] = true
+		}
+	}
+	return strings.Join(slices.Sorted(maps.Keys(lines)), "\n")
 }
 
 // units are deploy/systemd/walpost.service and the template that is made of it: walpost@NAME is a further

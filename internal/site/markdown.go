@@ -191,6 +191,27 @@ func (s *Site) rewriteLinks(doc ast.Node, source string) error {
 	})
 }
 
+// Links are the files and directories to which a document's relative links and pictures lead, from its place.
+func Links(document []byte) (targets []string) {
+	doc := markdown.Parser().Parse(text.NewReader(document))
+	// Walk fails only where the function does.
+	_ = ast.Walk(doc, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
+		var to []byte
+		switch n := n.(type) {
+		case *ast.Link:
+			to = n.Destination
+		case *ast.Image:
+			to = n.Destination
+		}
+		target, err := url.Parse(string(to))
+		if entering && err == nil && !target.IsAbs() && target.Path != "" {
+			targets = append(targets, target.Path)
+		}
+		return ast.WalkContinue, nil
+	})
+	return targets
+}
+
 func (s *Site) destination(source, to string) string {
 	target, err := url.Parse(to)
 	if err != nil || target.IsAbs() || target.Path == "" {
