@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -40,15 +41,35 @@ func newConfigCheckCommand() *cobra.Command {
 			if _, err := newRelay(l.cfg, zap.NewNop(), prometheus.NewRegistry(), hooks{}); err != nil {
 				return err
 			}
-			if _, err := pg.Parse(l.cfg.Postgres.server()); err != nil {
-				return &usageError{err}
+			state, files := "valid", checkFiles(l.cfg)
+			if files != nil {
+				state = "valid but for its files"
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "# valid; %s\n\n%s", l.source(), effectiveYAML(l))
-			return err
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "# %s; %s\n\n%s", state, l.source(), effectiveYAML(l))
+			return errors.Join(files, err)
 		},
 	}
 	addConfigFlags(cmd)
 	return cmd
+}
+
+// checkFiles has the functions of run open the files that the configuration names, and reports what they
+// cannot use.
+func checkFiles(cfg *Config) error {
+	_, postgres := pg.Parse(cfg.Postgres.server())
+	nats := natsConn(&cfg.NATS)
+	_, events := eventCheck(&cfg.Catalog)
+	_, token := cfg.HTTP.token()
+	var all problems
+	for _, err := range []error{postgres, nats.CheckFiles(), events, token} {
+		if err != nil {
+			all = append(all, err)
+		}
+	}
+	if all == nil {
+		return nil
+	}
+	return &usageError{all}
 }
 
 func newConfigExampleCommand() *cobra.Command {

@@ -55,8 +55,8 @@ func runConsole(
 		return nil, nil
 	}
 	config, err := consoleConfig(cfg, "walpost console", log)
-	if err == nil && cfg.HTTP.TokenFile != "" {
-		config.Token, err = readToken(cfg.HTTP.TokenFile)
+	if err == nil {
+		config.Token, err = cfg.HTTP.token()
 	}
 	config.Relay = func(context.Context) (json.RawMessage, error) { return json.Marshal(health.Status()) }
 	config.Metrics = func(context.Context) ([]*dto.MetricFamily, error) { return metrics.Gather() }
@@ -66,11 +66,15 @@ func runConsole(
 // leastToken is how many characters a token has at least: one that can be guessed is none.
 const leastToken = 16
 
-func readToken(file string) (string, error) {
-	token, err := secretfile.Read("http.token_file", file)
+// token is that of the console, "" for none.
+func (h *HTTPConfig) token() (string, error) {
+	if h.TokenFile == "" {
+		return "", nil
+	}
+	token, err := secretfile.Read("http.token_file", h.TokenFile)
 	if err == nil && utf8.RuneCountInString(token) < leastToken {
 		err = hint.Errorf("write a longer one, as `openssl rand -hex 16` makes it",
-			"http.token_file: the token in %s is shorter than %d characters", file, leastToken)
+			"http.token_file: the token in %s is shorter than %d characters", h.TokenFile, leastToken)
 	}
 	if err != nil {
 		return "", &usageError{err}

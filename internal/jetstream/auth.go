@@ -13,6 +13,12 @@ import (
 	"github.com/walpost/walpost/internal/secretfile"
 )
 
+// CheckFiles reports the first file that Connect could not use.
+func (cfg *ConnConfig) CheckFiles() error {
+	_, err := cfg.auth()
+	return err
+}
+
 // auth checks every file once, so that a missing one is named at the start and
 // not as an authorization violation.
 func (cfg *ConnConfig) auth() ([]nats.Option, error) {
@@ -35,10 +41,7 @@ func (cfg *ConnConfig) auth() ([]nats.Option, error) {
 	}
 	switch {
 	case cfg.Creds != "":
-		if err := readable("nats.creds", cfg.Creds); err != nil {
-			return nil, err
-		}
-		return append(opts, nats.UserCredentials(cfg.Creds)), nil
+		return cfg.creds(opts)
 	case cfg.NKey != "":
 		return cfg.nkey(opts)
 	case cfg.User != "":
@@ -47,6 +50,28 @@ func (cfg *ConnConfig) auth() ([]nats.Option, error) {
 		return cfg.token(opts)
 	}
 	return opts, nil
+}
+
+// creds reads the file as the client does at every connect.
+func (cfg *ConnConfig) creds(opts []nats.Option) ([]nats.Option, error) {
+	if err := readable("nats.creds", cfg.Creds); err != nil {
+		return nil, err
+	}
+	opt := nats.UserCredentials(cfg.Creds)
+	var client nats.Options
+	err := opt(&client)
+	if err == nil {
+		_, err = client.UserJWT()
+	}
+	if err == nil {
+		_, err = client.SignatureCB(nil)
+	}
+	if err != nil {
+		// The cause could quote the file.
+		return nil, hint.Errorf("it holds a user's JWT and seed, as nsc generate creds writes them",
+			"nats.creds: %s holds no credentials", cfg.Creds)
+	}
+	return append(opts, opt), nil
 }
 
 func (cfg *ConnConfig) nkey(opts []nats.Option) ([]nats.Option, error) {
@@ -110,6 +135,12 @@ func (cfg *ConnConfig) tls() ([]nats.Option, error) {
 		opts = append(opts, nats.RootCAs(t.CA))
 	}
 	if t.Cert != "" {
+		if err := readable("nats.tls.cert", t.Cert); err != nil {
+			return nil, err
+		}
+		if err := readable("nats.tls.key", t.Key); err != nil {
+			return nil, err
+		}
 		if _, err := tls.LoadX509KeyPair(t.Cert, t.Key); err != nil {
 			return nil, hint.Errorf("both are PEM files, and the key belongs to the certificate",
 				"nats.tls: load cert and key: %w", err)

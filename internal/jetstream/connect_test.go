@@ -60,11 +60,14 @@ func TestConnectRefusesBadConfig(t *testing.T) {
 		"user only":        {ConnConfig{URL: "nats://localhost", User: "u"}, "come together"},
 		"password only":    {ConnConfig{URL: "nats://localhost", PasswordFile: file}, "come together"},
 		"no creds file":    {ConnConfig{URL: "nats://localhost", Creds: "/nowhere/x.creds"}, "nats.creds: open /nowhere/x.creds"},
+		"empty creds file": {ConnConfig{URL: "nats://localhost", Creds: empty}, "holds no credentials"},
 		"no nkey file":     {ConnConfig{URL: "nats://localhost", NKey: "/nowhere/x.nk"}, "nats.nkey: open"},
 		"junk nkey":        {ConnConfig{URL: "nats://localhost", NKey: file}, "no user seed"},
 		"no password file": {ConnConfig{URL: "nats://localhost", User: "u", PasswordFile: "/nowhere"}, "nats.password_file"},
 		"empty password":   {ConnConfig{URL: "nats://localhost", User: "u", PasswordFile: empty}, "is empty"},
 		"cert only":        {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{Cert: file}}, "come together"},
+		"no cert":          {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{Cert: "/nowhere", Key: file}}, "nats.tls.cert: open"},
+		"no key":           {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{Cert: file, Key: "/nowhere"}}, "nats.tls.key: open"},
 		"junk cert":        {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{Cert: file, Key: file}}, "load cert and key"},
 		"no ca":            {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{CA: "/nowhere"}}, "nats.tls.ca: open"},
 		"junk ca":          {ConnConfig{URL: "nats://localhost", TLS: TLSConfig{CA: file}}, "no certificate"},
@@ -73,6 +76,9 @@ func TestConnectRefusesBadConfig(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := Connect(t.Context(), tt.cfg)
 			wantError(t, err, tt.want)
+			if checked := tt.cfg.CheckFiles(); checked != nil && checked.Error() != err.Error() {
+				t.Errorf("the check of its files says %v, and Connect %v", checked, err)
+			}
 			if text := fmt.Sprint(err) + hint.Of(err); strings.Contains(text, "s3cret") {
 				t.Errorf("the error tells the secret: %s", text)
 			}

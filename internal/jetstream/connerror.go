@@ -43,8 +43,6 @@ func connectHint(cfg ConnConfig, urls []*url.URL, at string, err error) string {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return "what listens at " + at + " does not greet as nats-server does: " +
 			"check host and port of nats.url"
-	case cfg.Creds != "" && strings.Contains(err.Error(), cfg.Creds):
-		return "nats.creds is a file with a user's JWT and seed, as nsc generate creds writes it"
 	case isAuthError(err):
 		return authHint(cfg)
 	case strings.Contains(err.Error(), "remote error: tls"),

@@ -181,7 +181,7 @@ func TestConnectCreds(t *testing.T) {
 
 	stranger := must(nkeys.CreateAccount())(t)
 	for name, text := range map[string]string{
-		"of another account": creds(stranger, later), "expired": creds(account, time.Now().Add(-time.Hour)), "junk": "junk",
+		"of another account": creds(stranger, later), "expired": creds(account, time.Now().Add(-time.Hour)),
 	} {
 		_, err := Connect(t.Context(), ConnConfig{URL: srv.URL(), Creds: writeFile(t, "other.creds", text)})
 		wantError(t, err, "connect to NATS")
