@@ -10,6 +10,7 @@
 package migrations
 
 import (
+	"context"
 	"embed"
 	"errors"
 	"fmt"
@@ -18,6 +19,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
@@ -123,8 +126,40 @@ func inGroups(only []Group) string {
 
 // leftOut tells whether a migration makes an outbox that is none of the configuration's in that schema.
 func leftOut(version int64, outboxes []*outbox.Table, schema string) bool {
-	own, ok := ownTables[version]
-	return ok && !slices.ContainsFunc(outboxes, func(t *outbox.Table) bool {
-		return t.Layout.Name == own.layout && t.Name == own.name && t.Schema == schema
-	})
+	_, ok := ownTables[version]
+	made := func(t *outbox.Table) bool { return makes(version, t, schema) }
+	return ok && !slices.ContainsFunc(outboxes, made)
+}
+
+// makes tells whether the migration of ownTables makes the outbox.
+func makes(version int64, t *outbox.Table, schema string) bool {
+	own := ownTables[version]
+	return t.Layout.Name == own.layout && t.Name == own.name && t.Schema == schema
+}
+
+// CheckOutboxes refuses an outbox that does not exist, unless a migration up to the version makes it in the
+// schema. It changes nothing.
+func CheckOutboxes(
+	ctx context.Context, conn *pgx.Conn, outboxes []*outbox.Table, schema string, to int64,
+) error {
+	for _, t := range outboxes {
+		exists := false
+		for version := range ownTables {
+			exists = exists || version <= to && makes(version, t, schema)
+		}
+		if exists {
+			continue
+		}
+		err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, t.SQL()).Scan(&exists)
+		if err != nil {
+			return fmt.Errorf("look for %s: %w", t, err)
+		}
+		if !exists {
+			return hint.Errorf("create the table first, or check outboxes[].table and outboxes[].layout: "+
+				"migrations make public.outbox_messages for layout canonical, "+
+				"and public.outbox_events for append",
+				"table %s does not exist, and the migrations do not make it", t)
+		}
+	}
+	return nil
 }

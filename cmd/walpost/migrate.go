@@ -142,8 +142,8 @@ func migrationConn(cfg *Config) (*pgx.ConnConfig, error) {
 	return conn, nil
 }
 
-// checkLayouts refuses outboxes whose tables lack columns of their layouts.
-func checkLayouts(ctx context.Context, cfg *Config, o migrateOptions) error {
+// checkOutboxes refuses outboxes whose tables lack columns of their layouts, or are missing.
+func checkOutboxes(ctx context.Context, cfg *Config, o migrateOptions) error {
 	if !o.relay() {
 		return nil
 	}
@@ -156,11 +156,18 @@ func checkLayouts(ctx context.Context, cfg *Config, o migrateOptions) error {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it has only read
-	return table.CheckColumns(ctx, conn, tables)
+	if err := table.CheckColumns(ctx, conn, tables); err != nil {
+		return err
+	}
+	schemas := pg.Schemas(conn.PgConn())
+	if len(schemas) == 0 {
+		return nil // which the migrations refuse
+	}
+	return migrations.CheckOutboxes(ctx, conn, tables, schemas[0], o.to)
 }
 
 func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) (err error) {
-	if err := checkLayouts(ctx, cfg, o); err != nil {
+	if err := checkOutboxes(ctx, cfg, o); err != nil {
 		return err
 	}
 	r, err := newRunner(cfg, o)

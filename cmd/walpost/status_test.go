@@ -254,7 +254,7 @@ func TestStatusCountsWhoWaits(t *testing.T) {
 // TestStatusHasPatience for two seconds with each question, and asks the others.
 func TestStatusHasPatience(t *testing.T) {
 	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.slow}")
-	o.walpost("migrate", "up", "--mode", "poll")
+	o.walpost("migrate", "up", "--table", "public.outbox_messages")
 	o.exec(`CREATE TABLE outgoing (LIKE outbox_messages_dlq); CREATE VIEW slow AS SELECT o.xmin, o.* FROM pg_sleep(20), outgoing o`)
 	began := time.Now()
 	r := o.status()

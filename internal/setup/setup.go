@@ -145,6 +145,10 @@ func (s *Setup) Plan(ctx context.Context) ([]*Step, error) {
 	if err := table.CheckColumns(ctx, s.conn, s.cfg.Outboxes); err != nil {
 		return nil, err
 	}
+	err := migrations.CheckOutboxes(ctx, s.conn, s.cfg.Outboxes, s.schema(), migrations.Latest)
+	if err != nil {
+		return nil, err
+	}
 	var steps []*Step
 	for _, part := range []func(context.Context) ([]*Step, error){
 		s.wal, s.roles, s.places, s.tables, s.publication, s.grants, s.producer,
