@@ -51,7 +51,21 @@ func TestConfigFile(t *testing.T) {
 	reads("here", "file: walpost.yaml")
 	reads("package", "file: "+systemConfigFile, "--config", systemConfigFile)
 	err := unreadable(&fs.PathError{Op: "open", Path: systemConfigFile, Err: fs.ErrPermission})
-	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(hint.Of(err), "runuser -u walpost -- walpost") {
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(hint.Of(err), asUser("walpost", "walpost ...")) {
 		t.Errorf("%v (%s)", err, hint.Of(err))
+	}
+}
+
+func TestAsUser(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	if got := asUser("relay", "walpost init"); got != "sudo -u relay walpost init" {
+		t.Errorf("without runuser it is %q", got)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "runuser"), nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got := asUser("relay", "walpost init"); got != "runuser -u relay -- walpost init" {
+		t.Errorf("with runuser it is %q", got)
 	}
 }

@@ -54,8 +54,8 @@ func configFile(flags *pflag.FlagSet) (string, error) {
 func unreadable(err error) error {
 	advice := "`walpost config example` prints a file to start from"
 	if errors.Is(err, fs.ErrPermission) {
-		advice = "run it as root or as the relay's user: runuser -u walpost -- walpost ...; " +
-			"or name another file with --config"
+		advice = "run it as the relay's user, as in: " + asUser(packageUser, "walpost ...") +
+			"; or name another file with --config"
 	}
 	return hint.Wrap(fmt.Errorf("read configuration: %w", err), advice)
 }

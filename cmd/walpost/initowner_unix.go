@@ -13,9 +13,6 @@ import (
 	"github.com/walpost/walpost/internal/setup"
 )
 
-// packageUser is the user of the packages' unit.
-const packageUser = "walpost"
-
 // checkOwners has root write no file that another user's relay could not read: with mode 0600 it would be
 // root's.
 func checkOwners(steps []*setup.Step) error {
@@ -27,7 +24,7 @@ func checkOwners(steps []*setup.Step) error {
 			continue
 		}
 		if reader := readerOf(step.File); reader != "" {
-			return hint.Errorf("run init as that user, as in: runuser -u "+reader+" -- walpost init",
+			return hint.Errorf("run init as that user, as in: "+asUser(reader, "walpost init"),
 				"%s would belong to root, and the relay's user %s could not read it", step.File, reader)
 		}
 	}

@@ -40,7 +40,7 @@ func TestInitAsRoot(t *testing.T) {
 		t.Helper()
 		want := file + " would belong to root, and the relay's user " + user + " could not read it"
 		err := run(args...)
-		if err == nil || err.Error() != want || !strings.Contains(hint.Of(err), "runuser -u "+user+" -- walpost init") {
+		if err == nil || err.Error() != want || !strings.Contains(hint.Of(err), asUser(user, "walpost init")) {
 			t.Errorf("it ended with %v, hint %q, want %q", err, hint.Of(err), want)
 		}
 	}
