@@ -135,7 +135,8 @@ func (c *initConfig) askURLs(ctx context.Context, t talk) error {
 	}
 	if c.origin["postgres.url"] == "" {
 		if t.terminal {
-			p.URL = t.ask("URL of PostgreSQL, as a superuser or the database's owner " +
+			p.URL = t.ask("URL of PostgreSQL, as a superuser or the database's owner. " +
+				"Leave the password out: it is asked for next, and not shown.\n" +
 				"(postgres://user@host:5432/database): ")
 		}
 		if !t.terminal || p.URL == "" {
