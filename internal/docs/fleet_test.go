@@ -49,6 +49,8 @@ databases:
     replicas: 3
     postgresSecret: {name: walpost-billing, key: url}
     ownerSecret: {name: ""}
+    httpSecret: console
+    config: {http: {ui: true, token_file: /etc/walpost-http/token}}
 prometheusRule: {enabled: true}
 `)
 	if err != nil {
@@ -82,6 +84,17 @@ prometheusRule: {enabled: true}
 		if got := at(d, "spec", "selector", "matchLabels", "app.kubernetes.io/instance").text(); got != "walpost-"+name {
 			t.Errorf("%s selects %s", d, got)
 		}
+	}
+	const billing = "Deployment/walpost-billing"
+	volume := at(billing, "spec", "template", "spec", "volumes", 2)
+	mount := at(billing, "spec", "template", "spec", "containers", 0, "volumeMounts", 2)
+	http := at("ConfigMap/walpost-billing", "data", "walpost.yaml").text()
+	if volume.at("secret", "secretName").text() != "console" || mount.at("name").text() != volume.at("name").text() ||
+		!strings.Contains(http, "token_file: "+mount.at("mountPath").text()+"/token\n") {
+		t.Errorf("the pod mounts %v as %v, and the configuration is\n%s", volume.any, mount.any, http)
+	}
+	if text := fmt.Sprint(objects["Deployment/walpost-shop"]); strings.Contains(text, "walpost-http") {
+		t.Errorf("shop mounts what billing's entry says: %s", text)
 	}
 	config := at("ConfigMap/walpost-shop", "data", "walpost.yaml").text()
 	if !strings.Contains(config, "stream: SHOP") || !strings.Contains(config, "url: tls://nats:4222") {
