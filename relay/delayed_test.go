@@ -34,7 +34,7 @@ func TestDelayedRows(t *testing.T) {
 	})
 	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
-		testDelayedRows(t, pg, relay.ModeAuto, 10_000, 60)
+		testDelayedRows(t, pg, relay.ModeAuto, 5000, 30)
 	})
 }
 

@@ -29,7 +29,7 @@ func TestMarksInJournal(t *testing.T) {
 				t.Run("load", func(t *testing.T) {
 					r := newRig(t, pg)
 					r.journal()
-					r.cfg.Mode = mode
+					r.cfg.Mode, r.cfg.FallbackInterval = mode, time.Second // the progress is a pass behind
 					l := newLedger(r)
 					stop := l.start(load{writers: 4, rows: 50})
 					for range 3 {
@@ -53,7 +53,7 @@ func TestMarksInJournal(t *testing.T) {
 				t.Run("open transactions", func(t *testing.T) {
 					r := newRig(t, pg)
 					r.journal()
-					r.cfg.Mode = mode
+					r.cfg.Mode, r.cfg.FallbackInterval = mode, time.Second
 					x := r.startAtWork()
 					l := newLedger(r)
 					r.exec(`INSERT INTO ledger SELECT g FROM generate_series(101, 120) g`) // of no other writer

@@ -146,6 +146,7 @@ func (l *ledger) survived(leftAt outbox.LSN, wantPhantoms int64) {
 // TestAnswersBeforeAnyTail: on a promoted server the tables are answered before its WAL is read, and no message says
 // otherwise until they are: a start after a crash on the way would take it for the answer.
 func TestAnswersBeforeAnyTail(t *testing.T) {
+	t.Parallel()
 	testenv.Cluster(t, func(t *testing.T, primary *testenv.Postgres) {
 		r := newRig(t, primary)
 		standby := primary.NewStandby(t, "sb", nil)
