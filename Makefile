@@ -34,11 +34,12 @@ build: ## build walpost into bin/
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/ ./cmd/walpost
 
 .PHONY: test
-# The longest package first. Its tests wait a good part of their time, so six of them run at once.
-# Other packages run beside it. `make lint` has vetted the tests.
+# The longest package first. Tests wait a good part of their time, so six of a package run at once,
+# and of packages one more than there are processors. `make lint` has vetted the tests.
 test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: each on all PostgreSQL versions within reach)
 	@. .ci/pgenv && go run ./internal/testenv/pgversions && \
-		CGO_ENABLED=1 go test -race -vet=off -count=1 -parallel 6 -timeout 80m ./relay ./...
+		CGO_ENABLED=1 go test -race -vet=off -count=1 -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -parallel 6 \
+		-timeout 80m ./relay ./...
 
 .PHONY: lint
 lint: ## vet, staticcheck, the formatting, the workflows, and other platforms
