@@ -180,8 +180,12 @@ func (p *reporter) sayInserted(t *outbox.Table, more ...zap.Field) {
 	}
 }
 
-// alarmNoConsumer: the limit may be the account's, which nothing else tells.
+// alarmNoConsumer: the limit may be the account's, which nothing else tells. nil ends the alarm.
 func (p *reporter) alarmNoConsumer(err error) {
+	if err == nil {
+		p.over("no_consumer", "no_consumer", "messages are read back through a consumer again")
+		return
+	}
 	if !p.limited("no_consumer", time.Hour) {
 		p.alarm("no_consumer",
 			"the stream or the account has as many consumers as it may: "+
