@@ -47,6 +47,8 @@ func TestNoConsumerAllowed(t *testing.T) {
 				t.Errorf("the start warns of the stream's limit: %t, want %t", warned, limit.warned)
 			}
 			r.must(r.js().DeleteConsumer(t.Context(), "EVENTS", "others"))
+			r.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'walpost%'`)
+			x.over("no_consumer")
 			r.storedIs(1, 60)
 			x.quiet("events_lost", "missed_rows")
 		})

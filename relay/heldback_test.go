@@ -26,6 +26,7 @@ func TestHeldBackByAStandbySlot(t *testing.T) {
 		r.must(pg.Reload(t.Context(), map[string]string{"synchronized_standby_slots": ""}))
 		r.pending(0)
 		r.storedIs(1, 6)
+		x.over("standby_slot")
 		x.quiet("missed_rows")
 	})
 }

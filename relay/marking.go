@@ -91,10 +91,11 @@ func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) erro
 // sayVanished says once an hour that rows of a table that the WAL brought are gone before they are marked.
 // One that was read back, or was in a statement that has failed, may have been deleted by its mark.
 func (w *marker) sayVanished(j *markTask) {
-	if t := j.row.Ref.Table; j.sent && !j.failed && !w.reporter.limited("vanished/"+t.String(), time.Hour) {
+	t := j.row.Ref.Table
+	if kind := "vanished/" + t.String(); j.sent && !j.failed && !w.reporter.limited(kind, time.Hour) {
 		w.reporter.log.Warn("rows vanish before they are marked: such a row is lost where a start, a new "+
 			"slot or poll mode asks the table for it",
-			zap.Stringer("row", j.row.Ref), zapTable(t), zap.String("hint",
+			zap.Stringer("row", j.row.Ref), zapTable(t), w.reporter.leftOut(kind), zap.String("hint",
 				"set mark: none where the producer deletes its rows in the transaction that inserts them, "+
 					"or leave the deleting to the relay (mark: delete)"))
 	}

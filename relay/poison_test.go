@@ -201,3 +201,28 @@ func (r *rig) retryAll() {
 	defer dlq.Close()
 	r.must(dlq.Retry(r.t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) { r.must(o.Err) }))
 }
+
+// TestEachDeadLetterIsInTheLog: of rows that become dead letters together the log names some, and counts the others.
+func TestEachDeadLetterIsInTheLog(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
+	r.cfg.Retry, r.cfg.OnPoison = table.Retry{Backoff: time.Millisecond, MaxAttempts: 1}, fallback.Skip
+	x := r.start().streaming()
+	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) SELECT 'order', i, 'payment.made', '{}' FROM generate_series(1, 50) i`)
+	eventually(t, "the rows are dead letters", func() bool { return r.count(`SELECT count(*) FROM outbox_messages_dlq`) == 50 })
+	x.halt()
+	var all int64
+	for _, e := range x.logs.All() {
+		left, _ := e.ContextMap()["left_out"].(int64)
+		switch {
+		case strings.HasPrefix(e.Message, "a row has become a dead letter"):
+			all += 1 + left
+		case e.ContextMap()["kind"] == "dead_letter":
+			all += left
+		}
+	}
+	if all != 50 {
+		t.Errorf("the log names and counts %d dead letters, want 50", all)
+	}
+}

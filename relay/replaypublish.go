@@ -170,7 +170,7 @@ func (p *replay) refuse(row table.ReplayRow, failure error) {
 	}
 	if !p.limited("replay_refused", time.Minute) {
 		p.log.Warn("a row cannot be published again: the replay goes on without it",
-			append(p.fields(), zap.String("failure", text))...)
+			append(p.fields(), zap.String("failure", text), p.leftOut("replay_refused"))...)
 	}
 }
 

@@ -25,13 +25,21 @@ type reporter struct {
 	status  status
 	once    *once // nil without Config.Once
 
-	mu         sync.Mutex           // guards what follows
-	said       map[string]time.Time // when something was last said, by its kind
-	eventTypes map[string]struct{}  // label values in use
+	mu         sync.Mutex          // guards what follows
+	said       map[string]*saying  // by its kind
+	eventTypes map[string]struct{} // label values in use
+}
+
+// saying is a line of a kind that is not said each time.
+type saying struct {
+	at      time.Time     // of the last one
+	every   time.Duration // is said again only after this time
+	leftOut int           // since then
+	named   bool          // each names another row: see leftOut
 }
 
 func newReporter(log *zap.Logger, m *metrics) *reporter {
-	return &reporter{log: log, metrics: m, said: map[string]time.Time{}, eventTypes: map[string]struct{}{}}
+	return &reporter{log: log, metrics: m, said: map[string]*saying{}, eventTypes: map[string]struct{}{}}
 }
 
 // failing notes what keeps the present step from being done, nil where nothing does.
@@ -57,7 +65,7 @@ func (p *reporter) alarm(name, message string, fields ...zap.Field) {
 func (p *reporter) over(kinds, name, message string, fields ...zap.Field) {
 	p.mu.Lock()
 	before := len(p.said)
-	maps.DeleteFunc(p.said, func(kind string, _ time.Time) bool { return strings.HasPrefix(kind, kinds) })
+	maps.DeleteFunc(p.said, func(kind string, _ *saying) bool { return strings.HasPrefix(kind, kinds) })
 	raised := len(p.said) < before
 	p.mu.Unlock()
 	if raised {
@@ -77,11 +85,49 @@ func (p *reporter) trouble(message string, err error, fields ...zap.Field) {
 func (p *reporter) limited(kind string, every time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if last, said := p.said[kind]; said && time.Since(last) < every {
+	s := p.said[kind]
+	if s != nil && time.Since(s.at) < every {
+		s.leftOut++
 		return true
 	}
-	p.said[kind] = time.Now()
+	if s == nil {
+		s = &saying{}
+		p.said[kind] = s
+	}
+	s.at, s.every = time.Now(), every
 	return false
+}
+
+// leftOut is a field of a line that names one of many rows: how many lines of the kind limited has kept
+// back since the last one. Where no line follows, sayLeftOut says so.
+func (p *reporter) leftOut(kind string) zap.Field {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.said[kind]
+	if s == nil {
+		return zap.Skip()
+	}
+	n := s.leftOut
+	if s.leftOut, s.named = 0, true; n == 0 {
+		return zap.Skip()
+	}
+	return zap.Int("left_out", n)
+}
+
+// sayLeftOut says how many lines were kept back that name rows, where no other line has said so in time. With
+// end it does not wait for that.
+func (p *reporter) sayLeftOut(end bool) {
+	p.mu.Lock()
+	left := map[string]int{}
+	for kind, s := range p.said {
+		if s.named && s.leftOut > 0 && (end || time.Since(s.at) >= s.every) {
+			left[kind], s.leftOut = s.leftOut, 0
+		}
+	}
+	p.mu.Unlock()
+	for kind, n := range left {
+		p.log.Warn("rows were left out of the log", zap.String("kind", kind), zap.Int("left_out", n))
+	}
 }
 
 // logFailure says once what ended something, with the advice where there is one.
@@ -97,19 +143,20 @@ const maxEventTypes = 200
 func (p *reporter) refused(ref outbox.Ref, eventType string, failure *outbox.RowError) {
 	name := p.eventTypeLabel(eventType, failure.Class)
 	p.metrics.failures.WithLabelValues(name, failure.Class).Inc()
-	if p.limited("refused/"+name+"/"+failure.Class, 10*time.Second) {
+	kind := "refused/" + name + "/" + failure.Class
+	if p.limited(kind, 10*time.Second) {
 		return
 	}
 	p.log.Warn("a row cannot be delivered: its failure is recorded", zap.Stringer("row", ref),
 		zap.String("event_type", eventType),
-		zap.String("class", failure.Class), zap.String("failure", failure.Reason))
+		zap.String("class", failure.Class), zap.String("failure", failure.Reason), p.leftOut(kind))
 }
 
 // deadLetter logs a row that has become a dead letter, and then one in ten seconds.
 func (p *reporter) deadLetter(ref outbox.Ref, failure string) {
 	if !p.limited("dead_letter", 10*time.Second) {
 		p.log.Warn("a row has become a dead letter: see `walpost dlq list`", zap.Stringer("row", ref),
-			zap.String("failure", failure))
+			zap.String("failure", failure), p.leftOut("dead_letter"))
 	}
 }
 
@@ -133,8 +180,12 @@ func (p *reporter) sayInserted(t *outbox.Table, more ...zap.Field) {
 	}
 }
 
-// alarmNoConsumer: the limit may be the account's, which nothing else tells.
+// alarmNoConsumer: the limit may be the account's, which nothing else tells. nil ends the alarm.
 func (p *reporter) alarmNoConsumer(err error) {
+	if err == nil {
+		p.over("no_consumer", "no_consumer", "messages are read back through a consumer again")
+		return
+	}
 	if !p.limited("no_consumer", time.Hour) {
 		p.alarm("no_consumer",
 			"the stream or the account has as many consumers as it may: "+
@@ -145,11 +196,11 @@ func (p *reporter) alarmNoConsumer(err error) {
 
 // alarmForged: the message at the sequence is not the row's own.
 func (p *reporter) alarmForged(ref outbox.Ref, seq uint64) {
-	if !p.limited("forged_message/"+ref.Table.String(), time.Second) {
+	if kind := "forged_message/" + ref.Table.String(); !p.limited(kind, time.Second) {
 		p.alarm("forged_message",
 			"the stream has a message with a pending row's id and another payload: "+
 				"the row is delivered all the same",
-			zap.Stringer("row", ref), zap.Uint64("sequence", seq))
+			zap.Stringer("row", ref), zap.Uint64("sequence", seq), p.leftOut(kind))
 	}
 }
 
@@ -165,9 +216,11 @@ func (p *reporter) sayWeaknesses(findings check.Findings) {
 // slowStep is how long a step may take before the log says so.
 const slowStep = time.Minute
 
-// watchSteps says, once a minute, where a session hangs.
+// watchSteps says, once a minute, where a session hangs, and what the log has left out.
 func (p *reporter) watchSteps(ctx context.Context) {
+	defer p.sayLeftOut(true)
 	for sleep.For(ctx, slowStep/4) {
+		p.sayLeftOut(false)
 		p.status.mu.Lock()
 		step, took := p.status.step, time.Since(p.status.stepAt)
 		err, polling := p.status.err, p.status.state == statePolling

@@ -278,7 +278,9 @@ func (s *session) open(ctx context.Context) (*stream.Session, error) {
 		URL: s.cfg.PostgresURL, Files: s.cfg.PostgresFiles,
 		Slot: s.cfg.Slot, Publication: s.cfg.Publication, Tables: s.cfg.Outboxes, Log: s.log,
 		HeldBack: func(why string) {
-			if !s.limited("standby_slot", 30*time.Second) {
+			if why == "" {
+				s.over("standby_slot", "standby_slot", "PostgreSQL sends WAL again")
+			} else if !s.limited("standby_slot", 30*time.Second) {
 				s.alarm("standby_slot",
 					"PostgreSQL sends no WAL: it waits for a standby that synchronized_standby_slots names",
 					zap.String("notice", why))

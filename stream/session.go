@@ -40,9 +40,9 @@ type Config struct {
 	Publication string
 	Tables      []*outbox.Table
 	Log         *zap.Logger
-	// HeldBack is called, about once a second and on the reader's goroutine, while the
-	// server sends nothing because of synchronized_standby_slots, with its own words.
-	// It must not block.
+	// HeldBack, if set, is called, about once a second and on the reader's goroutine, while the
+	// server sends nothing because of synchronized_standby_slots, with its own words. When the server sends
+	// WAL after that, or for the first time, it is called with "". It must not block.
 	HeldBack func(why string)
 }
 
@@ -116,6 +116,8 @@ type Session struct {
 	txn       *Txn
 	committed int64
 	ended     outbox.LSN
+	// held: the server has sent no WAL since the last call of cfg.HeldBack.
+	held bool
 
 	// mu guards what follows: up to where everything was received, and who waits
 	// for how far.
@@ -150,7 +152,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 		return nil, err
 	}
 	s := &Session{
-		cfg: cfg, conn: conn, source: source, abridge: abridge,
+		cfg: cfg, conn: conn, source: source, abridge: abridge, held: cfg.HeldBack != nil,
 		wake: make(chan struct{}, 1), closed: make(chan struct{}), broken: make(chan struct{}),
 	}
 	if err := s.start(ctx); err != nil {
@@ -269,6 +271,7 @@ func (s *Session) notice(n *pgproto3.NoticeResponse) error {
 			"in the table, not in the stream", "%w: %s", ErrPublicationSkipped, n.Message)
 	}
 	if n.Routine == "StandbySlotsHaveCaughtup" {
+		s.held = true
 		s.cfg.HeldBack(n.Message)
 		return nil
 	}
@@ -296,6 +299,9 @@ func (s *Session) keepalive(ctx context.Context, h Handler, end outbox.LSN, repl
 	if reply {
 		s.Flush()
 	}
+	if end > s.received { // only this goroutine changes it
+		s.goesOn()
+	}
 	s.source.late(0) // it has sent all it had, or a second has passed
 	// In the middle of a transaction its LSN is that transaction's own.
 	if s.txn != nil {
@@ -307,11 +313,20 @@ func (s *Session) keepalive(ctx context.Context, h Handler, end outbox.LSN, repl
 	return err
 }
 
+// goesOn notes that the server sends WAL.
+func (s *Session) goesOn() {
+	if s.held {
+		s.held = false
+		s.cfg.HeldBack("")
+	}
+}
+
 // serverEpoch is 2000-01-01, in microseconds of Unix time.
 const serverEpoch = 946_684_800_000_000
 
 // walData takes a message that left the server at a time of its clock.
 func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, left int64, data []byte) error {
+	s.goesOn()
 	m, err := d.Decode(data)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUndecodable, err)

@@ -13,7 +13,8 @@ import (
 
 func newDLQCommand() *cobra.Command {
 	return newGroup("dlq", "List, show, retry and discard dead letters", help("dlq"),
-		newDLQListCommand(), newDLQShowCommand(), newDLQRetryCommand(), newDLQDiscardCommand())
+		newDLQListCommand(), newDLQShowCommand(), newDLQRetryCommand(), newDLQDiscardCommand(),
+		newDLQGiveUpCommand())
 }
 
 func newDLQListCommand() *cobra.Command {

@@ -76,11 +76,15 @@ func (c *dlqChange) check(cmd *cobra.Command, args []string) (deadletter.Filter,
 	case chosen && c.all:
 		return f, &usageError{hint.Errorf("leave one of them out", "--all excludes ids and filters")}
 	}
-	if _, terminal := terminalWidth(cmd.InOrStdin()); !c.yes && !c.dryRun && !terminal {
-		return f, &usageError{hint.Errorf("add --yes, perhaps after a look with --dry-run",
-			"%s has no terminal to ask on", cmd.CommandPath())}
+	return f, canAsk(cmd, c.yes || c.dryRun, "add --yes, perhaps after a look with --dry-run")
+}
+
+// canAsk refuses a change that is to be confirmed where nobody can be asked.
+func canAsk(cmd *cobra.Command, yes bool, advice string) error {
+	if _, terminal := terminalWidth(cmd.InOrStdin()); !yes && !terminal {
+		return &usageError{hint.Errorf(advice, "%s has no terminal to ask on", cmd.CommandPath())}
 	}
-	return f, nil
+	return nil
 }
 
 func (c *dlqChange) run(

@@ -44,6 +44,7 @@ func TestCommandsNameTheCatalogs(t *testing.T) {
 		}
 		id := o.text(`SELECT dead_letter_id FROM outbox_messages_dlq ORDER BY 1 LIMIT 1`)
 		o.walpost("dlq", "show", id)
+		o.leaves("1", "it is not parked")
 		v, stopUI := o.ui()
 		for _, path := range []string{"overview", "held", "deadletters?event_type=late.two&aggregate_id=2", "deadletters/" + id, "consumers", "replays"} {
 			v.into(&map[string]any{}, path, "")

@@ -147,23 +147,11 @@ func timeFlag(flag, text string) (*time.Time, error) {
 
 // table is the outbox that is meant.
 func (c *replayCommand) table(cfg *Config) (*outbox.Table, error) {
-	tables, err := cfg.Tables()
+	t, err := chooseOutbox(cfg, c.from)
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for _, t := range tables {
-		if c.from == t.String() || c.from == t.Name || c.from == "" && len(tables) == 1 {
-			return t, table.CheckReplayable(t)
-		}
-		names = append(names, t.String())
-	}
-	if c.from == "" {
-		return nil, &usageError{hint.Errorf("--outbox "+strings.Join(names, ", or --outbox "),
-			"the relay has %d outboxes: which one?", len(tables))}
-	}
-	return nil, &usageError{hint.Errorf("the outboxes are "+strings.Join(names, ", "),
-		"--outbox: %q is none of the relay's", c.from)}
+	return t, table.CheckReplayable(t)
 }
 
 // checkStream refuses a stream that the relay cannot publish into.

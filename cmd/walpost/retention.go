@@ -90,8 +90,19 @@ func summary(r *retention.Report) string {
 	for _, t := range r.Tables {
 		archived, deleted = archived+t.Archived, deleted+t.Deleted
 	}
-	return fmt.Sprintf("%d rows archived, %d old rows deleted, %d expired keys deleted",
-		archived, deleted, r.ExpiredKeys)
+	var parts []string
+	for _, part := range []struct {
+		n    int64
+		what string
+	}{{archived, "rows archived"}, {deleted, "old rows deleted"}, {r.ExpiredKeys, "expired keys deleted"}} {
+		if part.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", part.n, part.what))
+		}
+	}
+	if len(parts) == 0 {
+		return "nothing yet"
+	}
+	return strings.Join(parts, ", ")
 }
 
 func printRetention(w io.Writer, r *retention.Report, asJSON bool) error {
@@ -108,11 +119,14 @@ func printRetention(w io.Writer, r *retention.Report, asJSON bool) error {
 		if t.Deleted > 0 {
 			fmt.Fprintf(w, "%s: %d old rows deleted\n", t.Table, t.Deleted)
 		}
-		if t.Skipped != "" {
-			fmt.Fprintf(w, "%s: not archived: %s\n", t.Table, t.Skipped)
-			continue
+		switch {
+		case t.Obstacle:
+			fmt.Fprintf(w, "%s: keeps its processed rows: %s\n", t.Table, t.Skipped)
+		case t.Skipped != "":
+			fmt.Fprintf(w, "%s: %s\n", t.Table, t.Skipped)
+		default:
+			fmt.Fprintf(w, "%s: %d rows archived\n", t.Table, t.Archived)
 		}
-		fmt.Fprintf(w, "%s: %d rows archived\n", t.Table, t.Archived)
 	}
 	if len(r.Created) > 0 {
 		fmt.Fprintf(w, "created %s\n", strings.Join(r.Created, ", "))
@@ -120,8 +134,12 @@ func printRetention(w io.Writer, r *retention.Report, asJSON bool) error {
 	if len(r.Dropped) > 0 {
 		fmt.Fprintf(w, "dropped %s\n", strings.Join(r.Dropped, ", "))
 	}
-	fmt.Fprintf(w, "%d old rows deleted from the archive's default partition\n"+
-		"%d expired idempotency keys deleted\n", r.Purged, r.ExpiredKeys)
+	if r.Purges {
+		fmt.Fprintf(w, "%d old rows deleted from the archive's default partition\n", r.Purged)
+	}
+	if r.HasKeys {
+		fmt.Fprintf(w, "%d expired idempotency keys deleted\n", r.ExpiredKeys)
+	}
 	for _, n := range r.Notes {
 		fmt.Fprintf(w, "note: %s\n", n)
 	}

@@ -17,7 +17,7 @@ import (
 const countMost = status.CountMost
 
 func newStatusCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, watch bool
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show what runs now: relay, slot, backlog, dead letters, stream",
 		Long: help("status"), Args: noArgs,
@@ -26,30 +26,33 @@ func newStatusCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			tables, err := cfg.Tables()
-			if err != nil {
-				return err
+			if watch {
+				return watchStatus(cmd, cfg, asJSON)
 			}
-			r := status.New()
-			errs := problems{}
-			for _, server := range []struct {
-				name string
-				ask  func() error
-			}{
-				{"postgres", func() error { return askPostgres(cmd.Context(), r, cfg, tables) }},
-				{"nats", func() error { return askNATS(cmd.Context(), r, cfg) }},
-			} {
-				if err := server.ask(); err != nil {
-					errs = append(errs, err)
-					r.Fail(server.name, err)
-				}
-			}
-			return apart(printStatus(cmd.OutOrStdout(), r, cfg, asJSON), apart(errs...))
+			r, err := askStatus(cmd.Context(), cfg)
+			return apart(printStatus(cmd.OutOrStdout(), r, cfg, asJSON), err)
 		},
 	}
+	cmd.Flags().BoolVar(&watch, "watch", false, "report every two seconds, until Ctrl-C")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	addConfigFlags(cmd)
 	return cmd
+}
+
+// askStatus asks both servers. The report is there even if they cannot be asked.
+func askStatus(ctx context.Context, cfg *Config) (*status.Report, error) {
+	r := status.New()
+	errs := problems{}
+	for _, server := range []struct {
+		name string
+		ask  func(context.Context, *status.Report, *Config) error
+	}{{"postgres", askPostgres}, {"nats", askNATS}} {
+		if err := server.ask(ctx, r, cfg); err != nil {
+			errs = append(errs, err)
+			r.Fail(server.name, err)
+		}
+	}
+	return r, apart(errs...)
 }
 
 // database is how a command reaches PostgreSQL, under the name that the server shows.
@@ -68,7 +71,11 @@ func openLook(ctx context.Context, cfg *Config, name string) (*table.DB, error) 
 	return table.OpenLook(ctx, database(cfg, name))
 }
 
-func askPostgres(ctx context.Context, r *status.Report, cfg *Config, tables []*outbox.Table) error {
+func askPostgres(ctx context.Context, r *status.Report, cfg *Config) error {
+	tables, err := cfg.Tables()
+	if err != nil {
+		return err
+	}
 	db, err := openLook(ctx, cfg, "walpost status")
 	if err != nil {
 		return err

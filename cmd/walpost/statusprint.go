@@ -49,7 +49,7 @@ func printStatus(w io.Writer, r *status.Report, cfg *Config, asJSON bool) error 
 		s.relay(r.Relay, r.Stream != nil)
 		s.slots(r.Slot, r.NewSlot, cfg.Postgres.MaxRetainedWAL)
 		for _, o := range r.Outboxes {
-			s.outbox(o)
+			s.outbox(o, cfg.Fallback.Interval)
 		}
 		s.line("dead letters", "%s%s", counted(r.DeadLetters), lettersOf(r))
 		if r.Replay != nil {
@@ -211,7 +211,8 @@ func slotTraits(s *pg.SlotState) []string {
 	return traits
 }
 
-func (s sheet) outbox(o *status.Outbox) {
+// outbox prints an outbox, which the relay searches once in an interval.
+func (s sheet) outbox(o *status.Outbox, interval time.Duration) {
 	s.line("outbox", "%s, mark %s", o.Table, o.Mark)
 	if o.Mark == outbox.MarkNone {
 		s.line("  pending", "the table does not tell: only the WAL has the events")
@@ -226,9 +227,19 @@ func (s sheet) outbox(o *status.Outbox) {
 	default:
 		s.line("  failed", "%s parked, %s held%s", counted(o.Parked), counted(o.Held), whereParked(o))
 	}
-	if p := o.Progress; p != nil {
-		s.line("  journal", "settled up to id %d, %s behind, holes: %d", p.SettledTo, ids(p.Behind), p.Holes)
+	if o.Progress != nil {
+		s.line("  journal", "%s, holes: %d", settledTo(o.Progress, interval), o.Progress.Holes)
 	}
+}
+
+// settledTo says how far a journal's progress is. It follows the deliveries after one search or two, and so a
+// distance from the newest id is no lag.
+func settledTo(p *table.Progress, interval time.Duration) string {
+	if p.Behind == 0 {
+		return fmt.Sprintf("settled up to id %d, the newest", p.SettledTo)
+	}
+	return fmt.Sprintf("settled up to id %d of %d (follows the deliveries at the next searches, every %s)",
+		p.SettledTo, p.SettledTo+p.Behind, formatDuration(interval))
 }
 
 func whereParked(o *status.Outbox) string {
@@ -236,13 +247,6 @@ func whereParked(o *status.Outbox) string {
 		return ""
 	}
 	return ": see `walpost dlq list --parked`"
-}
-
-func ids(n int64) string {
-	if n == 1 {
-		return "1 id"
-	}
-	return fmt.Sprintf("%d ids", n)
 }
 
 func oldest(o *status.Outbox) string {

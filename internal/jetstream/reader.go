@@ -72,20 +72,24 @@ type eachHeaders func(seq uint64, at time.Time, h nats.Header)
 // So the leader is asked whether what was read last is the last there is.
 //
 // Where no consumer is allowed, refused is called, and the leader is asked for one message after the other.
+// It is called with nil when a consumer has brought messages.
 func (s *Stream) headers(
 	ctx context.Context, from, to uint64, filter string, refused func(error), each eachHeaders,
 ) error {
-	read := s.consume
+	read, walks := s.consume, false
 	for try := 1; ; try++ {
 		last, err := read(ctx, from, to, filter, each)
 		if last >= from {
 			from, try = last+1, 1 // what was read stands
+			if !walks && refused != nil {
+				refused(nil)
+			}
 		}
 		if from > to {
 			return nil
 		}
 		if noConsumer(err) {
-			if read = s.walk; refused != nil {
+			if read, walks = s.walk, true; refused != nil {
 				refused(err)
 			}
 			continue

@@ -57,7 +57,7 @@ type ScanOptions struct {
 	// Aggregates has [Message.Aggregate] filled in.
 	Aggregates bool
 	// NoConsumer, if set, is told that the server allows no consumer more: messages are asked
-	// for one by one.
+	// for one by one. It is told nil when messages have come through a consumer.
 	NoConsumer func(error)
 }
 

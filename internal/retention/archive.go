@@ -44,19 +44,20 @@ func (r *pass) archiveRows(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// unarchived says why nothing of an outbox goes to the archive, which has the canonical columns.
+// unarchived says what becomes of the processed rows of an outbox that do not go to the archive, or why. The
+// archive has the canonical columns.
 func (r *pass) unarchived(t *outbox.Table) string {
 	switch {
-	case r.opts.ArchiveAfter == 0:
-		return "archiving is off"
-	case table.Journals(t):
-		return "a table that is append-only has no archive: " + r.deletion()
+	case table.Journals(t): // such a table never has an archive
+		return r.deletion()
 	case !table.MarkOf(t).Stays():
 		return fmt.Sprintf("mark %q leaves no processed rows", t.Mark)
+	case r.opts.ArchiveAfter == 0:
+		return "archiving is off"
 	case !table.IsArchived(t):
 		return fmt.Sprintf("only the canonical layout is archived, not %q: %s", t.Layout.Name, r.deletion())
 	case r.archive == nil:
-		return "there is no archive"
+		return "not archived: there is no archive, which `walpost migrate up` creates"
 	}
 	return ""
 }

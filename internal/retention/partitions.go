@@ -39,7 +39,7 @@ func (r *pass) findArchive(ctx context.Context) error {
 	if r.opts.ArchiveAfter == 0 && r.opts.DropAfter == 0 {
 		return nil
 	}
-	has, err := r.exists(ctx, table.Archive, r.tables.archive, "so nothing is archived or dropped")
+	has, err := r.exists(ctx, table.Archive, r.tables.archive)
 	if err == nil && has && !slices.ContainsFunc(r.opts.Tables, table.IsArchived) {
 		err = r.db.QueryRow(ctx, []any{&has}, `SELECT EXISTS (SELECT FROM `+r.tables.archive+`)`)
 	}
@@ -55,7 +55,7 @@ func (r *pass) findArchive(ctx context.Context) error {
 			"so nothing is archived or dropped", table.Archive)
 		return nil
 	}
-	r.archive = a
+	r.archive, r.report.Purges = a, r.opts.DropAfter > 0 && a.unsorted != ""
 	return nil
 }
 

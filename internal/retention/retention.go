@@ -46,8 +46,10 @@ type Report struct {
 	ExpiredKeys int64         `json:"expired_keys"` // idempotency keys
 	// Notes say what was left undone, and why.
 	Notes []string `json:"notes"`
-
-	missing []string // those notes that only say that a table does not exist
+	// HasKeys: there are idempotency keys. Purges: the archive has a default partition, whose old rows are
+	// deleted.
+	HasKeys bool `json:"-"`
+	Purges  bool `json:"-"`
 }
 
 // Complaints are the obstacles that an operator has to remove before a pass can do all its work. A missing
@@ -59,12 +61,7 @@ func (r *Report) Complaints() []string {
 			all = append(all, fmt.Sprintf("%s keeps its processed rows: %s", t.Table, t.Skipped))
 		}
 	}
-	for _, n := range r.Notes {
-		if !slices.Contains(r.missing, n) {
-			all = append(all, n)
-		}
-	}
-	return all
+	return append(all, r.Notes...)
 }
 
 // TableReport is what a pass has done with one outbox.
@@ -220,26 +217,19 @@ func blocked(err error) bool {
 	return pg.Code(err) == pgerrcode.LockNotAvailable || pg.Code(err) == pgerrcode.DeadlockDetected
 }
 
-// exists reports whether one of walpost's tables exists, and notes where it does not.
-func (r *pass) exists(ctx context.Context, name, qualified, without string) (has bool, err error) {
+// exists reports whether one of walpost's tables exists. To do without it is a choice, of which nothing is
+// said.
+func (r *pass) exists(ctx context.Context, name, qualified string) (has bool, err error) {
 	err = r.db.QueryRow(ctx, []any{&has}, `SELECT to_regclass($1) IS NOT NULL`, qualified)
 	if err != nil {
 		return false, fmt.Errorf("look for %s: %w", name, err)
-	}
-	if !has {
-		up := "walpost migrate up"
-		if name == keys.Table {
-			up += " --only idempotency"
-		}
-		r.note("table %s does not exist, %s: `%s` creates it", name, without, up)
-		r.report.missing = append(r.report.missing, r.report.Notes[len(r.report.Notes)-1])
 	}
 	return has, nil
 }
 
 func (r *pass) expireKeys(ctx context.Context) error {
-	has, err := r.exists(ctx, keys.Table, r.tables.keys, "so no key is deleted")
-	if err != nil || !has {
+	has, err := r.exists(ctx, keys.Table, r.tables.keys)
+	if r.report.HasKeys = has; err != nil || !has {
 		return err
 	}
 	expired := sweep{

@@ -385,7 +385,7 @@ func TestRetainSkips(t *testing.T) {
 	}
 	b.exec(`DROP TABLE outbox_messages_archive, idempotency_keys`)
 	r = b.retain(dropAfter(day))
-	if r.Tables[0].Skipped != "there is no archive" || len(r.Notes) != 2 || !strings.Contains(r.Notes[0], "migrate up") || !strings.Contains(r.Notes[1], "migrate up") {
+	if !strings.Contains(r.Tables[0].Skipped, "migrate up") || len(r.Notes) != 0 || r.HasKeys || r.Purges {
 		t.Errorf("report %+v", r)
 	}
 	if _, err := b.tryRetain(t.Context(), dropAfter(time.Minute)); err == nil {

@@ -35,6 +35,8 @@ type Mark interface {
 	unmarkSQL(t *outbox.Table, same string) string
 	// wakeSQL is [WakeSQL], with the assignments.
 	wakeSQL(t *outbox.Table, s *sets) string
+	// giveUpSQL is an UPDATE of the parked row with the id $1, after [DB.GiveUp].
+	giveUpSQL(t *outbox.Table, attempts int) string
 	// skipSQL marks the pending rows of a table and counts them, unless it has done so before.
 	skipSQL(t *outbox.Table) string
 	// deadLetterSQL is a settling statement that makes dead letters of rows, in the table of that name.
