@@ -50,8 +50,12 @@ export function walBudget(limit) {
 
 export const walBytes = (n) => size(n, walBase)
 
-// walSteps are the steps of an axis of WAL: round numbers in its unit.
-export const walSteps = () => units[walBase].flatMap((_, i) => [1, 2, 5, 10, 20, 50, 100, 200, 500].map((n) => n * walBase ** i))
+// steps are those of an axis: round numbers, and whole ones.
+const steps = (base) => units[base].flatMap((_, i) => [1, 2, 5, 10, 20, 50, 100, 200, 500].map((n) => n * base ** i))
+
+export const countSteps = steps(1000)
+
+export const walSteps = () => steps(walBase)
 
 export function milliseconds(ms) {
   if (unknown(ms)) return '–'

@@ -3,20 +3,20 @@ import { get } from '../api.js'
 import { charts, lastOf, retainedWAL } from '../charts.js'
 import { details } from '../dialog.js'
 import { data, h } from '../dom.js'
-import { atLeast, clock, count, milliseconds, number, plural, rate, seconds, secondsSince, short, walBytes } from '../format.js'
+import { atLeast, clock, count, countSteps, milliseconds, number, plural, rate, seconds, secondsSince, short, walBytes } from '../format.js'
 import { relayState, soon, totals } from '../verdict.js'
 import { badge, empty, facts, icon, meter, moment, panel, table, time } from '../widgets.js'
 import { alarmLevel, runbook } from './alarms.js'
 
 const lines = [
-  { title: 'Rate', format: rate, least: 10, lines: [
+  { title: 'Rate', format: rate, steps: countSteps, least: 10, lines: [
     { field: 'rate', name: 'stored', color: 'line1', fill: true }, { field: 'failures', name: 'failures', color: 'line3', dash: true }] },
   { title: 'Latency', format: milliseconds, lines: [
     { field: 'p99_ms', name: 'p99', color: 'line2' }, { field: 'p50_ms', name: 'p50', color: 'line1', fill: true }] },
   { title: 'Lag', format: seconds, lines: [{ field: 'lag_seconds', name: '', color: 'line1', fill: true }] },
   retainedWAL,
-  { title: 'In flight', format: short, least: 10, lines: [{ field: 'inflight', name: '', color: 'line1', fill: true }] },
-  { title: 'Failed', format: short, least: 10, lines: [
+  { title: 'In flight', format: short, steps: countSteps, least: 10, lines: [{ field: 'inflight', name: '', color: 'line1', fill: true }] },
+  { title: 'Failed', format: short, steps: countSteps, least: 10, lines: [
     { field: 'dead_letters', name: 'dead letters', color: 'line3', dash: true }, { field: 'held', name: 'held aggregates', color: 'line2' }] },
 ]
 
