@@ -30,7 +30,7 @@ function slotFacts(slot, ctx) {
     ['Name', slot.name],
     ['WAL', badge(health[slot.wal_status] ?? 'idle', slot.wal_status || 'not known')],
     ['Kept', kept],
-    ['Full in', soon(full) ? seconds(full) : full > 0 ? 'more than a week' : 'it does not grow'],
+    ['Full in', soon(full) ? seconds(full) : 'not soon'],
     ['Until it is lost', slot.safe_bytes >= 0 ? walBytes(slot.safe_bytes) : 'no limit of the server'],
     ['Confirmed LSN', slot.confirmed_flush_lsn],
     ['Behind it', walBytes(slot.confirmed_lag_bytes)],
