@@ -223,6 +223,9 @@ func TestForecast(t *testing.T) {
 	if f := predict(grow(100, func(int) float64 { return 2_000_000 }), 1_000_000); f.FullIn != nil {
 		t.Errorf("over the budget, without growth, the forecast is %+v", f)
 	}
+	if f := predict(grow(100, func(i int) float64 { return float64(i) * 20 }), 1_000_000); f.Growth == nil || *f.Growth <= 0 || f.FullIn != nil {
+		t.Errorf("with less than a hundredth of the budget the forecast is %+v", f)
+	}
 	if f := predict(grow(10, func(i int) float64 { return float64(i) }), 1_000_000); f.Growth != nil {
 		t.Errorf("after 18 seconds the forecast is %+v", f)
 	}

@@ -223,6 +223,9 @@ const (
 	// predictFrom is how much of the series a forecast goes by, and predictLeast how much it needs.
 	predictFrom  = 5 * time.Minute
 	predictLeast = 30 * time.Second
+	// leastUsed is the part of the budget below which nothing is foreseen: the WAL between two
+	// checkpoints, or what an outage has left, looks like growth.
+	leastUsed = 0.01
 )
 
 // predict fits a line to the last minutes.
@@ -248,7 +251,7 @@ func predict(points []point, budget int64) (f forecast) {
 	}
 	growth := (n*sumTY - sumT*sumY) / (n*sumTT - sumT*sumT)
 	f.Growth = &growth
-	if budget > 0 && growth > 0 {
+	if growth > 0 && budget > 0 && now >= leastUsed*float64(budget) {
 		left := max(0, float64(budget)-now) / growth
 		f.FullIn = &left
 	}

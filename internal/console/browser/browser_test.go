@@ -28,8 +28,8 @@ type browser struct {
 	requests []string
 }
 
-// newBrowser has an empty profile.
-func newBrowser(t *testing.T) *browser {
+// startChromium returns the context of the one browser that all tabs share.
+func startChromium(t *testing.T) context.Context {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.NoSandbox)
 	allocator, stop := chromedp.NewExecAllocator(context.Background(), options...)
@@ -39,7 +39,21 @@ func newBrowser(t *testing.T) *browser {
 		end()
 		stop()
 	})
-	b := &browser{t: t, ctx: ctx}
+	if err := chromedp.Do(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return ctx
+}
+
+// newTab has an empty profile.
+func (r *rig) newTab() *browser {
+	r.t.Helper()
+	ctx, end := chromedp.NewContext(r.chromium, chromedp.WithNewBrowserContext())
+	r.t.Cleanup(func() {
+		_ = chromedp.Cancel(ctx) // it waits for the tab's end
+		end()
+	})
+	b := &browser{t: r.t, ctx: ctx}
 	b.must(chromedp.Listen(ctx, b.hear))
 	_, err := chromedp.Call(ctx, log.Enable, cdp.Empty{})
 	b.must(err)
@@ -159,6 +173,12 @@ func (b *browser) wait(js string) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+}
+
+// waitFresh is wait, and has the page ask again meanwhile: it would by itself, some seconds later.
+func (b *browser) waitFresh(js string) {
+	b.t.Helper()
+	b.wait(`(document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'r', bubbles: true})), ` + js + `)`)
 }
 
 func (b *browser) count(selector string) int {

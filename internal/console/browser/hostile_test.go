@@ -36,7 +36,7 @@ const shape = `JSON.stringify({
 const rows = `[...new Set([...document.querySelectorAll('tbody tr')].map((r) => r.getBoundingClientRect().height + ' px, ' + r.querySelectorAll('*').length + ' elements'))]`
 
 func testHostile(t *testing.T, r *rig, address string) {
-	b := newBrowser(t)
+	b := r.newTab()
 	b.open(address)
 	b.wait(`document.querySelectorAll('.tile').length === 8`)
 	for _, view := range []string{"dead-letters", "held"} {
@@ -75,14 +75,14 @@ func hostileTable(r *rig, b *browser, view string) {
 				VALUES (3, $1, $2, $1, '{}', now() + interval '3 hours', 1, $1, now() - interval '2 days')`, value, 9000+i)
 		} else {
 			r.exec(`INSERT INTO outbox_messages_dlq (outbox, row_id, original, tenant_id, aggregate_type, aggregate_id, event_type, payload, attempts, last_error)
-				VALUES ('public.outbox_messages', $2, json_build_object('id', $3::bigint, 'event_type', $1::text, 'aggregate_type', $1::text, 'payload', to_jsonb(repeat($1, 1 + 1000000 / length($1)))),
-					3, $1, $3, $1, to_jsonb(repeat($1, 1 + 1000000 / length($1))), 10, $1)`, value, fmt.Sprint(9_000_000+i), 9_000_000+i)
+				VALUES ('public.outbox_messages', $2, json_build_object('id', $3::bigint, 'event_type', $1::text, 'aggregate_type', $1::text, 'payload', to_jsonb(repeat($1, 1 + 400000 / length($1)))),
+					3, $1, $3, $1, to_jsonb(repeat($1, 1 + 400000 / length($1))), 10, $1)`, value, fmt.Sprint(9_000_000+i), 9_000_000+i)
 		}
 	}
 	b.view("doctor")
 	b.view(view)
 	// What was asked within the last second is answered from memory: then the page says that there are new ones.
-	b.wait(fmt.Sprintf(`document.querySelector('button.news')?.click() || document.querySelectorAll('tbody tr').length === %d`, n+len(hostile)))
+	b.waitFresh(fmt.Sprintf(`document.querySelector('button.news')?.click() || document.querySelectorAll('tbody tr').length === %d`, n+len(hostile)))
 	after, sameAfter := eval[string](b, shape), eval[[]string](b, rows)
 	if before != after {
 		b.t.Errorf("hostile rows move what is around them:\n%s\n%s", before, after)

@@ -7,7 +7,7 @@ import (
 
 // testKeyboard goes through the views and changes dead letters without a mouse.
 func testKeyboard(t *testing.T, r *rig, address string) {
-	b := newBrowser(t)
+	b := r.newTab()
 	b.open(address)
 	b.wait(`document.querySelectorAll('.tile').length === 8`)
 	for i, view := range views {
@@ -27,41 +27,6 @@ func testKeyboard(t *testing.T, r *rig, address string) {
 
 	b.part(t, "Retry", func() { retryByKeyboard(r, b) })
 	b.part(t, "Discard", func() { discardByKeyboard(r, b) })
-	b.fine()
-}
-
-// testReplay has three rows published again: counted, confirmed, done.
-func testReplay(t *testing.T, r *rig, address string) {
-	r.until("rows are delivered", func() bool {
-		var n int
-		r.must(r.db.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL AND id IN (101, 102, 103)`).Scan(&n))
-		return n == 3
-	})
-	b := newBrowser(t)
-	b.open(address)
-	b.wait(`document.querySelectorAll('.tile').length === 8`)
-	b.view("replay")
-	b.do(`document.querySelector('main input[name=ids]').focus()`)
-	b.keys("101, 102 103", enter)
-	b.wait(`document.querySelector('.result')?.innerText.includes('3 rows would be published again')`)
-	b.tabTo("main button.primary", "Publish 3 rows again")
-	b.keys(enter)
-	b.wait(`document.querySelector('dialog.ask')?.innerText.includes('Publish 3 rows again?')`)
-	b.keys(enter)
-	b.wait(`document.querySelector('tbody tr')?.innerText.includes('3 of 3') && document.querySelector('tbody tr').innerText.includes('done')`)
-	b.keys("j", enter)
-	b.wait(`document.querySelector('dialog')?.innerText.includes('row 101, row 102, row 103')`)
-	b.keys(esc)
-	// Rows of this type are delivered all the time: those that were counted are meant.
-	b.do(`document.querySelector('main form').reset(); document.querySelector('main input[name=types]').focus()`)
-	b.keys("customer.moved", enter)
-	b.wait(`document.querySelector('.result')?.innerText.includes('customer.moved')`)
-	b.do(`new Promise((done) => setTimeout(done, 3000))`)
-	b.tabTo("main button.primary", "Publish")
-	b.keys(enter)
-	b.wait(`document.querySelector('dialog.ask')`)
-	b.keys(enter)
-	b.wait(`document.querySelectorAll('tbody tr').length === 2 && !document.querySelector('.notice.bad') && document.querySelector('tbody tr').innerText.includes('done')`)
 	b.fine()
 }
 
@@ -90,7 +55,7 @@ func retryByKeyboard(r *rig, b *browser) {
 		n, newest := r.deadLetters()
 		return n == 12 && newest > before
 	})
-	b.wait(`[...document.querySelectorAll('main button')].some((b) => b.innerText.startsWith('There are new dead letters'))`)
+	b.waitFresh(`[...document.querySelectorAll('main button')].some((b) => b.innerText.startsWith('There are new dead letters'))`)
 	b.tabTo("main button", "There are new dead letters")
 	b.keys(enter)
 	b.wait(`document.querySelectorAll('tbody tr').length === 12 && !document.querySelector('button.news')`)

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,23 +27,32 @@ import (
 
 // rig is a database, a broker, the relay between them, and a producer that does not stop.
 type rig struct {
-	t       *testing.T
-	pg      *testenv.Postgres
+	t       *testing.T // of the part that runs
+	whole   *testing.T // what is started ends with it
 	nats    *testenv.NATS
 	url     string
 	program string
 	address string // the relay's HTTP server
 	db      *pgx.Conn
 	relay   *testenv.Program
+
+	chromium context.Context
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	pg := testenv.SharedPostgres(t)
-	r := &rig{t: t, pg: pg, nats: testenv.NewNATS(t, testenv.NATSOptions{Process: true}), url: pg.NewDB(t)}
-	var err error
-	r.program, err = testenv.Build(t.Context(), "github.com/walpost/walpost/cmd/walpost", "-ldflags=-X main.version=v1.0.0")
-	r.must(err)
+	r := &rig{t: t, whole: t}
+	var err, buildErr error
+	var build sync.WaitGroup
+	build.Go(func() {
+		r.program, buildErr = testenv.Build(t.Context(), "github.com/walpost/walpost/cmd/walpost", "-ldflags=-s -w -X main.version=v1.0.0")
+	})
+	t.Cleanup(build.Wait)
+	r.url = testenv.SharedPostgres(t).NewDB(t)
+	r.nats = testenv.NewNATS(t, testenv.NATSOptions{Process: true})
+	r.chromium = startChromium(t)
+	build.Wait()
+	r.must(buildErr)
 	r.address, err = testenv.TakeAddress()
 	r.must(err)
 	if out, err := r.command("migrate", "up").CombinedOutput(); err != nil {
@@ -73,7 +83,7 @@ func (r *rig) must(err error) {
 
 func (r *rig) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(r.program, args...)
-	cmd.Dir = r.t.TempDir() // no walpost.yaml there
+	cmd.Dir = r.whole.TempDir() // no walpost.yaml there
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "WALPOST_POSTGRES_URL=" + r.url, "WALPOST_NATS_URL=" + r.nats.URL(),
 		"WALPOST_HTTP_LISTEN=" + r.address, "WALPOST_HTTP_UI=true", "WALPOST_FALLBACK_MAX_ATTEMPTS=1",
@@ -85,26 +95,32 @@ func (r *rig) command(args ...string) *exec.Cmd {
 // startRelay returns when the relay streams.
 func (r *rig) startRelay() {
 	r.t.Helper()
-	log := filepath.Join(r.t.TempDir(), "relay.log")
+	log := filepath.Join(r.whole.TempDir(), "relay.log")
 	relay, err := testenv.StartProgram(r.command("run"), log)
 	r.must(err)
 	r.relay = relay
-	r.t.Cleanup(func() {
+	r.whole.Cleanup(func() {
 		_ = relay.Kill()
-		if text, err := os.ReadFile(log); r.t.Failed() && err == nil {
-			r.t.Logf("the relay's log ends with:\n%s", text[max(0, len(text)-4000):])
+		if text, err := os.ReadFile(log); r.whole.Failed() && err == nil {
+			r.whole.Logf("the relay's log ends with:\n%s", text[max(0, len(text)-4000):])
 		}
 	})
-	r.until("the relay streams", func() bool {
-		response, err := http.Get("http://" + r.address + "/status")
-		if err != nil {
-			return false
-		}
-		defer response.Body.Close()
-		text, err := io.ReadAll(response.Body)
-		return err == nil && strings.Contains(string(text), `"streaming"`)
-	})
-	http.DefaultClient.CloseIdleConnections()
+	r.until("the relay streams", func() bool { return strings.Contains(r.status(), `"streaming"`) })
+}
+
+// status is what the relay says, or "" where it cannot be asked.
+func (r *rig) status() string {
+	defer http.DefaultClient.CloseIdleConnections()
+	response, err := http.Get("http://" + r.address + "/status")
+	if err != nil {
+		return ""
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return ""
+	}
+	return string(text)
 }
 
 func (r *rig) until(what string, ok func() bool) {

@@ -62,18 +62,20 @@ function away(err) {
     'it is `walpost ui` or `walpost run`; this page goes on by itself when it is back')
 }
 
-// every asks now and then again, while the tab is visible. It asks one question at a time.
+// every asks now and then again, while the tab is visible. It asks one question at a time: now, while one is under
+// way, asks again behind it.
 export function every(ms, question) {
-  let timer = 0, asking = false, stopped = false
+  let timer = 0, asking = false, again = false, stopped = false
   const run = async () => {
     clearTimeout(timer)
+    again = asking
     if (asking || stopped || document.hidden) return
     asking = true
     try {
       await question()
     } finally {
       asking = false
-      if (!stopped && ms) timer = setTimeout(run, ms)
+      if (!stopped && (ms || again)) timer = setTimeout(run, again ? 0 : ms)
     }
   }
   document.addEventListener('visibilitychange', run)

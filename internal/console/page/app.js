@@ -1,8 +1,8 @@
 // The page: which view is shown, what is asked when, and the frame around the views.
 import { ApiError, every, get, setToken, takeToken } from './api.js'
-import { extend } from './charts.js'
+import { extend, lastOf } from './charts.js'
 import { h, render } from './dom.js'
-import { serverTime } from './format.js'
+import { serverTime, walBudget } from './format.js'
 import { drawFrame } from './frame.js'
 import { listen } from './keys.js'
 import { field, problem } from './widgets.js'
@@ -41,6 +41,7 @@ const sample = every(4000, async () => {
   try {
     const last = state.series?.t.at(-1)
     state.series = extend(state.series, await get(`series?since=${last ? last * 1000 : 0}`))
+    walBudget(lastOf(state.series.budget_bytes))
   } catch {} // the other question says what is wrong
 })
 

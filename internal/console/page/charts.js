@@ -1,22 +1,20 @@
 // Charts over time, drawn by uPlot. They share a cursor and a time range.
 import { h } from './dom.js'
-import { bytes } from './format.js'
+import { walBytes, walSteps } from './format.js'
 
 const ranges = { '5 min': 300, '15 min': 900, '1 h': 3600 }
 const sync = uPlot.sync('time')
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim()
-const binary = Array.from({ length: 50 }, (_, i) => 2 ** i) // steps of an axis of bytes
 const two = (n) => String(n).padStart(2, '0')
 
-function times(u, splits) {
-  const fine = splits[1] - splits[0] < 60
-  return splits.map((t) => {
-    const d = new Date(t * 1000)
-    return `${two(d.getUTCHours())}:${two(d.getUTCMinutes())}${fine ? ':' + two(d.getUTCSeconds()) : ''}`
-  })
-}
+const minutes = [60, 120, 300, 600, 900, 1800] // steps of the axis of time
 
-// chart is {node, update(series, to), theme()}. spec: {title, format, binary, least, lines: [{field, name, color, dash, fill, limit}]}.
+const times = (u, splits) => splits.map((t) => {
+  const d = new Date(t * 1000)
+  return `${two(d.getUTCHours())}:${two(d.getUTCMinutes())}`
+})
+
+// chart is {node, update(series, to), theme()}. spec: {title, format, steps, least, lines: [{field, name, color, dash, fill, limit}]}.
 // A line that is a limit is seen when the others come near it.
 function chart(spec, range) {
   const values = spec.lines.map((l) => h('b', {}, '–'))
@@ -56,8 +54,8 @@ function chart(spec, range) {
       cursor: { sync: { key: sync.key }, drag: { x: false, y: false }, points: { size: 6 }, y: false },
       scales: { x: { range: () => [to - range.seconds, to] }, y: { range: top } },
       axes: [
-        { ...axis, values: times, size: 26, space: 60, grid: { show: false } },
-        { ...axis, values: (_, splits) => splits.map(spec.format), size: 62, space: 32, gap: 6, ...(spec.binary && { incrs: binary }) },
+        { ...axis, values: times, incrs: minutes, size: 26, space: 44, grid: { show: false } },
+        { ...axis, values: (_, splits) => splits.map(spec.format), size: 62, space: 32, gap: 6, ...(spec.steps && { incrs: spec.steps }) },
       ],
       series: [{}, ...spec.lines.map((l) => ({
         stroke: css('--' + l.color), width: 1.75, dash: l.dash && [6, 4], spanGaps: false,
@@ -113,7 +111,7 @@ export function charts(specs) {
 }
 
 // retainedWAL is in two views.
-export const retainedWAL = { title: 'Retained WAL', format: bytes, binary: true, lines: [
+export const retainedWAL = { title: 'Retained WAL', format: walBytes, steps: walSteps, lines: [
   { field: 'retained_bytes', name: '', color: 'line1', fill: true },
   { field: 'budget_bytes', name: 'of', color: 'line3', dash: true, limit: true },
 ] }

@@ -6,7 +6,7 @@ const unknown = (n) => n === null || n === undefined || Number.isNaN(n)
 
 export const number = (n) => (unknown(n) ? '–' : whole.format(n))
 
-// atLeast is a number that was counted up to a limit.
+// atLeast is a number that was counted up to a limit: 100,000+.
 export const atLeast = (n, limit) => (unknown(n) ? '–' : number(n) + (limit && n >= limit ? '+' : ''))
 
 // short is a number in little room: 1,240 or 12.4k.
@@ -17,28 +17,45 @@ export function short(n) {
   return n < 1e6 ? fine.format(n / 1e3) + 'k' : n < 1e9 ? fine.format(n / 1e6) + 'M' : fine.format(n / 1e9) + 'G'
 }
 
-export const count = (n, one, many = one + 's') => `${number(n)} ${n === 1 ? one : many}`
+export const rate = (n) => (unknown(n) ? '–' : short(n) + '/s')
 
-export function bytes(n) {
+// plural is what stands behind a number: row, or rows.
+export const plural = (n, one, many = one + 's') => (n === 1 ? one : many)
+
+// count is a number and its noun: 1 row, 12 rows, 100,000+ rows.
+export const count = (n, one, many, limit) => `${atLeast(n, limit)} ${plural(n, one, many)}`
+
+const units = { 1000: ['B', 'KB', 'MB', 'GB', 'TB', 'PB'], 1024: ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'] }
+
+function size(n, base) {
   if (unknown(n)) return '–'
-  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
   let i = 0
-  for (; Math.abs(n) >= 1000 && i < units.length - 1; i++) n /= 1024
-  return (i === 0 ? whole : fine).format(n) + ' ' + units[i]
+  for (; Math.abs(n) >= 1000 && i < 5; i++) n /= base
+  return (i === 0 ? whole : fine).format(n) + ' ' + units[base][i]
 }
 
-// ofLimit is a size and its limit, in the units in which the limit is a round number, as its key has it.
-export function ofLimit(n, limit) {
-  const decimal = limit % 1e6 === 0
-  const size = (n) => {
-    if (!decimal || unknown(n)) return bytes(n)
-    const units = ['B', 'KB', 'MB', 'GB', 'TB', 'PB']
-    let i = 0
-    for (; Math.abs(n) >= 1000 && i < units.length - 1; i++) n /= 1000
-    return (i === 0 ? whole : fine).format(n) + ' ' + units[i]
-  }
-  return [size(n), size(limit)]
+export const bytes = (n) => size(n, 1024)
+
+let walBase = 1024
+
+function shortest(n, base) {
+  while (n > 0 && n % base === 0) n /= base
+  return n
 }
+
+// walBudget notes postgres.max_retained_wal. Sizes of WAL have the unit of this key, as in `walpost status`.
+export function walBudget(limit) {
+  walBase = limit > 0 && shortest(limit, 1000) <= shortest(limit, 1024) ? 1000 : 1024
+}
+
+export const walBytes = (n) => size(n, walBase)
+
+// steps are those of an axis: round numbers, and whole ones.
+const steps = (base) => units[base].flatMap((_, i) => [1, 2, 5, 10, 20, 50, 100, 200, 500].map((n) => n * base ** i))
+
+export const countSteps = steps(1000)
+
+export const walSteps = () => steps(walBase)
 
 export function milliseconds(ms) {
   if (unknown(ms)) return '–'
@@ -72,6 +89,8 @@ export function serverTime(at) {
 export const serverNow = () => new Date(Date.now() - skew).toISOString()
 
 export const secondsSince = (at) => (at ? Math.max(0, (Date.now() - skew - Date.parse(at)) / 1000) : null)
+
+export const secondsUntil = (at) => (Date.parse(at) - Date.now() + skew) / 1000
 
 // ago is rough: its element's title has the time.
 export const ago = (at) => (at ? seconds(secondsSince(at)).replace(/ h .*/, ' h') + ' ago' : '–')

@@ -1,5 +1,5 @@
 // What the relay does, in one word, and what is wrong, in one sentence.
-import { atLeast, bytes, count, seconds, secondsSince } from './format.js'
+import { count, seconds, secondsSince, walBytes } from './format.js'
 
 const states = {
   streaming: ['good', 'Streaming', 'reads the WAL'],
@@ -36,7 +36,7 @@ export function totals(o) {
 function waiting(o) {
   const { pending, limit } = totals(o)
   if (pending === null) return ''
-  return pending === 1 ? ' 1 row waits.' : ` ${atLeast(pending, limit)} rows wait.`
+  return ` ${count(pending, 'row waits', 'rows wait', limit)}.`
 }
 
 // soon: a forecast of more than a week says nothing.
@@ -77,7 +77,7 @@ function slotTrouble(o, series) {
   const full = series?.forecast?.full_in_seconds
   if (full > 0 && full < 86400) {
     return { level: full < 3600 ? 'bad' : 'warn', text: `The slot's WAL reaches its budget in ${seconds(full)}.`,
-      more: `${bytes(slot?.retained_bytes)} are kept, and ${bytes(series.forecast.growth_bytes_per_second)}/s are added` }
+      more: `${walBytes(slot?.retained_bytes)} are kept, and ${walBytes(series.forecast.growth_bytes_per_second)}/s are added` }
   }
   return null
 }

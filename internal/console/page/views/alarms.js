@@ -10,7 +10,7 @@ export const runbook = (a, text) => h('a', { href: a.runbook, target: '_blank', 
 const columns = [
   { name: 'State', cls: 'c-short', cell: (a) => badge(alarmLevel(a), a.active ? a.severity : 'over') },
   { name: 'Alarm', cls: 'c-name', cell: (a) => data(a.alarm, 'strong') },
-  { name: 'What it says', cls: 'c-wide', cell: (a) => data(a.summary, 'wrap') },
+  { name: 'What it says', cls: 'c-long', cell: (a) => data(a.summary, 'wrap') },
   { name: 'Raised', cls: 'c-num p2', cell: (a) => count(a.count, 'time') },
   { name: 'Last', cls: 'c-time p2', cell: (a) => time(a.last_at) },
   { name: 'What to do', cls: 'c-act', cell: (a) => runbook(a, 'Runbook') },

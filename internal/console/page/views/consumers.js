@@ -2,7 +2,7 @@
 import { get } from '../api.js'
 import { details } from '../dialog.js'
 import { data, h } from '../dom.js'
-import { number, seconds, secondsSince } from '../format.js'
+import { count, number } from '../format.js'
 import { badge, empty, facts, panel, problem, table, time } from '../widgets.js'
 
 const position = (c) => Math.min(...c.partitions.map((p) => p.sequence))
@@ -32,7 +32,7 @@ const partitions = (c) => [
   { name: 'Sequence', cls: 'c-num', cell: (p) => number(p.sequence) },
   { name: 'Behind', cls: 'c-num', cell: (p) => number(behind(c, p.sequence)) },
   { name: 'Moved', cls: 'c-time p2', cell: (p) => time(p.at) },
-  { name: 'Owner', cls: 'c-wide', cell: (p) => data(p.owner) },
+  { name: 'Owner', cls: 'c-long', cell: (p) => data(p.owner) },
 ]
 
 const open = (c) => details(data(c.consumer), () => [
@@ -49,6 +49,6 @@ export default {
     const all = d.consumers ?? []
     if (d.error) return problem({ message: d.error, hint: d.hint })
     if (!all.length) return empty('No consumers here.', 'Consumers that use the Go package consume keep their positions in tables of their database. This one has none' + (d.hint ? `: ${d.hint}.` : '.'))
-    return panel(`${number(all.length)} consumer${all.length === 1 ? '' : 's'}`, null, table(columns, all, { label: 'Consumers', key: (c) => c.consumer, open }))
+    return panel(count(all.length, 'consumer'), null, table(columns, all, { label: 'Consumers', key: (c) => c.consumer, open }))
   },
 }

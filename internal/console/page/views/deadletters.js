@@ -2,7 +2,7 @@
 import { get, post } from '../api.js'
 import { confirmed, details, toast } from '../dialog.js'
 import { data, h } from '../dom.js'
-import { atLeast, bytes, count, number } from '../format.js'
+import { bytes, count, number } from '../format.js'
 import { payload } from '../payload.js'
 import { action, button, empty, facts, moment, panel, problem, readOnly, table, time } from '../widgets.js'
 
@@ -35,7 +35,7 @@ async function change(ctx, what, letters) {
   const retry = what === 'retry'
   const yes = await confirmed(`${retry ? 'Retry' : 'Discard'} ${n}?`, [
     h('ul', {}, types.slice(0, 8).map(([type, k]) => h('li', {}, h('b', {}, number(k)), ' ', data(type ?? 'no event type'))),
-      types.length > 8 && h('li', {}, `and ${number(types.length - 8)} more types`)),
+      types.length > 8 && h('li', {}, `and ${count(types.length - 8, 'more type')}`)),
     retry && cures(letters).map(([what, k]) => h('p', { class: 'notice warn' }, `${number(k)} of ${number(letters.length)}: ${what}.`)),
     h('p', {}, retry ? 'The rows go back into their outbox, and the relay tries them again.'
       : 'The rows are deleted, and their events are never published. This cannot be undone.'),
@@ -94,7 +94,7 @@ function columns(ctx, letters) {
     { name: 'Id', cls: 'c-id p2', cell: (l) => l.id },
     { name: 'Event type', cls: 'c-name', cell: (l) => data(l.event_type) },
     { name: 'Aggregate', cls: 'c-name p2', cell: (l) => [data(l.aggregate_type), '/', data(l.aggregate_id)] },
-    { name: 'Error', cls: 'c-wide', cell: (l) => data(l.error) },
+    { name: 'Error', cls: 'c-long', cell: (l) => data(l.error) },
     { name: 'Tries', cls: 'c-num p2', cell: (l) => number(l.attempts) },
     { name: 'Payload', cls: 'c-num p3', cell: (l) => bytes(l.payload_bytes) },
     { name: 'Given up', cls: 'c-time', cell: (l) => time(l.failed_at) },
@@ -164,7 +164,7 @@ export default {
       l.failed.map((f) => problem({ message: `${f.id}: ${f.error}`, hint: f.hint })),
       l.fresh && button('There are new dead letters. Show them', () => turn(ctx, null, []), { class: 'news' }),
       !d.letters.length ? empty(filtered ? 'No dead letter fits the filter.' : 'No dead letters.', 'Rows that fail 10 times (fallback.max_attempts) would be here.')
-        : panel(`${atLeast(d.total, d.total_limit ? d.total : 0)} dead letters`, chosen(ctx),
+        : panel(count(d.total, 'dead letter', 'dead letters', d.total_limit && d.total), chosen(ctx),
           table(columns(ctx, d.letters), d.letters, {
             label: 'Dead letters', key: (x) => x.id, open: (x) => open(ctx, x),
             select: (x) => toggle(ctx, x), selected: (x) => l.selected.has(x.id),

@@ -1,29 +1,31 @@
 // Doctor: checks both servers, when asked to.
 import { get } from '../api.js'
 import { data, h } from '../dom.js'
-import { ago, count } from '../format.js'
+import { ago, clock, count, serverNow } from '../format.js'
 import { badge, button, copy, empty, icon, problem } from '../widgets.js'
 
 const levels = { error: ['bad', 'error'], warn: ['warn', 'warning'], info: ['idle', 'note'] }
 
+// last is the last check. It stays while the page is open, whichever view is shown.
+const last = { findings: null, at: null, error: null, running: false }
+
 async function run(ctx) {
-  const l = ctx.local
-  Object.assign(l, { running: true, error: null })
+  Object.assign(last, { running: true, error: null })
   ctx.redraw()
   try {
-    l.findings = (await get('doctor')).findings ?? []
-    l.at = new Date().toISOString()
+    const { findings } = await get('doctor')
+    Object.assign(last, { findings: findings ?? [], at: serverNow() })
   } catch (err) {
-    l.error = err
+    last.error = err
   }
-  l.running = false
+  last.running = false
   ctx.redraw()
 }
 
-function summary(found, at) {
+function summary({ findings: found, at }) {
   const n = (level) => found.filter((f) => f.level === level).length
   return h('p', { class: 'summary' }, icon(n('error') ? 'bad' : n('warn') ? 'warn' : 'good'),
-    ` ${count(n('error'), 'error')}, ${count(n('warn'), 'warning')}, ${count(n('info'), 'note')} · checked ${ago(at)}`)
+    ` ${count(n('error'), 'error')}, ${count(n('warn'), 'warning')}, ${count(n('info'), 'note')} · checked at ${clock(at)} UTC, ${ago(at)}`)
 }
 
 const finding = (f) => h('li', { class: 'panel finding', key: f.code + f.text },
@@ -33,11 +35,10 @@ const finding = (f) => h('li', { class: 'panel finding', key: f.code + f.text },
 
 export default {
   id: 'doctor', title: 'Doctor', letter: 'x',
-  tools: (ctx) => button(ctx.local.running ? 'Checking …' : 'Check both servers', () => run(ctx), { class: 'primary', disabled: ctx.local.running }),
-  draw(ctx) {
-    const l = ctx.local
-    if (l.error) return problem(l.error)
-    if (!l.findings) return empty('Nothing has been checked yet.', 'The doctor checks PostgreSQL, NATS and what lies between. It changes nothing.')
-    return [summary(l.findings, l.at), h('ul', { class: 'findings' }, l.findings.map(finding))]
-  },
+  tools: (ctx) => button(last.running ? 'Checking …' : 'Check both servers', () => run(ctx), { class: 'primary', disabled: last.running }),
+  draw: () => [
+    last.error && problem(last.error),
+    last.findings ? [summary(last), h('ul', { class: 'findings' }, last.findings.map(finding))]
+      : !last.error && empty('Nothing has been checked yet.', 'The doctor checks PostgreSQL, NATS and what lies between. It changes nothing.'),
+  ],
 }

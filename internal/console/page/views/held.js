@@ -2,7 +2,7 @@
 import { get } from '../api.js'
 import { details } from '../dialog.js'
 import { data, h } from '../dom.js'
-import { atLeast, number } from '../format.js'
+import { clock, count, number, seconds, secondsUntil } from '../format.js'
 import { empty, facts, moment, panel, table, time } from '../widgets.js'
 
 const name = (a) => [a.tenant_id && [data(a.tenant_id), ' · '], data(a.aggregate_type), '/', data(a.aggregate_id)]
@@ -11,21 +11,19 @@ const columns = [
   { name: 'Aggregate', cls: 'c-name', cell: name },
   { name: 'Rows', cls: 'c-num', cell: (a) => number(a.rows) },
   { name: 'Failed event', cls: 'c-name p2', cell: (a) => data(a.event_type) },
-  { name: 'Error', cls: 'c-wide p2', cell: (a) => data(a.error) },
+  { name: 'Error', cls: 'c-long', cell: (a) => data(a.error) },
   { name: 'Since', cls: 'c-time', cell: (a) => time(a.since) },
   { name: 'Tries', cls: 'c-num p2', cell: (a) => number(a.attempts) },
   { name: 'Next try', cls: 'c-time p3', cell: (a) => next(a.retry_at) },
 ]
 
-function next(at) {
-  const left = (Date.parse(at) - Date.now()) / 1000
-  return !at ? '–' : left > 0 ? h('time', { datetime: at }, left < 90 ? `in ${Math.ceil(left)} s` : `in ${Math.ceil(left / 60)} min`) : 'now'
-}
+// next is when the row is tried again.
+const next = (at) => (!at ? '–' : secondsUntil(at) > 0 ? h('time', { datetime: at, title: at }, 'in ' + seconds(secondsUntil(at))) : 'now')
 
 const open = (a) => details(name(a), () => facts([
-  ['Outbox', a.outbox], ['Tenant', a.tenant_id], ['Aggregate type', a.aggregate_type], ['Aggregate id', a.aggregate_id],
+  ['Error', a.error], ['Outbox', a.outbox], ['Tenant', a.tenant_id], ['Aggregate type', a.aggregate_type], ['Aggregate id', a.aggregate_id],
   ['Rows that wait', number(a.rows)], ['Failed row', a.parked_id], ['Its event type', a.event_type], ['Failed since', moment(a.since)],
-  ['Tries', number(a.attempts)], ['Next try', moment(a.retry_at)], ['Error', a.error],
+  ['Tries', number(a.attempts)], ['Next try', [a.retry_at && clock(a.retry_at) + ' · ', next(a.retry_at)]],
 ]))
 
 export default {
@@ -35,7 +33,7 @@ export default {
     if (!d.aggregates.length) {
       return empty('No aggregate is held.', 'If a row fails, the later rows of its aggregate wait here until it is delivered or becomes a dead letter.')
     }
-    return panel(`${atLeast(d.total, d.limit_reached ? d.total : 0)} aggregates`, d.aggregates.length < d.total && `the ${d.aggregates.length} with the most rows`,
+    return panel(count(d.total, 'aggregate', 'aggregates', d.limit_reached && d.total), d.aggregates.length < d.total && `the ${number(d.aggregates.length)} with the most rows`,
       table(columns, d.aggregates, { label: 'Held aggregates', open, key: (a) => JSON.stringify([a.outbox, a.tenant_id, a.aggregate_type, a.aggregate_id]) }))
   },
 }

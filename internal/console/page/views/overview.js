@@ -3,20 +3,20 @@ import { get } from '../api.js'
 import { charts, lastOf, retainedWAL } from '../charts.js'
 import { details } from '../dialog.js'
 import { data, h } from '../dom.js'
-import { atLeast, bytes, clock, count, milliseconds, number, ofLimit, seconds, secondsSince, short } from '../format.js'
+import { atLeast, clock, count, countSteps, milliseconds, number, plural, rate, seconds, secondsSince, short, walBytes } from '../format.js'
 import { relayState, soon, totals } from '../verdict.js'
 import { badge, empty, facts, icon, meter, moment, panel, table, time } from '../widgets.js'
 import { alarmLevel, runbook } from './alarms.js'
 
 const lines = [
-  { title: 'Rate', format: (v) => short(v) + '/s', least: 10, lines: [
+  { title: 'Rate', format: rate, steps: countSteps, least: 10, lines: [
     { field: 'rate', name: 'stored', color: 'line1', fill: true }, { field: 'failures', name: 'failures', color: 'line3', dash: true }] },
   { title: 'Latency', format: milliseconds, lines: [
     { field: 'p99_ms', name: 'p99', color: 'line2' }, { field: 'p50_ms', name: 'p50', color: 'line1', fill: true }] },
   { title: 'Lag', format: seconds, lines: [{ field: 'lag_seconds', name: '', color: 'line1', fill: true }] },
   retainedWAL,
-  { title: 'In flight', format: short, least: 10, lines: [{ field: 'inflight', name: '', color: 'line1', fill: true }] },
-  { title: 'Failed', format: short, least: 10, lines: [
+  { title: 'In flight', format: short, steps: countSteps, least: 10, lines: [{ field: 'inflight', name: '', color: 'line1', fill: true }] },
+  { title: 'Failed', format: short, steps: countSteps, least: 10, lines: [
     { field: 'dead_letters', name: 'dead letters', color: 'line3', dash: true }, { field: 'held', name: 'held aggregates', color: 'line2' }] },
 ]
 
@@ -38,20 +38,19 @@ function tiles({ overview: o, series }) {
   const standby = o.status?.relay?.standing_by
   const retained = o.status?.slot?.retained_bytes ?? lastOf(series?.retained_bytes)
   const budget = lastOf(series?.budget_bytes), full = series?.forecast?.full_in_seconds
-  const [kept, most] = budget ? ofLimit(retained, budget) : [bytes(retained)]
   const wal = walLevel(budget ? retained / budget : 0, full)
   const p99 = lastOf(series?.p99_ms)
   return h('div', { class: 'tiles' },
     tile('Mode', s.name, [s.does, standby > 0 && ` · ${standby} standing by`], s.level, '#/slot'),
-    tile('Rate', unit(series ? short(lastOf(series.rate)) + '/s' : '–'), 'events stored'),
+    tile('Rate', unit(rate(lastOf(series?.rate))), 'events stored'),
     tile('Lag', unit(seconds(t.lag ?? lastOf(series?.lag_seconds))), t.lag === 0 ? 'no row is due' : 'oldest due row',
       t.lag > 60 ? 'warn' : null),
     tile('Latency p50', unit(milliseconds(lastOf(series?.p50_ms))), `p99 ${milliseconds(p99)}`, p99 > 1000 ? 'warn' : null),
-    tile('Backlog', atLeast(t.pending, limit), 'pending rows'),
+    tile('Backlog', atLeast(t.pending, limit), plural(t.pending, 'pending row')),
     tile('Failing rows', atLeast(t.parked, limit), t.parked === null ? 'not known' : t.parked + t.held === 0 ? 'none'
-      : `${atLeast(t.held, limit)} rows wait behind`, t.parked + t.held > 0 ? 'warn' : null, '#/held'),
-    tile('Dead letters', atLeast(letters, limit), letters ? 'rows that were given up' : 'none', letters ? 'warn' : null, '#/dead-letters'),
-    tile('Retained WAL', unit(kept), [budget ? `of ${most}` : 'no budget', soon(full) && ` · full in ${seconds(full)}`],
+      : count(t.held, 'row waits behind', 'rows wait behind', limit), t.parked + t.held > 0 ? 'warn' : null, '#/held'),
+    tile('Dead letters', atLeast(letters, limit), letters ? plural(letters, 'row that was given up', 'rows that were given up') : 'none', letters ? 'warn' : null, '#/dead-letters'),
+    tile('Retained WAL', unit(walBytes(retained)), [budget ? `of ${walBytes(budget)}` : 'no budget', soon(full) && ` · full in ${seconds(full)}`],
       wal, '#/slot', budget && meter(retained, budget, wal ?? 'good', 'Retained WAL of its budget')))
 }
 
@@ -59,15 +58,16 @@ function tiles({ overview: o, series }) {
 const lasted = (s) => (s.ended ? seconds((Date.parse(s.ended) - Date.parse(s.started)) / 1000)
   : badge('good', seconds(secondsSince(s.started))))
 
-const ending = (s) => (s.ended ? [data(s.reason, 'strong'), s.attempts > 1 && ` ${number(s.attempts)} times`, s.error && [' ', data(s.error)]]
+const ending = (s) => (s.ended
+  ? h('div', { class: 'wrap' }, data(s.reason, 'strong'), s.attempts > 1 && ` ${number(s.attempts)} times`, s.error && [' ', data(s.error)])
   : h('span', { class: 'none' }, 'it runs'))
 
 const columns = [
   { name: 'Started', cls: 'c-time', cell: (s) => h('time', { datetime: s.started }, clock(s.started)) },
   { name: 'Lasted', cls: 'c-short', cell: lasted },
-  { name: 'Mode', cls: 'c-short p2', cell: (s) => data(s.mode) },
+  { name: 'Mode', cls: 'c-short p3', cell: (s) => data(s.mode) },
   { name: 'Stored', cls: 'c-num p2', cell: (s) => number(s.stored) },
-  { name: 'Ended because', cls: 'c-wide', cell: ending },
+  { name: 'Ended because', cls: 'c-long', cell: ending },
 ]
 
 const openSession = (s) => details('Session', () => facts([
@@ -84,7 +84,7 @@ function sessions(ctx) {
 }
 
 const alarmColumns = [
-  { name: 'Alarm', cls: 'c-wide', cell: (a) => [icon(alarmLevel(a)), ' ', runbook(a, data(a.alarm)), ' ', data(a.summary, 'none')] },
+  { name: 'Alarm', cls: 'c-wide', cell: (a) => h('div', { class: 'wrap' }, icon(alarmLevel(a)), ' ', runbook(a, data(a.alarm)), ' ', data(a.summary, 'none')) },
   { name: 'Last', cls: 'c-time', cell: (a) => time(a.last_at) },
 ]
 

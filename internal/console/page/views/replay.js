@@ -2,7 +2,7 @@
 import { get, post } from '../api.js'
 import { confirmed, details, toast } from '../dialog.js'
 import { data, h } from '../dom.js'
-import { count, number, serverNow } from '../format.js'
+import { count, number, plural, serverNow } from '../format.js'
 import { action, badge, empty, facts, field, meter, moment, notice, panel, problem, readOnly, table, time } from '../widgets.js'
 
 const list = (text) => text.split(/[\s,]+/).filter(Boolean)
@@ -65,7 +65,7 @@ function counted({ total, by_type: types }) {
   const most = Math.max(1, ...by_type.map((t) => t.rows))
   return h('div', { class: 'bars' },
     by_type.slice(0, shown).map((t) => h('div', {}, data(t.event_type), meter(t.rows, most, 'plain', `Rows of the type`), h('b', {}, number(t.rows)))),
-    by_type.length > shown && h('p', { class: 'hint' }, `and ${number(by_type.length - shown)} more types`),
+    by_type.length > shown && h('p', { class: 'hint' }, `and ${count(by_type.length - shown, 'more type')}`),
     total === 0 && h('p', {}, 'No delivered row fits.'))
 }
 
@@ -87,7 +87,7 @@ const runs = (r) => ['requested', 'running'].includes(r.state)
 
 async function cancel(ctx, r) {
   const id = r.id ?? r.replay_id
-  if (!(await confirmed(`Cancel replay ${id}?`, h('p', {}, `${count(r.sent, 'row')} of it are published already, and stay.`), 'Cancel the replay', true))) return
+  if (!(await confirmed(`Cancel replay ${id}?`, h('p', {}, r.sent > 0 ? `${count(r.sent, 'row of it is', 'rows of it are')} published already, and ${plural(r.sent, 'stays', 'stay')}.` : 'No row of it is published yet.'), 'Cancel the replay', true))) return
   try {
     await post(`replays/${id}/cancel`, {})
     toast(`Replay ${id} is cancelled.`)

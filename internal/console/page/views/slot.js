@@ -1,13 +1,13 @@
 // Slot: what PostgreSQL keeps for the relay, and where it goes.
 import { charts, lastOf, retainedWAL } from '../charts.js'
 import { data, h } from '../dom.js'
-import { atLeast, bytes, count, number, ofLimit, seconds } from '../format.js'
+import { atLeast, bytes, count, number, seconds, walBytes, walSteps } from '../format.js'
 import { relayState, soon } from '../verdict.js'
 import { badge, empty, facts, meter, moment, notice, panel, table } from '../widgets.js'
 
 const specs = [
   retainedWAL,
-  { title: 'WAL behind the confirmed LSN', format: bytes, binary: true,
+  { title: 'WAL behind the confirmed LSN', format: walBytes, steps: walSteps,
     lines: [{ field: 'confirmed_lag_bytes', name: '', color: 'line1', fill: true }] },
 ]
 
@@ -23,18 +23,17 @@ function slotFacts(slot, ctx) {
   if (!slot.exists) return empty(`Slot ${slot.name} does not exist.`, 'The relay creates it at its first start. In poll mode there is none.')
   const budget = lastOf(ctx.series?.budget_bytes), full = ctx.series?.forecast?.full_in_seconds
   const level = slot.retained_bytes > budget * 0.8 ? 'bad' : 'good'
-  const [size, most] = budget > 0 ? ofLimit(slot.retained_bytes, budget) : [bytes(slot.retained_bytes)]
-  const kept = [size,
-    budget > 0 && [` of ${most}`, meter(slot.retained_bytes, budget, level, 'Kept WAL of its budget')]]
+  const kept = [walBytes(slot.retained_bytes),
+    budget > 0 && [` of ${walBytes(budget)}`, meter(slot.retained_bytes, budget, level, 'Kept WAL of its budget')]]
   const traits = ['temporary', 'failover', 'two_phase', 'synced'].filter((k) => slot[k])
   return facts([
     ['Name', slot.name],
     ['WAL', badge(health[slot.wal_status] ?? 'idle', slot.wal_status || 'not known')],
     ['Kept', kept],
-    ['Full in', soon(full) ? seconds(full) : full > 0 ? 'more than a week' : 'it does not grow'],
-    ['Until it is lost', slot.safe_bytes >= 0 ? bytes(slot.safe_bytes) : 'no limit of the server'],
+    ['Full in', soon(full) ? seconds(full) : 'not soon'],
+    ['Until it is lost', slot.safe_bytes >= 0 ? walBytes(slot.safe_bytes) : 'no limit of the server'],
     ['Confirmed LSN', slot.confirmed_flush_lsn],
-    ['Behind it', bytes(slot.confirmed_lag_bytes)],
+    ['Behind it', walBytes(slot.confirmed_lag_bytes)],
     ['Restart LSN', slot.restart_lsn],
     ['In use by', process(slot.walsender) ?? (slot.active_pid ? `process ${slot.active_pid}` : 'nothing')],
     ['Kind', [slot.plugin || slot.type, ...traits].join(', ')],

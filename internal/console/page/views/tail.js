@@ -2,7 +2,7 @@
 import { ApiError, open as openStream } from '../api.js'
 import { details } from '../dialog.js'
 import { data, h, visible } from '../dom.js'
-import { bytes, clock, number } from '../format.js'
+import { bytes, clock, count, number } from '../format.js'
 import { payload } from '../payload.js'
 import { button, empty, facts, moment, notice, panel, problem, table } from '../widgets.js'
 
@@ -122,7 +122,7 @@ export default {
       l.error && problem(l.error),
       l.away && notice('warn', 'The tail waits for JetStream', data(l.away, 'wrap')),
       ctx.overview && !ctx.overview.shows_payloads && h('p', { class: 'hint' }, visible(ctx.overview.payload_hint)),
-      l.events.length ? panel(`${number(l.events.length)} events`, l.types.length > 0 && data('of ' + l.types.join(', ')), table(columns, l.events, { label: 'Events', key: (e) => e.sequence, open: (e) => open(ctx, e) }))
+      l.events.length ? panel(count(l.events.length, 'event'), l.types.length > 0 && data('of ' + l.types.join(', ')), table(columns, l.events, { label: 'Events', key: (e) => e.sequence, open: (e) => open(ctx, e) }))
         : empty('No events yet.', 'Each event appears here when it is stored in the stream. Those from before are in `walpost tail --since 1h`.'),
     ]
   },
