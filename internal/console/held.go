@@ -5,11 +5,15 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/table"
 )
 
-const mostWaiting = 1000
+const (
+	mostWaiting = 1000
+	// mostHeldRows are looked at. Grouping five times as many takes longer than a question may where the
+	// server is busy.
+	mostHeldRows = 20_000
+)
 
 type heldAnswer struct {
 	// Total is how many aggregates there are among the rows that were looked at.
@@ -28,7 +32,7 @@ func (c *Console) held(_ http.ResponseWriter, r *http.Request) (any, error) {
 	return c.once(r.Context(), key, keepAnswer, func(ctx context.Context) (any, error) {
 		a := &heldAnswer{Aggregates: []table.Waiting{}}
 		err := c.servers.postgres(ctx, func(db *table.DB) error {
-			some, total, more, err := db.AllWaiting(ctx, c.servers.tables(), status.CountMost, int(limit))
+			some, total, more, err := db.AllWaiting(ctx, c.servers.tables(), mostHeldRows, int(limit))
 			if err == nil {
 				a.Aggregates, a.Total, a.Limited = append(a.Aggregates, some...), total, more
 			}

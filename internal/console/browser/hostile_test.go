@@ -75,8 +75,8 @@ func hostileTable(r *rig, b *browser, view string) {
 				VALUES (3, $1, $2, $1, '{}', now() + interval '3 hours', 1, $1, now() - interval '2 days')`, value, 9000+i)
 		} else {
 			r.exec(`INSERT INTO outbox_messages_dlq (outbox, row_id, original, tenant_id, aggregate_type, aggregate_id, event_type, payload, attempts, last_error)
-				VALUES ('public.outbox_messages', $2, json_build_object('id', $3::bigint, 'event_type', $1::text, 'aggregate_type', $1::text, 'payload', to_jsonb(repeat($1, 1 + 400000 / length($1)))),
-					3, $1, $3, $1, to_jsonb(repeat($1, 1 + 400000 / length($1))), 10, $1)`, value, fmt.Sprint(9_000_000+i), 9_000_000+i)
+				VALUES ('public.outbox_messages', $2, json_build_object('id', $3::bigint, 'event_type', $1::text, 'aggregate_type', $1::text, 'payload', to_jsonb(repeat($1, 1 + 1000000 / length($1)))),
+					3, $1, $3, $1, to_jsonb(repeat($1, 1 + 1000000 / length($1))), 10, $1)`, value, fmt.Sprint(9_000_000+i), 9_000_000+i)
 		}
 	}
 	b.view("doctor")

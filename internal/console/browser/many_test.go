@@ -35,7 +35,7 @@ func testMany(t *testing.T, r *rig, address string) {
 		SELECT 'public.outbox_messages', g, json_build_object('id', g), 1, 'order', g, 'order.placed', '{}', 10, 'subject: not covered by the stream'
 		FROM generate_series(20000000, 20010000 - 1) g`)
 	r.exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at, attempts, last_error)
-		SELECT 9, 'parcel', g, 'parcel.sent', '{}', now() + interval '3 hours', 1, 'subject: not covered by the stream' FROM generate_series(1, 10000) g`)
+		SELECT 9, 'parcel', g, 'parcel.sent', '{}', now() + interval '3 hours', 1, 'subject: not covered by the stream' FROM generate_series(1, 100000) g`)
 	shown := r.hide(address)
 	b := r.newTab()
 	b.open(address)

@@ -76,7 +76,7 @@ const columns = (limit) => [
   { name: 'Oldest due', cls: 'c-num', cell: (o) => seconds(o.oldest_due_age_seconds) },
   { name: 'Parked', cls: 'c-num p2', cell: (o) => atLeast(o.parked, limit) },
   { name: 'Held', cls: 'c-num p2', cell: (o) => atLeast(o.held, limit) },
-  { name: 'Journal', cls: 'c-time p3', cell: (o) => (o.progress ? `${number(o.progress.behind)} behind` : '–') },
+  { name: 'Settled up to id', cls: 'c-time p3', cell: (o) => (o.progress ? `${number(o.progress.settled_to)} of ${number(o.progress.settled_to + o.progress.behind)}` : '–') },
 ]
 
 export default {
