@@ -43,19 +43,12 @@ test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: 
 
 .PHONY: lint
 lint: ## vet, staticcheck, the formatting, the workflows, and other platforms
-	@$(MAKE) --no-print-directory cross PLATFORMS="darwin/arm64 windows/amd64"
+	@go run ./internal/house/typecheck ./cmd/walpost darwin/arm64 windows/amd64
 	go vet ./...
 	go tool staticcheck ./...
 	go -C .ci/tools tool actionlint $(CURDIR)/.github/workflows/*.yaml
 	@out=$$(find . -name '*.go' -not -path './.*' -exec go tool gofumpt -l {} +) && \
 		if [ -n "$$out" ]; then echo "not formatted by gofumpt:"; echo "$$out"; exit 1; fi
-
-PLATFORMS = linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
-
-.PHONY: cross
-cross: ## compile walpost for the other platforms of a release
-	@for p in $(PLATFORMS); do echo "go build ./cmd/walpost ($$p)"; \
-		CGO_ENABLED=0 GOOS=$${p%/*} GOARCH=$${p#*/} go build -o /dev/null ./cmd/walpost || exit 1; done
 
 .PHONY: release
 release: ## build archives, packages, image, chart and checksums into dist/ (ARGS="-platforms linux/amd64")
