@@ -41,7 +41,6 @@ const moveOneSQL = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, e
 // TestMillionHeldAggregates: a row of each of a million aggregates has failed. The relay remembers
 // some of them, holds the later rows of all, and delivers those of others.
 func TestMillionHeldAggregates(t *testing.T) {
-	t.Parallel()
 	needsProc(t)
 	r := newRigWith(t, testenv.NewPostgres(t, testenv.PGOptions{}), testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.account.moved"} })

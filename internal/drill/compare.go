@@ -26,6 +26,22 @@ type counting struct {
 	pending  map[int]bool // events that are not stored yet, as their rows say
 }
 
+// see takes the messages that the stream has now.
+func (c *counting) see(messages []message) {
+	c.messages, c.stored = messages, map[int]bool{}
+	for _, m := range messages {
+		c.stored[m.n] = true
+		delete(c.pending, m.n)
+	}
+}
+
+// misses tells whether an event is neither stored nor pending.
+func (c *counting) misses() bool {
+	return slices.ContainsFunc(c.events, func(e event) bool {
+		return !c.stored[e.n] && !c.pending[e.n] && !c.absent[e.n] && !e.doubtful
+	})
+}
+
 // findRows asks the table about the events that are not stored, and after a failover about all.
 func (c *counting) findRows(ctx context.Context) error {
 	c.absent, c.pending = map[int]bool{}, map[int]bool{}

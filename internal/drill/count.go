@@ -40,10 +40,11 @@ func (d *Drill) count(ctx context.Context) error {
 		e.Pending = max(0, e.Committed-e.Stored)
 		return err
 	}
-	c := counting{d: d, messages: messages, events: d.load.written(), stored: map[int]bool{}}
+	c := counting{d: d, events: d.load.written()}
+	c.see(messages)
 	row := map[int]string{}
 	for _, m := range messages {
-		c.stored[m.n], row[m.n] = true, m.ID.ID
+		row[m.n] = m.ID.ID
 	}
 	for i, e := range c.events {
 		if e.doubtful {
@@ -51,6 +52,11 @@ func (d *Drill) count(ctx context.Context) error {
 		}
 	}
 	err = c.findRows(ctx)
+	if err == nil && c.misses() { // a row that was settled between the two looks has its message by now
+		if messages, err = d.messages(ctx); err == nil {
+			c.see(messages)
+		}
+	}
 	if err != nil { // they wait, or are lost: nothing tells
 		for _, e := range c.events {
 			c.pending[e.n] = !c.stored[e.n]
