@@ -44,11 +44,11 @@ func newCatalogCheckCommand() *cobra.Command {
 			if against != "" && ref != "" {
 				return &usageError{hint.Errorf("leave one of them out", "--against excludes --against-ref")}
 			}
-			cfg, err := loadConfig(cmd)
+			l, err := loadLocal(cmd)
 			if err != nil {
 				return err
 			}
-			found, err := checkCatalog(cmd.Context(), dirOf(args, cfg.Catalog.Path), against, ref)
+			found, err := checkCatalog(cmd.Context(), dirOf(args, l.cfg.Catalog.Path), against, ref)
 			if err != nil {
 				return err
 			}

@@ -19,11 +19,11 @@ func newCatalogDocsCommand() *cobra.Command {
 		Use: "docs [DIR]", Short: "Write event-catalog.md and asyncapi.yaml",
 		Long: help("catalog docs"), Args: oneDir,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := loadConfig(cmd)
+			l, err := loadLocal(cmd)
 			if err != nil {
 				return err
 			}
-			dir := dirOf(args, cfg.Catalog.Path)
+			cfg, dir := l.cfg, dirOf(args, l.cfg.Catalog.Path)
 			events, err := loadCatalog(dir)
 			if err == nil {
 				err = checkOut(dir, out)

@@ -33,11 +33,10 @@ func newConfigCheckCommand() *cobra.Command {
 		Long:  help("config check"),
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			l, err := load(cmd.Flags())
+			l, err := loadLocal(cmd)
 			if err != nil {
 				return err
 			}
-			l.warn(cmd.ErrOrStderr())
 			if _, err := newRelay(l.cfg, zap.NewNop(), prometheus.NewRegistry(), hooks{}); err != nil {
 				return err
 			}

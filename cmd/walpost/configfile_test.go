@@ -40,12 +40,25 @@ func TestConfigFile(t *testing.T) {
 			t.Errorf("%q: %v, slot %q from %q, want %q from %q", args, err, l.cfg.Postgres.Slot, l.source(), slot, source)
 		}
 	}
+	warns := func(want bool) {
+		t.Helper()
+		cmd := &cobra.Command{}
+		addConfigFlags(cmd)
+		var said strings.Builder
+		cmd.SetErr(&said)
+		_, err := loadConfig(cmd)
+		if got := strings.HasPrefix(said.String(), "warning: nothing is configured, and the defaults are used: "); got != want || err != nil {
+			t.Errorf("%v, it said %q", err, said.String())
+		}
+	}
 	reads("walpost", "no file: ")
+	warns(true)
 	write(systemConfigFile, "package")
 	reads("package", "file: "+systemConfigFile)
 	reads("flag", "file: "+systemConfigFile, "--slot", "flag")
 	t.Setenv("WALPOST_SLOT", "variable")
-	reads("variable", "no file: ")
+	reads("variable", "no file: walpost.yaml does not exist here, and "+systemConfigFile+" is not read because WALPOST_SLOT is set")
+	warns(false)
 	t.Setenv("WALPOST_SLOT", "")
 	write("walpost.yaml", "here")
 	reads("here", "file: walpost.yaml")

@@ -33,12 +33,9 @@ func configFile(flags *pflag.FlagSet) (string, error) {
 	if err != nil || path != "" {
 		return path, err
 	}
-	paths := []string{defaultConfigFile, systemConfigFile}
-	for _, k := range defaultConfig().keys() {
-		if _, ok := k.variable(os.LookupEnv); ok {
-			paths = paths[:1]
-			break
-		}
+	paths := []string{defaultConfigFile}
+	if setVariable() == "" {
+		paths = append(paths, systemConfigFile)
 	}
 	for _, path := range paths {
 		switch _, err := os.Stat(path); {
@@ -49,6 +46,16 @@ func configFile(flags *pflag.FlagSet) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// setVariable is a variable that configures something, "" for none.
+func setVariable() string {
+	for _, k := range defaultConfig().keys() {
+		if _, ok := k.variable(os.LookupEnv); ok {
+			return k.env
+		}
+	}
+	return ""
 }
 
 func unreadable(err error) error {
@@ -69,14 +76,19 @@ type loader struct {
 	origin   map[string]string
 	problems problems
 	read     string // the file, "" for no file
+	bare     bool   // nothing is configured
 }
 
-// source says which file was read.
+// source says which file was read, or why none.
 func (l *loader) source() string {
-	if l.read == "" {
-		return "no file: " + defaultConfigFile + " does not exist here"
+	if l.read != "" {
+		return "file: " + l.read
 	}
-	return "file: " + l.read
+	text := "no file: " + defaultConfigFile + " does not exist here"
+	if _, err := os.Stat(systemConfigFile); err == nil {
+		text += ", and " + systemConfigFile + " is not read because " + setVariable() + " is set"
+	}
+	return text
 }
 
 // addConfigFlags gives the command --config and a flag for every key that has an environment variable. Its
@@ -123,14 +135,27 @@ func (f *flagText) Set(s string) error { f.text = s; return nil }
 func (f *flagText) String() string     { return f.text }
 func (f *flagText) Type() string       { return f.kind }
 
-// loadConfig reads the configuration of a command and validates it.
+// loadConfig reads the configuration of a command and validates it. It warns where nothing is configured.
 func loadConfig(cmd *cobra.Command) (*Config, error) {
-	l, err := load(cmd.Flags())
+	l, err := loadLocal(cmd)
 	if err != nil {
 		return nil, err
 	}
-	l.warn(cmd.ErrOrStderr())
+	if l.bare {
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: nothing is configured, and the defaults are used: "+
+			"no %s here, no %s, no variable and no flag: `walpost init` writes a file\n",
+			defaultConfigFile, systemConfigFile)
+	}
 	return l.cfg, nil
+}
+
+// loadLocal is loadConfig for a command that asks no server.
+func loadLocal(cmd *cobra.Command) (*loader, error) {
+	l, err := load(cmd.Flags())
+	if err == nil {
+		l.warn(cmd.ErrOrStderr())
+	}
+	return l, err
 }
 
 // warn names variables that look like one of walpost's and are none. They are no error: others may have set
@@ -182,6 +207,7 @@ func load(flags *pflag.FlagSet) (*loader, error) {
 		return nil, &usageError{err}
 	}
 	l.over(flags)
+	l.bare = l.read == "" && len(l.origin) == 0 && !libpqSpeaks()
 	l.layouts()
 	if l.origin["postgres.url"] == "" {
 		switch {
