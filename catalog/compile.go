@@ -48,12 +48,38 @@ func schemaFaults(err *jsonschema.ValidationError) string {
 	var texts []string
 	for _, leaf := range leaves(err, nil) {
 		text := kindText(leaf.ErrorKind)
+		if enum := misspelt(leaf); enum != nil {
+			text = fmt.Sprintf("%q is none of %s", fmt.Sprint(enum.Got), list(enum.Want))
+		}
 		if format, ok := leaf.ErrorKind.(*kind.Format); ok {
 			text = fmt.Sprintf("%q is no %s: %v", fmt.Sprint(format.Got), format.Want, format.Err)
 		}
 		texts = append(texts, fmt.Sprintf("%s: %s", pointer(leaf.InstanceLocation), text))
 	}
 	return strings.Join(texts[:min(len(texts), mostFaults)], "; ")
+}
+
+// misspelt is what a word should have been, such as a type; nil where the fault is another one.
+func misspelt(err *jsonschema.ValidationError) *kind.Enum {
+	if enum, ok := err.ErrorKind.(*kind.Enum); ok {
+		if _, isText := enum.Got.(string); isText {
+			return enum
+		}
+	}
+	for _, cause := range err.Causes {
+		if enum := misspelt(cause); enum != nil {
+			return enum
+		}
+	}
+	return nil
+}
+
+func list(values []any) string {
+	texts := make([]string, len(values))
+	for i, v := range values {
+		texts[i] = fmt.Sprint(v)
+	}
+	return strings.Join(texts, ", ")
 }
 
 func schemaAdvice(err error) string {

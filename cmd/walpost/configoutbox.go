@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -123,7 +124,7 @@ func (v markValue) String() string {
 func (v markValue) Check() error {
 	m := v.p
 	if m.Column == "" {
-		return choiceValue{&m.Name, []string{"update", "delete", "journal", "none"}}.Check()
+		return v.checkName()
 	}
 	done, failed, dead := m.States[outbox.Done], m.States[outbox.Failed], m.States[outbox.Dead]
 	switch {
@@ -135,6 +136,18 @@ func (v markValue) Check() error {
 		return hint.Errorf("give each state a value of its own", "two states have the same value")
 	}
 	return nil
+}
+
+func (v markValue) checkName() error {
+	names := []string{"update", "delete", "journal", "none"}
+	if slices.Contains(names, v.p.Name) {
+		return nil
+	}
+	advice := didYouMean(v.p.Name, names)
+	if advice == "" {
+		advice = "to set a status, " + statusForm
+	}
+	return hint.Errorf(advice, "%q is not one of %s", v.p.Name, v.Kind())
 }
 
 type headersValue struct{ p *HeadersConfig }

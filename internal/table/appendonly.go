@@ -32,6 +32,12 @@ type appendOnlyFacts struct {
 	lacking []lackingPrivileges
 }
 
+// The bits of pg_trigger.tgtype.
+const (
+	triggerRow, triggerBefore      int16 = 1 << 0, 1 << 1
+	triggerUpdate, triggerTruncate int16 = 1 << 4, 1 << 5
+)
+
 type lackingPrivileges struct{ name, sql, privileges string }
 
 // AppendOnly is walpost's function for triggers that refuse changes.
@@ -98,7 +104,6 @@ func (f *appendOnlyFacts) read(ctx context.Context, conn *pgx.Conn, t *outbox.Ta
 func (f *appendOnlyFacts) readTriggers(
 	ctx context.Context, conn *pgx.Conn, t *outbox.Table, function string,
 ) error {
-	const row, before, update, truncate = 1 << 0, 1 << 1, 1 << 4, 1 << 5
 	err := conn.QueryRow(ctx, `
 		WITH refusing AS (
 			SELECT g.tgrelid, g.tgtype FROM pg_trigger g
@@ -110,7 +115,7 @@ func (f *appendOnlyFacts) readTriggers(
 			FROM (SELECT to_regclass($1) UNION SELECT relid FROM pg_partition_tree(to_regclass($1))) r(id)),
 			EXISTS (SELECT FROM refusing g WHERE g.tgrelid = to_regclass($1)
 				AND g.tgtype & $4 = $4 AND g.tgtype & 1 = 0)`,
-		t.SQL(), function, int16(row|before|update), int16(before|truncate)).
+		t.SQL(), function, triggerRow|triggerBefore|triggerUpdate, triggerBefore|triggerTruncate).
 		Scan(&f.refusesUpdate, &f.refusesTruncate)
 	if err != nil {
 		return fmt.Errorf("read triggers of %s: %w", t, err)
@@ -182,22 +187,6 @@ func (f *appendOnlyFacts) readJournal(
 	return nil
 }
 
-// readMarks asks whether rows were delivered before the journal had any entry.
-func (f *appendOnlyFacts) readMarks(
-	ctx context.Context, conn *pgx.Conn, t *outbox.Table, own *ownTables,
-) (err error) {
-	var journaled, there bool
-	err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+own.journal.Entries+` WHERE outbox = $1),
-		EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($2) AND attname = $3
-			AND NOT attisdropped)`,
-		t.String(), t.SQL(), t.Layout.Unjournaled).Scan(&journaled, &there)
-	if err == nil && there && !journaled {
-		err = conn.QueryRow(ctx, fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s WHERE %s IS NOT NULL)`,
-			t.SQL(), outbox.QuoteIdent(t.Layout.Unjournaled))).Scan(&f.marked)
-	}
-	return err
-}
-
 func (f *appendOnlyFacts) problems(t *outbox.Table, own *ownTables, p *check.Findings) {
 	p.If(!f.bigint, "table-append-only", hint.Errorf(
 		"use outboxes[].mark: update or delete, which take any type",
@@ -235,7 +224,8 @@ func (f *appendOnlyFacts) problems(t *outbox.Table, own *ownTables, p *check.Fin
 		"mark \"journal\" is for tables that are append-only, and %s is not: %s",
 		t, strings.Join(lacks, ", ")))
 	p.If(f.marked, "table-other-marks", hint.Errorf(
-		"archive or delete the delivered rows first, or keep the mark",
+		fmt.Sprintf("archive them, and then DELETE FROM %s WHERE %s IS NOT NULL, or keep the mark",
+			t.SQL(), outbox.QuoteIdent(t.Layout.Unjournaled)),
 		"rows of %s were delivered with another mark, and the journal does not have them: "+
 			"they would be delivered again", t))
 	p.If(f.last >= 0 && f.last < f.settled, "table-ids-again", hint.Errorf(
@@ -244,21 +234,4 @@ func (f *appendOnlyFacts) problems(t *outbox.Table, own *ownTables, p *check.Fin
 		"the sequence of %s stands at %d, and rows up to id %d are delivered: "+
 			"new rows would be taken for those",
 		t, f.last, f.settled))
-}
-
-// readJournaled asks whether a table had its marks in the journal. A role that may not read that had not.
-func (f *tableFacts) readJournaled(
-	ctx context.Context, conn *pgx.Conn, t *outbox.Table, entries string,
-) error {
-	var readable bool
-	err := conn.QueryRow(ctx, `SELECT coalesce(has_table_privilege(to_regclass($1), 'SELECT'), false)`,
-		entries).Scan(&readable)
-	if err == nil && readable {
-		err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+entries+` WHERE outbox = $1)`, t.String()).
-			Scan(&f.journaled)
-	}
-	if err != nil {
-		return fmt.Errorf("read the journal of %s: %w", t, err)
-	}
-	return nil
 }

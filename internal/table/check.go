@@ -39,8 +39,12 @@ func (db *DB) CheckTable(ctx context.Context, t *outbox.Table) error {
 // TableProblems are all that [DB.CheckTable] reports the first of.
 func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (check.Findings, error) {
 	now, problems, err := db.Inspect(ctx, t)
-	if err == nil {
-		*t = now
+	if err != nil {
+		return nil, err
+	}
+	*t = now
+	if len(problems) == 0 { // the columns are there, and can be read
+		problems, err = db.otherMarks(ctx, t)
 	}
 	return problems, err
 }
@@ -62,7 +66,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		if Journals(t) {
 			err = f.appendOnly.read(ctx, conn, t, &db.own)
 		} else {
-			err = f.readJournaled(ctx, conn, t, db.own.journal.Entries)
+			err = f.readJournaled(ctx, conn, t, &db.own)
 		}
 		if err != nil {
 			return err
@@ -99,12 +103,8 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 	f.columnProblems(t, &p)
 	if Journals(t) {
 		f.appendOnly.problems(t, &db.own, &p)
-	} else if Keeps(t) {
-		p.If(f.journaled, "table-other-marks", hint.Errorf(
-			fmt.Sprintf("delete the delivered rows first, and then DELETE FROM %s WHERE outbox = %s, "+
-				"or keep the mark", JournalEntries, pg.QuoteLiteral(t.String())),
-			"rows of %s were delivered with mark \"journal\", and do not have the mark: "+
-				"they would be delivered again", t))
+	} else {
+		f.journaledProblems(t, &db.own, &p)
 	}
 	f.privilegeProblems(t, &p)
 	return now, p, nil
@@ -173,8 +173,10 @@ type tableFacts struct {
 	lacking, lackingDLQ []string
 	// appendOnly is read where mark journal needs it.
 	appendOnly appendOnlyFacts
-	// journaled: the journal has rows of a table with another mark.
+	// journaled: the journal has rows of a table with another mark. refusing are the table, or partitions of
+	// it, that have a trigger which refuses UPDATE.
 	journaled bool
+	refusing  []string
 }
 
 func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) (f tableFacts, err error) {

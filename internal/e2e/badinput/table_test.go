@@ -69,6 +69,16 @@ func tableCases() []badStart {
 			env: map[string]string{"WALPOST_MARK": "journal"},
 		},
 		{
+			name: "journaled_marks", sql: appendOnly + `INSERT INTO outbox_journal (outbox, kind, ids) VALUES ('public.outbox_messages', 'stored', '{[1,4)}')`,
+			env: map[string]string{"WALPOST_MARK": "delete"},
+		},
+		{
+			name: "dated_marks", sql: `ALTER TABLE outbox_messages ADD status smallint NOT NULL DEFAULT 0;
+				INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, processed_at) VALUES ('order', 1, 'order.placed', '{}', now())`,
+			env: map[string]string{"WALPOST_MARK": "status=2"},
+		},
+		{name: "refuses_update", sql: appendOnly},
+		{
 			name: "ids_again", sql: appendOnly + `INSERT INTO outbox_progress (outbox, settled_to) VALUES ('public.outbox_messages', 1000)`,
 			env: map[string]string{"WALPOST_MARK": "journal"},
 		},
