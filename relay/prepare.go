@@ -204,10 +204,9 @@ func (s *starter) mayCreateStream(ctx context.Context, db *table.DB, missing err
 		return hint.Coded("stream-missing", hint.Wrap(missing,
 			"create the stream, or allow it with nats.create_stream: true"))
 	}
-	advice := fmt.Sprintf("restore the stream, or check nats.url, nats.stream and the account; "+
-		"to begin with an empty stream on purpose: "+
-		"nats stream add %s --subjects='%s' --discard=new --defaults "+
-		"(docs/OPERATIONS.md#moving-to-another-nats-server)", s.cfg.Stream.Name, s.cfg.Stream.Pattern)
+	advice := "restore the stream, or check nats.url, nats.stream and the account; " +
+		"if another relay delivered these rows, or to begin with an empty stream on purpose: " +
+		s.stream.AddCommand() + " (docs/OPERATIONS.md#rows-that-another-relay-delivered)"
 	slot, err := db.HasSlot(ctx)
 	if err != nil {
 		return err

@@ -25,7 +25,8 @@ func ReplayPrefix(own string, info *jetstream.StreamInfo) (string, error) {
 			return prefix, nil
 		}
 	}
-	return "", hint.Errorf(fmt.Sprintf("nats stream add %s --subjects '%s.>'", name, strings.ToLower(name)),
+	return "", hint.Errorf(
+		fmt.Sprintf("nats stream add %s --subjects '%s.>' --defaults", name, strings.ToLower(name)),
 		"stream %s has the subjects %q: want one of the form prefix.>", name, info.Config.Subjects)
 }
 

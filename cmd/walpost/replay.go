@@ -166,8 +166,8 @@ func (c *replayCommand) checkStream(ctx context.Context, cfg *Config) error {
 	defer done()
 	info, err := s.Info(ctx)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return hint.Errorf(fmt.Sprintf("create it first: nats stream add %s --subjects '%s.>'", c.toStream,
-			strings.ToLower(c.toStream)), "publish into stream %s: %w", c.toStream, err)
+		return hint.Errorf(fmt.Sprintf("create it first: nats stream add %s --subjects '%s.>' --defaults",
+			c.toStream, strings.ToLower(c.toStream)), "publish into stream %s: %w", c.toStream, err)
 	}
 	if err != nil {
 		return err

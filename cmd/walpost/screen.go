@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"io"
+	"os"
 	"sync"
 	"unicode/utf8"
 )
@@ -59,4 +60,13 @@ func trusted(w io.Writer) io.Writer {
 		return s.w
 	}
 	return w
+}
+
+// fileOf is the file that a command writes to, where it is one.
+func fileOf(stream any) (*os.File, bool) {
+	if s, ok := stream.(*screen); ok {
+		stream = s.w
+	}
+	f, ok := stream.(*os.File)
+	return f, ok
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/publish"
 )
 
@@ -39,7 +40,9 @@ func newTailCommand() *cobra.Command {
 			if asJSON {
 				print = func(m jetstream.Received) error { return printJSON(cmd.OutOrStdout(), asObject(m)) }
 			}
-			return tail(cmd.Context(), cfg, types, from, window, cmd.ErrOrStderr(), print)
+			ctx, cancel := whileRead(cmd.Context(), cmd.OutOrStdout())
+			defer cancel()
+			return tail(ctx, cfg, types, from, window, cmd.ErrOrStderr(), print)
 		},
 	}
 	cmd.Flags().Uint64Var(&from, "from", 0, "begin with this stream sequence, or the first one behind it")
@@ -47,6 +50,20 @@ func newTailCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	addConfigFlags(cmd)
 	return cmd
+}
+
+// whileRead returns a context that ends when nothing reads out any more, as where the program that reads it
+// was killed. A write would notice that, too, but the next event may come hours later.
+func whileRead(ctx context.Context, out io.Writer) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		for sleep.For(ctx, time.Second) {
+			if isUnread(out) {
+				cancel()
+			}
+		}
+	}()
+	return ctx, cancel
 }
 
 // tail prints the events of the types until ctx is done.

@@ -105,6 +105,30 @@ func TestColouredLog(t *testing.T) {
 	}
 }
 
+// TestIsUnread: a pipe is unread when its reader has closed it, a file never.
+func TestIsUnread(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer write.Close()
+	if isUnread(&screen{w: write}) {
+		t.Error("a pipe with a reader is unread")
+	}
+	_ = read.Close()
+	if !isUnread(&screen{w: write}) {
+		t.Error("a pipe without a reader is not unread")
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if isUnread(null) || isUnread(&strings.Builder{}) {
+		t.Error("what is no pipe is unread")
+	}
+}
+
 // pty is a terminal of so many columns.
 func pty(t *testing.T, columns uint16) (master, terminal *os.File) {
 	t.Helper()

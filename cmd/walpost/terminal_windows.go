@@ -1,17 +1,12 @@
 package main
 
 import (
-	"os"
-
 	"golang.org/x/sys/windows"
 )
 
 // terminalWidth is the number of columns of a console. ok is false for anything else.
 func terminalWidth(stream any) (columns int, ok bool) {
-	if s, ok := stream.(*screen); ok {
-		stream = s.w
-	}
-	f, ok := stream.(*os.File)
+	f, ok := fileOf(stream)
 	if !ok {
 		return 0, false
 	}
@@ -21,3 +16,6 @@ func terminalWidth(stream any) (columns int, ok bool) {
 	}
 	return int(info.Window.Right-info.Window.Left) + 1, true
 }
+
+// isUnread: Windows tells it at a write only.
+func isUnread(any) bool { return false }

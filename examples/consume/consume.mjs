@@ -32,6 +32,8 @@ async function handle(message) {
   if (answer === "apply") {
     await db.query("INSERT INTO invoices (order_id, total) VALUES ($1, $2)",
       [header("ce-aggregateid"), message.json().total]);
+  } else if (answer !== "skip") {
+    throw new Error(`event ${message.seq} was not settled: ${answer}`); // the process ends, and nothing is committed
   }
   await db.query("COMMIT");
 }

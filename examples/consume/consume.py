@@ -13,8 +13,9 @@ import psycopg
 
 CONSUMER, STREAM, PARTITION = "billing-py", "EVENTS", 0
 
-# autocommit: transactions are those of conn.transaction().
-with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
+# autocommit: transactions are those of conn.transaction(). Without client_encoding, psycopg returns bytes for texts of a
+# database in SQL_ASCII.
+with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True, client_encoding="UTF8") as conn:
     conn.execute("SELECT walpost_define(%s, %s, 1, 0)", (CONSUMER, STREAM))
     take = "SELECT epoch, sequence FROM walpost_take(%s, %s, 1)"
     while not (own := conn.execute(take, (CONSUMER, PARTITION)).fetchone()):
@@ -35,6 +36,8 @@ with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
                     "INSERT INTO invoices (order_id, total) VALUES (%s, %s)",
                     (event["aggregate_id"], event["payload"]["total"]),
                 )
+            elif answer != "skip":  # an exception rolls back
+                raise RuntimeError(f"event {event['sequence']} was not settled: {answer!r}")
 
     tail = ["walpost", "tail", "--json", "--from", str(sequence + 1)]
     with subprocess.Popen(tail, env={**os.environ, "WALPOST_STREAM": STREAM}, stdout=subprocess.PIPE) as events:
