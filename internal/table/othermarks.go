@@ -87,7 +87,8 @@ func forgetSQL(t *outbox.Table, own *ownTables) string {
 
 // otherMarks reports rows that have a time of delivery, and whose status says that they are pending, where no
 // row has the status of a delivered one: the mark has been another one until now. Some rows of this kind
-// beside delivered ones are not enough: an operator has made them pending again.
+// beside delivered ones are not enough: an operator has made them pending again. It looks at the first rows
+// only, because no index need answer: a long backlog must not keep a start waiting.
 func (db *DB) otherMarks(ctx context.Context, t *outbox.Table) (p check.Findings, err error) {
 	l := &t.Layout
 	if !Keeps(t) || !l.Has(outbox.Status) || !l.Has(outbox.ProcessedAt) {
@@ -97,8 +98,9 @@ func (db *DB) otherMarks(ctx context.Context, t *outbox.Table) (p check.Findings
 	marked := fmt.Sprintf("%s IS NOT NULL AND %s", t.Column(outbox.ProcessedAt), isPending(t))
 	var others bool
 	err = db.QueryRow(ctx, []any{&others}, fmt.Sprintf(
-		"SELECT NOT EXISTS (SELECT FROM %[1]s WHERE %[2]s) AND EXISTS (SELECT FROM %[1]s WHERE %[3]s)",
-		t.SQL(), done, marked))
+		`WITH first AS MATERIALIZED (SELECT %s, %s FROM %s ORDER BY %s LIMIT 1000)
+		SELECT NOT EXISTS (SELECT FROM first WHERE %s) AND EXISTS (SELECT FROM first WHERE %s)`,
+		t.Column(outbox.Status), t.Column(outbox.ProcessedAt), t.SQL(), t.Column(outbox.ID), done, marked))
 	if err != nil {
 		return nil, fmt.Errorf("look for marks of %s: %w", t, err)
 	}
