@@ -44,6 +44,9 @@ func diagnose(ctx context.Context, cfg *Config) (check.Findings, error) {
 		return nil, err
 	}
 	found = append(found, examineCatalog(&cfg.Catalog)...)
+	if _, err := cfg.HTTP.token(); err != nil {
+		found.Failed(check.Error, "http-token-file", err)
+	}
 	return inLines(check.InOrder(append(found, cfg.strayVariables()...))), nil
 }
 

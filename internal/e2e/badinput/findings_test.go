@@ -34,6 +34,7 @@ var unprovoked = []string{
 	"table-mark",             // the configuration is refused before
 	"nats-max-consumers",     // internal/jetstream.TestAccountsConsumers
 	"catalog", "catalog-new", // cmd/walpost.TestRunScripts, TestScripts
+	"http-token-file", // cmd/walpost.TestScripts
 }
 
 // expected are the findings of the cases below, as they are told.
