@@ -115,6 +115,17 @@ func (s *Setup) Server() string {
 // Database is the database's name.
 func (s *Setup) Database() string { return s.facts.Database }
 
+// Outbox is the first of the tables.
+func (s *Setup) Outbox() *outbox.Table { return s.cfg.Outboxes[0] }
+
+// Outboxes are the names of the tables.
+func (s *Setup) Outboxes() (names []string) {
+	for _, t := range s.cfg.Outboxes {
+		names = append(names, t.String())
+	}
+	return names
+}
+
 // Role is the relay's.
 func (s *Setup) Role() string { return s.cfg.Role }
 
