@@ -169,7 +169,11 @@ func (c *initConfig) finish(
 		fmt.Fprintf(w, "Put right what doctor has found, and look again: %s\n", c.command("doctor"))
 		return failed
 	}
-	if app == "" && !c.exists {
+	inserts, err := s.HasProducer(ctx)
+	if err != nil {
+		return err
+	}
+	if !inserts && app == "" && !c.exists {
 		fmt.Fprintf(w, "The role of your application may not insert events yet: %s --app ROLE, "+
 			"with the URL as before.\n", c.command("init"))
 	}

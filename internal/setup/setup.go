@@ -239,7 +239,7 @@ const theTables = "The tables: outbox, dead letters, archive, requests for repla
 // tables makes walpost's tables.
 func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 	step := &Step{
-		Why:       theTables + " --print shows their SQL. They belong to " + s.facts.Owner + ".",
+		Why:       theTables,
 		ScriptWhy: theTables,
 		AsOwner:   s.otherOwner(),
 		do: func(ctx context.Context) error {
@@ -268,6 +268,8 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 	}
 	if step.Done = len(missing) == 0; step.Done {
 		step.SQL = []string{"-- every migration of group relay"}
+	} else {
+		step.Why += " --print shows their SQL. They belong to " + s.facts.Owner + "."
 	}
 	return []*Step{step}, err
 }

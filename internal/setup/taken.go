@@ -58,6 +58,24 @@ func (s *Setup) Reads(ctx context.Context) (reads bool, err error) {
 	return reads, nil
 }
 
+// HasProducer reports whether another role than the relay's and superusers may log in and insert into all of
+// the outboxes.
+func (s *Setup) HasProducer(ctx context.Context) (has bool, err error) {
+	names := make([]string, len(s.cfg.Outboxes))
+	for i, t := range s.cfg.Outboxes {
+		names[i] = t.SQL()
+	}
+	err = s.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_roles r
+		WHERE r.rolcanlogin AND NOT r.rolsuper AND r.rolname::text <> $1 AND NOT EXISTS (
+			SELECT FROM unnest($2::text[]) n
+			WHERE has_any_column_privilege(r.oid, to_regclass(n)::oid, 'INSERT') IS NOT TRUE))`,
+		s.cfg.Role, names).Scan(&has)
+	if err != nil {
+		return false, fmt.Errorf("look for the application's role: %w", err)
+	}
+	return has, nil
+}
+
 // SlotUse is what is known of who uses a slot. The zero value is a slot that does not exist and that no
 // relay of this database works for.
 type SlotUse struct {
