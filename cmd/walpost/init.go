@@ -87,9 +87,9 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 	if err != nil {
 		return err
 	}
-	nats, writer, err := lookAtNATS(ctx, c.cfg, source)
+	nats, err := lookAtNATS(ctx, c.cfg, source, s.Outboxes())
 	if err == nil {
-		err = c.checkNames(ctx, cmd.Flags(), o, s, writer)
+		err = c.checkNames(ctx, cmd.Flags(), o, s, nats)
 	}
 	if err != nil {
 		return err
@@ -106,12 +106,12 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 		return err
 	}
 	if o.print {
-		return printScript(t.out, c, steps, nats)
+		return printScript(t.out, c, steps, nats.text)
 	}
 	if err := checkOwners(append(steps, file)); err != nil {
 		return &usageError{err}
 	}
-	fmt.Fprintf(t.out, "%s\n%s\n\n", s.Server(), nats)
+	fmt.Fprintf(t.out, "%s\n%s\n\n", s.Server(), nats.text)
 	printPlan(t.out, append(steps, file))
 	switch open := pendingSteps(append(steps, file)); {
 	case open == 0:
@@ -169,7 +169,11 @@ func (c *initConfig) finish(
 		fmt.Fprintf(w, "Put right what doctor has found, and look again: %s\n", c.command("doctor"))
 		return failed
 	}
-	if app == "" && !c.exists {
+	inserts, err := s.HasProducer(ctx)
+	if err != nil {
+		return err
+	}
+	if !inserts && app == "" && !c.exists {
 		fmt.Fprintf(w, "The role of your application may not insert events yet: %s --app ROLE, "+
 			"with the URL as before.\n", c.command("init"))
 	}
@@ -223,29 +227,50 @@ func (c *initConfig) start() string {
 	return "systemctl enable --now " + unit
 }
 
-// lookAtNATS fails where JetStream does not answer, before anything is changed. writer is another relay that
-// writes to the stream, or "".
-func lookAtNATS(ctx context.Context, cfg *Config, source string) (text, writer string, err error) {
+// natsState is what NATS has.
+type natsState struct {
+	text   string
+	exists bool     // the stream
+	unused bool     // a relay has created it, and nothing is in it yet
+	taken  string   // what another relay has, or ""
+	flags  []string // which name that
+}
+
+// lookAtNATS fails where JetStream does not answer, before anything is changed. The relay writes as source,
+// or "" where that is not known, from the outboxes.
+func lookAtNATS(ctx context.Context, cfg *Config, source string, outboxes []string) (*natsState, error) {
 	s, _, done, err := openStream(ctx, cfg, "walpost init")
 	if err != nil {
-		return "", "", err
+		return nil, err
 	}
 	defer done()
-	text = fmt.Sprintf("NATS %s: JetStream answers, ", redactNATS(cfg.NATS.URL))
+	text := fmt.Sprintf("NATS %s: JetStream answers, and ", redactNATS(cfg.NATS.URL))
 	info, err := s.Info(ctx)
 	switch {
 	case err == nil:
-		name, other, err := s.OtherWriter(ctx, info, source)
-		if other && source != "" {
-			writer = cmp.Or(name, "another program")
+		state := &natsState{
+			text: text + "stream " + cfg.NATS.Stream + " exists", exists: true, unused: info.Unused(),
 		}
-		return text + "and stream " + cfg.NATS.Stream + " exists", writer, err
+		writer, other, err := s.OtherWriter(ctx, info, source, outboxes...)
+		if other && source != "" {
+			state.taken = fmt.Sprintf("stream %s has the messages of %s", cfg.NATS.Stream,
+				cmp.Or(writer, "another program"))
+			state.flags = []string{"stream", "subject"}
+		}
+		return state, err
 	case !errors.Is(err, jetstream.ErrStreamNotFound):
-		return "", "", err
-	case cfg.NATS.CreateStream:
-		return text + "and the first run creates stream " + cfg.NATS.Stream, "", nil
+		return nil, err
+	case !cfg.NATS.CreateStream:
+		text += "stream " + cfg.NATS.Stream + " does not exist: nats.create_stream is false"
+		return &natsState{text: text}, nil
 	}
-	return text + "and stream " + cfg.NATS.Stream + " does not exist: nats.create_stream is false", "", nil
+	state := &natsState{text: text + "the first run creates stream " + cfg.NATS.Stream}
+	listener, err := s.SubjectsTakenBy(ctx)
+	if listener != "" {
+		state.taken = fmt.Sprintf("stream %s has subjects of %s", listener, cfg.NATS.Subject)
+		state.flags = []string{"subject"}
+	}
+	return state, err
 }
 
 // talk is what init says and hears.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -152,5 +153,55 @@ func TestInitHidesThePassword(t *testing.T) {
 	})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("after a signal it ended with %v:\n%s", err, seen)
+	}
+}
+
+// TestInitOfAnotherUser: a package's file that the user may not look at is no obstacle. init writes walpost.yaml here.
+func TestInitOfAnotherUser(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "etc")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	setVar(t, &systemConfigFile, filepath.Join(dir, "walpost.yaml"))
+	if err := os.WriteFile(systemConfigFile, []byte("log:\n  level: warn\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range defaultConfig().keys() { // they would have it read no package's file
+		if _, ok := k.variable(os.LookupEnv); ok {
+			t.Setenv(k.env, "")
+		}
+	}
+	t.Chdir(t.TempDir())
+	load := func() (string, error) {
+		cmd := newInitCommand()
+		if err := cmd.ParseFlags([]string{"--postgres-url", "postgres://boss@127.0.0.1/shop"}); err != nil {
+			t.Fatal(err)
+		}
+		c, err := loadInit(t.Context(), cmd.Flags(), &initOptions{role: "walpost"}, talk{})
+		if err != nil {
+			return "", err
+		}
+		return c.path, nil
+	}
+	if path, err := load(); path != systemConfigFile {
+		t.Fatalf("its own user's init takes %q, %v", path, err)
+	}
+	restore := func() error { return os.Chmod(dir, 0o700) }
+	if os.Geteuid() == 0 { // for files this thread is another user's: root is no exception
+		runtime.LockOSThread()
+		restore = func() error { return unix.Setfsuid(0) }
+		if err := unix.Setfsuid(12345); err != nil {
+			t.Fatal(err)
+		}
+	} else if err := os.Chmod(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := restore(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if path, err := load(); path != defaultConfigFile {
+		t.Errorf("another user's init takes %q, %v", path, err)
 	}
 }

@@ -43,7 +43,7 @@ func loadInit(
 ) (*initConfig, error) {
 	c := &initConfig{loader: newLoader()}
 	path, err := configFile(flags)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrPermission) { // a package's file is only its user's
 		return nil, &usageError{err}
 	}
 	c.path = cmp.Or(path, defaultConfigFile)

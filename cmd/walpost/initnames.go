@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,49 +19,52 @@ import (
 	"github.com/walpost/walpost/internal/setup"
 )
 
-// names looks for names that another relay has already, as that of a second database on the same servers
-// would meet them one after the other. It proposes free ones, all in one command.
+// names are those that another relay has already. They are told all at once, with a command that has free
+// ones.
 type names struct {
-	own   string // of the database, as a part of a name
 	texts []string
-	flags map[string]string
+	flags []string          // those that are to have another value
+	free  map[string]string // these values
+	here  bool              // another relay of this database has some of them
+	port  string            // an address that no program listens at
 }
 
-func (n *names) taken(flags map[string]string, format string, args ...any) {
+func (n *names) taken(flags []string, format string, args ...any) {
 	n.texts = append(n.texts, fmt.Sprintf(format, args...))
-	for name, value := range flags {
-		n.flags[name] = value
-	}
+	n.flags = append(n.flags, flags...)
 }
 
-// checkNames is about a set-up that is new. One that has its file has its names.
+// checkNames is about a set-up that is new. One whose file names its database has its names.
 func (c *initConfig) checkNames(
-	ctx context.Context, flags *pflag.FlagSet, o *initOptions, s *setup.Setup, writer string,
+	ctx context.Context, flags *pflag.FlagSet, o *initOptions, s *setup.Setup, nats *natsState,
 ) error {
 	theirs := c.fileOf != "" && c.fileOf != s.Database() && !o.force
-	if c.exists && !theirs {
+	if c.fileOf != "" && !theirs {
 		return nil
 	}
-	n := &names{own: namePart(s.Database()), flags: map[string]string{}}
+	n := &names{}
 	if theirs {
-		n.taken(map[string]string{
-			"config":   filepath.Join(filepath.Dir(c.path), n.own+".yaml"),
-			"nats-url": c.cfg.NATS.URL,
-		}, "%s is that of database %q", c.path, c.fileOf)
+		n.taken([]string{"config", "nats-url"}, "%s is that of database %q", c.path, c.fileOf)
 	}
 	exists, known, err := s.HasRole()
 	if err != nil {
 		return err
 	}
-	onlyRole := exists && (theirs || !known)
+	onlyRole := exists && (theirs || !known && !c.exists)
 	if onlyRole {
-		n.taken(map[string]string{"role": o.role + "_" + n.own}, "role %q exists", o.role)
+		n.taken([]string{"role"}, "role %q exists", o.role)
 	}
-	if err := c.serverNames(ctx, n, s, writer); err != nil {
+	if err := c.serverNames(ctx, n, s, nats); err != nil {
 		return err
+	}
+	if !c.exists || theirs {
+		c.freePort(n)
 	}
 	if len(n.texts) == 0 || onlyRole && len(n.texts) == 1 { // whose password the plan asks for
 		return nil
+	}
+	if err := c.propose(ctx, n, o, s); err != nil {
+		return err
 	}
 	command, left := n.command(flags)
 	advice := "choose names of its own, as in: "
@@ -71,30 +76,120 @@ func (c *initConfig) checkNames(
 		"another relay seems to have these names: %s", strings.Join(n.texts, "; "))
 }
 
-// serverNames are those of the slot, the stream and the relay's address.
-func (c *initConfig) serverNames(ctx context.Context, n *names, s *setup.Setup, writer string) error {
-	slot, stream, listen := c.cfg.Postgres.Slot, c.cfg.NATS.Stream, c.cfg.HTTP.Listen
-	database, err := s.SlotOf(ctx, slot)
+// serverNames are those of the publication, the slot and the stream. Relays of the same outbox share them:
+// they stand by for each other.
+func (c *initConfig) serverNames(ctx context.Context, n *names, s *setup.Setup, nats *natsState) error {
+	slot := c.cfg.Postgres.Slot
+	use, err := s.SlotUse(ctx, slot)
 	if err != nil {
 		return err
 	}
-	if database != "" && database != s.Database() {
-		n.taken(map[string]string{"slot": shorten(slot+"_"+n.own, 59)},
-			"slot %q is that of database %q", slot, database)
+	known, err := c.publicationName(ctx, n, s)
+	if err != nil {
+		return err
 	}
-	if writer != "" {
-		n.taken(map[string]string{
-			"stream": stream + "_" + strings.ToUpper(n.own), "subject": n.own + ".{event_type}",
-		}, "stream %s has the messages of %s", stream, writer)
+	switch {
+	case use.Database != "" && use.Database != s.Database():
+		n.taken([]string{"slot"}, "slot %q is that of database %q", slot, use.Database)
+	case use.Streams, !known && (use.Database != "" || use.Locked):
+		n.taken([]string{"slot"}, "slot %q is that of another outbox in this database", slot)
+		n.here = true
 	}
-	if port := usedPort(listen); port != 0 {
-		host, _, _ := net.SplitHostPort(listen)
-		for port++; port < 1<<16 && usedPort(net.JoinHostPort(host, strconv.Itoa(port))) != 0; port++ {
-		}
-		n.taken(map[string]string{"http-listen": net.JoinHostPort(host, strconv.Itoa(port))},
-			"%s is in use", listen)
+	switch {
+	case nats.taken != "":
+		n.taken(nats.flags, "%s", nats.taken)
+	case nats.unused && !known && len(n.texts) > 0:
+		n.taken([]string{"stream", "subject"}, "stream %s is that of a relay", c.cfg.NATS.Stream)
 	}
 	return nil
+}
+
+// publicationName is about the publication. known: this relay was set up before, and the slot may be its
+// own.
+func (c *initConfig) publicationName(ctx context.Context, n *names, s *setup.Setup) (known bool, err error) {
+	if c.cfg.Mode == "poll" {
+		return s.Reads(ctx)
+	}
+	known, others, err := s.Publication(ctx)
+	if len(others) > 0 {
+		n.taken([]string{"publication"}, "publication %q is that of %s", c.cfg.Postgres.Publication,
+			strings.Join(others, ", "))
+		n.here = true
+		if c.origin["postgres.slot"] == "" { // its first run makes the slot
+			n.flags = append(n.flags, "slot")
+		}
+	}
+	return known, err
+}
+
+func (c *initConfig) freePort(n *names) {
+	listen := c.cfg.HTTP.Listen
+	port := usedPort(listen)
+	if port == 0 {
+		return
+	}
+	host, _, _ := net.SplitHostPort(listen)
+	for port++; port < 1<<16 && usedPort(net.JoinHostPort(host, strconv.Itoa(port))) != 0; port++ {
+	}
+	n.taken([]string{"http-listen"}, "%s is in use", listen)
+	n.port = net.JoinHostPort(host, strconv.Itoa(port))
+}
+
+// propose chooses free values for the flags: the names that are taken, with an ending for this relay.
+func (c *initConfig) propose(ctx context.Context, n *names, o *initOptions, s *setup.Setup) error {
+	ending := namePart(s.Database())
+	if t := s.Outbox(); n.here && t.Schema != "public" {
+		ending = namePart(t.Schema)
+	} else if n.here {
+		ending = namePart(t.Name)
+	}
+	const most = 100 // then the names are told without another look
+	for i, own := 2, ending; ; i++ {
+		n.free = c.named(own, o)
+		free, err := c.areFree(ctx, n, s)
+		if err != nil || free || i > most {
+			n.free["http-listen"] = n.port
+			return err
+		}
+		own = ending + "_" + strconv.Itoa(i)
+	}
+}
+
+// named are the names that end in own.
+func (c *initConfig) named(own string, o *initOptions) map[string]string {
+	end := func(name string, most int) string { return shorten(name, most-len(own)-1) + "_" + own }
+	return map[string]string{
+		"config": filepath.Join(filepath.Dir(c.path), own+".yaml"), "nats-url": c.cfg.NATS.URL,
+		"role": end(o.role, 63), "slot": end(c.cfg.Postgres.Slot, 59),
+		"publication": end(c.cfg.Postgres.Publication, 63),
+		"stream":      c.cfg.NATS.Stream + "_" + strings.ToUpper(own), "subject": own + ".{event_type}",
+	}
+}
+
+// areFree reports whether the names that are proposed are.
+func (c *initConfig) areFree(ctx context.Context, n *names, s *setup.Setup) (free bool, err error) {
+	proposed := func(flag string) string {
+		if slices.Contains(n.flags, flag) {
+			return n.free[flag]
+		}
+		return ""
+	}
+	if path := proposed("config"); path != "" {
+		if _, err := os.Lstat(path); err == nil {
+			return false, nil
+		}
+	}
+	free, err = s.Free(ctx, proposed("role"), proposed("slot"), proposed("publication"))
+	if err != nil || !free || proposed("subject") == "" {
+		return free, err
+	}
+	cfg := *c.cfg
+	cfg.NATS.Subject = n.free["subject"]
+	if stream := proposed("stream"); stream != "" {
+		cfg.NATS.Stream = stream
+	}
+	state, err := lookAtNATS(ctx, &cfg, "", nil)
+	return err == nil && !state.exists && state.taken == "", err
 }
 
 // command is init with the flags that were given, and those that are proposed. left are those that it leaves
@@ -108,7 +203,7 @@ func (n *names) command(flags *pflag.FlagSet) (command string, left []string) {
 		command += " --" + name + " " + value
 	}
 	flags.VisitAll(func(f *pflag.Flag) {
-		value, proposed := n.flags[f.Name]
+		value, proposed := n.free[f.Name], slices.Contains(n.flags, f.Name)
 		if f.Changed && !proposed {
 			value = f.Value.String()
 		}

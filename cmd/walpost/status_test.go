@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -255,6 +256,32 @@ func TestStatusCountsWhoWaits(t *testing.T) {
 	equal(t, "who holds the lock", r.Relay.Lock.PID, relays["active"].PgConn().PID())
 	equal(t, "standing by", number(r.Relay.StandingBy), "2")
 	equal(t, "mode", r.Relay.Mode, "poll")
+}
+
+// TestStatusBesideAnotherRole: the relay of another outbox hides what it asks, and stands by for nobody here.
+func TestStatusBesideAnotherRole(t *testing.T) {
+	pg := testenv.SharedPostgres(t)
+	o := newOffice(t, pg, testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
+	own, other := "own_"+o.stream.Name, "other_"+o.stream.Name
+	o.exec("CREATE ROLE " + own + " LOGIN; CREATE ROLE " + other + " LOGIN")
+	t.Cleanup(func() { o.must(pg.Exec(context.Background(), "postgres", "DROP ROLE "+own+", "+other)) })
+	lock := `SELECT pg_try_advisory_lock(hashtextextended('walpost/` + o.stream.Name + `', 0))`
+	for _, relay := range []struct{ role, asks string }{{own, lock}, {own, lock}, {other, `SELECT 1`}} {
+		conn, err := pgx.Connect(t.Context(), pg.URLFor(relay.role, o.conn.Config().Database))
+		o.must(err)
+		defer conn.Close(context.Background()) //nolint:errcheck // it has done its work
+		_, err = conn.Exec(t.Context(), `SET application_name = 'walpost'`)
+		o.must(err)
+		_, err = conn.Exec(t.Context(), relay.asks)
+		o.must(err)
+	}
+	r := o.status("--postgres-url", pg.URLFor(own, o.conn.Config().Database))
+	equal(t, "standing by", number(r.Relay.StandingBy), "1")
+	if h := unreadParts(&r)["relay.standing_by"]; h != "" {
+		t.Errorf("it is unread, hint %q", h)
+	}
+	r = o.status("--postgres-url", pg.URLFor(other, o.conn.Config().Database))
+	equal(t, "standing by, as the other sees it", number(r.Relay.StandingBy), "null")
 }
 
 // TestStatusHasPatience for two seconds with each question, and asks the others.

@@ -57,6 +57,12 @@ func DuplicateWindow(batches bool) time.Duration {
 // else against duplicates.
 const sharedWindow = 2 * time.Minute
 
+// description is that of a stream that a relay creates.
+const description = "events of walpost"
+
+// Unused reports whether a relay has created the stream and no message is in it yet.
+func (i *StreamInfo) Unused() bool { return i.Config.Description == description && i.LastSeq == 0 }
+
 // subjects are those that a stream of the relay listens on.
 func (c *StreamConfig) subjects() []string {
 	if c.Partitions == 0 {
@@ -86,7 +92,7 @@ func (s *Stream) newConfig() jetstream.StreamConfig {
 		AllowAtomicPublish: atomic,
 
 		Name:        s.cfg.Name,
-		Description: "events of walpost",
+		Description: description,
 		Subjects:    s.cfg.subjects(),
 		Retention:   jetstream.LimitsPolicy,
 		Storage:     jetstream.FileStorage,

@@ -186,23 +186,32 @@ func (s *Stream) account(ctx context.Context) (*jetstream.AccountInfo, error) {
 	return account, nil
 }
 
-// subjectsFree reports another stream that listens on the subjects, where the user may
-// ask for it.
+// subjectsFree reports another stream that listens on the subjects.
 func (s *Stream) subjectsFree(ctx context.Context) error {
-	names := s.APISubject("STREAM.NAMES")
-	may, err := s.mayPublish(ctx, &nats.Msg{Subject: names, Reply: s.nc.NewInbox(), Data: []byte(`{}`)})
-	if err != nil || !may {
+	name, err := s.SubjectsTakenBy(ctx)
+	if err != nil || name == "" {
 		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	name, err := s.js.StreamNameBySubject(ctx, s.cfg.Pattern)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look for other streams on %s: %w", s.cfg.Pattern, err)
 	}
 	return hint.Coded("stream-subjects-taken", hint.Errorf(apiHint(errSubjectsTaken),
 		"create stream %s: stream %s listens on %s or some of it", s.cfg.Name, name, s.cfg.Pattern))
+}
+
+// SubjectsTakenBy is a stream that listens on the relay's subjects or some of them. It is "" where there is
+// none, and where the user may not ask for it.
+func (s *Stream) SubjectsTakenBy(ctx context.Context) (name string, err error) {
+	names := s.APISubject("STREAM.NAMES")
+	may, err := s.mayPublish(ctx, &nats.Msg{Subject: names, Reply: s.nc.NewInbox(), Data: []byte(`{}`)})
+	if err != nil || !may {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	name, err = s.js.StreamNameBySubject(ctx, s.cfg.Pattern)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("look for other streams on %s: %w", s.cfg.Pattern, err)
+	}
+	return name, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -28,8 +29,11 @@ const OwnStream = "give this relay a stream and subjects of its own (nats.stream
 	"stop the other writer, or set nats.shared: true"
 
 // OtherWriter returns the writer of the stream's last message, and whether it is another than the relay of
-// the source. A stream that is shared, or has no message, has none.
-func (s *Stream) OtherWriter(ctx context.Context, info *StreamInfo, source string) (string, bool, error) {
+// the source and, where outboxes are named, of one of them. A stream that is shared, or has no message, has
+// none.
+func (s *Stream) OtherWriter(
+	ctx context.Context, info *StreamInfo, source string, outboxes ...string,
+) (string, bool, error) {
 	if s.cfg.Shared || info.Messages == 0 {
 		return "", false, nil
 	}
@@ -44,7 +48,10 @@ func (s *Stream) OtherWriter(ctx context.Context, info *StreamInfo, source strin
 	if err != nil {
 		h = nats.Header{} // not the relay's
 	}
-	_, own := outbox.ParseMessageID(source, h.Get(nats.MsgIdHdr))
+	id, own := outbox.ParseMessageID(source, h.Get(nats.MsgIdHdr))
+	if own && len(outboxes) > 0 && !slices.Contains(outboxes, id.Table) {
+		return id.Table, true, nil
+	}
 	return WriterOf(h), !own, nil
 }
 

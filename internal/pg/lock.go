@@ -50,21 +50,24 @@ func (db *DB) LockHolder(ctx context.Context) (*Session, error) {
 	return s, err
 }
 
-// StandingBy counts the relays that wait for the lock: what they ask is their connection's last
-// query. known is false where the role may not see everybody's.
+// StandingBy counts the relays that wait for the lock: what they ask is their connection's last query. Relays
+// of one slot have one role, so those of other roles are other relays. known is false where the role may not
+// see the holder's.
 func (db *DB) StandingBy(ctx context.Context, holder *Session) (n int, known bool, err error) {
 	var holds uint32
+	role := db.User()
 	if holder != nil {
-		holds = holder.PID
+		holds, role = holder.PID, holder.User
 	}
 	err = db.QueryRow(ctx, []any{&n, &known},
-		`SELECT count(*) FILTER (WHERE query = $1)::int, count(*) FILTER (WHERE backend_start IS NULL) = 0
+		`SELECT count(*) FILTER (WHERE query = $1)::int,
+			count(*) FILTER (WHERE backend_start IS NULL AND usename::text = $3) = 0
 		FROM pg_stat_activity a WHERE datname = current_database() AND application_name = 'walpost'
 			AND pid <> $2
 			AND NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.active_pid = a.pid)`,
-		db.tryLockSQL(), int32(holds))
+		db.tryLockSQL(), int32(holds), role)
 	if err != nil {
 		return 0, false, fmt.Errorf("count the relays that stand by: %w", err)
 	}
-	return n, known, nil
+	return n, known && (holder == nil || !holder.Hidden()), nil
 }

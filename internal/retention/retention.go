@@ -239,6 +239,10 @@ func (r *pass) expireKeys(ctx context.Context) error {
 	err = r.sweep(ctx, expired)
 	switch pg.Code(err) {
 	case pgerrcode.InsufficientPrivilege:
+		if others, failed := r.othersKeys(ctx); others || failed != nil {
+			r.report.HasKeys = false
+			return failed
+		}
 		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+keys.Table+" TO "+r.role)
 	case pgerrcode.UndefinedColumn:
 		err = hint.Wrap(err, "run `walpost migrate up`: the table has the columns of an earlier version")
@@ -247,4 +251,17 @@ func (r *pass) expireKeys(ctx context.Context) error {
 		return r.settle(fmt.Errorf("delete expired idempotency keys: %w", err))
 	}
 	return nil
+}
+
+// othersKeys reports whether the role of another relay, which may stream, deletes the keys.
+func (r *pass) othersKeys(ctx context.Context) (others bool, err error) {
+	err = r.db.QueryRow(ctx, []any{&others}, `SELECT EXISTS (SELECT FROM pg_roles
+		WHERE rolcanlogin AND rolreplication AND NOT rolsuper AND rolname <> current_user
+			AND has_table_privilege(oid, to_regclass($1), 'SELECT')
+			AND has_table_privilege(oid, to_regclass($1), 'UPDATE')
+			AND has_table_privilege(oid, to_regclass($1), 'DELETE'))`, r.tables.keys)
+	if err != nil {
+		return false, fmt.Errorf("look for who deletes idempotency keys: %w", err)
+	}
+	return others, nil
 }

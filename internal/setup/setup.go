@@ -115,6 +115,17 @@ func (s *Setup) Server() string {
 // Database is the database's name.
 func (s *Setup) Database() string { return s.facts.Database }
 
+// Outbox is the first of the tables.
+func (s *Setup) Outbox() *outbox.Table { return s.cfg.Outboxes[0] }
+
+// Outboxes are the names of the tables.
+func (s *Setup) Outboxes() (names []string) {
+	for _, t := range s.cfg.Outboxes {
+		names = append(names, t.String())
+	}
+	return names
+}
+
 // Role is the relay's.
 func (s *Setup) Role() string { return s.cfg.Role }
 
@@ -228,7 +239,7 @@ const theTables = "The tables: outbox, dead letters, archive, requests for repla
 // tables makes walpost's tables.
 func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 	step := &Step{
-		Why:       theTables + " --print shows their SQL. They belong to " + s.facts.Owner + ".",
+		Why:       theTables,
 		ScriptWhy: theTables,
 		AsOwner:   s.otherOwner(),
 		do: func(ctx context.Context) error {
@@ -257,6 +268,8 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 	}
 	if step.Done = len(missing) == 0; step.Done {
 		step.SQL = []string{"-- every migration of group relay"}
+	} else {
+		step.Why += " --print shows their SQL. They belong to " + s.facts.Owner + "."
 	}
 	return []*Step{step}, err
 }
