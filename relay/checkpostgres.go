@@ -45,6 +45,11 @@ func (x *checker) findRelay(ctx context.Context) (f check.Findings) {
 	holder, err := x.db.LockHolder(ctx)
 	f.Failed(check.Error, "pg-unreachable", err)
 	x.held = holder != nil
+	differs, err := x.db.HolderDiffers(ctx)
+	f.Failed(check.Error, "pg-unreachable", err)
+	if differs {
+		f.Failed(check.Warn, "slot-shared", x.errSlotShared())
+	}
 	return f
 }
 

@@ -128,6 +128,7 @@ func (c *Config) database() table.Config {
 	return table.Config{
 		URL: c.PostgresURL, Files: c.PostgresFiles, Settings: stream.Settings,
 		Dial: stream.Dialer().DialContext,
-		Slot: c.Slot, Schema: c.Outboxes[0].Schema,
+		Slot: c.Slot, Serves: table.Serving(c.Outboxes, c.Stream.Name, c.Stream.Domain),
+		Schema: c.Outboxes[0].Schema,
 	}
 }

@@ -61,7 +61,9 @@ func TestForeignMessageDisplacesARow(t *testing.T) {
 			if late == 0 {
 				t.Fatalf("no row of %d was displaced: the test shows nothing", last)
 			}
-			x.alarmed("foreign_message")
+			if f := x.alarmed("foreign_message"); f["writer"] != "a program that names no source" {
+				t.Errorf("the alarm says %v", f)
+			}
 			// The order that the stream has now is what later sessions find.
 			x.halt()
 			r.start().streaming().quietBut("foreign_message")

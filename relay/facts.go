@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// factsEvery is the time between two looks at the tables and the publication.
+	// factsEvery is the time between two looks at the tables, the publication and the stream.
 	factsEvery = 3 * time.Second
 	// factsAgain is the time after which an alarm about them comes again.
 	factsAgain = 10 * time.Minute
@@ -120,6 +120,25 @@ func (s *session) judgeStream(info *jetstream.StreamInfo) error {
 	return fmt.Errorf("%w: %w", errStreamUnfit, err)
 }
 
+// errStreamReplaced means that the stream was deleted and recreated since the session began. The next session
+// compares it with the tables.
+var errStreamReplaced = errors.New("the stream was deleted and recreated")
+
+// checkStream returns what ends the session: the stream is gone, is another one, or is unfit. Where JetStream
+// is away, the publisher notices. A relay without events notices a missing stream only here.
+func (s *session) checkStream(ctx context.Context) error {
+	info, err := s.stream.Info(ctx)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return err
+	case err != nil:
+		return nil
+	case !info.Created.Equal(s.past.created):
+		return errStreamReplaced
+	}
+	return s.judgeStream(info)
+}
+
 // watchFacts looks at the tables, the publication and the stream again and again, and returns what ends
 // the session.
 func (s *session) watchFacts(ctx context.Context) error {
@@ -134,7 +153,8 @@ func (s *session) watchFacts(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil || !s.db.Alive():
 			return nil
-		case errors.Is(err, table.ErrTableChanged), errors.Is(err, errStreamUnfit):
+		case errors.Is(err, table.ErrTableChanged), errors.Is(err, errStreamUnfit),
+			errors.Is(err, errStreamReplaced), errors.Is(err, jetstream.ErrStreamNotFound):
 			return err
 		case err != nil:
 			s.trouble("the tables and the publication cannot be looked at: trying again", err)
@@ -143,10 +163,8 @@ func (s *session) watchFacts(ctx context.Context) error {
 }
 
 func (s *session) lookAgain(ctx context.Context) error {
-	if info, err := s.stream.Info(ctx); err == nil { // where JetStream is away, the publisher notices
-		if err := s.judgeStream(info); err != nil {
-			return err
-		}
+	if err := s.checkStream(ctx); err != nil {
+		return err
 	}
 	if _, err := compareTables(ctx, s.reporter, s.db, s.cfg.Outboxes); err != nil || s.wal == nil {
 		return err

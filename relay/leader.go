@@ -115,14 +115,18 @@ func (l *leader) term(ctx context.Context) error {
 // standBy waits for the lock. A relay that waits is ready.
 func (l *leader) standBy(ctx context.Context, db *table.DB) error {
 	begun := time.Now()
+	var looked time.Time
 	for first := true; ; first = false {
 		ok, err := db.TryLock(ctx)
+		if ok {
+			l.endSlotShared()
+		}
 		if err != nil || ok {
 			return err
 		}
 		if l.cfg.Once {
 			if time.Since(begun) > lockPatience {
-				l.once.end(lockedError(ctx, db))
+				l.once.end(l.lockedError(ctx, db))
 			}
 		} else if first {
 			l.metrics.standBy()
@@ -131,6 +135,13 @@ func (l *leader) standBy(ctx context.Context, db *table.DB) error {
 		}
 		if !sleep.For(ctx, 250*time.Millisecond) {
 			return nil
+		}
+		// TryLock follows at once: DB.StandingBy looks for it as the last statement.
+		if !l.cfg.Once && time.Since(looked) >= factsEvery {
+			if err := l.compareHolder(ctx, db); err != nil {
+				return err
+			}
+			looked = time.Now()
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/relay"
 )
 
 // lossAlarms are all that a relay may say of a stream that lost something.
@@ -191,6 +192,40 @@ func (r *rig) streamExists() bool {
 	}
 	r.must(names.Err())
 	return n > 0
+}
+
+// TestIdleRelayNoticesItsStream: no event has to come for a relay to notice that its stream was deleted, or
+// deleted and recreated.
+func TestIdleRelayNoticesItsStream(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []relay.Mode{relay.ModeStream, relay.ModePoll} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.cfg.Mode = mode
+			x := r.startAtWork()
+			r.put(1, 20)
+			r.pending(0)
+			// See TestStreamIsReplacedUnderAnIdleRelay.
+			r.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other"} })
+			r.must(r.js().DeleteStream(t.Context(), "EVENTS"))
+			r.createStream(nil)
+			x.alarmed("stream_replaced")
+			x.alarmed("nothing_to_compare")
+			eventually(t, "the relay is at work", func() bool { return x.Ready() == nil })
+			r.must(r.js().DeleteStream(t.Context(), "EVENTS"))
+			x.alarmed("stream_gone")
+			if x.Ready() == nil {
+				t.Error("the relay is ready without a stream")
+			}
+			r.createStream(nil)
+			eventually(t, "the relay is at work again", func() bool { return x.Ready() == nil })
+			r.put(21, 30)
+			r.pending(0)
+			r.storedIs(21, 30)
+			x.quietBut("stream_gone", "stream_replaced", "nothing_to_compare")
+		})
+	}
 }
 
 // TestStreamIsReplacedUnderAnIdleRelay: the next event meets another stream.

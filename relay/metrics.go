@@ -55,6 +55,7 @@ var alarmNames = []string{
 	"slot_in_use",
 	"slot_left",
 	"slot_not_made",
+	"slot_shared",
 	"slot_unreadable",
 	"standby_slot",
 	"stream_gone",

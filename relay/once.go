@@ -93,7 +93,10 @@ func (s *session) awaitSettled(ctx context.Context) error {
 }
 
 // lockedError names the relay that holds the lock.
-func lockedError(ctx context.Context, db *table.DB) error {
+func (l *leader) lockedError(ctx context.Context, db *table.DB) error {
+	if differs, err := db.HolderDiffers(ctx); err == nil && differs {
+		return l.errSlotShared()
+	}
 	who := "another relay"
 	if holder, err := db.LockHolder(ctx); err == nil && holder != nil {
 		who = fmt.Sprintf("process %d (%s)", holder.PID, holder.Application)

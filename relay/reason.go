@@ -5,6 +5,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/publish"
@@ -33,6 +34,10 @@ func reason(err error) string {
 		return "slot_lost"
 	case errors.Is(err, errOverBudget):
 		return "over_budget"
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return "stream_gone"
+	case errors.Is(err, errStreamReplaced):
+		return "stream_replaced"
 	case errors.Is(err, errStreamUnfit):
 		return "stream_unfit"
 	case pg.Code(err) != "":

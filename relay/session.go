@@ -535,7 +535,8 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 		(s.recovered.found.Foreign == lastSeq || s.past.chained && s.recovered.found.Foreign > s.past.base)
 	if foreign {
 		s.alarm("foreign_message", "somebody else writes to the stream that belongs to this relay alone",
-			zap.Uint64("sequence", s.recovered.found.Foreign), zap.String("writer", s.recovered.found.Writer),
+			zap.Uint64("sequence", s.recovered.found.Foreign),
+			zap.String("writer", cmp.Or(s.recovered.found.Writer, jetstream.NoWriter)),
 			zap.String("hint", jetstream.OwnStream))
 	}
 	if s.past.chained && !foreign && s.recovered.found.Tail.Seq > s.past.publishedSeq {
@@ -550,6 +551,7 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 	s.past.rivals = 0
 	s.alarm("rival", "another relay of this source writes to the stream: standing by")
 	return hint.Errorf(
-		"give every database a source of its own, and every relay of one database the same slot name",
+		"give every relay a stream of its own (nats.stream, nats.subject), or name all tables in "+
+			"the outboxes of one relay; only relays with the same outboxes and stream share a slot",
 		"%w", ErrRival)
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -59,10 +58,11 @@ func askStatus(ctx context.Context, cfg *Config) (*status.Report, error) {
 func database(cfg *Config, name string) table.Config {
 	settings := maps.Clone(stream.Settings)
 	settings["application_name"] = name
-	schema, _, _ := outbox.ParseTable(cfg.Outboxes[0].Table) // it was checked when it was read
+	tables, _ := cfg.Tables() // they were checked when they were read
 	return table.Config{
 		URL: cfg.Postgres.URL, Files: cfg.Postgres.files(), Settings: settings,
-		Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot, Schema: schema,
+		Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot, Schema: tables[0].Schema,
+		Serves: table.Serving(tables, cfg.NATS.Stream, cfg.NATS.Domain),
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -106,6 +107,11 @@ func TestStatus(t *testing.T) {
 		equal(t, "messages", r.Stream.Messages, 1)
 		equal(t, "last sequence", r.Stream.LastSeq, 1)
 		equal(t, "standing by", number(r.Relay.StandingBy), "0")
+		equal(t, "a shared slot", r.Relay.SlotShared, false)
+		t.Setenv("WALPOST_STREAM", "OTHER")
+		equal(t, "a shared slot, of another stream", o.status().Relay.SlotShared, true)
+		wantText(t, o.walpost("status"), "^note: the relay that holds the lock has other outboxes or another stream")
+		o.must(os.Unsetenv("WALPOST_STREAM"))
 		equal(t, "who holds the lock", r.Relay.Lock.Application, "walpost")
 		equal(t, "its process", fmt.Sprint(r.Relay.Lock.PID), o.text(`SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`))

@@ -61,6 +61,11 @@ func printStatus(w io.Writer, r *status.Report, cfg *Config, asJSON bool) error 
 	} else {
 		s.stream(r.Stream)
 	}
+	if r.Relay != nil && r.Relay.SlotShared {
+		s.note("the relay that holds the lock has other outboxes or another stream: "+
+			"it does not deliver what this configuration names",
+			"give each of the two relays its own postgres.slot, nats.stream and nats.subject")
+	}
 	for _, u := range r.Unread {
 		s.note("not read: "+u.Error, u.Hint)
 	}

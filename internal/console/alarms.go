@@ -114,6 +114,7 @@ var alarmTexts = map[string]alarmText{
 	"slot_in_use":         {"critical", "another program streams the slot"},
 	"slot_left":           {"critical", "the relay polls and cannot drop its slot"},
 	"slot_not_made":       {"warning", "the slot cannot be created"},
+	"slot_shared":         {"warning", "a relay with other outboxes or another stream holds the lock"},
 	"slot_unreadable":     {"critical", "mark: none: the slot cannot be read on"},
 	"standby_slot":        {"critical", "PostgreSQL sends no WAL until a standby has it"},
 	"stream_gone":         {"critical", "the stream does not exist any more"},

@@ -24,6 +24,9 @@ func WriterOf(h nats.Header) string {
 	return strings.ToValidUTF8(strings.Clone(writer[:min(len(writer), most)]), "?")
 }
 
+// NoWriter is a writer for a log line, where [WriterOf] is "".
+const NoWriter = "a program that names no source"
+
 // OwnStream is what to do where another writes into a stream that is to be one relay's alone.
 const OwnStream = "give this relay a stream and subjects of its own (nats.stream, nats.subject), " +
 	"stop the other writer, or set nats.shared: true"
@@ -68,7 +71,7 @@ func (s *Stream) WriterFindings(ctx context.Context, info *StreamInfo, source st
 
 func described(writer string) string {
 	if writer == "" {
-		return "that of a program that names no source"
+		return "that of " + NoWriter
 	}
 	return fmt.Sprintf("that of %q", writer)
 }

@@ -23,6 +23,9 @@ const (
 type DB struct {
 	slot  string        // of the relay; it names the advisory lock
 	limit time.Duration // of a statement, by the server
+	// Serves names what the relay delivers and where to, in any form; see [DB.HolderDiffers]. It is set
+	// before the connection is used.
+	Serves string
 
 	// mu guards what follows: one statement at a time.
 	mu      sync.Mutex

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -22,12 +23,46 @@ func (db *DB) tryLockSQL() string { return "SELECT pg_try_advisory_lock(" + db.l
 func (db *DB) TryLock(ctx context.Context) (bool, error) {
 	var ok bool
 	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		return conn.QueryRow(ctx, db.tryLockSQL()).Scan(&ok)
+		err := conn.QueryRow(ctx, db.tryLockSQL()).Scan(&ok)
+		if err != nil || !ok || db.Serves == "" {
+			return err
+		}
+		// Any number of sessions may share it; where another program has it alone, nothing is known.
+		_, err = conn.Exec(ctx,
+			fmt.Sprintf("SELECT pg_try_advisory_lock_shared(%d, %d)", servesKey, db.servesHash()))
+		return err
 	})
 	if err != nil {
 		return false, fmt.Errorf("take advisory lock: %w", err)
 	}
 	return ok, nil
+}
+
+// servesKey is the first half of a second key that the lock's holder has, in the same session. The other half
+// is the hash of what it serves.
+const servesKey int32 = 0x77616c70
+
+func (db *DB) servesHash() int32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(db.Serves))
+	return int32(h.Sum32())
+}
+
+// HolderDiffers reports whether the lock's holder serves something else than this relay would. It is false
+// where nobody holds the lock, and where nothing is known, as of a holder that is an older walpost.
+func (db *DB) HolderDiffers(ctx context.Context) (differs bool, err error) {
+	err = db.QueryRow(ctx, []any{&differs}, fmt.Sprintf(
+		`SELECT coalesce(bool_and(s.objid <> (%d)::oid), false)
+		FROM pg_locks l JOIN pg_locks s ON s.pid = l.pid AND s.database = l.database
+		WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+		AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		AND l.classid::int8 << 32 | l.objid::int8 = %s
+		AND s.locktype = 'advisory' AND s.granted AND s.objsubid = 2 AND s.classid = (%d)::oid`,
+		db.servesHash(), db.lockKeySQL(), servesKey))
+	if err != nil {
+		return false, fmt.Errorf("look at what the holder of the lock serves: %w", err)
+	}
+	return differs && db.Serves != "", nil
 }
 
 // LockHolder is the session that holds the relay's lock; nil is none.

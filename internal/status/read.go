@@ -89,6 +89,8 @@ func (r *Report) askRelay(ctx context.Context, db *table.DB) {
 			r.Relay.Mode = "stream"
 		}
 	}
+	r.Relay.SlotShared, err = db.HolderDiffers(ctx)
+	r.look("relay.slot_shared", err)
 	waiting, known, err := db.StandingBy(ctx, holder)
 	if err == nil && known {
 		r.Relay.StandingBy = &waiting

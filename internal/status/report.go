@@ -40,6 +40,8 @@ type Relay struct {
 	Mode       string      `json:"mode"`
 	Lock       *pg.Session `json:"lock"`
 	StandingBy *int        `json:"standing_by"`
+	// SlotShared: the lock's holder has other outboxes, or another stream, than this configuration.
+	SlotShared bool `json:"slot_shared"`
 }
 
 // Slot is a replication slot.

@@ -3,7 +3,9 @@ package table
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
 )
 
 // Config says how to reach the database.
@@ -24,8 +27,8 @@ type Config struct {
 	Settings map[string]string
 	// Dial opens TCP connections with keepalives set.
 	Dial pgconn.DialFunc
-	// Slot names the advisory lock.
-	Slot string
+	// Slot names the advisory lock, and Serves what its holder delivers: see [Serving].
+	Slot, Serves string
 	// Schema is the first outbox's. Walpost looks for its own tables there first, and then in the role's
 	// search_path.
 	Schema string
@@ -50,6 +53,7 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	}
 	db := &DB{}
 	if db.DB, err = pg.NewDB(ctx, conn, cfg.Slot, statementLimit); err == nil {
+		db.Serves = cfg.Serves
 		db.own, err = findOwn(ctx, conn, cfg.Schema)
 	}
 	if err != nil {
@@ -57,6 +61,17 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 		return nil, err
 	}
 	return db, nil
+}
+
+// Serving describes what a relay of these outboxes delivers to a stream. Relays that differ in it must not
+// share a slot: the one that stands by delivers nothing.
+func Serving(tables []*outbox.Table, stream, domain string) string {
+	all := []string{fmt.Sprintf("%q %q", stream, domain)}
+	for _, t := range tables {
+		all = append(all, fmt.Sprintf("%q %q %q %q", t.Schema, t.Name, t.Shard, t.Where))
+	}
+	slices.Sort(all[1:])
+	return strings.Join(all, "\n")
 }
 
 // Connect opens a connection without the settings of [Open]. Its error carries advice.

@@ -33,6 +33,7 @@ var unprovoked = []string{
 	"nats-no-fast-batches",   // nats-server is the one of go.mod
 	"table-mark",             // the configuration is refused before
 	"nats-max-consumers",     // internal/jetstream.TestAccountsConsumers
+	"slot-shared",            // relay.TestStandbyServesSomethingElse
 	"catalog", "catalog-new", // cmd/walpost.TestRunScripts, TestScripts
 	"http-token-file", // cmd/walpost.TestScripts
 }

@@ -1,0 +1,42 @@
+package relay
+
+import (
+	"context"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/table"
+)
+
+// errSlotShared: the relay that holds the lock does not deliver what this one would.
+func (s *servers) errSlotShared() error {
+	return hint.Errorf(
+		"give this relay a postgres.slot, a nats.stream and a nats.subject of its own, or configure both "+
+			"relays with the same outboxes and stream",
+		"the relay that holds the lock of slot %s has other outboxes or another stream: it does not deliver "+
+			"what this configuration names", s.cfg.Slot)
+}
+
+// compareHolder raises an alarm while the holder of the lock serves something else than this relay, which
+// would stand by in vain. It may be a rolling upgrade that adds a table: the relay stays ready.
+func (l *leader) compareHolder(ctx context.Context, db *table.DB) error {
+	differs, err := db.HolderDiffers(ctx)
+	if err != nil {
+		return err
+	}
+	if !differs {
+		l.endSlotShared()
+		l.status.set(stateStandby, nil)
+		return nil
+	}
+	shared := l.errSlotShared()
+	l.status.set(stateStandby, shared)
+	if !l.limited("slot_shared", factsAgain) {
+		l.alarm("slot_shared", "standing by for a relay that does not deliver what this one would",
+			why(shared)...)
+	}
+	return nil
+}
+
+func (l *leader) endSlotShared() {
+	l.over("slot_shared", "slot_shared", "no relay that serves something else holds the lock any more")
+}
