@@ -26,6 +26,7 @@ type overviewAnswer struct {
 	Status        *status.Report  `json:"status"`
 	Relay         json.RawMessage `json:"relay"`
 	RelayError    *string         `json:"relay_error"`
+	ParkedError   string          `json:"parked_error"`
 }
 
 func (c *Console) overview(_ http.ResponseWriter, r *http.Request) (any, error) {
@@ -42,6 +43,7 @@ func (c *Console) overview(_ http.ResponseWriter, r *http.Request) (any, error) 
 		o.PayloadHint = "set http.token_file (WALPOST_HTTP_TOKEN_FILE) to see payloads, or run `walpost ui`"
 	}
 	o.Relay, o.RelayError = c.relay(r.Context())
+	o.ParkedError = c.parkedError(r.Context(), o.Status)
 	return o, nil
 }
 

@@ -1,12 +1,21 @@
 package browser
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
 )
 
 var binary = regexp.MustCompile(`[KMGT]iB`)
+
+// inexact are the labels of axes of durations that are not the value that they stand at.
+const inexact = `[[f.secondSteps, f.seconds, 1], [f.millisecondSteps, f.milliseconds, 1000]].flatMap(([steps, label, base]) => {
+	const size = {d: 86400, h: 3600, min: 60, s: 1, ms: 0.001}
+	const value = (text) => [...text.matchAll(/([0-9.]+) ([a-z]+)/g)].reduce((sum, [, n, unit]) => sum + n * size[unit] * base, 0)
+	return steps.flatMap((step) => [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map((k) => [+(k * step).toPrecision(12), label(+(k * step).toPrecision(12))]))
+		.filter(([at, text]) => Math.abs(value(text) - at) > at * 1e-9)
+}).join()`
 
 // testUnits: sizes of WAL have the unit of the budget's key, as `walpost status` prints them; numbers agree with their nouns.
 func testUnits(t *testing.T, r *rig, address string) {
@@ -36,10 +45,25 @@ func testUnits(t *testing.T, r *rig, address string) {
 		`f.count(0, 'aggregate')`:                                                          "0 aggregates",
 		`f.count(100000, 'row', 'rows', 100000)`:                                           "100,000+ rows",
 		`f.rate(null) + f.rate(12)`:                                                        "–12/s",
+		`[59.9, 60, 80, 599, 680, 4800].map(f.seconds).join()`:                             "59 s,1 min,1 min 20 s,9 min 59 s,11 min,1 h 20 min",
+		`f.ago(new Date(Date.now() - 80000).toISOString())`:                                "1 min ago",
+		inexact: "",
 	} {
 		got := eval[string](b, `import('./format.js').then((f) => (`+js+`))`)
 		if got != want {
 			t.Errorf("%s is %q, want %q", js, got, want)
+		}
+	}
+	for fix, want := range map[string]string{
+		"ALTER TABLE public.a SET LOGGED": "ALTER TABLE public.a SET LOGGED",
+		"`walpost run`":                   "walpost run",
+		"`walpost dlq list` shows them; retry them when their cause is gone": "null",
+		"run `walpost migrate up` as the tables' owner":                      "null",
+		"GRANT CONNECT ON DATABASE ... TO the role of postgres.url":          "null",
+		"set postgres.max_retained_wal below max_slot_wal_keep_size":         "null",
+	} {
+		if got := eval[string](b, fmt.Sprintf(`import('./views/doctor.js').then((d) => String(d.command(%q)))`, fix)); got != want {
+			t.Errorf("the command of %q is %q, want %q", fix, got, want)
 		}
 	}
 	b.fine()

@@ -25,10 +25,12 @@ func TestConsole(t *testing.T) {
 		{"Narrow", testNarrow},
 		{"Phone", testPhone},
 		{"Units", testUnits},
+		{"Overview", testOverview},
 		{"ReadOnly", testReadOnly},
 		{"Replay", testReplay},
 		{"Cancel", testCancel},
 		{"Screenshots", testScreenshots},
+		{"Late", testLate}, // its lag is for no picture
 		{"Keyboard", testKeyboard},
 		{"Tail", testTail},
 		{"Hostile", testHostile},
@@ -71,8 +73,14 @@ func testToken(t *testing.T, r *rig, address string) {
 	if text := b.text("main"); strings.Contains(text, "Streaming") {
 		t.Errorf("without its token the console shows %q", text)
 	}
+	if text := b.text("form.token"); b.count("form.token .notice") > 0 || !strings.Contains(text, "walpost ui") {
+		t.Errorf("before anything was typed the page says %q", text)
+	}
 	b.open(plain + "#token=" + url.QueryEscape("not-the-token-at-all"))
-	b.wait(`document.querySelector('form.token')`)
+	b.wait(`document.querySelector('form.token .notice.bad')?.innerText.includes('missing or wrong')`)
+	if apart := eval[float64](b, `document.querySelector('form.token .notice').getBoundingClientRect().x - document.querySelector('form.token input').getBoundingClientRect().x`); apart != 0 {
+		t.Errorf("the error stands %g px beside the field", apart)
+	}
 	b.do(`document.querySelector('form.token input').focus()`)
 	b.keys(token, enter)
 	b.wait(`document.querySelectorAll('.tile').length === 8`)
@@ -124,6 +132,9 @@ func doctorStays(b *browser) {
 	b.tabTo("button", "Check both servers")
 	b.keys(enter)
 	b.wait(`document.querySelector('.finding')`)
+	if wrong := eval[[]string](b, `[...document.querySelectorAll('.fix')].filter((f) => !!f.querySelector('code') !== !!f.querySelector('button')).map((f) => f.innerText)`); len(wrong) > 0 || b.count(".fix") == 0 {
+		b.t.Errorf("of %d fixes these have a button and are no command, or the other way round: %q", b.count(".fix"), wrong)
+	}
 	checked := eval[string](b, `document.querySelector('.summary').innerText.match(/checked at [0-9:]+ UTC/)[0]`)
 	b.view("slot")
 	b.view("doctor")
@@ -204,13 +215,21 @@ func testOutage(t *testing.T, r *rig, address string) {
 	b.open(address)
 	b.wait(`document.querySelectorAll('.tile').length === 8`)
 	r.must(r.nats.Kill())
-	b.wait(`document.querySelector('.verdict.bad')?.innerText.startsWith('JetStream is away')`)
-	b.wait(`/rows wait/.test(document.querySelector('.verdict').innerText)`)
+	b.wait(`/^JetStream has been away for [0-9]+.* rows wait/.test(document.querySelector('.verdict.bad')?.innerText)`)
+	// Where the header says so, no session looks well.
+	b.wait(`/delivers nothing now: ./.test(document.querySelector('main tbody').innerText)`)
+	for range 20 {
+		if text := eval[string](b, `document.querySelector('#state').innerText.startsWith('Waiting') && document.querySelector('main tbody .badge.good')?.closest('tr').innerText || ''`); text != "" {
+			t.Errorf("the relay waits, and a session is %q", text)
+			break
+		}
+		b.do(`new Promise((done) => setTimeout(done, 100))`)
+	}
 	if text := b.text(".verdict"); !containsAll(text, "Nothing is lost") {
 		t.Errorf("the page says %q", text)
 	}
 	if *update {
-		b.wait(`/away for [2-9][0-9] s/.test(document.querySelector('.verdict').innerText)`)
+		b.wait(`/been away for [2-9][0-9] s/.test(document.querySelector('.verdict').innerText)`)
 		b.size(1280, 720)
 		b.picture("jetstream-away")
 	}

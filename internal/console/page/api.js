@@ -23,6 +23,8 @@ export function takeToken() {
 
 export const setToken = (token) => sessionStorage.setItem(place, token)
 
+export const hasToken = () => sessionStorage.getItem(place) !== null
+
 export const get = (path, options) => ask(path, options)
 
 export const post = (path, body) =>

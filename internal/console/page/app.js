@@ -1,5 +1,5 @@
 // The page: which view is shown, what is asked when, and the frame around the views.
-import { ApiError, every, get, setToken, takeToken } from './api.js'
+import { ApiError, every, get, hasToken, setToken, takeToken } from './api.js'
 import { extend, lastOf } from './charts.js'
 import { h, render } from './dom.js'
 import { serverTime, walBudget } from './format.js'
@@ -112,7 +112,7 @@ function tokenForm(err) {
   }
   return h('form', { class: 'token panel', onsubmit: submit },
     h('h1', {}, 'This console needs its token'),
-    problem(err),
+    hasToken() ? problem(err) : h('p', { class: 'hint' }, 'It is printed by walpost ui. For the console of a relay it is in the file of http.token_file.'),
     field('Token, or the address that walpost has printed', { name: 'token', type: 'password', required: true, autofocus: true }),
     h('footer', {}, h('button', { type: 'submit', class: 'primary' }, 'Open')))
 }

@@ -57,21 +57,28 @@ export const countSteps = steps(1000)
 
 export const walSteps = () => steps(walBase)
 
+// secondSteps are those of an axis of durations: whole units, so that each label is exact.
+export const secondSteps = [
+  ...[1, 2, 5, 10, 20, 50, 100, 200, 500].map((n) => n / 1000), ...[1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800],
+  ...[1, 2, 5].map((n) => n * 3600), ...[1, 2, 5, 10, 20, 50, 100].map((n) => n * 86400),
+]
+
+export const millisecondSteps = [0.1, 0.2, 0.5, ...secondSteps.map((s) => s * 1000)]
+
 export function milliseconds(ms) {
   if (unknown(ms)) return '–'
   return ms < 1000 ? fine.format(ms) + ' ms' : seconds(ms / 1000)
 }
 
-// seconds is a duration: 0.42 s, 12 s, 3 min, 5 h 12 min, 9 d.
+// seconds is a duration: 420 ms, 12 s, 1 min 20 s, 34 min, 5 h 12 min, 9 d.
 export function seconds(s) {
   if (unknown(s)) return '–'
   if (s < 0.0005) return '0 s'
   if (s < 1) return Math.round(s * 1000) + ' ms'
   if (s < 10) return (Math.floor(s * 10) / 10) + ' s'
   if (s < 60) return Math.floor(s) + ' s'
-  if (s < 3600) return Math.floor(s / 60) + ' min'
-  const hours = Math.floor(s / 3600)
-  const minutes = Math.floor((s % 3600) / 60)
+  const hours = Math.floor(s / 3600), minutes = Math.floor((s % 3600) / 60), rest = Math.floor(s % 60)
+  if (!hours) return `${minutes} min` + (minutes < 10 && rest ? ` ${rest} s` : '')
   if (hours < 10 && minutes) return `${hours} h ${minutes} min`
   if (hours < 48) return hours + ' h'
   return Math.floor(hours / 24) + ' d'
@@ -93,7 +100,7 @@ export const secondsSince = (at) => (at ? Math.max(0, (Date.now() - skew - Date.
 export const secondsUntil = (at) => (Date.parse(at) - Date.now() + skew) / 1000
 
 // ago is rough: its element's title has the time.
-export const ago = (at) => (at ? seconds(secondsSince(at)).replace(/ h .*/, ' h') + ' ago' : '–')
+export const ago = (at) => (at ? seconds(secondsSince(at)).replace(/ (h|min) .*/, ' $1') + ' ago' : '–')
 
 // clock is a time of day, with the date unless it is today's. All times are UTC.
 export function clock(at) {

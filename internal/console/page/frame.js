@@ -68,7 +68,7 @@ function sentence(state) {
 function box(v) {
   if (!v) return null
   return h('div', { class: `verdict ${v.level}` }, icon(v.level),
-    h('div', {}, h('strong', {}, v.href ? h('a', { href: v.href }, v.text) : v.text), v.more && h('p', {}, data(v.more))))
+    h('div', {}, h('strong', {}, v.text, v.see && [' ', h('a', { href: '#/' + v.see.id }, v.see.title)]), v.more && h('p', {}, data(v.more))))
 }
 
 function link(view, i, current, state) {

@@ -51,6 +51,9 @@ function kept(o, series) {
 
 const lasts = (o) => (o.relay?.since ? ` for ${seconds(secondsSince(o.relay.since))}` : '')
 
+// retained is the WAL that the slot keeps, as in its chart. Where that has no newest point, PostgreSQL tells.
+export const retained = (o, series) => series?.retained_bytes.at(-1) ?? o?.status?.slot?.retained_bytes
+
 // verdict is the worst thing, {level, text, more}, or null where all is well. more is the servers' own text.
 export function verdict(o, series, alarms) {
   if (!o) return null
@@ -60,7 +63,7 @@ export function verdict(o, series, alarms) {
   if (pg) return { level: 'bad', text: 'PostgreSQL cannot be asked. Rows that are committed stay in its WAL.', more: pg.error }
   if (id === 'none') return { level: 'bad', text: `No relay runs.${waiting(o)}${kept(o, series)}`, more: 'start one: walpost run' }
   if (nats) {
-    return { level: 'bad', text: `JetStream is away${id === 'waiting' ? lasts(o) : ''}.${waiting(o)}${kept(o, series)}`, more: nats.error }
+    return { level: 'bad', text: `JetStream ${id === 'waiting' ? 'has been away' + lasts(o) : 'is away'}.${waiting(o)}${kept(o, series)}`, more: nats.error }
   }
   if (stuck(o, id)) {
     return { level: 'bad', text: `The relay has delivered nothing${lasts(o)}.${waiting(o)}${kept(o, series)}`, more: o.relay?.last_error || o.relay?.step }
@@ -77,7 +80,7 @@ function slotTrouble(o, series) {
   const full = series?.forecast?.full_in_seconds
   if (full > 0 && full < 86400) {
     return { level: full < 3600 ? 'bad' : 'warn', text: `The slot's WAL reaches its budget in ${seconds(full)}.`,
-      more: `${walBytes(slot?.retained_bytes)} are kept, and ${walBytes(series.forecast.growth_bytes_per_second)}/s are added` }
+      more: `${walBytes(retained(o, series))} are kept, and ${walBytes(series.forecast.growth_bytes_per_second)}/s are added` }
   }
   return null
 }
@@ -87,13 +90,17 @@ function alarmed(alarms) {
   const worst = now.find((a) => a.severity === 'critical') ?? now[0]
   if (!worst) return null
   const others = now.length > 1 ? `, and ${count(now.length - 1, 'other alarm')}` : ''
-  return { level: worst.severity === 'critical' ? 'bad' : 'warn', text: `Alarm ${worst.alarm}${others}.`, more: worst.summary, href: '#/alarms' }
+  return { level: worst.severity === 'critical' ? 'bad' : 'warn', text: `Alarm ${worst.alarm}${others}.`, more: worst.summary, see: { id: 'alarms', title: 'Alarms' } }
 }
 
 function late(o) {
-  const { lag } = totals(o)
+  const { lag, parked, held, limit } = totals(o)
   if (!(lag > 60)) return null
-  return { level: 'warn', text: `The oldest row has waited for ${seconds(lag)}.${waiting(o)}`, more: '' }
+  const text = `The oldest row has waited for ${seconds(lag)}.`
+  if (!parked) return { level: 'warn', text: text + waiting(o), more: '' }
+  const behind = held > 0 ? `, and ${count(held, 'row waits', 'rows wait', limit)} behind` : ''
+  return { level: 'warn', text: `${text} ${count(parked, 'row', 'rows', limit)} cannot be sent${behind}. Nothing is lost.`,
+    more: o.parked_error, see: { id: 'held', title: 'Held aggregates' } }
 }
 
 function polls(o, id) {

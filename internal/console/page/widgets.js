@@ -28,6 +28,10 @@ export const button = (text, onclick, props = {}) => h('button', { type: 'button
 // copy needs a secure context, which a relay's console on another machine is not without TLS.
 export const copy = (text, props) => navigator.clipboard && button('Copy', () => navigator.clipboard.writeText(text), props)
 
+// fix is what to do, beside what it is for: a command that can be copied, or a sentence.
+export const fix = (label, text, isCommand, what) => h('div', { class: 'fix' }, h('span', { class: 'hint' }, label),
+  h(isCommand ? 'code' : 'span', { class: 'text' }, data(text, 'wrap')), isCommand && copy(text, { class: 'plain', 'aria-label': `Copy ${what}` }))
+
 // action is a button that changes something. Where nothing may be changed it says what to configure.
 export function action(ctx, text, onclick, props = {}) {
   const may = ctx.overview?.can_change

@@ -21,7 +21,7 @@ export default {
   draw({ alarms }) {
     if (!alarms) return empty('Not known.', 'The relay could not be asked.')
     if (!alarms.length) {
-      return empty('No alarms.', 'None has been raised since the relay started. An alarm is what an operator should look at, such as a lost slot.')
+      return empty('No alarms.', 'None has been raised since the relay started. An alarm is what an operator should look at, such as another relay that writes to the stream.')
     }
     const active = alarms.filter((a) => a.active).length
     return panel(`${number(active)} active, ${number(alarms.length - active)} over`, null,

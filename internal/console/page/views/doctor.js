@@ -2,7 +2,7 @@
 import { get } from '../api.js'
 import { data, h } from '../dom.js'
 import { ago, clock, count, serverNow } from '../format.js'
-import { badge, button, copy, empty, icon, problem } from '../widgets.js'
+import { badge, button, empty, fix, icon, problem } from '../widgets.js'
 
 const levels = { error: ['bad', 'error'], warn: ['warn', 'warning'], info: ['idle', 'note'] }
 
@@ -28,10 +28,16 @@ function summary({ findings: found, at }) {
     ` ${count(n('error'), 'error')}, ${count(n('warn'), 'warning')}, ${count(n('info'), 'note')} · checked at ${clock(at)} UTC, ${ago(at)}`)
 }
 
+// command is a fix that is one as a whole, without its quotes; null is a sentence.
+export function command(text) {
+  const bare = text.replace(/^`([^`]*)`$/, '$1')
+  const mixed = /`|\.\.\.|[:;,] (or|and|see) |\(RDS/.test(bare)
+  return !mixed && /^(ALTER|CREATE|DROP|GRANT|REVOKE|walpost|nats) /.test(bare) ? bare : null
+}
+
 const finding = (f) => h('li', { class: 'panel finding', key: f.code + f.text },
   h('div', {}, badge(...(levels[f.level] ?? levels.info)), ' ', h('code', {}, data(f.code))), h('p', {}, data(f.text, 'wrap')),
-  f.fix && h('div', { class: 'fix' }, h('span', { class: 'hint' }, 'Fix'), h('code', {}, data(f.fix, 'wrap')),
-    copy(f.fix, { class: 'plain', 'aria-label': `Copy the fix of ${f.code}` })))
+  f.fix && fix('Fix', command(f.fix) ?? f.fix, command(f.fix) !== null, `the fix of ${f.code}`))
 
 export default {
   id: 'doctor', title: 'Doctor', letter: 'x',

@@ -2,7 +2,7 @@
 import { charts, lastOf, retainedWAL } from '../charts.js'
 import { data, h } from '../dom.js'
 import { atLeast, bytes, count, number, seconds, walBytes, walSteps } from '../format.js'
-import { relayState, soon } from '../verdict.js'
+import { relayState, retained, soon } from '../verdict.js'
 import { badge, empty, facts, meter, moment, notice, panel, table } from '../widgets.js'
 
 const specs = [
@@ -22,9 +22,10 @@ function slotFacts(slot, ctx) {
   if (!slot) return empty('Not known.', 'PostgreSQL could not be asked.')
   if (!slot.exists) return empty(`Slot ${slot.name} does not exist.`, 'The relay creates it at its first start. In poll mode there is none.')
   const budget = lastOf(ctx.series?.budget_bytes), full = ctx.series?.forecast?.full_in_seconds
-  const level = slot.retained_bytes > budget * 0.8 ? 'bad' : 'good'
-  const kept = [walBytes(slot.retained_bytes),
-    budget > 0 && [` of ${walBytes(budget)}`, meter(slot.retained_bytes, budget, level, 'Kept WAL of its budget')]]
+  const wal = retained(ctx.overview, ctx.series)
+  const level = wal > budget * 0.8 ? 'bad' : 'good'
+  const kept = [walBytes(wal),
+    budget > 0 && [` of ${walBytes(budget)}`, meter(wal, budget, level, 'Kept WAL of its budget')]]
   const traits = ['temporary', 'failover', 'two_phase', 'synced'].filter((k) => slot[k])
   return facts([
     ['Name', slot.name],
@@ -33,7 +34,7 @@ function slotFacts(slot, ctx) {
     ['Full in', soon(full) ? seconds(full) : 'not soon'],
     ['Until it is lost', slot.safe_bytes >= 0 ? walBytes(slot.safe_bytes) : 'no limit of the server'],
     ['Confirmed LSN', slot.confirmed_flush_lsn],
-    ['Behind it', walBytes(slot.confirmed_lag_bytes)],
+    ['Behind it', walBytes(ctx.series?.confirmed_lag_bytes.at(-1) ?? slot.confirmed_lag_bytes)],
     ['Restart LSN', slot.restart_lsn],
     ['In use by', process(slot.walsender) ?? (slot.active_pid ? `process ${slot.active_pid}` : 'nothing')],
     ['Kind', [slot.plugin || slot.type, ...traits].join(', ')],
