@@ -163,12 +163,13 @@ type Poller struct {
 	mu   sync.Mutex
 	next time.Time // of the next pass; guarded by mu
 
-	healing     bool                        // see Heal
-	lost        bool                        // the stream has lost rows
-	lookAt      map[*outbox.Table]time.Time // when recorded rows are looked for next
-	again       map[*outbox.Table]bool      // the last pass sent recorded rows
-	lockedSince map[*outbox.Table]time.Time // since when every pass has met locked rows
-	advances    map[*outbox.Table]*advance
+	healing      bool                        // see Heal
+	lost         bool                        // the stream has lost rows
+	lookAt       map[*outbox.Table]time.Time // when recorded rows are looked for next
+	again        map[*outbox.Table]bool      // the last pass sent recorded rows
+	lockedSince  map[*outbox.Table]time.Time // since when every pass has met locked rows
+	blockedSince map[string]time.Time        // since when a step meets a lock: see reportLock
+	advances     map[*outbox.Table]*advance
 }
 
 // New opens the poller's connection. Close closes it.
@@ -182,7 +183,8 @@ func New(ctx context.Context, cfg Config, parts Parts) (*Poller, error) {
 		holds: parts.Holds, moved: parts.Moved, recovered: parts.Recovered, db: db,
 		wake:   make(chan struct{}, 1),
 		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{},
-		lockedSince: map[*outbox.Table]time.Time{}, advances: map[*outbox.Table]*advance{},
+		lockedSince: map[*outbox.Table]time.Time{}, blockedSince: map[string]time.Time{},
+		advances: map[*outbox.Table]*advance{},
 	}, nil
 }
 
@@ -301,12 +303,35 @@ func (l *Poller) passes(ctx context.Context) (more bool, err error) {
 			continue
 		}
 		again, e := l.turn(ctx, t)
+		l.reportLock(ctx, t, "search_locked",
+			"a lock of another session keeps the table from being searched: "+
+				"what the WAL does not bring waits", e)
 		more, err = more || again, errors.Join(err, e)
 		if ctx.Err() != nil || l.publisher.Err() != nil {
 			return false, err
 		}
 	}
 	return more, err
+}
+
+// reportLock raises an alarm where a step that works on a table has waited for a lock in vain for long. An
+// error of another kind says nothing of locks.
+func (l *Poller) reportLock(ctx context.Context, t *outbox.Table, step, message string, err error) {
+	kind := step + "/" + t.String() + "/" // Over takes all that begin so
+	switch since := l.blockedSince[kind]; {
+	case err == nil:
+		delete(l.blockedSince, kind)
+		l.reporter.Over(kind, "row_locked", "the table's lock has ended", zap.String("table", t.String()))
+	case !table.IsLocked(err):
+	case since.IsZero():
+		l.blockedSince[kind] = time.Now()
+	case time.Since(since) >= LockedAlarm && !l.reporter.Limited(kind, 30*time.Second):
+		who, e := l.db.TableBlocker(ctx, t)
+		if e != nil {
+			who = e.Error()
+		}
+		l.reporter.Alarm("row_locked", message, zap.String("table", t.String()), zap.String("holder", who))
+	}
 }
 
 // turn is a pass and what follows it.
@@ -368,7 +393,14 @@ func (l *Poller) advance(ctx context.Context, t *outbox.Table) error {
 		return nil
 	}
 	a.at = time.Now()
-	return l.db.Advance(ctx, t, &a.Advance)
+	err := l.db.Advance(ctx, t, &a.Advance)
+	l.reportLock(ctx, t, "progress_locked",
+		"a lock of another session keeps the journal's progress from moving on: searches take longer", err)
+	if table.IsLocked(err) {
+		l.reporter.Trouble("the journal's progress does not move: trying again", err)
+		return nil
+	}
+	return err
 }
 
 // schedule sets the clock for the next row that falls due.

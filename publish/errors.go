@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -78,7 +79,9 @@ func (e *ackError) Row() *outbox.RowError {
 
 // ErrNoResponders: no stream listens on the subject, or it has no leader now.
 // Which of the two it is STREAM.INFO tells. The message was not stored.
-var ErrNoResponders = errors.New("no stream took the message: no responders")
+var ErrNoResponders = hint.Errorf(
+	"have the stream cover the subject, and look for its leader: `walpost doctor`",
+	"no stream took the message: no responders")
 
 // errInvalidAck: something that is not the relay's stream answered. The message
 // may be stored all the same.

@@ -228,7 +228,13 @@ func (c *comparison) unmark(
 		case err != nil:
 			c.reporter.trouble("rows that the stream has lost cannot be made pending: trying again",
 				err, zapTable(t))
+			if table.IsLocked(err) && time.Since(begun) > lockedAlarm {
+				c.reporter.alarmLocked(ctx, c.db, rows[0].Ref,
+					"rows that the stream has lost cannot be made pending: nothing is delivered before them")
+			}
 		case len(left) == 0:
+			c.reporter.over(lockedKind(t), "row_locked", "the rows that the stream has lost are pending",
+				zapTable(t))
 			return nil, nil
 		default:
 			rows = left

@@ -67,10 +67,11 @@ func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) erro
 		half := len(tasks) / 2
 		return errors.Join(w.mark(ctx, key, tasks[:half]), w.mark(ctx, key, tasks[half:]))
 	case err != nil:
-		w.brokeDown(tasks, err)
+		w.brokeDown(ctx, tasks, err)
 		w.tasks = append(w.tasks, tasks...)
 		return nil
 	}
+	w.sayUnlocked(key.table)
 	done := make([]*markTask, 0, len(tasks))
 	for i, j := range tasks {
 		switch v := verdicts[i]; v {
@@ -130,7 +131,7 @@ func (w *marker) statement(ctx context.Context, key batchKey, tasks []*markTask)
 }
 
 // brokeDown tries again later what the database would not do.
-func (w *marker) brokeDown(tasks []*markTask, err error) {
+func (w *marker) brokeDown(ctx context.Context, tasks []*markTask, err error) {
 	wait := 250 * time.Millisecond
 	if !table.IsTemporary(err) {
 		tasks[0].alone, wait = true, 5*time.Second
@@ -142,9 +143,19 @@ func (w *marker) brokeDown(tasks []*markTask, err error) {
 		}
 	}
 	w.reporter.trouble("rows cannot be settled: trying again", err, zapTable(tasks[0].row.Ref.Table))
+	if table.IsLocked(err) && time.Since(tasks[0].begun) >= lockedAlarm {
+		w.reporter.alarmLocked(ctx, w.db, tasks[0].row.Ref,
+			"a lock of another session keeps rows from being marked or recorded: the slot waits for them")
+	}
 	for _, j := range tasks {
 		j.later(wait)
 	}
+}
+
+// sayUnlocked ends what brokeDown has said of a table's lock.
+func (w *marker) sayUnlocked(t *outbox.Table) {
+	w.reporter.over(lockedKind(t), "row_locked",
+		"rows of the table can be marked and recorded again", zapTable(t))
 }
 
 // postpone tries again later what is not visible yet, or locked.

@@ -51,8 +51,8 @@ const settleStep = "settle what was sent"
 
 func isOutage(reason string) bool {
 	switch reason {
-	case "slot_active", "rival", "chain", "ack_timeout", "nats_away", "postgres_away",
-		"slot_lost", "over_budget", "publication_skipped":
+	case "slot_active", "rival", "chain", "ack_timeout", "nats_away", "no_responders",
+		"postgres_away", "slot_lost", "over_budget", "publication_skipped":
 		return true
 	}
 	return strings.HasPrefix(reason, "postgres_57P") || strings.HasPrefix(reason, "postgres_53") ||

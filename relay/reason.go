@@ -25,9 +25,10 @@ func reason(err error) string {
 		return "duplicate"
 	case errors.Is(err, publish.ErrAckTimeout):
 		return "ack_timeout"
-	case errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded),
-		errors.Is(err, publish.ErrNoResponders):
+	case errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded):
 		return "nats_away"
+	case errors.Is(err, publish.ErrNoResponders):
+		return "no_responders"
 	case errors.Is(err, stream.ErrPublicationSkipped):
 		return "publication_skipped"
 	case errors.Is(err, stream.ErrSlotLost), errors.Is(err, stream.ErrNoSlot):

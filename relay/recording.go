@@ -55,9 +55,10 @@ func (w *marker) recordLines(ctx context.Context, key batchKey, lines [][]*markT
 	case err != nil && len(tasks) > 1 && (!table.IsTemporary(err) || table.TooLong(err)):
 		return w.recordApart(ctx, key, lines)
 	case err != nil:
-		w.brokeDown(tasks, err)
+		w.brokeDown(ctx, tasks, err)
 		return nil
 	}
+	w.sayUnlocked(key.table)
 	for i, j := range tasks {
 		if verdicts[i] != table.Done {
 			w.postpone(ctx, j, verdicts[i])

@@ -12,6 +12,7 @@ import (
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/sleep"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -76,7 +77,7 @@ func (p *reporter) over(kinds, name, message string, fields ...zap.Field) {
 // trouble logs a failure that is retried, at most once in ten seconds.
 func (p *reporter) trouble(message string, err error, fields ...zap.Field) {
 	if !p.limited(message, 10*time.Second) {
-		p.log.Warn(message, append(fields, zap.Error(err))...)
+		p.log.Warn(message, append(fields, why(err)...)...)
 	}
 }
 
@@ -179,6 +180,20 @@ func (p *reporter) sayInserted(t *outbox.Table, more ...zap.Field) {
 			append(more, zapTable(t))...)
 	}
 }
+
+// alarmLocked names who has a lock that statements over the row's table wait for, every 30 seconds.
+func (p *reporter) alarmLocked(ctx context.Context, db *table.DB, ref outbox.Ref, message string) {
+	if p.limited(lockedKind(ref.Table), 30*time.Second) {
+		return
+	}
+	who, err := db.TableBlocker(ctx, ref.Table)
+	if err != nil {
+		who = err.Error()
+	}
+	p.alarm("row_locked", message, zap.Stringer("row", ref), zap.String("holder", who))
+}
+
+func lockedKind(t *outbox.Table) string { return "table_locked/" + t.String() + "/" }
 
 // alarmNoConsumer: the limit may be the account's, which nothing else tells. nil ends the alarm.
 func (p *reporter) alarmNoConsumer(err error) {

@@ -1,9 +1,11 @@
 package relay_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/relay"
 )
 
 // TestLastSessionsAreKept ends a session and looks at what the status says of it and of the next one.
@@ -72,4 +74,36 @@ func TestSessionsThatFailAlikeAreOne(t *testing.T) {
 		r.exec(`ALTER TABLE elsewhere RENAME TO outbox_messages`)
 		x.streaming()
 	})
+}
+
+// TestNoStreamCoversTheSubject: NATS is not away, and the session that ends says so.
+func TestNoStreamCoversTheSubject(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	s, err := r.js().Stream(t.Context(), "EVENTS")
+	r.must(err)
+	c := s.CachedInfo().Config
+	elsewhere := c
+	elsewhere.Subjects = []string{"elsewhere.>"}
+	_, err = r.js().UpdateStream(t.Context(), elsewhere)
+	r.must(err)
+	r.put(1, 3)
+	eventually(t, "a session has ended", func() bool {
+		return slices.ContainsFunc(x.Status().Sessions, func(s relay.SessionStatus) bool {
+			return s.Reason == "no_responders" && s.Hint != ""
+		})
+	})
+	if n := x.metric("walpost_sessions_total", "reason", "no_responders"); n < 1 {
+		t.Errorf("walpost_sessions_total counts %v such sessions", n)
+	}
+	_, err = r.js().UpdateStream(t.Context(), c)
+	r.must(err)
+	r.pending(0)
+	r.storedIs(1, 3)
+	for _, s := range x.Status().Sessions {
+		if s.Reason == "nats_away" {
+			t.Errorf("a session ended because NATS was away: %+v", s)
+		}
+	}
 }

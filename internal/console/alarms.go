@@ -105,7 +105,7 @@ var alarmTexts = map[string]alarmText{
 	"phantoms":            {"warning", "the stream holds events that a failover undid"},
 	"publication_skipped": {"warning", "PostgreSQL 18 decoded without the publication"},
 	"rival":               {"critical", "another relay of the same source writes to the stream"},
-	"row_locked":          {"warning", "a row has been locked for more than five seconds"},
+	"row_locked":          {"warning", "a row or a table has been locked for more than five seconds"},
 	"row_unsettled":       {"warning", "the database refuses a row's mark or record"},
 	"rows_changed":        {"warning", "marked rows differ from their messages"},
 	"server_rolled_back":  {"critical", "PostgreSQL was put back to an older state"},

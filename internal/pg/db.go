@@ -7,7 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
 )
 
 // A lock must not outlive its holder's ability to work: a relay that is stopped (SIGSTOP) or cut off loses
@@ -113,6 +116,10 @@ func (db *DB) Use(ctx context.Context, f func(ctx context.Context, conn *pgx.Con
 	err := f(ctx, db.conn)
 	if err != nil && db.conn.IsClosed() {
 		db.lost = err
+	}
+	if Code(err) == pgerrcode.LockNotAvailable {
+		return hint.Wrap(err, "another session has a lock on the table, such as for ALTER TABLE: "+
+			"end its transaction, or wait until it ends")
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,14 +64,21 @@ func (db *DB) SignOfLife(ctx context.Context, pid uint32) (life, waits string, e
 	return life, waits, nil
 }
 
+// DescribeSession is an expression that describes a session of pg_stat_activity by that alias.
+func DescribeSession(alias string) string {
+	return strings.ReplaceAll(`format('pid %s, application %L, user %L, database %L, `+
+		`in its transaction since %s, last query: %s%s',
+			{a}.pid, {a}.application_name, {a}.usename, {a}.datname,
+			coalesce({a}.xact_start::text, 'unknown'), left({a}.query, 200),
+			CASE WHEN {a}.query = '<insufficient privilege>'
+				THEN format(' (GRANT pg_read_all_stats TO %I shows it)', current_user) END)`, "{a}", alias)
+}
+
 // BlockerOf describes who a server process waits for, or "" where it cannot be
 // told. A prepared transaction belongs to nobody's session.
 func (db *DB) BlockerOf(ctx context.Context, pid uint32) (who string, err error) {
 	err = db.QueryRow(ctx, []any{&who}, `SELECT coalesce(
-		(SELECT format('pid %s, application %L, user %L, database %L, `+
-		`in its transaction since %s, last query: %s',
-			a.pid, a.application_name, a.usename, a.datname,
-			coalesce(a.xact_start::text, 'unknown'), left(a.query, 200))
+		(SELECT `+DescribeSession("a")+`
 			FROM pg_stat_activity a WHERE a.pid = ANY (pg_blocking_pids($1)) ORDER BY a.xact_start LIMIT 1),
 		(SELECT format('prepared transaction %L of user %L in database %L, since %s',
 			p.gid, p.owner, p.database, p.prepared)

@@ -96,6 +96,7 @@ func (journaled) source(t *outbox.Table) source {
 	open := journalSQL(t, openSQL)
 	inRange := journalSQL(t, inRangeSQL)
 	return source{
+		free:    " AND " + freeDeferralSQL(t, "t."+t.Column(outbox.ID)),
 		all:     allSQL(t, "(SELECT max(j.processed_at) FROM {entries} j WHERE "+inEntrySQL("e")+")"),
 		pending: "(SELECT * FROM " + undeferredSQL(t, open) + " t UNION ALL " + waiting + ")",
 		first:   []search{{over: "unnest(" + open + ") r, ", pending: inRange}, {pending: waiting}},
@@ -110,6 +111,12 @@ func (journaled) source(t *outbox.Table) source {
 		FROM {table} e, LATERAL (SELECT j.processed_at FROM {entries} j
 			WHERE `+inEntrySQL("e")+` AND j.kind = 'stored' ORDER BY j.processed_at DESC LIMIT 1) j)`),
 	}
+}
+
+// freeDeferralSQL is the condition that no other session has locked the deferral of a row, and locks it.
+func freeDeferralSQL(t *outbox.Table, id string) string {
+	const deferral = `SELECT true FROM {deferred} f WHERE f.outbox = {outbox} AND f.id = {row} LIMIT 1`
+	return journalSQL(t, "(("+deferral+") IS NULL OR ("+deferral+" FOR UPDATE SKIP LOCKED))", "{row}", id)
 }
 
 // allSQL is every row, with the time of its mark as processed gives it.
@@ -223,29 +230,49 @@ func (journaled) set(t *outbox.Table, s *sets) string {
 // keeps it without them.
 func (journaled) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) ([]Verdict, error) {
 	ids, err := idsOf(rows)
+	verdicts := make([]Verdict, len(rows))
 	if err == nil {
 		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, db.markSQL(t, entrySQL), ranges(ids))
+			result, _ := conn.Query(ctx, db.markSQL(t, entrySQL), ranges(ids))
+			var locked string
+			_, err := pgx.ForEachRow(result, []any{&locked}, func() error {
+				for i := range rows {
+					if rows[i].Ref.ID == locked {
+						verdicts[i] = Locked
+					}
+				}
+				return nil
+			})
 			return err
 		})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("journal rows of %s: %w", t, err)
 	}
-	return make([]Verdict, len(rows)), nil
+	return verdicts, nil
 }
 
-// entrySQL journals the ids of $1 as stored. What waited does not wait any more.
+// entrySQL journals the ids of $1 as stored. What waited does not wait any more. It leaves out the rows whose
+// deferral another session has locked, and returns their ids.
 func entrySQL(t *outbox.Table) string {
 	return journalSQL(t, `
-WITH put AS (
-	INSERT INTO {entries} (outbox, kind, ids) VALUES ({outbox}, 'stored', $1)
-), delivered AS (
-	DELETE FROM {deferred} d USING unnest($1::int8multirange) r
+WITH waited AS MATERIALIZED (
+	SELECT d.id, {free} AS free FROM unnest($1::int8multirange) r, {deferred} d
 	WHERE d.outbox = {outbox} AND d.id >= lower(r) AND d.id < upper(r)
 		AND EXISTS (SELECT FROM {deferred} WHERE outbox = {outbox})
+), locked AS MATERIALIZED (
+	SELECT id FROM waited WHERE free IS NOT TRUE
+), stored AS MATERIALIZED (
+	SELECT $1::int8multirange - coalesce({locked}, '{}') AS ids
+), put AS (
+	INSERT INTO {entries} (outbox, kind, ids)
+	SELECT {outbox}, 'stored', ids FROM stored WHERE NOT isempty(ids)
+), delivered AS (
+	DELETE FROM {deferred} d
+	WHERE d.outbox = {outbox} AND d.id = ANY (ARRAY(SELECT id FROM waited WHERE free))
 )
-SELECT WHERE `+pg.OwnPath)
+SELECT id::text FROM locked WHERE `+pg.OwnPath,
+		"{free}", freeDeferralSQL(t, "d.id"), "{locked}", rangesSQL("locked"))
 }
 
 func idsOf(rows []Row) ([]int64, error) {

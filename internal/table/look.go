@@ -70,8 +70,7 @@ func (db *DB) ExplainRead(ctx context.Context, t *outbox.Table, err error) error
 	user := db.User()
 	switch pg.Code(err) {
 	case pgerrcode.LockNotAvailable:
-		return hint.Wrap(err, "another session has the table locked, such as for ALTER TABLE: "+
-			"look again when its transaction has ended")
+		return err // pg.DB has the hint
 	case pgerrcode.QueryCanceled:
 		return hint.Wrap(err, "it would have taken too long: "+
 			"the indexes that `walpost migrate print` has on the canonical table make it quick")

@@ -396,17 +396,16 @@ const Unlocked = "nobody: it is not locked, a trigger of its table keeps it from
 // Blocker describes the session that holds a lock on a row, or "" where it
 // cannot be told.
 func (db *DB) Blocker(ctx context.Context, t *outbox.Table, id string) (string, error) {
-	sql := fmt.Sprintf(`WITH free AS MATERIALIZED (
-			SELECT FROM %[1]s t WHERE t.%[2]s = $1::text::%[3]s FOR UPDATE SKIP LOCKED)
-		SELECT * FROM (SELECT
-			format('pid %%s, application %%L, user %%L, in its transaction since %%s, last query: %%s',
-				a.pid, a.application_name, a.usename,
-				coalesce(a.xact_start::text, 'unknown'), left(a.query, 200))
-		FROM %[1]s t
+	from, row := t.SQL(), fmt.Sprintf("t.%s = $1::text::%s", t.Column(outbox.ID), t.IDType)
+	if Journals(t) { // what is locked is the deferral
+		from, row = t.Journal.Deferred, journalSQL(t, "t.outbox = {outbox} AND t.id = $1::text::bigint")
+	}
+	sql := fmt.Sprintf(`WITH free AS MATERIALIZED (SELECT FROM %[1]s t WHERE %[2]s FOR UPDATE SKIP LOCKED)
+		SELECT * FROM (SELECT %[4]s FROM %[1]s t
 		JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = t.xmax
 		JOIN pg_stat_activity a USING (pid)
-		WHERE t.%[2]s = $1::text::%[3]s AND a.pid <> pg_backend_pid() LIMIT 1) a
-		UNION ALL SELECT '%[4]s' FROM free LIMIT 1`, t.SQL(), t.Column(outbox.ID), t.IDType, Unlocked)
+		WHERE %[2]s AND a.pid <> pg_backend_pid() LIMIT 1) a
+		UNION ALL SELECT '%[3]s' FROM free LIMIT 1`, from, row, Unlocked, pg.DescribeSession("a"))
 	var who string
 	err := db.QueryRow(ctx, []any{&who}, sql, id)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {

@@ -55,6 +55,9 @@ type source struct {
 	first []search
 	// lock ends a statement that passes over rows that another session is changing.
 	lock string
+	// free is a further condition of a settling statement, with the same effect, where the row t is not what
+	// it changes.
+	free string
 }
 
 // search is an item of a FROM list that has pending rows. It has them in the order of their ids for each row

@@ -58,7 +58,7 @@ func (s settling) sql(t *outbox.Table) string {
 		verdict = fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", visible, Gone.sql(), verdict)
 	}
 	return strings.NewReplacer(
-		"{table}", sourceOf(t).all, "{lock}", sourceOf(t).lock,
+		"{table}", sourceOf(t).all, "{free}", sourceOf(t).free, "{lock}", sourceOf(t).lock,
 		"{same}", fmt.Sprintf("t.%s = w.id AND %s", id, s.same), "{change}", s.change,
 		"{more}", s.more, "{want}", s.want, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
 		"{locked}", Locked.sql(), "{verdict}", verdict, "{left}", left,
@@ -68,7 +68,7 @@ WITH want AS MATERIALIZED (
 ), free AS MATERIALIZED (
 	SELECT w.ord, w.id, w.key, t.place, t.at, w.failure, w.wait FROM (SELECT * FROM want ORDER BY id) w,
 		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t
-			WHERE {same} {lock}) t
+			WHERE {same}{free} {lock}) t
 ), changed AS ({change}){more}, rest AS MATERIALIZED (
 	SELECT * FROM want w
 	WHERE w.ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT c.id FROM changed c)) IS TRUE)
