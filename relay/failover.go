@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"fmt"
 
 	"go.uber.org/zap"
 
@@ -34,7 +35,7 @@ func (l *leader) answerFirst(ctx, held context.Context, db *table.DB, sys stream
 			return err
 		}
 		answered = true
-		return errModeChanged
+		return fmt.Errorf("%w: the tables have delivered what the promoted server had", errModeChanged)
 	})
 	if answered {
 		l.past.answered = sys.Timeline

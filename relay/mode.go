@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -137,7 +138,7 @@ func (l *leader) pollOnly(ctx, held context.Context, db *table.DB, sys stream.Sy
 			}
 			if _, why, err := l.mayStream(ctx, db); err == nil && why == nil {
 				l.log.Info("the WAL can be read now")
-				return errModeChanged
+				return fmt.Errorf("%w: the WAL can be read now", errModeChanged)
 			}
 		}
 		return nil
@@ -222,7 +223,10 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 		made = true
 		l.metrics.slots.Inc()
 		l.sayMade(again, time.Since(began), s.stored.Load())
-		return errModeChanged
+		if again {
+			return fmt.Errorf("%w: %v: it has been created again", errModeChanged, cause)
+		}
+		return fmt.Errorf("%w: the slot has been created", errModeChanged)
 	})
 	if made {
 		l.past.answered, l.past.remakes = sys.Timeline, false

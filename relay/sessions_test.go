@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/walpost/walpost/internal/testenv"
@@ -44,6 +45,22 @@ func TestLastSessionsAreKept(t *testing.T) {
 		}
 		if old := all[1]; old.Ended == nil || old.Reason != "postgres_57P01" || old.Error == "" || old.Stored != 1 {
 			t.Errorf("a session whose walsender was ended is %+v", old)
+		}
+		if made := first[1].Error; made != "the mode changes: the slot has been created" {
+			t.Errorf("the session that made the slot ended because %q", made)
+		}
+		r.withoutRelay("the slot is dropped", `SELECT pg_drop_replication_slot($1)`, r.cfg.Slot)
+		again := ""
+		eventually(t, "the slot has been created again", func() bool {
+			for _, s := range x.Status().Sessions[:4] {
+				if s.Reason == "mode_changed" {
+					again = s.Error
+				}
+			}
+			return again != ""
+		})
+		if !strings.HasSuffix(again, "slot does not exist: it has been created again") {
+			t.Errorf("the session that made the slot again ended because %q", again)
 		}
 		x.halt()
 		if last := x.Status().Sessions[0]; last.Reason != "stopped" || last.Ended == nil {

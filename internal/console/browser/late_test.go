@@ -17,7 +17,7 @@ func testOverview(t *testing.T, r *rig, address string) {
 		}
 		b.do(`new Promise((done) => setTimeout(done, 200))`)
 	}
-	if text := b.text("main tbody"); !containsAll(text, "mode_changed it searched the tables until the WAL could be read", "it runs") {
+	if text := b.text("main tbody"); !containsAll(text, "mode_changed the mode changes: the slot has been created", "it runs") {
 		t.Errorf("the sessions are %q", text)
 	}
 

@@ -48,7 +48,7 @@ export default {
   draw({ data: d }) {
     const all = d.consumers ?? []
     if (d.error) return problem({ message: d.error, hint: d.hint })
-    if (!all.length) return empty('No consumers here.', 'Consumers that use the Go package consume keep their positions in tables of their database. This one has none' + (d.hint ? `: ${d.hint}.` : '.'))
+    if (!all.length) return empty('No consumers here.', 'Consumers that use the Go package consume, or its SQL functions from another language, keep their positions in tables of their database. This one has none' + (d.hint ? `: ${d.hint}.` : '.'))
     return panel(count(all.length, 'consumer'), null, table(columns, all, { label: 'Consumers', key: (c) => c.consumer, open }))
   },
 }

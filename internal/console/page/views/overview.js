@@ -57,37 +57,32 @@ const delivers = (relay) => relay.state === 'streaming' || relay.state === 'poll
 const lasted = (relay) => (s) => (s.ended ? seconds((Date.parse(s.ended) - Date.parse(s.started)) / 1000)
   : badge(delivers(relay) ? 'good' : 'idle', seconds(secondsSince(s.started))))
 
-// why is what ended a session. One that polls until the next one streams has not failed.
-const why = (s, next) => (s.reason === 'mode_changed' && s.mode === 'poll' && next?.mode === 'stream'
-  ? 'it searched the tables until the WAL could be read' : s.error)
-
 // goesOn is what the present session does.
 const goesOn = (relay) => [delivers(relay) ? 'it runs' : 'it delivers nothing now', relay.step, relay.last_error].filter(Boolean).join(': ')
 
-const ending = (relay, next) => (s) => h('div', { class: 'wrap' }, s.ended
-  ? [data(s.reason, 'strong'), s.attempts > 1 && ` ${number(s.attempts)} times`, why(s, next(s)) && [' ', data(why(s, next(s)))]]
+const ending = (relay) => (s) => h('div', { class: 'wrap' }, s.ended
+  ? [data(s.reason, 'strong'), s.attempts > 1 && ` ${number(s.attempts)} times`, s.error && [' ', data(s.error)]]
   : data(goesOn(relay), 'none'))
 
-const columns = (relay, next) => [
+const columns = (relay) => [
   { name: 'Started', cls: 'c-time', cell: (s) => h('time', { datetime: s.started }, clock(s.started)) },
   { name: 'Lasted', cls: 'c-short', cell: lasted(relay) },
   { name: 'Mode', cls: 'c-short p3', cell: (s) => data(s.mode) },
   { name: 'Stored', cls: 'c-num p2', cell: (s) => number(s.stored) },
-  { name: 'Ended because', cls: 'c-long', cell: ending(relay, next) },
+  { name: 'Ended because', cls: 'c-long', cell: ending(relay) },
 ]
 
-const openSession = (relay, next) => (s) => details('Session', () => facts([
+const openSession = (relay) => (s) => details('Session', () => facts([
   ['Started', moment(s.started)], ['Delivered from', moment(s.delivering_since)], ['Ended', s.ended ? moment(s.ended) : goesOn(relay)],
-  ['Mode', s.mode], ['Stored', count(s.stored, 'event')], ['Reason', s.reason], ['Error', why(s, next(s))], s.hint && ['Hint', s.hint],
+  ['Mode', s.mode], ['Stored', count(s.stored, 'event')], ['Reason', s.reason], ['Error', s.error], s.hint && ['Hint', s.hint],
   s.attempts > 1 && ['Repeated', `${count(s.attempts, 'session')} in a row failed alike`],
 ]))
 
 // sessions are of the same answer as the header's state.
 function sessions({ overview: { relay, relay_error: failed } }) {
   const all = relay?.sessions ?? []
-  const next = (s) => all[all.indexOf(s) - 1]
   return panel('Sessions', 'a failure ends one, and the next begins',
-    all.length ? table(columns(relay, next), all, { label: 'Sessions', key: (s) => s.started, open: openSession(relay, next) })
+    all.length ? table(columns(relay), all, { label: 'Sessions', key: (s) => s.started, open: openSession(relay) })
       : empty('No sessions to show.', failed ?? 'The relay keeps its last 20 sessions.'))
 }
 
