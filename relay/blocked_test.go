@@ -45,7 +45,7 @@ func TestShutdownWhileASendIsStuck(t *testing.T) {
 		SELECT 'order', 1, 'order.placed', jsonb_build_object('n', n, 'pad', repeat('x', 7000)) FROM generate_series(1, 6000) n ORDER BY n`)
 	time.Sleep(6 * time.Second) // the relay has given up on the PubAcks; the client gives up after 10 s
 	walsender := r.pid(`SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot)
-	lock := r.pid(`SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted`)
+	lock := r.pid(`SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted`)
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.pg.Stop(t.Context(), testenv.Fast) }()
 	gone := func(pid int) func() bool { return func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH } }

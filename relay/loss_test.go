@@ -414,7 +414,7 @@ func TestLossIsCountedOverSessions(t *testing.T) {
 	r.must(run(t.Context(), c, `SELECT FROM outbox_messages WHERE payload ->> 'n' = '50' FOR UPDATE`))
 	x = r.start()
 	x.alarmed("row_locked")
-	r.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted
+	r.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
 	eventually(t, "the session has said what it has made pending", func() bool {
 		return x.metric("walpost_lost_events_total") == 29

@@ -190,7 +190,7 @@ func (p *reporter) alarmLocked(ctx context.Context, db *table.DB, ref outbox.Ref
 	if err != nil {
 		who = err.Error()
 	}
-	p.alarm("row_locked", message, zap.Stringer("row", ref), zap.String("holder", who))
+	p.alarm("row_locked", message, zap.String("row", ref.String()), zap.String("holder", who))
 }
 
 func lockedKind(t *outbox.Table) string { return "table_locked/" + t.String() + "/" }

@@ -114,7 +114,7 @@ func TestRetentionHoldsUpNobody(t *testing.T) {
 		r.put(1, 10)
 		r.pending(0)
 
-		r.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objid::bigint =
+		r.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND objid::bigint =
 			hashtextextended('walpost/' || $1, 0) & 4294967295 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`, r.cfg.Slot)
 		begun := time.Now()
 		r.put(11, 20)

@@ -67,7 +67,7 @@ func TestTerminateWhileServersHang(t *testing.T) {
 			r.pending(0)
 			pid := 0
 			if hangs != "JetStream" {
-				pid = r.pid(`SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
+				pid = r.pid(`SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
 				r.must(syscall.Kill(pid, syscall.SIGSTOP))
 				t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 				r.put(101, 200)

@@ -105,7 +105,7 @@ func TestForeignSlotWhilePolling(t *testing.T) {
 	x = r.start()
 	eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
 	r.exec(`SELECT pg_create_logical_replication_slot($1, 'test_decoding')`, r.cfg.Slot)
-	r.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted
+	r.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
 	r.put(4, 6)
 	r.pending(0) // by a session that began behind the termination

@@ -131,7 +131,7 @@ func (r *rig) locked(f func()) {
 	r.t.Helper()
 	c := r.conn()
 	eventually(r.t, "the lock is the test's", func() bool {
-		r.must(run(r.t.Context(), c, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()
+		r.must(run(r.t.Context(), c, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND pid <> pg_backend_pid()
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`))
 		var ok bool
 		r.must(c.QueryRow(r.t.Context(), `SELECT pg_try_advisory_lock(hashtextextended('walpost/' || $1, 0))`, r.cfg.Slot).Scan(&ok))

@@ -31,7 +31,7 @@ func TestStaleVerdictOnASlot(t *testing.T) {
 	put(1000, 1000)
 	eventually(t, "A sees it", func() bool { return a.alarm("undecodable") != nil })
 	r.must(run(t.Context(), c, `ALTER TABLE outbox_messages RENAME trace_id2 TO trace_id`))
-	r.must(run(t.Context(), c, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted
+	r.must(run(t.Context(), c, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`))
 	eventually(t, "B has the lock", func() bool { return b.Status().State != "standby" })
 	connections(true)
