@@ -28,8 +28,9 @@ func (s *Stream) Confirm(ctx context.Context) (*StreamInfo, error) {
 		}
 		followers := 0
 		for _, p := range info.Replicas {
-			if !p.Offline && p.Active < asked.Sub(begun) {
-				followers++ // it has answered the leader since Confirm was called
+			// It has answered the leader since Confirm was called. 0 is: never.
+			if !p.Offline && p.Active > 0 && p.Active < asked.Sub(begun) {
+				followers++
 			}
 		}
 		most := len(info.Replicas)/2 + len(info.Replicas)%2

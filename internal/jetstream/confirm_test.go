@@ -44,6 +44,13 @@ func TestConfirmNeedsAMajority(t *testing.T) {
 	if info := must(s.Confirm(t.Context()))(t); info.LastSeq != 1 {
 		t.Errorf("the stream ends at %d, want 1", info.LastSeq)
 	}
+	// A replica that the leader has never heard from looks as one that it hears.
+	for all := false; !all; time.Sleep(100 * time.Millisecond) {
+		all = true
+		for _, p := range must(s.Info(t.Context()))(t).Replicas {
+			all = all && p.Active > 0
+		}
+	}
 	for _, node := range others {
 		must(0, node.Pause())(t)
 	}
