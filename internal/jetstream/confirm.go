@@ -28,7 +28,7 @@ func (s *Stream) Confirm(ctx context.Context) (*StreamInfo, error) {
 		}
 		followers := 0
 		for _, p := range info.Replicas {
-			// It has answered the leader since Confirm was called. 0 is: never.
+			// It has answered the leader since Confirm was called. 0 means that it never has.
 			if !p.Offline && p.Active > 0 && p.Active < asked.Sub(begun) {
 				followers++
 			}
