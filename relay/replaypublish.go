@@ -15,7 +15,8 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// publish reads rows and publishes them until there are no more. Reading is ahead by some portions.
+// publish reads rows and publishes them until there are no more. It reads none while it publishes others: on
+// a machine of few processors live rows find one that is free.
 func (p *replay) publish(ctx context.Context) (err error) {
 	rows, err := table.OpenReplay(
 		ctx, p.cfg.database(), p.table, p.ReplayChoice, p.Cursor, p.publisher.MostPayload())
@@ -24,7 +25,7 @@ func (p *replay) publish(ctx context.Context) (err error) {
 	}
 	defer rows.Close()
 	reading, stop := context.WithCancel(ctx)
-	portions := make(chan []table.ReplayRow, 2)
+	portions, published := make(chan []table.ReplayRow), make(chan int, 1)
 	var readErr error
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -32,6 +33,11 @@ func (p *replay) publish(ctx context.Context) (err error) {
 		readErr = rows.Read(reading, func(some []table.ReplayRow) error {
 			select {
 			case portions <- some:
+			case <-reading.Done():
+				return reading.Err()
+			}
+			select {
+			case rows.Fetch = <-published:
 				return nil
 			case <-reading.Done():
 				return reading.Err()
@@ -40,7 +46,7 @@ func (p *replay) publish(ctx context.Context) (err error) {
 	})
 	defer wg.Wait()
 	defer stop()
-	if ok, err := p.each(ctx, portions, rows.Recycle); err != nil || !ok {
+	if ok, err := p.each(ctx, portions, published); err != nil || !ok {
 		return err
 	}
 	if readErr != nil {
@@ -49,10 +55,10 @@ func (p *replay) publish(ctx context.Context) (err error) {
 	return p.finish(ctx)
 }
 
-// each publishes portions until there are no more. A search for few rows among many may take long:
-// meanwhile it is asked whether the request still runs.
+// each publishes portions until there are no more, and says how large the next one may be. A search for few
+// rows among many may take long: meanwhile it is asked whether the request still runs.
 func (p *replay) each(
-	ctx context.Context, portions <-chan []table.ReplayRow, recycle func([]table.ReplayRow),
+	ctx context.Context, portions <-chan []table.ReplayRow, published chan<- int,
 ) (ok bool, err error) {
 	waiting := time.NewTicker(replayLook)
 	defer waiting.Stop()
@@ -63,8 +69,9 @@ func (p *replay) each(
 				return true, nil
 			}
 			crash.At("replay-read")
-			ok, err = p.portion(ctx, some)
-			recycle(some)
+			if ok, err = p.portion(ctx, some); ok {
+				published <- p.sender.portion()
+			}
 		case <-waiting.C:
 			ok, err = p.write(ctx)
 		}

@@ -14,18 +14,21 @@ import (
 )
 
 // A replay has one chunk of rows in flight. A live row waits behind it. While live rows come, a chunk may
-// therefore take chunkTime, or half as long again as one of few rows takes, and no more than busyRate
-// rows a second go out: the servers need time for the others.
+// therefore take chunkTime, or half as long again as one of few rows takes, no more than busyRate rows a
+// second go out, and few are read at once: the servers need time for the others.
 const (
 	leastChunk    = 16
 	mostChunk     = 1024
-	chunkTime     = 400 * time.Microsecond
+	chunkTime     = 250 * time.Microsecond
 	idleChunkTime = 20 * time.Millisecond
-	busyRate      = 20_000
+	busyRate      = 56_000
 	// lateMost is how much of its rate a replay may make up for.
 	lateMost = 10 * time.Millisecond
 	// Of so many chunks one has few rows.
 	probeEvery = 64
+	// So many rows are read at once while live rows come, and while none come.
+	busyPortion = 100
+	idlePortion = 1000
 )
 
 // replaySender is the publisher of a replay: the session's, or one of another stream.
@@ -88,13 +91,24 @@ func (l *replaySender) awaitAcks(ctx context.Context) error {
 	return nil
 }
 
+// isBusy reports whether live rows come.
+func (l *replaySender) isBusy() bool { return time.Since(l.busy) < time.Second }
+
+// portion is how many rows are read at once.
+func (l *replaySender) portion() int {
+	if l.isBusy() {
+		return busyPortion
+	}
+	return idlePortion
+}
+
 // pause leaves the servers time for live rows, while they come. A pause that took too long shortens the
 // next ones.
 func (l *replaySender) pause(ctx context.Context, rows int) {
-	now := time.Now()
-	if now.Sub(l.busy) > time.Second {
+	if !l.isBusy() {
 		return
 	}
+	now := time.Now()
 	if late := now.Add(-lateMost); l.next.Before(late) {
 		l.next = late
 	}
@@ -121,7 +135,7 @@ func (l *replaySender) adapt(rows int, took time.Duration, live int64) {
 		l.least = min(took, cmp.Or(l.least*5/4, took))
 	}
 	target := idleChunkTime
-	if time.Since(l.busy) < time.Second {
+	if l.isBusy() {
 		target = max(chunkTime, l.least*3/2)
 	}
 	switch {

@@ -156,13 +156,17 @@ func (l *timings) add(d time.Duration) {
 	l.all = append(l.all, d)
 }
 
-func (l *timings) String() string {
+func (l *timings) percentile(n int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	slices.Sort(l.all)
+	return l.all[(len(l.all)-1)*n/100]
+}
+
+func (l *timings) String() string {
 	if len(l.all) == 0 {
 		return "nothing"
 	}
-	slices.Sort(l.all)
-	at := func(percent int) time.Duration { return l.all[(len(l.all)-1)*percent/100].Round(10 * time.Microsecond) }
+	at := func(n int) time.Duration { return l.percentile(n).Round(10 * time.Microsecond) }
 	return fmt.Sprintf("p50 %s, p99 %s, max %s (%d)", at(50), at(99), at(100), len(l.all))
 }

@@ -194,8 +194,7 @@ func addRow(some []ReplayRow, ev *outbox.Event, at string) []ReplayRow {
 }
 
 const (
-	// replayFetch is how many rows a FETCH asks for, replayBytes how many bytes of them are kept together.
-	replayFetch = 250
+	// replayBytes is how many bytes of rows are kept together.
 	replayBytes = 1 << 20
 	// replaySnapshot is how long one snapshot is read: it keeps VACUUM from removing rows.
 	replaySnapshot     = 5 * time.Second
@@ -207,6 +206,9 @@ const (
 // row that moves to the archive is neither missed nor read twice. It belongs to one goroutine, and has
 // its connection alone.
 type ReplayReader struct {
+	// Fetch is how many rows are asked for at once, 100 at first. What Read calls may change it.
+	Fetch int
+
 	db     *DB
 	table  *outbox.Table
 	source *replaySource
@@ -217,26 +219,9 @@ type ReplayReader struct {
 	open   bool   // a cursor is
 	until  time.Time
 	single bool // FETCH one row: some row cannot be read
-	// free are portions that were given back.
-	free chan []ReplayRow
-}
-
-// Recycle gives a portion back: its rows are overwritten. Rows are a kilobyte each, and tens of thousands in
-// a second: as garbage they would cost live events their latency.
-func (r *ReplayReader) Recycle(some []ReplayRow) {
-	select {
-	case r.free <- some[:0]:
-	default:
-	}
-}
-
-func (r *ReplayReader) empty() []ReplayRow {
-	select {
-	case some := <-r.free:
-		return some
-	default:
-		return nil
-	}
+	// portion is used again for each: rows are a kilobyte each, and tens of thousands in a second. As
+	// garbage they would cost live events their latency.
+	portion []ReplayRow
 }
 
 // OpenReplay connects and prepares to read the rows behind a cursor. The largest payload has mostPayload
@@ -248,7 +233,7 @@ func OpenReplay(
 	if err != nil {
 		return nil, err
 	}
-	r := &ReplayReader{db: db, table: t, at: from.At, id: from.ID, free: make(chan []ReplayRow, 4)}
+	r := &ReplayReader{Fetch: 100, db: db, table: t, at: from.At, id: from.ID}
 	if err = db.Unbind(ctx); err == nil {
 		// A snapshot is given up by the reader. A search for few rows among many has no limit.
 		_, err = db.Conn().Exec(ctx, `SET idle_in_transaction_session_timeout = 0; SET statement_timeout = 0`)
@@ -275,7 +260,7 @@ func OpenReplay(
 func (r *ReplayReader) Close() { r.db.Close() }
 
 // Read calls each with the rows, some at a time, until there are no more or each fails. What each gets is
-// its own, until it gives that back. A reader that waits in each keeps the server waiting, not memory.
+// overwritten when it returns. Nothing is read ahead of it.
 func (r *ReplayReader) Read(ctx context.Context, each func([]ReplayRow) error) error {
 	for {
 		done, err := r.next(ctx, each)
@@ -359,7 +344,7 @@ func (r *ReplayReader) declare(ctx context.Context) error {
 func (r *ReplayReader) fetch(
 	ctx context.Context, each func([]ReplayRow) error,
 ) (n int, first time.Time, err error) {
-	most := replayFetch
+	most := r.Fetch
 	if r.single {
 		most = 1
 	}
@@ -369,17 +354,16 @@ func (r *ReplayReader) fetch(
 		return 0, first, err
 	}
 	defer rows.Close()
-	some := r.empty()
+	r.portion = r.portion[:0] // of a fetch that has failed
 	bytes := 0
 	hand := func() error {
-		if len(some) == 0 {
+		some := r.portion
+		if r.portion, bytes = some[:0], 0; len(some) == 0 {
 			return nil
 		}
 		last := some[len(some)-1]
 		r.at, r.id = last.At, string(last.Values[outbox.ID])
-		given := some
-		some, bytes = r.empty(), 0
-		return each(given)
+		return each(some)
 	}
 	for rows.Next() {
 		if n++; n == 1 {
@@ -387,7 +371,7 @@ func (r *ReplayReader) fetch(
 		}
 		v := rows.RawValues()
 		ev := eventOf(r.table, r.fields, v)
-		some = addRow(some, &ev, string(v[2*len(r.fields)]))
+		r.portion = addRow(r.portion, &ev, string(v[2*len(r.fields)]))
 		if bytes += ev.Size(); bytes > replayBytes {
 			if err := hand(); err != nil {
 				return n, first, err
