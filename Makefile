@@ -37,7 +37,7 @@ build: ## build walpost into bin/
 # The longest package first. Tests wait a good part of their time, so six of a package run at once,
 # and of packages one more than there are processors. `make lint` has vetted the tests.
 test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: each on all PostgreSQL versions within reach)
-	@. .ci/pgenv && go run ./internal/testenv/pgversions && \
+	@. .ci/pgenv && . .ci/memtemp && go run ./internal/testenv/pgversions && \
 		CGO_ENABLED=1 go test -race -vet=off -count=1 -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -parallel 6 \
 		-timeout 80m ./relay ./...
 

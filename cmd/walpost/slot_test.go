@@ -161,7 +161,8 @@ func TestSlotCreateWaits(t *testing.T) {
 	o.walpost("slot", "create")
 }
 
-// TestASlotMadeByHand is used as it is. Rows from before it are delivered, once, and behind the others.
+// TestASlotMadeByHand is used as it is. Rows from before it are delivered once, by the poller: usually late, but on a
+// slow machine they may be old enough for it when the relay starts.
 func TestASlotMadeByHand(t *testing.T) {
 	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages}")
 	o.walpost("migrate", "up")
@@ -178,9 +179,12 @@ func TestASlotMadeByHand(t *testing.T) {
 	stop()
 	all := o.messages()
 	equal(t, "messages", len(all), 2)
-	equal(t, "first message", all[0].Subject, o.stream.Name+".soon.after")
-	equal(t, "second message", all[1].Subject, o.stream.Name+".soon.before")
-	equal(t, "it came", all[1].Header.Get("Walpost-Via"), "poll")
+	via := map[string]string{}
+	for _, m := range all {
+		via[m.Subject] = m.Header.Get("Walpost-Via")
+	}
+	equal(t, "subjects", len(via), 2)
+	equal(t, "the row from before came", via[o.stream.Name+".soon.before"], "poll")
 	equal(t, "the same slot", o.text(`SELECT pg_wal_lsn_diff(confirmed_flush_lsn, '`+confirmed+`') > 0 FROM pg_replication_slots WHERE database = current_database()`), "true")
 	o.walpost("slot", "drop")
 }
