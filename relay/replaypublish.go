@@ -25,7 +25,8 @@ func (p *replay) publish(ctx context.Context) (err error) {
 	}
 	defer rows.Close()
 	reading, stop := context.WithCancel(ctx)
-	portions, published := make(chan []table.ReplayRow), make(chan int, 1)
+	portions := make(chan []table.ReplayRow)
+	published := make(chan int, 1) // and how many rows the next portion may have
 	var readErr error
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -55,8 +56,8 @@ func (p *replay) publish(ctx context.Context) (err error) {
 	return p.finish(ctx)
 }
 
-// each publishes portions until there are no more, and says how large the next one may be. A search for few
-// rows among many may take long: meanwhile it is asked whether the request still runs.
+// each publishes portions until there are no more. A search for few rows among many may take long:
+// meanwhile it is asked whether the request still runs.
 func (p *replay) each(
 	ctx context.Context, portions <-chan []table.ReplayRow, published chan<- int,
 ) (ok bool, err error) {

@@ -159,14 +159,21 @@ func (l *timings) add(d time.Duration) {
 func (l *timings) percentile(n int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.at(n)
+}
+
+// at is percentile for a caller that holds mu.
+func (l *timings) at(n int) time.Duration {
 	slices.Sort(l.all)
 	return l.all[(len(l.all)-1)*n/100]
 }
 
 func (l *timings) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if len(l.all) == 0 {
 		return "nothing"
 	}
-	at := func(n int) time.Duration { return l.percentile(n).Round(10 * time.Microsecond) }
+	at := func(n int) time.Duration { return l.at(n).Round(10 * time.Microsecond) }
 	return fmt.Sprintf("p50 %s, p99 %s, max %s (%d)", at(50), at(99), at(100), len(l.all))
 }

@@ -109,6 +109,27 @@ func TestReplayRowsThatAreLarge(t *testing.T) {
 	}
 }
 
+// TestReplayPassesOverAnUnreadableRow: one that the server cannot send comes with its id alone, and each of the others
+// once, also those that one FETCH has brought before it.
+func TestReplayPassesOverAnUnreadableRow(t *testing.T) {
+	b := newAppBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.replayable(10)
+	b.exec(`CREATE CAST (bigint AS timestamptz) WITHOUT FUNCTION`)
+	for _, relation := range []string{"outbox_messages", "outbox_messages_archive"} {
+		b.exec(`ALTER TABLE ` + relation + ` ALTER trace_id TYPE timestamptz USING NULL`)
+		b.exec(`UPDATE ` + relation + ` SET trace_id = (-9000000000000000000)::bigint::timestamptz WHERE id = 5`)
+	}
+	got, err := b.replayIDs(table.ReplayChoice{}, table.ReplayCursor{}, func(r table.ReplayRow) error {
+		if id := string(r.Values[outbox.ID]); (r.Unreadable != nil) != (id == "5") {
+			t.Errorf("row %s: %v", id, r.Unreadable)
+		}
+		return nil
+	})
+	if b.must(err); !slices.Equal(got, upTo(10)) {
+		t.Errorf("read %v", got)
+	}
+}
+
 // TestReplayEndsWithItsContext: a reader whose rows are not taken ends with its context, and leaves no connection.
 func TestReplayEndsWithItsContext(t *testing.T) {
 	b := newAppBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
