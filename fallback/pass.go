@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -210,8 +211,7 @@ func (l *Poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if n := len(p.missed); n > 0 {
 		l.reporter.Missed(n)
 		if !l.reporter.Limited("missed", 10*time.Second) {
-			l.reporter.Alarm("missed_rows", "the WAL did not bring rows that are pending in the table: "+
-				"they were delivered from there, late",
+			l.reporter.Alarm(alarm.MissedRows,
 				zap.String("table", t.String()), zap.Int("rows", n),
 				zap.String("first_id", p.missed[0]), zap.String("last_id", p.missed[n-1]))
 		}
@@ -219,7 +219,7 @@ func (l *Poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 	kind := "pending_locked/" + t.String() + "/" // Over takes all that begin so
 	if len(p.locked) == 0 {
 		if _, were := l.lockedSince[t]; were {
-			l.reporter.Over(kind, "row_locked", "no pending row of the table is locked any more",
+			l.reporter.Over(kind, alarm.RowLocked,
 				zap.String("table", t.String()))
 		}
 		delete(l.lockedSince, t)
@@ -236,7 +236,7 @@ func (l *Poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if err != nil {
 		who = err.Error()
 	}
-	l.reporter.Alarm("row_locked", "a pending row is locked by another session and cannot be delivered, "+
-		"nor the later rows of its aggregate",
+	l.reporter.Alarm(alarm.RowLocked,
+		zap.String("waiting", "a pending row, and the later rows of its aggregate"),
 		zap.String("row", t.String()+"/"+ref.ID), zap.String("holder", who))
 }

@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -125,9 +126,9 @@ type WAL interface {
 
 // Reporter tells an operator what the poller finds.
 type Reporter interface {
-	Alarm(name, message string, fields ...zap.Field)
+	Alarm(a *alarm.Alarm, fields ...zap.Field)
 	// Over logs that an alarm is over, if Limited has counted it as said under the kind.
-	Over(kind, name, message string, fields ...zap.Field)
+	Over(kind string, a *alarm.Alarm, fields ...zap.Field)
 	// Trouble logs a failure that is retried, now and then.
 	Trouble(message string, err error, fields ...zap.Field)
 	// Limited reports whether something of the kind was said less than the time ago; if not, it counts as
@@ -303,9 +304,7 @@ func (l *Poller) passes(ctx context.Context) (more bool, err error) {
 			continue
 		}
 		again, e := l.turn(ctx, t)
-		l.reportLock(ctx, t, "search_locked",
-			"a lock of another session keeps the table from being searched: "+
-				"what the WAL does not bring waits", e)
+		l.reportLock(ctx, t, "search_locked", "the search of the table, and what the WAL does not bring", e)
 		more, err = more || again, errors.Join(err, e)
 		if ctx.Err() != nil || l.publisher.Err() != nil {
 			return false, err
@@ -316,12 +315,12 @@ func (l *Poller) passes(ctx context.Context) (more bool, err error) {
 
 // reportLock raises an alarm where a step that works on a table has waited for a lock in vain for long. An
 // error of another kind says nothing of locks.
-func (l *Poller) reportLock(ctx context.Context, t *outbox.Table, step, message string, err error) {
+func (l *Poller) reportLock(ctx context.Context, t *outbox.Table, step, waits string, err error) {
 	kind := step + "/" + t.String() + "/" // Over takes all that begin so
 	switch since := l.blockedSince[kind]; {
 	case err == nil:
 		delete(l.blockedSince, kind)
-		l.reporter.Over(kind, "row_locked", "the table's lock has ended", zap.String("table", t.String()))
+		l.reporter.Over(kind, alarm.RowLocked, zap.String("table", t.String()))
 	case !table.IsLocked(err):
 	case since.IsZero():
 		l.blockedSince[kind] = time.Now()
@@ -330,7 +329,8 @@ func (l *Poller) reportLock(ctx context.Context, t *outbox.Table, step, message 
 		if e != nil {
 			who = e.Error()
 		}
-		l.reporter.Alarm("row_locked", message, zap.String("table", t.String()), zap.String("holder", who))
+		l.reporter.Alarm(alarm.RowLocked,
+			zap.String("waiting", waits), zap.String("table", t.String()), zap.String("holder", who))
 	}
 }
 
@@ -394,8 +394,7 @@ func (l *Poller) advance(ctx context.Context, t *outbox.Table) error {
 	}
 	a.at = time.Now()
 	err := l.db.Advance(ctx, t, &a.Advance)
-	l.reportLock(ctx, t, "progress_locked",
-		"a lock of another session keeps the journal's progress from moving on: searches take longer", err)
+	l.reportLock(ctx, t, "progress_locked", "the journal's progress; searches take longer", err)
 	if table.IsLocked(err) {
 		l.reporter.Trouble("the journal's progress does not move: trying again", err)
 		return nil

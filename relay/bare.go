@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -27,8 +28,7 @@ func (h *walHandler) Misfit(
 		return err
 	}
 	if !h.reporter.limited("undecodable", factsAgain) {
-		h.reporter.alarm("undecodable",
-			"the WAL holds a row that the layout does not fit: it is a dead letter",
+		h.reporter.alarm(alarm.Undecodable,
 			zap.Stringer("row", ev.Ref()), zap.Error(reason))
 	}
 	h.reporter.deadLetter(ev.Ref(), failure.Error())

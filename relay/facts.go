@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
@@ -77,10 +78,10 @@ func inspect(
 	}
 	unfit = problems.FirstError()
 	if unfit == nil && err == nil {
-		p.over("table_unfit/"+t.String()+"/", "table_unfit", "the table is in order again", zapTable(t))
+		p.over("table_unfit/"+t.String()+"/", alarm.TableUnfit, zapTable(t))
 	}
 	if unfit != nil && !p.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(unfit), factsAgain) {
-		p.alarm("table_unfit", "a table was changed, and the relay cannot work with it as it is now",
+		p.alarm(alarm.TableUnfit,
 			append(why(unfit), zapTable(t))...)
 	}
 	return now, unfit, err
@@ -114,7 +115,7 @@ func (s *session) judgeStream(info *jetstream.StreamInfo) error {
 		return nil
 	}
 	if !s.limited("stream_unfit", factsAgain) {
-		s.alarm("stream_unfit", "the stream was changed, and the relay does not write to it as it is now",
+		s.alarm(alarm.StreamUnfit,
 			why(err)...)
 	}
 	return fmt.Errorf("%w: %w", errStreamUnfit, err)
@@ -220,9 +221,7 @@ func (p *published) check(ctx context.Context, db *table.DB, wal *stream.Session
 	}
 	p.last = &look
 	if !p.cfg.bare() {
-		p.report(
-			"the publication does not bring every row of the tables: they deliver what it leaves out, late",
-			look.Problem)
+		p.report(look.Problem)
 		return nil
 	}
 	if p.gap == nil {
@@ -235,18 +234,16 @@ func (p *published) check(ctx context.Context, db *table.DB, wal *stream.Session
 		wal.Tracker().Limit(p.proven)
 		return nil
 	}
-	p.report("the publication may have left out rows that only the WAL has: nothing behind them is "+
-		"confirmed until the relay is restarted",
-		p.gap, zap.Stringer("proven", p.proven))
+	p.report(p.gap, zap.Stringer("proven", p.proven))
 	return nil
 }
 
-func (p *published) report(message string, cause error, more ...zap.Field) {
+func (p *published) report(cause error, more ...zap.Field) {
 	if cause == nil {
-		p.reporter.over("unpublished/", "unpublished", "the publication is in order again")
+		p.reporter.over("unpublished/", alarm.Unpublished)
 	}
 	if cause == nil || p.reporter.limited("unpublished/"+cause.Error(), factsAgain) {
 		return
 	}
-	p.reporter.alarm("unpublished", message, append(why(cause), more...)...)
+	p.reporter.alarm(alarm.Unpublished, append(why(cause), more...)...)
 }

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -211,8 +212,7 @@ const slotPatience = 30 * time.Second
 func (l *leader) standByFor(err error, since time.Duration) {
 	if since > slotPatience {
 		if !l.limited("slot_in_use", 10*time.Minute) {
-			l.alarm("slot_in_use",
-				"something that is no relay streams the slot: nothing is delivered until it ends",
+			l.alarm(alarm.SlotInUse,
 				zap.Error(err))
 		}
 		l.status.set(stateWaiting, err)
@@ -230,20 +230,16 @@ func (l *leader) sayWhy(err error) {
 	switch {
 	case l.cfg.bare() && unusable(err):
 		if !l.limited("slot_unreadable", factsAgain) {
-			l.alarm("slot_unreadable", "the slot cannot be read on, and with mark none only it has the "+
-				"events: it is kept, and nothing is delivered until an operator drops it", why(err)...)
+			l.alarm(alarm.SlotUnreadable, why(err)...)
 		}
 	case errors.Is(err, stream.ErrPublicationSkipped):
-		l.alarm("publication_skipped",
-			"the server left out rows because it could not load the publication: the tables deliver them",
+		l.alarm(alarm.PublicationSkipped,
 			zap.Error(err))
 	case errors.Is(err, errUnsendable):
-		l.alarm("unsendable",
-			"the server cannot send a row: the slot is recreated behind it, and the tables deliver",
+		l.alarm(alarm.Unsendable,
 			why(err)...)
 	case errors.Is(err, stream.ErrUndecodable):
-		l.alarm("undecodable",
-			"the WAL holds a row that the layout does not fit: the slot is recreated behind it",
+		l.alarm(alarm.Undecodable,
 			zap.Error(err))
 	}
 }

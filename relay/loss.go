@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/sleep"
@@ -54,9 +55,8 @@ func (c *comparison) run(ctx context.Context) error {
 	switch m := c.marks; {
 	case m.known && m.since.IsZero():
 		if m.early > 0 {
-			c.reporter.alarm("comparison_given_up", "the newest messages were stored long after "+
-				"their rows were marked, as where the clocks of the two servers are apart: "+
-				"whether the stream has lost one of them is not known",
+			c.reporter.alarm(alarm.ComparisonGivenUp, zap.String("detail",
+				"the newest messages were stored long after their rows were marked, as if clocks differed"),
 				zap.Int("rows", m.early), zap.Duration("apart", clocks))
 		}
 		return nil // every other row that was read back was pending until now
@@ -77,8 +77,8 @@ func (c *comparison) run(ctx context.Context) error {
 }
 
 func (c *comparison) giveUp(since time.Time) {
-	c.reporter.alarm("comparison_given_up", "more rows carry late marks, or were changed, "+
-		"than are compared with the stream: whether it has lost one of them is not known",
+	c.reporter.alarm(alarm.ComparisonGivenUp, zap.String("detail",
+		"more rows carry late marks, or were changed, than are compared with the stream"),
 		zap.Int("compared", len(c.marks.rows)), zap.Time("marked_since", since))
 }
 
@@ -177,9 +177,7 @@ func (c *comparison) heal(
 
 func (c *comparison) report(t *outbox.Table, found *tableLosses) {
 	if found.changed > 0 && !c.reporter.limited("rows_changed/"+t.String(), time.Hour) {
-		c.reporter.alarm("rows_changed", "marked rows are not what the stream holds under their ids: "+
-			"they were changed after they had been stored, or their ids were used again; "+
-			"whether the stream has lost one of them cannot be told",
+		c.reporter.alarm(alarm.RowsChanged,
 			zapTable(t), zap.Int("rows", found.changed))
 	}
 	if found.lost == 0 {
@@ -187,8 +185,7 @@ func (c *comparison) report(t *outbox.Table, found *tableLosses) {
 	}
 	c.lost += found.lost
 	c.reporter.metrics.lost.Add(float64(found.lost))
-	c.reporter.alarm("events_lost", "rows are marked as stored, but the stream does not hold them: "+
-		"JetStream has lost them, and they are delivered again",
+	c.reporter.alarm(alarm.EventsLost,
 		zapTable(t), zap.Int("rows", found.lost),
 		zap.String("first_id", found.first), zap.String("last_id", found.last))
 }
@@ -230,10 +227,10 @@ func (c *comparison) unmark(
 				err, zapTable(t))
 			if table.IsLocked(err) && time.Since(begun) > lockedAlarm {
 				c.reporter.alarmLocked(ctx, c.db, rows[0].Ref,
-					"rows that the stream has lost cannot be made pending: nothing is delivered before them")
+					"the rows that the stream has lost, and everything behind them")
 			}
 		case len(left) == 0:
-			c.reporter.over(lockedKind(t), "row_locked", "the rows that the stream has lost are pending",
+			c.reporter.over(lockedKind(t), alarm.RowLocked,
 				zapTable(t))
 			return nil, nil
 		default:
@@ -244,8 +241,8 @@ func (c *comparison) unmark(
 				if err != nil {
 					who = err.Error()
 				}
-				c.reporter.alarm("row_locked",
-					"a row that the stream has lost cannot be made pending: nothing is delivered before it",
+				c.reporter.alarm(alarm.RowLocked,
+					zap.String("waiting", "a row that the stream has lost, and everything behind it"),
 					zap.Stringer("row", rows[0].Ref), zap.String("holder", who))
 			}
 		}
@@ -263,8 +260,6 @@ func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error
 	if err != nil || len(marked) == 0 {
 		return err
 	}
-	c.reporter.alarm("nothing_to_compare", "the relay cannot tell whether the stream has lost rows: "+
-		"rows are marked as stored, and the stream has no message of them, because it was purged, its "+
-		"messages have expired, or another stream or relay had these rows", zapTable(t))
+	c.reporter.alarm(alarm.NothingToCompare, zapTable(t))
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -137,15 +138,14 @@ func (w *marker) brokeDown(ctx context.Context, tasks []*markTask, err error) {
 		tasks[0].alone, wait = true, 5*time.Second
 		w.refuse(tasks[0])
 		if !w.reporter.limited("row_unsettled", 30*time.Second) {
-			w.reporter.alarm("row_unsettled",
-				"the database refuses the mark or the record of a row: the slot waits for it",
+			w.reporter.alarm(alarm.RowUnsettled,
 				zap.Stringer("row", tasks[0].row.Ref), zap.Error(err))
 		}
 	}
 	w.reporter.trouble("rows cannot be settled: trying again", err, zapTable(tasks[0].row.Ref.Table))
 	if table.IsLocked(err) && time.Since(tasks[0].begun) >= lockedAlarm {
 		w.reporter.alarmLocked(ctx, w.db, tasks[0].row.Ref,
-			"a lock of another session keeps rows from being marked or recorded: the slot waits for them")
+			"the marks and records of rows; the slot waits for them")
 	}
 	for _, j := range tasks {
 		j.later(wait)
@@ -154,8 +154,7 @@ func (w *marker) brokeDown(ctx context.Context, tasks []*markTask, err error) {
 
 // sayUnlocked ends what brokeDown has said of a table's lock.
 func (w *marker) sayUnlocked(t *outbox.Table) {
-	w.reporter.over(lockedKind(t), "row_locked",
-		"rows of the table can be marked and recorded again", zapTable(t))
+	w.reporter.over(lockedKind(t), alarm.RowLocked, zapTable(t))
 }
 
 // postpone tries again later what is not visible yet, or locked.
@@ -249,11 +248,9 @@ func (w *marker) nameBlocker(ctx context.Context, j *markTask) {
 	if err != nil {
 		who = err.Error()
 	}
-	message := "a stored row is locked by another session and cannot be marked; the relay stops some " +
-		"thousand messages later"
+	waits := "the mark of a stored row; the relay stops some thousand messages later"
 	if j.kind != toMark {
-		message = "a row that is to be recorded as failed, held or inserted as processed is locked by " +
-			"another session; the slot waits for it"
+		waits = "the record of a row that failed, is held or was inserted as processed; the slot waits for it"
 	}
 	if who == table.Unlocked {
 		if !j.unlocked { // the lock may have ended just now
@@ -262,15 +259,13 @@ func (w *marker) nameBlocker(ctx context.Context, j *markTask) {
 		}
 		w.refuse(j)
 		if !w.reporter.limited("row_unsettled", 30*time.Second) {
-			w.reporter.alarm("row_unsettled",
-				"a trigger of the table suppresses the mark or the record of a row, or takes it back: the "+
-					"slot waits for it",
-				zap.Stringer("row", j.row.Ref))
+			w.reporter.alarm(alarm.RowUnsettled, zap.Stringer("row", j.row.Ref), zap.String("detail",
+				"a trigger of the table suppresses the mark or the record, or takes it back"))
 		}
 		return
 	}
 	j.locked = true
-	w.reporter.alarm("row_locked", message,
+	w.reporter.alarm(alarm.RowLocked, zap.String("waiting", waits),
 		zap.Stringer("row", j.row.Ref), zap.String("holder", who))
 }
 
@@ -284,14 +279,12 @@ func (w *marker) refuse(j *markTask) {
 // sayOver ends what alarms have said of a row that is settled now.
 func (w *marker) sayOver(j *markTask) {
 	if j.locked {
-		w.reporter.log.Info("the lock of the row has ended, and it is marked or recorded",
-			zap.Stringer("row", j.row.Ref), zap.String("alarm_over", "row_locked"))
+		w.reporter.ended(alarm.RowLocked, zap.Stringer("row", j.row.Ref))
 	}
 	if !j.refused {
 		return
 	}
 	if w.refused--; w.refused == 0 {
-		w.reporter.over("row_unsettled", "row_unsettled",
-			"the rows whose mark or record was refused are settled", zap.Stringer("last", j.row.Ref))
+		w.reporter.over("row_unsettled", alarm.RowUnsettled, zap.Stringer("last", j.row.Ref))
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/publish"
 )
 
@@ -29,46 +30,6 @@ type metrics struct {
 
 	replayed      prometheus.Counter
 	replayPending prometheus.Gauge
-}
-
-// alarmNames are those that reporter.alarm is called with.
-var alarmNames = []string{
-	"comparison_given_up",
-	"events_lost",
-	"false_duplicate",
-	"forged_message",
-	"foreign_message",
-	"inserted_marked",
-	"missed_rows",
-	"no_consumer",
-	"no_progress",
-	"nothing_to_compare",
-	"phantoms",
-	"publication_skipped",
-	"rival",
-	"row_locked",
-	"row_unsettled",
-	"rows_changed",
-	"server_rolled_back",
-	"slot_foreign",
-	"slot_given_up",
-	"slot_in_use",
-	"slot_left",
-	"slot_not_made",
-	"slot_shared",
-	"slot_unreadable",
-	"standby_slot",
-	"stream_gone",
-	"stream_replaced",
-	"stream_rolled_back",
-	"stream_unfit",
-	"synchronous",
-	"table_unfit",
-	"undecodable",
-	"unpublished",
-	"unsendable",
-	"wal_lost",
-	"walsender_silent",
 }
 
 func newMetrics(registry prometheus.Registerer) *metrics {
@@ -151,8 +112,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		Name: "walpost_replay_pending_rows",
 		Help: "Rows that are still to be published again for the request that is being fulfilled.",
 	})
-	for _, name := range alarmNames { // an increase from nothing is none to Prometheus
-		m.alarms.WithLabelValues(name)
+	for _, a := range alarm.All() { // an increase from nothing is none to Prometheus
+		m.alarms.WithLabelValues(a.Name())
 	}
 	m.standBy()
 	return m

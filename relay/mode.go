@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/stream"
@@ -197,8 +198,7 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 		l.log.Warn("the slot is gone: it is created again, and the tables deliver meanwhile",
 			zap.String("slot", l.cfg.Slot))
 	case !missing && !l.cfg.bare():
-		l.alarm("slot_given_up",
-			"the slot is of no use any more: it is recreated, and the tables deliver meanwhile",
+		l.alarm(alarm.SlotGivenUp,
 			zap.Error(cause))
 	}
 	if err := l.slots.drop(ctx, db); err != nil {
@@ -266,7 +266,7 @@ func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 			return false
 		}
 		if !l.limited("slot_not_made", time.Minute) {
-			l.alarm("slot_not_made", "the slot cannot be made: the tables are polled until it can",
+			l.alarm(alarm.SlotNotMade,
 				append(why(err), zap.String("slot", l.cfg.Slot))...)
 		}
 		l.status.meanwhile("wait before the slot is made again", time.Now())

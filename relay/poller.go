@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -77,12 +78,12 @@ func (p pollerReporter) Refused(ref outbox.Ref, eventType string, failure *outbo
 	p.refused(ref, eventType, failure)
 }
 
-func (p pollerReporter) Alarm(name, message string, fields ...zap.Field) {
-	p.alarm(name, message, fields...)
+func (p pollerReporter) Alarm(a *alarm.Alarm, fields ...zap.Field) {
+	p.alarm(a, fields...)
 }
 
-func (p pollerReporter) Over(kind, name, message string, fields ...zap.Field) {
-	p.over(kind, name, message, fields...)
+func (p pollerReporter) Over(kind string, a *alarm.Alarm, fields ...zap.Field) {
+	p.over(kind, a, fields...)
 }
 
 func (p pollerReporter) Trouble(message string, err error, fields ...zap.Field) {

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 )
@@ -41,7 +42,7 @@ func (l *leader) noticeStuck(err error) {
 	now.starts++
 	l.past.stuck = now
 	if now.starts >= stuckStarts && !l.limited("no_progress", 10*time.Minute) {
-		l.alarm("no_progress", "every start of the relay ends at the same step: nothing is delivered",
+		l.alarm(alarm.NoProgress,
 			append(why(err), zap.String("step", step), zap.Int("starts", now.starts))...)
 	}
 }

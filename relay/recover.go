@@ -5,6 +5,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -56,8 +57,7 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		return nil, err
 	}
 	if n := s.found.Phantoms; n > 0 {
-		r.alarm("phantoms",
-			"the stream holds events of transactions that this server never had (lost in a failover)",
+		r.alarm(alarm.Phantoms,
 			zap.Int("messages", n))
 	}
 	return s, nil
@@ -67,12 +67,12 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 func (r *recovery) noticeLoss() {
 	info := r.info
 	if !r.past.created.IsZero() && !info.Created.Equal(r.past.created) {
-		r.alarm("stream_replaced", "the stream is another one than before",
+		r.alarm(alarm.StreamReplaced,
 			zap.Time("created", info.Created), zap.Time("before", r.past.created))
 		r.past.lastSeq = 0
 	}
 	if info.LastSeq < r.past.lastSeq {
-		r.alarm("stream_rolled_back", "the stream ends before a message that JetStream had acknowledged",
+		r.alarm(alarm.StreamRolledBack,
 			zap.Uint64("last_seq", info.LastSeq), zap.Uint64("acknowledged", r.past.lastSeq))
 	}
 	r.past.created, r.past.lastSeq = info.Created, info.LastSeq
@@ -89,8 +89,7 @@ func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState) err
 	// The passed LSN does not tell: it need not have been flushed, and a crash may have taken it back.
 	if comparable && tail.Commit > end {
 		comparable = false
-		r.alarm("server_rolled_back", "the stream holds an event of WAL that the server does not have: "+
-			"the server was restored to an earlier state of the same timeline",
+		r.alarm(alarm.ServerRolledBack,
 			zap.Stringer("position", tail), zap.Stringer("insert_lsn", end))
 	}
 	if comparable {

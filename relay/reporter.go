@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/sleep"
@@ -56,21 +57,25 @@ func (p *reporter) waiting(err error) {
 }
 
 // alarm is something that an operator must know of, whatever happens next.
-func (p *reporter) alarm(name, message string, fields ...zap.Field) {
-	p.metrics.alarms.WithLabelValues(name).Inc()
-	p.log.Error(message, append(fields, zap.String("alarm", name))...)
+func (p *reporter) alarm(a *alarm.Alarm, fields ...zap.Field) {
+	p.metrics.alarms.WithLabelValues(a.Name()).Inc()
+	p.log.Error(a.Meaning(), append(fields, zap.String("alarm", a.Name()))...)
 }
 
-// over logs once that alarms are over whose kinds, as limited knows them, begin so. The next one of the kind
-// is raised at once.
-func (p *reporter) over(kinds, name, message string, fields ...zap.Field) {
+// ended logs that the cause of an alarm is gone.
+func (p *reporter) ended(a *alarm.Alarm, fields ...zap.Field) {
+	p.log.Info(a.Over(), append(fields, zap.String("alarm_over", a.Name()))...)
+}
+
+// over calls ended if limited knows a kind with this prefix. The next one of the kind is raised at once.
+func (p *reporter) over(kinds string, a *alarm.Alarm, fields ...zap.Field) {
 	p.mu.Lock()
 	before := len(p.said)
 	maps.DeleteFunc(p.said, func(kind string, _ *saying) bool { return strings.HasPrefix(kind, kinds) })
 	raised := len(p.said) < before
 	p.mu.Unlock()
 	if raised {
-		p.log.Info(message, append(fields, zap.String("alarm_over", name))...)
+		p.ended(a, fields...)
 	}
 }
 
@@ -176,13 +181,14 @@ func (p *reporter) eventTypeLabel(name, class string) string {
 // sayInserted raises the alarm once an hour for each table.
 func (p *reporter) sayInserted(t *outbox.Table, more ...zap.Field) {
 	if !p.limited("inserted_marked/"+t.String(), time.Hour) {
-		p.alarm("inserted_marked", "rows are inserted as processed: they are not delivered",
+		p.alarm(alarm.InsertedMarked,
 			append(more, zapTable(t))...)
 	}
 }
 
-// alarmLocked names who has a lock that statements over the row's table wait for, every 30 seconds.
-func (p *reporter) alarmLocked(ctx context.Context, db *table.DB, ref outbox.Ref, message string) {
+// alarmLocked names who has a lock that statements over the row's table wait for, every 30 seconds. waits is
+// what waits for it.
+func (p *reporter) alarmLocked(ctx context.Context, db *table.DB, ref outbox.Ref, waits string) {
 	if p.limited(lockedKind(ref.Table), 30*time.Second) {
 		return
 	}
@@ -190,7 +196,8 @@ func (p *reporter) alarmLocked(ctx context.Context, db *table.DB, ref outbox.Ref
 	if err != nil {
 		who = err.Error()
 	}
-	p.alarm("row_locked", message, zap.String("row", ref.String()), zap.String("holder", who))
+	p.alarm(alarm.RowLocked,
+		zap.String("waiting", waits), zap.Stringer("row", ref), zap.String("holder", who))
 }
 
 func lockedKind(t *outbox.Table) string { return "table_locked/" + t.String() + "/" }
@@ -198,23 +205,19 @@ func lockedKind(t *outbox.Table) string { return "table_locked/" + t.String() + 
 // alarmNoConsumer: the limit may be the account's, which nothing else tells. nil ends the alarm.
 func (p *reporter) alarmNoConsumer(err error) {
 	if err == nil {
-		p.over("no_consumer", "no_consumer", "messages are read back through a consumer again")
+		p.over("no_consumer", alarm.NoConsumer)
 		return
 	}
 	if !p.limited("no_consumer", time.Hour) {
-		p.alarm("no_consumer",
-			"the stream or the account has as many consumers as it may: "+
-				"messages are read back one by one, slowly",
-			zap.Error(err), zap.String("hint", "raise max_consumers, or remove a consumer"))
+		p.alarm(alarm.NoConsumer, zap.Error(err),
+			zap.String("hint", "raise max_consumers, or remove a consumer"))
 	}
 }
 
 // alarmForged: the message at the sequence is not the row's own.
 func (p *reporter) alarmForged(ref outbox.Ref, seq uint64) {
 	if kind := "forged_message/" + ref.Table.String(); !p.limited(kind, time.Second) {
-		p.alarm("forged_message",
-			"the stream has a message with a pending row's id and another payload: "+
-				"the row is delivered all the same",
+		p.alarm(alarm.ForgedMessage,
 			zap.Stringer("row", ref), zap.Uint64("sequence", seq), p.leftOut(kind))
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/fallback"
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/sleep"
@@ -279,10 +280,9 @@ func (s *session) open(ctx context.Context) (*stream.Session, error) {
 		Slot: s.cfg.Slot, Publication: s.cfg.Publication, Tables: s.cfg.Outboxes, Log: s.log,
 		HeldBack: func(why string) {
 			if why == "" {
-				s.over("standby_slot", "standby_slot", "PostgreSQL sends WAL again")
+				s.over("standby_slot", alarm.StandbySlot)
 			} else if !s.limited("standby_slot", 30*time.Second) {
-				s.alarm("standby_slot",
-					"PostgreSQL sends no WAL: it waits for a standby that synchronized_standby_slots names",
+				s.alarm(alarm.StandbySlot,
 					zap.String("notice", why))
 			}
 		},
@@ -330,8 +330,7 @@ func (s *session) awaitStream(
 		}
 		if errors.Is(err, jetstream.ErrStreamNotFound) && !gone {
 			gone = true // maybe only now: a server that comes back may have lost its disk
-			s.alarm("stream_gone",
-				"the stream does not exist any more; it is not recreated under a running relay",
+			s.alarm(alarm.StreamGone,
 				zap.Error(err))
 		}
 		sleep.For(ctx, 250*time.Millisecond)
@@ -414,8 +413,7 @@ func (s *session) stop(ctx, held context.Context, cause error, ended <-chan stru
 func (s *session) keepPoison(refusals []publish.Refusal) {
 	for _, x := range refusals {
 		if x.Failure.Class == outbox.RowDuplicate {
-			s.alarm("false_duplicate",
-				"JetStream calls a message a duplicate that is not in the stream: its row is parked",
+			s.alarm(alarm.FalseDuplicate,
 				zap.Stringer("row", x.Ref), zap.String("failure", x.Failure.Reason))
 		}
 		if !table.MarkOf(x.Ref.Table).InTable() {
@@ -534,7 +532,7 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 	foreign := s.recovered.found.Foreign > 0 &&
 		(s.recovered.found.Foreign == lastSeq || s.past.chained && s.recovered.found.Foreign > s.past.base)
 	if foreign {
-		s.alarm("foreign_message", "somebody else writes to the stream that belongs to this relay alone",
+		s.alarm(alarm.ForeignMessage,
 			zap.Uint64("sequence", s.recovered.found.Foreign),
 			zap.String("writer", cmp.Or(s.recovered.found.Writer, jetstream.NoWriter)),
 			zap.String("hint", jetstream.OwnStream))
@@ -549,7 +547,7 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 		return nil
 	}
 	s.past.rivals = 0
-	s.alarm("rival", "another relay of this source writes to the stream: standing by")
+	s.alarm(alarm.Rival)
 	return hint.Errorf(
 		"give every relay a stream of its own (nats.stream, nats.subject), or name all tables in "+
 			"the outboxes of one relay; only relays with the same outboxes and stream share a slot",

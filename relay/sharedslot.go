@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/table"
 )
@@ -31,12 +32,12 @@ func (l *leader) compareHolder(ctx context.Context, db *table.DB) error {
 	shared := l.errSlotShared()
 	l.status.set(stateStandby, shared)
 	if !l.limited("slot_shared", factsAgain) {
-		l.alarm("slot_shared", "standing by for a relay that does not deliver what this one would",
+		l.alarm(alarm.SlotShared,
 			why(shared)...)
 	}
 	return nil
 }
 
 func (l *leader) endSlotShared() {
-	l.over("slot_shared", "slot_shared", "no relay that serves something else holds the lock any more")
+	l.over("slot_shared", alarm.SlotShared)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/crash"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
@@ -32,7 +33,7 @@ type slotKeeper struct {
 // for ever. It reports whether that is done, or is not to be done.
 func (k *slotKeeper) leave(ctx context.Context, db *table.DB) bool {
 	if has, err := db.HasSlot(ctx); err == nil && !has {
-		k.over("slot_left", "slot_left", "the slot is dropped", zap.String("slot", k.cfg.Slot))
+		k.over("slot_left", alarm.SlotLeft, zap.String("slot", k.cfg.Slot))
 		return true
 	}
 	streamed, err := k.hasStreamed(ctx)
@@ -45,14 +46,13 @@ func (k *slotKeeper) leave(ctx context.Context, db *table.DB) bool {
 		err = errNotStreamed
 	}
 	if err != nil && !k.limited("slot_left", 10*time.Minute) {
-		k.alarm("slot_left",
-			"the relay polls, and the slot of its name is not dropped: it makes the server keep WAL",
+		k.alarm(alarm.SlotLeft,
 			zap.String("slot", k.cfg.Slot), zap.Error(err),
 			zap.String("hint", fmt.Sprintf(
 				"where no other program needs it, SELECT pg_drop_replication_slot('%s')", k.cfg.Slot)))
 	}
 	if err == nil {
-		k.over("slot_left", "slot_left", "the slot is dropped", zap.String("slot", k.cfg.Slot))
+		k.over("slot_left", alarm.SlotLeft, zap.String("slot", k.cfg.Slot))
 	}
 	return err == nil || !streamed
 }
@@ -84,8 +84,7 @@ func unusable(err error) bool {
 // alarmForeign: with mark none there is nothing to deliver meanwhile.
 func (k *slotKeeper) alarmForeign(cause error) error {
 	if !k.limited("slot_foreign", time.Minute) {
-		k.alarm("slot_foreign",
-			"another program has a slot of the relay's name: it is left alone, and the relay has none",
+		k.alarm(alarm.SlotForeign,
 			why(cause)...)
 	}
 	if k.cfg.bare() {
@@ -151,8 +150,7 @@ func (k *slotKeeper) createBare(ctx context.Context, slots *stream.Slots, cause 
 	}
 	// Only now: until there is a slot, every event is lost.
 	if sent, err := k.hasSent(ctx); sent || err != nil || !errors.Is(cause, stream.ErrNoSlot) {
-		k.alarm("wal_lost",
-			"with mark none only the WAL had the events: those that the slot had not brought yet are lost",
+		k.alarm(alarm.WALLost,
 			zap.Error(cause))
 	}
 	return errModeChanged

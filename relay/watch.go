@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
@@ -23,7 +24,7 @@ func refuseSynchronous(ctx context.Context, p *reporter, db *table.DB, wal *stre
 	if sync == "" || sync == "async" {
 		return nil
 	}
-	p.alarm("synchronous", "synchronous_standby_names includes the relay: replication ends",
+	p.alarm(alarm.Synchronous,
 		zap.String("sync_state", sync))
 	return hint.Errorf("name the real standbys in synchronous_standby_names instead of '*'",
 		"%w (sync_state %s)", errSynchronous, sync)
@@ -78,7 +79,7 @@ func (w *serverWatch) checkWalsender(ctx context.Context) error {
 	if life == "" || life != w.life {
 		w.life, w.since = life, 0
 		if silent {
-			w.log.Info("the walsender works again", zap.Uint32("pid", pid))
+			w.ended(alarm.WalsenderSilent, zap.Uint32("pid", pid))
 		}
 		if w.interrupted {
 			w.interrupted = false
@@ -87,8 +88,7 @@ func (w *serverWatch) checkWalsender(ctx context.Context) error {
 		return nil
 	}
 	if w.since++; w.since == silentLooks {
-		w.alarm("walsender_silent", "the walsender has read no WAL and taken no standby status for half a "+
-			"minute: nothing is delivered until it does",
+		w.alarm(alarm.WalsenderSilent,
 			zap.Uint32("pid", pid), zap.String("waits_for", waits))
 		w.interrupted = w.status.interrupt("wait for the walsender")
 	}

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"os"
-	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,23 +18,6 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )
-
-// TestAlarmTextsAreTheIndexs: the index of docs/ALARMS.md and the console say the same of every alarm.
-func TestAlarmTextsAreTheIndexs(t *testing.T) {
-	page, err := os.ReadFile("../../docs/ALARMS.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	rows := regexp.MustCompile("(?m)^\\| \\[`(\\w+)`\\]\\(#\\w+\\) \\| (\\w+) \\| (.*) \\|$").FindAllStringSubmatch(string(page), -1)
-	if len(rows) < 30 || len(rows) != len(alarmTexts) {
-		t.Errorf("the index has %d alarms, and the console %d", len(rows), len(alarmTexts))
-	}
-	for _, row := range rows {
-		if want := (alarmText{row[2], strings.ReplaceAll(row[3], "`", "")}); alarmTexts[row[1]] != want {
-			t.Errorf("%s: the console says %v, the index %v", row[1], alarmTexts[row[1]], want)
-		}
-	}
-}
 
 // TestViewersShareAnAnswer: those who ask the same at once, or within a second, get what was asked once.
 func TestViewersShareAnAnswer(t *testing.T) {

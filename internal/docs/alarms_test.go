@@ -1,18 +1,26 @@
 package docs
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/walpost/walpost/internal/alarm"
 )
 
-const alarmsFile = "docs/ALARMS.md"
+const (
+	alarmsFile = "docs/ALARMS.md"
+	runbooks   = "internal/alarm/runbook"
+	helmRules  = "deploy/helm/walpost/rules.yaml"
+)
 
 var (
-	alarmHeading = regexp.MustCompile("(?m)^### `(\\w+)`$")
 	alertHeading = regexp.MustCompile(`(?m)^### (\w+)$`)
-	alarmLink    = regexp.MustCompile("^\\[`(\\w+)`\\]\\(#(\\w+)\\)$")
+	critical     = regexp.MustCompile(`match "\^\((.*)\)\$" \$labels\.alarm`)
 )
 
 func headings(heading *regexp.Regexp, text string) (names []string) {
@@ -22,9 +30,50 @@ func headings(heading *regexp.Regexp, text string) (names []string) {
 	return names
 }
 
-// TestEveryAlarmHasAHeading, and none for one that is never raised.
-func TestEveryAlarmHasAHeading(t *testing.T) {
-	same(t, alarmsFile, headings(alarmHeading, section(t, alarmsFile, "## Alarms")), raisedAlarms(t))
+// TestAlarmsPage: the page has the table of the alarms and their runbooks, and the rule WalpostAlarm has their severities.
+func TestAlarmsPage(t *testing.T) {
+	index := "| Alarm | Severity | In one line |\n| --- | --- | --- |\n"
+	var sections, severe, files []string
+	for _, a := range alarm.All() {
+		index += fmt.Sprintf("| [`%[1]s`](#%[1]s) | %s | %s |\n", a.Name(), a.Severity(), escaped(a.Meaning()))
+		files = append(files, a.Name()+".md")
+		sections = append(sections, fmt.Sprintf("### `%s`\n\n%s", a.Name(), read(t, runbooks+"/"+a.Name()+".md")))
+		if a.Severity() == alarm.Critical {
+			severe = append(severe, a.Name())
+		}
+	}
+	written, err := filepath.Glob(filepath.Join(root, runbooks, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, file := range written {
+		written[i] = filepath.Base(file)
+	}
+	same(t, runbooks, written, files)
+
+	before, rest, began := strings.Cut(read(t, alarmsFile), "| Alarm |")
+	_, after, ended := strings.Cut(rest, "\n## Alerts\n")
+	if !began || !ended {
+		t.Fatalf("%s has no index, or no alerts behind the alarms", alarmsFile)
+	}
+	generated(t, alarmsFile, before+index+"\n## Alarms\n\n"+strings.Join(sections, "\n")+"\n## Alerts\n"+after)
+	rule := `match "^(` + strings.Join(severe, "|") + `)$$" $$labels.alarm`
+	for _, file := range []string{rulesFile, helmRules} {
+		generated(t, file, critical.ReplaceAllString(read(t, file), rule))
+	}
+}
+
+// generated compares a file with what the program has, or writes it with -update.
+func generated(t *testing.T, file, want string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(filepath.Join(root, file), []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if read(t, file) != want {
+		t.Errorf("%s does not have what the program has: run go test ./internal/docs -run %s -update", file, t.Name())
+	}
 }
 
 // TestEveryAlertHasAHeading, and none for one that no rule raises.
@@ -50,53 +99,4 @@ func TestEveryAlarmSaysWhatToDo(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestIndexListsTheAlarms with the severity that the rule WalpostAlarm gives them.
-func TestIndexListsTheAlarms(t *testing.T) {
-	critical := severities(t)
-	var listed []string
-	for line := range strings.Lines(section(t, alarmsFile, "## Index")) {
-		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-		m := alarmLink.FindStringSubmatch(strings.TrimSpace(cells[0]))
-		if m == nil {
-			continue
-		}
-		if listed = append(listed, m[1]); m[1] != m[2] {
-			t.Errorf("%s: %s links to %s", alarmsFile, m[1], m[2])
-		}
-		want := "warning"
-		if slices.Contains(critical, m[1]) {
-			want = "critical"
-		}
-		if got := strings.TrimSpace(cells[1]); got != want {
-			t.Errorf("%s says that %s is %s, the rule says %s", alarmsFile, m[1], got, want)
-		}
-	}
-	same(t, alarmsFile, listed, raisedAlarms(t))
-	if !slices.IsSorted(listed) {
-		t.Errorf("%s: the index is not in alphabetical order", alarmsFile)
-	}
-}
-
-// raisedAlarms are those that the code can raise.
-func raisedAlarms(t *testing.T) []string {
-	t.Helper()
-	all := append(arguments(t, "relay", 0, "alarm"), arguments(t, "fallback", 0, "Alarm")...)
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
-// severities are the alarms that the rule WalpostAlarm calls critical.
-func severities(t *testing.T) []string {
-	t.Helper()
-	for _, r := range rules(t) {
-		if r.has("alert") && r.at("alert").text() == "WalpostAlarm" {
-			if m := severe.FindStringSubmatch(r.at("labels", "severity").text()); m != nil {
-				return strings.Split(m[1], "|")
-			}
-		}
-	}
-	t.Fatal("WalpostAlarm does not say which alarms are critical")
-	return nil
 }

@@ -21,7 +21,8 @@ import (
 
 const root = "../.."
 
-// documents are all Markdown files, as paths from the root.
+// documents are all Markdown files, as paths from the root. The runbooks of alarms are read as parts of the page
+// that is made from them.
 var documents = markdown()
 
 func markdown() (files []string) {
@@ -29,7 +30,7 @@ func markdown() (files []string) {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && path != root && strings.HasPrefix(d.Name(), ".") {
+		if d.IsDir() && path != root && (strings.HasPrefix(d.Name(), ".") || path == filepath.Join(root, runbooks)) {
 			return filepath.SkipDir
 		}
 		if strings.HasSuffix(path, ".md") {
@@ -262,7 +263,7 @@ func testsOf(t *testing.T) map[string]bool {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && path != root && strings.HasPrefix(d.Name(), ".") {
+		if d.IsDir() && path != root && (strings.HasPrefix(d.Name(), ".") || path == filepath.Join(root, runbooks)) {
 			return filepath.SkipDir
 		}
 		if !strings.HasSuffix(path, "_test.go") {

@@ -23,9 +23,9 @@ var rooms = map[string][]string{
 	"decode":   {module + "outbox"},
 	"stream":   {module + "outbox", module + "decode", check, hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
 	"publish":  {module + "outbox", jetstream, hint, nats},
-	"fallback": {module + "outbox", table, crash, pg, sleep, zap},
+	"fallback": {module + "outbox", alarm, table, crash, pg, sleep, zap},
 	"relay": {
-		module + "outbox", module + "stream", module + "publish", module + "fallback", deadletter, jetstream, retention, table, check, crash, hint, sleep, zap, prometheus, otel, otel + "/",
+		module + "outbox", module + "stream", module + "publish", module + "fallback", alarm, deadletter, jetstream, retention, table, check, crash, hint, sleep, zap, prometheus, otel, otel + "/",
 		// For the connection that it hands to publish, and the names of its errors.
 		nats,
 		// What a URL says of TLS, and which error of PostgreSQL it is; connections are stream's and table's.
@@ -43,9 +43,10 @@ var rooms = map[string][]string{
 	"internal/pg":         {module + "outbox", hint, secretfile, pgx, pgerrcode},
 	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode, "github.com/pressly/goose/"},
 
+	"internal/alarm": {},
 	"internal/check": {hint},
 	"internal/console": {
-		module + "outbox", module + "publish", check, consumers, deadletter, hint, jetstream, pg, module + "internal/status", sleep, table, pgx, nats,
+		module + "outbox", module + "publish", alarm, check, consumers, deadletter, hint, jetstream, pg, module + "internal/status", sleep, table, pgx, nats,
 		pgerrcode, zap, "github.com/prometheus/client_model/", "github.com/prometheus/common/",
 	},
 	"internal/consumers":  {module + "outbox", hint, pg, pgx, pgerrcode},
@@ -62,6 +63,7 @@ var rooms = map[string][]string{
 }
 
 const (
+	alarm      = module + "internal/alarm"
 	audit      = module + "internal/e2e/audit"
 	check      = module + "internal/check"
 	consumers  = module + "internal/consumers"
