@@ -41,6 +41,10 @@ test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: 
 		CGO_ENABLED=1 go test -race -vet=off -count=1 -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -parallel 6 \
 		-timeout 80m ./relay ./...
 
+.PHONY: test-all
+test-all: export WALPOST_TEST_ALL = 1
+test-all: test ## run every test in full: a million rows, rows of 900 MB, every combination
+
 .PHONY: lint
 lint: ## vet, staticcheck, the formatting, the workflows, and other platforms
 	@go run ./internal/house/typecheck ./cmd/walpost darwin/arm64 windows/amd64

@@ -256,9 +256,6 @@ func TestOddHeaders(t *testing.T) {
 // TestLongStopKeepsTheLocks: an external effect has no other protection.
 func TestLongStopKeepsTheLocks(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it waits for longer than the server does for a frozen process")
-	}
 	r := newRig(t)
 	cfg := r.config()
 	cfg.Metrics, cfg.Partitions, cfg.Grace = nil, 1, testenv.Patience

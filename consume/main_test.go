@@ -3,6 +3,7 @@ package consume_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -43,12 +44,6 @@ type rig struct {
 	sent    int
 }
 
-var (
-	templateMu sync.Mutex
-	templates  = map[*testenv.Postgres]bool{}
-	serial     int
-)
-
 func newRig(t testing.TB) *rig {
 	t.Helper()
 	return rigOn(t, testenv.SharedPostgres(t), testenv.NATSOptions{})
@@ -73,43 +68,32 @@ func rigOn(t testing.TB, pg *testenv.Postgres, opts testenv.NATSOptions) *rig {
 	return r
 }
 
-// copyDB copies a database that was migrated once.
+// copyDB returns a database with the consumers' tables and one of effects.
 func copyDB(t testing.TB, pg *testenv.Postgres) string {
 	t.Helper()
-	templateMu.Lock()
-	defer templateMu.Unlock()
-	if !templates[pg] {
-		makeTemplate(t, pg)
-		templates[pg] = true
-	}
-	serial++
-	name := fmt.Sprintf("consume%d", serial)
-	if err := pg.Exec(t.Context(), "postgres", "CREATE DATABASE "+name+" TEMPLATE template_consume"); err != nil {
-		t.Fatal(err)
-	}
-	return pg.URL(name)
+	return pg.CopyDB(t, "consume", func(url string) {
+		migrate(t, url)
+		conn, err := pgx.Connect(t.Context(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = conn.Exec(t.Context(), `CREATE TABLE effects (number BIGINT GENERATED ALWAYS AS IDENTITY,
+			event_id TEXT NOT NULL, aggregate TEXT NOT NULL, attempt INTEGER NOT NULL, epoch BIGINT NOT NULL)`)
+		if err := errors.Join(err, conn.Close(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
-func makeTemplate(t testing.TB, pg *testenv.Postgres) {
+func migrate(t testing.TB, url string) {
 	t.Helper()
-	url, err := pg.CreateDB(t.Context(), "template_consume")
-	if err != nil {
-		t.Fatal(err)
-	}
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := migrations.New(cfg, nil, migrations.Consumer)
-	if _, err = m.Up(t.Context(), migrations.Latest); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
-	err = pg.Exec(t.Context(), "template_consume", `CREATE TABLE effects (number BIGINT GENERATED ALWAYS AS IDENTITY,
-		event_id TEXT NOT NULL, aggregate TEXT NOT NULL, attempt INTEGER NOT NULL, epoch BIGINT NOT NULL)`)
-	if err != nil {
+	_, err = m.Up(t.Context(), migrations.Latest)
+	if err := errors.Join(err, m.Close()); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -21,12 +22,8 @@ func TestHoldsModel(t *testing.T) {
 	queued := mostQueued // a variable of the package: nothing else runs beside
 	t.Cleanup(func() { mostQueued = queued })
 	mostQueued = 4
-	seeds := uint64(800)
-	if testing.Short() {
-		seeds = 50
-	}
 	counts := map[string]int{}
-	for seed := range seeds {
+	for seed := range uint64(testenv.Size(t, 200, 800)) {
 		m := &model{rng: rand.New(rand.NewPCG(seed, 0)), table: heldTable(), counts: counts}
 		m.most = 2 + int(seed%2)*1000 // in every second run more are held than are remembered
 		m.run(1000)
@@ -39,7 +36,7 @@ func TestHoldsModel(t *testing.T) {
 		"queued", "recorded behind a full queue", "sent from a queue", "recorded from a queue", "waited",
 		"retried under a drain", "refused from a queue", "asked", "crashed", "crashed in a drain",
 	} {
-		if counts[what] == 0 && !testing.Short() {
+		if counts[what] == 0 {
 			t.Errorf("no run had this, and the test shows less than it says: %s", what)
 		}
 	}

@@ -3,6 +3,7 @@ package idempotency_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -40,12 +41,6 @@ type bench struct {
 	log  *lockedBuffer
 }
 
-var (
-	templateMu sync.Mutex
-	templates  = map[*testenv.Postgres]bool{}
-	serial     int
-)
-
 // newBench copies a database that was migrated once.
 func newBench(t testing.TB, settings ...string) *bench {
 	t.Helper()
@@ -54,16 +49,8 @@ func newBench(t testing.TB, settings ...string) *bench {
 
 func benchOn(t testing.TB, pg *testenv.Postgres, settings ...string) *bench {
 	t.Helper()
-	templateMu.Lock()
-	defer templateMu.Unlock()
-	if !templates[pg] {
-		makeTemplate(t, pg)
-		templates[pg] = true
-	}
-	serial++
-	name := fmt.Sprintf("bench%d", serial)
-	must(t, pg.Exec(t.Context(), "postgres", "CREATE DATABASE "+name+" TEMPLATE template_idempotency"))
-	b := &bench{t: t, url: pg.URL(name), log: &lockedBuffer{}}
+	b := &bench{t: t, log: &lockedBuffer{}}
+	b.url = pg.CopyDB(t, "idempotency", func(url string) { makeTables(t, url) })
 	url := b.url
 	for _, s := range settings {
 		if url += "&" + s; !strings.HasPrefix(s, "pool_") { // that is no parameter of a single connection
@@ -74,22 +61,17 @@ func benchOn(t testing.TB, pg *testenv.Postgres, settings ...string) *bench {
 	return b
 }
 
-func makeTemplate(t testing.TB, pg *testenv.Postgres) {
+func makeTables(t testing.TB, url string) {
 	t.Helper()
-	_, err := pg.CreateDB(t.Context(), "template_idempotency")
-	must(t, err)
-	makeTables(t, pg, "template_idempotency")
-}
-
-func makeTables(t testing.TB, pg *testenv.Postgres, db string) {
-	t.Helper()
-	cfg, err := pgx.ParseConfig(pg.URL(db))
+	cfg, err := pgx.ParseConfig(url)
 	must(t, err)
 	r := migrations.New(cfg, nil)
 	_, err = r.Up(t.Context(), migrations.Latest)
+	must(t, errors.Join(err, r.Close()))
+	conn, err := pgx.Connect(t.Context(), url)
 	must(t, err)
-	must(t, r.Close())
-	must(t, pg.Exec(t.Context(), db, `CREATE TABLE effects (id BIGINT GENERATED ALWAYS AS IDENTITY, note TEXT)`))
+	_, err = conn.Exec(t.Context(), `CREATE TABLE effects (id BIGINT GENERATED ALWAYS AS IDENTITY, note TEXT)`)
+	must(t, errors.Join(err, conn.Close(t.Context())))
 }
 
 func (b *bench) newPool(url string) *pgxpool.Pool {

@@ -170,7 +170,7 @@ func TestOtherServerEncodings(t *testing.T) {
 	for _, encoding := range []string{"LATIN1", "SQL_ASCII", "KOI8R"} {
 		name := original + "_" + strings.ToLower(encoding)
 		must(t, pg.Exec(t.Context(), "postgres", "CREATE DATABASE "+name+" TEMPLATE template0 ENCODING "+encoding))
-		makeTables(t, pg, name)
+		makeTables(t, pg.URL(name))
 		b.url = pg.URL(name)
 		b.pool = b.newPool(b.url)
 		c := b.serve(transaction(func(ctx context.Context, tx pgx.Tx, w http.ResponseWriter) error {

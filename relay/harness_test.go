@@ -42,10 +42,10 @@ func newRig(t *testing.T, pg *testenv.Postgres) *rig {
 
 func newRigWith(t *testing.T, pg *testenv.Postgres, n *testenv.NATS) *rig {
 	t.Helper()
-	r := &rig{t: t, pg: pg, nats: n, url: pg.NewDB(t), asks: &asker{conns: map[string]*pgx.Conn{}}}
+	r := &rig{t: t, pg: pg, nats: n, asks: &asker{conns: map[string]*pgx.Conn{}}}
 	t.Cleanup(r.asks.close)
 	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
-	r.migrate(table)
+	r.url = pg.CopyDB(t, "canonical", func(url string) { r.migrateDB(url, table) })
 	slot := "walpost_" + r.query1("SELECT current_database()::text")
 	r.cfg = relay.Config{
 		PostgresURL: r.url, Slot: slot, Publication: "walpost", Outboxes: []*outbox.Table{table},
@@ -76,7 +76,12 @@ func batching(t *testing.T) jetstream.Batching {
 
 func (r *rig) migrate(tables ...*outbox.Table) {
 	r.t.Helper()
-	cfg, err := pgx.ParseConfig(r.url)
+	r.migrateDB(r.url, tables...)
+}
+
+func (r *rig) migrateDB(url string, tables ...*outbox.Table) {
+	r.t.Helper()
+	cfg, err := pgx.ParseConfig(url)
 	r.must(err)
 	m := migrations.New(cfg, tables)
 	defer m.Close()

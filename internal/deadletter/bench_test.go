@@ -2,6 +2,7 @@ package deadletter_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,14 +32,9 @@ type bench struct {
 
 func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	t.Helper()
-	b := &bench{t: t, url: pg.NewDB(t)}
+	b := &bench{t: t}
 	b.table = &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: mark}
-	cfg, err := pgx.ParseConfig(b.url)
-	b.must(err)
-	m := migrations.New(cfg, []*outbox.Table{b.table})
-	_, err = m.Up(t.Context(), migrations.Latest)
-	b.must(err)
-	b.must(m.Close())
+	b.url = pg.CopyDB(t, "canonical "+string(mark), b.migrate)
 	b.app = b.connect()
 	if table.Journals(b.table) {
 		b.table.Layout = b.table.Layout.Journaled()
@@ -47,6 +43,16 @@ func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	b.db = b.open()
 	b.must(b.db.CheckTable(t.Context(), b.table))
 	return b
+}
+
+// migrate makes walpost's tables in a database.
+func (b *bench) migrate(url string) {
+	b.t.Helper()
+	cfg, err := pgx.ParseConfig(url)
+	b.must(err)
+	m := migrations.New(cfg, []*outbox.Table{b.table})
+	_, err = m.Up(b.t.Context(), migrations.Latest)
+	b.must(errors.Join(err, m.Close()))
 }
 
 func (b *bench) config() table.Config {

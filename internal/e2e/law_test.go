@@ -30,7 +30,7 @@ func sized[T any](t *testing.T, pg *testenv.Postgres, full, small T) T {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if testing.Short() || pg.Binaries().Version != standard.Version {
+	if !testenv.Full(t) || pg.Binaries().Version != standard.Version {
 		return small
 	}
 	return full

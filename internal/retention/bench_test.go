@@ -2,6 +2,7 @@ package retention_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -25,16 +26,21 @@ type bench struct {
 
 func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	t.Helper()
-	b := &bench{t: t, url: pg.NewDB(t)}
+	b := &bench{t: t}
 	b.table = &outbox.Table{Schema: "public", Name: outbox.DefaultTable, Layout: outbox.Canonical(), Mark: mark}
-	cfg, err := pgx.ParseConfig(b.url)
-	b.must(err)
-	m := migrations.New(cfg, []*outbox.Table{b.table})
-	_, err = m.Up(t.Context(), migrations.Latest)
-	b.must(err)
-	b.must(m.Close())
+	b.url = pg.CopyDB(t, "canonical "+string(mark), b.migrate)
 	b.app = b.connect()
 	return b
+}
+
+// migrate makes walpost's tables in a database.
+func (b *bench) migrate(url string) {
+	b.t.Helper()
+	cfg, err := pgx.ParseConfig(url)
+	b.must(err)
+	m := migrations.New(cfg, []*outbox.Table{b.table})
+	_, err = m.Up(b.t.Context(), migrations.Latest)
+	b.must(errors.Join(err, m.Close()))
 }
 
 func (b *bench) config() table.Config {

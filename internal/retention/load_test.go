@@ -145,10 +145,7 @@ func TestRetainGoesOn(t *testing.T) {
 // TestRetainWorksOffABacklog while a producer inserts and a transaction holds a
 // snapshot, so that no dead row can be cleaned away.
 func TestRetainWorksOffABacklog(t *testing.T) {
-	rows := 100_000
-	if testing.Short() {
-		rows = 30_000
-	}
+	rows := testenv.Size(t, 30_000, 100_000)
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, occurred_at, processed_at)
 		SELECT 'order', i, 'order.created', jsonb_build_object('text', repeat('x', 200)), now() - interval '8 days', now() - interval '8 days' + i / 500 * interval '1 ms'

@@ -11,11 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -25,14 +22,9 @@ const insertEvents = `INSERT INTO outbox_events (aggregate_type, aggregate_id, e
 // newAppend is a database with an append-only outbox of one partition.
 func newAppend(t *testing.T, pg *testenv.Postgres) *bench {
 	t.Helper()
-	b := &bench{t: t, url: pg.NewDB(t)}
+	b := &bench{t: t}
 	b.table = &outbox.Table{Schema: "public", Name: outbox.AppendTable, Layout: outbox.Append().Journaled(), Mark: outbox.MarkJournal}
-	cfg, err := pgx.ParseConfig(b.url)
-	b.must(err)
-	m := migrations.New(cfg, []*outbox.Table{b.table})
-	_, err = m.Up(t.Context(), migrations.Latest)
-	b.must(err)
-	b.must(m.Close())
+	b.url = pg.CopyDB(t, "append", b.migrate)
 	b.app = b.connect()
 	b.exec(`DROP TABLE outbox_events_1000000, outbox_events_2000000, outbox_events_rest;
 		CREATE TABLE outbox_events_rest PARTITION OF outbox_events FOR VALUES FROM (MINVALUE) TO (MAXVALUE);

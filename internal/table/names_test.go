@@ -13,7 +13,6 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -27,12 +26,7 @@ func newAppBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	b.exec(`CREATE SCHEMA app`)
 	b.exec(fmt.Sprintf(`ALTER DATABASE %s SET search_path = app, public`, b.text(`SELECT current_database()`)))
 	b.app = b.connect()
-	cfg, err := pgx.ParseConfig(b.url)
-	b.must(err)
-	m := migrations.New(cfg, []*outbox.Table{b.table})
-	_, err = m.Up(t.Context(), migrations.Latest)
-	b.must(err)
-	b.must(m.Close())
+	b.migrate(b.url)
 	b.exec(`
 		CREATE TABLE audit (what text, op text);
 		CREATE FUNCTION helper(what text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RETURN what; END $$;

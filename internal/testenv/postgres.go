@@ -71,6 +71,9 @@ type Postgres struct {
 	settings map[string]string
 	proc     *process
 	serial   int
+	// originals are the databases that [Postgres.CopyDB] copies, by their keys. It is nil where a cluster
+	// serves one test.
+	originals map[string]*original
 }
 
 // StartPostgres makes a cluster (superuser postgres, trust, UTF8, locale C,
@@ -124,7 +127,7 @@ func binariesOr(dir string) (pgbin.Binaries, error) {
 }
 
 func (p *Postgres) create(ctx context.Context, encrypted bool) error {
-	if err := space.newDataDir(ctx, p.bin.Dir, p.Dir(), p.who); err != nil {
+	if err := space.newDataDir(ctx, p.bin, p.Dir(), p.who); err != nil {
 		return err
 	}
 	if err := p.include(); err != nil {

@@ -104,13 +104,32 @@ func BuildPatched(ctx context.Context, pkg string, files map[string]string) (str
 	return build(ctx, pkg, "-overlay", name)
 }
 
-// build is for the holder of building.
+// build is for the holder of building. It builds where the last process did, where that can be kept: the go
+// command links nothing when nothing has changed.
 func build(ctx context.Context, pkg string, flags ...string) (string, error) {
 	dir, err := space.mkdir("bin")
 	if err != nil {
 		return "", err
 	}
 	built := filepath.Join(dir, programName(pkg))
+	kept, err := keptPath("program", append(flags, pkg)...)
+	if err != nil || slices.Contains(flags, "-overlay") {
+		return built, goBuild(ctx, built, pkg, flags)
+	}
+	return built, alone(kept, func() error {
+		if err := goBuild(ctx, kept, pkg, flags); err != nil {
+			return err
+		}
+		// The next build replaces the kept one. This process must not write the copy: a child that is
+		// forked meanwhile would have it open, and no process runs a file that is open for writing.
+		if out, err := exec.CommandContext(ctx, "cp", kept, built).CombinedOutput(); err != nil {
+			return fmt.Errorf("copy %s: %w\n%s", kept, err, out)
+		}
+		return nil
+	})
+}
+
+func goBuild(ctx context.Context, built, pkg string, flags []string) error {
 	// A checkout that git does not trust, because another user made it, has no
 	// version control stamp.
 	// It goes without the tables for a debugger, which take the linker half of its time.
@@ -120,9 +139,9 @@ func build(ctx context.Context, pkg string, flags ...string) (string, error) {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
 	}
-	return built, nil
+	return nil
 }
 
 var majorVersion = regexp.MustCompile(`^v[0-9]+$`)

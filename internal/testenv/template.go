@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+
+	"github.com/walpost/walpost/internal/testenv/pgbin"
 )
 
 // template is a data directory as initdb left it. initdb takes a second or
@@ -22,16 +24,16 @@ type template struct {
 }
 
 // newDataDir makes dir a data directory of its own system identifier.
-func (w *workspace) newDataDir(ctx context.Context, bin, dir string, who *account) error {
+func (w *workspace) newDataDir(ctx context.Context, bin pgbin.Binaries, dir string, who *account) error {
 	w.mu.Lock()
-	t := w.clusters[bin]
+	t := w.clusters[bin.Dir]
 	if t == nil {
 		t = new(template)
-		w.clusters[bin] = t
+		w.clusters[bin.Dir] = t
 	}
 	w.mu.Unlock()
 
-	t.once.Do(func() { t.dir, t.err = w.initdb(context.WithoutCancel(ctx), bin, who) })
+	t.once.Do(func() { t.dir, t.err = w.dataDir(context.WithoutCancel(ctx), bin, who) })
 	if t.err != nil {
 		return t.err
 	}
@@ -44,6 +46,26 @@ func (w *workspace) newDataDir(ctx context.Context, bin, dir string, who *accoun
 	return nil
 }
 
+// dataDir returns the directory that an earlier process kept, or lets initdb make one and keeps it.
+func (w *workspace) dataDir(ctx context.Context, bin pgbin.Binaries, who *account) (string, error) {
+	kept, kerr := keptPath("initdb", bin.Dir, bin.Version, fmt.Sprint(initdbArgs))
+	if kerr == nil {
+		if _, err := os.Stat(kept); err == nil {
+			return kept, nil
+		}
+	}
+	dir, err := w.initdb(ctx, bin.Dir, who)
+	if err == nil && kerr == nil {
+		_ = keepTree(kept, dir) // the next process makes its own
+	}
+	return dir, err
+}
+
+var initdbArgs = []string{
+	"--username", superuser, "--auth", "trust", "--encoding", "UTF8", "--locale", "C",
+	"--no-sync", "--no-instructions",
+}
+
 func (w *workspace) initdb(ctx context.Context, bin string, who *account) (string, error) {
 	parent, err := w.mkdir("template")
 	if err != nil {
@@ -53,8 +75,8 @@ func (w *workspace) initdb(ctx context.Context, bin string, who *account) (strin
 		return "", err
 	}
 	dir := filepath.Join(parent, "data")
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "--pgdata", dir, "--username", superuser,
-		"--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions")
+	args := append([]string{"--pgdata", dir}, initdbArgs...)
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), args...)
 	cmd.Dir, cmd.Env = parent, serverEnv(parent)
 	who.apply(cmd)
 	if out, err := cmd.CombinedOutput(); err != nil {

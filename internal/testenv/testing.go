@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"os"
 	"sync"
 	"testing"
@@ -117,10 +118,22 @@ func NewPostgres(tb testing.TB, opts PGOptions) *Postgres {
 	tb.Helper()
 	ctx, cancel := starting(tb)
 	defer cancel()
-	pg, err := StartPostgres(ctx, opts)
+	pg, err := StartPostgres(ctx, forTests(opts))
 	check(tb, err)
 	tb.Cleanup(func() { finish(tb, pg.Log, pg.Close) })
 	return pg
+}
+
+// forTests adds a setting that saves time and that no client sees. Without fsync a cluster survives no crash
+// of the machine, so whole pages in the WAL are of no use.
+func forTests(opts PGOptions) PGOptions {
+	settings := map[string]string{}
+	if !opts.FSync {
+		settings["full_page_writes"] = "off"
+	}
+	maps.Copy(settings, opts.Settings)
+	opts.Settings = settings
+	return opts
 }
 
 // SharedPostgres is the cluster that all tests of this process share, started
@@ -147,10 +160,13 @@ func sharedPostgres(ctx context.Context) (*Postgres, error) {
 	if pg != nil {
 		return pg, nil
 	}
-	pg, err := StartPostgres(ctx, PGOptions{})
+	// With hundreds of databases autovacuum would begin a worker several times a second.
+	settings := map[string]string{"autovacuum_naptime": "1h"}
+	pg, err := StartPostgres(ctx, forTests(PGOptions{Settings: settings}))
 	if err != nil {
 		return nil, err
 	}
+	pg.originals = map[string]*original{}
 	space.mu.Lock()
 	defer space.mu.Unlock()
 	space.shared = pg
