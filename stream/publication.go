@@ -26,6 +26,33 @@ func PublicationSQL(name string, tables []*outbox.Table) string {
 		outbox.QuoteIdent(name), strings.Join(members(tables), ", "))
 }
 
+// EnsurePublicationSQL is [EnsurePublication] as a script: it creates the publication, or adds the tables
+// that an existing one lacks.
+func EnsurePublicationSQL(name string, tables []*outbox.Table) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `DO $walpost$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_publication WHERE pubname = %[1]s) THEN
+        %[2]s;
+    ELSIF NOT (SELECT pubinsert FROM pg_publication WHERE pubname = %[1]s) THEN
+        RAISE EXCEPTION 'publication %% does not publish inserts', %[1]s USING HINT = %[3]s;
+    END IF;
+`, pg.QuoteLiteral(name), PublicationSQL(name, tables), pg.QuoteLiteral(publishInserts(name)))
+	for _, t := range tables {
+		fmt.Fprintf(&b, `    IF NOT EXISTS (SELECT FROM pg_publication_tables
+            WHERE (pubname, schemaname, tablename) = (%s, %s, %s)) THEN
+        %s;
+    END IF;
+`, pg.QuoteLiteral(name), pg.QuoteLiteral(t.Schema), pg.QuoteLiteral(t.Name),
+			addTablesSQL(name, []*outbox.Table{t}))
+	}
+	return b.String() + "END\n$walpost$"
+}
+
+func publishInserts(name string) string {
+	return fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name))
+}
+
 // ErrNoPublication means that the publication does not exist.
 var ErrNoPublication = errors.New("publication does not exist")
 
@@ -197,8 +224,7 @@ func missingTables(
 	if err != nil {
 		return nil, nil, fmt.Errorf("read publication %q: %w", name, err)
 	}
-	p.If(!inserts, "publication-inserts", hint.Errorf(
-		fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", outbox.QuoteIdent(name)),
+	p.If(!inserts, "publication-inserts", hint.Errorf(publishInserts(name),
 		"publication %q does not publish inserts", name))
 	if err := mayFilter(conn, tables); err != nil {
 		p.Failed(check.Error, "publication-no-filters", err)
