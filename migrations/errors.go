@@ -2,30 +2,19 @@ package migrations
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/pressly/goose/v3"
 
 	"github.com/walpost/walpost/internal/hint"
 )
 
-// explain names the migration that failed and adds what the operator can do about it.
+// explain adds what the operator can do about an error.
 func explain(err error) error {
 	if err == nil || hint.Of(err) != "" {
 		return err
 	}
-	advice := advise(err)
-	var partial *goose.PartialError
-	if errors.As(err, &partial) {
-		verb := "apply"
-		if partial.Failed.Direction == "down" {
-			verb = "take back"
-		}
-		err = fmt.Errorf("%s %s: %w", verb, nameOf(partial.Failed.Source.Version), partial.Err)
-	}
-	return hint.Wrap(err, advice)
+	return hint.Wrap(err, advise(err))
 }
 
 func advise(err error) string {

@@ -1,7 +1,6 @@
 package migrations
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -21,18 +20,17 @@ const (
 	Idempotency Group = "idempotency"
 )
 
-// groups says which migrations and tables belong to which group. Every migration belongs to exactly one. The
-// tables are those that an application's role reads and writes; the relay's grants depend on its outboxes.
+// groups lists the groups with the tables that an application's role reads and writes. The relay's grants
+// depend on its outboxes.
 var groups = []struct {
-	name     Group
-	versions []int64
-	tables   []string
+	name   Group
+	tables []string
 }{
-	{name: Relay, versions: []int64{1, 2, 3, 10, 11, 12}},
-	{name: Consumer, versions: []int64{4, 6, 8, 9}, tables: []string{
+	{name: Relay},
+	{name: Consumer, tables: []string{
 		"consumer_offsets", "consumer_definitions", "consumer_seen", "consumer_parked",
 	}},
-	{name: Idempotency, versions: []int64{5, 7}, tables: []string{"idempotency_keys"}},
+	{name: Idempotency, tables: []string{"idempotency_keys"}},
 }
 
 // Groups lists the groups in a fixed order.
@@ -64,22 +62,4 @@ func (g Group) Tables() []string {
 		}
 	}
 	return nil
-}
-
-// groupOf panics where no group has the version: groups and files are parts of the same program.
-func groupOf(version int64) Group {
-	for _, g := range groups {
-		if slices.Contains(g.versions, version) {
-			return g.name
-		}
-	}
-	panic(fmt.Sprintf("migrations: no group in groups.go has version %d", version))
-}
-
-// of lists the migrations of the groups, or all migrations where there is no group.
-func of(only []Group) []Migration {
-	if len(only) == 0 {
-		return All()
-	}
-	return slices.DeleteFunc(All(), func(m Migration) bool { return !slices.Contains(only, m.Group) })
 }

@@ -29,19 +29,22 @@ func newGroupRunner(t *testing.T, url string, only ...migrations.Group) *migrati
 	return r
 }
 
-// versions are those of a group.
-func versions(g migrations.Group) (all []int64) {
-	for _, m := range migrations.All() {
-		if m.Group == g {
-			all = append(all, m.Version)
-		}
+// all are the migrations of the groups, or of every group, for both outboxes.
+func all(only ...migrations.Group) []migrations.Migration {
+	return migrations.All(outboxes(), "public", only...)
+}
+
+// names are the migrations' files.
+func names(ms []migrations.Migration) (all []string) {
+	for _, m := range ms {
+		all = append(all, m.Name)
 	}
 	return all
 }
 
-func appliedVersions(done []migrations.Applied) (all []int64) {
+func appliedNames(done []migrations.Applied) (all []string) {
 	for _, d := range done {
-		all = append(all, d.Version)
+		all = append(all, d.Name)
 	}
 	return all
 }
@@ -63,7 +66,7 @@ func TestGroupsInAnyOrder(t *testing.T) {
 		before := []string{catalog(t, conn)}
 		for _, g := range order {
 			done, err := newGroupRunner(t, url, g).Up(t.Context(), migrations.Latest)
-			if err != nil || !slices.Equal(appliedVersions(done), versions(g)) {
+			if err != nil || !slices.Equal(appliedNames(done), names(all(g))) {
 				t.Fatalf("up of %s = %+v, %v", g, done, err)
 			}
 			before = append(before, catalog(t, conn))
@@ -73,9 +76,9 @@ func TestGroupsInAnyOrder(t *testing.T) {
 		}
 		for i, g := range slices.Backward(order) {
 			done, err := newGroupRunner(t, url, g).Down(t.Context(), 0)
-			want := versions(g)
+			want := names(all(g))
 			slices.Reverse(want)
-			if err != nil || !slices.Equal(appliedVersions(done), want) {
+			if err != nil || !slices.Equal(appliedNames(done), want) {
 				t.Fatalf("down of %s = %+v, %v", g, done, err)
 			}
 			if got := catalog(t, conn); got != before[i] {
@@ -85,7 +88,7 @@ func TestGroupsInAnyOrder(t *testing.T) {
 	}
 }
 
-// Down goes by versions, not by the order in which they were applied.
+// Down takes back what was applied last, whatever its group.
 func TestDownAfterGroups(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
 	for _, g := range []migrations.Group{migrations.Consumer, migrations.Relay, migrations.Idempotency} {
@@ -94,69 +97,72 @@ func TestDownAfterGroups(t *testing.T) {
 		}
 	}
 	r := newRunner(t, url, outboxes())
-	last := migrations.All()[len(migrations.All())-1].Version
-	done, err := r.Down(t.Context(), migrations.OneStep)
-	if err != nil || !slices.Equal(appliedVersions(done), []int64{last}) {
-		t.Fatalf("down = %+v, %v", done, err)
-	}
-	done, err = r.Down(t.Context(), 3)
-	if err != nil || len(done) != len(migrations.All())-4 {
-		t.Fatalf("down to 3 = %+v, %v", done, err)
+	for _, want := range []string{
+		"idempotency/0001_table.sql", "outbox_events/0001_table.sql", "outbox_messages/0001_table.sql", "relay/0001_tables.sql",
+		"consumer/0001_tables.sql",
+	} {
+		done, err := r.Down(t.Context(), migrations.OneStep)
+		if err != nil || !slices.Equal(appliedNames(done), []string{want}) {
+			t.Fatalf("down = %q, %v, want %s", appliedNames(done), err, want)
+		}
 	}
 }
 
 func TestStatusOfGroups(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	r := newRunner(t, url, outboxes())
+	r, consumer := newRunner(t, url, outboxes()), newGroupRunner(t, url, migrations.Consumer)
 	status := func(r *migrations.Runner) (out string) {
 		states, err := r.Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range states {
-			switch {
-			case !s.AppliedAt.IsZero():
-				out += "a"
-			case s.OtherGroup:
-				out += "o"
-			default:
-				out += "p"
+			if s.AppliedAt.IsZero() {
+				out += "pending "
 			}
+			out += s.Name + "\n"
 		}
 		return out
 	}
-	all := len(migrations.All())
-	if got := status(r); got != strings.Repeat("p", all) {
+	nothing := "pending " + strings.Join(names(all()), "\npending ") + "\n"
+	if got := status(r); got != nothing {
 		t.Errorf("before anything: %s", got)
 	}
-	consumer := newGroupRunner(t, url, migrations.Consumer)
-	if _, err := consumer.Up(t.Context(), 4); err != nil {
+	if _, err := consumer.Up(t.Context(), migrations.Latest); err != nil {
 		t.Fatal(err)
 	}
-	if got := status(r); !strings.HasPrefix(got, "oooaop") {
-		t.Errorf("with the first of the consumer's: %s", got)
+	if got := status(r); got != strings.Replace(nothing, "pending consumer", "consumer", 1) {
+		t.Errorf("with the consumer's: %s", got)
 	}
-	if got := status(consumer); !strings.HasPrefix(got, "ap") || len(got) != len(versions(migrations.Consumer)) {
+	if got := status(consumer); got != "consumer/0001_tables.sql\n" {
 		t.Errorf("of the consumer: %s", got)
 	}
 	if _, err := consumer.Down(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if got := status(r); got != strings.Repeat("p", all) {
+	if got := status(r); got != nothing {
 		t.Errorf("after everything: %s", got)
 	}
 }
 
-// The version must be one of the group: another one would mean something else than it says.
-func TestVersionOfAnotherGroup(t *testing.T) {
-	r := newGroupRunner(t, testenv.SharedPostgres(t).NewDB(t), migrations.Consumer)
-	_, up := r.Up(t.Context(), 3)
-	_, down := r.Down(t.Context(), 3)
-	printed := migrations.Print(&bytes.Buffer{}, 3, outboxes(), migrations.Consumer)
-	for _, err := range []error{up, down, printed} {
-		if !errors.Is(err, migrations.ErrNoVersion) || !strings.Contains(err.Error(), "in group consumer") || hint.Of(err) == "" {
-			t.Errorf("error = %v, hint %q", err, hint.Of(err))
+// Each group counts its own versions: a number without a group, or one that no file has, means nothing.
+func TestUnknownVersion(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	whole, group := newRunner(t, url, outboxes()), newGroupRunner(t, url, migrations.Consumer)
+	_, up := group.Up(t.Context(), 99)
+	_, zero := group.Up(t.Context(), 0)
+	_, down := group.Down(t.Context(), 99)
+	_, some := whole.Up(t.Context(), 1)
+	printed := migrations.Print(&bytes.Buffer{}, 99, outboxes(), migrations.Consumer)
+	for want, errs := range map[string][]error{"in group consumer": {up, zero, down, printed}, "without a group": {some}} {
+		for _, err := range errs {
+			if !errors.Is(err, migrations.ErrNoVersion) || !strings.Contains(err.Error(), want) || hint.Of(err) == "" {
+				t.Errorf("error = %v, hint %q", err, hint.Of(err))
+			}
 		}
+	}
+	if _, err := whole.Down(t.Context(), 0); err != nil {
+		t.Errorf("down to nothing: %v", err)
 	}
 }
 
@@ -173,9 +179,14 @@ func TestMigratedByAnotherRole(t *testing.T) {
 	if _, err := owner.Up(t.Context(), migrations.Latest); err != nil {
 		t.Fatal(err)
 	}
-	_, err = newGroupRunner(t, pg.URLFor("tables_user", cfg.Database), migrations.Consumer).Up(t.Context(), migrations.Latest)
-	if err == nil || !strings.Contains(err.Error(), `belongs to role "tables_owner"`) || !strings.Contains(hint.Of(err), `a URL of role "tables_owner"`) {
-		t.Errorf("error %v, hint %q", err, hint.Of(err))
+	user := newGroupRunner(t, pg.URLFor("tables_user", cfg.Database), migrations.Idempotency)
+	_, up := user.Up(t.Context(), migrations.Latest)
+	_, down := user.Down(t.Context(), 0)
+	_, status := user.Status(t.Context())
+	for _, err := range []error{up, down, status} {
+		if err == nil || !strings.Contains(err.Error(), `belongs to role "tables_owner"`) || !strings.Contains(hint.Of(err), `a URL of role "tables_owner"`) {
+			t.Errorf("error %v, hint %q", err, hint.Of(err))
+		}
 	}
 }
 
@@ -220,36 +231,6 @@ func TestConsumerColumns(t *testing.T) {
 	}
 }
 
-func TestConsumerOffsetsAreNotDroppedWithRows(t *testing.T) {
-	url := testenv.SharedPostgres(t).NewDB(t)
-	conn, r := connect(t, url), newGroupRunner(t, url, migrations.Consumer)
-	if _, err := r.Up(t.Context(), 4); err != nil {
-		t.Fatal(err)
-	}
-	exec(t, conn, `INSERT INTO consumer_offsets (consumer, stream) VALUES ('mailer', 'EVENTS')`)
-	before := catalog(t, conn)
-	done, err := r.Up(t.Context(), migrations.Latest)
-	if err == nil || len(done) > 0 || !strings.Contains(err.Error(), "consumer_offsets holds rows") || hint.Of(err) == "" {
-		t.Errorf("up = %+v, %v, hint %q", done, err, hint.Of(err))
-	}
-	var kept string
-	if err := conn.QueryRow(t.Context(), `SELECT consumer FROM consumer_offsets`).Scan(&kept); err != nil || kept != "mailer" {
-		t.Errorf("kept %q, %v", kept, err)
-	}
-	if got := catalog(t, conn); got != before {
-		t.Errorf("up changed the schema to\n%s", got)
-	}
-	exec(t, conn, `TRUNCATE consumer_offsets`)
-	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
-		t.Fatal(err)
-	}
-	exec(t, conn, `INSERT INTO consumer_definitions (consumer_name, stream, partitions, start_at, start_sequence)
-		VALUES ('mailer', 'EVENTS', 4, 'new', 17)`)
-	if done, err := r.Down(t.Context(), 4); err == nil || len(done) > 0 || !strings.Contains(hint.Of(err), "TRUNCATE") {
-		t.Errorf("down = %+v, %v, hint %q", done, err, hint.Of(err))
-	}
-}
-
 // A consumer's database need not know of any outbox.
 func TestGroupWithoutOutbox(t *testing.T) {
 	cfg, err := pgx.ParseConfig(testenv.SharedPostgres(t).NewDB(t))
@@ -259,7 +240,7 @@ func TestGroupWithoutOutbox(t *testing.T) {
 	r := migrations.New(cfg, nil, migrations.Consumer)
 	defer r.Close() //nolint:errcheck // the test is over
 	done, err := r.Up(t.Context(), migrations.Latest)
-	if err != nil || !slices.Equal(appliedVersions(done), versions(migrations.Consumer)) {
+	if err != nil || !slices.Equal(appliedNames(done), names(all(migrations.Consumer))) {
 		t.Errorf("up = %+v, %v", done, err)
 	}
 }

@@ -95,40 +95,39 @@ func TestUpAndDown(t *testing.T) {
 		url := pg.NewDB(t)
 		conn, r := connect(t, url), newRunner(t, url, outboxes())
 		empty := catalog(t, conn)
-		all := migrations.All()
+		all := all()
+		recorded := func() (n int) {
+			err := conn.QueryRow(t.Context(), `SELECT count(*)::int FROM pg_class WHERE relname LIKE $1 || '%' AND relkind = 'r'`, migrations.VersionTable).Scan(&n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
 
 		states, err := r.Status(t.Context())
-		if err != nil || len(states) != len(all) || !states[0].AppliedAt.IsZero() || states[0].Skipped {
-			t.Fatalf("status before = %+v, %v", states, err)
+		if err != nil || len(states) != len(all) || !states[0].AppliedAt.IsZero() || recorded() != 0 {
+			t.Fatalf("status before = %+v, %v, with %d version tables", states, err, recorded())
 		}
-		var exists bool
-		if err := conn.QueryRow(t.Context(), `SELECT to_regclass($1) IS NOT NULL`, migrations.VersionTable).Scan(&exists); err != nil || exists {
-			t.Fatalf("status wrote to the database: %v, %v", exists, err)
-		}
-
-		// Up and down again step by step: each down is the exact opposite of its up.
-		var steps []string
-		for _, m := range all {
-			steps = append(steps, catalog(t, conn))
-			done, err := r.Up(t.Context(), m.Version)
-			if err != nil || len(done) != 1 || done[0].Version != m.Version {
-				t.Fatalf("up to %d = %+v, %v", m.Version, done, err)
-			}
+		if done, err := r.Up(t.Context(), migrations.Latest); err != nil || !slices.Equal(appliedNames(done), names(all)) {
+			t.Fatalf("up = %q, %v", appliedNames(done), err)
 		}
 		full := catalog(t, conn)
+		if recorded() != len(all) {
+			t.Errorf("%d version tables, want %d", recorded(), len(all))
+		}
+		// Down step by step, to nothing, and up again: each down is the opposite of its up.
 		for i, m := range slices.Backward(all) {
 			done, err := r.Down(t.Context(), migrations.OneStep)
-			if err != nil || len(done) != 1 || done[0].Version != m.Version {
-				t.Fatalf("down from %d = %+v, %v", m.Version, done, err)
+			if err != nil || len(done) != 1 || done[0].Name != m.Name || recorded() != i {
+				t.Fatalf("down from %s = %q, %v, with %d version tables", m.Name, appliedNames(done), err, recorded())
 			}
-			if got := catalog(t, conn); got != steps[i] {
-				t.Fatalf("down from %d leaves\n%s\nwant\n%s", m.Version, got, steps[i])
-			}
+		}
+		if got := catalog(t, conn); got != empty {
+			t.Fatalf("down leaves\n%s", got)
 		}
 		if done, err := r.Down(t.Context(), migrations.OneStep); err != nil || len(done) != 0 {
 			t.Fatalf("down on nothing = %+v, %v", done, err)
 		}
-
 		if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != len(all) {
 			t.Fatalf("up = %+v, %v", done, err)
 		}
@@ -207,7 +206,7 @@ func TestUpConcurrently(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if total != len(migrations.All()) {
+	if total != len(all()) {
 		t.Errorf("%d migrations were applied by all together", total)
 	}
 }
@@ -219,9 +218,8 @@ func TestPrintMakesTheSameSchema(t *testing.T) {
 		if err := migrations.Print(&sql, migrations.Latest, tables); err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(sql.String(), "+goose") || strings.Count(sql.String(), "DROP ") != 3 {
-			// The three DROPs are those of empty tables of versions 4, 5 and 6.
-			t.Errorf("print leaves annotations or a Down:\n%s", &sql)
+		if strings.Contains(sql.String(), "drop below") || strings.Contains(sql.String(), "DROP ") || strings.Contains(sql.String(), "{schema}") {
+			t.Errorf("print leaves a mark or what down does:\n%s", &sql)
 		}
 		printed, upped := pg.NewDB(t), pg.NewDB(t)
 		var got [2]string
@@ -268,14 +266,6 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 	}
 	steps := []struct{ fill, text, clear string }{
 		{
-			`INSERT INTO outbox_journal (outbox, kind, ids) VALUES ('public.outbox_messages', 'stored', '{[1,1]}')`,
-			"outbox_journal says which events were delivered", `TRUNCATE outbox_journal`,
-		},
-		{
-			`INSERT INTO outbox_replays (slot, outbox) VALUES ('walpost', 'public.outbox_messages')`,
-			"outbox_replays holds 1 unfinished request(s)", `UPDATE outbox_replays SET state = 'cancelled'`,
-		},
-		{
 			`INSERT INTO idempotency_keys (tenant_id, scope, key, request_hash, token) VALUES (0, 's', 'k', '', gen_random_uuid())`,
 			"keys that have not expired", `UPDATE idempotency_keys SET expires_at = now()`,
 		},
@@ -284,47 +274,53 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 			"positions of consumers", `TRUNCATE consumer_offsets`,
 		},
 		{
-			`INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`,
-			"outbox_messages_dlq holds 1 undelivered row(s)", `DELETE FROM outbox_messages_dlq`,
+			`INSERT INTO consumer_definitions (consumer_name, stream, partitions, start_at, start_sequence) VALUES ('mailer', 'EVENTS', 4, 'new', 17)`,
+			"positions of consumers", `TRUNCATE consumer_definitions`,
+		},
+		{
+			`INSERT INTO consumer_parked (consumer_name, partition_hash, sequence, event_source, event_id, event_type, event) VALUES ('mailer', 1, 2, 's', 'i', 't', '')`,
+			"consumer_parked holds events that were not handled", `TRUNCATE consumer_parked`,
+		},
+		{
+			`INSERT INTO consumer_seen VALUES (gen_random_uuid(), 'mailer', now())`,
+			"consumer_seen holds the ids of handled events", `TRUNCATE consumer_seen`,
+		},
+		{
+			`INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'e', '{}')`,
+			"outbox_events holds 1 undelivered row(s)", `DELETE FROM outbox_events`,
 		},
 		{
 			`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'e', '{}')`,
 			"outbox_messages holds 1 undelivered row(s)", `UPDATE outbox_messages SET processed_at = now()`,
 		},
+		{
+			`INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`,
+			"outbox_messages_dlq holds 1 undelivered row(s)", `DELETE FROM outbox_messages_dlq`,
+		},
+		{
+			`INSERT INTO outbox_replays (slot, outbox) VALUES ('walpost', 'public.outbox_messages')`,
+			"outbox_replays holds 1 unfinished request(s)", `UPDATE outbox_replays SET state = 'cancelled'`,
+		},
+		{
+			`INSERT INTO outbox_journal (outbox, kind, ids) VALUES ('public.outbox_messages', 'stored', '{[1,1]}')`,
+			"outbox_journal says which events were delivered", `TRUNCATE outbox_journal`,
+		},
 	}
 	for _, s := range steps {
 		exec(t, conn, s.fill)
 	}
+	full := catalog(t, conn)
 	for _, s := range steps {
 		done, err := r.Down(t.Context(), 0)
 		if err == nil || len(done) > 0 || !strings.Contains(err.Error(), s.text) || hint.Of(err) == "" {
 			t.Fatalf("down = %v, %v, hint %q; want nothing, %q and a hint", done, err, hint.Of(err), s.text)
 		}
+		if got := catalog(t, conn); got != full {
+			t.Fatalf("down was refused (%v) and leaves\n%s", err, got)
+		}
 		exec(t, conn, s.clear)
 	}
 	if _, err := r.Down(t.Context(), 0); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// The table of version 5 was used by nothing of walpost. If something else has used it, it stays.
-func TestIdempotencyKeysAreNotDroppedWithRows(t *testing.T) {
-	url := testenv.SharedPostgres(t).NewDB(t)
-	conn, r := connect(t, url), newRunner(t, url, outboxes())
-	if _, err := r.Up(t.Context(), 5); err != nil {
-		t.Fatal(err)
-	}
-	exec(t, conn, `INSERT INTO idempotency_keys (key, request_hash) VALUES ('k', '')`)
-	before := catalog(t, conn)
-	_, err := r.Up(t.Context(), migrations.Latest)
-	if err == nil || !strings.Contains(err.Error(), "idempotency_keys holds rows") || !strings.Contains(hint.Of(err), "TRUNCATE") {
-		t.Errorf("up = %v, hint %q", err, hint.Of(err))
-	}
-	if got := catalog(t, conn); !strings.Contains(got, "idempotency_keys.2 key text") {
-		t.Errorf("the table of version 5 is gone:\n%s\nwas\n%s", got, before)
-	}
-	exec(t, conn, `TRUNCATE idempotency_keys`)
-	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -356,7 +352,7 @@ func TestForeignOutboxTable(t *testing.T) {
 	exec(t, conn, `CREATE TABLE outbox_messages (note TEXT); INSERT INTO outbox_messages VALUES ('mine')`)
 	before := catalog(t, conn)
 	done, err := r.Up(t.Context(), migrations.Latest)
-	if err == nil || len(done) != 0 || !strings.HasPrefix(err.Error(), `apply 00001_outbox_messages.sql: ERROR: relation "outbox_messages" already exists`) {
+	if err == nil || len(done) != 0 || !strings.HasPrefix(err.Error(), `apply outbox_messages/0001_table.sql: ERROR: relation "outbox_messages" already exists`) {
 		t.Fatalf("up = %+v, %v", done, err)
 	}
 	if !strings.Contains(hint.Of(err), "outboxes[].layout") {
@@ -370,23 +366,34 @@ func TestForeignOutboxTable(t *testing.T) {
 func TestOtherOutbox(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
 	conn, r := connect(t, url), newRunner(t, url, foreign())
+	without := []string{"relay/0001_tables.sql", "consumer/0001_tables.sql", "idempotency/0001_table.sql"}
 	done, err := r.Up(t.Context(), migrations.Latest)
-	if err != nil || len(done) != len(migrations.All())-2 {
-		t.Fatalf("up = %+v, %v", done, err)
+	if err != nil || !slices.Equal(appliedNames(done), without) {
+		t.Fatalf("up = %q, %v", appliedNames(done), err)
 	}
-	states, err := r.Status(t.Context())
-	if err != nil || !states[0].Skipped || states[1].Skipped || !states[11].Skipped {
-		t.Fatalf("status = %+v, %v", states, err)
+	status := func(want []string) {
+		t.Helper()
+		var got []string
+		states, err := r.Status(t.Context())
+		for _, s := range states {
+			got = append(got, s.Name)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Fatalf("status lists %q, %v", got, err)
+		}
 	}
+	status(without)
 	if strings.Contains(catalog(t, conn), "table outbox_messages r") {
 		t.Error("outbox_messages was created beside another outbox")
 	}
 
 	// The application moves to the canonical table later.
 	later := newRunner(t, url, outboxes())
-	if done, err := later.Up(t.Context(), migrations.Latest); err != nil || !slices.Equal(appliedVersions(done), []int64{1, 12}) {
-		t.Fatalf("up = %+v, %v", done, err)
+	done, err = later.Up(t.Context(), migrations.Latest)
+	if err != nil || !slices.Equal(appliedNames(done), []string{"outbox_messages/0001_table.sql", "outbox_events/0001_table.sql"}) {
+		t.Fatalf("up = %q, %v", appliedNames(done), err)
 	}
+	status(names(all())) // also of a runner whose outbox is another table
 	if _, err := r.Down(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -400,7 +407,7 @@ func TestSearchPath(t *testing.T) {
 		table.Schema = "relay"
 	}
 	r := newRunner(t, withSearchPath(url, "relay"), tables)
-	if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != len(migrations.All()) {
+	if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != len(all()) {
 		t.Fatalf("up = %+v, %v", done, err)
 	}
 	_, err := newRunner(t, withSearchPath(url, "nowhere"), tables).Up(t.Context(), migrations.Latest)
@@ -416,17 +423,48 @@ func withSearchPath(url, schema string) string {
 	return url + "?search_path=" + schema
 }
 
-func TestUnknownVersion(t *testing.T) {
-	url := testenv.SharedPostgres(t).NewDB(t)
-	r := newRunner(t, url, outboxes())
-	_, up := r.Up(t.Context(), 99)
-	_, zero := r.Up(t.Context(), 0)
-	_, down := r.Down(t.Context(), 99)
-	printed := migrations.Print(&bytes.Buffer{}, 99, outboxes())
-	for _, err := range []error{up, zero, down, printed} {
-		if err == nil || hint.Of(err) == "" {
-			t.Errorf("error = %v, hint %q", err, hint.Of(err))
-		}
+// Up, down and status refuse a database that other files have made, and change nothing.
+func TestOtherBuilds(t *testing.T) {
+	pg := testenv.SharedPostgres(t)
+	const consumer = "public.walpost_migrations_consumer"
+	for name, c := range map[string]struct{ change, want, hint string }{
+		"newer": {
+			`INSERT INTO ` + consumer + ` VALUES (2, 'later')`,
+			`a newer walpost has made the tables: "public".walpost_migrations_consumer has version 2, this one knows 1`, "of the version that made the tables",
+		},
+		"gap": {
+			`UPDATE ` + consumer + ` SET version = 2`,
+			`"public".walpost_migrations_consumer has version 2 and no version 1`, "from a backup",
+		},
+		"other file": {
+			`UPDATE ` + consumer + ` SET hash = md5('')`,
+			"another build of walpost has applied consumer/0001_tables.sql", "`walpost migrate down --to 0` of the build",
+		},
+		"before groups": {
+			`CREATE TABLE walpost_migrations (version_id bigint)`,
+			`those of a build before the first release: they are in "public".walpost_migrations`, `DROP TABLE "public".walpost_migrations`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := pg.NewDB(t)
+			conn, r := connect(t, url), newRunner(t, url, outboxes())
+			if _, err := newGroupRunner(t, url, migrations.Consumer).Up(t.Context(), migrations.Latest); err != nil {
+				t.Fatal(err)
+			}
+			exec(t, conn, c.change)
+			before := catalog(t, conn)
+			_, up := r.Up(t.Context(), migrations.Latest)
+			_, down := r.Down(t.Context(), 0)
+			_, status := r.Status(t.Context())
+			for _, err := range []error{up, down, status} {
+				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(hint.Of(err), c.hint) {
+					t.Errorf("error %v, hint %q", err, hint.Of(err))
+				}
+			}
+			if got := catalog(t, conn); got != before {
+				t.Errorf("the schema has become\n%s", got)
+			}
+		})
 	}
 }
 

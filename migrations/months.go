@@ -2,13 +2,13 @@ package migrations
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
@@ -32,9 +32,9 @@ func (r *Runner) PartitionByMonth(ctx context.Context) (done []string, err error
 				t, t.Layout.Name, t.Mark)
 		}
 	}
-	err = r.withLock(ctx, func(conn *sql.Conn) error {
+	err = r.withLock(ctx, notifyLock, func(conn *pgx.Conn, _ string) error {
 		for _, t := range r.outboxes {
-			c := &conversion{db: r.db, conn: conn, table: t, at: t.Column(outbox.OccurredAt)}
+			c := &conversion{cfg: r.cfg, conn: conn, table: t, at: t.Column(outbox.OccurredAt)}
 			did, err := c.run(ctx)
 			if err != nil {
 				return fmt.Errorf("partition %s by month: %w", t, err)
@@ -45,13 +45,13 @@ func (r *Runner) PartitionByMonth(ctx context.Context) (done []string, err error
 		}
 		return nil
 	})
-	return done, err
+	return done, explainNotify(err)
 }
 
 // conversion makes a partitioned table of one.
 type conversion struct {
-	db    *sql.DB
-	conn  *sql.Conn
+	cfg   *pgx.ConnConfig
+	conn  *pgx.Conn
 	table *outbox.Table
 	at    string    // occurred_at, quoted
 	now   time.Time // by the server's clock
@@ -98,7 +98,7 @@ func (c *conversion) check(ctx context.Context) (partitioned bool, err error) {
 	var kind, key, typ string
 	var byTime, child, rowSecurity bool
 	t := c.table
-	err = c.conn.QueryRowContext(ctx, `SELECT c.relkind::text, coalesce(pg_get_partkeydef(c.oid), ''),
+	err = c.conn.QueryRow(ctx, `SELECT c.relkind::text, coalesce(pg_get_partkeydef(c.oid), ''),
 			coalesce(pg_get_partkeydef(c.oid) = format('RANGE (%I)', $2::text), false),
 			coalesce((SELECT format_type(a.atttypid, NULL) FROM pg_attribute a
 				WHERE a.attrelid = c.oid AND a.attname = $2 AND NOT a.attisdropped), 'no type'),
@@ -107,7 +107,7 @@ func (c *conversion) check(ctx context.Context) (partitioned bool, err error) {
 		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL(), t.Layout.Columns[outbox.OccurredAt]).
 		Scan(&kind, &key, &byTime, &typ, &child, &rowSecurity, &c.now)
 	switch {
-	case errors.Is(err, sql.ErrNoRows):
+	case errors.Is(err, pgx.ErrNoRows):
 		return false, hint.Errorf("check outboxes[].table", "the table does not exist")
 	case err != nil:
 		return false, err
@@ -132,7 +132,7 @@ func (c *conversion) check(ctx context.Context) (partitioned bool, err error) {
 // checkDependents refuses what would stay with the rows that there are, and know nothing of later ones.
 func (c *conversion) checkDependents(ctx context.Context) error {
 	var dependent string
-	err := c.conn.QueryRowContext(ctx, `SELECT coalesce((
+	err := c.conn.QueryRow(ctx, `SELECT coalesce((
 		SELECT concat('constraint ', conname, ' of ', conrelid::regclass) FROM pg_constraint
 		WHERE contype = 'f' AND (confrelid = to_regclass($1) OR conrelid = to_regclass($1)) LIMIT 1), (
 		SELECT concat('view ', w.ev_class::regclass) FROM pg_depend d JOIN pg_rewrite w ON w.oid = d.objid
@@ -154,12 +154,12 @@ func (c *conversion) checkDependents(ctx context.Context) error {
 func (c *conversion) prepareKey(ctx context.Context) error {
 	var columns string
 	var complete bool
-	err := c.conn.QueryRowContext(ctx, `SELECT quote_ident(k.conname), string_agg(quote_ident(a.attname), ', '
+	err := c.conn.QueryRow(ctx, `SELECT quote_ident(k.conname), string_agg(quote_ident(a.attname), ', '
 			ORDER BY array_position(k.conkey, a.attnum)), bool_or(a.attname = $2)
 		FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
 		WHERE k.conrelid = to_regclass($1) AND k.contype = 'p' GROUP BY k.conname`,
 		c.table.SQL(), c.table.Layout.Columns[outbox.OccurredAt]).Scan(&c.key, &columns, &complete)
-	if errors.Is(err, sql.ErrNoRows) || err == nil && complete {
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && complete {
 		return nil
 	}
 	if err != nil {
@@ -167,7 +167,7 @@ func (c *conversion) prepareKey(ctx context.Context) error {
 	}
 	c.index = c.table.Name + "_by_month_pkey"
 	var broken bool // by another run
-	err = c.conn.QueryRowContext(ctx, `SELECT EXISTS (SELECT FROM pg_index
+	err = c.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index
 		WHERE indexrelid = to_regclass($1) AND NOT indisvalid)`, c.name(c.index)).Scan(&broken)
 	if err == nil && broken {
 		err = patiently(ctx, c.conn, `DROP INDEX `+c.name(c.index))
@@ -207,13 +207,13 @@ func (c *conversion) giveUp() (err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	conn, err := c.db.Conn(ctx)
+	conn, err := pg.ConnectConfig(ctx, c.cfg)
 	drop := fmt.Sprintf(`ALTER TABLE %s DROP CONSTRAINT %s`, c.table.SQL(), pg.MonthCheck)
 	if err == nil {
-		defer conn.Close() //nolint:errcheck // it only goes back to the pool
-		_, err = conn.ExecContext(ctx, fmt.Sprintf(`SET lock_timeout = %d`, notifyLock.Milliseconds()))
+		defer conn.Close(ctx) //nolint:errcheck // its statements have ended
+		_, err = conn.Exec(ctx, fmt.Sprintf(`SET lock_timeout = %d`, notifyLock.Milliseconds()))
 		if err == nil && c.index != "" {
-			_, _ = conn.ExecContext(ctx, `DROP INDEX IF EXISTS `+c.name(c.index))
+			_, _ = conn.Exec(ctx, `DROP INDEX IF EXISTS `+c.name(c.index))
 		}
 		if err == nil {
 			err = patiently(ctx, conn, drop)
@@ -238,18 +238,18 @@ func (c *conversion) swap(ctx context.Context) (empty bool, err error) {
 }
 
 func (c *conversion) trySwap(ctx context.Context) (empty bool, err error) {
-	tx, err := c.conn.BeginTx(ctx, nil)
+	tx, err := c.conn.Begin(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer tx.Rollback() //nolint:errcheck // there is nothing to roll back after the commit
+	defer tx.Rollback(ctx) //nolint:errcheck // there is nothing to roll back after the commit
 	this := c.table.SQL()
-	if _, err = tx.ExecContext(ctx, `LOCK TABLE `+this+` IN ACCESS EXCLUSIVE MODE`); err != nil {
+	if _, err = tx.Exec(ctx, `LOCK TABLE `+this+` IN ACCESS EXCLUSIVE MODE`); err != nil {
 		return false, err
 	}
 	var version int
 	var storage string
-	err = tx.QueryRowContext(ctx, `SELECT NOT EXISTS (SELECT FROM `+this+`),
+	err = tx.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM `+this+`),
 		current_setting('server_version_num')::int, `+pg.StorageSQL("to_regclass($1)"), this).
 		Scan(&empty, &version, &storage)
 	if err != nil {
@@ -264,7 +264,7 @@ func (c *conversion) trySwap(ctx context.Context) (empty bool, err error) {
 		return false, err
 	}
 	for _, statement := range slices.Concat(leave, c.replaceSQL(empty, storage), takeOver, c.dropSQL(empty)) {
-		if _, err := tx.ExecContext(ctx, statement); err != nil {
+		if _, err := tx.Exec(ctx, statement); err != nil {
 			err = fmt.Errorf("%s: %w", statement, err)
 			if pg.Code(err) == pgerrcode.DuplicateTable {
 				err = hint.Wrap(err, "rename that table: a partition is to have its name")
@@ -272,7 +272,7 @@ func (c *conversion) trySwap(ctx context.Context) (empty bool, err error) {
 			return false, err
 		}
 	}
-	return empty, tx.Commit()
+	return empty, tx.Commit(ctx)
 }
 
 // replaceSQL puts the partitioned table in the place of the old one, with partitions for what is to come.
@@ -314,30 +314,22 @@ func (c *conversion) dropSQL(empty bool) []string {
 
 // list runs queries for statements about table $1.
 func (c *conversion) list(
-	ctx context.Context, tx *sql.Tx, queries ...string,
+	ctx context.Context, tx pgx.Tx, queries ...string,
 ) (statements []string, err error) {
 	for _, query := range queries {
-		rows, err := tx.QueryContext(ctx, query, c.table.SQL())
+		rows, _ := tx.Query(ctx, query, c.table.SQL())
+		some, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			return nil, err
 		}
-		for rows.Next() {
-			var statement string
-			if err := rows.Scan(&statement); err != nil {
-				return nil, errors.Join(err, rows.Close())
-			}
-			statements = append(statements, statement)
-		}
-		if err := rows.Err(); err != nil {
-			return nil, err
-		}
+		statements = append(statements, some...)
 	}
 	return statements, nil
 }
 
 func (c *conversion) exec(ctx context.Context, statements ...string) error {
 	for _, sql := range statements {
-		if _, err := c.conn.ExecContext(ctx, sql); err != nil {
+		if _, err := c.conn.Exec(ctx, sql); err != nil {
 			return err
 		}
 	}

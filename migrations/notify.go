@@ -2,13 +2,14 @@ package migrations
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
@@ -56,11 +57,7 @@ func NotifySQL(outboxes []*outbox.Table) string {
 // tries for some twenty seconds to get a table's lock, and holds up its producers for half a second at a
 // time.
 func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
-	schema, err := r.schema(ctx)
-	if err != nil {
-		return nil, explain(err)
-	}
-	err = r.withLock(ctx, func(conn *sql.Conn) error {
+	err = r.withLock(ctx, notifyLock, func(conn *pgx.Conn, schema string) error {
 		if err := makeNotifyFunction(ctx, conn, schema); err != nil {
 			return fmt.Errorf("create function %s: %w", outbox.NotifyTrigger, err)
 		}
@@ -68,7 +65,7 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 			var there bool
 			const find = `SELECT EXISTS (SELECT FROM pg_trigger
 				WHERE tgrelid = to_regclass($1) AND tgname = $2 AND tgenabled IN ('O', 'A'))`
-			err := conn.QueryRowContext(ctx, find, t.SQL(), outbox.NotifyTrigger).Scan(&there)
+			err := conn.QueryRow(ctx, find, t.SQL(), outbox.NotifyTrigger).Scan(&there)
 			if err != nil {
 				return err
 			}
@@ -82,20 +79,20 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 		}
 		return nil
 	})
-	return done, err
+	return done, explainNotify(err)
 }
 
 // makeNotifyFunction leaves a superuser's function as it is. It fails where the function is another role's:
 // what that does would be done with the producers' privileges.
-func makeNotifyFunction(ctx context.Context, conn *sql.Conn, schema string) error {
+func makeNotifyFunction(ctx context.Context, conn *pgx.Conn, schema string) error {
 	const find = `SELECT EXISTS (SELECT FROM pg_proc p
 		JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0
 			AND o.rolsuper AND NOT pg_has_role(o.oid, 'USAGE'))`
 	var kept bool
-	err := conn.QueryRowContext(ctx, find, schema, outbox.NotifyTrigger).Scan(&kept)
+	err := conn.QueryRow(ctx, find, schema, outbox.NotifyTrigger).Scan(&kept)
 	if err == nil && !kept {
-		_, err = conn.ExecContext(ctx, notifyFunctionSQL(notifyFunction(schema)))
+		_, err = conn.Exec(ctx, notifyFunctionSQL(notifyFunction(schema)))
 	}
 	return err
 }
@@ -108,18 +105,18 @@ func notifyFunction(schema string) string {
 // the tables that had the trigger, as far as it came. Its locks are those of InstallNotify, but readers wait
 // too.
 func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
-	schema, err := r.schema(ctx)
+	conn, schema, err := r.connect(ctx)
 	if err != nil {
 		return nil, explain(err)
 	}
-	tables, exists, err := r.notified(ctx, schema)
+	tables, exists, err := notified(ctx, conn, schema)
 	if err != nil {
 		return nil, explain(err)
 	}
 	if !exists {
 		return nil, nil
 	}
-	err = r.withLock(ctx, func(conn *sql.Conn) error {
+	err = r.withLock(ctx, notifyLock, func(conn *pgx.Conn, schema string) error {
 		for _, t := range tables {
 			drop := fmt.Sprintf("DROP TRIGGER IF EXISTS %s ON %s", outbox.NotifyTrigger, t)
 			if err := patiently(ctx, conn, drop); err != nil {
@@ -127,63 +124,31 @@ func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
 			}
 			done = append(done, t)
 		}
-		_, err := conn.ExecContext(ctx, "DROP FUNCTION IF EXISTS "+notifyFunction(schema)+"()")
+		_, err := conn.Exec(ctx, "DROP FUNCTION IF EXISTS "+notifyFunction(schema)+"()")
 		return err
 	})
-	return done, err
+	return done, explainNotify(err)
 }
 
 // notified lists the tables that have the trigger, and reports whether its function exists.
-func (r *Runner) notified(ctx context.Context, schema string) (tables []string, exists bool, err error) {
-	rows, err := r.db.QueryContext(ctx, `
+func notified(
+	ctx context.Context, conn *pgx.Conn, schema string,
+) (tables []string, exists bool, err error) {
+	rows, _ := conn.Query(ctx, `
 		SELECT coalesce(quote_ident(n.nspname) || '.' || quote_ident(c.relname), '')
 		FROM pg_proc p LEFT JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgname = $1 AND t.tgparentid = 0
 			LEFT JOIN pg_class c ON c.oid = t.tgrelid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE p.pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND p.proname = $1
 		ORDER BY 1`, outbox.NotifyTrigger, schema)
-	if err != nil {
-		return nil, false, err
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
-	for rows.Next() {
-		var table string
-		if err := rows.Scan(&table); err != nil {
-			return nil, false, err
-		}
-		exists = true
-		if table != "" {
-			tables = append(tables, table)
-		}
-	}
-	return tables, exists, rows.Err()
-}
-
-// withLock runs f on one connection, under a lock that keeps other runners from doing the same.
-func (r *Runner) withLock(ctx context.Context, f func(*sql.Conn) error) error {
-	conn, err := r.db.Conn(ctx)
-	if err != nil {
-		return explain(err)
-	}
-	defer conn.Close() //nolint:errcheck // it only goes back to the pool
-	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('walpost/notify', 0))`)
-	if err != nil {
-		return explain(fmt.Errorf("wait for another migrate: %w", err))
-	}
-	defer func() { // at the latest the end of the session does it
-		_, _ = conn.ExecContext(context.WithoutCancel(ctx), `RESET lock_timeout;
-			SELECT pg_advisory_unlock(hashtextextended('walpost/notify', 0))`)
-	}()
-	_, err = conn.ExecContext(ctx, fmt.Sprintf(`SET lock_timeout = %d`, notifyLock.Milliseconds()))
-	if err != nil {
-		return explain(err)
-	}
-	return explainNotify(f(conn))
+	tables, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	exists = len(tables) > 0
+	return slices.DeleteFunc(tables, func(t string) bool { return t == "" }), exists, err
 }
 
 // patiently tries again while somebody holds a lock that the statement needs.
-func patiently(ctx context.Context, conn *sql.Conn, statement string) error {
+func patiently(ctx context.Context, conn *pgx.Conn, statement string) error {
 	for i := 1; ; i++ {
-		_, err := conn.ExecContext(ctx, statement)
+		_, err := conn.Exec(ctx, statement)
 		if i == notifyAttempts || pg.Code(err) != pgerrcode.LockNotAvailable {
 			return err
 		}

@@ -1,7 +1,6 @@
 package migrations
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -11,9 +10,9 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Print writes the migrations up to and including the version, or [Latest], as plain SQL without annotations:
-// what up would do in a database whose first schema is public. Each part says which file it comes from. Where
-// groups are named, the others are left out.
+// Print writes the migrations up to and including the version, or [Latest], as plain SQL: what up would do in
+// a database whose first schema is public. Each part says which file it comes from. Where groups are named,
+// the others are left out.
 func Print(w io.Writer, to int64, outboxes []*outbox.Table, only ...Group) error {
 	if to != Latest {
 		if err := checkTarget(to, 1, only); err != nil {
@@ -24,20 +23,13 @@ func Print(w io.Writer, to int64, outboxes []*outbox.Table, only ...Group) error
 	b.WriteString("-- The tables of walpost, for a migration tool of your own or for psql:\n" +
 		"--   psql --single-transaction --set ON_ERROR_STOP=1 --file=FILE\n" +
 		"-- A database gets them from here or from `walpost migrate up`, never from both.\n")
-	for _, m := range of(only) {
+	for _, m := range All(outboxes, "public", only...) {
 		if m.Version > to {
-			break
-		}
-		if leftOut(m.Version, outboxes, "public") {
-			fmt.Fprintf(&b, "\n-- %s is left out: the outbox is another table.\n", m.Name)
 			continue
 		}
-		up, err := upSection(m.Name)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(&b, "\n-- From %s\n\n%s\n", m.Name, up)
-		if m.Version == canonicalVersion {
+		up := strings.ReplaceAll(m.file.up, schemaMark, "")
+		fmt.Fprintf(&b, "\n-- From %s\n\n%s", m.Name, up)
+		if m.Name == canonicalFile {
 			b.WriteString(sizeCheck)
 		}
 	}
@@ -59,6 +51,9 @@ func printShardIndexes(b *bytes.Buffer, outboxes []*outbox.Table) {
 	}
 }
 
+// canonicalFile makes outbox_messages.
+const canonicalFile = outbox.DefaultTable + "/0001_table.sql"
+
 // sizeCheck is offered and not made: only an operator knows the servers' limits, and it costs every INSERT.
 const sizeCheck = `
 -- A row that is larger than the NATS server's max_payload, or the stream's max_msg_size, is never delivered.
@@ -66,30 +61,3 @@ const sizeCheck = `
 -- headers:
 -- ALTER TABLE public.outbox_messages ADD CONSTRAINT outbox_messages_payload_size ` +
 	"CHECK (octet_length(payload::text) <= 1000000);\n"
-
-// upSection is the part of a file between its Up and its Down annotation, without other annotations.
-func upSection(name string) (string, error) {
-	data, err := files.ReadFile(name)
-	data = bytes.ReplaceAll(data, []byte(schemaMark), nil)
-	if err != nil {
-		return "", err
-	}
-	var out []string
-	inUp := false
-	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
-		line := lines.Text()
-		if command, ok := strings.CutPrefix(line, "-- +goose "); ok {
-			switch command {
-			case "Up":
-				inUp = true
-			case "Down":
-				inUp = false
-			}
-			continue
-		}
-		if inUp {
-			out = append(out, line)
-		}
-	}
-	return strings.TrimSpace(strings.Join(out, "\n")), nil
-}

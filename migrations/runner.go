@@ -2,33 +2,32 @@ package migrations
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 	"fmt"
-	"path"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
-	"github.com/pressly/goose/v3/lock"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
-// lockID keeps runners of walpost apart from each other and from an application's own goose. It spells
-// "walpost".
-const lockID int64 = 0x77616c706f7374
+const (
+	// lockID keeps runners of walpost apart from each other. It spells "walpost".
+	lockID int64 = 0x77616c706f7374
+	// lockWait is how long a runner waits for another, and lockPause how long between two attempts.
+	lockWait, lockPause = time.Minute, 100 * time.Millisecond
+	// tableLock is how long a migration waits for a table that somebody uses.
+	tableLock = 5 * time.Second
+)
 
-// Runner applies the migrations to one database. Several runners, also of several processes, may work at the
-// same time: an advisory lock has them take turns, for at most a minute.
+// Runner applies the migrations to one database. One goroutine uses it. Several runners, also of several
+// processes, may work at the same time: an advisory lock has them take turns, for at most a minute.
 type Runner struct {
 	cfg      *pgx.ConnConfig
-	db       *sql.DB
+	conn     *pgx.Conn // nil until it is needed
 	outboxes []*outbox.Table
 	only     []Group
 }
@@ -44,253 +43,174 @@ type State struct {
 	Migration
 	// AppliedAt is zero where it was not applied.
 	AppliedAt time.Time
-	// Skipped is set where up leaves it out: the outbox is another table.
-	Skipped bool
-	// OtherGroup is set where the database has no migration of this one's group, but has some of another: a
-	// consumer's database has no outbox. Up applies it, unless it is told the groups.
-	OtherGroup bool
 }
+
+func (s State) isApplied() bool { return !s.AppliedAt.IsZero() }
+
+func laterApplied(a, b State) int { return a.AppliedAt.Compare(b.AppliedAt) }
 
 // New prepares a runner and does not connect. The tables are made in the first schema of the connection's
 // search_path; outbox_messages and outbox_events only where one of the outboxes is that very table in the
 // canonical layout, or in layout append, the others always. Where groups are named, the runner knows the
 // migrations of these and no others: it applies none of the others, takes none of them back and lists none.
 func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table, only ...Group) *Runner {
-	cfg = cfg.Copy()
-	// goose records the time in a column without time zone.
-	cfg.RuntimeParams["timezone"] = "UTC"
-	pg.Protect(&cfg.Config)
-	return &Runner{cfg: cfg, db: stdlib.OpenDB(*cfg), outboxes: outboxes, only: only}
+	return &Runner{cfg: cfg, outboxes: outboxes, only: only}
 }
 
-// Close closes the connections.
-func (r *Runner) Close() error { return r.db.Close() }
+// Close closes the connection.
+func (r *Runner) Close() error {
+	if r.conn == nil {
+		return nil
+	}
+	return r.conn.Close(context.Background())
+}
 
-// Up applies what is missing up to and including the version, or [Latest], each migration in a transaction of
-// its own. It returns those that it applied, also beside an error.
+// connect returns the connection, and the schema of the tables: the first one of the role's own search_path.
+func (r *Runner) connect(ctx context.Context) (_ *pgx.Conn, schema string, err error) {
+	if r.conn == nil || r.conn.IsClosed() {
+		if r.conn, err = pg.ConnectConfig(ctx, r.cfg); err != nil {
+			return nil, "", err
+		}
+	}
+	schemas := pg.Schemas(r.conn.PgConn())
+	if len(schemas) == 0 {
+		return nil, "", hint.Errorf("create the schema, or name one that exists in the search_path of "+
+			"postgres.url", "choose a schema: no schema of the search_path exists")
+	}
+	return r.conn, schemas[0], nil
+}
+
+// Up applies what is missing up to and including the version of each line, or [Latest], and returns what it
+// applied. An error has changed nothing.
 func (r *Runner) Up(ctx context.Context, to int64) ([]Applied, error) {
 	if to != Latest {
 		if err := checkTarget(to, 1, r.only); err != nil {
 			return nil, err
 		}
 	}
-	schema, err := r.schema(ctx)
-	if err == nil {
-		err = checkVersionTable(ctx, r.db, schema)
-	}
-	if err != nil {
-		return nil, explain(err)
-	}
-	p, err := r.provider(schema, r.excluded(schema))
-	if err != nil {
-		return nil, err
-	}
-	done, err := p.UpTo(ctx, to)
-	return applied(done, err), explain(err)
+	return r.run(ctx, false, func(states []State) []State {
+		return slices.DeleteFunc(states, func(s State) bool { return s.isApplied() || s.Version > to })
+	})
 }
 
-// Down reverts the migrations above the version, the highest first, or with [OneStep] the highest one. It
-// reverts nothing where one of the tables still holds undelivered or unexpired rows, or consumers' positions.
+// Down takes back the migrations of each line above the version, or with [OneStep] the one that was applied
+// last. It changes nothing where one of the tables still holds undelivered or unexpired rows, or consumers'
+// positions.
 func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 	if to != OneStep {
 		if err := checkTarget(to, 0, r.only); err != nil {
 			return nil, err
 		}
 	}
-	states, err := r.Status(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if to == OneStep {
-		to = lastApplied(states) - 1
-	}
-	if to < 0 || lastApplied(states) <= to {
-		// A database that was never migrated gets no version table from taking nothing back.
-		return nil, nil
-	}
-	schema, err := r.schema(ctx)
-	if err == nil {
-		err = checkVersionTable(ctx, r.db, schema)
-	}
-	if err != nil {
-		return nil, explain(err)
-	}
-	states = slices.DeleteFunc(states, func(s State) bool { return s.Version <= to || s.AppliedAt.IsZero() })
-	slices.Reverse(states)
-	for _, s := range states {
-		question := inSchema{schema}.place(guard(s.Name))
-		if question == "" {
-			continue
+	return r.run(ctx, true, func(states []State) []State {
+		states = slices.DeleteFunc(states, func(s State) bool { return !s.isApplied() || s.Version <= to })
+		slices.Reverse(states)
+		if to == OneStep && len(states) > 0 {
+			return []State{slices.MaxFunc(states, laterApplied)}
 		}
-		if _, err := r.db.ExecContext(ctx, question); err != nil {
-			return nil, explain(fmt.Errorf("take back %s: %w", s.Name, err))
-		}
-	}
-	done, err := r.takeBack(ctx, schema, states)
-	return done, explain(err)
+		return states
+	})
 }
 
-// takeBack goes by the versions. goose's DownTo goes by the order in which they were applied and stops at the
-// first that stays, which need not be the last: a group can be applied after another.
-func (r *Runner) takeBack(ctx context.Context, schema string, states []State) (done []Applied, err error) {
-	p, err := r.provider(schema, nil)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range states {
-		result, err := p.ApplyVersion(ctx, s.Version, false)
-		if errors.Is(err, goose.ErrNotApplied) {
-			continue // another runner took it back meanwhile
-		}
+// run applies the migrations that choose chooses, or takes them back, in one transaction.
+func (r *Runner) run(
+	ctx context.Context, down bool, choose func([]State) []State,
+) (done []Applied, err error) {
+	err = r.withLock(ctx, tableLock, func(conn *pgx.Conn, schema string) error {
+		states, err := r.states(ctx, conn, schema)
 		if err != nil {
-			return done, err
+			return err
 		}
-		done = append(done, Applied{Migration: s.Migration, Duration: result.Duration})
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			for _, s := range choose(states) {
+				begun := time.Now()
+				if err := s.run(ctx, tx, schema, down); err != nil {
+					return err
+				}
+				done = append(done, Applied{Migration: s.Migration, Duration: time.Since(begun)})
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, explain(err)
 	}
 	return done, nil
 }
 
-// guard is the question that a file asks in its Down section before it drops its table, empty where it asks
-// none.
-func guard(file string) string {
-	text, err := files.ReadFile(file)
+// withLock runs f on the connection, under a lock that keeps other runners out. Statements wait as long for a
+// table as tables says. The lock is asked for again and again: a session that waits in a statement has a
+// snapshot, for which CREATE INDEX CONCURRENTLY would wait.
+func (r *Runner) withLock(ctx context.Context, tables time.Duration, f func(*pgx.Conn, string) error) error {
+	conn, schema, err := r.connect(ctx)
 	if err != nil {
-		panic(err)
+		return err
 	}
-	_, down, _ := strings.Cut(string(text), "-- +goose Down")
-	_, question, _ := strings.Cut(down, "-- +goose StatementBegin")
-	question, _, _ = strings.Cut(question, "-- +goose StatementEnd")
-	return question
-}
-
-func lastApplied(states []State) int64 {
-	var last int64
-	for _, s := range states {
-		if !s.AppliedAt.IsZero() {
-			last = s.Version
+	for begun, locked := time.Now(), false; !locked; {
+		if err := conn.QueryRow(ctx, `SELECT pg_try_advisory_lock($1)`, lockID).Scan(&locked); err != nil {
+			return fmt.Errorf("take advisory lock: %w", err)
+		}
+		if !locked && time.Since(begun) > lockWait {
+			return hint.Errorf("see pg_locks (locktype advisory) and pg_stat_activity",
+				"another `walpost migrate` has held the advisory lock for %s", lockWait)
+		}
+		if !locked && !sleep.For(ctx, lockPause) {
+			return ctx.Err()
 		}
 	}
-	return last
+	defer func() { // at the latest the end of the session does it
+		_, _ = conn.Exec(context.WithoutCancel(ctx),
+			fmt.Sprintf(`RESET lock_timeout; SELECT pg_advisory_unlock(%d)`, lockID))
+	}()
+	if _, err := conn.Exec(ctx, fmt.Sprintf(`SET lock_timeout = %d`, tables.Milliseconds())); err != nil {
+		return err
+	}
+	return f(conn, schema)
 }
 
-// Status lists the migrations. It only reads: a database that was never migrated stays untouched.
+// Status lists the migrations: what up applies, and what else the database has. It only reads.
 func (r *Runner) Status(ctx context.Context) ([]State, error) {
-	schema, err := r.schema(ctx)
+	conn, schema, err := r.connect(ctx)
 	if err != nil {
 		return nil, explain(err)
 	}
-	at, err := r.appliedAt(ctx, schema)
-	if err != nil {
-		return nil, explain(fmt.Errorf("read which migrations are applied: %w", err))
+	states, err := r.states(ctx, conn, schema)
+	return states, explain(err)
+}
+
+// states lists the migrations of the lines that are wanted or there, in the order in which up applies them.
+func (r *Runner) states(ctx context.Context, conn *pgx.Conn, schema string) (states []State, err error) {
+	if err := checkOld(ctx, conn, schema); err != nil {
+		return nil, err
 	}
-	here := map[Group]bool{}
-	for _, m := range All() {
-		if !at[m.Version].IsZero() {
-			here[m.Group] = true
+	for _, l := range linesOf(r.only) {
+		at, err := l.applied(ctx, conn, schema)
+		if err != nil {
+			return nil, fmt.Errorf("read which migrations are applied: %w", err)
 		}
-	}
-	skip := r.skipped(schema)
-	var states []State
-	for _, m := range of(r.only) {
-		s := State{Migration: m, AppliedAt: at[m.Version]}
-		s.Skipped = s.AppliedAt.IsZero() && slices.Contains(skip, m.Version)
-		s.OtherGroup = len(here) > 0 && !here[m.Group]
-		states = append(states, s)
+		if len(at) == 0 && !l.wanted(r.outboxes, schema) {
+			continue
+		}
+		for i, m := range l.steps {
+			s := State{Migration: m}
+			if i < len(at) {
+				s.AppliedAt = at[i]
+			}
+			states = append(states, s)
+		}
 	}
 	return states, nil
 }
 
-// appliedAt asks the table itself, because goose would create it in order to ask.
-func (r *Runner) appliedAt(ctx context.Context, schema string) (map[int64]time.Time, error) {
-	var exists bool
-	err := r.db.QueryRowContext(ctx, `SELECT to_regclass($1) IS NOT NULL`, versionTable(schema)).Scan(&exists)
-	if err != nil || !exists {
-		return nil, err
+// checkOld refuses a database whose tables were made before each group had its own versions.
+func checkOld(ctx context.Context, conn *pgx.Conn, schema string) error {
+	table := outbox.QuoteIdent(schema) + "." + VersionTable
+	var old bool
+	err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, table).Scan(&old)
+	if err == nil && old {
+		err = hint.Errorf("run `walpost migrate down --to 0` of the build that made the tables, then "+
+			"DROP TABLE "+table+", and `walpost migrate up` of this one",
+			"the tables are those of a build before the first release: they are in %s", table)
 	}
-	rows, err := r.db.QueryContext(ctx,
-		`SELECT version_id, tstamp FROM `+versionTable(schema)+` WHERE is_applied ORDER BY id`)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
-	at := map[int64]time.Time{}
-	for rows.Next() {
-		var version int64
-		var t time.Time
-		if err := rows.Scan(&version, &t); err != nil {
-			return nil, err
-		}
-		at[version] = t.UTC()
-	}
-	return at, rows.Err()
-}
-
-// skipped lists the versions that a schema is not to get.
-func (r *Runner) skipped(schema string) (versions []int64) {
-	for version := range ownTables {
-		if leftOut(version, r.outboxes, schema) {
-			versions = append(versions, version)
-		}
-	}
-	return versions
-}
-
-// excluded lists the versions that up leaves out: those that are skipped, and those of other groups.
-func (r *Runner) excluded(schema string) (versions []int64) {
-	mine, skip := of(r.only), r.skipped(schema)
-	for _, m := range All() {
-		if !slices.Contains(mine, m) || slices.Contains(skip, m.Version) {
-			versions = append(versions, m.Version)
-		}
-	}
-	return versions
-}
-
-func (r *Runner) provider(schema string, exclude []int64) (*goose.Provider, error) {
-	// A second between attempts, sixty of them: the migrations themselves take some hundredths.
-	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 60))
-	if err != nil {
-		return nil, fmt.Errorf("prepare migration lock: %w", err)
-	}
-	store, err := versions(schema)
-	if err != nil {
-		return nil, fmt.Errorf("prepare migrations: %w", err)
-	}
-	p, err := goose.NewProvider(goose.DialectCustom, r.db, inSchema{schema},
-		goose.WithStore(store),
-		goose.WithSessionLocker(patientLocker{locker}),
-		goose.WithDisableGlobalRegistry(true), // this database is not the application's goose
-		goose.WithLogger(goose.NopLogger()),
-		goose.WithExcludeVersions(exclude),
-		// The outbox can become the canonical one later, and a database can get another group: then number 1
-		// is applied after the others.
-		goose.WithAllowOutofOrder(true))
-	if err != nil {
-		return nil, fmt.Errorf("prepare migrations: %w", err)
-	}
-	return p, nil
-}
-
-// patientLocker says what it has waited for in vain.
-type patientLocker struct{ lock.SessionLocker }
-
-func (l patientLocker) SessionLock(ctx context.Context, conn *sql.Conn) error {
-	err := l.SessionLocker.SessionLock(ctx, conn)
-	return hint.Wrap(err, "another `walpost migrate` holds the advisory lock: "+
-		"see pg_locks (locktype advisory) and pg_stat_activity")
-}
-
-// applied also finds what a failed run did before it failed.
-func applied(done []*goose.MigrationResult, err error) []Applied {
-	var partial *goose.PartialError
-	if errors.As(err, &partial) {
-		done = partial.Applied
-	}
-	out := make([]Applied, len(done))
-	for i, d := range done {
-		v := d.Source.Version
-		out[i].Migration = Migration{Version: v, Name: path.Base(d.Source.Path), Group: groupOf(v)}
-		out[i].Duration = d.Duration
-	}
-	return out
+	return err
 }

@@ -82,9 +82,6 @@ func adviseGrant(err error, o migrateOptions) string {
 		}
 		return fmt.Sprintf("as a superuser: CREATE ROLE %s %s", outbox.QuoteIdent(o.grant), attributes)
 	case pgerrcode.UndefinedTable:
-		if o.given {
-			return "run it without --to: a role gets its privileges on every table at once"
-		}
 		return advisePublication(err)
 	case pgerrcode.InsufficientPrivilege:
 		return "run it as the owner of the tables"

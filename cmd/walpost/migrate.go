@@ -82,7 +82,7 @@ func migration(
 		},
 	}
 	if name != "status" {
-		cmd.Flags().Int64Var(&o.to, "to", without, "up to, or down to, this version")
+		cmd.Flags().Int64Var(&o.to, "to", without, "up to, or down to, this version of the group in --only")
 		// Not shown: the number that stands for its absence says nothing.
 		cmd.Flags().Lookup("to").DefValue = "0"
 		cmd.Flags().BoolVar(&o.notify, "notify-trigger", false, "the trigger that wakes a relay that polls")
@@ -163,7 +163,7 @@ func checkOutboxes(ctx context.Context, cfg *Config, o migrateOptions) error {
 	if len(schemas) == 0 {
 		return nil // which the migrations refuse
 	}
-	return migrations.CheckOutboxes(ctx, conn, tables, schemas[0], o.to)
+	return migrations.CheckOutboxes(ctx, conn, tables, schemas[0])
 }
 
 func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) (err error) {
@@ -311,15 +311,10 @@ func migrateStatus(ctx context.Context, w io.Writer, cfg *Config, o migrateOptio
 }
 
 func appliedAt(s migrations.State) string {
-	switch {
-	case !s.AppliedAt.IsZero():
-		return s.AppliedAt.Format(time.RFC3339)
-	case s.Skipped:
-		return "left out: the outbox is another table"
-	case s.OtherGroup:
-		return fmt.Sprintf("left out: no table of group %s is in this database", s.Group)
+	if s.AppliedAt.IsZero() {
+		return "pending"
 	}
-	return "pending"
+	return s.AppliedAt.Format(time.RFC3339)
 }
 
 func migratePrint(_ context.Context, w io.Writer, cfg *Config, o migrateOptions) error {
@@ -333,7 +328,7 @@ func migratePrint(_ context.Context, w io.Writer, cfg *Config, o migrateOptions)
 	}
 	_, err = fmt.Fprintf(w, "\n-- The publication that walpost reads. "+
 		"It must exist before the replication slot.\n\n%s;\n",
-		stream.PublicationSQL(cfg.Postgres.Publication, tables))
+		stream.EnsurePublicationSQL(cfg.Postgres.Publication, tables))
 	if err == nil && o.notify {
 		_, err = fmt.Fprintf(w, "\n-- The trigger that wakes a relay that polls.\n\n%s",
 			migrations.NotifySQL(tables))

@@ -237,15 +237,12 @@ func (r *pass) expireKeys(ctx context.Context) error {
 		batch: keys.PurgeSQL(r.tables.keys, pg.OwnPath),
 	}
 	err = r.sweep(ctx, expired)
-	switch pg.Code(err) {
-	case pgerrcode.InsufficientPrivilege:
+	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		if others, failed := r.othersKeys(ctx); others || failed != nil {
 			r.report.HasKeys = false
 			return failed
 		}
 		err = hint.Wrap(err, "as the owner: GRANT SELECT, UPDATE, DELETE ON "+keys.Table+" TO "+r.role)
-	case pgerrcode.UndefinedColumn:
-		err = hint.Wrap(err, "run `walpost migrate up`: the table has the columns of an earlier version")
 	}
 	if err != nil {
 		return r.settle(fmt.Errorf("delete expired idempotency keys: %w", err))

@@ -6,7 +6,6 @@ package setup
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -156,7 +155,7 @@ func (s *Setup) Plan(ctx context.Context) ([]*Step, error) {
 	if err := table.CheckColumns(ctx, s.conn, s.cfg.Outboxes); err != nil {
 		return nil, err
 	}
-	err := migrations.CheckOutboxes(ctx, s.conn, s.cfg.Outboxes, s.schema(), migrations.Latest)
+	err := migrations.CheckOutboxes(ctx, s.conn, s.cfg.Outboxes, s.schema())
 	if err != nil {
 		return nil, err
 	}
@@ -253,15 +252,15 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 			return err
 		},
 	}
-	missing, err := s.missingMigrations(ctx)
+	missing, fresh, err := s.missingMigrations(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range missing {
-		step.SQL = append(step.SQL, "-- migration "+name)
+	for _, m := range missing {
+		step.SQL = append(step.SQL, "-- migration "+m.Name)
 	}
 	step.Script = "-- walpost migrate up --only relay\n"
-	if slices.Contains(missing, "00002_outbox_messages_dlq.sql") && s.schema() == "public" { // all of them
+	if fresh && s.schema() == "public" {
 		var b strings.Builder
 		err = migrations.Print(&b, migrations.Latest, s.cfg.Outboxes, migrations.Relay)
 		step.Script = b.String()
@@ -282,33 +281,35 @@ func (s *Setup) otherOwner() string {
 	return s.facts.Owner
 }
 
-func (s *Setup) missingMigrations(ctx context.Context) (names []string, err error) {
+// missingMigrations lists those that are to be applied, and reports whether none has been.
+func (s *Setup) missingMigrations(
+	ctx context.Context,
+) (missing []migrations.Migration, fresh bool, err error) {
+	if !s.facts.SchemaExists {
+		return migrations.All(s.cfg.Outboxes, s.schema(), migrations.Relay), true, nil
+	}
 	cfg, err := s.ownerConfig()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	delete(cfg.RuntimeParams, "role") // which may not exist yet
-	if !s.facts.SchemaExists {
-		cfg.RuntimeParams["search_path"] = "pg_catalog" // where no migration was applied
-	}
 	r := migrations.New(cfg, s.cfg.Outboxes, migrations.Relay)
 	defer r.Close() //nolint:errcheck // its statements have ended
 	states, err := r.Status(ctx)
 	if err != nil {
-		return nil, err
-	}
-	applied := func(m migrations.State) bool { return !m.AppliedAt.IsZero() }
-	if !slices.ContainsFunc(states, applied) {
-		if there, err := s.madeByOthers(ctx); there || err != nil {
-			return nil, err
-		}
+		return nil, false, err
 	}
 	for _, m := range states {
-		if !applied(m) && (!m.Skipped || !s.facts.SchemaExists && s.makes(m.Name)) {
-			names = append(names, m.Name)
+		if m.AppliedAt.IsZero() {
+			missing = append(missing, m.Migration)
 		}
 	}
-	return names, nil
+	if fresh = len(missing) == len(states); fresh {
+		if there, err := s.madeByOthers(ctx); there || err != nil {
+			return nil, false, err
+		}
+	}
+	return missing, fresh, nil
 }
 
 // madeByOthers reports whether the tables are there, of which no migration is recorded: another tool has
@@ -320,13 +321,6 @@ func (s *Setup) madeByOthers(ctx context.Context) (there bool, err error) {
 	letters := outbox.QuoteIdent(s.schema()) + "." + table.DeadLetters
 	err = s.conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, letters).Scan(&there)
 	return there, err
-}
-
-// makes reports whether a migration is that of one of the outboxes.
-func (s *Setup) makes(migration string) bool {
-	return slices.ContainsFunc(s.cfg.Outboxes, func(t *outbox.Table) bool {
-		return migration[len("00001_"):] == t.Name+".sql"
-	})
 }
 
 // publication creates the publication, or adds the tables that it lacks.
@@ -346,6 +340,7 @@ func (s *Setup) publication(ctx context.Context) ([]*Step, error) {
 		},
 	}
 	if there, err := s.tablesExist(ctx); err != nil || !there {
+		step.Script = stream.EnsurePublicationSQL(name, s.cfg.Outboxes) + ";\n"
 		return []*Step{step}, err
 	}
 	sql, err := stream.PlanPublication(ctx, s.conn, name, s.cfg.Outboxes)

@@ -334,7 +334,7 @@ func TestTablesOfAnotherTool(t *testing.T) {
 	}
 	s.plan(-1)
 	s.complete()
-	s.exec(`DO $$ BEGIN ASSERT to_regclass('walpost_migrations') IS NULL; END $$`)
+	s.exec(`DO $$ BEGIN ASSERT to_regclass('walpost_migrations_relay') IS NULL; END $$`)
 }
 
 func TestRelayURL(t *testing.T) {

@@ -43,7 +43,7 @@ func TestApplicationPrivileges(t *testing.T) {
 			for _, table := range group.Tables() {
 				s.denied(conn, `TRUNCATE `+table)
 			}
-			s.denied(conn, `SELECT FROM walpost_migrations`)
+			s.denied(conn, `SELECT FROM walpost_migrations_`+string(group))
 		})
 	}
 }

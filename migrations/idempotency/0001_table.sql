@@ -1,24 +1,3 @@
--- +goose Up
--- The keys of HTTP requests get their final columns. The table of version 5 was never used by walpost. Where something else
--- has used it, it is not dropped.
-SET LOCAL lock_timeout = '5s';
-
-LOCK TABLE {schema}.idempotency_keys IN ACCESS EXCLUSIVE MODE;
-
--- +goose StatementBegin
-DO $$
-BEGIN
-    IF EXISTS (SELECT FROM {schema}.idempotency_keys) THEN
-        RAISE EXCEPTION 'idempotency_keys holds rows, and no version of walpost wrote them' USING
-            ERRCODE = 'object_not_in_prerequisite_state',
-            HINT = 'copy what you need, then empty the table: TRUNCATE idempotency_keys';
-    END IF;
-END
-$$;
--- +goose StatementEnd
-
-DROP TABLE {schema}.idempotency_keys;
-
 -- One row for each Idempotency-Key of an HTTP request. It is inserted before the request's handler runs, and gets its response
 -- in the transaction of the handler's work. A repeated request is answered from here.
 CREATE TABLE {schema}.idempotency_keys (
@@ -59,12 +38,10 @@ CREATE TABLE {schema}.idempotency_keys (
 
 CREATE INDEX idempotency_keys_expires_idx ON {schema}.idempotency_keys (expires_at);
 
--- +goose Down
-SET LOCAL lock_timeout = '5s';
+---- create above / drop below ----
 
 LOCK TABLE {schema}.idempotency_keys IN ACCESS EXCLUSIVE MODE;
 
--- +goose StatementBegin
 DO $$
 BEGIN
     IF EXISTS (SELECT FROM {schema}.idempotency_keys WHERE expires_at > now() OR lease_until > now()) THEN
@@ -74,32 +51,5 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
 
 DROP TABLE {schema}.idempotency_keys;
-
--- The table of version 5 again.
-CREATE TABLE {schema}.idempotency_keys (
-    tenant_id        BIGINT      NOT NULL DEFAULT 0,
-    key              TEXT        NOT NULL,
-    request_hash     BYTEA       NOT NULL,
-    status           TEXT        NOT NULL DEFAULT 'started' CHECK (status IN ('started', 'completed')),
-    response_code    SMALLINT,
-    response_headers JSONB,
-    response_body    BYTEA,
-    locked_at        TIMESTAMPTZ DEFAULT now(),
-    created_at       TIMESTAMPTZ NOT NULL DEFAULT now(),
-    expires_at       TIMESTAMPTZ NOT NULL DEFAULT now() + INTERVAL '24 hours',
-    PRIMARY KEY (tenant_id, key),
-    CHECK (status <> 'completed' OR response_code IS NOT NULL)
-) WITH (
-    autovacuum_vacuum_scale_factor = 0,
-    autovacuum_vacuum_threshold = 10000,
-    autovacuum_vacuum_cost_delay = 0,
-    vacuum_truncate = false,
-    toast.autovacuum_vacuum_scale_factor = 0,
-    toast.autovacuum_vacuum_threshold = 10000,
-    toast.vacuum_truncate = false
-);
-
-CREATE INDEX idempotency_keys_expires_idx ON {schema}.idempotency_keys (expires_at);

@@ -1,4 +1,3 @@
--- +goose Up
 -- The append-only outbox: layout append, mark journal. A producer inserts here in the transaction that changes its own tables.
 -- A row is never changed: what became of it stands in outbox_journal and outbox_deferred.
 CREATE TABLE {schema}.outbox_events (
@@ -63,13 +62,11 @@ WHERE d.id IS NOT NULL
         WHERE j.outbox = (SELECT name FROM box) AND range_merge(j.ids) @> e.id AND j.ids @> e.id
     );
 
--- +goose Down
-SET LOCAL lock_timeout = '5s';
+---- create above / drop below ----
 
 -- Locked before it is counted: a producer could insert between the count and the DROP.
 LOCK TABLE {schema}.outbox_events IN ACCESS EXCLUSIVE MODE;
 
--- +goose StatementBegin
 DO $$
 DECLARE
     pending BIGINT;
@@ -82,7 +79,6 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
 
 -- What the journal has of it would be that of the next table of this name.
 DELETE FROM {schema}.outbox_journal WHERE outbox = (

@@ -1,4 +1,3 @@
--- +goose Up
 -- The outbox. A producer inserts here in the transaction that changes its own tables; walpost delivers the row and then
 -- sets processed_at.
 CREATE TABLE {schema}.outbox_messages (
@@ -65,13 +64,11 @@ CREATE INDEX outbox_messages_processed_idx ON {schema}.outbox_messages (processe
 CREATE INDEX outbox_messages_recorded_idx ON {schema}.outbox_messages (hash_record_extended(ROW(tenant_id, aggregate_type, aggregate_id), 0))
     WHERE num_nulls(processed_at) = 1 AND last_error IS NOT NULL;
 
--- +goose Down
-SET LOCAL lock_timeout = '5s';
+---- create above / drop below ----
 
 -- Locked before it is counted: a producer could insert between the count and the DROP.
 LOCK TABLE {schema}.outbox_messages IN ACCESS EXCLUSIVE MODE;
 
--- +goose StatementBegin
 DO $$
 DECLARE
     pending BIGINT;
@@ -84,6 +81,5 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
 
 DROP TABLE {schema}.outbox_messages;

@@ -1,0 +1,203 @@
+-- Dead letters: rows that could not be delivered. Each was moved here in the transaction that deleted it from its outbox.
+-- One table for all outboxes, so the columns that not every layout has are nullable, and `original` holds the whole row.
+CREATE TABLE {schema}.outbox_messages_dlq (
+    dead_letter_id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- Where the row came from and goes back to on a retry: the table as "schema.table", the row's id as text, because
+    -- other layouts have UUIDs, and the whole row. JSON and not JSONB: it is put back as it was, digits and order included.
+    outbox         TEXT        NOT NULL,
+    row_id         TEXT        NOT NULL,
+    original       JSON,
+    failed_at      TIMESTAMPTZ NOT NULL DEFAULT now(),
+    -- From here on as in outbox_messages, to be read and searched. A value of another layout that does not fit a type
+    -- stays NULL here and is found in `original`.
+    id             BIGINT,
+    tenant_id      BIGINT,
+    aggregate_type TEXT,
+    aggregate_id   BIGINT,
+    event_type     TEXT,
+    event_version  SMALLINT,
+    payload        JSONB,
+    occurred_at    TIMESTAMPTZ,
+    available_at   TIMESTAMPTZ,
+    processed_at   TIMESTAMPTZ,
+    attempts       SMALLINT,
+    last_error     TEXT,
+    trace_id       TEXT
+);
+
+-- Not unique: an id that comes again, after TRUNCATE ... RESTART IDENTITY or a failover, is another event and may die too.
+CREATE INDEX outbox_messages_dlq_row_idx ON {schema}.outbox_messages_dlq (outbox, row_id);
+
+-- Delivered rows after their time in the outbox. Partitioned by month, so that old months are dropped as whole tables
+-- instead of being deleted row by row. The months are made by retention, before it moves rows into them.
+CREATE TABLE {schema}.outbox_messages_archive (
+    -- Where the row came from, as "schema.table": one archive for all outboxes.
+    outbox         TEXT        NOT NULL,
+    id             BIGINT      NOT NULL,
+    -- From here on as the outbox had it, and nothing is checked or defaulted again: a row that the archive refused would
+    -- fail every pass for ever.
+    tenant_id      BIGINT,
+    aggregate_type TEXT,
+    aggregate_id   BIGINT,
+    event_type     TEXT,
+    event_version  SMALLINT,
+    payload        JSONB,
+    occurred_at    TIMESTAMPTZ,
+    available_at   TIMESTAMPTZ,
+    -- NOT NULL is the law: only what was delivered is archived, and so only what was delivered is ever dropped with a month.
+    processed_at   TIMESTAMPTZ NOT NULL,
+    attempts       SMALLINT,
+    last_error     TEXT,
+    trace_id       TEXT,
+    archived_at    TIMESTAMPTZ NOT NULL DEFAULT now()
+) PARTITION BY RANGE (occurred_at);
+
+-- Not unique: an id that comes again, after TRUNCATE ... RESTART IDENTITY or a failover, is another event and is archived too.
+CREATE INDEX outbox_messages_archive_row_idx ON {schema}.outbox_messages_archive (outbox, id);
+
+-- "Is anything in this month still young?" and "what is old in the default partition?", each in one look.
+CREATE INDEX outbox_messages_archive_processed_idx ON {schema}.outbox_messages_archive (processed_at);
+
+-- Takes what no month takes, a producer's clock in the year 2099 for one: without it such a row would fail every archive
+-- pass for ever.
+CREATE TABLE {schema}.outbox_messages_archive_default PARTITION OF {schema}.outbox_messages_archive DEFAULT;
+
+-- Old rows are deleted from it one by one. Without a key that would fail in a database that has a publication FOR ALL TABLES.
+ALTER TABLE {schema}.outbox_messages_archive_default REPLICA IDENTITY FULL;
+
+-- Requests to publish stored rows again, one row each: `walpost replay` writes it, the relay of the slot fulfils it. A relay
+-- goes on from here after whatever ended its session, so a request is fulfilled once.
+CREATE TABLE {schema}.outbox_replays (
+    -- Ends the ids of the request's messages: "<source>/<table>/<id>/<hash>/replay-<replay_id>".
+    replay_id      BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- The relay that is to fulfil it. Each shard of an outbox has its own, and publishes its own rows.
+    slot           TEXT        NOT NULL,
+    outbox         TEXT        NOT NULL,
+    -- Which rows. NULL is every row. The times are those of processed_at, from since to before until.
+    ids            TEXT[],
+    event_types    TEXT[],
+    aggregate_type TEXT,
+    aggregate_id   TEXT,
+    tenant_id      TEXT,
+    since          TIMESTAMPTZ,
+    until          TIMESTAMPTZ NOT NULL DEFAULT now(),
+    -- NULL is the relay's own stream.
+    to_stream      TEXT,
+    state          TEXT        NOT NULL DEFAULT 'requested' CHECK (state IN ('requested', 'running', 'done', 'failed', 'cancelled')),
+    requested_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
+    requested_by   TEXT        NOT NULL DEFAULT session_user,
+    -- How many rows there were when it was requested, for a progress bar. NULL: they were not counted.
+    total          BIGINT,
+    sent           BIGINT      NOT NULL DEFAULT 0,
+    refused        BIGINT      NOT NULL DEFAULT 0,
+    -- The last row that was stored or refused, and a sequence of the stream behind which everything later stands. Both are
+    -- written after the PubAcks.
+    last_processed_at TIMESTAMPTZ,
+    last_id           TEXT,
+    stream_created    TIMESTAMPTZ,
+    stream_sequence   BIGINT,
+    last_error     TEXT,
+    started_at     TIMESTAMPTZ,
+    finished_at    TIMESTAMPTZ,
+    -- What no relay could read would keep all later requests waiting.
+    CHECK (array_position(ids, NULL) IS NULL AND array_position(event_types, NULL) IS NULL
+        AND coalesce(array_ndims(ids), 1) = 1 AND coalesce(array_ndims(event_types), 1) = 1),
+    CHECK (isfinite(since) IS NOT FALSE AND isfinite(until) AND isfinite(requested_at) AND isfinite(stream_created) IS NOT FALSE
+        AND isfinite(started_at) IS NOT FALSE AND isfinite(finished_at) IS NOT FALSE),
+    CHECK (until <= requested_at), -- else rows that are delivered meanwhile would be part of it
+    CHECK (sent >= 0 AND refused >= 0 AND total >= 0 AND stream_sequence >= 0)
+);
+
+-- A relay asks every second.
+CREATE INDEX outbox_replays_open_idx ON {schema}.outbox_replays (slot, replay_id) WHERE state IN ('requested', 'running');
+
+-- With mark journal, what became of the rows of an outbox stands here, and the rows themselves are never changed: a mark
+-- costs some bytes, and not a new version of the row.
+
+-- The rows that are done with, many in a row of this table.
+CREATE TABLE {schema}.outbox_journal (
+    outbox       TEXT           NOT NULL,
+    -- stored: their messages are in the stream. dead: they are dead letters. skipped: they were not to be sent.
+    kind         TEXT           NOT NULL CHECK (kind IN ('stored', 'dead', 'skipped')),
+    ids          INT8MULTIRANGE NOT NULL,
+    processed_at TIMESTAMPTZ    NOT NULL DEFAULT now()
+);
+
+-- Finds the entries of an id.
+CREATE INDEX outbox_journal_ids_idx ON {schema}.outbox_journal USING gist (range_merge(ids));
+
+-- A start looks for rows that the stream has lost among the newest entries.
+CREATE INDEX outbox_journal_processed_idx ON {schema}.outbox_journal (processed_at, outbox);
+
+-- The pending rows that are parked, held, or due later. A row that is in neither table is pending, too.
+CREATE TABLE {schema}.outbox_deferred (
+    outbox         TEXT        NOT NULL,
+    id             BIGINT      NOT NULL,
+    attempts       SMALLINT    NOT NULL DEFAULT 0,
+    -- NULL: it is due later, and nothing else.
+    last_error     TEXT,
+    available_at   TIMESTAMPTZ,
+    -- A hash of what tells aggregates apart.
+    aggregate_hash BIGINT,
+    PRIMARY KEY (outbox, id)
+);
+
+CREATE INDEX outbox_deferred_due_idx ON {schema}.outbox_deferred (outbox, available_at, id);
+
+CREATE INDEX outbox_deferred_aggregate_idx ON {schema}.outbox_deferred (outbox, aggregate_hash) WHERE last_error IS NOT NULL;
+
+-- Up to which id every row of an outbox is in one of the two, or was never committed, but for holes: ids whose transactions may
+-- still be open. Searches for pending rows look at holes, and above settled_to.
+CREATE TABLE {schema}.outbox_progress (
+    outbox     TEXT PRIMARY KEY,
+    settled_to BIGINT         NOT NULL,
+    holes      INT8MULTIRANGE NOT NULL DEFAULT '{}',
+    updated_at TIMESTAMPTZ    NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);
+
+-- Outboxes with such a mark have triggers with this function, for UPDATE and TRUNCATE.
+CREATE FUNCTION {schema}.outbox_append_only() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION '%.% is append-only: % is refused', TG_TABLE_SCHEMA, TG_TABLE_NAME, TG_OP USING
+        ERRCODE = 'object_not_in_prerequisite_state',
+        HINT = 'an event is never changed: insert another one; a row that is not to be sent may be deleted';
+END
+$$;
+
+---- create above / drop below ----
+
+-- Locked before they are read: a relay could insert between the look and the DROP.
+LOCK TABLE {schema}.outbox_messages_dlq, {schema}.outbox_replays, {schema}.outbox_journal, {schema}.outbox_deferred,
+    {schema}.outbox_progress IN ACCESS EXCLUSIVE MODE;
+
+DO $$
+DECLARE
+    dead       BIGINT;
+    unfinished BIGINT;
+BEGIN
+    SELECT count(*) INTO dead FROM {schema}.outbox_messages_dlq;
+    IF dead > 0 THEN
+        RAISE EXCEPTION 'outbox_messages_dlq holds % undelivered row(s)', dead USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'retry or discard the dead letters first';
+    END IF;
+    SELECT count(*) INTO unfinished FROM {schema}.outbox_replays WHERE state IN ('requested', 'running');
+    IF unfinished > 0 THEN
+        RAISE EXCEPTION 'outbox_replays holds % unfinished request(s)', unfinished USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'wait for them, or end them: walpost replay list, walpost replay cancel';
+    END IF;
+    IF EXISTS (SELECT FROM {schema}.outbox_journal) THEN
+        RAISE EXCEPTION 'outbox_journal says which events were delivered: without it a relay delivers them again' USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'when no outbox has mark journal any more: TRUNCATE outbox_journal, outbox_deferred, outbox_progress';
+    END IF;
+END
+$$;
+
+-- Everything in the archive was delivered. Its partitions go with it.
+DROP TABLE {schema}.outbox_messages_dlq, {schema}.outbox_messages_archive, {schema}.outbox_replays, {schema}.outbox_journal,
+    {schema}.outbox_deferred, {schema}.outbox_progress;
+
+DROP FUNCTION {schema}.outbox_append_only();
