@@ -14,7 +14,7 @@ import (
 // mostMemory is what a relay may occupy, whatever it reads.
 const mostMemory = 64 << 20
 
-// One transaction of 300,000 rows, which hold more than mostMemory, and the relay killed in its middle: the
+// TestHugeTransaction: one transaction of 100,000 or 300,000 rows, which hold more than mostMemory, and the relay killed in its middle: the
 // second one finds out what is stored and goes on behind it. Neither needs more
 // memory for it than for small ones, and PostgreSQL hears of both all the time.
 func TestHugeTransaction(t *testing.T) {
@@ -22,11 +22,12 @@ func TestHugeTransaction(t *testing.T) {
 	t.Parallel()
 	pg := testenv.NewPostgres(t, testenv.PGOptions{})
 	r := newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
-	const rows = 300_000
+	rows := uint64(testenv.Size(t, 100_000, 300_000))
+	pad := testenv.Size(t, 700, 200)
 	first := r.launch().awaitState("streaming")
 	idle := first.peak()
 	r.exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-		SELECT 1, 'account', g % 1000, 'account.moved', jsonb_build_object('pad', repeat('x', 200)) FROM generate_series(1, $1::int) g`, rows)
+		SELECT 1, 'account', g % 1000, 'account.moved', jsonb_build_object('pad', repeat('x', $2::int)) FROM generate_series(1, $1::int) g`, rows, pad)
 
 	committed := time.Now()
 	eventually(t, "the transaction is under way", func() bool { return r.storedCount() > 0 })
@@ -50,7 +51,7 @@ func TestHugeTransaction(t *testing.T) {
 	t.Logf("second relay: goes on after %s, %.0f rows/s, memory %s at most", resumed.Sub(begun).Round(time.Millisecond), rate, mib(second.peak()))
 	second.bounded()
 	second.terminate()
-	r.storedInOrder(rows)
+	r.storedInOrder(int(rows))
 }
 
 // bounded fails the test where the relay has needed too much memory.
