@@ -11,7 +11,6 @@ package fallback
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/alarm"
-	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
@@ -134,6 +132,8 @@ type Reporter interface {
 	// Limited reports whether something of the kind was said less than the time ago; if not, it counts as
 	// said now.
 	Limited(kind string, every time.Duration) bool
+	// EndsSession reports whether a failed search ends the session. It is repeated otherwise.
+	EndsSession(err error) bool
 	// Missed counts rows that the WAL did not bring.
 	Missed(rows int)
 	// Refused counts a row that cannot be delivered for a reason in the row itself.
@@ -249,7 +249,7 @@ func (l *Poller) recover(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	if code := pg.Code(err); l.publisher.Err() != nil || strings.HasPrefix(code, "57P") {
+	if l.publisher.Err() != nil || l.reporter.EndsSession(err) {
 		return err
 	}
 	l.reporter.Trouble("the tables cannot be searched: trying again", err)

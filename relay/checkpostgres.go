@@ -69,7 +69,7 @@ func (x *checker) checkServer(ctx context.Context) (f check.Findings) {
 	x.streams, refused = x.way(problems.FirstError())
 	f.Failed(check.Error, "pg-unreachable", refused)
 	for i, p := range problems {
-		cannot := errors.Is(p.Err, stream.ErrCannotStream)
+		cannot := cannotStream(p.Err)
 		switch {
 		case i == 0 && refused != nil:
 		case cannot && x.cfg.Mode == ModePoll:
@@ -81,7 +81,7 @@ func (x *checker) checkServer(ctx context.Context) (f check.Findings) {
 	}
 	for _, p := range problems {
 		// Else what needs the WAL has no answer.
-		x.streams = x.streams && !errors.Is(p.Err, stream.ErrCannotStream)
+		x.streams = x.streams && !cannotStream(p.Err)
 		x.standby = x.standby || p.Code == "pg-standby"
 	}
 	return f

@@ -154,8 +154,7 @@ func (s *session) watchFacts(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil || !s.db.Alive():
 			return nil
-		case errors.Is(err, table.ErrTableChanged), errors.Is(err, errStreamUnfit),
-			errors.Is(err, errStreamReplaced), errors.Is(err, jetstream.ErrStreamNotFound):
+		case err != nil && failureOf(inCheck, err).outcome != waitOut:
 			return err
 		case err != nil:
 			s.trouble("the tables and the publication cannot be looked at: trying again", err)

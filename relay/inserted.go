@@ -153,7 +153,7 @@ func (c *comparison) leaveInserted(
 	c.reporter.sayInserted(t, zap.Int("rows", len(inserted)), zap.String("first_id", inserted[0].Ref.ID))
 	// What is locked is noted when the WAL is read again.
 	_, err = c.db.NoteInserted(ctx, t, inserted)
-	if err != nil && (!table.IsTemporary(err) || !c.db.Alive()) {
+	if err != nil && (!waitsOut(err) || !c.db.Alive()) {
 		return nil, false, err
 	}
 	ids := map[string]struct{}{}

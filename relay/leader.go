@@ -12,7 +12,6 @@ import (
 	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
-	"github.com/walpost/walpost/stream"
 )
 
 // ErrRival means that another relay of the same source writes to the stream.
@@ -168,21 +167,22 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 			continue
 		}
 		err = l.countUnsendable(err)
+		f := failureOf(atSessionEnd, err)
 		l.status.endSession(err)
-		l.noticeStuck(err)
-		if !errors.Is(err, stream.ErrSlotActive) {
-			l.metrics.sessions.WithLabelValues(reason(err)).Inc()
+		l.noticeStuck(err, f)
+		if f.outcome != standBy {
+			l.metrics.sessions.WithLabelValues(f.reason).Inc()
 		}
-		if unusable(err) && !l.cfg.bare() { // its slot is the only copy of the rows
+		if f.outcome == recreateSlot && !l.cfg.bare() { // its slot is the only copy of the rows
 			l.past.unusable = err
 		}
 		if held.Err() != nil {
 			return context.Cause(held)
 		}
-		if !db.Alive() || errors.Is(err, ErrRival) || errors.Is(err, table.ErrTableChanged) {
+		if !db.Alive() || f.outcome == endTerm {
 			return err
 		}
-		if errors.Is(err, stream.ErrSlotActive) {
+		if f.outcome == standBy {
 			// Its walsender may outlive a relay that was cut off, for some seconds.
 			if taken.IsZero() {
 				taken = time.Now()
@@ -198,7 +198,7 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 			l.once.advanced()
 		}
 		l.waiting(err)
-		l.sayWhy(err)
+		l.sayWhy(err, f)
 		b.wait(work)
 	}
 }
@@ -225,21 +225,15 @@ func (l *leader) standByFor(err error, since time.Duration) {
 }
 
 // sayWhy logs what ended a session, as an alarm where it does not mend itself.
-func (l *leader) sayWhy(err error) {
+func (l *leader) sayWhy(err error, f failure) {
 	l.logFailure("session ended, the next one begins with the read-back", err)
 	switch {
-	case l.cfg.bare() && unusable(err):
+	case f.outcome != recreateSlot:
+	case l.cfg.bare():
 		if !l.limited("slot_unreadable", factsAgain) {
 			l.alarm(alarm.SlotUnreadable, why(err)...)
 		}
-	case errors.Is(err, stream.ErrPublicationSkipped):
-		l.alarm(alarm.PublicationSkipped,
-			zap.Error(err))
-	case errors.Is(err, errUnsendable):
-		l.alarm(alarm.Unsendable,
-			why(err)...)
-	case errors.Is(err, stream.ErrUndecodable):
-		l.alarm(alarm.Undecodable,
-			zap.Error(err))
+	case f.alarm != nil:
+		l.alarm(f.alarm, why(err)...)
 	}
 }

@@ -220,7 +220,7 @@ func (c *comparison) unmark(
 	for begun, named := time.Now(), false; ; {
 		_, left, err := c.db.Unmark(ctx, t, rows)
 		switch {
-		case err != nil && (!table.IsTemporary(err) || !c.db.Alive()):
+		case err != nil && (!waitsOut(err) || !c.db.Alive()):
 			return rows, err
 		case err != nil:
 			c.reporter.trouble("rows that the stream has lost cannot be made pending: trying again",

@@ -64,7 +64,7 @@ func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) erro
 	case w.lost(ctx, err):
 		w.tasks = append(w.tasks, tasks...) // for finish
 		return err
-	case err != nil && len(tasks) > 1 && !table.IsTemporary(err):
+	case err != nil && len(tasks) > 1 && endsStatement(err):
 		half := len(tasks) / 2
 		return errors.Join(w.mark(ctx, key, tasks[:half]), w.mark(ctx, key, tasks[half:]))
 	case err != nil:
@@ -105,7 +105,7 @@ func (w *marker) sayVanished(j *markTask) {
 
 // lost reports whether an error is the connection's or the session's end.
 func (w *marker) lost(ctx context.Context, err error) bool {
-	return err != nil && (!w.db.Alive() || ctx.Err() != nil || errors.Is(err, table.ErrTableChanged))
+	return err != nil && (!w.db.Alive() || ctx.Err() != nil || failureOf(inSettling, err).outcome == endTerm)
 }
 
 func (w *marker) statement(ctx context.Context, key batchKey, tasks []*markTask) ([]table.Verdict, error) {
@@ -133,17 +133,16 @@ func (w *marker) statement(ctx context.Context, key batchKey, tasks []*markTask)
 
 // brokeDown tries again later what the database would not do.
 func (w *marker) brokeDown(ctx context.Context, tasks []*markTask, err error) {
-	wait := 250 * time.Millisecond
-	if !table.IsTemporary(err) {
+	wait, f := 250*time.Millisecond, failureOf(inSettling, err)
+	if f.outcome == endStatement {
 		tasks[0].alone, wait = true, 5*time.Second
 		w.refuse(tasks[0])
 		if !w.reporter.limited("row_unsettled", 30*time.Second) {
-			w.reporter.alarm(alarm.RowUnsettled,
-				zap.Stringer("row", tasks[0].row.Ref), zap.Error(err))
+			w.reporter.alarm(f.alarm, zap.Stringer("row", tasks[0].row.Ref), zap.Error(err))
 		}
 	}
 	w.reporter.trouble("rows cannot be settled: trying again", err, zapTable(tasks[0].row.Ref.Table))
-	if table.IsLocked(err) && time.Since(tasks[0].begun) >= lockedAlarm {
+	if f.alarm == alarm.RowLocked && time.Since(tasks[0].begun) >= lockedAlarm {
 		w.reporter.alarmLocked(ctx, w.db, tasks[0].row.Ref,
 			"the marks and records of rows; the slot waits for them")
 	}

@@ -90,7 +90,7 @@ func (m *messageRows) patiently(
 ) error {
 	for {
 		err := ask()
-		if err == nil || !table.IsTemporary(err) || !m.db.Alive() {
+		if err == nil || !waitsOut(err) || !m.db.Alive() {
 			return err
 		}
 		m.reporter.trouble(trouble, err, zapTable(t))

@@ -90,10 +90,13 @@ func (l *leader) session(ctx, held context.Context, db *table.DB) (err error) {
 func (l *leader) mayStream(ctx context.Context, db *table.DB) (sys stream.System, why, err error) {
 	if l.cfg.Mode == ModePoll {
 		why = errModePoll
-	} else if err = l.checkServer(ctx); errors.Is(err, stream.ErrCannotStream) && l.cfg.Mode == ModeAuto {
-		why, err = err, nil
-	} else if errors.Is(err, stream.ErrNoFreeSlot) || errors.Is(err, stream.ErrForeignSlot) {
-		err = nil // the tables are polled while the slot cannot be made
+	} else if err = l.checkServer(ctx); err != nil {
+		switch f := failureOf(atSlot, err); {
+		case f.outcome == pollTables && l.cfg.Mode == ModeAuto:
+			why, err = err, nil
+		case f.outcome == recreateSlot: // judgeSlot says so again
+			err = nil
+		}
 	}
 	if err != nil || why == nil {
 		return sys, nil, err
@@ -150,8 +153,7 @@ func (l *leader) pollOnly(ctx, held context.Context, db *table.DB, sys stream.Sy
 func (l *leader) judgeSlot(ctx context.Context, db *table.DB, slots *stream.Slots) (cause, err error) {
 	slot, err := slots.Read(ctx, l.cfg.Slot)
 	switch {
-	case errors.Is(err, stream.ErrNoSlot), errors.Is(err, stream.ErrSlotLost),
-		errors.Is(err, stream.ErrForeignSlot):
+	case err != nil && failureOf(atSlot, err).outcome == recreateSlot:
 		return err, nil
 	case err != nil:
 		return nil, err
@@ -169,7 +171,7 @@ func (l *leader) sayAdopted(ctx context.Context, db *table.DB, slot *stream.Slot
 	}
 	left, err := l.hasLeftTraces(ctx, db, false)
 	switch {
-	case table.IsTemporary(err):
+	case err != nil && waitsOut(err):
 		return nil // a locked table: the next session asks again
 	case err != nil:
 		return err

@@ -86,6 +86,10 @@ func (p pollerReporter) Over(kind string, a *alarm.Alarm, fields ...zap.Field) {
 	p.over(kind, a, fields...)
 }
 
+func (p pollerReporter) EndsSession(err error) bool {
+	return failureOf(inSearch, err).outcome == endSession
+}
+
 func (p pollerReporter) Trouble(message string, err error, fields ...zap.Field) {
 	p.trouble(message, err, fields...)
 }

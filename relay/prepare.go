@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -63,10 +62,10 @@ func (s *starter) openDirect(ctx context.Context) (*table.DB, error) {
 // where it has none, and whether a start refuses it.
 func (s *starter) way(err error) (streams bool, refused error) {
 	streams = s.cfg.Mode != ModePoll
-	if s.cfg.Mode == ModePoll && (err == nil || errors.Is(err, stream.ErrCannotStream)) {
+	if s.cfg.Mode == ModePoll && (err == nil || cannotStream(err)) {
 		return streams, s.cfg.mayPoll(errModePoll)
 	}
-	if s.cfg.Mode == ModeAuto && errors.Is(err, stream.ErrCannotStream) {
+	if s.cfg.Mode == ModeAuto && cannotStream(err) {
 		return false, s.cfg.mayPoll(err)
 	}
 	return streams, err
@@ -136,7 +135,7 @@ func (s *starter) system(
 	if streams {
 		sys, err = stream.Probe(ctx, s.cfg.server(), s.cfg.Slot)
 	}
-	if errors.Is(err, stream.ErrCannotStream) && s.cfg.Mode == ModeAuto {
+	if cannotStream(err) && s.cfg.Mode == ModeAuto {
 		streams, why, err = false, err, s.cfg.mayPoll(err)
 	}
 	if err == nil && !streams {

@@ -1,15 +1,11 @@
 package relay
 
 import (
-	"strings"
 	"time"
 
-	"github.com/jackc/pgerrcode"
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/alarm"
-	"github.com/walpost/walpost/internal/pg"
-	"github.com/walpost/walpost/internal/table"
 )
 
 // stuckStarts is how many starts in a row end at one step for one reason before that is an alarm.
@@ -23,17 +19,16 @@ type stuck struct {
 
 // noticeStuck raises an alarm where starts get no further: the next one will not either. An outage
 // is none of it, nor is what has an alarm of its own.
-func (l *leader) noticeStuck(err error) {
+func (l *leader) noticeStuck(err error, f failure) {
 	l.status.mu.Lock()
 	step := l.status.step
 	l.status.mu.Unlock()
-	now := stuck{step: step, reason: reason(err)}
+	now := stuck{step: step, reason: f.reason}
 	switch {
 	case step == "" || step == settleStep: // the session had begun
 		l.past.stuck = stuck{}
 		return
-	case table.Away(err) || isOutage(now.reason),
-		pg.Code(err) == pgerrcode.LockNotAvailable: // a table that somebody has locked
+	case f.passes:
 		return
 	}
 	if before := l.past.stuck; before.step == now.step && before.reason == now.reason {
@@ -49,13 +44,3 @@ func (l *leader) noticeStuck(err error) {
 
 // settleStep is the last step of a session that had begun.
 const settleStep = "settle what was sent"
-
-func isOutage(reason string) bool {
-	switch reason {
-	case "slot_active", "rival", "chain", "ack_timeout", "nats_away", "no_responders",
-		"postgres_away", "slot_lost", "over_budget", "publication_skipped":
-		return true
-	}
-	return strings.HasPrefix(reason, "postgres_57P") || strings.HasPrefix(reason, "postgres_53") ||
-		strings.HasPrefix(reason, "postgres_08")
-}

@@ -52,7 +52,7 @@ func (w *marker) recordLines(ctx context.Context, key batchKey, lines [][]*markT
 	switch {
 	case w.lost(ctx, err):
 		return err
-	case err != nil && len(tasks) > 1 && (!table.IsTemporary(err) || table.TooLong(err)):
+	case err != nil && len(tasks) > 1 && (endsStatement(err) || table.TooLong(err)):
 		return w.recordApart(ctx, key, lines)
 	case err != nil:
 		w.brokeDown(ctx, tasks, err)

@@ -94,7 +94,7 @@ func (r *replayer) fulfil(ctx context.Context, request *table.Replay) error {
 	if err == nil && p.State == table.ReplayRunning {
 		err = p.publish(ctx)
 	}
-	if err == nil || ctx.Err() != nil || !cannotReplay(err) {
+	if err == nil || ctx.Err() != nil || failureOf(inReplay, err).outcome == waitOut {
 		return err
 	}
 	r.log.Error("a replay has failed", append(why(err), p.fields()...)...)
@@ -107,10 +107,6 @@ func (r *replayer) fulfil(ctx context.Context, request *table.Replay) error {
 
 // errReplay marks what no other try changes.
 var errReplay = errors.New("the request cannot be fulfilled")
-
-func cannotReplay(err error) bool {
-	return errors.Is(err, errReplay) || errors.Is(err, jetstream.ErrStreamNotFound) || table.IsRefused(err)
-}
 
 // replay is a request that is being fulfilled.
 type replay struct {

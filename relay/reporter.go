@@ -138,7 +138,7 @@ func (p *reporter) sayLeftOut(end bool) {
 
 // logFailure says once what ended something, with the advice where there is one.
 func (p *reporter) logFailure(message string, err error) {
-	p.log.Warn(message, append(why(err), zap.String("reason", reason(err)))...)
+	p.log.Warn(message, append(why(err), zap.String("reason", failureOf(atSessionEnd, err).reason))...)
 }
 
 // maxEventTypes bounds the label values: rows are hostile.

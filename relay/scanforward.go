@@ -60,7 +60,7 @@ func (f *forwardScan) step(ctx context.Context, messages []jetstream.Message) er
 func (f *forwardScan) mark(ctx context.Context, t *outbox.Table, rows []table.Row, behind []uint64) error {
 	db := f.rows.db
 	verdicts, err := db.Mark(ctx, t, rows)
-	if err != nil && (!table.IsTemporary(err) || !db.Alive()) {
+	if err != nil && (!waitsOut(err) || !db.Alive()) {
 		return err
 	}
 	marked := 0

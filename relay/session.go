@@ -325,13 +325,13 @@ func (s *session) awaitStream(
 		if s.wal != nil && s.wal.Broken() {
 			return nil, fmt.Errorf("wait for the stream: the replication connection is lost: %w", err)
 		}
-		if first && !errors.Is(err, errStreamUnfit) {
+		f := failureOf(atStream, err)
+		if first && f.alarm != alarm.StreamUnfit { // judgeStream has raised that one
 			s.logFailure("JetStream is away: PostgreSQL keeps the WAL meanwhile", err)
 		}
-		if errors.Is(err, jetstream.ErrStreamNotFound) && !gone {
+		if f.alarm == alarm.StreamGone && !gone {
 			gone = true // maybe only now: a server that comes back may have lost its disk
-			s.alarm(alarm.StreamGone,
-				zap.Error(err))
+			s.alarm(f.alarm, zap.Error(err))
 		}
 		sleep.For(ctx, 250*time.Millisecond)
 	}
@@ -449,7 +449,7 @@ func (s *session) keepReplayed(x publish.Refusal) bool {
 // connection.
 func (s *session) finish(ctx context.Context, cause error) error {
 	if n := s.publisher.Counts().Forgotten; n > 0 {
-		s.metrics.retries.WithLabelValues(reason(cause)).Add(float64(n))
+		s.metrics.retries.WithLabelValues(failureOf(atSessionEnd, cause).reason).Add(float64(n))
 	}
 	s.past.stored += s.stored.Load()
 	s.past.lastSeq = max(s.past.lastSeq, s.publisher.LastSeq())

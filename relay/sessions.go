@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/stream"
 )
 
 // SessionStatus is one attempt to deliver, or several in a row that failed alike before they delivered.
@@ -85,19 +84,14 @@ func (s *status) endSession(why error) {
 	if now == nil {
 		return
 	}
-	if errors.Is(why, stream.ErrSlotActive) {
+	f := failureOf(atSessionEnd, why)
+	if f.outcome == standBy {
 		s.sessions = s.sessions[:len(s.sessions)-1]
 		return
 	}
 	now.count()
 	ended := time.Now().UTC()
-	now.Ended, now.Reason, now.Hint = &ended, reason(why), hint.OneLine(hint.Of(why))
-	switch {
-	case errors.Is(why, errModeChanged):
-		now.Reason = "mode_changed"
-	case errors.Is(why, errStopped):
-		now.Reason = "stopped"
-	}
+	now.Ended, now.Reason, now.Hint = &ended, f.reason, hint.OneLine(hint.Of(why))
 	now.Error = hint.OneLine(fmt.Sprint(why))
 	now.Error = now.Error[:min(len(now.Error), mostReason)]
 	if n := len(s.sessions); n > 1 && now.like(s.sessions[n-2]) {

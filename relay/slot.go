@@ -74,13 +74,6 @@ func (s *servers) hasStreamed(ctx context.Context) (streamed bool, err error) {
 	return streamed, err
 }
 
-// unusable reports whether a session has ended because of its slot.
-func unusable(err error) bool {
-	return errors.Is(err, errOverBudget) || errors.Is(err, errUnsendable) ||
-		errors.Is(err, stream.ErrPublicationSkipped) || errors.Is(err, stream.ErrUndecodable) ||
-		errors.Is(err, stream.ErrSlotLost) || errors.Is(err, stream.ErrBeforePublication)
-}
-
 // alarmForeign: with mark none there is nothing to deliver meanwhile.
 func (k *slotKeeper) alarmForeign(cause error) error {
 	if !k.limited("slot_foreign", time.Minute) {

@@ -3,7 +3,6 @@ package relay
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -62,8 +61,8 @@ func (h *walHandler) eachBuffered(each func(outbox.Ref)) {
 func (h *walHandler) Row(ctx context.Context, ev *outbox.Event, txn *stream.Txn) error {
 	what, err := h.decide(ctx, ev)
 	if err != nil {
-		var failure *outbox.RowError
-		if !errors.As(err, &failure) {
+		failure := rowFailure(err)
+		if failure == nil {
 			return err
 		}
 		txn.Add()
@@ -286,7 +285,7 @@ func (h *walHandler) lookUp(
 func (h *walHandler) patiently(ctx context.Context, t *outbox.Table, ask func() error) error {
 	for {
 		err := ask()
-		if err == nil || !table.IsTemporary(err) {
+		if err == nil || !waitsOut(err) {
 			return err
 		}
 		h.reporter.trouble("the table is locked: waiting", err, zapTable(t))
@@ -320,9 +319,8 @@ func (h *walHandler) sendOrHold(
 	if err == nil {
 		return nil
 	}
-	var row *outbox.RowError
-	if errors.As(err, &row) {
-		return h.refuse(ctx, ev, txn, row)
+	if failure := rowFailure(err); failure != nil {
+		return h.refuse(ctx, ev, txn, failure)
 	}
 	return err
 }

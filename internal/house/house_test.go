@@ -23,7 +23,7 @@ var rooms = map[string][]string{
 	"decode":   {module + "outbox"},
 	"stream":   {module + "outbox", module + "decode", check, hint, pg, pgx, pgerrcode, "github.com/jackc/pglogrepl", zap},
 	"publish":  {module + "outbox", jetstream, hint, nats},
-	"fallback": {module + "outbox", alarm, table, crash, pg, sleep, zap},
+	"fallback": {module + "outbox", alarm, table, crash, sleep, zap},
 	"relay": {
 		module + "outbox", module + "stream", module + "publish", module + "fallback", alarm, deadletter, jetstream, retention, table, check, crash, hint, sleep, zap, prometheus, otel, otel + "/",
 		// For the connection that it hands to publish, and the names of its errors.
