@@ -41,6 +41,8 @@ type DB struct {
 	own ownTables
 
 	portion portionSize // of statements that hash rows
+	// recordedParts divides [DB.Recorded], keyParts [DB.Aggregates].
+	recordedParts, keyParts parts
 	// marks holds the statement that marks, by outbox.Table: to write it costs as much as to mark some rows.
 	marks sync.Map
 }

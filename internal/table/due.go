@@ -34,9 +34,12 @@ func (db *DB) DueBefore(
 ) (left string, err error) {
 	err = db.QueryRow(ctx, []any{&left}, "SELECT "+freshBeforeSQL(t, threshold, db.own.deadLetters), m.xid)
 	if err == nil && left == "" && t.Layout.Records() {
-		sql := fmt.Sprintf("SELECT coalesce((SELECT concat('row ', l.id) FROM (%s) l LIMIT 1), '')",
-			recordedListSQL(t, hold, "$1::timestamptz"))
-		err = db.QueryRow(ctx, []any{&left}, sql, m.at)
+		err = db.recordedParts.run(recordedHash(t), func(where string) (bool, error) {
+			sql := fmt.Sprintf("SELECT coalesce((SELECT concat('row ', l.id) FROM (%s) l LIMIT 1), '')",
+				recordedListSQL(t, hold, "$1::timestamptz", where))
+			err := db.QueryRow(ctx, []any{&left}, sql, m.at)
+			return left != "", err
+		})
 	}
 	if err != nil {
 		return "", fmt.Errorf("look for due rows of %s: %w", t, err)
@@ -58,8 +61,9 @@ func freshBeforeSQL(t *outbox.Table, threshold time.Duration, letters string) st
 	return "coalesce(" + strings.Join(halves, ",") + ", '')"
 }
 
-// recordedListSQL lists the recorded rows that may be tried at a time: see [DB.Recorded].
-func recordedListSQL(t *outbox.Table, hold bool, at string) string {
+// recordedListSQL lists the recorded rows that may be tried at a time, of those that where is true of: see
+// [DB.Recorded].
+func recordedListSQL(t *outbox.Table, hold bool, at, where string) string {
 	ready := readyIs(t, "t", at)
 	if by := partitionSQL(t); hold && by != "" {
 		ready = fmt.Sprintf("CASE WHEN t.%s IS NULL THEN %s "+
@@ -68,9 +72,9 @@ func recordedListSQL(t *outbox.Table, hold bool, at string) string {
 	}
 	return fmt.Sprintf(`SELECT id, %s, true, false, attempts, false, bytes
 		FROM (SELECT t.%s AS id, %s, coalesce(t.%s, 0) AS attempts, %s AS ready, %s AS bytes, %s AS at
-			FROM %s t WHERE %s) x WHERE ready`,
+			FROM %s t WHERE %s%s) x WHERE ready`,
 		columnsNameSQL(t), t.Column(outbox.ID), aggregateSQL(t), t.Column(outbox.Attempts),
-		ready, bytesSQL(t), atSQL(t, "t"), sourceOf(t).pending, recordedSQL(t))
+		ready, bytesSQL(t), atSQL(t, "t"), sourceOf(t).pending, recordedSQL(t), where)
 }
 
 // DelayedCount counts the rows without a record that fall due later, up to a limit.

@@ -133,8 +133,14 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 	if !t.Layout.Records() {
 		return nil, nil
 	}
-	sql := recordedListSQL(t, hold, "now()") + " ORDER BY " + listedSQL(t) + " LIMIT $1"
-	return db.candidates(ctx, t, sql, limit)
+	var all []Candidate
+	err := db.recordedParts.run(recordedHash(t), func(where string) (bool, error) {
+		sql := recordedListSQL(t, hold, "now()", where) + " ORDER BY " + listedSQL(t) + " LIMIT $1"
+		cs, err := db.candidates(ctx, t, sql, limit-len(all))
+		all = append(all, cs...)
+		return len(all) >= limit, err
+	})
+	return all, err
 }
 
 // Overtaken tells in which of the aggregates a row without a record is pending and
@@ -208,13 +214,34 @@ func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.
 	if !t.Layout.Records() {
 		return nil
 	}
-	sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s) x`,
-		columnsNameSQL(t), aggregateSQL(t), sourceOf(t).pending, recordedSQL(t))
-	if err := db.keys(ctx, sql, each); err != nil {
+	hash, limit := recordedHash(t), partKeys+1
+	if hash == "" {
+		limit = 1 // the rows belong to no aggregate
+	}
+	err := db.keyParts.run(hash, func(where string) (bool, error) {
+		sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s%s LIMIT %d) x`,
+			columnsNameSQL(t), aggregateSQL(t), sourceOf(t).pending, recordedSQL(t), where, limit)
+		var keys []outbox.AggregateKey
+		err := db.keys(ctx, sql, func(key outbox.AggregateKey) { keys = append(keys, key) })
+		switch {
+		case err != nil:
+			return false, err
+		case len(keys) > partKeys:
+			return false, errTooMany
+		}
+		for _, key := range keys {
+			each(key)
+		}
+		return false, nil
+	})
+	if err != nil {
 		return fmt.Errorf("look for recorded rows of %s: %w", t, err)
 	}
 	return nil
 }
+
+// partKeys is how many keys [DB.Aggregates] keeps until a statement has ended.
+const partKeys = 100_000
 
 // keys runs a query for names of aggregates.
 func (db *DB) keys(ctx context.Context, sql string, each func(outbox.AggregateKey)) error {
