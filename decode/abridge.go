@@ -14,9 +14,6 @@ const (
 	// mostOther bounds a message that holds no row, in bytes. A relation of 1,600 columns
 	// has about 120 kB.
 	mostOther = 1 << 20
-	// mostUnmapped bounds the values that no field is mapped to of a row that lacks a column,
-	// in bytes: a dead letter is to have them.
-	mostUnmapped = 1 << 20
 )
 
 // Abridge reads one message of n bytes and appends it to dst as [Decoder.Decode] takes
@@ -134,9 +131,6 @@ func (r *relation) most(column, payload int) int {
 		return 0
 	}
 	f := r.columns[column]
-	if f == unmapped && r.missing != nil {
-		return mostUnmapped / len(r.columns)
-	}
 	if f == unmapped {
 		return 0
 	}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"reflect"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -54,27 +53,6 @@ func TestAbridge(t *testing.T) {
 	} {
 		if short := abridged(t, d, m, 3); len(short) > 64 || feed(t, d, short) != (decode.Message{}) {
 			t.Errorf("%.20q has %d bytes abridged, want nothing of its values", m, len(short))
-		}
-	}
-}
-
-// Of a row that lacks a column all short values stay, and those that are too long are named.
-func TestAbridgeMisfit(t *testing.T) {
-	d := opened(t)
-	renamed := slices.Clone(eventColumns)
-	renamed[2].name = "kind"
-	feed(t, d, relation(ours, "public", "events", renamed...))
-	m := feed(t, d, abridged(t, d, insert(ours, "7", strings.Repeat("x", 1<<20), "order.created", nil, "1234"), 3))
-	if m.Kind != decode.Misfit {
-		t.Fatalf("got %+v, want a misfit", m)
-	}
-	wantValues(t, m.Event, map[outbox.Field]string{outbox.ID: "7", outbox.Payload: ""})
-	if want := []string{renamed[1].name, renamed[4].name}; !slices.Equal(m.Lacks.Omitted, want) {
-		t.Errorf("omitted are %q, want %q", m.Lacks.Omitted, want)
-	}
-	for i, want := range []string{"7", "", "order.created", "", ""} {
-		if c := m.Lacks.Columns[i]; c.Name != renamed[i].name || string(c.Value) != want {
-			t.Errorf("column %s is %.20q, want %s with %q", c.Name, c.Value, renamed[i].name, want)
 		}
 	}
 }

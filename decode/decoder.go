@@ -20,8 +20,6 @@ const (
 	Begin
 	// Row is an INSERT into an outbox table.
 	Row
-	// Misfit is an INSERT into an outbox table that lacks a column of the layout.
-	Misfit
 	// Altered describes an outbox table otherwise than an earlier message did.
 	Altered
 	// Commit ends the transaction.
@@ -36,8 +34,6 @@ func (k Kind) String() string {
 		return "begin"
 	case Row:
 		return "row"
-	case Misfit:
-		return "misfit"
 	case Altered:
 		return "altered"
 	case Commit:
@@ -49,10 +45,8 @@ func (k Kind) String() string {
 // Message is one decoded pgoutput message.
 type Message struct {
 	Kind Kind
-	// Event is the row of a Row, and of a Misfit what there is of one; nil otherwise.
+	// Event is the row of a Row, nil otherwise.
 	Event *outbox.Event
-	// Lacks says what is missing in a Misfit, nil otherwise.
-	Lacks *Lack
 	// Commit is the LSN of the commit record, in Begin and Commit.
 	Commit outbox.LSN
 	// End is the end of the commit record, in Commit: the LSN to confirm once
@@ -61,19 +55,6 @@ type Message struct {
 	// CommitTime and XID are the transaction's, in Begin and Commit.
 	CommitTime time.Time
 	XID        uint32
-}
-
-// Lack is why a row makes no event, and all the columns that it has.
-type Lack struct {
-	Reason  error
-	Columns []Column
-	Omitted []string // the names of those whose values are too long, and were not kept
-}
-
-// Column is a column as the WAL has it; a nil Value is NULL.
-type Column struct {
-	Name  string
-	Value []byte
 }
 
 // Decoder reads the messages of one replication session in their order. It is
@@ -115,8 +96,6 @@ func (d *Decoder) Decode(data []byte) (Message, error) {
 	if data[0] == 'I' { // almost every message of a lagging slot
 		ours, err := d.insert(data[1:])
 		switch {
-		case err == errMisfit:
-			return d.misfit(data)
 		case err != nil:
 			return Message{}, fmt.Errorf("decode INSERT: %w", err)
 		case ours:

@@ -27,10 +27,7 @@ func (d *Decoder) insert(p []byte) (bool, error) {
 	}
 	d.event.N++
 	if r != nil && r.missing != nil {
-		if err := d.row(r, n, p[7:]); err != nil {
-			return false, fmt.Errorf("table %s: %w", r.table, err)
-		}
-		return false, errMisfit
+		return false, r.missing
 	}
 	if r == nil {
 		c := cursor{rest: p[5:]}
@@ -56,9 +53,7 @@ func (d *Decoder) find(id uint32) (*relation, error) {
 	if r == nil {
 		return nil, nil
 	}
-	if d.last, d.lastID = r, id; r.missing != nil {
-		d.last = nil // the next row makes its table the event's again
-	}
+	d.last, d.lastID = r, id
 	// A row writes every mapped field; what another layout maps is left behind
 	// unless it is cleared here.
 	d.event.Table = r.table
@@ -96,32 +91,6 @@ func (d *Decoder) row(r *relation, n int, p []byte) error {
 		d.event.Values[a.field] = d.event.Values[a.of]
 	}
 	return nil
-}
-
-// errMisfit means that an INSERT was read whose relation lacks a column.
-var errMisfit = errors.New("misfit")
-
-// misfit reads such an INSERT again: all its columns, by their names.
-func (d *Decoder) misfit(data []byte) (Message, error) {
-	c := cursor{rest: data[1:]}
-	r := d.relations[c.uint32()]
-	c.take(1 + 2)
-	lack := &Lack{Reason: r.missing, Columns: make([]Column, len(r.names))}
-	for i, name := range r.names {
-		lack.Columns[i].Name = name
-		switch c.uint8() {
-		case 'n':
-		case omitted:
-			c.uint32()
-			lack.Omitted = append(lack.Omitted, name)
-		default:
-			lack.Columns[i].Value = c.take(int(c.uint32()))
-		}
-	}
-	if err := c.end(); err != nil {
-		return Message{}, fmt.Errorf("decode INSERT: %w", err)
-	}
-	return Message{Kind: Misfit, Event: &d.event, Lacks: lack}, nil
 }
 
 // value reads one column and returns what follows it.

@@ -25,7 +25,6 @@ type relation struct {
 	// missing is raised by each row, not by the description: an unused
 	// relation must not stop anything.
 	missing *MissingColumnError
-	names   []string // of all columns, where one is missing
 }
 
 type alias struct{ of, field outbox.Field }
@@ -81,7 +80,6 @@ func (d *Decoder) table(schema, name []byte) *outbox.Table {
 // describe reads the columns; of a nil relation, which is not ours, it keeps
 // nothing.
 func (r *relation) describe(c *cursor, n int) error {
-	var names []string
 	for range n {
 		c.uint8() // flags: part of the key
 		name := c.string()
@@ -89,15 +87,12 @@ func (r *relation) describe(c *cursor, n int) error {
 		c.uint32() // type modifier
 		if r != nil && c.err == nil {
 			r.columns = append(r.columns, r.claim(name))
-			names = append(names, string(name))
 		}
 	}
 	if err := c.end(); err != nil || r == nil {
 		return err
 	}
-	if r.missing = r.findMissing(); r.missing != nil {
-		r.names = names
-	}
+	r.missing = r.findMissing()
 	return nil
 }
 

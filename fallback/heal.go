@@ -85,9 +85,6 @@ func (l *Poller) Settle(ctx context.Context) error {
 		return err
 	}
 	for _, t := range l.cfg.Outboxes {
-		if !table.MarkOf(t).InTable() {
-			continue
-		}
 		err := l.awaitNone(ctx, t, "deliver what is pending", func() (left string, err error) {
 			return db.DueBefore(ctx, t, l.cfg.DelayThreshold, l.cfg.OnPoison != Skip, begun)
 		})

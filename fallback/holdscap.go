@@ -1,7 +1,6 @@
 package fallback
 
 import (
-	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -121,9 +120,6 @@ func (h *Holds) Load(
 	aggregates func(*outbox.Table, func(outbox.AggregateKey)) error, tables []*outbox.Table,
 ) error {
 	for _, t := range tables {
-		if !table.MarkOf(t).InTable() {
-			continue
-		}
 		n := 0
 		err := aggregates(t, func(key outbox.AggregateKey) {
 			n++

@@ -300,9 +300,6 @@ func (l *Poller) sleep(ctx context.Context) {
 // sent now. A table that cannot be searched keeps no other one waiting.
 func (l *Poller) passes(ctx context.Context) (more bool, err error) {
 	for _, t := range l.cfg.Outboxes {
-		if !table.MarkOf(t).InTable() {
-			continue
-		}
 		again, e := l.turn(ctx, t)
 		l.reportLock(ctx, t, "search_locked", "the search of the table, and what the WAL does not bring", e)
 		more, err = more || again, errors.Join(err, e)

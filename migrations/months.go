@@ -26,7 +26,7 @@ import (
 // refuses tables that other objects depend on, or whose unique indexes lack occurred_at, and changes nothing.
 func (r *Runner) PartitionByMonth(ctx context.Context) (done []string, err error) {
 	for _, t := range r.outboxes {
-		if t.Mark == outbox.MarkJournal || t.Mark == outbox.MarkNone || !t.Layout.Has(outbox.OccurredAt) {
+		if t.Mark == outbox.MarkJournal || !t.Layout.Has(outbox.OccurredAt) {
 			const want = "name an outbox with the mark update or delete, and a layout with occurred_at"
 			return nil, hint.Errorf(want, "partition %s by month: its layout is %q and its mark %q",
 				t, t.Layout.Name, t.Mark)

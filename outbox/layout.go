@@ -299,9 +299,6 @@ const (
 	MarkUpdate Mark = "update"
 	// MarkDelete deletes the row.
 	MarkDelete Mark = "delete"
-	// MarkNone leaves the row alone: the producer inserts and deletes it in one
-	// transaction, and only the WAL ever shows it.
-	MarkNone Mark = "none"
 	// MarkJournal leaves the row alone: what is delivered stands in a journal, many ids in a row. The layout
 	// is [Layout.Journaled].
 	MarkJournal Mark = "journal"
@@ -309,7 +306,7 @@ const (
 
 // Valid reports whether m is one of the marks.
 func (m Mark) Valid() bool {
-	return m == MarkUpdate || m == MarkDelete || m == MarkNone || m == MarkJournal
+	return m == MarkUpdate || m == MarkDelete || m == MarkJournal
 }
 
 // Table is an outbox table as the relay reads it.

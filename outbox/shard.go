@@ -67,9 +67,9 @@ func (t *Table) ShardKeySQL(alias string) string {
 }
 
 // ShardIndexes are the statements for indexes, the same for all shards, by which the searches
-// of a shard pass over the others' rows. There are none without shards, or with mark none.
+// of a shard pass over the others' rows. There are none without shards.
 func (t *Table) ShardIndexes() (sql []string) {
-	if t.Shard.All() || t.Mark == MarkNone {
+	if t.Shard.All() {
 		return nil
 	}
 	where := ""

@@ -164,7 +164,7 @@ func TestReplaysAreNoPhantoms(t *testing.T) {
 		},
 	})
 	r.must(err)
-	if replays != 1 || found.Own != 9 || found.Phantoms != 2 || !found.Beyond || found.Disordered || found.Tail.ID.ID != "7" {
+	if replays != 1 || found.Own != 9 || found.Phantoms != 2 || !found.Beyond || found.Tail.ID.ID != "7" {
 		t.Errorf("%d replays, found %+v", replays, found)
 	}
 }

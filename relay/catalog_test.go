@@ -100,24 +100,6 @@ func TestRowThatDoesNotFitTheCatalogue(t *testing.T) {
 	}
 }
 
-// TestCatalogueWithoutATable: with mark none a row that does not fit becomes a dead letter at once, and the others pass.
-func TestCatalogueWithoutATable(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.Outboxes[0].Mark = outbox.MarkNone
-	r.catalogue(100, false)
-	r.start().streaming()
-	for _, n := range []int{1, 101, 2} {
-		r.putNone(n)
-	}
-	eventually(t, "the row is a dead letter", func() bool {
-		return r.query1(`SELECT coalesce(string_agg(concat_ws('|', payload ->> 'n', last_error), ', '), '') FROM outbox_messages_dlq`) ==
-			"101|schema: order.placed version 1: /n: it does not fit maximum"
-	})
-	eventually(t, "the others are stored", func() bool { return r.storedCount() == 2 })
-	r.storedIs(1, 2)
-}
-
 // working waits until the relay delivers in its mode.
 func (x *running) working(mode relay.Mode) *running {
 	x.rig.t.Helper()

@@ -23,7 +23,7 @@ const (
 // countParked warns of rows that failed and wait, and of those behind them, with the first failure of each
 // class.
 func (x *checker) countParked(ctx context.Context, t *outbox.Table) (f check.Findings) {
-	if !slices.Contains(x.tables, t) || !table.MarkOf(t).InTable() || !t.Layout.Records() {
+	if !slices.Contains(x.tables, t) || !t.Layout.Records() {
 		return nil
 	}
 	parked, held, err := x.db.RecordedCount(ctx, t, letterLimit+1)

@@ -1,13 +1,11 @@
 package relay
 
 import (
-	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/walpost/walpost/fallback"
-	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -98,25 +96,6 @@ func (c *Config) setDefaults() {
 	if c.OnPoison == "" {
 		c.OnPoison = fallback.Hold
 	}
-}
-
-// bare reports whether only the WAL has the rows (mark none). New refuses that of some outboxes only.
-func (c *Config) bare() bool { return slices.ContainsFunc(c.Outboxes, isBare) }
-
-func isBare(t *outbox.Table) bool { return !table.MarkOf(t).InTable() }
-
-// mayPoll reports an error where there is an outbox that nothing but the WAL can
-// deliver. why is what keeps the WAL from being read.
-func (c *Config) mayPoll(why error) error {
-	for _, t := range c.Outboxes {
-		if isBare(t) {
-			return hint.Coded("table-needs-wal",
-				hint.Errorf("let the relay stream (mode: auto or stream, wal_level = logical, a role with "+
-					"REPLICATION), or set mark: update or delete, which can be polled",
-					"outbox %s: mark none needs the WAL: %w", t, why))
-		}
-	}
-	return nil
 }
 
 // server is the one of the outboxes.

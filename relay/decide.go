@@ -24,19 +24,11 @@ const (
 	toNoteInserted
 )
 
-// decide says what becomes of a row. The row's mark says who knows: the table or, without
-// marks, the positions in the stream. A *outbox.RowError means that the row can never be sent.
+// decide says what becomes of a row: a marked one is noted, a delayed one left to the table, a recorded one to
+// the poller. The table is asked about a row that an earlier session may have sent, that was taken from the
+// WAL or the table before, or that may be recorded. Every other row is new. A *outbox.RowError means that the
+// row can never be sent.
 func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
-	if !table.MarkOf(ev.Table).InTable() {
-		return h.decideByPosition(ctx, ev)
-	}
-	return h.decideByTable(ctx, ev)
-}
-
-// decideByTable: a marked row is noted, a delayed one left to the table, a recorded one to the poller. The
-// table is asked about a row that an earlier session may have sent, that was taken from the WAL or the table
-// before, or that may be recorded. Every other row is new.
-func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if table.IsMarked(ev) {
 		if ev.Table.Partitioned {
 			return toSkip, nil // it was inserted so, or marked and moved from another partition
@@ -63,28 +55,6 @@ func (h *walHandler) decideByTable(ctx context.Context, ev *outbox.Event) (decis
 	}
 	if h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask {
 		return toAsk, nil
-	}
-	return toSend, nil
-}
-
-// decideByPosition skips a row that was sent, or that has become a dead letter.
-func (h *walHandler) decideByPosition(ctx context.Context, ev *outbox.Event) (decision, error) {
-	if table.IsMarked(ev) {
-		return toSkip, nil // it was inserted as delivered or dead
-	}
-	s := h.recovered
-	if !s.tail.Covers(ev.Commit, ev.N) {
-		if s.mayHaveBeenSent(ev) && s.sent.has(ev) {
-			return toSkip, nil
-		}
-		return toSend, nil
-	}
-	if !s.sent.mayBeMissing(ev) || s.sent.has(ev) {
-		return toSkip, nil
-	}
-	dead, err := h.db.IsDead(ctx, ev)
-	if dead || err != nil {
-		return toSkip, err
 	}
 	return toSend, nil
 }

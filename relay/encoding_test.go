@@ -74,11 +74,11 @@ func TestRowThatIsNoUTF8(t *testing.T) {
 	}
 }
 
-// TestDeadLetterThatIsNoUTF8: with mark none the row becomes one at once.
+// TestDeadLetterThatIsNoUTF8: without columns for failures the row becomes one at once.
 func TestDeadLetterThatIsNoUTF8(t *testing.T) {
 	t.Parallel()
 	r := encoded(t, "SQL_ASCII")
-	r.cfg.Outboxes[0].Mark = outbox.MarkNone
+	r.cfg.Outboxes[0].Layout.Columns[outbox.Attempts] = ""
 	r.start().streaming()
 	r.put(1, 50)
 	r.latin1(1000, "payload")

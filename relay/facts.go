@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
@@ -169,80 +167,30 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if _, err := compareTables(ctx, s.reporter, s.db, s.cfg.Outboxes); err != nil || s.wal == nil {
 		return err
 	}
-	return s.past.published.check(ctx, s.db, s.wal)
+	return s.past.published.check(ctx, s.db)
 }
 
-// published knows up to where the publication is proven to bring every row. A session's start and then its
-// watchFacts own it, one session after the other.
+// published knows whether the publication brings every row. A session's start and then its watchFacts own it,
+// one session after the other.
 type published struct {
 	reporter *reporter
 	cfg      *Config
 	last     *stream.PublicationLook
-	// proven is an LSN: every row committed up to it went into a table that the publication had. With mark
-	// none nothing is confirmed past it.
-	proven outbox.LSN
-	// next was the end of the WAL at an earlier check. It is proven once every transaction up to running, the
-	// newest at that time, has ended. Until then one of them may have changed the publication invisibly, as
-	// while its commit waits for a synchronous standby.
-	next    outbox.LSN
-	running uint64
-	// of is the server whose LSNs these are.
-	of stream.System
-	// gap is why nothing more can be proven in this process (mark none).
-	gap error
 }
 
-// begin limits what a session may confirm to what is proven.
-func (p *published) begin(ctx context.Context, db *table.DB, wal *stream.Session) error {
-	if sys := wal.System(); sys.ID != p.of.ID || sys.Timeline != p.of.Timeline {
-		p.of, p.proven, p.next, p.running = sys, 0, 0, 0
-	}
-	if p.cfg.bare() {
-		wal.Tracker().Limit(p.proven)
-	}
-	return p.check(ctx, db, wal)
-}
-
-// check proves that the publication had every row committed up to the last check. It reads the LSN first
-// and the publication in a later snapshot, so that no change between the two is missed.
-func (p *published) check(ctx context.Context, db *table.DB, wal *stream.Session) error {
-	end, err := db.InsertLSN(ctx)
-	if err != nil {
-		return err
-	}
-	oldest, newest, err := db.Running(ctx)
-	if err != nil {
-		return err
-	}
+// check raises an alarm where the publication leaves out rows.
+func (p *published) check(ctx context.Context, db *table.DB) error {
 	look := stream.PublicationLook{Publication: p.cfg.Publication, Tables: p.cfg.Outboxes, Before: p.last}
 	if err := db.Use(ctx, look.Take); err != nil {
 		return err
 	}
 	p.last = &look
-	if !p.cfg.bare() {
-		p.report(look.Problem)
-		return nil
-	}
-	if p.gap == nil {
-		p.gap = look.Gap()
-	}
-	if p.gap == nil {
-		if oldest > p.running {
-			p.proven, p.next, p.running = p.next, end, newest
-		}
-		wal.Tracker().Limit(p.proven)
-		return nil
-	}
-	p.report(p.gap, zap.Stringer("proven", p.proven))
-	return nil
-}
-
-func (p *published) report(cause error, more ...zap.Field) {
-	if cause == nil {
+	if look.Problem == nil {
 		p.reporter.over("unpublished/", alarm.Unpublished)
+		return nil
 	}
-	if cause == nil || p.reporter.limited("unpublished/"+cause.Error(), factsAgain) {
-		return
+	if !p.reporter.limited("unpublished/"+look.Problem.Error(), factsAgain) {
+		p.reporter.alarm(alarm.Unpublished, why(look.Problem)...)
 	}
-	p.reporter.alarm(alarm.Unpublished, append(why(cause), more...)...)
+	return nil
 }

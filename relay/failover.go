@@ -19,7 +19,7 @@ func (*unanswered) Error() string { return "the tables are to be answered before
 // have had the rows that it is past, and not their records, which were committed later.
 func (s *session) mayLackRecords(sys stream.System) bool {
 	return sys.Timeline > 1 && s.recovered.tail.Timeline != sys.Timeline &&
-		s.past.answered != sys.Timeline && !s.cfg.bare()
+		s.past.answered != sys.Timeline
 }
 
 // answerFirst delivers or records, in the order of the tables, everything that is pending. Its

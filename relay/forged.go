@@ -82,14 +82,11 @@ func readMessages(
 }
 
 // isGenuine reports whether a message that JetStream takes for a row's own has the row's
-// payload. With mark none the table cannot say. The WAL brings a row before its table shows it: isGenuine
+// payload. The WAL brings a row before its table shows it: isGenuine
 // waits for that, and where ctx is done first its error says that nothing is known.
 func (s *session) isGenuine(
 	ctx context.Context, d publish.Delivery, seq uint64, m jetstream.StoredMessage,
 ) (bool, error) {
-	if !table.MarkOf(d.Ref.Table).InTable() {
-		return true, nil
-	}
 	row := []table.Row{{Ref: d.Ref, XID: d.XID}}
 	for {
 		sums, err := s.db.PayloadSums(ctx, d.Ref.Table, row)

@@ -5,12 +5,11 @@ import (
 
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 )
 
 // history is what the sessions of this process leave to the next one. The leader's goroutine owns it. While a
-// session works, that goroutine waits, and some fields belong to goroutines of the session: poison to the
-// reader of the WAL, published to watchFacts, unreplayable and stuckReplay to the replayer.
+// session works, that goroutine waits, and some fields belong to goroutines of the session: published to
+// watchFacts, unreplayable and stuckReplay to the replayer.
 type history struct {
 	lastSeq      uint64    // greatest sequence of a PubAck
 	stored       int64     // messages
@@ -37,10 +36,6 @@ type history struct {
 	// ended with errInsertsRead.
 	compared compared
 
-	// poison are rows that JetStream refused and that only the WAL holds (mark
-	// none). It brings them again, and they become dead letters then, before
-	// anything behind them is sent.
-	poison    map[outbox.Ref]*outbox.RowError
 	published published
 	// unreplayable are rows that JetStream refused when they were published again. The replayer reads it.
 	unreplayable map[replayedRow]error

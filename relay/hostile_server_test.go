@@ -20,8 +20,6 @@ type shape struct {
 	row   set
 	// eventType is the column of that name.
 	eventType string
-	// forget is what the producer does at the end of each transaction.
-	forget string
 }
 
 var shapes = map[string]func(r *rig) shape{
@@ -36,17 +34,12 @@ var shapes = map[string]func(r *rig) shape{
 			row:   set{"aggregatetype": `'order'`, "aggregateid": `'A-1'`, "type": `'order.placed'`}, eventType: "type",
 		}
 	},
-	"mark none": func(r *rig) shape {
-		t := *r.cfg.Outboxes[0]
-		t.Mark = outbox.MarkNone
-		return shape{table: &t, row: canonicalRow, eventType: "event_type", forget: "DELETE FROM outbox_messages;"}
-	},
 }
 
 // commit writes rows in one transaction.
 func (s shape) commit(r *rig, inserts ...string) {
 	r.t.Helper()
-	r.exec(strings.Join(inserts, "; ") + "; " + s.forget)
+	r.exec(strings.Join(inserts, "; "))
 }
 
 func (s shape) insert(n int, more set) string { return more.insert(s.table.SQL(), n, s.row) }
@@ -77,7 +70,7 @@ func (s shape) recorded(r *rig) (numbers []int, errors []string) {
 	r.t.Helper()
 	sql := `SELECT (payload ->> 'n')::int, last_error FROM outbox_messages WHERE last_error IS NOT NULL AND processed_at IS NULL AND attempts = 1
 		AND available_at > occurred_at + interval '30 seconds' ORDER BY 1`
-	if !s.table.Layout.Records() || s.table.Mark == outbox.MarkNone {
+	if !s.table.Layout.Records() {
 		sql = fmt.Sprintf(`SELECT ((original ->> 'payload')::jsonb ->> 'n')::int, last_error FROM outbox_messages_dlq
 			WHERE outbox = '%s' AND row_id = original ->> 'id' AND event_type = original ->> '%s' AND attempts = 1 ORDER BY 1`, s.table, s.eventType)
 	}

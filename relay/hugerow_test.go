@@ -7,10 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/walpost/walpost/internal/deadletter"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/outbox"
 )
 
 // mostWithHugeRows is what a relay may occupy that meets rows larger than any message.
@@ -147,40 +145,4 @@ func TestTooLongValues(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestTooLongWithoutMark: a row that only the WAL holds becomes a dead letter that says
-// what it lacks, and is not retried as something else.
-func TestTooLongWithoutMark(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.Outboxes[0].Mark = outbox.MarkNone
-	r.exec(`ALTER TABLE outbox_messages ADD extra text`)
-	x := r.start().streaming()
-	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'order.placed', to_jsonb(repeat('x', 3 << 20)));
-		DELETE FROM outbox_messages`)
-	// The layout does not fit this one, too.
-	r.exec(`ALTER TABLE outbox_messages DROP COLUMN trace_id;
-		INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, extra) VALUES ('a', 1, 'order.placed', '{"n": 1000}', repeat('x', 3 << 20));
-		DELETE FROM outbox_messages;
-		ALTER TABLE outbox_messages ADD COLUMN trace_id TEXT`)
-	r.put(2, 2)
-	eventually(t, "the row behind it is stored", func() bool { return r.storedCount() == 1 })
-	got := r.query1(`SELECT string_agg(concat_ws('|', row_id, event_type, payload, split_part(last_error, 'column', 2), original ->> 'extra', original ->> 'walpost:omitted'), E'\n' ORDER BY row_id)
-		FROM outbox_messages_dlq`)
-	if want := strings.Join([]string{
-		`1|order.placed| "payload" has 3145730 bytes, a message at most 1048576|["payload"]`,
-		`2|order.placed|{"n": 1000}| "trace_id", which the layout names|["extra"]`,
-	}, "\n"); got != want {
-		t.Errorf("the dead letters are\n%s\nwant\n%s", got, want)
-	}
-	x.halt()
-	q, err := deadletter.Open(t.Context(), deadletter.Config{Config: table.Config{URL: r.url, Slot: r.cfg.Slot}, Publication: r.cfg.Publication, Outboxes: r.cfg.Outboxes})
-	r.must(err)
-	defer q.Close()
-	r.must(q.Retry(t.Context(), deadletter.Filter{}, false, func(o deadletter.Outcome) {
-		if o.Err == nil {
-			t.Error("it was retried without its payload")
-		}
-	}))
 }

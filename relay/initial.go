@@ -30,11 +30,10 @@ func (s *starter) checkInitial(ctx context.Context, db *table.DB, streams, newSt
 	if err != nil {
 		return err
 	}
+	if has {
+		return nil
+	}
 	for _, t := range s.cfg.Outboxes {
-		if has || !table.MarkOf(t).InTable() {
-			// With mark none the table is never read, and the role need not be able to.
-			continue
-		}
 		n, err := db.PendingCount(ctx, t, initialLimit+1)
 		if err != nil {
 			return err

@@ -108,13 +108,6 @@ func (n *inserts) Row(_ context.Context, ev *outbox.Event, txn *stream.Txn) erro
 	return nil
 }
 
-// Misfit implements stream.Handler.
-func (n *inserts) Misfit(
-	_ context.Context, _ *outbox.Event, _ map[string]*string, _ []string, reason error,
-) error {
-	return fmt.Errorf("%w: %w", stream.ErrUndecodable, reason)
-}
-
 // Altered implements stream.Handler.
 func (n *inserts) Altered() {}
 

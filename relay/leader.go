@@ -11,7 +11,6 @@ import (
 	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 )
 
 // ErrRival means that another relay of the same source writes to the stream.
@@ -35,7 +34,7 @@ func newLeader(p *reporter, servers *servers, current *atomic.Pointer[session]) 
 		reporter: p, servers: servers, slots: &slotKeeper{p, servers},
 		retention: &retainer{reporter: p, cfg: servers.cfg},
 		past: &history{
-			poison: map[outbox.Ref]*outbox.RowError{}, published: published{reporter: p, cfg: servers.cfg},
+			published:    published{reporter: p, cfg: servers.cfg},
 			unreplayable: map[replayedRow]error{},
 		},
 		current: current,
@@ -81,7 +80,6 @@ func (l *leader) term(ctx context.Context) error {
 	}
 	// Another relay may have recreated the slot meanwhile, and retried what was refused.
 	l.past.unusable, l.past.unsendable, l.past.compared = nil, unsendable{}, compared{}
-	clear(l.past.poison)
 	l.log.Info("active: this relay holds the lock", zap.String("slot", l.cfg.Slot))
 	// Losing the connection that marks ends everything at once, even a session
 	// that is draining because ctx is done.
@@ -173,7 +171,7 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 		if f.outcome != standBy {
 			l.metrics.sessions.WithLabelValues(f.reason).Inc()
 		}
-		if f.outcome == recreateSlot && !l.cfg.bare() { // its slot is the only copy of the rows
+		if f.outcome == recreateSlot {
 			l.past.unusable = err
 		}
 		if held.Err() != nil {
@@ -227,13 +225,7 @@ func (l *leader) standByFor(err error, since time.Duration) {
 // sayWhy logs what ended a session, as an alarm where it does not mend itself.
 func (l *leader) sayWhy(err error, f failure) {
 	l.logFailure("session ended, the next one begins with the read-back", err)
-	switch {
-	case f.outcome != recreateSlot:
-	case l.cfg.bare():
-		if !l.limited("slot_unreadable", factsAgain) {
-			l.alarm(alarm.SlotUnreadable, why(err)...)
-		}
-	case f.alarm != nil:
+	if f.outcome == recreateSlot && f.alarm != nil {
 		l.alarm(f.alarm, why(err)...)
 	}
 }

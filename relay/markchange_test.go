@@ -25,7 +25,6 @@ var markSettings = []markSetting{
 	{name: "update", mark: outbox.MarkUpdate},
 	{name: "delete", mark: outbox.MarkDelete},
 	{name: "journal", mark: outbox.MarkJournal},
-	{name: "none", mark: outbox.MarkNone},
 	{name: "set", mark: outbox.MarkUpdate, status: true},
 	{name: "delete by columns", mark: outbox.MarkDelete, bare: true},
 }
@@ -60,11 +59,10 @@ func TestChangeOfMark(t *testing.T) {
 	for _, mode := range []relay.Mode{relay.ModeStream, relay.ModePoll} {
 		for _, from := range markSettings {
 			for _, to := range markSettings {
-				polls := mode == relay.ModePoll
 				if to.bare && from.mark != outbox.MarkJournal || from.bare {
 					continue // nothing tells such a relay of a mark in the row
 				}
-				if from == to || polls && (from.mark == outbox.MarkNone || to.mark == outbox.MarkNone) {
+				if from == to {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s/%s to %s", mode, from.name, to.name), func(t *testing.T) {
@@ -84,7 +82,7 @@ func changeMark(t *testing.T, mode relay.Mode, from, to markSetting) {
 		t.Helper()
 		r.cfg.Outboxes = []*outbox.Table{m.table()}
 		x := r.begin()
-		r.putMarked(m, first, last)
+		r.put(first, last)
 		eventually(t, "the rows are stored", func() bool { return int(r.storedCount()) >= last-all })
 		x.halt()
 		x.quiet("missed_rows")
@@ -104,7 +102,7 @@ func changeMark(t *testing.T, mode relay.Mode, from, to markSetting) {
 		r.refused("table-other-marks")
 		r.storedIs(1, 20)
 	}
-	if from.mark == outbox.MarkJournal && to.mark != outbox.MarkNone && !to.bare {
+	if from.mark == outbox.MarkJournal && !to.bare {
 		r.refused("table-refuses-update")
 	}
 	if !from.forgets(to) {
@@ -114,20 +112,8 @@ func changeMark(t *testing.T, mode relay.Mode, from, to markSetting) {
 		}
 	}
 	deliver(to, 21, 30, 0)
-	if to.mark != outbox.MarkNone { // the WAL of the last seconds is not confirmed then: it brings what was purged
-		r.purge()
-		deliver(to, 31, 40, 30)
-	}
-}
-
-// putMarked inserts rows. With mark none their producer deletes them.
-func (r *rig) putMarked(m markSetting, from, to int) {
-	r.t.Helper()
-	sql := fmt.Sprintf(strings.NewReplacer("$1", "'order.placed'", "$2", "%[1]d", "$3", "%[2]d").Replace(putSQL), from, to)
-	if m.mark == outbox.MarkNone {
-		sql += fmt.Sprintf(`; DELETE FROM outbox_messages WHERE (payload ->> 'n')::int BETWEEN %d AND %d`, from, to)
-	}
-	r.exec(sql)
+	r.purge()
+	deliver(to, 31, 40, 30)
 }
 
 func (r *rig) appendOnly(m markSetting) {

@@ -270,13 +270,6 @@ func (w *marker) newTask() *markTask {
 func (w *marker) takeStored() bool {
 	now := time.Now()
 	w.taken = w.publisher.Take(w.taken[:0], takeBatch)
-	w.out = w.out[:0]
-	for i := range w.taken {
-		if d := &w.taken[i]; !table.MarkOf(d.Ref.Table).InTable() {
-			w.out = append(w.out, d.Index)
-		}
-	}
-	w.publisher.Release(w.out)
 	for i := range w.taken {
 		d := &w.taken[i]
 		by, _ := d.Tag.(fallback.Waiter)
@@ -284,14 +277,10 @@ func (w *marker) takeStored() bool {
 		if trace != nil {
 			trace.published()
 		}
-		if table.MarkOf(d.Ref.Table).InTable() {
-			j := w.newTask()
-			j.row.Ref, j.row.XID, j.row.Bytes, j.row.Key = d.Ref, d.XID, d.Bytes, d.Key
-			j.sent, j.index, j.by, j.trace, j.begun, j.due = true, d.Index, by, trace, now, now
-			w.tasks = append(w.tasks, j)
-		} else if by != nil {
-			by.Settled()
-		}
+		j := w.newTask()
+		j.row.Ref, j.row.XID, j.row.Bytes, j.row.Key = d.Ref, d.XID, d.Bytes, d.Key
+		j.sent, j.index, j.by, j.trace, j.begun, j.due = true, d.Index, by, trace, now, now
+		w.tasks = append(w.tasks, j)
 	}
 	clear(w.taken) // it would keep what it refers to
 	return len(w.taken) < takeBatch
@@ -308,9 +297,6 @@ func (w *marker) finish(ctx context.Context, refusals []publish.Refusal) {
 	}
 	now := time.Now()
 	for _, x := range refusals {
-		if !table.MarkOf(x.Ref.Table).InTable() {
-			continue // there is no row to record it in: see history.poison
-		}
 		w.reporter.refused(x.Ref, x.EventType, x.Failure)
 		j := &markTask{
 			row:  table.Row{Ref: x.Ref, XID: x.XID, Failure: x.Failure.Error(), Wait: x.Failure.Wait},

@@ -77,7 +77,7 @@ func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) erro
 	for i, j := range tasks {
 		switch v := verdicts[i]; v {
 		case table.Gone:
-			w.sayVanished(j)
+			w.alarmDeleted(j)
 			fallthrough
 		case table.Done:
 			done = append(done, j)
@@ -90,17 +90,26 @@ func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) erro
 	return nil
 }
 
-// sayVanished says once an hour that rows of a table that the WAL brought are gone before they are marked.
-// One that was read back, or was in a statement that has failed, may have been deleted by its mark.
-func (w *marker) sayVanished(j *markTask) {
+// producerDeletes is the time after a PubAck in which the row's disappearance is its producer's doing, or that of
+// somebody who works for it.
+const producerDeletes = time.Minute
+
+// alarmDeleted raises an alarm where a row that this session has stored is gone before its mark. A row that was
+// read back, or was in a statement that has failed, may have been deleted by its mark.
+func (w *marker) alarmDeleted(j *markTask) {
 	t := j.row.Ref.Table
-	if kind := "vanished/" + t.String(); j.sent && !j.failed && !w.reporter.limited(kind, time.Hour) {
-		w.reporter.log.Warn("rows vanish before they are marked: such a row is lost where a start, a new "+
-			"slot or poll mode asks the table for it",
-			zap.Stringer("row", j.row.Ref), zapTable(t), w.reporter.leftOut(kind), zap.String("hint",
-				"set mark: none where the producer deletes its rows in the transaction that inserts them, "+
-					"or leave the deleting to the relay (mark: delete)"))
+	if !j.sent || j.failed || time.Since(j.begun) >= producerDeletes {
+		return
 	}
+	kind := "rows_deleted/" + t.String()
+	if w.reporter.limited(kind, factsAgain) {
+		return
+	}
+	w.reporter.alarm(alarm.RowsDeleted,
+		zap.Stringer("row", j.row.Ref), zapTable(t), w.reporter.leftOut(kind), zap.String("hint",
+			"drop the DELETE in the producer (Quarkus: quarkus.debezium-outbox.remove-after-insert=false) and "+
+				"let the relay take the rows away, with mark: delete or journal: "+
+				"docs/TABLES.md#producers-that-delete-their-rows"))
 }
 
 // lost reports whether an error is the connection's or the session's end.

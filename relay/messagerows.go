@@ -62,26 +62,15 @@ func refOf(t *outbox.Table, m jetstream.Message) outbox.Ref {
 	return outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}
 }
 
-// byTable sorts out the messages whose rows have marks. A replay says nothing of its row.
+// byTable sorts the messages of the relay's tables. A replay says nothing of its row.
 func (m *messageRows) byTable(messages []jetstream.Message) map[*outbox.Table][]jetstream.Message {
 	sorted := map[*outbox.Table][]jetstream.Message{}
 	for _, message := range messages {
-		if t := m.tables[message.ID.Table]; t != nil && table.MarkOf(t).InTable() && !message.ID.Replay {
+		if t := m.tables[message.ID.Table]; t != nil && !message.ID.Replay {
 			sorted[t] = append(sorted[t], message)
 		}
 	}
 	return sorted
-}
-
-// withoutMarks are the rows of tables that have no marks (mark none).
-func (m *messageRows) withoutMarks(messages []jetstream.Message) map[outbox.Ref]struct{} {
-	rows := map[outbox.Ref]struct{}{}
-	for _, message := range messages {
-		if t := m.tables[message.ID.Table]; t != nil && !table.MarkOf(t).InTable() && !message.ID.Replay {
-			rows[refOf(t, message)] = struct{}{}
-		}
-	}
-	return rows
 }
 
 // patiently asks again while the table is locked.

@@ -101,9 +101,6 @@ func (l *leader) mayStream(ctx context.Context, db *table.DB) (sys stream.System
 	if err != nil || why == nil {
 		return sys, nil, err
 	}
-	if err := l.cfg.mayPoll(why); err != nil {
-		return sys, nil, err
-	}
 	sys, err = identify(ctx, db)
 	return sys, why, err
 }
@@ -193,13 +190,11 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 	again := l.past.remakes || !missing || l.hadSlot(ctx)
 	switch {
 	case errors.Is(cause, stream.ErrForeignSlot):
-		if err := l.slots.alarmForeign(cause); err != nil {
-			return err
-		}
-	case missing && again && !l.past.remakes && !l.cfg.bare():
+		l.slots.alarmForeign(cause)
+	case missing && again && !l.past.remakes:
 		l.log.Warn("the slot is gone: it is created again, and the tables deliver meanwhile",
 			zap.String("slot", l.cfg.Slot))
-	case !missing && !l.cfg.bare():
+	case !missing:
 		l.alarm(alarm.SlotGivenUp,
 			zap.Error(cause))
 	}
@@ -211,9 +206,6 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 	sys, err := slots.System(ctx)
 	if err != nil {
 		return err
-	}
-	if l.cfg.bare() {
-		return l.slots.createBare(ctx, slots, cause)
 	}
 	slots.Close()
 	began := time.Now()

@@ -3,14 +3,13 @@ package relay
 import (
 	"context"
 
-	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
 // anyPartitioned reports whether the WAL may bring rows twice.
 func anyPartitioned(tables []*outbox.Table) (has bool) {
 	for _, t := range tables {
-		has = has || t.Partitioned && table.MarkOf(t).InTable()
+		has = has || t.Partitioned
 	}
 	return has
 }

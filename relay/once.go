@@ -84,7 +84,7 @@ func (s *session) awaitSettled(ctx context.Context) error {
 	if err := s.db.Flush(ctx); err != nil {
 		return err
 	}
-	for s.wal.Tracker().Settled() < lsn {
+	for s.wal.Tracker().Confirmed() < lsn {
 		if !sleep.For(ctx, 10*time.Millisecond) {
 			return context.Cause(ctx)
 		}
@@ -136,9 +136,6 @@ func (r *Relay) countWaiting(ctx context.Context) (counts []zap.Field, slot bool
 	}
 	var parked, held, delayed int
 	for _, t := range r.cfg.Outboxes {
-		if !table.MarkOf(t).InTable() {
-			continue
-		}
 		if t.Layout.Records() {
 			p, h, err := db.RecordedCount(ctx, t, mostCounted)
 			if err != nil {

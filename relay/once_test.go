@@ -124,26 +124,6 @@ func TestOnceFromTheTable(t *testing.T) {
 	}
 }
 
-// TestOnceWithMarkNone: only the WAL has the rows.
-func TestOnceWithMarkNone(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.Outboxes[0].Mark = outbox.MarkNone
-	r.runOnce()
-	r.must(run(t.Context(), r.conn(), strings.NewReplacer("$1", "'order.placed'", "$2", "1", "$3", "20000").
-		Replace(putSQL)+"; DELETE FROM outbox_messages"))
-	_, last := r.runOnce()
-	r.storedIs(1, 20000)
-	if last["delivered"] != int64(20000) || last["hint"] == nil {
-		t.Errorf("the last line says %v", last)
-	}
-	_, last = r.runOnce()
-	if last["delivered"] != int64(0) {
-		t.Errorf("delivered %v at the next run", last["delivered"])
-	}
-	r.storedIs(1, 20000)
-}
-
 // TestOnceUnderLoad: it ends although rows keep coming, and a transaction stays open; what was committed before
 // is delivered.
 func TestOnceUnderLoad(t *testing.T) {

@@ -63,10 +63,10 @@ func (s *starter) openDirect(ctx context.Context) (*table.DB, error) {
 func (s *starter) way(err error) (streams bool, refused error) {
 	streams = s.cfg.Mode != ModePoll
 	if s.cfg.Mode == ModePoll && (err == nil || cannotStream(err)) {
-		return streams, s.cfg.mayPoll(errModePoll)
+		return streams, nil
 	}
 	if s.cfg.Mode == ModeAuto && cannotStream(err) {
-		return false, s.cfg.mayPoll(err)
+		return false, nil
 	}
 	return streams, err
 }
@@ -74,7 +74,7 @@ func (s *starter) way(err error) (streams bool, refused error) {
 // warnAboutLimits says at the start what a table's layout and mark cannot give.
 func (s *starter) warnAboutLimits(t *outbox.Table) {
 	log := s.log.With(zapTable(t))
-	if table.MarkOf(t).InTable() && !table.Ordered(t) {
+	if !table.Ordered(t) {
 		log = log.With(zap.String("id_type", t.IDType))
 	}
 	for _, f := range limits(t) {
@@ -86,11 +86,7 @@ func (s *starter) warnAboutLimits(t *outbox.Table) {
 
 // limits are what a table's layout and mark cannot give.
 func limits(t *outbox.Table) (f check.Findings) {
-	switch {
-	case !table.MarkOf(t).InTable():
-		f.Warning("table-mark-none", "", "mark none: no delayed rows, no parking, nothing to deliver from "+
-			"the table; a poison row goes straight into the dead letters")
-	case !t.Layout.Records():
+	if !t.Layout.Records() {
 		lacks := "columns for failures"
 		for missing, has := range map[outbox.Field]outbox.Field{
 			outbox.Attempts: outbox.LastError, outbox.LastError: outbox.Attempts,
@@ -103,18 +99,18 @@ func limits(t *outbox.Table) (f check.Findings) {
 			"map attempts and last_error in outboxes[].layout: they hold a failure together",
 			"the layout has no %s: without that a poison row goes straight into the dead letters", lacks)
 	}
-	if table.MarkOf(t).InTable() && !t.Layout.Dates() {
+	if !t.Layout.Dates() {
 		f.Warning("table-no-time",
 			"map occurred_at in outboxes[].layout to the column that has the time of an event",
 			"the layout maps neither occurred_at nor available_at: outbox_lag_seconds stays 0 for it; watch "+
 				"walpost_confirmed_lag_bytes")
 	}
-	if table.MarkOf(t).InTable() && !table.Ordered(t) {
+	if !table.Ordered(t) {
 		f.Warning("table-ids-unordered", "", "the ids are no numbers: rows that are delivered from the "+
 			"table come in no order")
 	}
-	switch mark := table.MarkOf(t); {
-	case !mark.InTable() || mark.Stays():
+	switch {
+	case table.MarkOf(t).Stays():
 	case table.Keeps(t):
 		f.Warning("table-mark-undated", "map processed_at in outboxes[].layout",
 			"no column says when a row was delivered: what JetStream loses later cannot be found again in "+
@@ -136,7 +132,7 @@ func (s *starter) system(
 		sys, err = stream.Probe(ctx, s.cfg.server(), s.cfg.Slot)
 	}
 	if cannotStream(err) && s.cfg.Mode == ModeAuto {
-		streams, why, err = false, err, s.cfg.mayPoll(err)
+		streams, why, err = false, err, nil
 	}
 	if err == nil && !streams {
 		sys, err = identify(ctx, db)

@@ -8,7 +8,6 @@ import (
 	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -41,11 +40,10 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &recoveryState{found: back.found, sent: back.sent, notShown: back.notShown}
+	s = &recoveryState{found: back.found, notShown: back.notShown}
 	if err := r.resolveRecoveryLSN(ctx, s); err != nil {
 		return nil, err
 	}
-	s.narrowSent(r.sys, r.info)
 	c := &comparison{
 		reporter: r.reporter, servers: r.servers, before: &r.past.compared,
 		db: r.db, wal: r.wal, info: r.info, marks: back.marks, trimmed: back.more && r.info.FirstSeq > 1,
@@ -103,15 +101,4 @@ func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState) err
 		s.recoveryLSN = end
 	}
 	return err
-}
-
-// narrowSent forgets the rows that were read of tables without marks where the tail decides alone: it is of
-// this WAL, and no row is skipped in the stream.
-func (s *recoveryState) narrowSent(sys stream.System, info *jetstream.StreamInfo) {
-	f := s.found
-	if f.Foreign == 0 && !f.Disordered && s.tail.Commit > 0 {
-		s.sent.rows = nil
-	} else if f.Own < jetstream.U && info.FirstSeq <= 1 || !sys.Comparable(s.sent.from) {
-		s.sent.from = outbox.Position{} // nothing of this WAL is further back
-	}
 }

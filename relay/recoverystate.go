@@ -16,8 +16,6 @@ type recoveryState struct {
 	recoveryLSN outbox.LSN
 	// tail is the newest own message's position where it is of this WAL.
 	tail outbox.Position
-	// sent is what the tail does not say of tables without marks; the reader's own.
-	sent sentRows
 	// healed counts rows that JetStream had lost and that are pending again: session.heal has them delivered.
 	healed int
 	past   bool // the WAL is past the recovery LSN; the reader's own
@@ -55,30 +53,5 @@ func (s *recoveryState) forget() {
 	s.past = true
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.notShown, s.unmarked, s.sent.rows = nil, nil, nil
-}
-
-// sentRows are rows of tables without marks (mark none) that the newest U messages hold. Where the tail
-// decides alone, rows is nil.
-type sentRows struct {
-	rows map[outbox.Ref]struct{}
-	from outbox.Position // the rows are complete from here on
-}
-
-// has reports whether the row's message was read. A row beyond the tail has one only where the server was
-// restored to an earlier state.
-func (s *sentRows) has(ev *outbox.Event) bool {
-	if len(s.rows) == 0 { // most rows: no hash is taken
-		return false
-	}
-	_, sent := s.rows[ev.Ref()]
-	return sent
-}
-
-// mayBeMissing reports whether the stream may lack a row although the tail covers it. Messages are in flight
-// one behind the other. If another writer's message takes the sequence that one of them expects, that one is
-// refused and those behind it fit: the stream has skipped it. The publisher stops then, so fewer than U
-// messages follow, and has answers whether the row is among them.
-func (s *sentRows) mayBeMissing(ev *outbox.Event) bool {
-	return s.rows != nil && !s.from.Covers(ev.Commit, ev.N)
+	s.notShown, s.unmarked = nil, nil
 }

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -55,16 +54,11 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 	}
 	for _, t := range cfg.Outboxes {
 		if !t.Mark.Valid() {
-			return nil, hint.Errorf("set mark: update, delete or none",
+			return nil, hint.Errorf("set mark: update, delete or journal",
 				"outbox %s: unknown mark %q", t, t.Mark)
 		}
 		if err := r.template.CheckLayout(t); err != nil {
 			return nil, err
-		}
-		if isBare(t) && cfg.Stream.Shared {
-			return nil, hint.Errorf(
-				"give the relay a stream of its own and nats.shared: false, or choose another mark",
-				"outbox %s: mark none cannot share a stream: only the position in it says what was stored", t)
 		}
 		if cfg.Initial == "none" && !table.CanSkip(t) {
 			return nil, hint.Errorf("delete the rows that shall not be published yourself, and leave "+
@@ -77,18 +71,6 @@ func New(cfg Config, log *zap.Logger, registry prometheus.Registerer) (*Relay, e
 				"stream with sources, and leave nats.shared out",
 				"shard %s with nats.shared: the shards have one source, and take each other's messages for "+
 					"their own", t.Shard)
-		}
-	}
-	marked := func(t *outbox.Table) bool { return !isBare(t) }
-	if r.cfg.bare() && slices.ContainsFunc(cfg.Outboxes, marked) {
-		return nil, hint.Errorf("run a relay of its own, with a slot and a stream of its own, for the "+
-			"outboxes with mark none",
-			"mark none beside another mark: the position in the stream decides about the one, the table "+
-				"about the other")
-	}
-	if r.cfg.Mode == ModePoll {
-		if err := r.cfg.mayPoll(errModePoll); err != nil {
-			return nil, err
 		}
 	}
 	r.cfg.Stream.Pattern, r.cfg.Stream.Partitions = r.template.Pattern(), r.template.Partitions()

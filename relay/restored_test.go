@@ -18,16 +18,13 @@ import (
 // same; an alarm says what happened. A stored row that its WAL brings again is not sent again.
 func TestServerRestoredOnItsTimeline(t *testing.T) {
 	t.Parallel()
-	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate, outbox.MarkJournal} {
+	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
 		t.Run(string(mark), func(t *testing.T) {
 			t.Parallel()
 			testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 				r := newRig(t, pg)
 				r.markWith(mark)
-				put := r.putNone
-				if mark != outbox.MarkNone {
-					put = func(n int) { r.put(n, n) }
-				}
+				put := func(n int) { r.put(n, n) }
 				r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
 				x := r.start().streaming()
 				r.keep()

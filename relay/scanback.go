@@ -20,7 +20,6 @@ type backwardScan struct {
 	oldest   jetstream.Message
 	marks    *marksRead
 	notShown map[outbox.Ref]uint64 // see recoveryState
-	sent     sentRows
 }
 
 func scanBackward(
@@ -28,7 +27,6 @@ func scanBackward(
 	info *jetstream.StreamInfo, o jetstream.ScanOptions,
 ) (*backwardScan, error) {
 	b := &backwardScan{rows: rows, marks: newMarksRead(), notShown: map[outbox.Ref]uint64{}}
-	b.sent.rows = map[outbox.Ref]struct{}{}
 	o.Step = func(messages []jetstream.Message) (bool, error) { return b.step(ctx, messages) }
 	var err error
 	b.found, err = from.ScanBackward(ctx, info.FirstSeq, info.LastSeq, o)
@@ -41,9 +39,7 @@ func (b *backwardScan) step(ctx context.Context, messages []jetstream.Message) (
 		b.more = true
 		return true, nil
 	}
-	if b.steps++; b.steps == 1 {
-		b.sent = sentRows{b.rows.withoutMarks(messages), messages[len(messages)-1].Position}
-	}
+	b.steps++
 	err = b.rows.each(ctx, messages, func(batch rowBatch) error {
 		for i, s := range batch.states {
 			more = b.look(batch.table, batch.messages[i], batch.rows[i].Ref, s) || more

@@ -89,7 +89,7 @@ func (s *session) streamed(ctx, held context.Context) (err error) {
 	// At once, whatever the session is doing, so that a server that shuts down is
 	// not held up.
 	defer context.AfterFunc(held, func() { s.wal.Close(false) })()
-	if err := s.past.published.begin(ctx, s.db, s.wal); err != nil {
+	if err := s.past.published.check(ctx, s.db); err != nil {
 		s.trouble("the publication cannot be looked at: trying again", err)
 	}
 	s.watchedRecoveryLSN.Store(math.MaxUint64) // until it is known
@@ -138,7 +138,7 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	handler := &walHandler{
 		reporter: s.reporter, cfg: s.cfg, db: s.db, publisher: s.publisher,
 		marker: s.marker, holds: s.holds, poller: s.poller, recovered: s.recovered,
-		moved: s.moved, altered: s.altered, poison: s.past.poison,
+		moved: s.moved, altered: s.altered,
 	}
 	s.poller.Beside(pollerWAL{s.wal, handler})
 	s.watchedRecoveryLSN.Store(uint64(s.recovered.recoveryLSN))
@@ -405,19 +405,16 @@ func (s *session) stop(ctx, held context.Context, cause error, ended <-chan stru
 	for range cap(ended) {
 		<-ended
 	}
-	s.keepPoison(refusals)
+	s.alarmFalseDuplicates(refusals)
 	return s.finish(ctx, cause)
 }
 
-// keepPoison leaves to the next session what JetStream has refused, where no table can record it.
-func (s *session) keepPoison(refusals []publish.Refusal) {
+// alarmFalseDuplicates raises an alarm for each message that JetStream calls a duplicate and does not have.
+func (s *session) alarmFalseDuplicates(refusals []publish.Refusal) {
 	for _, x := range refusals {
 		if x.Failure.Class == outbox.RowDuplicate {
 			s.alarm(alarm.FalseDuplicate,
 				zap.Stringer("row", x.Ref), zap.String("failure", x.Failure.Reason))
-		}
-		if !table.MarkOf(x.Ref.Table).InTable() {
-			s.past.poison[x.Ref] = x.Failure
 		}
 	}
 }

@@ -74,16 +74,12 @@ func (s *servers) hasStreamed(ctx context.Context) (streamed bool, err error) {
 	return streamed, err
 }
 
-// alarmForeign: with mark none there is nothing to deliver meanwhile.
-func (k *slotKeeper) alarmForeign(cause error) error {
+// alarmForeign says that another program has the slot's name.
+func (k *slotKeeper) alarmForeign(cause error) {
 	if !k.limited("slot_foreign", time.Minute) {
 		k.alarm(alarm.SlotForeign,
 			why(cause)...)
 	}
-	if k.cfg.bare() {
-		return cause
-	}
-	return nil
 }
 
 // makeAnswered makes a temporary slot, has answer wait until the tables have nothing from before it, and
@@ -132,21 +128,6 @@ func (k *slotKeeper) drop(ctx context.Context, db *table.DB) error {
 	}
 	crash.At("dropped")
 	return nil
-}
-
-// createBare makes a slot where no table has what it lacks (mark none). There was none, or one that
-// the server has invalidated, from which nothing can be read any more.
-func (k *slotKeeper) createBare(ctx context.Context, slots *stream.Slots, cause error) error {
-	k.status.do("create the slot")
-	if err := k.create(ctx, slots, func() error { return slots.Create(ctx, k.cfg.Slot) }); err != nil {
-		return err
-	}
-	// Only now: until there is a slot, every event is lost.
-	if sent, err := k.hasSent(ctx); sent || err != nil || !errors.Is(cause, stream.ErrNoSlot) {
-		k.alarm(alarm.WALLost,
-			zap.Error(cause))
-	}
-	return errModeChanged
 }
 
 // create waits for every transaction that is running, and says for which.

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
 )
 
@@ -74,22 +73,6 @@ func TestForeignSlotWhileRunning(t *testing.T) {
 		r.storedIs(1, 30)
 		x.halt()
 	})
-}
-
-// TestForeignSlotWithMarkNone: there is nothing to deliver from meanwhile, so the relay waits.
-func TestForeignSlotWithMarkNone(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.Outboxes[0].Mark = outbox.MarkNone
-	x := r.start().streaming()
-	r.withoutRelay("the slot is another program's", fmt.Sprintf(`DO $$ BEGIN
-		PERFORM pg_drop_replication_slot('%[1]s'); PERFORM pg_create_logical_replication_slot('%[1]s', 'test_decoding'); END $$`, r.cfg.Slot))
-	r.put(1, 3)
-	changes := r.unread(r.cfg.Slot)
-	x.alarmed("slot_foreign")
-	if n := r.unread(r.cfg.Slot); changes == "0" || n != changes {
-		t.Errorf("the other program has %s changes to read, had %s", n, changes)
-	}
 }
 
 // TestForeignSlotWhilePolling: a relay that polls drops the slot that it has left, and no other program's.

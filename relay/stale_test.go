@@ -9,11 +9,12 @@ import (
 )
 
 // TestStaleVerdictOnASlot: a relay that found its slot unusable, and lost its place before it
-// could do anything about it, leaves the slot alone that another one has made since.
+// could do anything about it, leaves the slot alone that another one has made since. The producer deletes its
+// rows, so that only that slot has them.
 func TestStaleVerdictOnASlot(t *testing.T) {
 	t.Parallel()
 	r := newRigWith(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
-	r.cfg.Outboxes[0].Mark = outbox.MarkNone
+	r.cfg.Outboxes[0].Mark = outbox.MarkUpdate
 	a := r.start().streaming()
 	b := r.start()
 	eventually(t, "B stands by", func() bool { return b.Status().State == "standby" })

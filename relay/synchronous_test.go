@@ -95,38 +95,6 @@ func TestInvisibleRows(t *testing.T) {
 	}
 }
 
-// TestInvisibleChangeOfThePublication: what the WAL brings behind a change whose commit waits for a standby is not
-// confirmed before the change can be seen.
-func TestInvisibleChangeOfThePublication(t *testing.T) {
-	t.Parallel()
-	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
-		t.Parallel()
-		r := newRig(t, pg)
-		r.cfg.Outboxes[0].Mark = outbox.MarkNone
-		x := r.start().streaming()
-		r.putNone(1)
-		r.passes(r.here())
-		r.synchronous("nosuch")
-		c := r.conn()
-		changed := make(chan error, 1)
-		go func() {
-			changed <- run(context.Background(), c, `ALTER PUBLICATION walpost DROP TABLE outbox_messages`)
-		}()
-		eventually(t, "the change waits", func() bool {
-			return r.query1(`SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep'`, c.PgConn().PID()) == "1"
-		})
-		r.exec("SET synchronous_commit = local; " + set(nil).insert("outbox_messages", 2, canonicalRow) + "; DELETE FROM outbox_messages")
-		after := r.here()
-		for range 5 { // longer than two looks take
-			r.pinned(after)
-		}
-		r.synchronous("")
-		r.must(<-changed)
-		x.alarmed("unpublished")
-		r.pinned(after)
-	})
-}
-
 // synchronous sets synchronous_standby_names. Commits go by what the checkpointer
 // makes of it, which it does before it answers.
 func (r *rig) synchronous(names string) {

@@ -49,7 +49,6 @@ func TestTraces(t *testing.T) {
 	}{
 		"stream": {relay.ModeStream, outbox.MarkUpdate, "outbox.mark outbox.publish outbox.wait"},
 		"poll":   {relay.ModePoll, outbox.MarkDelete, "outbox.mark outbox.publish outbox.wait"},
-		"bare":   {relay.ModeStream, outbox.MarkNone, "outbox.publish outbox.wait"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -183,7 +182,7 @@ func TestTracedDrain(t *testing.T) {
 	// drain returns the rows a second, and this process's CPU time for a row: the relay's and the sink's.
 	drain := func(ratio float64) (rate, spent float64) {
 		r := newRig(t, testenv.SharedPostgres(t))
-		r.cfg.Stream.Batching, r.cfg.Outboxes[0].Mark = jetstream.BatchSingle, outbox.MarkNone
+		r.cfg.Stream.Batching = jetstream.BatchSingle
 		r.cfg.Tracer, r.cfg.TraceRatio = provider.Tracer("test"), ratio
 		r.start().streaming().halt()
 		r.exec(`DO $$ BEGIN FOR i IN 1..` + strconv.Itoa(rows) + ` BY 100 LOOP

@@ -7,7 +7,6 @@ import (
 
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
-	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
 )
 
@@ -106,32 +105,4 @@ func TestPollingPastARowThatTheServerCannotSend(t *testing.T) {
 	if want := "1000|1|unreadable 1001|0|held 1002|1|unreadable"; got != want {
 		t.Errorf("recorded are %s, want %s", got, want)
 	}
-}
-
-// TestSlotOfARowThatTheServerCannotSendIsKept: with mark none nothing else has the events
-// behind it.
-func TestSlotOfARowThatTheServerCannotSendIsKept(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.Outboxes[0].Mark = outbox.MarkNone
-	r.exec(breakTimes + `; ALTER TABLE outbox_messages ADD extra timestamptz`)
-	x := r.start().streaming()
-	r.putNone(1)
-	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, extra) VALUES ('bad', 1, 'order.placed', '{"n": 1000}', broken()); DELETE FROM outbox_messages`)
-	behind := r.here()
-	r.putNone(2)
-	if a := x.alarmed("slot_unreadable"); !contains(a["error"], "22008") {
-		t.Errorf("the alarm does not say what the server said: %v", a)
-	}
-	r.storedIs(1, 1)
-	if r.confirmedPast(behind) {
-		t.Error("the LSN is confirmed past a row that was not sent")
-	}
-	x.quiet("slot_given_up", "wal_lost")
-	// An operator skips that transaction, and no other.
-	x.halt()
-	r.exec(`SELECT pg_replication_slot_advance($1, $2::pg_lsn)`, r.cfg.Slot, behind)
-	r.start().streaming()
-	r.passes(r.here())
-	r.storedIs(1, 2)
 }

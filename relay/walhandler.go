@@ -27,7 +27,6 @@ type walHandler struct {
 	recovered *recoveryState
 	moved     *fallback.Moved
 	altered   chan<- struct{}
-	poison    map[outbox.Ref]*outbox.RowError // see history
 
 	// recoveryBuffer has rows that the table decides about: those up to the recovery LSN,
 	// mostly. A row leaves it when its next place has it. mu guards it; only the reader
@@ -305,11 +304,6 @@ func (h *walHandler) send(ctx context.Context, ev *outbox.Event, txn *stream.Txn
 func (h *walHandler) sendOrHold(
 	ctx context.Context, ev *outbox.Event, txn fallback.Waiter, asked fallback.AsOf,
 ) error {
-	if len(h.poison) > 0 && !table.MarkOf(ev.Table).InTable() {
-		if failure := h.poison[ev.Ref()]; failure != nil {
-			return h.refuse(ctx, ev, txn, failure)
-		}
-	}
 	if h.cfg.OnPoison != fallback.Skip && h.holds.Any() {
 		if held, err := h.joinHold(ctx, fallback.PendingRow{Event: ev, By: txn}, asked); held || err != nil {
 			return err
@@ -355,24 +349,14 @@ func (h *walHandler) record(ctx context.Context, rows []fallback.PendingRow) err
 	return nil
 }
 
-// refuse records a row that cannot be sent. Nothing waits for it but its
-// transaction, except where only the dead letters will ever know of it.
+// refuse records a row that cannot be sent. Nothing waits for it but its transaction.
 func (h *walHandler) refuse(
 	ctx context.Context, ev *outbox.Event, txn fallback.Waiter, failure *outbox.RowError,
 ) error {
-	if !table.MarkOf(ev.Table).InTable() {
-		if err := h.db.AddDeadLetter(ctx, ev, failure.Error()); err != nil {
-			return err
-		}
-		h.reporter.deadLetter(ev.Ref(), failure.Error())
-		delete(h.poison, ev.Ref())
-		txn.Settled()
-	} else {
-		row := table.RowOf(ev)
-		row.Failure = failure.Error()
-		if err := h.marker.Park(ctx, row, fallback.AggregateOf(ev), txn); err != nil {
-			return err
-		}
+	row := table.RowOf(ev)
+	row.Failure = failure.Error()
+	if err := h.marker.Park(ctx, row, fallback.AggregateOf(ev), txn); err != nil {
+		return err
 	}
 	// Only now: what was not recorded comes again.
 	h.reporter.refused(ev.Ref(), string(ev.Values[outbox.EventType]), failure)

@@ -99,7 +99,7 @@ func (w *serverWatch) checkWalsender(ctx context.Context) error {
 // up: the tables have all that it would bring. While rows flow and what may have
 // been sent before is not passed yet, it is left alone.
 func (w *serverWatch) checkBudget(ctx context.Context) error {
-	if w.cfg.MaxRetainedWAL <= 0 || w.cfg.bare() {
+	if w.cfg.MaxRetainedWAL <= 0 {
 		return nil
 	}
 	slot, err := w.db.Slot(ctx)

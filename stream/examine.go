@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -52,11 +51,6 @@ type examiner struct {
 	conn *pgx.Conn
 }
 
-// bare reports whether only the WAL has the rows.
-func (e *examiner) bare() bool {
-	return slices.ContainsFunc(e.Tables, func(t *outbox.Table) bool { return t.Mark == outbox.MarkNone })
-}
-
 func (e *examiner) settings(ctx context.Context) error {
 	var keep, slotIdle int64
 	var keepText, idleText, synchronous, standbySlots, budget string
@@ -78,7 +72,7 @@ func (e *examiner) settings(ctx context.Context) error {
 			"ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf()",
 			"max_slot_wal_keep_size is unlimited: while no relay runs, its slot keeps WAL until the disk is "+
 				"full; set it to what the disk bears")
-	case e.MaxRetainedWAL > 0 && keep <= e.MaxRetainedWAL && !e.bare():
+	case e.MaxRetainedWAL > 0 && keep <= e.MaxRetainedWAL:
 		e.Warning("pg-wal-limit", "set postgres.max_retained_wal below max_slot_wal_keep_size",
 			"max_slot_wal_keep_size is %s, and postgres.max_retained_wal %s: "+
 				"the server invalidates the slot before the relay gives it up", keepText, budget)
@@ -218,7 +212,7 @@ func (e *examiner) slot(ctx context.Context) error {
 	if err := e.inTheWay(ctx); err != nil {
 		return err
 	}
-	if s.over && !e.bare() {
+	if s.over {
 		e.Warning("slot-over-budget", "have the relay run and keep up, or raise postgres.max_retained_wal",
 			"slot %q keeps %s of WAL, more than postgres.max_retained_wal (%s): "+
 				"the relay gives it up, and the table delivers", e.Slot, s.kept, s.retainedText)
@@ -276,14 +270,8 @@ func (e *examiner) use(s slotState) {
 }
 
 func (e *examiner) lost(ctx context.Context, cause error) error {
-	if e.bare() {
-		e.Fault("slot-lost",
-			"start the relay: it recreates the slot; the events are lost unless you find them elsewhere",
-			"%s: with mark none only the WAL had the events that it had not brought yet", cause)
-	} else {
-		e.Warning("slot-lost", "start the relay: it recreates the slot",
-			"%s: the table delivers what it would have brought", cause)
-	}
+	e.Warning("slot-lost", "start the relay: it recreates the slot",
+		"%s: the table delivers what it would have brought", cause)
 	return e.waits(ctx)
 }
 

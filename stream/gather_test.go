@@ -37,10 +37,6 @@ func (l *lagging) Idle(context.Context) error {
 
 func (l *lagging) Commit() {}
 
-func (l *lagging) Misfit(context.Context, *outbox.Event, map[string]*string, []string, error) error {
-	return nil
-}
-
 func (l *lagging) Altered() {}
 
 func (l *lagging) Dry() { l.dry++ }

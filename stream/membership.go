@@ -16,11 +16,9 @@ import (
 // row of a catalog that is written again has another xmin.
 type membership struct {
 	publication string
-	oid         uint32   // of the table
 	relation    string   // with its place in a partition tree
 	member      string   // by what the publication has the table; "" where by nothing of the table's own
 	members     []string // all such, of every table
-	together    bool     // one transaction made the table what it is, and a member
 }
 
 // readMembership reads one. It takes no lock on the table.
@@ -34,22 +32,21 @@ func readMembership(
 	}
 	err = conn.QueryRow(ctx, `WITH
 		p AS (SELECT oid, xmin, puballtables FROM pg_publication WHERE pubname = $1),
-		c AS (SELECT c.oid, c.xmin, c.relnamespace, concat(c.oid, ' ', c.xmin) AS version
+		c AS (SELECT c.oid, c.relnamespace, concat(c.oid, ' ', c.xmin) AS version
 			FROM pg_class c WHERE c.oid = to_regclass($2)),
 		s AS (`+schemas+`),
-		r AS (SELECT r.prrelid, r.xmin, concat('table ', r.prrelid, ' ', r.oid, ' ', r.xmin) AS member
+		r AS (SELECT r.prrelid, concat('table ', r.prrelid, ' ', r.oid, ' ', r.xmin) AS member
 			FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid),
 		a AS (SELECT 'all' AS member FROM p WHERE puballtables)
-		SELECT coalesce((SELECT concat(oid, ' ', xmin) FROM p), ''), coalesce((SELECT oid FROM c), 0::oid),
+		SELECT coalesce((SELECT concat(oid, ' ', xmin) FROM p), ''),
 			coalesce((SELECT concat(version, ' ',
 				ARRAY(SELECT relid::oid FROM pg_partition_ancestors(oid) relid)) FROM c), ''),
 			coalesce((SELECT member FROM a), (SELECT member FROM r JOIN c ON r.prrelid = c.oid),
 				(SELECT member FROM s JOIN c ON s.pnnspid = c.relnamespace), ''),
 			ARRAY(SELECT member FROM a UNION ALL SELECT member FROM r
-				UNION ALL SELECT member FROM s ORDER BY 1),
-			coalesce((SELECT r.xmin = c.xmin FROM r JOIN c ON r.prrelid = c.oid), false)`,
+				UNION ALL SELECT member FROM s ORDER BY 1)`,
 		publication, t.SQL()).
-		Scan(&m.publication, &m.oid, &m.relation, &m.member, &m.members, &m.together)
+		Scan(&m.publication, &m.relation, &m.member, &m.members)
 	if err != nil {
 		return m, fmt.Errorf("read how publication %q has %s: %w", publication, t, err)
 	}
@@ -59,14 +56,6 @@ func readMembership(
 func (m membership) equal(other membership) bool {
 	return m.publication == other.publication && m.relation == other.relation && m.member == other.member &&
 		slices.Equal(m.members, other.members)
-}
-
-// continues reports whether the publication has had the table of that name without a gap since an
-// earlier look, as far as the catalogs tell: by the same entry, or by one that is as old as another table
-// of that name. An entry of the same table may be as old as any change of it.
-func (m membership) continues(earlier membership) bool {
-	return m.publication == earlier.publication && m.member != "" &&
-		(slices.Contains(earlier.members, m.member) || m.together && m.oid != earlier.oid)
 }
 
 // PublicationLook says whether a publication brings every row of the tables.
@@ -79,7 +68,6 @@ type PublicationLook struct {
 	Problem error
 
 	members map[*outbox.Table]membership
-	gap     error
 }
 
 // Take looks. Where nothing has changed since the last look, it takes no lock on a table.
@@ -97,24 +85,7 @@ func (l *PublicationLook) Take(ctx context.Context, conn *pgx.Conn) (err error) 
 	} else if l.Problem, err = publicationProblem(ctx, conn, l.Publication, l.Tables); err != nil {
 		return err
 	}
-	l.gap = l.findGap()
 	l.Before = nil
-	return nil
-}
-
-// Gap is why rows that were committed since the look before may be missing in the WAL.
-func (l *PublicationLook) Gap() error { return l.gap }
-
-func (l *PublicationLook) findGap() error {
-	if l.Problem != nil || l.Before == nil {
-		return l.Problem
-	}
-	for _, t := range l.Tables {
-		if now, before := l.members[t], l.Before.members[t]; !now.equal(before) && !now.continues(before) {
-			return fmt.Errorf("publication %q has table %s by another entry than before: "+
-				"there may have been a gap", l.Publication, t)
-		}
-	}
 	return nil
 }
 

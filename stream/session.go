@@ -53,13 +53,6 @@ type Handler interface {
 	// until Row returns. A row that is not settled when Row returns is added to
 	// the transaction (Txn.Add) and settled later.
 	Row(ctx context.Context, ev *outbox.Event, txn *Txn) error
-	// Misfit is called for an INSERT into an outbox table that makes no event, because it lacks a
-	// column of the layout. The event has what is mapped, and is valid until Misfit returns; columns
-	// are all that the row has, NULLs as nil, but for the values of those that are omitted: they are too
-	// long. The row is settled then.
-	Misfit(
-		ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, reason error,
-	) error
 	// Altered is called where the server describes an outbox table otherwise than before.
 	Altered()
 	// Commit is called after the last row of a transaction.
@@ -337,8 +330,6 @@ func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, lef
 	case decode.Row:
 		s.source.late(time.Duration(left-s.committed) * time.Microsecond)
 		return h.Row(ctx, m.Event, s.txn)
-	case decode.Misfit:
-		return h.Misfit(ctx, m.Event, textOf(m.Lacks.Columns), m.Lacks.Omitted, m.Lacks.Reason)
 	case decode.Altered:
 		h.Altered()
 	case decode.Commit:
@@ -348,17 +339,6 @@ func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, lef
 		s.advance(m.End)
 	}
 	return nil
-}
-
-func textOf(columns []decode.Column) map[string]*string {
-	text := map[string]*string{}
-	for _, c := range columns {
-		if text[c.Name] = nil; c.Value != nil {
-			v := string(c.Value)
-			text[c.Name] = &v
-		}
-	}
-	return text
 }
 
 // advance notes that everything committed up to an LSN was received and handed

@@ -1,7 +1,6 @@
 package stream
 
 import (
-	"math"
 	"sync"
 
 	"github.com/walpost/walpost/outbox"
@@ -10,9 +9,7 @@ import (
 // Tracker turns "this row is settled" into "the WAL up to here may be forgotten". It is a FIFO of entries:
 // one for each transaction, with the number of rows that are not settled yet, and one for each keepalive
 // that came outside a transaction. An entry leaves the queue when it is the oldest, closed, and has nothing
-// pending. The end of the last one that left is the confirmed LSN, unless a limit lies before it.
-//
-// The confirmed LSN never goes back: the first limit is set before anything is settled. The zero Tracker is
+// pending. The end of the last one that left is the confirmed LSN, which never goes back. The zero Tracker is
 // not usable; see [NewTracker].
 type Tracker struct {
 	// mu guards everything below, and every Txn of the tracker.
@@ -21,8 +18,6 @@ type Tracker struct {
 	head    int
 	free    []*Txn
 	settled outbox.LSN
-	start   outbox.LSN // what the server held for confirmed at the beginning
-	limit   outbox.LSN
 	sweepAt int // how many have to wait before they are swept
 }
 
@@ -39,31 +34,14 @@ type Txn struct {
 
 // NewTracker starts at what the server holds for confirmed already.
 func NewTracker(confirmed outbox.LSN) *Tracker {
-	return &Tracker{settled: confirmed, start: confirmed, limit: math.MaxUint64}
+	return &Tracker{settled: confirmed}
 }
 
-// Confirmed is the greatest LSN under which everything received is settled: at most the limit, but never
-// below where the tracker started.
+// Confirmed is the greatest LSN under which everything received is settled.
 func (t *Tracker) Confirmed() outbox.LSN {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return max(t.start, min(t.settled, t.limit))
-}
-
-// Settled is Confirmed without the limit.
-func (t *Tracker) Settled() outbox.LSN {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return max(t.start, t.settled)
-}
-
-// Limit keeps Confirmed at or below an LSN. A tracker has no limit at first. Later calls only raise it.
-func (t *Tracker) Limit(lsn outbox.LSN) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.limit == math.MaxUint64 || lsn > t.limit {
-		t.limit = lsn
-	}
+	return t.settled
 }
 
 // Begin opens a transaction. Nothing that is received after it can be confirmed

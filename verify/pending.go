@@ -21,9 +21,6 @@ const lateness = time.Minute
 func (v *comparison) judgePending(ctx context.Context) error {
 	pending := map[*comparedTable][]string{}
 	for _, t := range v.tables {
-		if !table.MarkOf(t.Table).InTable() {
-			continue
-		}
 		ids, err := v.due(ctx, t)
 		if err != nil {
 			return err

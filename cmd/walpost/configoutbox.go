@@ -48,7 +48,7 @@ var otherStates = map[string]outbox.State{"failed": outbox.Failed, "dead": outbo
 
 const statusForm = "write {set: {status: 2}}, or {set: {status: 2}, failed: 3, dead: 4}"
 
-func (v markValue) Kind() string { return "update | delete | journal | none | {set: {column: value}}" }
+func (v markValue) Kind() string { return "update | delete | journal | {set: {column: value}}" }
 func (v markValue) isNode() bool { return v.p.Column != "" }
 
 func (v markValue) Set(text string) error {
@@ -139,9 +139,15 @@ func (v markValue) Check() error {
 }
 
 func (v markValue) checkName() error {
-	names := []string{"update", "delete", "journal", "none"}
-	if slices.Contains(names, v.p.Name) {
+	names := []string{"update", "delete", "journal"}
+	switch {
+	case slices.Contains(names, v.p.Name):
 		return nil
+	case v.p.Name == "none":
+		return hint.Errorf("drop the DELETE in the producer (Quarkus: "+
+			"quarkus.debezium-outbox.remove-after-insert=false), then set mark: delete or journal: "+
+			"docs/TABLES.md#producers-that-delete-their-rows",
+			"mark none does not exist: a row stays in its table until it is marked")
 	}
 	advice := didYouMean(v.p.Name, names)
 	if advice == "" {

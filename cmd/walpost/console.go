@@ -34,7 +34,7 @@ func consoleConfig(cfg *Config, name string, log *zap.Logger) (console.Config, e
 	conn.Name = name
 	return console.Config{
 		Version:  buildVersion().Version,
-		Postgres: database(cfg, name), Publication: cfg.Postgres.Publication, Outboxes: tables,
+		Postgres: database(cfg, name), Outboxes: tables,
 		NATS: conn,
 		Stream: jetstream.StreamConfig{
 			Name: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Shared: cfg.NATS.Shared,

@@ -91,9 +91,8 @@ func withDLQ(cmd *cobra.Command, do func(context.Context, *deadletter.Queue) err
 		return err
 	}
 	q, err := deadletter.Open(cmd.Context(), deadletter.Config{
-		Config:      database(cfg, "walpost dlq"),
-		Publication: cfg.Postgres.Publication,
-		Outboxes:    tables,
+		Config:   database(cfg, "walpost dlq"),
+		Outboxes: tables,
 	})
 	if err != nil {
 		return err

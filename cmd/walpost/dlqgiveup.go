@@ -53,7 +53,7 @@ func (c *dlqGiveUp) run(cmd *cobra.Command, ids []string) error {
 	if err != nil {
 		return err
 	}
-	if !table.MarkOf(t).InTable() || !t.Layout.Records() {
+	if !t.Layout.Records() {
 		return hint.Errorf("`walpost dlq list` shows them",
 			"no row of %s is parked: its layout and mark make a row that fails a dead letter at once", t)
 	}

@@ -92,7 +92,7 @@ func countParked(cmd *cobra.Command) (sum int, err error) {
 		return 0, err
 	}
 	for _, t := range tables {
-		if !table.MarkOf(t).InTable() || !t.Layout.Records() {
+		if !t.Layout.Records() {
 			continue
 		}
 		if err := db.Complete(ctx, t); err != nil {

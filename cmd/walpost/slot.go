@@ -70,11 +70,9 @@ func newSlotCreateCommand() *cobra.Command {
 }
 
 func newSlotDropCommand() *cobra.Command {
-	var force bool
 	cmd := slotCommand("drop", "Drop the slot", func(cmd *cobra.Command, cfg *Config, db *table.DB) error {
-		return dropSlot(cmd.Context(), cfg, db, force, cmd.OutOrStdout())
+		return dropSlot(cmd.Context(), cfg, db, cmd.OutOrStdout())
 	})
-	cmd.Flags().BoolVar(&force, "force", false, "with mark none: also where events may be lost")
 	addConfigFlags(cmd)
 	return cmd
 }
@@ -169,12 +167,6 @@ func createSlot(
 		return err
 	}
 	sheet{stdout}.slot("created", slot, cfg.Postgres.MaxRetainedWAL)
-	for _, t := range tables {
-		if !table.MarkOf(t).InTable() {
-			sheet{stdout}.note(
-				fmt.Sprintf("events of %s that were committed before the slot are nobody's", t), "")
-		}
-	}
 	if err := refusePending(ctx, db, tables); err != nil { // some came meanwhile, or it was forced
 		fmt.Fprintf(stderr, "warning: %s\n", oneLine(err.Error()))
 	}
@@ -227,9 +219,6 @@ func makeSlot(ctx context.Context, cfg *Config, db *table.DB, wait time.Duration
 // itself delivers them in their order.
 func refusePending(ctx context.Context, db *table.DB, tables []*outbox.Table) error {
 	for _, t := range tables {
-		if !table.MarkOf(t).InTable() {
-			continue
-		}
 		n, err := db.PendingCount(ctx, t, countMost)
 		if err != nil {
 			return db.ExplainRead(ctx, t, err)
@@ -244,11 +233,7 @@ func refusePending(ctx context.Context, db *table.DB, tables []*outbox.Table) er
 	return nil
 }
 
-func dropSlot(ctx context.Context, cfg *Config, db *table.DB, force bool, w io.Writer) error {
-	tables, err := cfg.Tables()
-	if err != nil {
-		return err
-	}
+func dropSlot(ctx context.Context, cfg *Config, db *table.DB, w io.Writer) error {
 	const stop = "stop that relay first: one that runs would recreate the slot at once"
 	if err := takeLock(ctx, db, stop); err != nil {
 		return err
@@ -261,29 +246,20 @@ func dropSlot(ctx context.Context, cfg *Config, db *table.DB, force bool, w io.W
 		_, err := fmt.Fprintf(w, "there is no slot %s\n", slot.Name)
 		return err
 	}
-	none := false
-	for _, t := range tables {
-		none = none || !table.MarkOf(t).InTable()
-	}
-	if err := mayDrop(slot, none && !force); err != nil {
+	if err := mayDrop(slot); err != nil {
 		return err
 	}
 	if err := db.DropSlot(ctx, slot.Name); err != nil {
 		return adviseDrop(err, db)
 	}
 	fmt.Fprintf(w, "dropped slot %s\n", slot.Name)
-	if none {
-		fmt.Fprintln(w, "with mark none, events that it had not brought are lost, "+
-			"and so are those that are committed until there is a slot again")
-	} else {
-		fmt.Fprintln(w, "nothing is lost: the next relay makes another slot, "+
-			"and the tables deliver what is pending")
-	}
+	fmt.Fprintln(w, "nothing is lost: the next relay makes another slot, "+
+		"and the tables deliver what is pending")
 	return nil
 }
 
-// mayDrop refuses a slot that is in use, somebody else's, or the only one to have events.
-func mayDrop(s *status.Slot, guard bool) error {
+// mayDrop refuses a slot that is in use, or somebody else's.
+func mayDrop(s *status.Slot) error {
 	switch {
 	case !s.Own:
 		return hint.Errorf("check postgres.slot and the database in postgres.url; "+
@@ -296,10 +272,6 @@ func mayDrop(s *status.Slot, guard bool) error {
 		}
 		return hint.Errorf("end it first; after a relay that was cut off the server does so within seconds",
 			"slot %q is in use by %s", s.Name, who)
-	case guard && s.WALStatus != "lost" && s.ConfirmedLag > 0:
-		return hint.Errorf("have a relay deliver them first; --force drops it all the same",
-			"slot %q holds %s of WAL that was not confirmed: with mark none, events in it would be lost",
-			s.Name, roughSize(s.ConfirmedLag))
 	}
 	return nil
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 )
 
 // sheet writes a report for people, a label and its text a line.
@@ -219,10 +218,6 @@ func slotTraits(s *pg.SlotState) []string {
 // outbox prints an outbox, which the relay searches once in an interval.
 func (s sheet) outbox(o *status.Outbox, interval time.Duration) {
 	s.line("outbox", "%s, mark %s", o.Table, o.Mark)
-	if o.Mark == outbox.MarkNone {
-		s.line("  pending", "the table does not tell: only the WAL has the events")
-		return
-	}
 	s.line("  pending", "%s%s", counted(o.Pending), oldest(o))
 	switch {
 	case !o.Records:

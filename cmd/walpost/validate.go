@@ -98,8 +98,7 @@ func (c *Config) checkOutboxes(report func(string, error)) {
 		}
 		if o.Mark.Name == string(outbox.MarkUpdate) && len(layout.MarkFields()) == 0 {
 			report(fmt.Sprintf("outboxes[%d].mark", i), hint.Errorf(
-				"name a status, as in {set: {status: 2}}, set mark: delete, "+
-					"or mark: none where the producer itself deletes its rows",
+				"name a status, as in {set: {status: 2}}, or set mark: delete",
 				"update needs a processed_at column, and layout %s has none", layout.Name))
 		}
 		c.checkStatus(i, &layout, report)

@@ -37,6 +37,8 @@ var (
 		"the rows whose mark or record was refused are settled")
 	RowsChanged = entry("rows_changed", Warning,
 		"marked rows differ from their messages")
+	RowsDeleted = entry("rows_deleted", Warning,
+		"a producer deletes its rows before they are marked; without the slot they would be lost")
 	ServerRolledBack = entry("server_rolled_back", Critical,
 		"PostgreSQL was put back to an older state")
 	SlotForeign = entry("slot_foreign", Warning,
@@ -53,8 +55,6 @@ var (
 	SlotShared = entry("slot_shared", Warning,
 		"a relay with other outboxes or another stream holds the lock; this one stands by",
 		"no relay that serves something else holds the lock any more")
-	SlotUnreadable = entry("slot_unreadable", Critical,
-		"mark none: the slot cannot be read on; nothing is delivered until an operator drops it")
 	StandbySlot = entry("standby_slot", Critical,
 		"PostgreSQL sends no WAL until a standby has it",
 		"PostgreSQL sends WAL again")
@@ -78,8 +78,6 @@ var (
 		"the publication is in order again")
 	Unsendable = entry("unsendable", Warning,
 		"the walsender fails at a row; the slot is recreated behind it")
-	WALLost = entry("wal_lost", Critical,
-		"mark none: the slot is gone, with the events in it")
 	WalsenderSilent = entry("walsender_silent", Critical,
 		"the walsender hangs; nothing is delivered",
 		"the walsender works again")

@@ -112,23 +112,20 @@ func run(ctx context.Context) error {
 // counting is one way to relay a row.
 type counting struct {
 	batch jetstream.Batching
-	mark  outbox.Mark
 	trace float64 // the part of the rows that is traced
 }
 
 func cases() (all []counting) {
-	for _, mark := range []outbox.Mark{outbox.MarkNone, outbox.MarkUpdate} {
-		for _, batch := range []jetstream.Batching{
-			jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic,
-		} {
-			all = append(all, counting{batch: batch, mark: mark})
-		}
+	for _, batch := range []jetstream.Batching{
+		jetstream.BatchSingle, jetstream.BatchFast, jetstream.BatchAtomic,
+	} {
+		all = append(all, counting{batch: batch})
 	}
-	return append(all, counting{batch: jetstream.BatchFast, mark: outbox.MarkNone, trace: 0.01})
+	return append(all, counting{batch: jetstream.BatchFast, trace: 0.01})
 }
 
 func (c counting) name() string {
-	name := fmt.Sprintf("%s, mark %s", c.batch, c.mark)
+	name := string(c.batch)
 	if c.trace > 0 {
 		name += fmt.Sprintf(", %g %% traced", 100*c.trace)
 	}
@@ -158,7 +155,7 @@ func compare(got, committed map[string]cost) error {
 
 // measure has a relay drain a backlog, and counts between two of its rows.
 func (of counting) measure(ctx context.Context, url, broker, name string) (c cost, err error) {
-	mark, batch := of.mark, of.batch
+	batch := of.batch
 	nc, err := nats.Connect(broker)
 	if err != nil {
 		return c, err
@@ -174,7 +171,7 @@ func (of counting) measure(ctx context.Context, url, broker, name string) (c cos
 	}); err != nil {
 		return c, err
 	}
-	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: mark}
+	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return c, err

@@ -27,12 +27,11 @@ type Config struct {
 	// Loopback: the listener is on a loopback address. Requests for another host are refused then.
 	Loopback bool
 
-	Postgres    table.Config
-	Publication string
-	Outboxes    []*outbox.Table
-	NATS        jetstream.ConnConfig
-	Stream      jetstream.StreamConfig
-	Subject     string
+	Postgres table.Config
+	Outboxes []*outbox.Table
+	NATS     jetstream.ConnConfig
+	Stream   jetstream.StreamConfig
+	Subject  string
 	// Budget is the WAL in bytes that the slot may hold back; 0 is no limit.
 	Budget int64
 

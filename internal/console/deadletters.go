@@ -69,7 +69,7 @@ func (c *Console) withQueue(ctx context.Context, use func(context.Context, *dead
 	return c.servers.postgres(ctx, func(db *table.DB) error {
 		err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			q, err := deadletter.On(ctx, conn, deadletter.Config{
-				Config: c.cfg.Postgres, Publication: c.cfg.Publication, Outboxes: c.servers.tables(),
+				Config: c.cfg.Postgres, Outboxes: c.servers.tables(),
 			})
 			if err != nil {
 				return err

@@ -18,9 +18,6 @@ func (q *Queue) letters(privileges string) need { return need{q.table, privilege
 func (q *Queue) retryNeeds(ctx context.Context) (all []need) {
 	for _, t := range q.cfg.Outboxes {
 		onTable := "SELECT, INSERT"
-		if !table.MarkOf(t).InTable() {
-			onTable += ", DELETE"
-		}
 		if t.Layout.States[outbox.Dead] != "" {
 			onTable += ", UPDATE"
 		}

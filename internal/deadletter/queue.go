@@ -19,9 +19,7 @@ import (
 // Config says where the dead letters are, and to which outboxes they may go back.
 type Config struct {
 	table.Config
-	// Publication and Slot are checked before a retry with mark none: only the WAL delivers its rows.
-	Publication string
-	Outboxes    []*outbox.Table
+	Outboxes []*outbox.Table
 }
 
 // Queue reads, retries and discards dead letters. It takes none of the relay's locks and publishes nothing: a

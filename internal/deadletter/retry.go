@@ -10,8 +10,6 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
-	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 )
 
 // Outcome is the result for one dead letter. Err is nil where it was retried or discarded. Otherwise the dead
@@ -175,16 +173,11 @@ func (t *target) take(ctx context.Context, tx pgx.Tx, run []entry) ([]Outcome, e
 	return append(first, second...), err
 }
 
-var (
-	errNotTaken   = errors.New("the table did not take the row: a trigger or a rule is in the way")
-	errOtherShard = hint.Errorf("retry it with the configuration of the relay whose shard it is: "+
-		"with mark none only the WAL that this one reads would hold it",
-		"the row is another shard's")
-)
+var errNotTaken = errors.New("the table did not take the row: a trigger or a rule is in the way")
 
 // rowsFault reports whether the row itself caused the error: others may succeed.
 func rowsFault(err error) bool {
-	return errors.Is(err, errNotTaken) || errors.Is(err, errOtherShard) ||
+	return errors.Is(err, errNotTaken) ||
 		pg.InClass(err, pg.DataException, pg.IntegrityConstraintViolation, pg.WithCheckOptionViolation,
 			pg.PLpgSQLError)
 }
@@ -203,37 +196,7 @@ func (t *target) put(ctx context.Context, tx pgx.Tx, sql string, letters []int64
 	if len(rows) != len(gone) {
 		return nil, errNotTaken
 	}
-	if table.MarkOf(t.table).InTable() {
-		return gone, nil
-	}
-	// With mark none the WAL holds the INSERT, and the table keeps no row.
-	var deleted int
-	err = tx.QueryRow(ctx, fmt.Sprintf(`
-		WITH gone AS (
-			DELETE FROM %s t WHERE t.%s IN (SELECT unnest($1::text[])::%s)%s RETURNING 1
-		)
-		SELECT count(*)::int FROM gone WHERE %s`,
-		t.table.SQL(), t.table.Column(outbox.ID), t.idType(), shardSQL(t.table), pg.OwnPath),
-		rows).Scan(&deleted)
-	if err == nil {
-		_, err = tx.Exec(ctx, pg.HidePath)
-	}
-	switch {
-	case err != nil || deleted == len(rows):
-		return gone, err
-	case t.table.Shard.All():
-		return gone, errNotTaken
-	default:
-		return gone, errOtherShard
-	}
-}
-
-// shardSQL narrows a condition on the row t to the relay's shard.
-func shardSQL(t *outbox.Table) string {
-	if s := t.ShardSQL("t"); s != "" {
-		return " AND " + s
-	}
-	return ""
+	return gone, nil
 }
 
 // others adds the outcomes of rows that were not moved because their ids are in the table again. It leaves

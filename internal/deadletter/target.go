@@ -34,7 +34,7 @@ type targetColumn struct {
 
 // target finds the outbox and reads its columns, once.
 func (q *Queue) target(ctx context.Context, tx pgx.Tx, name string) (*target, error) {
-	if t := q.targets[name]; t != nil && (t.table == nil || table.MarkOf(t.table).InTable()) {
+	if t := q.targets[name]; t != nil {
 		return t, nil
 	}
 	t := &target{letters: q.table, columns: map[string]targetColumn{}}
@@ -69,40 +69,7 @@ func (q *Queue) target(ctx context.Context, tx pgx.Tx, name string) (*target, er
 		t.check = hint.Errorf("create it again, or discard its dead letters", "table %s does not exist", name)
 		return t, nil
 	}
-	t.check, err = q.carried(ctx, tx, t.table)
-	return t, err
-}
-
-// carriedSQL reports whether slot $1 can be read, and whether publication $2 carries the inserts of table
-// $3.$4.
-const carriedSQL = `
-	SELECT EXISTS (SELECT FROM pg_replication_slots
-			WHERE slot_name = $1 AND database = current_database() AND wal_status IS DISTINCT FROM 'lost'),
-		EXISTS (SELECT FROM pg_publication_tables JOIN pg_publication USING (pubname)
-			WHERE pubname = $2 AND pubinsert AND schemaname = $3 AND tablename = $4)`
-
-// carried returns why the WAL would not carry a row, with mark none. It is asked for every batch: without a
-// slot the row would be lost.
-func (q *Queue) carried(ctx context.Context, tx pgx.Tx, t *outbox.Table) (refusal, err error) {
-	if table.MarkOf(t).InTable() {
-		return nil, nil
-	}
-	var slot, published bool
-	err = tx.QueryRow(ctx, carriedSQL, q.cfg.Slot, q.cfg.Publication, t.Schema, t.Name).
-		Scan(&slot, &published)
-	switch {
-	case err != nil:
-		return nil, err
-	case !published:
-		refusal = hint.Errorf("run `walpost migrate up`",
-			"publication %q does not carry %s, and with mark none only the WAL holds its rows",
-			q.cfg.Publication, t)
-	case !slot:
-		refusal = hint.Errorf("start `walpost run` first, which creates it",
-			"slot %q does not exist or is lost, and with mark none only the WAL holds the rows of %s",
-			q.cfg.Slot, t)
-	}
-	return refusal, nil
+	return t, nil
 }
 
 // valueSQL is the column's value in an original row. For a foreign type it calls json_populate_record, which
@@ -116,8 +83,6 @@ func (c targetColumn) valueSQL(original string, t *outbox.Table) string {
 	return fmt.Sprintf("(json_populate_record(NULL::%s, json_build_object(%s, %s))).%s",
 		t.SQL(), pg.QuoteLiteral(c.Name), text, outbox.QuoteIdent(c.Name))
 }
-
-func (t *target) idType() string { return t.columns[t.table.Layout.Columns[outbox.ID]].Type }
 
 // insertSQL moves rows whose originals have these columns. Columns that the table got later take their
 // defaults. It refuses an original with a column that the table lacks: the value would be lost.

@@ -66,12 +66,6 @@ func (c *counting) lookUp(ctx context.Context, db *table.DB, t *outbox.Table, as
 	for i, e := range asked {
 		ids[i] = e.id
 	}
-	if !table.MarkOf(t).InTable() {
-		for _, e := range asked { // the WAL has them, or nothing has
-			c.pending[e.n] = !c.d.report.Recovered && !c.stored[e.n]
-		}
-		return nil
-	}
 	waiting, err := db.StillPending(ctx, t, ids)
 	if err != nil {
 		return err

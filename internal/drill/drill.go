@@ -151,10 +151,10 @@ func (d *Drill) streams() bool {
 	return d.slot != nil && d.slot.ActivePID != nil && d.slot.Confirmed != ""
 }
 
-// lacksTable names an outbox whose mark leaves no row that tells what was delivered; "" is none.
-func (d *Drill) lacksTable(has func(table.Mark) bool) string {
+// withoutRecord names an outbox whose marked rows do not tell that they were delivered; "" is none.
+func (d *Drill) withoutRecord() string {
 	for _, t := range d.cfg.Outboxes {
-		if !has(table.MarkOf(t)) {
+		if !table.MarkOf(t).Stays() {
 			return fmt.Sprintf("%s has mark %s", t, t.Mark)
 		}
 	}

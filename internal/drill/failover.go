@@ -31,7 +31,7 @@ func (Failover) Name() string { return "failover" }
 
 // Check refuses a server that is no standby of this system, and a relay that would not find it.
 func (f Failover) Check(ctx context.Context, d *Drill) error {
-	if bad := d.lacksTable(table.Mark.Stays); bad != "" {
+	if bad := d.withoutRecord(); bad != "" {
 		return hint.Errorf("drill it with mark update or journal",
 			"fail over: %s: no row would tell what the standby lacked", bad)
 	}

@@ -26,12 +26,8 @@ type SlotLost struct{}
 // Name is the command's.
 func (SlotLost) Name() string { return "slot-lost" }
 
-// Check refuses where the slot is the only copy, or somebody else's.
+// Check refuses where the slot is somebody else's.
 func (SlotLost) Check(_ context.Context, d *Drill) error {
-	if bad := d.lacksTable(table.Mark.InTable); bad != "" {
-		return hint.Errorf("drill relay-killed or nats-restart: they leave the slot alone",
-			"drop the slot: %s: only the WAL has its events, and they would be lost", bad)
-	}
 	switch {
 	case !d.streams():
 		return hint.Errorf("`walpost status` shows the mode, and `walpost doctor` why",

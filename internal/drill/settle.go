@@ -52,21 +52,6 @@ func (d *Drill) settle(ctx context.Context) error {
 
 // backlog returns a question that is answered with true when what it found first is settled.
 func (d *Drill) backlog(ctx context.Context, t *outbox.Table) func(*table.DB) (bool, error) {
-	if !table.MarkOf(t).InTable() {
-		var end outbox.LSN
-		return func(db *table.DB) (done bool, err error) {
-			if end == 0 {
-				if end, err = db.InsertLSN(ctx); err != nil {
-					return false, err
-				}
-			}
-			if err := db.Flush(ctx); err != nil {
-				return false, err
-			}
-			confirmed, _, err := db.Confirmed(ctx, d.cfg.Postgres.Slot)
-			return confirmed >= end, err
-		}
-	}
 	var wanted map[string]bool
 	full := false
 	return func(db *table.DB) (bool, error) {

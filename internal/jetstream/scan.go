@@ -77,8 +77,6 @@ type Found struct {
 	Foreign uint64
 	// Writer says whose message that is: see [WriterOf].
 	Writer string
-	// Disordered: a message of the WAL stands behind one that the WAL has later.
-	Disordered bool
 }
 
 // ScanBackward reads the relay's own messages from the tail towards the first.
@@ -92,7 +90,6 @@ func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o S
 	// They are reused, and made at once: together they are most of the memory that a start needs, and slices
 	// that grow leave several times as much behind.
 	chunk, step := make([]Message, 0, min(all, chunkSpan)), make([]Message, 0, min(all, U))
-	var later outbox.Position // of the message of the WAL behind the one that is looked at
 	for to, span := lastSeq, uint64(chunkSpan); to > 0 && to >= firstSeq; {
 		from := max(firstSeq, 1)
 		if to-from >= span {
@@ -110,11 +107,6 @@ func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o S
 				found.Beyond = true
 			default:
 				found.Tail, found.HasTail = m, true
-			}
-			if !m.Polled && m.Position.SystemID != "" {
-				found.Disordered = found.Disordered ||
-					later.SystemID == m.Position.SystemID && !later.Covers(m.Position.Commit, m.Position.N)
-				later = m.Position
 			}
 			found.Own++
 			if step = append(step, m); len(step) < U {

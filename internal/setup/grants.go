@@ -92,16 +92,14 @@ func RelayGrants(tables []*outbox.Table, sequences []string, schema, role string
 	}
 	in := outbox.QuoteIdent(schema) + "."
 	for _, t := range tables {
-		if table.MarkOf(t).InTable() { // else its producer deletes the rows
-			p := privileges("SELECT")
-			if table.Changes(t) {
-				p = append(p, Privilege{"UPDATE", table.UpdateColumns(t)})
-			}
-			if table.Deletes(t) {
-				p = append(p, Privilege{Name: "DELETE"})
-			}
-			add("TABLE", t.SQL(), p)
+		p := privileges("SELECT")
+		if table.Changes(t) {
+			p = append(p, Privilege{"UPDATE", table.UpdateColumns(t)})
 		}
+		if table.Deletes(t) {
+			p = append(p, Privilege{Name: "DELETE"})
+		}
+		add("TABLE", t.SQL(), p)
 	}
 	if slices.ContainsFunc(tables, table.Journals) {
 		for _, need := range table.JournalPrivileges {

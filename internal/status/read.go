@@ -105,9 +105,6 @@ func (r *Report) askRelay(ctx context.Context, db *table.DB) {
 func (r *Report) askOutbox(ctx context.Context, db *table.DB, t *outbox.Table) {
 	s := &Outbox{Table: t.String(), Mark: t.Mark, Dates: t.Layout.Dates(), Records: t.Layout.Records()}
 	r.Outboxes = append(r.Outboxes, s)
-	if !table.MarkOf(t).InTable() {
-		return
-	}
 	if !r.look("outboxes.where", db.ExplainRead(ctx, t, db.Complete(ctx, t))) {
 		return
 	}

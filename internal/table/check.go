@@ -241,9 +241,7 @@ func (f *tableFacts) readPrivileges(ctx context.Context, conn *pgx.Conn, t *outb
 	if err != nil {
 		return fmt.Errorf("read privileges on %s: %w", t, err)
 	}
-	if MarkOf(t).InTable() { // else nothing is done to the table
-		f.lacking = without("SELECT", canSelect, f.lacking)
-	}
+	f.lacking = without("SELECT", canSelect, f.lacking)
 	if Changes(t) {
 		// FOR UPDATE is satisfied by any column.
 		f.lacking = without(updatePrivilege(UpdateColumns(t)), canWrite && canLock, f.lacking)
@@ -387,12 +385,11 @@ func (f *tableFacts) columnProblems(t *outbox.Table, p *check.Findings) {
 			"mark \"update\" needs a processed_at column, layout %q has none", t.Layout.Name))
 	f.statusProblems(t, p)
 	p.If(f.filterErr != nil, "table-where", f.filterErr)
-	mark := MarkOf(t)
 	id := t.Layout.Columns[outbox.ID]
-	p.If(mark.InTable() && f.types[id] != "" && !f.idIndexed, "table-id-index",
+	p.If(f.types[id] != "" && !f.idIndexed, "table-id-index",
 		hint.Errorf(fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s)", t.SQL(), t.Column(outbox.ID)),
 			"table %s has no index that begins with %q: every mark would scan it", t, id))
-	p.If(mark.InTable() && f.idForeign, "table-id-index",
+	p.If(f.idForeign, "table-id-index",
 		hint.Errorf(
 			fmt.Sprintf("give column %s a type of PostgreSQL's own, such as uuid or text",
 				t.Column(outbox.ID)),

@@ -2,10 +2,8 @@ package table
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
@@ -120,119 +118,6 @@ func fittingSQL(t *outbox.Table, f outbox.Field) string {
 		return typed("'timestamp with time zone', 'timestamp without time zone'", "timestamptz")
 	}
 	return text
-}
-
-// AddDeadLetter writes a dead letter for an event that no table holds (mark none). It is
-// committed when it returns. The same event is written once, however often the
-// WAL brings it.
-func (db *DB) AddDeadLetter(ctx context.Context, ev *outbox.Event, failure string) error {
-	return db.AddDeadLetterOfColumns(ctx, ev, columnsOf(ev), omittedOf(ev), failure)
-}
-
-// AddDeadLetterOfColumns is AddDeadLetter for a row that makes no event: columns are all that it has, nil
-// is NULL. Those that are omitted it has, too, but they are too long.
-func (db *DB) AddDeadLetterOfColumns(
-	ctx context.Context, ev *outbox.Event, columns map[string]*string, omitted []string, failure string,
-) error {
-	row, err := originalOf(columns, omitted)
-	if err != nil {
-		return fmt.Errorf("write dead letter: %w", err)
-	}
-	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		// MATERIALIZED keeps the planner from casting what does not fit.
-		_, err := conn.Exec(ctx, fmt.Sprintf(`
-WITH letter AS MATERIALIZED (
-	SELECT $2::text AS row_id, $3::text::json AS original, $4::text AS failure
-	WHERE NOT EXISTS (SELECT FROM %s WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)
-), moved AS (%s)
-SELECT 1 WHERE %s`, db.own.deadLetters, letterSQL(ev.Table, db.own.deadLetters), pg.OwnPath),
-			ev.Table.String(), string(ev.Values[outbox.ID]), string(row), failure)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("write dead letter: %w", err)
-	}
-	return nil
-}
-
-// IsDead reports whether AddDeadLetter has written the event.
-func (db *DB) IsDead(ctx context.Context, ev *outbox.Event) (dead bool, err error) {
-	row, err := originalOf(columnsOf(ev), omittedOf(ev))
-	if err == nil {
-		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-			return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+db.own.deadLetters+`
-				WHERE outbox = $1 AND row_id = $2 AND original::text = $3::text)`,
-				ev.Table.String(), string(ev.Values[outbox.ID]), string(row)).Scan(&dead)
-		})
-	}
-	if err != nil {
-		return false, fmt.Errorf("look for a dead letter: %w", err)
-	}
-	return dead, nil
-}
-
-// jsonText is a value as a JSON string, or null. Bytes that are no UTF-8, as a database
-// without an encoding has them, are left as they are: what json.Marshal puts in their place
-// such a database does not read.
-func jsonText(v *string) json.RawMessage {
-	if v == nil || utf8.ValidString(*v) {
-		quoted, _ := json.Marshal(v) // no string fails
-		return quoted
-	}
-	quoted := []byte{'"'}
-	for _, c := range []byte(*v) {
-		switch {
-		case c < ' ':
-			quoted = fmt.Appendf(quoted, `\u%04x`, c)
-		case c == '"' || c == '\\':
-			quoted = append(quoted, '\\', c)
-		default:
-			quoted = append(quoted, c)
-		}
-	}
-	return append(quoted, '"')
-}
-
-// originalOf is a row as a dead letter keeps it: its columns, and the names of those that are too long.
-func originalOf(columns map[string]*string, omitted []string) ([]byte, error) {
-	original := map[string]json.RawMessage{}
-	for name, value := range columns {
-		original[name] = jsonText(value)
-	}
-	for _, name := range omitted {
-		original[name] = jsonText(nil)
-	}
-	if omitted != nil {
-		original[OmittedKey], _ = json.Marshal(omitted) // no strings fail
-	}
-	return json.Marshal(original)
-}
-
-// columnsOf is the row, as far as the layout maps it.
-func columnsOf(ev *outbox.Event) map[string]*string {
-	columns := map[string]*string{}
-	for f := outbox.ID; f < outbox.NumFields; f++ {
-		if ev.Table.Layout.Has(f) {
-			columns[ev.Table.Layout.Columns[f]] = text(ev.Values[f])
-		}
-	}
-	return columns
-}
-
-// omittedOf names the row's columns that are too long.
-func omittedOf(ev *outbox.Event) (names []string) {
-	for _, o := range ev.Omitted {
-		names = append(names, ev.Table.Layout.Columns[o.Field])
-	}
-	return names
-}
-
-func text(v []byte) *string {
-	if v == nil {
-		return nil
-	}
-	s := string(v)
-	return &s
 }
 
 // DiedLately reports whether a row became a dead letter that the slot may still

@@ -46,13 +46,9 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	for i := range refs {
 		all[i] = i
 	}
-	pending := "NULL"
-	if MarkOf(t).InTable() {
-		pending = PendingSQL(t, "t")
-	}
 	inOutbox := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, sourceOf(t).all, ""), t.HashSQL("t"))
 	inOutbox += " AND NOT " + DeadSQL(t, "t")
-	left, err := db.findIn(ctx, t, inOutbox, nameSQL(t), pending, refs, all, found, Marked)
+	left, err := db.findIn(ctx, t, inOutbox, nameSQL(t), PendingSQL(t, "t"), refs, all, found, Marked)
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ const (
 func (db *DB) Waiting(
 	ctx context.Context, t *outbox.Table, rows, limit int,
 ) (all []Waiting, total int, more bool, err error) {
-	if !MarkOf(t).InTable() || !t.Layout.Records() {
+	if !t.Layout.Records() {
 		return nil, 0, false, nil
 	}
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
@@ -78,9 +78,6 @@ func (db *DB) AllWaiting(
 	ctx context.Context, tables []*outbox.Table, rows, limit int,
 ) (all []Waiting, total int, more bool, err error) {
 	for _, t := range tables {
-		if !MarkOf(t).InTable() {
-			continue
-		}
 		err := db.Complete(ctx, t)
 		var some []Waiting
 		var n int

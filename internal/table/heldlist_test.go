@@ -95,8 +95,4 @@ func TestWaitingOfAnyTable(t *testing.T) {
 			t.Errorf("the row that is held alone is %+v", w)
 		}
 	}
-	b.table.Mark = outbox.MarkNone
-	if all, _, _, err := b.db.Waiting(t.Context(), b.table, 1000, 10); len(all) > 0 || err != nil {
-		t.Errorf("with mark none %v wait (%v)", all, err)
-	}
 }

@@ -25,8 +25,7 @@ const (
 // a deferral says why it waits. The rows themselves are neither changed nor locked.
 type journaled struct{}
 
-func (journaled) InTable() bool { return true }
-func (journaled) Stays() bool   { return true }
+func (journaled) Stays() bool { return true }
 
 // journalSQL fills in a statement over the journal of t: its tables, {outbox} as a literal, {table} and {id}
 // of the outbox, and {hash} of a row t's aggregate. more are further names with their texts. Nothing is
@@ -226,12 +225,16 @@ func (journaled) set(t *outbox.Table, s *sets) string {
 		"{updates}", strings.Join(updates, ", "), "{all}", sourceOf(t).all)
 }
 
-// mark implements Mark. It asks for no row: an entry lies behind its rows in the WAL, and so no failover
-// keeps it without them.
+// mark implements Mark. An entry needs no row: it lies behind its rows in the WAL, and so no failover keeps it
+// without them. Only for the verdict [Gone] some rows are looked for.
 func (journaled) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) ([]Verdict, error) {
 	ids, err := idsOf(rows)
 	verdicts := make([]Verdict, len(rows))
 	if err == nil {
+		// Before the entry is written: once it is, anybody may delete its rows.
+		for _, i := range db.sampleGone(ctx, t, rows) {
+			verdicts[i] = Gone
+		}
 		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			result, _ := conn.Query(ctx, db.markSQL(t, entrySQL), ranges(ids))
 			var locked string
@@ -273,6 +276,51 @@ WITH waited AS MATERIALIZED (
 )
 SELECT id::text FROM locked WHERE `+pg.OwnPath,
 		"{free}", freeDeferralSQL(t, "d.id"), "{locked}", rangesSQL("locked"))
+}
+
+// mostSampled bounds the rows that sampleGone looks for.
+const mostSampled = 16
+
+// sampleGone looks for some of the rows that the WAL has told, and returns the indexes of those that the table
+// does not have although their transactions are visible. It waits for no lock of the table, and an error
+// leaves the rows unknown: a mark does not depend on it.
+func (db *DB) sampleGone(ctx context.Context, t *outbox.Table, rows []Row) (gone []int) {
+	var some []Row
+	var at []int
+	for i := 0; i < len(rows); i += 1 + (len(rows)-1)/mostSampled {
+		if rows[i].XID != 0 {
+			some, at = append(some, rows[i]), append(at, i)
+		}
+	}
+	if len(some) == 0 {
+		return nil
+	}
+	a := db.args(some)
+	_ = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			var b pgx.Batch
+			b.Queue("LOCK TABLE " + t.SQL() + " IN ACCESS SHARE MODE NOWAIT")
+			b.Queue(goneSQL(t), a.ids.value(), a.xids.value()).Query(func(result pgx.Rows) error {
+				var n int
+				_, err := pgx.ForEachRow(result, []any{&n}, func() error {
+					gone = append(gone, at[n])
+					return nil
+				})
+				return err
+			})
+			return tx.SendBatch(ctx, &b).Close()
+		})
+	})
+	return gone
+}
+
+// goneSQL numbers, from 0, the ids of $1 that no row has although the transactions $2 are visible.
+func goneSQL(t *outbox.Table) string {
+	return journalSQL(t, `SELECT w.ord::int - 1
+		FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS w(id, xid, ord)
+		WHERE pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot())
+			AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = w.id::{type} OFFSET 0)
+			AND `+pg.OwnPath, "{type}", t.IDType)
 }
 
 func idsOf(rows []Row) ([]int64, error) {

@@ -2,13 +2,14 @@ package table_test
 
 import (
 	"github.com/walpost/walpost/internal/deadletter"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
 // dlq opens the dead letters as the commands do.
 func (b *bench) dlq(tables ...*outbox.Table) *deadletter.Queue {
 	b.t.Helper()
-	q, err := deadletter.Open(b.t.Context(), deadletter.Config{Config: b.config(), Publication: "walpost", Outboxes: tables})
+	q, err := deadletter.Open(b.t.Context(), deadletter.Config{Config: b.config(), Outboxes: tables})
 	b.must(err)
 	b.t.Cleanup(q.Close)
 	return q
@@ -28,15 +29,12 @@ func (b *bench) retry(q *deadletter.Queue, f deadletter.Filter) (done []int64, l
 	return done, left
 }
 
-// addDeadLetter makes a dead letter of a row that only the WAL has.
+// addDeadLetter makes a dead letter of a row that has the id.
 func (b *bench) addDeadLetter(id, aggregate string) {
 	b.t.Helper()
-	ev := &outbox.Event{Table: b.table}
-	for f, v := range map[outbox.Field]string{
-		outbox.ID: id, outbox.EventType: "x", outbox.Payload: `{"n": 0.10}`, outbox.AggregateType: "order", outbox.AggregateID: aggregate,
-		outbox.TenantID: "0", outbox.EventVersion: "1", outbox.OccurredAt: "2024-01-01 00:00:00+00",
-	} {
-		ev.Values[f] = []byte(v)
-	}
-	b.must(b.db.AddDeadLetter(b.t.Context(), ev, "subject: bad"))
+	b.exec(`INSERT INTO outbox_messages (id, aggregate_type, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE
+		VALUES (` + id + `, 'order', ` + aggregate + `, 'x', '{"n": 0.10}')`)
+	row := table.Row{Ref: outbox.Ref{Table: b.table, ID: id, Hash: outbox.UnknownHash}, Failure: "subject: bad"}
+	_, err := b.db.Park(b.t.Context(), b.table, []table.Row{row}, table.Retry{})
+	b.must(err)
 }

@@ -418,7 +418,7 @@ func (db *DB) Blocker(ctx context.Context, t *outbox.Table, id string) (string, 
 // none or the layout does not say. A row that has no due time is due since occurred_at: of these it is the
 // oldest of the first 1,000. Of a table with a journal it is the oldest among the first rows.
 func (db *DB) OldestPending(ctx context.Context, t *outbox.Table) (time.Duration, error) {
-	if !MarkOf(t).InTable() || !t.Layout.Has(outbox.AvailableAt) && !t.Layout.Has(outbox.OccurredAt) {
+	if !t.Layout.Has(outbox.AvailableAt) && !t.Layout.Has(outbox.OccurredAt) {
 		return 0, nil
 	}
 	var seconds float64

@@ -11,9 +11,6 @@ import (
 // Mark is how a stored row is taken out of the pending ones. Each [outbox.Mark] has one implementation, and
 // [MarkOf] is the place that chooses it.
 type Mark interface {
-	// InTable reports whether the database holds a row until it is marked. Where it does not, only the WAL
-	// shows the row: there is nothing to mark, record, search or look up.
-	InTable() bool
 	// Stays reports whether a marked row stays in the table, and it is known when it was marked. Only such
 	// rows can be found lost and made pending again.
 	Stays() bool
@@ -72,8 +69,6 @@ var dated, undated Mark = updated{dated: true}, updated{}
 // MarkOf is the mark of an outbox.
 func MarkOf(t *outbox.Table) Mark {
 	switch t.Mark {
-	case outbox.MarkNone:
-		return none{}
 	case outbox.MarkDelete:
 		return deleted{}
 	case outbox.MarkUpdate:
@@ -89,8 +84,6 @@ func MarkOf(t *outbox.Table) Mark {
 
 // inRow is what the marks share that change the row itself.
 type inRow struct{}
-
-func (inRow) InTable() bool { return true }
 
 func (inRow) source(t *outbox.Table) source {
 	sql := t.SQL()
@@ -166,17 +159,6 @@ func (d deleted) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) 
 func deleteSQL(t *outbox.Table) string {
 	return fmt.Sprintf(`DELETE FROM %s t %s RETURNING t.%s AS id`,
 		t.SQL(), takeSQL(t, "USING"), t.Column(outbox.ID))
-}
-
-// none is outbox.MarkNone: the producer inserts and deletes the row in one transaction. Nothing is left to
-// mark.
-type none struct{ inRow }
-
-func (none) InTable() bool { return false }
-func (none) Stays() bool   { return false }
-
-func (none) mark(_ context.Context, _ *DB, _ *outbox.Table, rows []Row) ([]Verdict, error) {
-	return make([]Verdict, len(rows)), nil
 }
 
 // Journals reports whether marks stand in the journal.

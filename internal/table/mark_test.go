@@ -11,18 +11,17 @@ import (
 // TestMarks: what each mark says of its rows.
 func TestMarks(t *testing.T) {
 	for mark, want := range map[outbox.Mark]struct {
-		inTable, stays, deletes bool
-		writes                  []outbox.Field
+		stays, deletes bool
+		writes         []outbox.Field
 	}{
-		outbox.MarkUpdate:  {true, true, true, []outbox.Field{outbox.ProcessedAt, outbox.Attempts, outbox.LastError, outbox.AvailableAt}},
-		outbox.MarkDelete:  {true, false, true, []outbox.Field{outbox.Attempts, outbox.LastError, outbox.AvailableAt}},
-		outbox.MarkJournal: {true, true, false, nil},
-		outbox.MarkNone:    {false, false, false, nil},
+		outbox.MarkUpdate:  {true, true, []outbox.Field{outbox.ProcessedAt, outbox.Attempts, outbox.LastError, outbox.AvailableAt}},
+		outbox.MarkDelete:  {false, true, []outbox.Field{outbox.Attempts, outbox.LastError, outbox.AvailableAt}},
+		outbox.MarkJournal: {true, false, nil},
 	} {
 		box := &outbox.Table{Schema: "public", Name: "box", Layout: outbox.Canonical(), Mark: mark}
 		m := table.MarkOf(box)
-		if m.InTable() != want.inTable || m.Stays() != want.stays || table.Deletes(box) != want.deletes || !slices.Equal(table.Writes(box), want.writes) {
-			t.Errorf("%s: in the table %t, stays %t, deletes %t, writes %v", mark, m.InTable(), m.Stays(), table.Deletes(box), table.Writes(box))
+		if m.Stays() != want.stays || table.Deletes(box) != want.deletes || !slices.Equal(table.Writes(box), want.writes) {
+			t.Errorf("%s: stays %t, deletes %t, writes %v", mark, m.Stays(), table.Deletes(box), table.Writes(box))
 		}
 	}
 }

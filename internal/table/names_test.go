@@ -209,14 +209,11 @@ func TestIDsOfAnExtensionsType(t *testing.T) {
 // TestLaterStatementsNameTheCatalogs: a statement that changes rows gives their triggers the role's own search_path. The
 // next one of its transaction looks for its names in pg_catalog alone, as the first did.
 func TestLaterStatementsNameTheCatalogs(t *testing.T) {
-	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkNone)
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	b.addDeadLetter("7", "1")
 	b.addDeadLetter("8", "2")
 	b.exec(`UPDATE outbox_messages_dlq SET original = (original::jsonb - 'trace_id')::json WHERE row_id = '8'`) // not in one statement with 7
 	b.exec(`CREATE TABLE second_outbox (LIKE outbox_messages INCLUDING ALL)`)
-	b.exec(`CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'insert')`)
-	b.exec(`SELECT pg_create_logical_replication_slot('walpost', 'test_decoding')`)
-	defer b.exec(`SELECT pg_catalog.pg_drop_replication_slot('walpost'::pg_catalog.name)`)
 	traps := testenv.SetTraps(t, b.url)
 	defer traps.Check(t)
 	b.url = traps.URL()

@@ -13,7 +13,7 @@ import (
 
 // findsAggregates reports whether recorded rows are looked for by their aggregates.
 func findsAggregates(t *outbox.Table) bool {
-	return MarkOf(t).InTable() && t.Layout.Records() && t.Layout.Has(outbox.AggregateID)
+	return t.Layout.Records() && t.Layout.Has(outbox.AggregateID)
 }
 
 // HaveRecords tells of each event whether its aggregate has a recorded row pending. The

@@ -91,7 +91,7 @@ const (
 	// Invisible: the row's transaction is flushed but not visible yet. Try again.
 	Invisible
 	// Gone is said by Mark of rows that the WAL has told: the row's transaction is visible, and no row
-	// has its id. Nothing is left to do for it.
+	// has its id. Nothing is left to do for it. [outbox.MarkJournal] looks for some of the rows only.
 	Gone
 )
 

@@ -2,13 +2,10 @@ package table_test
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/walpost/walpost/internal/deadletter"
-	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
@@ -22,33 +19,6 @@ func (b *bench) shards() (all [2]*outbox.Table) {
 		all[i] = &t
 	}
 	return all
-}
-
-// TestRetryOfAnotherShard: where only the WAL holds the rows, a dead letter is retried into
-// that WAL which its relay reads, and stays elsewhere.
-func TestRetryOfAnotherShard(t *testing.T) {
-	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkNone)
-	const letters = 20
-	for i := range letters {
-		b.addDeadLetter(strconv.Itoa(i+1), strconv.Itoa(i+1))
-	}
-	b.exec(`CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'insert')`)
-	b.exec(`SELECT pg_create_logical_replication_slot('walpost', 'test_decoding')`)
-	defer b.exec(`SELECT pg_drop_replication_slot('walpost')`)
-	shards := b.shards()
-	first, left := b.retry(b.dlq(shards[0]), deadletter.Filter{})
-	if len(first) == 0 || len(left) == 0 || len(first)+len(left) != letters {
-		t.Fatalf("the first shard has retried %v and left %v", first, left)
-	}
-	for id, err := range left {
-		if !strings.Contains(err.Error(), "another shard's") || hint.Of(err) == "" {
-			t.Errorf("dead letter %d: %v (%s)", id, err, hint.Of(err))
-		}
-	}
-	second, left := b.retry(b.dlq(shards[1]), deadletter.Filter{})
-	if len(left) != 0 || len(first)+len(second) != letters {
-		t.Errorf("the second shard has retried %v and left %v", second, left)
-	}
 }
 
 // TestSkipPendingOfEachShard: each of them skips what is its own.

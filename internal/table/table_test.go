@@ -300,18 +300,6 @@ func TestParkMakesDeadLettersWhereNothingCanBeRecorded(t *testing.T) {
 	}
 }
 
-func TestDeadLetterIsWrittenOnce(t *testing.T) {
-	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkNone)
-	ev := &outbox.Event{Table: b.table}
-	ev.Values[outbox.ID], ev.Values[outbox.EventType], ev.Values[outbox.Payload] = []byte("7"), []byte("a b"), []byte(`{"x": "\u00e9"}`)
-	for range 2 {
-		b.must(b.db.AddDeadLetter(t.Context(), ev, "subject: holds a space"))
-	}
-	if s := b.text(`SELECT string_agg(row_id || (original ->> 'payload'), ';') FROM outbox_messages_dlq`); s != `7{"x": "\u00e9"}` {
-		t.Errorf("dead letters %q", s)
-	}
-}
-
 func TestLookUp(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	rows := b.insert(5)
@@ -416,8 +404,6 @@ func TestCheckTableNamesMissingPrivileges(t *testing.T) {
 	db, err := table.Open(t.Context(), cfg)
 	b.must(err)
 	defer db.Close()
-	none := *b.table
-	none.Mark = outbox.MarkNone
 	const all = `UPDATE ("processed_at", "attempts", "last_error", "available_at")`
 	for _, step := range []struct{ lacks, grant string }{
 		{`SELECT, ` + all + `, DELETE`, `SELECT, UPDATE (processed_at) ON outbox_messages`},
@@ -429,13 +415,8 @@ func TestCheckTableNamesMissingPrivileges(t *testing.T) {
 		if err := db.CheckTable(t.Context(), b.table); !strings.Contains(hint.Of(err), "GRANT "+step.lacks+" ON ") {
 			t.Errorf("%v (%s): want that %s is lacking", err, hint.Of(err), step.lacks)
 		}
-		// With mark none only the dead letters are written.
-		if err := db.CheckTable(t.Context(), &none); strings.Count(hint.Of(err), "GRANT") != 1 || !strings.Contains(hint.Of(err), "outbox_messages_dlq TO") {
-			t.Errorf("mark none: %v (%s)", err, hint.Of(err))
-		}
 		b.exec(`GRANT ` + step.grant + ` TO ` + role)
 	}
-	b.must(db.CheckTable(t.Context(), &none))
 	b.must(db.CheckTable(t.Context(), b.table))
 	// A column is read without a privilege on its type's schema.
 	b.exec(`CREATE SCHEMA types; CREATE TYPE types.kind AS ENUM ('order'); ALTER TABLE outbox_messages ALTER aggregate_type TYPE types.kind USING 'order'`)
