@@ -3,7 +3,7 @@
 --   psql --set ON_ERROR_STOP=1 --set relay=walpost --file=grants.sql "$OWNER_URL"
 --
 -- relay   the role (walpost); it needs LOGIN REPLICATION besides, from a superuser
--- mark    outboxes[].mark: journal, update, delete or none (journal)
+-- mark    outboxes[].mark: journal, update or delete (journal)
 -- outbox  the table (outbox_events with mark journal, otherwise outbox_messages)
 -- producer  a role that writes events, if it is to have its grant here, too
 --
@@ -45,8 +45,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys TO :"idempotency";
 SELECT CASE :'mark' WHEN 'journal' THEN 'outbox_events' ELSE 'outbox_messages' END AS outbox \gset
 \endif
 
-SELECT :'mark' = 'update' AS mark_update, :'mark' = 'delete' AS mark_delete, :'mark' = 'journal' AS mark_journal,
-	:'mark' = 'none' AS mark_none \gset
+SELECT :'mark' = 'update' AS mark_update, :'mark' = 'delete' AS mark_delete, :'mark' = 'journal' AS mark_journal \gset
 -- DELETE is for a row that becomes a dead letter, too: it moves in one statement.
 \if :mark_update
 GRANT SELECT, UPDATE (processed_at, attempts, last_error, available_at), DELETE ON :outbox TO :"relay";
@@ -60,10 +59,8 @@ GRANT SELECT, INSERT, UPDATE ON outbox_progress TO :"relay";
 SELECT pg_get_serial_sequence(:'outbox', 'id') AS ids \gset
 -- The relay notices ids that come again.
 GRANT SELECT ON SEQUENCE :ids TO :"relay";
-\elif :mark_none
--- The producer deletes its rows itself: nothing on the table.
 \else
-DO $$ BEGIN RAISE EXCEPTION 'mark is update, delete, journal or none'; END $$;
+DO $$ BEGIN RAISE EXCEPTION 'mark is update, delete or journal'; END $$;
 \endif
 
 -- Rows that cannot be delivered go there, whatever the mark is. The relay also counts them.

@@ -199,7 +199,7 @@ func (c *Config) natsKeys() []key {
 			"nats.create_stream", "WALPOST_CREATE_STREAM", "true",
 			boolValue{&n.CreateStream},
 			"Whether to create the stream at process start where it does not exist and nothing can " +
-				"have been stored: no row is marked, and with mark delete or none there is no slot. " +
+				"have been stored: no row is marked, and with mark delete there is no slot. " +
 				"An existing one is checked, never changed.",
 		},
 		{

@@ -161,7 +161,6 @@ func TestARetriedRowArrives(t *testing.T) {
 				`INSERT INTO events AS t VALUES (gen_random_uuid(), 'order', 'o/7', '%s', '{"n":  0.10, "n": 1e400}') RETURNING %s`, "SELECT",
 				`SELECT 2 - count(*) FROM events`,
 			},
-			{"none", "{table: public.outbox_messages, mark: none}", "SELECT", insert, `DELETE FROM outbox_messages`, `SELECT 2 - count(*) FROM outbox_messages`},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				o := newOffice(t, pg, n, c.outboxes)

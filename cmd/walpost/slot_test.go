@@ -116,27 +116,6 @@ func TestSlotDropLeavesAlone(t *testing.T) {
 	equal(t, "the other one's slot", o.text(`SELECT count(*) FROM pg_replication_slots`), "1")
 }
 
-// TestSlotDropWithMarkNone keeps the only copy of events, unless it is told not to.
-func TestSlotDropWithMarkNone(t *testing.T) {
-	o := newOffice(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{}), "{table: public.outbox_messages, mark: none}")
-	o.walpost("migrate", "up")
-	wantText(t, o.walpost("slot", "create"), "^created ")
-	o.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'soon.one', '{}'); DELETE FROM outbox_messages`)
-	wantText(t, o.fails("slot", "drop"), `holds .* of WAL that was not confirmed: with mark none, events in it would be lost\nhint: .*--force`)
-	equal(t, "slots", o.slots(), o.stream.Name)
-	wantText(t, o.walpost("slot", "drop", "--force"), "^dropped slot .*\nwith mark none, events that it had not brought are lost")
-	equal(t, "slots", o.slots(), "none")
-	o.walpost("slot", "create")
-	for said := false; !said; { // the server writes WAL by itself now and then
-		o.exec(`SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn()) FROM pg_replication_slots WHERE database = current_database()`)
-		var stdout, stderr bytes.Buffer
-		code := execute(t.Context(), []string{"slot", "drop", "--config", o.config}, &stdout, &stderr)
-		if said = code == 0; !said && !strings.Contains(stderr.String(), "was not confirmed") {
-			t.Fatalf("drop ended with %d: %s", code, &stderr)
-		}
-	}
-}
-
 // TestSlotCreateWaits for others' transactions, says for whom, and leaves nothing behind.
 func TestSlotCreateWaits(t *testing.T) {
 	pg := testenv.NewPostgres(t, testenv.PGOptions{})
@@ -149,14 +128,14 @@ func TestSlotCreateWaits(t *testing.T) {
 	o.eventually("the creation has ended", func() bool { return o.slots() == "none" })
 	equal(t, "lock", o.status().Relay.Mode, "none")
 	// A relay waits in the same way, and says so.
-	none := o.relay("--mark", "none")
+	stop := o.relay()
 	o.eventually("the relay makes its slot", func() bool { s := o.status().Slot; return s.Exists && s.ActivePID != nil })
 	equal(t, "mode", o.status().Relay.Mode, "poll")
 	wantText(t, o.walpost("status"), "^relay +polls, or prepares to stream", "^  confirmed +nothing: it is being created")
 	_, err = other.Exec(t.Context(), `ROLLBACK`)
 	o.must(err)
 	o.eventually("the relay streams", func() bool { return o.status().Relay.Mode == "stream" })
-	none()
+	stop()
 	o.walpost("slot", "drop")
 	o.walpost("slot", "create")
 }
