@@ -3,6 +3,7 @@ package bench_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os/exec"
 	"slices"
@@ -21,6 +22,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // TestBench measures little, and sees that there are figures of everything and that
 // nothing is left behind.
 func TestBench(t *testing.T) {
+	runs := testenv.Size(t, 1, 2)
 	pg := testenv.NewPostgres(t, testenv.PGOptions{})
 	n := testenv.NewNATS(t, testenv.NATSOptions{Process: true})
 	program, err := testenv.Build(t.Context(), "github.com/walpost/walpost/cmd/walpost")
@@ -28,7 +30,7 @@ func TestBench(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program, "bench", "--postgres-url", pg.URL("postgres"), "--nats-url", n.URL(),
-		"--rows", "3000", "--per-transaction", "100", "--runs", "2", "--shards", "1,2", "--cost", "2000", "--latency", "50", "--producers", "2", "--retained", "4000", "--for", "1s", "--json")
+		"--rows", "3000", "--per-transaction", "100", "--runs", fmt.Sprint(runs), "--shards", "1,2", "--cost", "2000", "--latency", "50", "--producers", "2", "--retained", "4000", "--for", "1s", "--json")
 	cmd.Dir = t.TempDir()
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -44,7 +46,7 @@ func TestBench(t *testing.T) {
 		t.Fatalf("%d drains, %q: want the source, four sinks, and four marks, with batches and without, of one relay and two", len(r.Drains), r.Notes)
 	}
 	for _, d := range r.Drains {
-		if rate := d.Rate(); len(d.Runs) != 2 || rate <= 0 || math.IsInf(rate, 0) {
+		if rate := d.Rate(); len(d.Runs) != runs || rate <= 0 || math.IsInf(rate, 0) {
 			t.Errorf("%s: %d runs, %f rows/s", d.Name, len(d.Runs), rate)
 		}
 	}

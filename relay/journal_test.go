@@ -32,7 +32,7 @@ func TestMarksInJournal(t *testing.T) {
 					r.cfg.Mode, r.cfg.FallbackInterval = mode, time.Second // the progress is a pass behind
 					l := newLedger(r)
 					stop := l.start(load{writers: 4, rows: 50})
-					for range 3 {
+					for range testenv.Size(t, 1, 3) {
 						x := r.startAtWork()
 						l.reaches(l.committed() + 2000)
 						r.must(r.nats.Kill())

@@ -14,10 +14,13 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/walpost/walpost/internal/testenv"
 )
 
 // TestChartOfAFleet: Helm makes a relay for each database, with the release's values where its entry says nothing.
 func TestChartOfAFleet(t *testing.T) {
+	testenv.FullOnly(t)
 	helm := filepath.Join(t.TempDir(), "helm")
 	build := exec.CommandContext(t.Context(), "go", "build", "-C", "helm", "-o", helm, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -147,6 +147,7 @@ service:
 
 // TestTracesReachACollector: the producer's span, the relay's and the consumer's are one trace in a real collector.
 func TestTracesReachACollector(t *testing.T) {
+	testenv.FullOnly(t)
 	t.Parallel()
 	r := newRig(t, testenv.NewPostgres(t, testenv.PGOptions{}))
 	got := &received{spans: map[string][]receivedSpan{}, metrics: map[string]bool{}}

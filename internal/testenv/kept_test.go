@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -133,6 +134,26 @@ func TestTurns(t *testing.T) {
 		}
 		if times != 1 || !full(name, "1", "") || full(name, "", "") || full(name, "", "today") {
 			t.Errorf("%s has %d turns in a week", name, times)
+		}
+	}
+}
+
+// TestSomeCases: so many of the cases are chosen, in their order, and each within as many days as there are cases.
+func TestSomeCases(t *testing.T) {
+	all := []int{0, 1, 2, 3, 4, 5, 6, 7, 8}
+	for n := 1; n < len(all); n++ {
+		met := map[int]bool{}
+		for turn := range uint64(len(all)) {
+			chosen := some("TestA", turn, n, all)
+			if len(chosen) != n || !slices.IsSorted(chosen) {
+				t.Errorf("%d of nine on day %d: %v", n, turn, chosen)
+			}
+			for _, i := range chosen {
+				met[i] = true
+			}
+		}
+		if len(met) != len(all) {
+			t.Errorf("%d of nine: only %d are ever met", n, len(met))
 		}
 	}
 }

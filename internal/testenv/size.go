@@ -3,6 +3,7 @@ package testenv
 import (
 	"hash/fnv"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 )
@@ -51,4 +52,31 @@ func FullOnly(tb testing.TB) {
 	if !Full(tb) {
 		tb.Skipf("runs by turns: %s=1 runs all", EnvAll)
 	}
+}
+
+// Some returns so many of the cases of a matrix, or all of them in full. The test's name and the turn choose, so
+// that between tests, and from day to day, each case is met.
+func Some[T any](tb testing.TB, n int, all ...T) []T {
+	tb.Helper()
+	if Full(tb) || n >= len(all) {
+		return all
+	}
+	turn, _ := strconv.ParseUint(os.Getenv(EnvTurn), 10, 64) // zero where it is not set
+	return some(tb.Name(), turn, n, all)
+}
+
+func some[T any](name string, turn uint64, n int, all []T) []T {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name))
+	first := int((uint64(h.Sum32()) + turn) % uint64(len(all)))
+	at := make([]int, n)
+	for i := range at { // as far from each other as can be
+		at[i] = (first + i*len(all)/n) % len(all)
+	}
+	slices.Sort(at)
+	chosen := make([]T, n)
+	for i := range at {
+		chosen[i] = all[at[i]]
+	}
+	return chosen
 }

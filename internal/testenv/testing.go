@@ -51,9 +51,9 @@ func (c cleaned) Run() int {
 	return code
 }
 
-// Clusters runs fn on a fresh cluster of the default version, and of one of those named in
-// WALPOST_PG_EXTRA_BINS. The test's name decides which, so that between them tests are on every one. With
-// WALPOST_PG_ALL it runs fn on every version.
+// Clusters runs fn on a fresh cluster of the default version or of one of those named in
+// WALPOST_PG_EXTRA_BINS, by turns, and in full (see [Full]) on both. The test's name decides which, so that
+// between them tests are on every one. With WALPOST_PG_ALL it runs fn on every version.
 func Clusters(t *testing.T, fn func(t *testing.T, pg *Postgres)) {
 	t.Helper()
 	ClustersWith(t, PGOptions{}, fn)
@@ -81,10 +81,10 @@ func versions(t *testing.T) []pgbin.Binaries {
 	t.Helper()
 	all, err := pgbin.All()
 	check(t, err)
-	if len(all) <= 2 || os.Getenv("WALPOST_PG_ALL") != "" {
+	if len(all) == 1 || os.Getenv("WALPOST_PG_ALL") != "" {
 		return all
 	}
-	return []pgbin.Binaries{all[0], oneOf(t, all[1:])}
+	return Some(t, 1, all[0], oneOf(t, all[1:]))
 }
 
 // oneOf chooses by the test's name.
