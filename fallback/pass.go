@@ -211,8 +211,7 @@ func (l *Poller) report(ctx context.Context, t *outbox.Table, p *pass) {
 	if n := len(p.missed); n > 0 {
 		l.reporter.Missed(n)
 		if !l.reporter.Limited("missed", 10*time.Second) {
-			l.reporter.Alarm(alarm.MissedRows,
-				zap.String("table", t.String()), zap.Int("rows", n),
+			l.reporter.Alarm(alarm.MissedRows, zap.String("table", t.String()), zap.Int("rows", n),
 				zap.String("first_id", p.missed[0]), zap.String("last_id", p.missed[n-1]))
 		}
 	}

@@ -79,8 +79,7 @@ func inspect(
 		p.over("table_unfit/"+t.String()+"/", alarm.TableUnfit, zapTable(t))
 	}
 	if unfit != nil && !p.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(unfit), factsAgain) {
-		p.alarm(alarm.TableUnfit,
-			append(why(unfit), zapTable(t))...)
+		p.alarm(alarm.TableUnfit, append(why(unfit), zapTable(t))...)
 	}
 	return now, unfit, err
 }
@@ -113,8 +112,7 @@ func (s *session) judgeStream(info *jetstream.StreamInfo) error {
 		return nil
 	}
 	if !s.limited("stream_unfit", factsAgain) {
-		s.alarm(alarm.StreamUnfit,
-			why(err)...)
+		s.alarm(alarm.StreamUnfit, why(err)...)
 	}
 	return fmt.Errorf("%w: %w", errStreamUnfit, err)
 }

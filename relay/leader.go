@@ -210,8 +210,7 @@ const slotPatience = 30 * time.Second
 func (l *leader) standByFor(err error, since time.Duration) {
 	if since > slotPatience {
 		if !l.limited("slot_in_use", 10*time.Minute) {
-			l.alarm(alarm.SlotInUse,
-				zap.Error(err))
+			l.alarm(alarm.SlotInUse, zap.Error(err))
 		}
 		l.status.set(stateWaiting, err)
 		return

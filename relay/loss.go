@@ -177,16 +177,14 @@ func (c *comparison) heal(
 
 func (c *comparison) report(t *outbox.Table, found *tableLosses) {
 	if found.changed > 0 && !c.reporter.limited("rows_changed/"+t.String(), time.Hour) {
-		c.reporter.alarm(alarm.RowsChanged,
-			zapTable(t), zap.Int("rows", found.changed))
+		c.reporter.alarm(alarm.RowsChanged, zapTable(t), zap.Int("rows", found.changed))
 	}
 	if found.lost == 0 {
 		return
 	}
 	c.lost += found.lost
 	c.reporter.metrics.lost.Add(float64(found.lost))
-	c.reporter.alarm(alarm.EventsLost,
-		zapTable(t), zap.Int("rows", found.lost),
+	c.reporter.alarm(alarm.EventsLost, zapTable(t), zap.Int("rows", found.lost),
 		zap.String("first_id", found.first), zap.String("last_id", found.last))
 }
 

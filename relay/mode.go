@@ -195,8 +195,7 @@ func (l *leader) rebuild(ctx, held context.Context, db *table.DB, slots *stream.
 		l.log.Warn("the slot is gone: it is created again, and the tables deliver meanwhile",
 			zap.String("slot", l.cfg.Slot))
 	case !missing:
-		l.alarm(alarm.SlotGivenUp,
-			zap.Error(cause))
+		l.alarm(alarm.SlotGivenUp, zap.Error(cause))
 	}
 	if err := l.slots.drop(ctx, db); err != nil {
 		return err
@@ -260,8 +259,7 @@ func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 			return false
 		}
 		if !l.limited("slot_not_made", time.Minute) {
-			l.alarm(alarm.SlotNotMade,
-				append(why(err), zap.String("slot", l.cfg.Slot))...)
+			l.alarm(alarm.SlotNotMade, append(why(err), zap.String("slot", l.cfg.Slot))...)
 		}
 		l.status.meanwhile("wait before the slot is made again", time.Now())
 		l.failing(err)

@@ -55,8 +55,7 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		return nil, err
 	}
 	if n := s.found.Phantoms; n > 0 {
-		r.alarm(alarm.Phantoms,
-			zap.Int("messages", n))
+		r.alarm(alarm.Phantoms, zap.Int("messages", n))
 	}
 	return s, nil
 }
@@ -65,8 +64,7 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 func (r *recovery) noticeLoss() {
 	info := r.info
 	if !r.past.created.IsZero() && !info.Created.Equal(r.past.created) {
-		r.alarm(alarm.StreamReplaced,
-			zap.Time("created", info.Created), zap.Time("before", r.past.created))
+		r.alarm(alarm.StreamReplaced, zap.Time("created", info.Created), zap.Time("before", r.past.created))
 		r.past.lastSeq = 0
 	}
 	if info.LastSeq < r.past.lastSeq {
@@ -87,8 +85,7 @@ func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState) err
 	// The passed LSN does not tell: it need not have been flushed, and a crash may have taken it back.
 	if comparable && tail.Commit > end {
 		comparable = false
-		r.alarm(alarm.ServerRolledBack,
-			zap.Stringer("position", tail), zap.Stringer("insert_lsn", end))
+		r.alarm(alarm.ServerRolledBack, zap.Stringer("position", tail), zap.Stringer("insert_lsn", end))
 	}
 	if comparable {
 		s.tail = tail

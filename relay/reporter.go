@@ -181,8 +181,7 @@ func (p *reporter) eventTypeLabel(name, class string) string {
 // sayInserted raises the alarm once an hour for each table.
 func (p *reporter) sayInserted(t *outbox.Table, more ...zap.Field) {
 	if !p.limited("inserted_marked/"+t.String(), time.Hour) {
-		p.alarm(alarm.InsertedMarked,
-			append(more, zapTable(t))...)
+		p.alarm(alarm.InsertedMarked, append(more, zapTable(t))...)
 	}
 }
 
@@ -217,8 +216,7 @@ func (p *reporter) alarmNoConsumer(err error) {
 // alarmForged: the message at the sequence is not the row's own.
 func (p *reporter) alarmForged(ref outbox.Ref, seq uint64) {
 	if kind := "forged_message/" + ref.Table.String(); !p.limited(kind, time.Second) {
-		p.alarm(alarm.ForgedMessage,
-			zap.Stringer("row", ref), zap.Uint64("sequence", seq), p.leftOut(kind))
+		p.alarm(alarm.ForgedMessage, zap.Stringer("row", ref), zap.Uint64("sequence", seq), p.leftOut(kind))
 	}
 }
 

@@ -282,8 +282,7 @@ func (s *session) open(ctx context.Context) (*stream.Session, error) {
 			if why == "" {
 				s.over("standby_slot", alarm.StandbySlot)
 			} else if !s.limited("standby_slot", 30*time.Second) {
-				s.alarm(alarm.StandbySlot,
-					zap.String("notice", why))
+				s.alarm(alarm.StandbySlot, zap.String("notice", why))
 			}
 		},
 	})
@@ -413,8 +412,7 @@ func (s *session) stop(ctx, held context.Context, cause error, ended <-chan stru
 func (s *session) alarmFalseDuplicates(refusals []publish.Refusal) {
 	for _, x := range refusals {
 		if x.Failure.Class == outbox.RowDuplicate {
-			s.alarm(alarm.FalseDuplicate,
-				zap.Stringer("row", x.Ref), zap.String("failure", x.Failure.Reason))
+			s.alarm(alarm.FalseDuplicate, zap.Stringer("row", x.Ref), zap.String("failure", x.Failure.Reason))
 		}
 	}
 }
@@ -529,8 +527,7 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 	foreign := s.recovered.found.Foreign > 0 &&
 		(s.recovered.found.Foreign == lastSeq || s.past.chained && s.recovered.found.Foreign > s.past.base)
 	if foreign {
-		s.alarm(alarm.ForeignMessage,
-			zap.Uint64("sequence", s.recovered.found.Foreign),
+		s.alarm(alarm.ForeignMessage, zap.Uint64("sequence", s.recovered.found.Foreign),
 			zap.String("writer", cmp.Or(s.recovered.found.Writer, jetstream.NoWriter)),
 			zap.String("hint", jetstream.OwnStream))
 	}

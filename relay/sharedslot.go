@@ -32,8 +32,7 @@ func (l *leader) compareHolder(ctx context.Context, db *table.DB) error {
 	shared := l.errSlotShared()
 	l.status.set(stateStandby, shared)
 	if !l.limited("slot_shared", factsAgain) {
-		l.alarm(alarm.SlotShared,
-			why(shared)...)
+		l.alarm(alarm.SlotShared, why(shared)...)
 	}
 	return nil
 }

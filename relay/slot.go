@@ -46,8 +46,7 @@ func (k *slotKeeper) leave(ctx context.Context, db *table.DB) bool {
 		err = errNotStreamed
 	}
 	if err != nil && !k.limited("slot_left", 10*time.Minute) {
-		k.alarm(alarm.SlotLeft,
-			zap.String("slot", k.cfg.Slot), zap.Error(err),
+		k.alarm(alarm.SlotLeft, zap.String("slot", k.cfg.Slot), zap.Error(err),
 			zap.String("hint", fmt.Sprintf(
 				"where no other program needs it, SELECT pg_drop_replication_slot('%s')", k.cfg.Slot)))
 	}
@@ -77,8 +76,7 @@ func (s *servers) hasStreamed(ctx context.Context) (streamed bool, err error) {
 // alarmForeign says that another program has the slot's name.
 func (k *slotKeeper) alarmForeign(cause error) {
 	if !k.limited("slot_foreign", time.Minute) {
-		k.alarm(alarm.SlotForeign,
-			why(cause)...)
+		k.alarm(alarm.SlotForeign, why(cause)...)
 	}
 }
 

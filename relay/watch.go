@@ -24,8 +24,7 @@ func refuseSynchronous(ctx context.Context, p *reporter, db *table.DB, wal *stre
 	if sync == "" || sync == "async" {
 		return nil
 	}
-	p.alarm(alarm.Synchronous,
-		zap.String("sync_state", sync))
+	p.alarm(alarm.Synchronous, zap.String("sync_state", sync))
 	return hint.Errorf("name the real standbys in synchronous_standby_names instead of '*'",
 		"%w (sync_state %s)", errSynchronous, sync)
 }
@@ -88,8 +87,7 @@ func (w *serverWatch) checkWalsender(ctx context.Context) error {
 		return nil
 	}
 	if w.since++; w.since == silentLooks {
-		w.alarm(alarm.WalsenderSilent,
-			zap.Uint32("pid", pid), zap.String("waits_for", waits))
+		w.alarm(alarm.WalsenderSilent, zap.Uint32("pid", pid), zap.String("waits_for", waits))
 		w.interrupted = w.status.interrupt("wait for the walsender")
 	}
 	return nil
