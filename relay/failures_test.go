@@ -230,17 +230,20 @@ var places = []place{
 }
 
 func failuresPage() string {
-	lines := []string{"| Where | Failure | What happens | Alarm |", "| --- | --- | --- | --- |"}
+	lines := []string{"| Where | Failure | What happens | Reason | Alarm |", "| --- | --- | --- | --- | --- |"}
 	for _, where := range places {
 		for _, f := range failures[where] {
-			happens, alarmed := string(f.outcome), ""
+			happens, reason, alarmed := string(f.outcome), "", ""
 			if f.after != "" {
 				happens += ": " + f.after
+			}
+			if f.reason != "" {
+				reason = " `" + f.reason + "`"
 			}
 			if f.alarm != nil {
 				alarmed = fmt.Sprintf(" [`%[1]s`](ALARMS.md#%[1]s)", f.alarm.Name())
 			}
-			lines = append(lines, fmt.Sprintf("| %s | %s | %s |%s |", where, f.what, happens, alarmed))
+			lines = append(lines, fmt.Sprintf("| %s | %s | %s |%s |%s |", where, f.what, happens, reason, alarmed))
 		}
 	}
 	return strings.Join(lines, "\n")
