@@ -90,15 +90,14 @@ func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) erro
 	return nil
 }
 
-// producerDeletes is the time after a PubAck in which the row's disappearance is its producer's doing, or that of
-// somebody who works for it.
-const producerDeletes = time.Minute
+// deletedByProducer is how long after its PubAck a row that is gone counts as deleted by its producer.
+const deletedByProducer = time.Minute
 
-// alarmDeleted raises an alarm where a row that this session has stored is gone before its mark. A row that was
-// read back, or was in a statement that has failed, may have been deleted by its mark.
+// alarmDeleted raises an alarm where a row that this session has stored is gone before its mark. A row that
+// was read back, or was in a statement that has failed, may have been deleted by its mark.
 func (w *marker) alarmDeleted(j *markTask) {
 	t := j.row.Ref.Table
-	if !j.sent || j.failed || time.Since(j.begun) >= producerDeletes {
+	if !j.sent || j.failed || time.Since(j.begun) >= deletedByProducer {
 		return
 	}
 	kind := "rows_deleted/" + t.String()
@@ -107,9 +106,9 @@ func (w *marker) alarmDeleted(j *markTask) {
 	}
 	w.reporter.alarm(alarm.RowsDeleted,
 		zap.Stringer("row", j.row.Ref), zapTable(t), w.reporter.leftOut(kind), zap.String("hint",
-			"drop the DELETE in the producer (Quarkus: quarkus.debezium-outbox.remove-after-insert=false) and "+
-				"let the relay take the rows away, with mark: delete or journal: "+
-				"docs/TABLES.md#producers-that-delete-their-rows"))
+			"drop the DELETE in the producer (Quarkus: "+
+				"quarkus.debezium-outbox.remove-after-insert=false), and let the relay take the rows away, "+
+				"with mark: delete or journal: docs/TABLES.md#producers-that-delete-their-rows"))
 }
 
 // lost reports whether an error is the connection's or the session's end.

@@ -138,8 +138,7 @@ func (c *Config) outboxKeys(i int) []key {
 			markValue{&o.Mark},
 			"How a stored row is taken out: update sets processed_at, and the status where the layout " +
 				"has one; delete deletes it; journal leaves it as it is, in a table that is append-only, " +
-				"and writes its id into outbox_journal; none leaves it alone (the producer inserts and " +
-				"deletes in one transaction: no delayed rows, no retries, no healing). " +
+				"and writes its id into outbox_journal. " +
 				"{set: {status: 2}} names a status and its value for delivered rows; failed and dead " +
 				"beside set are those of rows that have failed, as in " +
 				"{set: {status: 2}, failed: 3, dead: 4}; " +

@@ -171,7 +171,9 @@ func (of counting) measure(ctx context.Context, url, broker, name string) (c cos
 	}); err != nil {
 		return c, err
 	}
-	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+	table := &outbox.Table{
+		Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate,
+	}
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return c, err

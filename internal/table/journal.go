@@ -225,8 +225,8 @@ func (journaled) set(t *outbox.Table, s *sets) string {
 		"{updates}", strings.Join(updates, ", "), "{all}", sourceOf(t).all)
 }
 
-// mark implements Mark. An entry needs no row: it lies behind its rows in the WAL, and so no failover keeps it
-// without them. Only for the verdict [Gone] some rows are looked for.
+// mark implements Mark. An entry needs no row: it lies behind its rows in the WAL, and so no failover keeps
+// it without them. Only for the verdict [Gone] some rows are looked for.
 func (journaled) mark(ctx context.Context, db *DB, t *outbox.Table, rows []Row) ([]Verdict, error) {
 	ids, err := idsOf(rows)
 	verdicts := make([]Verdict, len(rows))
@@ -281,9 +281,9 @@ SELECT id::text FROM locked WHERE `+pg.OwnPath,
 // mostSampled bounds the rows that sampleGone looks for.
 const mostSampled = 16
 
-// sampleGone looks for some of the rows that the WAL has told, and returns the indexes of those that the table
-// does not have although their transactions are visible. It waits for no lock of the table, and an error
-// leaves the rows unknown: a mark does not depend on it.
+// sampleGone looks for some of the rows that the WAL has told. It returns the indexes of those that the
+// table does not have although their transactions are visible. It waits for no lock of the table, and an
+// error leaves the rows unknown: a mark does not depend on it.
 func (db *DB) sampleGone(ctx context.Context, t *outbox.Table, rows []Row) (gone []int) {
 	var some []Row
 	var at []int
