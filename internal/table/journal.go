@@ -295,8 +295,8 @@ func (db *DB) sampleGone(ctx context.Context, t *outbox.Table, rows []Row) (gone
 	if len(some) == 0 {
 		return nil
 	}
-	a := db.args(some)
 	_ = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		a := db.args(some)
 		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 			var b pgx.Batch
 			b.Queue("LOCK TABLE " + t.SQL() + " IN ACCESS SHARE MODE NOWAIT")
