@@ -115,6 +115,9 @@ func (c *Console) listLetters(ctx context.Context, f deadletter.Filter, before i
 			return err
 		}
 		all, err := q.Newest(ctx, f, before)
+		for ; table.TooLong(err) && f.Limit > 1; all, err = q.Newest(ctx, f, before) {
+			f.Limit = max(f.Limit/10, 1) // the letters are large, or the server is busy: Next leads to the others
+		}
 		if err != nil {
 			return err
 		}

@@ -11,7 +11,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/walpost/walpost/internal/jetstream"
-	"github.com/walpost/walpost/internal/status"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
@@ -21,6 +20,8 @@ const (
 	mostConnections = 2
 	// keepIdle is how long a connection stays open after nobody has asked for anything.
 	keepIdle = time.Minute
+	// statementLimit bounds a statement.
+	statementLimit = 4 * time.Second
 	// natsPatience bounds the first contact with NATS.
 	natsPatience = 2 * time.Second
 )
@@ -50,7 +51,7 @@ func newServers(cfg *Config) *servers {
 	return &servers{cfg: cfg, turns: make(chan struct{}, mostConnections)}
 }
 
-// postgres lends a connection. A statement takes [status.Look] at most.
+// postgres lends a connection. A statement takes statementLimit at most.
 func (s *servers) postgres(ctx context.Context, use func(*table.DB) error) error {
 	select {
 	case s.turns <- struct{}{}:
@@ -73,7 +74,7 @@ func (s *servers) take(ctx context.Context) (*table.DB, error) {
 		n := len(s.idle)
 		if n == 0 {
 			s.mu.Unlock()
-			return table.OpenConsole(ctx, s.cfg.Postgres, status.Look)
+			return table.OpenConsole(ctx, s.cfg.Postgres, statementLimit)
 		}
 		db := s.idle[n-1].DB
 		s.idle = s.idle[:n-1]

@@ -9,7 +9,7 @@ import (
 
 const (
 	// askFor bounds an answer that asks several questions.
-	askFor = 10 * time.Second
+	askFor = 15 * time.Second
 	// mostAnswers is how many different answers may be asked for at once.
 	mostAnswers = 64
 )

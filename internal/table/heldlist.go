@@ -38,13 +38,26 @@ const (
 )
 
 // Waiting lists the aggregates with recorded rows, those with the most rows first, up to a limit. It looks at
-// some recorded rows at most: more says that there are others. total is how many aggregates those rows have.
+// some recorded rows at most, and at fewer where that takes too long: more says that there are others. total
+// is how many aggregates those rows have.
 func (db *DB) Waiting(
 	ctx context.Context, t *outbox.Table, rows, limit int,
 ) (all []Waiting, total int, more bool, err error) {
 	if !t.Layout.Records() {
 		return nil, 0, false, nil
 	}
+	for ; ; rows /= 10 {
+		all, total, more, err = db.waiting(ctx, t, rows, limit)
+		if !TooLong(err) || rows < 10 {
+			return all, total, more, err
+		}
+	}
+}
+
+// waiting is [DB.Waiting] with one statement.
+func (db *DB) waiting(
+	ctx context.Context, t *outbox.Table, rows, limit int,
+) (all []Waiting, total int, more bool, err error) {
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		result, _ := conn.Query(ctx, waitingSQL(t, rows, limit))
 		var seen int

@@ -31,19 +31,21 @@ func (b *bench) fillWaiting() {
 	b.exec(`ANALYZE`)
 }
 
-// TestWaiting lists a hundred aggregates with a thousand rows each, within the limit that a console sets.
+// TestWaiting lists a hundred aggregates with a thousand rows each, and looks at fewer rows where a console has too
+// little time for all.
 func TestWaiting(t *testing.T) {
 	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
 		t.Run(string(mark), func(t *testing.T) {
 			b := newBench(t, testenv.SharedPostgres(t), mark)
 			b.fillWaiting()
-			db, err := table.OpenConsole(t.Context(), b.config(), 2*time.Second)
+			db, err := table.OpenConsole(t.Context(), b.config(), testenv.Patience)
 			b.must(err)
 			defer db.Close()
 			begun := time.Now()
 			all, total, more, err := db.Waiting(t.Context(), b.table, 100_000, 30)
+			took := time.Since(begun)
 			b.must(err)
-			t.Logf("it took %s", time.Since(begun))
+			t.Logf("it took %s", took)
 			if total != 100 || len(all) != 30 || !more {
 				t.Fatalf("%d of %d aggregates are listed; more: %t", len(all), total, more)
 			}
@@ -57,6 +59,16 @@ func TestWaiting(t *testing.T) {
 			b.must(err)
 			if len(few) != 100 || more {
 				t.Errorf("%d aggregates are listed; more: %t", len(few), more)
+			}
+			b.must(db.Limit(t.Context(), took/4))
+			some, _, more, err := db.Waiting(t.Context(), b.table, 100_000, 1000)
+			b.must(err)
+			rows := 0
+			for _, w := range some {
+				rows += w.Rows
+			}
+			if rows == 0 || rows >= 100_000 || !more {
+				t.Errorf("in too little time %d rows are looked at; more: %t", rows, more)
 			}
 		})
 	}

@@ -64,11 +64,17 @@ func (b *bench) config() table.Config {
 	return table.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost"}
 }
 
+// open connects without the limits that a slow machine meets: a relay pings its connection.
 func (b *bench) open() *table.DB {
 	b.t.Helper()
 	db, err := table.Open(b.t.Context(), b.config())
 	b.must(err)
 	b.t.Cleanup(db.Close)
+	b.must(db.Limit(b.t.Context(), testenv.Patience))
+	b.must(db.Use(b.t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SET idle_session_timeout = 0; SET idle_in_transaction_session_timeout = 0`)
+		return err
+	}))
 	return db
 }
 
