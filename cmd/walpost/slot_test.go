@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"regexp"
 	"strings"
 	"testing"
@@ -127,11 +128,25 @@ func TestSlotCreateWaits(t *testing.T) {
 	wantText(t, o.fails("slot", "create", "--wait", "3s"), "^waiting for pid \\d+, application 'forgotten'", `error: create slot .*: not within 3s; it waited for pid \d+, application 'forgotten'`)
 	o.eventually("the creation has ended", func() bool { return o.slots() == "none" })
 	equal(t, "lock", o.status().Relay.Mode, "none")
-	// A relay waits in the same way, and says so.
+	created := make(chan int, 1)
+	go func() {
+		created <- execute(t.Context(), []string{"slot", "create", "--config", o.config}, io.Discard, io.Discard)
+	}()
+	o.eventually("the slot is being created", func() bool { s := o.status().Slot; return s.Exists && s.ActivePID != nil })
+	wantText(t, o.walpost("status"), "^  confirmed +nothing: it is being created")
+	_, err = other.Exec(t.Context(), `ROLLBACK`)
+	o.must(err)
+	equal(t, "exit code", <-created, 0)
+	o.walpost("slot", "drop")
+	// A relay waits in the same way, and polls meanwhile.
+	_, err = other.Exec(t.Context(), `BEGIN; SELECT pg_current_xact_id()`)
+	o.must(err)
 	stop := o.relay()
-	o.eventually("the relay makes its slot", func() bool { s := o.status().Slot; return s.Exists && s.ActivePID != nil })
+	o.eventually("the relay makes its slot", func() bool {
+		return o.text(`SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE '%\_new' AND active`) == "1"
+	})
 	equal(t, "mode", o.status().Relay.Mode, "poll")
-	wantText(t, o.walpost("status"), "^relay +polls, or prepares to stream", "^  confirmed +nothing: it is being created")
+	wantText(t, o.walpost("status"), "^relay +polls, or prepares to stream")
 	_, err = other.Exec(t.Context(), `ROLLBACK`)
 	o.must(err)
 	o.eventually("the relay streams", func() bool { return o.status().Relay.Mode == "stream" })
