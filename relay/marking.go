@@ -146,7 +146,7 @@ func (w *marker) brokeDown(ctx context.Context, tasks []*markTask, err error) {
 		tasks[0].alone, wait = true, 5*time.Second
 		w.refuse(tasks[0])
 		if !w.reporter.limited("row_unsettled", 30*time.Second) {
-			w.reporter.alarm(f.alarm, zap.Stringer("row", tasks[0].row.Ref), zap.Error(err))
+			w.reporter.alarm(alarm.RowUnsettled, zap.Stringer("row", tasks[0].row.Ref), zap.Error(err))
 		}
 	}
 	w.reporter.trouble("rows cannot be settled: trying again", err, zapTable(tasks[0].row.Ref.Table))

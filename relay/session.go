@@ -330,7 +330,7 @@ func (s *session) awaitStream(
 		}
 		if f.alarm == alarm.StreamGone && !gone {
 			gone = true // maybe only now: a server that comes back may have lost its disk
-			s.alarm(f.alarm, zap.Error(err))
+			s.alarm(alarm.StreamGone, zap.Error(err))
 		}
 		sleep.For(ctx, 250*time.Millisecond)
 	}
