@@ -236,21 +236,17 @@ func pad(payload int) string {
 	return string(b)
 }
 
-// fillSQL inserts rows, perTx in each transaction, and takes them away again where gone is set.
-func fillSQL(set Setting, rows, perTx, payload int, gone bool) string {
-	remove := ""
-	if gone {
-		remove = "DELETE FROM " + set.table() + ";"
-	}
+// fillSQL inserts rows, perTx in each transaction.
+func fillSQL(set Setting, rows, perTx, payload int) string {
 	return fmt.Sprintf(`DO $$
 		BEGIN
 			FOR i IN 1 .. %d BY %d LOOP
 				INSERT INTO %s (aggregate_type, aggregate_id, event_type, payload)
 				SELECT 'bench', g %% 1000, '%s', jsonb_build_object('n', g, 'pad', '%s')
 				FROM generate_series(i, least(i + %d - 1, %d)) g;
-				%s COMMIT;
+				COMMIT;
 			END LOOP;
-		END $$`, rows, perTx, set.table(), event, pad(payload), perTx, rows, remove)
+		END $$`, rows, perTx, set.table(), event, pad(payload), perTx, rows)
 }
 
 // drains measures the source, each drain, and the sinks once.
@@ -302,9 +298,6 @@ const (
 
 // settled waits for the marks. It fails when the relay ends before.
 func (b *bench) settled(ctx context.Context, mark string, ended func() error) error {
-	if mark == "none" {
-		return nil
-	}
 	conn, err := b.connect(ctx)
 	if err != nil {
 		return err

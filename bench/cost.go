@@ -46,7 +46,6 @@ func (b *bench) costs(ctx context.Context) error {
 
 // goneNames say what takes delivered rows away.
 var goneNames = map[string]string{
-	"none":    "mark none: INSERT and DELETE in one transaction",
 	"delete":  "mark delete",
 	"update":  "mark update, the archive, and its months dropped",
 	"journal": "mark journal, partitions dropped",
@@ -71,7 +70,7 @@ func (b *bench) cost(ctx context.Context, set Setting) (*Cost, error) {
 	if err != nil {
 		return nil, err
 	}
-	fill := fillSQL(set, b.CostRows, b.PerTx, b.Payload, set.Mark == "none")
+	fill := fillSQL(set, b.CostRows, b.PerTx, b.Payload)
 	if err := b.exec(ctx, unsynced, fill); err != nil {
 		return nil, err
 	}

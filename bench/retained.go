@@ -46,12 +46,9 @@ const (
 	storedLeast = 100_000
 )
 
-// retained writes rows for each mark but none.
+// retained writes rows for each mark.
 func (b *bench) retained(ctx context.Context) error {
 	for _, mark := range b.Marks {
-		if mark == "none" {
-			continue
-		}
 		set := Setting{URL: b.url, Mark: mark, Batch: b.Batches[len(b.Batches)-1], Of: 1}
 		b.Say("how large the outbox is over %d events, mark %s", b.Retained, mark)
 		r, err := b.retain(ctx, set)
@@ -99,7 +96,7 @@ func (b *bench) retain(ctx context.Context, set Setting) (*Retained, error) {
 	begun := time.Now()
 	for written, looked := 0, 0; written < b.Retained; {
 		n := min(writtenAhead/2, b.Retained-written)
-		if err := b.exec(ctx, unsynced, fillSQL(set, n, b.PerTx, b.Payload, false)); err != nil {
+		if err := b.exec(ctx, unsynced, fillSQL(set, n, b.PerTx, b.Payload)); err != nil {
 			return nil, errors.Join(err, context.Cause(ctx)) // that of a pass of retention
 		}
 		written += n

@@ -143,7 +143,7 @@ func (b *bench) sinks(ctx context.Context, set Setting, run int) error {
 	}
 	var all []func() error
 	for _, batch := range b.Batches {
-		all = append(all, func() error { return b.ownSink(ctx, Setting{Mark: "none", Batch: batch}) })
+		all = append(all, func() error { return b.ownSink(ctx, Setting{Batch: batch}) })
 	}
 	for _, w := range windows {
 		all = append(all, func() error {

@@ -190,34 +190,6 @@ authorization {
 no_auth_user: anybody
 `
 
-// TestDeadLetterComesFirst: where nothing but the dead letters will ever know of
-// a row, it is there before anything behind it is in the stream.
-func TestDeadLetterComesFirst(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, testenv.SharedPostgres(t))
-	s := shapes["mark none"](r)
-	r.cfg.Outboxes = []*outbox.Table{s.table}
-	x := r.start().streaming()
-
-	c := r.conn()
-	r.must(run(t.Context(), c, "BEGIN; LOCK TABLE outbox_messages_dlq IN ACCESS EXCLUSIVE MODE"))
-	s.commit(r, s.insert(0, nil))
-	s.commit(r, s.insert(-1, set{"event_type": `'order.*'`}))
-	s.commit(r, s.insert(1, nil))
-	after := r.here()
-	eventually(t, "the dead letter cannot be written", func() bool {
-		return x.metric("walpost_sessions_total", "reason", "postgres_55P03") > 1
-	})
-	r.storedIs(0, 0)
-	r.pinned(after)
-
-	r.must(run(t.Context(), c, "COMMIT"))
-	s.allSettled(r, 2)
-	if n := r.query1(`SELECT count(*) FROM outbox_messages_dlq WHERE last_error LIKE 'subject: %'`); n != "1" {
-		t.Errorf("%s dead letters, want 1", n)
-	}
-}
-
 // TestDeadLetterIsTheWholeRow: what is moved can be put back as it was.
 func TestDeadLetterIsTheWholeRow(t *testing.T) {
 	t.Parallel()

@@ -54,7 +54,7 @@ func newBenchCommand() *cobra.Command {
 	f.IntVar(&b.Rows, "rows", 500_000, "rows of each drain")
 	f.IntVar(&b.PerTx, "per-transaction", 100, "rows in each transaction")
 	f.IntVar(&b.Payload, "payload", 300, "bytes of each payload, 32 at least")
-	f.StringSliceVar(&b.Marks, "marks", []string{"none", "delete", "update", "journal"},
+	f.StringSliceVar(&b.Marks, "marks", []string{"delete", "update", "journal"},
 		"what the relay does with delivered rows, one drain for each")
 	f.StringSliceVar(&b.Batches, "batches", []string{"single", "fast"},
 		"how messages are handed over, one drain for each: single, fast, atomic; latency with the last")
@@ -92,7 +92,7 @@ func checkBench(b *bench.Config, window time.Duration) error {
 	}
 	for _, m := range b.Marks {
 		if !outbox.Mark(m).Valid() {
-			return fmt.Errorf("--marks: %q is none of none, delete, update and journal", m)
+			return fmt.Errorf("--marks: %q is none of delete, update and journal", m)
 		}
 	}
 	for _, x := range b.Batches {

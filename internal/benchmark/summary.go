@@ -2,9 +2,11 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,6 +27,9 @@ type kept struct {
 func summarize(w io.Writer, folder string) error {
 	for _, c := range cases {
 		text, err := os.ReadFile(filepath.Join(folder, c.name+".json"))
+		if errors.Is(err, fs.ErrNotExist) { // no result of this case is kept
+			continue
+		}
 		if err != nil {
 			return err
 		}

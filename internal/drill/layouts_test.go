@@ -20,7 +20,6 @@ func TestLayouts(t *testing.T) {
 	}{
 		"append":      {env: []string{"WALPOST_LAYOUT=append"}, drill: []string{"slot-lost"}},
 		"mark delete": {env: []string{"WALPOST_MARK=delete"}, drill: []string{"slot-lost"}},
-		"mark none":   {env: []string{"WALPOST_MARK=none"}, drill: []string{"relay-killed"}},
 		"poll":        {env: []string{"WALPOST_MODE=poll"}, drill: []string{"relay-killed"}},
 		"cloudevents": {env: []string{"WALPOST_FORMAT=cloudevents"}, drill: []string{"slot-lost"}},
 		"ids of the application, no order": {

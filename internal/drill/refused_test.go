@@ -49,8 +49,7 @@ func TestRefused(t *testing.T) {
 		} {
 			r.refuses(1, want, "failover", "--yes", "--stop", "true", "--standby", "postgres://postgres@"+standby+"/"+r.db)
 		}
-		r.env = append(r.env, "WALPOST_MARK=none")
-		r.refuses(1, "public.outbox_messages has mark none: only the WAL has its events", "slot-lost", "--yes")
+		r.env = append(r.env, "WALPOST_MARK=delete")
 		r.refuses(1, "no row would tell", "failover", "--yes", "--stop", "true", "--standby", "postgres://postgres@127.0.0.1:1/shop")
 	})
 }

@@ -129,7 +129,7 @@ func TestEveryDocumentIsAPage(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"index.html", "ALARMS.html", "deploy.html", "examples-insert.html", "benchmarks/tx1.svg"} {
+	for _, name := range []string{"index.html", "ALARMS.html", "deploy.html", "examples-insert.html", "benchmarks/tx100.svg"} {
 		if files[name] == nil {
 			t.Errorf("%s is not in the site", name)
 		}
@@ -207,7 +207,7 @@ func TestHandler(t *testing.T) {
 		{"GET", "/ui/docs/site.js", 200, "text/javascript; charset=utf-8", "use strict"},
 		{"GET", "/ui/docs/search.js", 200, "text/javascript; charset=utf-8", "window.walpostSections"},
 		{"GET", "/ui/docs/site.css", 200, "text/css; charset=utf-8", "color-scheme"},
-		{"GET", "/ui/docs/benchmarks/tx1.svg", 200, "image/svg+xml", "<svg"},
+		{"GET", "/ui/docs/benchmarks/tx100.svg", 200, "image/svg+xml", "<svg"},
 		{"GET", "/ui/docs/nothing.html", 404, "text/plain; charset=utf-8", "no such page"},
 		{"GET", "/ui/docs/%2e%2e/%2e%2e/go.mod", 404, "text/plain; charset=utf-8", "no such page"},
 		{"POST", "/ui/docs/", 405, "text/plain; charset=utf-8", "method not allowed"},

@@ -15,7 +15,6 @@ func TestBadCluster(t *testing.T) {
 	standby := s.pg.NewStandby(t, "standby", nil)
 	run(t, s, []badStart{
 		{name: "standby", env: map[string]string{"WALPOST_POSTGRES_URL": standby.URL(ready)}},
-		{name: "wal_level_none", env: map[string]string{"WALPOST_MARK": "none"}},
 		{name: "wal_level", env: map[string]string{"WALPOST_MODE": "stream"}},
 	})
 	s.must(standby.Close())

@@ -134,7 +134,6 @@ func tableFindings() []finding {
 			badStart{name: "kept_for_ever", sql: published, env: env("WALPOST_RETENTION_ARCHIVE_AFTER", "0s")},
 			fresh + ", info table-grows",
 		},
-		{badStart{name: "mark_none", sql: published, env: env("WALPOST_MARK", "none")}, fresh + ", warn table-mark-none"},
 		{
 			badStart{name: "indexes", sql: published + `DROP INDEX outbox_messages_pending_idx, outbox_messages_due_idx`},
 			fresh + ", warn table-index",
@@ -446,8 +445,6 @@ func (s *site) limits() {
 	s.must(s.pg.Exec(s.t.Context(), "limits", oneRow+`SELECT pg_switch_wal()`))
 	s.must(s.pg.Exec(s.t.Context(), "limits", `CHECKPOINT`))
 	s.finds(c, "warn slot-lost")
-	c.env["WALPOST_MARK"] = "none"
-	s.finds(c, "error slot-lost")
 	s.must(s.pg.Reload(s.t.Context(), map[string]string{"max_slot_wal_keep_size": "-1", "max_wal_size": "1GB"}))
 }
 

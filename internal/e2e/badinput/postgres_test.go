@@ -108,11 +108,6 @@ func roleCases() []badStart {
 			env: map[string]string{"WALPOST_MARK": "journal"},
 		},
 		{name: "no_letters", user: "bad_no_letters", sql: role("bad_no_letters", relay)},
-		{
-			name: "no_letters_none", user: "bad_no_letters_none",
-			sql: role("bad_no_letters_none", `GRANT SELECT ON outbox_messages_dlq TO `),
-			env: map[string]string{"WALPOST_MARK": "none"},
-		},
 		{name: "no_dead_letters", sql: `DROP TABLE outbox_messages_dlq`},
 		{
 			name: "no_publication", user: "bad_no_publication",
