@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
-	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/partition"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
@@ -37,7 +37,7 @@ func TestPartitionByMonth(t *testing.T) {
 		if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
 			t.Fatal(err)
 		}
-		partition := func(want string) {
+		byMonth := func(want string) {
 			t.Helper()
 			done, err := r.PartitionByMonth(t.Context())
 			if got := strings.Join(done, "; "); err != nil || got != want {
@@ -45,7 +45,9 @@ func TestPartitionByMonth(t *testing.T) {
 			}
 		}
 		const insert = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, occurred_at) VALUES ('a', 1, 'b.c', '{}', now() + %s) RETURNING id::text`
-		month := func(n int) string { return pg.MonthName("outbox_messages", pg.MonthOf(time.Now()).AddDate(0, n, 0)) }
+		month := func(n int) string {
+			return partition.MonthName("outbox_messages", partition.MonthOf(time.Now()).AddDate(0, n, 0))
+		}
 		role := "reader_" + text(t, conn, `SELECT current_database()::text`)
 		exec(t, conn, `CREATE ROLE `+role)
 		t.Cleanup(func() {
@@ -69,8 +71,8 @@ func TestPartitionByMonth(t *testing.T) {
 		for _, age := range []string{"'-1 year'", "'-1 month'", "'0'"} {
 			exec(t, conn, fmt.Sprintf(insert, age+"::interval"))
 		}
-		end := pg.MonthOf(time.Now()).AddDate(0, 2, 0)
-		partition("partitioned public.outbox_messages by month: its rows are in public.outbox_messages_old, which takes those up to " + end.Format(time.DateOnly))
+		end := partition.MonthOf(time.Now()).AddDate(0, 2, 0)
+		byMonth("partitioned public.outbox_messages by month: its rows are in public.outbox_messages_old, which takes those up to " + end.Format(time.DateOnly))
 		if is := text(t, conn, `SELECT fact FROM facts`); is != was {
 			t.Errorf("the table was\n%s\nand is\n%s", was, is)
 		}
@@ -87,11 +89,11 @@ func TestPartitionByMonth(t *testing.T) {
 		}
 		for _, of := range []string{"outbox_messages_old", month(2), "outbox_messages_default"} {
 			if got := text(t, conn, `SELECT concat((SELECT reloptions::text FROM pg_class WHERE oid = '`+of+`'::regclass) ~ 'autovacuum_vacuum_cost_delay=0', ' ', (
-				SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_months'))`); got != "t 0" {
+				SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_bounds'))`); got != "t 0" {
 				t.Errorf("%s has storage parameters and constraints: %s", of, got)
 			}
 		}
-		partition("")
+		byMonth("")
 		if _, err := r.Down(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "6 undelivered") {
 			t.Errorf("down says %v", err)
 		}
@@ -103,7 +105,7 @@ func TestPartitionByMonth(t *testing.T) {
 		if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
 			t.Fatal(err)
 		}
-		partition("partitioned public.outbox_messages by month: it was empty")
+		byMonth("partitioned public.outbox_messages by month: it was empty")
 		exec(t, conn, fmt.Sprintf(insert, "interval '0'"))
 		if parts, want := text(t, conn, partsSQL), fmt.Sprintf("%s 0, %s 0, %s 1, outbox_messages_default 0", month(2), month(1), month(0)); parts != want {
 			t.Errorf("the partitions are %s, want %s", parts, want)
@@ -124,7 +126,7 @@ func TestPartitionByMonthRefuses(t *testing.T) {
 		"no time zone": {`ALTER TABLE outbox_messages ALTER occurred_at TYPE timestamp`, "occurred_at has timestamp without time zone", "timestamptz"},
 		"future": {
 			`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, occurred_at) VALUES ('a', 1, 'b.c', '{}', 'infinity')`,
-			`check constraint "walpost_months" of relation "outbox_messages" is violated by some row`, "a row has no occurred_at, or one at or after ",
+			`check constraint "walpost_bounds" of relation "outbox_messages" is violated by some row`, "a row has no occurred_at, or one at or after ",
 		},
 		"name":    {`CREATE TABLE outbox_messages_old ()`, `relation "outbox_messages_old" already exists`, "rename that table"},
 		"missing": {`DROP TABLE outbox_messages`, "the table does not exist", "outboxes[].table"},
@@ -165,12 +167,12 @@ func TestPartitionByMonthWaitsPolitely(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
-	partition := func() {
+	byMonth := func() {
 		_, err := r.PartitionByMonth(t.Context())
 		ended <- err
 	}
 	exec(t, reader, `BEGIN; LOCK TABLE outbox_messages IN ACCESS SHARE MODE`)
-	go partition()
+	go byMonth()
 	const insert = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'b.c', '{}')`
 	var longest time.Duration
 	for waiting := true; waiting; time.Sleep(5 * time.Millisecond) {
@@ -186,11 +188,11 @@ func TestPartitionByMonthWaitsPolitely(t *testing.T) {
 		}
 	}
 	t.Logf("an insert took %s at most", longest)
-	if got := text(t, producer, `SELECT concat((SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_months'), (SELECT count(*) FROM pg_class WHERE relname ~ 'by_month'), relkind) FROM pg_class WHERE relname = 'outbox_messages'`); got != "00r" {
+	if got := text(t, producer, `SELECT concat((SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_bounds'), (SELECT count(*) FROM pg_class WHERE relname ~ 'by_month'), relkind) FROM pg_class WHERE relname = 'outbox_messages'`); got != "00r" {
 		t.Errorf("it leaves %s", got)
 	}
 	exec(t, reader, `COMMIT`)
-	go partition()
+	go byMonth()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
@@ -219,7 +221,7 @@ func TestPartitionByMonthIsCancelled(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("it has ended without an error")
 	}
-	if got := text(t, other, `SELECT concat((SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_months'), (SELECT count(*) FROM pg_class WHERE relname ~ 'by_month'), relkind) FROM pg_class WHERE relname = 'outbox_messages'`); got != "00r" {
+	if got := text(t, other, `SELECT concat((SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_bounds'), (SELECT count(*) FROM pg_class WHERE relname ~ 'by_month'), relkind) FROM pg_class WHERE relname = 'outbox_messages'`); got != "00r" {
 		t.Errorf("it leaves %s", got)
 	}
 	exec(t, reader, `COMMIT`)

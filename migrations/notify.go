@@ -2,27 +2,16 @@ package migrations
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
-	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
-)
-
-// CREATE TRIGGER waits for transactions that write to the table, DROP TRIGGER for all that use it. Producers
-// that come later wait behind it, for notifyLock at most. They then have as long a pause, notifyAttempts
-// times.
-const (
-	notifyLock     = 500 * time.Millisecond
-	notifyAttempts = 20
 )
 
 // notifyFunctionSQL makes the function, whose name may have its schema before it.
@@ -57,7 +46,7 @@ func NotifySQL(outboxes []*outbox.Table) string {
 // tries for some twenty seconds to get a table's lock, and holds up its producers for half a second at a
 // time.
 func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
-	err = r.withLock(ctx, notifyLock, func(conn *pgx.Conn, schema string) error {
+	err = r.withLock(ctx, func(conn *pgx.Conn, schema string) error {
 		if err := makeNotifyFunction(ctx, conn, schema); err != nil {
 			return fmt.Errorf("create function %s: %w", outbox.NotifyTrigger, err)
 		}
@@ -72,7 +61,8 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 			if there {
 				continue
 			}
-			if err := patiently(ctx, conn, notifyTriggerSQL(t.SQL(), notifyFunction(schema))); err != nil {
+			create := notifyTriggerSQL(t.SQL(), notifyFunction(schema))
+			if err := pg.PoliteOn(conn).Exec(ctx, create); err != nil {
 				return fmt.Errorf("create trigger on %s: %w", t, err)
 			}
 			done = append(done, t.String())
@@ -116,10 +106,10 @@ func (r *Runner) RemoveNotify(ctx context.Context) (done []string, err error) {
 	if !exists {
 		return nil, nil
 	}
-	err = r.withLock(ctx, notifyLock, func(conn *pgx.Conn, schema string) error {
+	err = r.withLock(ctx, func(conn *pgx.Conn, schema string) error {
 		for _, t := range tables {
 			drop := fmt.Sprintf("DROP TRIGGER IF EXISTS %s ON %s", outbox.NotifyTrigger, t)
-			if err := patiently(ctx, conn, drop); err != nil {
+			if err := pg.PoliteOn(conn).Exec(ctx, drop); err != nil {
 				return fmt.Errorf("drop trigger on %s: %w", t, err)
 			}
 			done = append(done, t)
@@ -143,19 +133,6 @@ func notified(
 	tables, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	exists = len(tables) > 0
 	return slices.DeleteFunc(tables, func(t string) bool { return t == "" }), exists, err
-}
-
-// patiently tries again while somebody holds a lock that the statement needs.
-func patiently(ctx context.Context, conn *pgx.Conn, statement string) error {
-	for i := 1; ; i++ {
-		_, err := conn.Exec(ctx, statement)
-		if i == notifyAttempts || pg.Code(err) != pgerrcode.LockNotAvailable {
-			return err
-		}
-		if !sleep.For(ctx, notifyLock) {
-			return errors.Join(err, ctx.Err())
-		}
-	}
 }
 
 func explainNotify(err error) error {

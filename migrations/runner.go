@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/partition"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
@@ -116,12 +117,13 @@ func (r *Runner) Down(ctx context.Context, to int64) ([]Applied, error) {
 func (r *Runner) run(
 	ctx context.Context, down bool, choose func([]State) []State,
 ) (done []Applied, err error) {
-	err = r.withLock(ctx, tableLock, func(conn *pgx.Conn, schema string) error {
+	err = r.withLock(ctx, func(conn *pgx.Conn, schema string) error {
 		states, err := r.states(ctx, conn, schema)
 		if err != nil {
 			return err
 		}
-		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		tables := pg.Polite{Begin: pg.BeginOn(conn), Lock: tableLock, Tries: 1}
+		return tables.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			for _, s := range choose(states) {
 				begun := time.Now()
 				if err := s.run(ctx, tx, schema, down); err != nil {
@@ -138,10 +140,9 @@ func (r *Runner) run(
 	return done, nil
 }
 
-// withLock runs f on the connection, under a lock that keeps other runners out. Statements wait as long for a
-// table as tables says. The lock is asked for again and again: a session that waits in a statement has a
-// snapshot, for which CREATE INDEX CONCURRENTLY would wait.
-func (r *Runner) withLock(ctx context.Context, tables time.Duration, f func(*pgx.Conn, string) error) error {
+// withLock runs f on the connection, under a lock that keeps other runners out. It tries again and again for
+// the lock: a session that waits in a statement has a snapshot, and CREATE INDEX CONCURRENTLY waits for it.
+func (r *Runner) withLock(ctx context.Context, f func(*pgx.Conn, string) error) error {
 	conn, schema, err := r.connect(ctx)
 	if err != nil {
 		return err
@@ -159,13 +160,18 @@ func (r *Runner) withLock(ctx context.Context, tables time.Duration, f func(*pgx
 		}
 	}
 	defer func() { // at the latest the end of the session does it
-		_, _ = conn.Exec(context.WithoutCancel(ctx),
-			fmt.Sprintf(`RESET lock_timeout; SELECT pg_advisory_unlock(%d)`, lockID))
+		_, _ = conn.Exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock($1)`, lockID)
 	}()
-	if _, err := conn.Exec(ctx, fmt.Sprintf(`SET lock_timeout = %d`, tables.Milliseconds())); err != nil {
-		return err
-	}
 	return f(conn, schema)
+}
+
+// PartitionByMonth makes partitioned tables of the outboxes: see [partition.ByMonth].
+func (r *Runner) PartitionByMonth(ctx context.Context) (done []string, err error) {
+	err = r.withLock(ctx, func(conn *pgx.Conn, _ string) (err error) {
+		done, err = partition.ByMonth(ctx, conn, r.cfg, r.outboxes)
+		return err
+	})
+	return done, explainNotify(err)
 }
 
 // Status lists the migrations: what up applies, and what else the database has. It only reads.

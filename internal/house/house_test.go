@@ -37,11 +37,12 @@ var rooms = map[string][]string{
 	"idempotency":         {module + "outbox", keys, pg, sleep, pgx, pgerrcode},
 	"internal/drill":      {module + "outbox", module + "verify", audit, jetstream, table, hint, pg, sleep, pgx, pgerrcode},
 	"internal/deadletter": {module + "outbox", table, hint, pg, pgx},
-	"internal/retention":  {module + "outbox", keys, table, hint, pg, sleep, pgx, pgerrcode},
+	"internal/retention":  {module + "outbox", keys, partition, table, hint, pg, sleep, pgx, pgerrcode},
 	"verify":              {module + "outbox", jetstream, table, sleep, "github.com/RoaringBitmap/roaring/v2/roaring64"},
 	"bench":               {hint, pg, sleep, pgx, nats},
-	"internal/pg":         {module + "outbox", hint, secretfile, pgx, pgerrcode},
-	"migrations":          {module + "outbox", hint, pg, sleep, pgx, pgerrcode},
+	"internal/pg":         {module + "outbox", hint, secretfile, sleep, pgx, pgerrcode},
+	"internal/partition":  {module + "outbox", hint, pg, pgx, pgerrcode},
+	"migrations":          {module + "outbox", partition, hint, pg, sleep, pgx, pgerrcode},
 
 	"internal/alarm": {},
 	"internal/check": {hint},
@@ -59,7 +60,7 @@ var rooms = map[string][]string{
 	"internal/sleep":      {},
 	"internal/status":     {module + "outbox", module + "stream", consumers, hint, jetstream, pg, table, pgerrcode},
 	"internal/telemetry":  {hint, prometheus, otel + "/", "go.opentelemetry.io/contrib/bridges/prometheus"},
-	"internal/table":      {module + "outbox", check, hint, pg, pgx, pgerrcode},
+	"internal/table":      {module + "outbox", check, hint, partition, pg, pgx, pgerrcode},
 }
 
 const (
@@ -72,6 +73,7 @@ const (
 	hint       = module + "internal/hint"
 	jetstream  = module + "internal/jetstream"
 	keys       = module + "internal/keys"
+	partition  = module + "internal/partition"
 	pg         = module + "internal/pg"
 	retention  = module + "internal/retention"
 	secretfile = module + "internal/secretfile"

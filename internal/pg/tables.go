@@ -62,16 +62,3 @@ func FindTables(ctx context.Context, conn *pgx.Conn, schema string, names ...str
 	}
 	return found, nil
 }
-
-// StorageSQL is an expression for the storage parameters of a table, " WITH (...)", or for "" where it has
-// none.
-func StorageSQL(oid string) string {
-	return `coalesce((SELECT format(' WITH (%s)', string_agg(
-			concat(o.space, split_part(o.text, '=', 1), ' = ',
-				quote_literal(split_part(o.text, '=', 2))), ', '))
-		FROM pg_class c, LATERAL (
-			SELECT '', unnest(c.reloptions)
-			UNION ALL SELECT 'toast.', unnest(t.reloptions) FROM pg_class t WHERE t.oid = c.reltoastrelid
-		) o(space, text)
-		WHERE c.oid = ` + oid + ` HAVING count(*) > 0), '')`
-}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/partition"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -113,7 +114,7 @@ func (r *pass) archiveTable(ctx context.Context, a *monthly, t *outbox.Table, re
 func keepSQL(a *monthly, t *outbox.Table, columns []string) string {
 	return fmt.Sprintf(`, kept AS (
 	INSERT INTO %s (outbox, %s) SELECT %s, %[2]s FROM gone
-)`, a.SQL(), strings.Join(columns, ", "), pg.QuoteLiteral(t.String()))
+)`, a.SQL, strings.Join(columns, ", "), pg.QuoteLiteral(t.String()))
 }
 
 // mostRefused bounds the rows of an outbox that a pass leaves behind.
@@ -188,7 +189,7 @@ func (r *pass) checkArchivable(
 		if own, err = columnTypes(ctx, conn, t); err != nil {
 			return err
 		}
-		kept, err = columnTypes(ctx, conn, &a.Table)
+		kept, err = columnTypes(ctx, conn, &outbox.Table{Schema: a.Schema, Name: a.Name})
 		return err
 	})
 	if err != nil {
@@ -236,7 +237,7 @@ func (r *pass) monthsAhead(
 	ctx context.Context, a *monthly, next nextRows, but string,
 ) (only string, err error) {
 	only = but
-	for a.owned {
+	for a.Owned {
 		only = a.readyMonths(next.table) + but
 		months, err := r.monthsOf(ctx, next, only)
 		if err != nil {
@@ -261,8 +262,8 @@ func (r *pass) monthsAhead(
 func (a *monthly) readyMonths(t *outbox.Table) (only string) {
 	for _, m := range slices.SortedFunc(maps.Keys(a.months), time.Time.Compare) {
 		if !a.months[m] {
-			only += fmt.Sprintf(" AND (t.%s < %s OR t.%[1]s >= %[3]s)",
-				t.Column(outbox.OccurredAt), pg.MonthBound(m), pg.MonthBound(m.AddDate(0, 1, 0)))
+			from, to := partition.MonthBound(m), partition.MonthBound(m.AddDate(0, 1, 0))
+			only += fmt.Sprintf(" AND (t.%s < %s OR t.%[1]s >= %[3]s)", t.Column(outbox.OccurredAt), from, to)
 		}
 	}
 	return only

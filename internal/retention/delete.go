@@ -44,11 +44,8 @@ func (r *pass) keepMonths(ctx context.Context, t *outbox.Table) (from string, er
 	var m *monthly
 	if !table.Journals(t) && t.Layout.Has(outbox.OccurredAt) {
 		m, err = r.readMonthly(ctx, t.SQL(), t.Layout.Columns[outbox.OccurredAt])
-		if errors.Is(err, pgx.ErrNoRows) { // the table does not exist
-			err = nil
-		}
 		if err != nil {
-			return "", fmt.Errorf("read months of %s: %w", t, err)
+			return "", err
 		}
 	}
 	archived := table.IsArchived(t) && (m == nil || r.opts.ArchiveAfter > 0)
@@ -56,7 +53,7 @@ func (r *pass) keepMonths(ctx context.Context, t *outbox.Table) (from string, er
 	if deletes {
 		from = t.SQL()
 	}
-	if m == nil || !r.mayAlter(m) {
+	if m == nil || !r.mayAlter(m.Table) {
 		return from, nil
 	}
 	if err := r.createAhead(ctx, m); err != nil {
@@ -64,7 +61,7 @@ func (r *pass) keepMonths(ctx context.Context, t *outbox.Table) (from string, er
 	}
 	old := oldMonths{before: r.now, keeps: "true"}
 	if deletes {
-		from = m.unsorted
+		from = m.Default
 		old.before = r.now.Add(-r.opts.DeleteAfter)
 		old.keeps = fmt.Sprintf("(%s AND t.%s < $1) IS NOT TRUE",
 			table.MarkedSQL(t, "t"), t.Column(outbox.ProcessedAt))

@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/partition"
 	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
@@ -18,7 +18,9 @@ import (
 // are delivered and old enough to be deleted.
 func TestMonthsOfAnOutbox(t *testing.T) {
 	testenv.Clusters(t, func(t *testing.T, pgs *testenv.Postgres) {
-		month := func(n int) string { return pg.MonthName("outbox_messages", pg.MonthOf(time.Now()).AddDate(0, n, 0)) }
+		month := func(n int) string {
+			return partition.MonthName("outbox_messages", partition.MonthOf(time.Now()).AddDate(0, n, 0))
+		}
 		newMonths := func(mark outbox.Mark) *bench {
 			t.Helper()
 			b := newBench(t, pgs, mark)
@@ -29,8 +31,8 @@ func TestMonthsOfAnOutbox(t *testing.T) {
 			_, err = m.PartitionByMonth(t.Context())
 			b.must(err)
 			for n := -1; n >= -3; n-- {
-				at := pg.MonthOf(time.Now()).AddDate(0, n, 0)
-				b.exec(`CREATE TABLE ` + month(n) + ` PARTITION OF outbox_messages FOR VALUES FROM (` + pg.MonthBound(at) + `) TO (` + pg.MonthBound(at.AddDate(0, 1, 0)) + `)`)
+				at := partition.MonthOf(time.Now()).AddDate(0, n, 0)
+				b.exec(`CREATE TABLE ` + month(n) + ` PARTITION OF outbox_messages FOR VALUES FROM (` + partition.MonthBound(at) + `) TO (` + partition.MonthBound(at.AddDate(0, 1, 0)) + `)`)
 			}
 			b.exec(`DROP TABLE ` + month(2))
 			return b
@@ -38,7 +40,7 @@ func TestMonthsOfAnOutbox(t *testing.T) {
 		insert := func(b *bench, month int, processed string) {
 			t.Helper()
 			b.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, occurred_at, processed_at)
-				SELECT 'order', i, 'order.created', '{}', $1, now() - $2::interval FROM generate_series(1, 3) i`, pg.MonthOf(time.Now()).AddDate(0, month, 0), processed)
+				SELECT 'order', i, 'order.created', '{}', $1, now() - $2::interval FROM generate_series(1, 3) i`, partition.MonthOf(time.Now()).AddDate(0, month, 0), processed)
 		}
 		b := newMonths(outbox.MarkUpdate)
 		insert(b, -3, "2 hours")
@@ -96,4 +98,31 @@ func TestMonthsOfAnOutbox(t *testing.T) {
 			t.Errorf("after it: %+v", r)
 		}
 	})
+}
+
+// TestMonthsBelongToTheOwner of the table, whoever creates them, and have what the default partition has. The column of the
+// time may have any name.
+func TestMonthsBelongToTheOwner(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`DO $$ BEGIN CREATE ROLE months_owner; EXCEPTION WHEN duplicate_object THEN END $$; GRANT ALL ON SCHEMA public TO months_owner;
+		DROP TABLE outbox_messages; CREATE TABLE outbox_messages (id bigint GENERATED ALWAYS AS IDENTITY, aggregate_type text, aggregate_id bigint,
+			event_type text, payload jsonb, processed_at timestamptz, attempts smallint, last_error text, available_at timestamptz,
+			"Made at" timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (id, "Made at")) PARTITION BY RANGE ("Made at");
+		CREATE TABLE rest PARTITION OF outbox_messages DEFAULT; ALTER TABLE rest REPLICA IDENTITY FULL;
+		ALTER TABLE outbox_messages OWNER TO months_owner; ALTER TABLE outbox_messages_archive OWNER TO months_owner;
+		INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'order.created', '{}')`)
+	layout := b.table.Layout
+	layout.Name, layout.Columns[outbox.OccurredAt] = "custom", "Made at"
+	for _, f := range []outbox.Field{outbox.TenantID, outbox.EventVersion, outbox.TraceID} {
+		layout.Columns[f] = ""
+	}
+	table := *b.table
+	table.Layout = layout
+	r := b.retain(func(o *retention.Options) { o.Tables = []*outbox.Table{&table} })
+	if len(r.Created) != 3 || len(r.Complaints()) > 0 {
+		t.Errorf("report %+v", r)
+	}
+	b.wantText("owners and replica identities", `SELECT string_agg(DISTINCT concat(pg_get_userbyid(relowner), ' ', relreplident), ', ')
+		FROM pg_class WHERE relname ~ '_20\d\d_\d\d$' AND relkind = 'r'`, "months_owner f")
+	b.wantText("the row's partition", `SELECT (tableoid::regclass::text ~ '_20\d\d_\d\d$')::text FROM outbox_messages`, "true")
 }

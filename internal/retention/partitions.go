@@ -10,28 +10,18 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/partition"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 )
 
-const (
-	// oldestMonth bounds the months that get a partition where nothing is dropped.
-	oldestMonth = 10 * 365 * 24 * time.Hour
-	// defaultRows bounds the rows that are moved from the default partition into a new month.
-	defaultRows = 10_000
-	// partitionStatement bounds the statements that create a month: while it is
-	// attached, its readers wait.
-	partitionStatement = 5 * time.Second
-)
+// oldestMonth bounds the months that get a partition where nothing is dropped.
+const oldestMonth = 10 * 365 * 24 * time.Hour
 
-// monthly is a table that is partitioned by the month of occurred_at, as it was found.
+// monthly is a table that is partitioned by the month of occurred_at.
 type monthly struct {
-	outbox.Table
-	unsorted string             // the default partition, quoted, or ""
-	storage  string             // parameters of that, for the months
-	owned    bool               // by the role of this pass: months can be created and dropped
-	months   map[time.Time]bool // the months looked for: whether rows can go there
+	*partition.Table
+	months map[time.Time]bool // the months looked for: whether rows can go there
 }
 
 // findArchive sets r.archive. It leaves nil, with a note, where no archive can be used.
@@ -55,53 +45,41 @@ func (r *pass) findArchive(ctx context.Context) error {
 			"so nothing is archived or dropped", table.Archive)
 		return nil
 	}
-	r.archive, r.report.Purges = a, r.opts.DropAfter > 0 && a.unsorted != ""
+	r.archive, r.report.Purges = a, r.opts.DropAfter > 0 && a.Default != ""
 	return nil
 }
 
 // readMonthly reads a table, which is quoted. It returns nil where that is not partitioned by ranges of the
 // column.
 func (r *pass) readMonthly(ctx context.Context, name, column string) (*monthly, error) {
-	m := &monthly{months: map[time.Time]bool{}}
-	var has bool
-	into := []any{&m.Schema, &m.Name, &has, &m.owned, &m.unsorted, &m.storage}
-	err := r.db.QueryRow(ctx, into, monthlySQL, name, column)
-	if err != nil || !has {
+	t, err := r.readParts(ctx, name, column, partition.Months)
+	if err != nil || t == nil {
 		return nil, err
 	}
-	return m, nil
+	return &monthly{Table: t, months: map[time.Time]bool{}}, nil
 }
 
-// monthlySQL reads table $1: its name, whether it is partitioned by ranges of column $2, whether this role
-// owns it, its default partition.
-var monthlySQL = `
-	SELECT n.nspname::text, c.relname::text,
-		coalesce(pg_get_partkeydef(c.oid) = format('RANGE (%I)', $2::text), false),
-		pg_has_role(c.relowner, 'USAGE'),
-		coalesce(quote_ident(dn.nspname) || '.' || quote_ident(d.relname), ''),
-		` + pg.StorageSQL("d.oid") + `
-	FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		LEFT JOIN pg_partitioned_table pt ON pt.partrelid = c.oid
-		LEFT JOIN pg_class d ON d.oid = pt.partdefid LEFT JOIN pg_namespace dn ON dn.oid = d.relnamespace
-	WHERE c.oid = to_regclass($1)`
-
-// mayAlter reports whether this role owns the archive, and notes where it does not.
-func (r *pass) mayAlter(a *monthly) bool {
-	if !a.owned {
-		r.note("role %s does not own %s, so no month is created or dropped: "+
-			"let the owner run `walpost retention`, or make it the owner", r.role, a.Name)
+func (r *pass) readParts(
+	ctx context.Context, name, column string, by partition.By,
+) (t *partition.Table, err error) {
+	err = r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		t, err = partition.Read(ctx, conn, name, column, by)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("read partitions of %s: %w", name, err)
 	}
-	return a.owned
+	return t, err
 }
 
-// partitionsSQL lists the partitions of $1 with their bounds.
-const partitionsSQL = `SELECT format('%I.%I', n.nspname, c.relname) AS name, c.relname::text AS relname,
-		coalesce((regexp_match(bound, 'FROM \(''(.*?)''\)'))[1]::timestamptz, '-infinity') AS lower,
-		coalesce((regexp_match(bound, 'TO \(''(.*?)''\)'))[1]::timestamptz, 'infinity') AS upper
-	FROM pg_inherits i
-		JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace,
-		LATERAL pg_get_expr(c.relpartbound, c.oid) AS bound
-	WHERE i.inhparent = to_regclass($1) AND bound <> 'DEFAULT'`
+// mayAlter reports whether this role owns the table, and notes where it does not.
+func (r *pass) mayAlter(t *partition.Table) bool {
+	if !t.Owned {
+		r.note("role %s does not own %s, so no partition of it is created or dropped: "+
+			"let the owner run `walpost retention`, or make it the owner", r.role, t)
+	}
+	return t.Owned
+}
 
 // horizon bounds the times for which months are created: from the oldest month that is kept to the end of the
 // newest that is created ahead. Rows of other times go to the default partition.
@@ -110,14 +88,14 @@ func (r *pass) horizon() (from, to time.Time) {
 	if r.opts.DropAfter > 0 {
 		age = r.opts.DropAfter
 	}
-	return pg.MonthOf(r.now.Add(-age)), pg.MonthOf(r.now).AddDate(0, pg.MonthsAhead+1, 0)
+	return partition.MonthOf(r.now.Add(-age)), partition.MonthOf(r.now).AddDate(0, partition.MonthsAhead+1, 0)
 }
 
 // createAhead creates the present month and the next ones before they have rows: then no row has to leave the
 // default partition, and no reader waits.
 func (r *pass) createAhead(ctx context.Context, a *monthly) error {
-	for i := 0; r.mayAlter(a) && i <= pg.MonthsAhead; i++ {
-		if _, err := r.ensureMonth(ctx, a, pg.MonthOf(r.now).AddDate(0, i, 0)); err != nil {
+	for i := 0; r.mayAlter(a.Table) && i <= partition.MonthsAhead; i++ {
+		if _, err := r.ensureMonth(ctx, a, partition.MonthOf(r.now).AddDate(0, i, 0)); err != nil {
 			return err
 		}
 	}
@@ -132,98 +110,33 @@ func (r *pass) ensureMonth(ctx context.Context, a *monthly, month time.Time) (re
 		return ready, nil
 	}
 	defer func() { a.months[month] = ready }()
-	name := pg.MonthName(a.Name, month)
-	var there bool
-	err = r.db.QueryRow(ctx, []any{&there},
-		`SELECT EXISTS (SELECT FROM (`+partitionsSQL+`) m WHERE m.lower < $3 AND m.upper > $2)`,
-		a.SQL(), month, month.AddDate(0, 1, 0))
-	if err != nil {
-		return false, fmt.Errorf("look for %s: %w", name, err)
-	}
-	if there {
+	p := a.Month(month)
+	if a.Overlaps(p) {
 		return true, nil
 	}
-	err = r.createMonth(ctx, a, outbox.QuoteIdent(a.Schema)+"."+outbox.QuoteIdent(name), month)
+	err = a.Add(ctx, r.inTx, p)
 	switch code := pg.Code(err); {
 	case err == nil:
-		r.report.Created = append(r.report.Created, name)
+		r.report.Created = append(r.report.Created, p.Name)
 		return true, nil
-	case blocked(err):
+	case pg.IsBlocked(err):
 		r.note("%s is left to the next pass, with the rows that belong there: "+
-			"somebody reads or alters %s (%v)", name, a.Name, err)
+			"somebody reads or alters %s (%v)", p.Name, a.Name, err)
 		return false, nil
-	case errors.Is(err, errCrowded),
+	case errors.Is(err, partition.ErrCrowded),
 		code == pgerrcode.DuplicateTable, code == pgerrcode.InsufficientPrivilege,
 		code == pgerrcode.QueryCanceled: // the default partition is too large to be searched
-		r.note("%s cannot be created, so its rows go to the default partition: %v", name, err)
+		r.note("%s cannot be created, so its rows go to the default partition: %v", p.Name, err)
 		return true, nil
 	}
-	return false, fmt.Errorf("create %s: %w", name, err)
-}
-
-var errCrowded = fmt.Errorf("the default partition holds more than %d rows of that month", defaultRows)
-
-// createMonth creates a table, moves the month's rows into it from the default partition, and attaches it, in
-// one transaction. ATTACH PARTITION, unlike CREATE TABLE ... PARTITION OF, waits only for transactions that
-// use the default partition.
-func (r *pass) createMonth(ctx context.Context, a *monthly, name string, month time.Time) error {
-	from, to := pg.MonthBound(month), pg.MonthBound(month.AddDate(0, 1, 0))
-	return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, fmt.Sprintf(`
-			SET LOCAL statement_timeout = %d;
-			CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING IDENTITY)%s`,
-			partitionStatement.Milliseconds(), name, a.SQL(), a.storage))
-		if err != nil {
-			return err
-		}
-		if a.unsorted != "" {
-			span := fmt.Sprintf(`occurred_at >= %s AND occurred_at < %s`, from, to)
-			if err := moveRows(ctx, tx, a.unsorted, name, span); err != nil {
-				return err
-			}
-		}
-		_, err = tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)`,
-			a.SQL(), name, from, to))
-		if err == nil {
-			_, err = tx.Exec(ctx, pg.ShowPath)
-		}
-		return err
-	})
-}
-
-// moveRows moves the rows of a span. It fails with [errCrowded] where they are too many for one statement.
-func moveRows(ctx context.Context, tx pgx.Tx, from, to, span string) error {
-	var n int
-	err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT count(*)::int FROM (SELECT FROM %s WHERE %s LIMIT %d) x`,
-		from, span, defaultRows+1)).Scan(&n)
-	if err != nil || n == 0 {
-		return err
-	}
-	if n > defaultRows {
-		return errCrowded
-	}
-	var columns string // by name: a table that was attached may have them in another order
-	err = tx.QueryRow(ctx, `SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute
-		WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''`,
-		to).Scan(&columns)
-	if err != nil {
-		return err
-	}
-	_, err = tx.Exec(ctx, fmt.Sprintf(`
-		WITH moved AS (
-			DELETE FROM %s WHERE %s RETURNING *
-		), here AS (
-			INSERT INTO %s (%[4]s) SELECT %[4]s FROM moved RETURNING 1
-		)
-		SELECT count(*) FROM here WHERE %[5]s`, from, span, to, columns, pg.OwnPath))
-	if err == nil {
-		_, err = tx.Exec(ctx, pg.HidePath)
-	}
-	return err
+	return false, fmt.Errorf("create %s: %w", p.Name, err)
 }
 
 func (r *pass) inTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
-	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return f(ctx, tx) })
-	})
+	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error { return pg.BeginOn(conn)(ctx, f) })
+}
+
+// politely is how this pass changes partitions. Users of their table wait for rangeLock at a time.
+func (r *pass) politely() pg.Polite {
+	return pg.Polite{Begin: r.inTx, Lock: rangeLock, Tries: rangeTries}
 }

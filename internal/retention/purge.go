@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/partition"
 	"github.com/walpost/walpost/internal/pg"
 )
 
@@ -23,21 +25,21 @@ func (r *pass) purgeArchive(ctx context.Context) error {
 	}
 	before := r.now.Add(-r.opts.DropAfter)
 	err := r.dropMonths(ctx, a, oldMonths{before: before, keeps: "processed_at >= $1"})
-	if a.unsorted == "" || ctx.Err() != nil || !r.db.Alive() {
+	if a.Default == "" || ctx.Err() != nil || !r.db.Alive() {
 		return err
 	}
 	return errors.Join(err, r.purgeDefault(ctx, a, before))
 }
 
 func (r *pass) purgeDefault(ctx context.Context, a *monthly, before time.Time) error {
-	old := sweep{from: a.unsorted, column: "processed_at", before: before, count: &r.report.Purged}
+	old := sweep{from: a.Default, column: "processed_at", before: before, count: &r.report.Purged}
 	err := r.sweep(ctx, old)
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
 		err = hint.Wrap(err, fmt.Sprintf("as the owner: GRANT SELECT, UPDATE, DELETE ON %s TO %s",
-			a.unsorted, r.role))
+			a.Default, r.role))
 	}
 	if err != nil {
-		return r.settle(fmt.Errorf("delete old rows of %s: %w", a.unsorted, err))
+		return r.settle(fmt.Errorf("delete old rows of %s: %w", a.Default, err))
 	}
 	return nil
 }
@@ -49,28 +51,22 @@ type oldMonths struct {
 }
 
 func (r *pass) dropMonths(ctx context.Context, a *monthly, old oldMonths) error {
-	type month struct{ SQL, Name string }
-	var months []month
-	err := r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-		result, _ := conn.Query(ctx,
-			`SELECT m.name, m.relname FROM (`+partitionsSQL+`) m WHERE m.upper <= $2 ORDER BY m.upper`,
-			a.SQL(), old.before)
-		months, err = pgx.CollectRows(result, pgx.RowToStructByPos[month])
+	t, err := r.readParts(ctx, a.SQL, a.Column, a.By)
+	if err != nil || t == nil {
 		return err
-	})
-	if err != nil {
-		return fmt.Errorf("read partitions of %s: %w", a.Name, err)
 	}
-	if len(months) == 0 || !r.mayAlter(a) {
+	months := slices.DeleteFunc(t.Parts, func(p partition.Part) bool { return p.To > old.before.Unix() })
+	if len(months) == 0 || !r.mayAlter(t) {
 		return nil
 	}
 	var all []error
 	for _, m := range months {
-		var dropped bool
-		err := r.patiently(ctx, func() (err error) {
-			dropped, err = r.dropMonth(ctx, m.SQL, old)
-			return err
-		})
+		may := func(ctx context.Context, tx pgx.Tx) (may bool, err error) {
+			err = tx.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM `+m.SQL+` t WHERE `+old.keeps+
+				` AND $1::timestamptz IS NOT NULL)`, old.before).Scan(&may)
+			return may, err
+		}
+		dropped, err := t.Drop(ctx, r.politely(), m, false, may)
 		if dropped {
 			r.report.Dropped = append(r.report.Dropped, m.Name)
 		}
@@ -86,25 +82,4 @@ func (r *pass) dropMonths(ctx context.Context, a *monthly, old oldMonths) error 
 		}
 	}
 	return errors.Join(all...)
-}
-
-// dropMonth checks the rows under a lock that keeps others from adding one. The DROP comes last: all who use
-// the table wait while it tries to get its lock.
-func (r *pass) dropMonth(ctx context.Context, name string, old oldMonths) (dropped bool, err error) {
-	err = r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = %d; LOCK TABLE %s IN SHARE MODE`,
-			rangeLock.Milliseconds(), name))
-		if err != nil {
-			return err
-		}
-		err = tx.QueryRow(ctx, `SELECT NOT EXISTS (
-			SELECT FROM `+name+` t WHERE `+old.keeps+` AND $1::timestamptz IS NOT NULL)`, old.before).
-			Scan(&dropped)
-		if err != nil || !dropped {
-			return err
-		}
-		_, err = tx.Exec(ctx, `DROP TABLE `+name)
-		return err
-	})
-	return dropped && err == nil, err
 }

@@ -53,7 +53,7 @@ func TestRanges(t *testing.T) {
 		created("outbox_events_1450")
 		b.wantText("the last partition", `SELECT substring(has FROM '^[^,]*') FROM parts`, "outbox_events_rest FROM ('1451') TO (MAXVALUE)")
 		b.wantText("rows", `SELECT concat(count(*), ' ', count(*) FILTER (WHERE tableoid = 'outbox_events_1450'::regclass)) FROM outbox_events`, "450 50")
-		b.wantText("constraints that are left", `SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_range'`, "0")
+		b.wantText("constraints that are left", `SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_bounds'`, "0")
 		b.wantText("partitions without the trigger", `SELECT count(*) FROM pg_inherits i WHERE inhparent = 'outbox_events'::regclass AND NOT EXISTS (
 			SELECT FROM pg_trigger g WHERE g.tgrelid = i.inhrelid AND g.tgname = 'outbox_no_update' AND g.tgenabled = 'A')`, "0")
 
@@ -121,7 +121,7 @@ func TestRangesWaitPolitely(t *testing.T) {
 	retention.SetLeastRange(100)
 	b := newAppend(t, testenv.SharedPostgres(t))
 	b.exec(insertEvents, 10)
-	b.exec(`ALTER TABLE outbox_events_rest ADD CONSTRAINT walpost_range CHECK (id < 50) NOT VALID`)
+	b.exec(`ALTER TABLE outbox_events_rest ADD CONSTRAINT walpost_bounds CHECK (id < 50) NOT VALID`)
 	producer, err := b.connect().Begin(t.Context())
 	b.must(err)
 	_, err = producer.Exec(t.Context(), insertEvents, 1)

@@ -205,16 +205,11 @@ func (r *pass) note(format string, args ...any) {
 // settle turns a failure that the next pass may not meet into a note.
 func (r *pass) settle(err error) error {
 	tooLong := pg.Code(err) == pgerrcode.QueryCanceled
-	if !blocked(err) && !tooLong {
+	if !pg.IsBlocked(err) && !tooLong {
 		return err
 	}
 	r.note("left to the next pass: %v", err)
 	return nil
-}
-
-// blocked reports whether a lock was not to be had.
-func blocked(err error) bool {
-	return pg.Code(err) == pgerrcode.LockNotAvailable || pg.Code(err) == pgerrcode.DeadlockDetected
 }
 
 // exists reports whether one of walpost's tables exists. To do without it is a choice, of which nothing is

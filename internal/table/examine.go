@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/check"
-	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/partition"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -153,13 +153,13 @@ func (db *DB) SizeFindings(ctx context.Context, t *outbox.Table) (f check.Findin
 		SELECT CASE c.relkind WHEN 'r' THEN c.reltuples ELSE 0 END,
 			(SELECT pg_get_constraintdef(k.oid) FROM pg_constraint k
 				WHERE k.conrelid = c.oid AND k.conname = $2)
-		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL(), pg.MonthCheck)
+		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL(), partition.Constraint)
 	if err != nil {
 		return nil, fmt.Errorf("read the size of %s: %w", t, err)
 	}
 	if refuses != nil {
 		f.Warning("table-half-partitioned", fmt.Sprintf("run `walpost migrate up --partition month` again, "+
-			"or: ALTER TABLE %s DROP CONSTRAINT %s", t.SQL(), pg.MonthCheck),
+			"or: ALTER TABLE %s DROP CONSTRAINT %s", t.SQL(), partition.Constraint),
 			"%s was to be partitioned by month, which was broken off, or is being done: meanwhile it has %s",
 			t, *refuses)
 	} else if rows > manyRows {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/partition"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
 	"github.com/walpost/walpost/outbox"
@@ -18,7 +18,7 @@ import (
 
 // TestMarksReadTheirPartitions: a mark looks for each row in the partition of its key only.
 func TestMarksReadTheirPartitions(t *testing.T) {
-	now := pg.MonthOf(time.Now())
+	now := partition.MonthOf(time.Now())
 	for name, c := range map[string]struct {
 		by   string             // PARTITION BY
 		key  outbox.Field       // that the table is partitioned by
@@ -28,7 +28,7 @@ func TestMarksReadTheirPartitions(t *testing.T) {
 		"months": {
 			by: "RANGE (occurred_at)", key: outbox.OccurredAt,
 			part: func(n int) string {
-				return "FROM (" + pg.MonthBound(now.AddDate(0, -n, 0)) + ") TO (" + pg.MonthBound(now.AddDate(0, 1-n, 0)) + ")"
+				return "FROM (" + partition.MonthBound(now.AddDate(0, -n, 0)) + ") TO (" + partition.MonthBound(now.AddDate(0, 1-n, 0)) + ")"
 			},
 			at: func(n int) (string, time.Time) { return "1", now.AddDate(0, -n, 0).Add(time.Microsecond) },
 		},

@@ -143,7 +143,7 @@ func tableFindings() []finding {
 			fresh + ", warn table-large",
 		},
 		{
-			badStart{name: "half_partitioned", sql: published + `ALTER TABLE outbox_messages ADD CONSTRAINT walpost_months CHECK (occurred_at < '2099-01-01') NOT VALID`},
+			badStart{name: "half_partitioned", sql: published + `ALTER TABLE outbox_messages ADD CONSTRAINT walpost_bounds CHECK (occurred_at < '2099-01-01') NOT VALID`},
 			fresh + ", warn table-half-partitioned",
 		},
 		{

@@ -1,4 +1,4 @@
-package pg
+package partition
 
 import "time"
 
@@ -6,10 +6,6 @@ import "time"
 
 // MonthsAhead is how many months have a partition beside the present one.
 const MonthsAhead = 2
-
-// MonthCheck is the constraint that spares ATTACH PARTITION its search of the rows of a table that is to be
-// one of them. It refuses rows of later months, until the table is a partition or that is given up.
-const MonthCheck = "walpost_months"
 
 // MonthOf is when the month of a time begins.
 func MonthOf(t time.Time) time.Time {
@@ -20,5 +16,10 @@ func MonthOf(t time.Time) time.Time {
 // MonthName is the name of a table's partition for a month.
 func MonthName(table string, month time.Time) string { return table + "_" + month.Format("2006_01") }
 
+// Month is the partition of a month.
+func (t *Table) Month(month time.Time) Part {
+	return t.part(MonthName(t.Name, month), month.Unix(), month.AddDate(0, 1, 0).Unix())
+}
+
 // MonthBound is a time as a bound of a partition.
-func MonthBound(t time.Time) string { return t.UTC().Format("'2006-01-02 15:04:05+00'") }
+func MonthBound(t time.Time) string { return Months.bound(t.Unix()) }
