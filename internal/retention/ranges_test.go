@@ -134,7 +134,14 @@ func TestRangesWaitPolitely(t *testing.T) {
 	if r := b.retain(); !slices.Equal(r.Created, []string{"outbox_events_1011"}) {
 		t.Errorf("after it: %+v", r)
 	}
-	b.exec(insertEvents, 100)
+	b.exec(insertEvents, 850)
+	b.exec(`ALTER TABLE outbox_events_rest ADD CONSTRAINT walpost_bounds CHECK (id < 5000) NOT VALID;
+		ALTER TABLE outbox_events_rest RESET (autovacuum_vacuum_insert_threshold, toast.autovacuum_vacuum_insert_threshold)`)
+	if r := b.retain(); !slices.Equal(r.Created, []string{"outbox_events_1111"}) {
+		t.Errorf("before an empty last partition: %+v", r)
+	}
+	b.wantText("constraints and parameters", `SELECT concat((SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_bounds'), reloptions)
+		FROM pg_class WHERE relname = 'outbox_events_1111'`, "0{autovacuum_vacuum_insert_threshold=-1}")
 
 	b.exec(`DO $$ BEGIN CREATE ROLE stranger LOGIN; EXCEPTION WHEN duplicate_object THEN END $$;
 		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO stranger`)
