@@ -116,7 +116,8 @@ func (c *Console) listLetters(ctx context.Context, f deadletter.Filter, before i
 		}
 		all, err := q.Newest(ctx, f, before)
 		for ; table.TooLong(err) && f.Limit > 1; all, err = q.Newest(ctx, f, before) {
-			f.Limit = max(f.Limit/10, 1) // the letters are large, or the server is busy: Next leads to the others
+			// The letters are large, or the server is busy. Next leads to the others.
+			f.Limit = max(f.Limit/10, 1)
 		}
 		if err != nil {
 			return err

@@ -16,12 +16,12 @@ const mostParts = 1 << 12
 // parts is into how many parts a connection divides a search: a power of two. Zero is one.
 type parts struct{ n atomic.Int64 }
 
-// run calls search for each part of the rows t, until it says that it has enough. where is a condition on t,
-// or empty for all rows. A part has all rows of an aggregate, which hash tells. A part that takes too long, or
+// run calls search for each part of the rows t, until search has enough. where is a condition on t, or empty
+// for all rows. A part has all rows of an aggregate, by the expression hash. A part that takes too long, or
 // has too many rows, is halved: search keeps what a statement returned only once the statement has ended.
 //
-// The number of parts is remembered, and halved after a round of quick statements. Without a hash there is one
-// part.
+// The number of parts is remembered, and halved after a round of quick statements. Without a hash there is
+// one part.
 func (p *parts) run(hash string, search func(where string) (enough bool, err error)) error {
 	n, quick := max(p.n.Load(), 1), true
 	if hash == "" {

@@ -54,7 +54,7 @@ func FullOnly(tb testing.TB) {
 	}
 }
 
-// Some returns so many of the cases of a matrix, or all of them in full. The test's name and the turn choose, so
+// Some returns n of the cases of a matrix, or all of them in full. The test's name and the turn choose, so
 // that between tests, and from day to day, each case is met.
 func Some[T any](tb testing.TB, n int, all ...T) []T {
 	tb.Helper()
