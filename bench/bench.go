@@ -39,7 +39,7 @@ type Config struct {
 	// Rows is the number of rows of a drain, PerTx that of each transaction, Payload the bytes of each
 	// payload.
 	Rows, PerTx, Payload int
-	// The relay is measured with each of Marks (none, delete, update, journal) and each of Batches (single,
+	// The relay is measured with each of Marks (delete, update, journal) and each of Batches (single,
 	// fast, atomic).
 	Marks, Batches []string
 	// Shards are numbers of relays that share the rows; 1 is one relay for all.

@@ -42,8 +42,8 @@ func TestBench(t *testing.T) {
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Drains) != 21 || len(r.Notes) > 0 {
-		t.Fatalf("%d drains, %q: want the source, four sinks, and four marks, with batches and without, of one relay and two", len(r.Drains), r.Notes)
+	if len(r.Drains) != 17 || len(r.Notes) > 0 {
+		t.Fatalf("%d drains, %q: want the source, four sinks, and three marks, with batches and without, of one relay and two", len(r.Drains), r.Notes)
 	}
 	for _, d := range r.Drains {
 		if rate := d.Rate(); len(d.Runs) != runs || rate <= 0 || math.IsInf(rate, 0) {
@@ -54,7 +54,7 @@ func TestBench(t *testing.T) {
 	if relay.Rows != 3000 || relay.Relay <= 0 || relay.RSS <= 0 || relay.Postgres <= 0 || relay.Broker <= 0 {
 		t.Errorf("a drain: %+v", relay)
 	}
-	if len(r.Costs) != 4 {
+	if len(r.Costs) != 3 {
 		t.Errorf("costs: %+v", r.Costs)
 	}
 	for _, c := range r.Costs {
@@ -62,7 +62,7 @@ func TestBench(t *testing.T) {
 			t.Errorf("a cost: %+v", c)
 		}
 	}
-	if len(r.Latencies) != 4 {
+	if len(r.Latencies) != 3 {
 		t.Errorf("latencies: %+v", r.Latencies)
 	}
 	for _, l := range r.Latencies {
@@ -70,7 +70,7 @@ func TestBench(t *testing.T) {
 			t.Errorf("a latency: %+v", l)
 		}
 	}
-	if len(r.Producing) != 4 {
+	if len(r.Producing) != 3 {
 		t.Errorf("producing: %+v", r.Producing)
 	}
 	for _, p := range r.Producing {

@@ -41,8 +41,14 @@ func TestFunctionsAndGo(t *testing.T) {
 	r.must(err)
 	take := func() (epoch, sequence int64) {
 		t.Helper()
-		r.must(conn.QueryRow(t.Context(), `SELECT epoch, sequence FROM walpost_take('test', 0, 1)`).Scan(&epoch, &sequence))
-		return epoch, sequence
+		for { // the consumer's lock is held until its server process has ended
+			err := conn.QueryRow(t.Context(), `SELECT epoch, sequence FROM walpost_take('test', 0, 1)`).Scan(&epoch, &sequence)
+			if !errors.Is(err, pgx.ErrNoRows) {
+				r.must(err)
+				return epoch, sequence
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
 	}
 	epoch, _ := take()
 	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })

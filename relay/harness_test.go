@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/walpost/walpost/internal/jetstream"
@@ -191,7 +192,7 @@ type running struct {
 func (r *rig) start() *running {
 	r.t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
-	log := zap.New(core)
+	log := zap.New(encoding{core})
 	registry := prometheus.NewRegistry()
 	rel, err := relay.New(r.cfg, log, registry)
 	r.must(err)
@@ -210,6 +211,33 @@ func (r *rig) start() *running {
 		}
 	})
 	return x
+}
+
+// encoding encodes the fields of an entry when it is written, as a log does. An observer keeps the values, and
+// a test would read them while the relay changes them.
+type encoding struct{ zapcore.Core }
+
+func (c encoding) With(fields []zapcore.Field) zapcore.Core {
+	return encoding{c.Core.With(fieldsAsWritten(fields))}
+}
+
+func (c encoding) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	return to.AddCore(e, c)
+}
+
+func (c encoding) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	return c.Core.Write(e, fieldsAsWritten(fields))
+}
+
+func fieldsAsWritten(fields []zapcore.Field) (all []zapcore.Field) {
+	for _, f := range fields {
+		to := zapcore.NewMapObjectEncoder()
+		f.AddTo(to)
+		for key, value := range to.Fields {
+			all = append(all, zap.Any(key, value))
+		}
+	}
+	return all
 }
 
 // halt stops the relay as SIGTERM would and waits for it.
