@@ -19,14 +19,11 @@ import (
 // they come out in order, although their aggregates are never quiet.
 func TestManyHeldRows(t *testing.T) {
 	t.Parallel()
-	t.Run("poll mode", func(t *testing.T) {
-		t.Parallel()
-		testManyHeldRows(t, testenv.SharedPostgres(t), relay.ModePoll)
-	})
-	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
-		t.Parallel()
-		testManyHeldRows(t, pg, relay.ModeAuto)
-	})
+	for _, mode := range testenv.Some(t, 1, relay.ModePoll, relay.ModeAuto) {
+		testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
+			testManyHeldRows(t, pg, mode)
+		})
+	}
 }
 
 func testManyHeldRows(t *testing.T, pg *testenv.Postgres, mode relay.Mode) {

@@ -21,7 +21,7 @@ func TestRecordIsLocked(t *testing.T) {
 			parked   = `SELECT FROM outbox_messages WHERE last_error IS NOT NULL FOR UPDATE`
 			deferral = `SELECT FROM outbox_deferred FOR UPDATE`
 		)
-		for _, c := range []struct {
+		for _, c := range testenv.Some(t, 4, []struct {
 			name, lock string
 			mark       outbox.Mark
 			holds      string // what the holder has, where it is no lock of the row alone
@@ -36,7 +36,7 @@ func TestRecordIsLocked(t *testing.T) {
 			{"entries, journal", `LOCK TABLE outbox_journal IN SHARE MODE`, outbox.MarkJournal, "ShareLock on public.outbox_journal", false, false},
 			{"progress, journal", `SELECT FROM outbox_progress FOR UPDATE`, outbox.MarkJournal, "RowShareLock on public.outbox_progress", true, false},
 			{"dead letters, journal", `LOCK TABLE outbox_messages_dlq`, outbox.MarkJournal, "AccessExclusiveLock on public.outbox_messages_dlq", true, true},
-		} {
+		}...) {
 			t.Run(c.name, func(t *testing.T) { // one after the other: while a transaction is open no slot can be created
 				r := newRig(t, pg)
 				if c.mark == outbox.MarkJournal && !marksInJournal {

@@ -60,51 +60,56 @@ func (r *rig) onceSays(delivered, parked, held, delayed int64) *running {
 // TestOnce: a relay that runs once delivers what is pending, tries what may be tried, and says what waits.
 func TestOnce(t *testing.T) {
 	t.Parallel()
-	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkDelete, outbox.MarkJournal} {
-		for _, mode := range []relay.Mode{relay.ModeStream, relay.ModePoll} {
-			t.Run(string(mark)+" "+string(mode), func(t *testing.T) {
-				t.Parallel()
-				r := newRig(t, testenv.SharedPostgres(t))
-				switch {
-				case mark == outbox.MarkJournal && !marksInJournal:
-					r.journal()
-				case mark == outbox.MarkDelete:
-					r.cfg.Outboxes[0].Mark = mark
-				}
-				r.cfg.Mode = mode
-				r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
-				r.put(1, 3000)
-				poison := strings.Replace(putSQL, "1, $1", "2, $1", 1)
-				r.exec(poison, "payment.made", 9001, 9001)
-				r.exec(poison, "order.placed", 9002, 9003)
-				r.exec(set{"available_at": `now() + interval '1 hour'`, "aggregate_id": "3"}.insert("outbox_messages", 9004, canonicalRow))
-				r.onceSays(3000, 1, 2, 1).quiet("missed_rows")
-				r.storedIs(1, 3000)
-				r.onceSays(0, 1, 2, 1)
-				r.put(3001, 3100)
-				r.onceSays(100, 1, 2, 1)
-				r.storedIs(1, 3100)
+	type way struct {
+		mark outbox.Mark
+		mode relay.Mode
+	}
+	for _, w := range testenv.Some(t, 3, way{outbox.MarkUpdate, relay.ModeStream}, way{outbox.MarkDelete, relay.ModePoll},
+		way{outbox.MarkJournal, relay.ModeStream}, way{outbox.MarkUpdate, relay.ModePoll},
+		way{outbox.MarkDelete, relay.ModeStream}, way{outbox.MarkJournal, relay.ModePoll}) {
+		mark, mode := w.mark, w.mode
+		t.Run(string(mark)+" "+string(mode), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			switch {
+			case mark == outbox.MarkJournal && !marksInJournal:
+				r.journal()
+			case mark == outbox.MarkDelete:
+				r.cfg.Outboxes[0].Mark = mark
+			}
+			r.cfg.Mode = mode
+			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
+			r.put(1, 3000)
+			poison := strings.Replace(putSQL, "1, $1", "2, $1", 1)
+			r.exec(poison, "payment.made", 9001, 9001)
+			r.exec(poison, "order.placed", 9002, 9003)
+			r.exec(set{"available_at": `now() + interval '1 hour'`, "aggregate_id": "3"}.insert("outbox_messages", 9004, canonicalRow))
+			r.onceSays(3000, 1, 2, 1).quiet("missed_rows")
+			r.storedIs(1, 3000)
+			r.onceSays(0, 1, 2, 1)
+			r.put(3001, 3100)
+			r.onceSays(100, 1, 2, 1)
+			r.storedIs(1, 3100)
 
-				// What has fallen due between two runs, and a retry that fails again.
-				r.exec(`UPDATE outbox_messages SET available_at = now() - interval '1 second' WHERE (payload ->> 'n')::int IN (9001, 9004)`)
-				r.onceSays(1, 1, 2, 0)
-				r.storedIs(1, 3100, 9004, 9004)
-				if n := r.query1(`SELECT attempts FROM outbox_messages WHERE payload ->> 'n' = '9001'`); n != "2" {
-					t.Errorf("the failed row was tried %s times, want 2", n)
-				}
+			// What has fallen due between two runs, and a retry that fails again.
+			r.exec(`UPDATE outbox_messages SET available_at = now() - interval '1 second' WHERE (payload ->> 'n')::int IN (9001, 9004)`)
+			r.onceSays(1, 1, 2, 0)
+			r.storedIs(1, 3100, 9004, 9004)
+			if n := r.query1(`SELECT attempts FROM outbox_messages WHERE payload ->> 'n' = '9001'`); n != "2" {
+				t.Errorf("the failed row was tried %s times, want 2", n)
+			}
 
-				// A retry that goes well takes the held rows along.
-				r.editStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.>"} })
-				r.exec(`UPDATE outbox_messages SET available_at = now() - interval '1 second' WHERE payload ->> 'n' = '9001'`)
-				r.onceSays(3, 0, 0, 0)
-				r.storedIs(1, 3100, 9004, 9004, 9001, 9003)
-				if mark == outbox.MarkJournal {
-					if behind := r.query1(`SELECT (SELECT max(id) FROM public.outbox_messages) - settled_to FROM public.outbox_progress`); behind != "0" {
-						t.Errorf("the journal's progress is %s ids behind", behind)
-					}
+			// A retry that goes well takes the held rows along.
+			r.editStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.>"} })
+			r.exec(`UPDATE outbox_messages SET available_at = now() - interval '1 second' WHERE payload ->> 'n' = '9001'`)
+			r.onceSays(3, 0, 0, 0)
+			r.storedIs(1, 3100, 9004, 9004, 9001, 9003)
+			if mark == outbox.MarkJournal {
+				if behind := r.query1(`SELECT (SELECT max(id) FROM public.outbox_messages) - settled_to FROM public.outbox_progress`); behind != "0" {
+					t.Errorf("the journal's progress is %s ids behind", behind)
 				}
-			})
-		}
+			}
+		})
 	}
 }
 

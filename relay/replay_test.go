@@ -288,7 +288,7 @@ func TestServersCrashUnderAReplay(t *testing.T) {
 		r := newRig(t, pg)
 		r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
 		x := r.start().streaming()
-		const rows = 150_000
+		rows := testenv.Size(t, 80_000, 150_000)
 		r.fillArchive(rows)
 		l := newLedger(r)
 		stop := l.start(load{writers: 2, rows: 20, pause: 10 * time.Millisecond})
@@ -299,7 +299,7 @@ func TestServersCrashUnderAReplay(t *testing.T) {
 		sent(20_000)
 		r.must(pg.Stop(t.Context(), testenv.Immediate))
 		r.must(pg.Start(t.Context()))
-		sent(60_000)
+		sent(50_000)
 		r.must(r.nats.Stop(t.Context()))
 		time.Sleep(time.Second)
 		r.must(r.nats.Start(t.Context()))
