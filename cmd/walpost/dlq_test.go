@@ -145,7 +145,6 @@ func (o *office) messages() (all []*jetstream.RawStreamMsg) {
 
 // TestARetriedRowArrives through the relay that runs, once, as the message that it would have been at first.
 func TestARetriedRowArrives(t *testing.T) {
-	const insert = `INSERT INTO outbox_messages AS t (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 7, '%s', '{"n": 0.10}') RETURNING %s`
 	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
 		n := testenv.NewNATS(t, testenv.NATSOptions{})
 		for _, c := range []struct{ name, outboxes, create, insert, after, settled string }{
