@@ -67,7 +67,14 @@ func TestConfirmNeedsAMajority(t *testing.T) {
 		must(0, node.Resume())(t)
 	}
 	wantError(t, err, "has heard from 0 of 2 other replicas")
-	must(s.Confirm(t.Context()))(t)
+	// The servers may elect leaders first, since they were silent for seconds.
+	deadline := time.Now().Add(testenv.Patience)
+	for _, err = s.Confirm(t.Context()); err != nil; _, err = s.Confirm(t.Context()) {
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 func processes(t *testing.T) *testenv.NATSCluster {
