@@ -14,8 +14,12 @@ import (
 	"github.com/walpost/walpost/internal/sleep"
 )
 
-// rollBack restores the broker's store to what it was some time ago.
+// rollBack restores the broker's store to what it was some time ago. A stream that was empty then is the case
+// store-empty: nothing in it tells a relay what is lost.
 func rollBack(ctx context.Context, w *world, rng *rand.Rand) error {
+	if last, err := w.lastSeq(ctx); err != nil || last == 0 {
+		return errors.Join(errNotNow, err)
+	}
 	n := w.brokers[0]
 	old := filepath.Join(w.dir, "store")
 	if err := os.RemoveAll(old); err != nil {
