@@ -1,6 +1,6 @@
 // Package console is walpost's console: a page in the browser, and the JSON API that the page asks. It reads
-// what the commands read. It has few connections to PostgreSQL, and a question takes two seconds at most: a
-// relay in the same process does not wait for it.
+// what the commands read. It has few connections to PostgreSQL, and a statement takes four seconds at most:
+// a relay in the same process does not wait for it.
 package console
 
 import (

@@ -178,7 +178,7 @@ func (c *Console) count(
 	}
 	types, err := db.CountReplay(ctx, t, choice, countReplay)
 	if pg.Code(err) == pgerrcode.QueryCanceled {
-		a.Warning = "the rows cannot be counted within two seconds: they may be very many"
+		a.Warning = "the rows cannot be counted within four seconds: they may be very many"
 		return nil
 	}
 	if pg.InClass(err, pg.DataException) {

@@ -126,9 +126,10 @@ func freshWhere(t *outbox.Table, threshold time.Duration, due string) string {
 	return where
 }
 
-// Recorded lists the recorded rows that may be tried now, in the order of their
-// ids, at most limit: parked ones whose time has come, and held ones. With hold,
-// each of them only when every earlier recorded row of its aggregate may, too.
+// Recorded lists the recorded rows that may be tried now, at most limit: parked
+// ones whose time has come, and held ones. With hold, each of them only when every
+// earlier recorded row of its aggregate may, too. They come in the order of their
+// ids, or, where the search is divided, each aggregate's in that order.
 func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit int) ([]Candidate, error) {
 	if !t.Layout.Records() {
 		return nil, nil
