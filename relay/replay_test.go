@@ -89,13 +89,13 @@ func TestReplay(t *testing.T) {
 				r := newRig(t, pg)
 				r.cfg.Mode = relay.Mode(mode)
 				x := r.start()
-				r.put(1, 2500)
+				r.put(1, 1300)
 				r.pending(0)
-				r.exec(putSQL, "order.paid", 2501, 2600)
+				r.exec(putSQL, "order.paid", 1301, 1400)
 				r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
-					VALUES ('user', 7, 'user.born', '{"n": 2601}')`)
+					VALUES ('user', 7, 'user.born', '{"n": 1401}')`)
 				r.pending(0)
-				r.archiveOldest(1200)
+				r.archiveOldest(600)
 				r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, processed_at, last_error)
 					VALUES ('order', 1, 'order.paid', '{"n": -1}', now(), 'skipped: not to be sent')`)
 				marks := r.query1(`SELECT sum(extract(epoch FROM processed_at))::text FROM outbox_messages`)
@@ -106,10 +106,10 @@ func TestReplay(t *testing.T) {
 					choice table.ReplayChoice
 					want   []int
 				}{
-					{table.ReplayChoice{}, span(1, 2601)},
-					{table.ReplayChoice{EventTypes: []string{"order.paid", "user.born"}}, span(2501, 2601)},
-					{table.ReplayChoice{AggregateType: text("user"), AggregateID: text("7"), TenantID: text("0")}, span(2601, 2601)},
-					{table.ReplayChoice{IDs: []string{"2", "2500", "99999"}}, []int{2, 2500}},
+					{table.ReplayChoice{}, span(1, 1401)},
+					{table.ReplayChoice{EventTypes: []string{"order.paid", "user.born"}}, span(1301, 1401)},
+					{table.ReplayChoice{AggregateType: text("user"), AggregateID: text("7"), TenantID: text("0")}, span(1401, 1401)},
+					{table.ReplayChoice{IDs: []string{"2", "1300", "99999"}}, []int{2, 1300}},
 					{table.ReplayChoice{TenantID: text("1")}, nil},
 					{table.ReplayChoice{Until: &at}, nil},
 				} {
@@ -128,10 +128,10 @@ func TestReplay(t *testing.T) {
 				if got := r.query1(`SELECT sum(extract(epoch FROM processed_at))::text FROM outbox_messages`); got != marks {
 					t.Error("marks have changed")
 				}
-				if n := x.metric("outbox_throughput_total"); n != 2601 {
-					t.Errorf("%v events count as delivered, want 2601", n)
+				if n := x.metric("outbox_throughput_total"); n != 1401 {
+					t.Errorf("%v events count as delivered, want 1401", n)
 				}
-				if n := x.metric("walpost_replay_messages_total"); n < 2601+101+1+2 {
+				if n := x.metric("walpost_replay_messages_total"); n < 1401+101+1+2 {
 					t.Errorf("%v messages count as replayed", n)
 				}
 				// The next start sees replays alone at the tail.
@@ -192,13 +192,13 @@ func TestCrashWhileReplaying(t *testing.T) {
 					_, err := r.js().CreateStream(t.Context(), natsjs.StreamConfig{Name: *to, Subjects: []string{"again.>"}, Duplicates: crashWindow})
 					r.must(err)
 				}
-				rows := cmp.Or(replayedRows(), testenv.Size(t, 50_000, 100_000))
+				rows := cmp.Or(replayedRows(), testenv.Size(t, 7000, 100_000))
 				r.fillArchive(rows)
 				l := newLedger(r)
-				stop := l.start(load{writers: 2, rows: 20, pause: 10 * time.Millisecond})
+				stop := l.start(load{writers: 2, rows: 10, pause: 50 * time.Millisecond})
 				id := r.request(table.ReplayChoice{EventTypes: []string{"old.event"}}, func(q *table.Replay) { q.ToStream = to })
 				for _, place := range testenv.Some(t, 3, crashPlaces...) {
-					n := 1 + rand.IntN(testenv.Size(t, 5, 10))
+					n := 1 + rand.IntN(testenv.Size(t, 3, 10))
 					if strings.HasSuffix(place, "begun") || strings.HasSuffix(place, "scanned") || strings.HasSuffix(place, "ended") {
 						n = 1
 					}
@@ -288,18 +288,18 @@ func TestServersCrashUnderAReplay(t *testing.T) {
 		r := newRig(t, pg)
 		r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
 		x := r.start().streaming()
-		rows := testenv.Size(t, 80_000, 150_000)
+		rows := testenv.Size(t, 15_000, 150_000)
 		r.fillArchive(rows)
 		l := newLedger(r)
-		stop := l.start(load{writers: 2, rows: 20, pause: 10 * time.Millisecond})
+		stop := l.start(load{writers: 2, rows: 10, pause: 50 * time.Millisecond})
 		id := r.request(table.ReplayChoice{EventTypes: []string{"old.event"}})
-		sent := func(n float64) {
-			eventually(t, fmt.Sprintf("%.0f rows are replayed", n), func() bool { return x.metric("walpost_replay_messages_total") > n })
+		sent := func(n int) {
+			eventually(t, fmt.Sprintf("%d rows are replayed", n), func() bool { return x.metric("walpost_replay_messages_total") > float64(n) })
 		}
-		sent(20_000)
+		sent(rows / 3)
 		r.must(pg.Stop(t.Context(), testenv.Immediate))
 		r.must(pg.Start(t.Context()))
-		sent(50_000)
+		sent(rows * 2 / 3)
 		r.must(r.nats.Stop(t.Context()))
 		time.Sleep(time.Second)
 		r.must(r.nats.Start(t.Context()))
@@ -589,10 +589,10 @@ func TestStandbyGoesOnWithAReplay(t *testing.T) {
 	r := newRig(t, testenv.SharedPostgres(t))
 	x := r.start().streaming()
 	y := r.start()
-	const rows = 100_000
+	const rows = 20_000
 	r.fillArchive(rows)
 	id := r.request(table.ReplayChoice{})
-	eventually(t, "rows are replayed", func() bool { return x.metric("walpost_replay_messages_total") > 10_000 })
+	eventually(t, "rows are replayed", func() bool { return x.metric("walpost_replay_messages_total") > 2000 })
 	x.halt()
 	r.wantReplayed(id, fmt.Sprintf("done %d 0", rows))
 	r.oncePerRequest(id, rows, nil)
