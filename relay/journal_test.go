@@ -31,15 +31,15 @@ func TestMarksInJournal(t *testing.T) {
 					r.journal()
 					r.cfg.Mode, r.cfg.FallbackInterval = mode, time.Second // the progress is a pass behind
 					l := newLedger(r)
-					stop := l.start(load{writers: 4, rows: 50})
+					stop := l.start(load{writers: 4, rows: 20, pause: 20 * time.Millisecond})
 					for range testenv.Size(t, 1, 3) {
 						x := r.startAtWork()
-						l.reaches(l.committed() + 2000)
+						l.reaches(l.committed() + 600)
 						r.must(r.nats.Kill())
 						r.must(r.nats.Start(t.Context()))
-						l.reaches(l.committed() + 2000)
+						l.reaches(l.committed() + 600)
 						r.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'walpost%'`)
-						l.reaches(l.committed() + 2000)
+						l.reaches(l.committed() + 600)
 						x.halt()
 					}
 					stop()
@@ -71,7 +71,7 @@ func TestMarksInJournal(t *testing.T) {
 						}
 						open = append(open, tx)
 					}
-					stop := l.start(load{writers: 2, rows: 5})
+					stop := l.start(load{writers: 2, rows: 5, pause: 10 * time.Millisecond})
 					l.reaches(500)
 					from := r.query1(`SELECT coalesce(max(settled_to), 0) FROM outbox_progress`)
 					eventually(t, "the progress moves on beside them", func() bool {
@@ -98,7 +98,8 @@ func TestMarksInJournal(t *testing.T) {
 					r := newRig(t, pg)
 					r.journal()
 					r.cfg.Mode = mode
-					x, restore := rolledBack(t, r)
+					lost := testenv.Size(t, 3000, moreThanAStep)
+					x, restore := rolledBack(t, r, lost)
 					x.halt()
 					restore()
 					x = r.startAtWork()

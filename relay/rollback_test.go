@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"fmt"
 	"testing"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -10,15 +11,15 @@ import (
 	"github.com/walpost/walpost/relay"
 )
 
-// A stream that is restored from a copy lacks more than a step of the recovery scan.
 const (
 	copied = 1000
-	lost   = jetstream.U + 2000
+	// moreThanAStep of the recovery scan is what a restored stream lacks.
+	moreThanAStep = jetstream.U + 2000
 )
 
-// rolledBack is a rig with a stream that held copied and lost, and a function that
-// puts the copy in its place.
-func rolledBack(t *testing.T, r *rig) (x *running, restore func()) {
+// rolledBack starts a relay on a stream that holds copied and lost messages. The function restore puts the
+// copy in the place of the stream.
+func rolledBack(t *testing.T, r *rig, lost int) (x *running, restore func()) {
 	t.Helper()
 	r.createStream(func(c *natsjs.StreamConfig) { c.Duplicates = window })
 	x = r.startAtWork()
@@ -52,7 +53,8 @@ func TestRunningRelayLosesThousands(t *testing.T) {
 			t.Parallel()
 			r := newRigWith(t, testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 			r.cfg.Mode = mode
-			x, restore := rolledBack(t, r)
+			lost := testenv.Size(t, 3000, moreThanAStep)
+			x, restore := rolledBack(t, r, lost)
 			next := copied + lost
 			put := func() { next++; r.exec(putAggregatesSQL, next, next) }
 			restored := make(chan struct{})
@@ -78,7 +80,8 @@ func TestStoppedRelayLosesThousands(t *testing.T) {
 	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
 		r := newRig(t, pg)
-		x, restore := rolledBack(t, r)
+		const lost = moreThanAStep
+		x, restore := rolledBack(t, r, lost)
 		x.halt()
 		restore()
 		r.exec(putAggregatesSQL, copied+lost+1, copied+lost+100) // of the same and of other aggregates
@@ -102,12 +105,13 @@ func TestKilledWhileHealing(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
 			r.cfg.Mode = mode
-			x, restore := rolledBack(t, r)
+			lost := testenv.Size(t, 5000, moreThanAStep)
+			x, restore := rolledBack(t, r, lost)
 			x.halt()
 			restore()
 			next := copied + lost
 			put := func() { r.exec(putAggregatesSQL, next+1, next+10); next += 10 }
-			for _, place := range []string{"unmarked:5", "polled:3000", "marked:3"} {
+			for _, place := range []string{fmt.Sprintf("unmarked:%d", testenv.Size(t, 2, 5)), "polled:1500", "marked:3"} {
 				put()
 				p := r.launch("WALPOST_MODE="+string(mode), "WALPOST_CRASH="+place)
 				eventually(t, "the relay crashes at "+place, p.ended)
@@ -115,7 +119,7 @@ func TestKilledWhileHealing(t *testing.T) {
 				r.must(r.js().DeleteStream(t.Context(), "PROBE"))
 			}
 			p := r.launch("WALPOST_MODE=" + string(mode))
-			some := r.storedCount() + 2000
+			some := r.storedCount() + 500
 			eventually(t, "some more are stored", func() bool { return r.storedCount() > some })
 			p.kill()
 			t.Logf("killed with %d messages stored", r.storedCount())
