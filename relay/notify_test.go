@@ -64,7 +64,7 @@ func TestNotify(t *testing.T) {
 		defer messages.Stop()
 		c := r.conn()
 		var took timings
-		for i := range 200 {
+		for i := range 100 {
 			_, err := c.Exec(t.Context(), putSQL, "order.placed", i+1, i+1)
 			r.must(err)
 			begun := time.Now()
@@ -83,8 +83,8 @@ func TestNotify(t *testing.T) {
 		r.must(js.DeleteStream(t.Context(), "EVENTS"))
 		x = r.start()
 		x.listened(1)
-		stop := l.start(load{writers: 4, rows: 50, pause: time.Millisecond})
-		eventually(t, "10,000 events are stored", func() bool { return r.storedCount() > 10_000 })
+		stop := l.start(load{writers: 4, rows: 50, pause: 10 * time.Millisecond})
+		eventually(t, "3000 events are stored", func() bool { return r.storedCount() > 3000 })
 		stop()
 		l.delivered()
 	})

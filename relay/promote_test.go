@@ -43,8 +43,8 @@ func promotedUnderLoad(t *testing.T, r *rig, mark outbox.Mark) {
 	r.cfg.PostgresURL, r.url = either, either
 	l := newLedger(r)
 	x := r.start().streaming()
-	stop := l.start(load{writers: 3, rows: 50, pause: 5 * time.Millisecond})
-	eventually(t, "events are stored", func() bool { return r.storedCount() > 2000 })
+	stop := l.start(load{writers: 3, rows: 20, pause: 20 * time.Millisecond})
+	eventually(t, "events are stored", func() bool { return r.storedCount() > 1000 })
 
 	// The standby has these rows, and their marks will not reach it.
 	unmarked := r.seize(moveSQL, 1, 500, 0)
@@ -68,7 +68,7 @@ func promotedUnderLoad(t *testing.T, r *rig, mark outbox.Mark) {
 	phantoms := x.alarmed("phantoms")
 	x.streaming()
 	now := l.committed()
-	eventually(t, "events of the new primary are stored", func() bool { return l.committed() > now+2000 })
+	eventually(t, "events of the new primary are stored", func() bool { return l.committed() > now+500 })
 	stop()
 	l.survived(r.leftAt(), phantoms["messages"].(int64))
 	r.passes(r.here())

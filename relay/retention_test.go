@@ -25,17 +25,17 @@ func TestRetention(t *testing.T) {
 		l := newLedger(r)
 		var quiet, busy timings
 		x := r.start().streaming()
-		stop := l.start(load{writers: 2, rows: 50, pause: time.Millisecond})
-		eventually(t, "a heap of rows is stored", func() bool { return r.storedCount() > 20_000 })
+		stop := l.start(load{writers: 2, rows: 50, pause: 10 * time.Millisecond})
+		eventually(t, "a heap of rows is stored", func() bool { return r.storedCount() > uint64(testenv.Size(t, 3000, 20_000)) })
 		stop()
 		l.delivered()
 		x.halt()
 		r.cfg.OnStored = quiet.add
-		light := load{writers: 2, rows: 5, pause: 5 * time.Millisecond}
+		light := load{writers: 2, rows: 5, pause: 10 * time.Millisecond}
 		x = r.start().streaming()
 		before := r.storedCount()
 		stop = l.start(light)
-		eventually(t, "some seconds of load", func() bool { return r.storedCount() > before+2000 })
+		eventually(t, "some seconds of load", func() bool { return r.storedCount() > before+1000 })
 		stop()
 		l.delivered()
 		x.halt()
@@ -52,7 +52,7 @@ func TestRetention(t *testing.T) {
 		x = r.start().streaming()
 		before = r.storedCount()
 		stop = l.start(light)
-		eventually(t, "some seconds of load", func() bool { return r.storedCount() > before+2000 })
+		eventually(t, "some seconds of load", func() bool { return r.storedCount() > before+1000 })
 		eventually(t, "all the old rows are in the archive, and young ones too", func() bool {
 			return r.query1(`SELECT count(*) > $1 + 1000 FROM outbox_messages_archive`, before) == "true"
 		})

@@ -18,7 +18,7 @@ func TestFastShutdown(t *testing.T) {
 		r := newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 		l := newLedger(r)
 		r.start().streaming().halt() // makes the slot: what is committed before is not in its WAL
-		stop := l.start(load{writers: 4, rows: 20, pause: 30 * time.Millisecond})
+		stop := l.start(load{writers: 4, rows: 10, pause: 50 * time.Millisecond, ahead: 1000})
 		alone := r.shutDown()
 		t.Logf("without a relay the server stops in %s", alone.Round(time.Millisecond))
 		x := r.start()

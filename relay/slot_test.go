@@ -12,7 +12,7 @@ import (
 )
 
 // slotLoad goes on while slots are lost, and is what a relay keeps up with, race-instrumented too.
-var slotLoad = load{writers: 4, rows: 50, pause: 100 * time.Millisecond}
+var slotLoad = load{writers: 4, rows: 20, pause: 100 * time.Millisecond}
 
 // TestSlotIsDisposable takes the slot away under a running relay and a load, in
 // every way there is. The relay makes another one, without a gap, a duplicate or
@@ -42,14 +42,14 @@ func TestSlotIsDisposable(t *testing.T) {
 					stop := l.start(slotLoad)
 					for range 2 {
 						before := r.storedCount()
-						eventually(t, "events are stored", func() bool { return r.storedCount() > before+1000 })
+						eventually(t, "events are stored", func() bool { return r.storedCount() > before+300 })
 						made := x.metric("walpost_slots_created_total")
 						c.lose(r)
 						eventually(t, "there is another slot", func() bool { return x.metric("walpost_slots_created_total") > made })
 						x.streaming()
 						x.saysMadeAgain()
 					}
-					l.reaches(l.committed() + 1000)
+					l.reaches(l.committed() + 300)
 					stop()
 					l.delivered()
 					if n := x.metric("walpost_missed_rows_total"); n > 0 {

@@ -23,7 +23,7 @@ func TestTwoRelays(t *testing.T) {
 		l := newLedger(r)
 		active := r.launch().awaitState("streaming")
 		standby := r.launch().awaitState("standby")
-		stop := l.start(load{writers: 2, rows: 20, pause: 15 * time.Millisecond})
+		stop := l.start(load{writers: 2, rows: 10, pause: 50 * time.Millisecond})
 		for range 2 {
 			begun := r.fail(active, standby, active.kill)
 			t.Logf("after SIGKILL the standby stores events %s later", begun)

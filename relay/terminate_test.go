@@ -23,7 +23,7 @@ func TestConnectionsAreTerminated(t *testing.T) {
 				r := newRig(t, pg)
 				l := newLedger(r)
 				x := r.start().streaming()
-				stop := l.start(load{writers: 4, rows: 20, pause: 25 * time.Millisecond})
+				stop := l.start(load{writers: 4, rows: 10, pause: 50 * time.Millisecond})
 				for range 5 {
 					before := r.storedCount()
 					eventually(t, "events are stored", func() bool { return r.storedCount() > before })

@@ -231,7 +231,7 @@ func TestVerifyBesideALoad(t *testing.T) {
 	r.cfg.Retention = relay.Retention{ArchiveAfter: 2 * time.Second, Interval: time.Second}
 	l := newLedger(r)
 	x := r.start().streaming()
-	stop := l.start(load{writers: 2, rows: 20, pause: 10 * time.Millisecond})
+	stop := l.start(load{writers: 2, rows: 10, pause: 30 * time.Millisecond})
 	r.exec(remindSQL, 1, 200, 1.1, 8)
 	compared := int64(0)
 	for n := range 6 {
