@@ -29,8 +29,8 @@ func TestUnmarkedRowsAreFoundInTheStream(t *testing.T) {
 		alarm  string
 	}{
 		{"at its end", 0, nil, ""},
-		{"behind foreign messages", 20_000, func(string, int) string { return "" }, "foreign_message"},
-		{"behind phantoms", 20_000, func(last string, i int) string { return sibling(last, 1000+i) }, "phantoms"},
+		{"behind foreign messages", jetstream.U + 100, func(string, int) string { return "" }, "foreign_message"},
+		{"behind phantoms", jetstream.U + 100, func(last string, i int) string { return sibling(last, 1000+i) }, "phantoms"},
 		{"behind replays", jetstream.U - 30, func(last string, i int) string { return fmt.Sprintf("%s/replay-%d", last, i) }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -16,7 +16,7 @@ func TestMessagesOfAnEarlierSession(t *testing.T) {
 	r := newRigWith(t, testenv.SharedPostgres(t), n)
 	r.cfg.Stream.Batching = jetstream.BatchSingle // many are under way
 	x := r.start().streaming()
-	const rounds, rows = 4, 3000
+	const rounds, rows = 3, 1000
 	for round := range rounds {
 		first := round*rows + 1
 		r.put(first, first) // the first of a session goes alone
