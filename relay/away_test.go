@@ -81,11 +81,11 @@ func newAbsence(r *rig, replicas int) *absence {
 	a.relay = r.startAtWork()
 	r.exec(followSQL, 200, 200, 1, cursed, 0) // this one is at fault
 	r.exec(followSQL, 301, 400, 1, "account.moved", 6)
-	a.stop = a.start(load{writers: 2, rows: 10, pause: 20 * time.Millisecond})
+	a.stop = a.start(load{writers: 2, rows: 10, pause: 60 * time.Millisecond})
 	eventually(r.t, "the poison is tried again and again", func() bool { return a.tried() > 3 })
 	// It is to break off in the middle of a Send, which the small window makes wait.
 	before := r.storedCount()
-	r.exec(followSQL, 501, 700, 25, "account.moved", 0)
+	r.exec(followSQL, 501, 600, 25, "account.moved", 0)
 	eventually(r.t, "the relay sends a lot", func() bool { return r.storedCount() > before+500 })
 	return a
 }

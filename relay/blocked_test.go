@@ -42,7 +42,7 @@ func TestShutdownWhileASendIsStuck(t *testing.T) {
 	r.start().streaming()
 	r.must(r.nats.Pause())
 	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
-		SELECT 'order', 1, 'order.placed', jsonb_build_object('n', n, 'pad', repeat('x', 7000)) FROM generate_series(1, 6000) n ORDER BY n`)
+		SELECT 'order', 1, 'order.placed', jsonb_build_object('n', n, 'pad', repeat('x', 42000)) FROM generate_series(1, 1000) n ORDER BY n`)
 	time.Sleep(6 * time.Second) // the relay has given up on the PubAcks; the client gives up after 10 s
 	walsender := r.pid(`SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot)
 	lock := r.pid(`SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted`)
@@ -61,5 +61,5 @@ func TestShutdownWhileASendIsStuck(t *testing.T) {
 	r.must(r.pg.Start(t.Context()))
 	r.must(r.nats.Resume())
 	r.pending(0)
-	r.storedIs(1, 6000)
+	r.storedIs(1, 1000)
 }

@@ -114,14 +114,11 @@ func TestCrashPoints(t *testing.T) {
 				r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = crashWindow })
 				l := newLedger(r)
 				env := append([]string{"WALPOST_FALLBACK_BACKOFF=100ms", "WALPOST_FALLBACK_INTERVAL=500ms", "WALPOST_FALLBACK_MAX_ATTEMPTS=1000"}, c.env...)
-				poison, pause, settle := 0.0, 20*time.Millisecond, func() {}
+				poison, settle := 0.0, func() {}
 				if c.before == nil { // each of the stream's moods ends a session
-					poison, settle = 0.005, r.moods()
+					poison, settle = 0.02, r.moods()
 				}
-				if name == "polling" { // as many fail in a second, of as many as a poller keeps up with
-					poison, pause = 4*poison, 4*pause
-				}
-				stop := l.curse(4, poison, pause)
+				stop := l.curse(4, poison, 80*time.Millisecond)
 				for _, place := range testenv.Some(t, 3, c.places...) {
 					if c.before != nil {
 						c.before(r)
@@ -167,13 +164,13 @@ func TestCrashWhileHealing(t *testing.T) {
 				r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = crashWindow })
 				l := newLedger(r)
 				p := r.launch().awaitState("streaming")
-				stop := l.start(load{writers: 4, rows: 50, pause: 5 * time.Millisecond})
-				eventually(t, "events are stored", func() bool { return r.storedCount() > 2000 })
+				stop := l.start(load{writers: 4, rows: 50, pause: 20 * time.Millisecond})
+				eventually(t, "events are stored", func() bool { return r.storedCount() > 500 })
 				p.terminate()
 				restore := r.backup()
 				p = r.launch().awaitState("streaming")
 				before := r.storedCount()
-				eventually(t, "more events are stored", func() bool { return r.storedCount() > before+4000 })
+				eventually(t, "more events are stored", func() bool { return r.storedCount() > before+2500 })
 				p.terminate()
 				restore()
 				r.launch("WALPOST_CRASH=" + place).crashed(place)

@@ -24,21 +24,21 @@ const remindSQL = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggre
 
 const remindersPending = `SELECT count(*) FROM outbox_messages WHERE event_type = 'account.reminded' AND processed_at IS NULL AND available_at < 'infinity'`
 
-// TestDelayedRows: 10,000 rows for later, due over a minute, among live rows of the
+// TestDelayedRows: rows for later, in full 10,000 that are due over a minute, among live rows of the
 // same and of other aggregates.
 func TestDelayedRows(t *testing.T) {
 	t.Parallel()
 	t.Run("poll mode", func(t *testing.T) {
 		t.Parallel()
-		testDelayedRows(t, testenv.SharedPostgres(t), relay.ModePoll, 2000, 10)
+		testDelayedRows(t, testenv.SharedPostgres(t), relay.ModePoll, 1000, 10)
 	})
 	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		t.Parallel()
-		testDelayedRows(t, pg, relay.ModeAuto, 5000, 30)
+		testDelayedRows(t, pg, relay.ModeAuto, testenv.Size(t, 2000, 10_000), testenv.Size(t, 15, 60))
 	})
 }
 
-func testDelayedRows(t *testing.T, pg *testenv.Postgres, mode relay.Mode, rows int, over float64) {
+func testDelayedRows(t *testing.T, pg *testenv.Postgres, mode relay.Mode, rows, over int) {
 	r := newRig(t, pg)
 	r.cfg.Mode, r.cfg.FallbackInterval = mode, time.Hour // whoever is due is not found by chance
 	l := newLedger(r)
@@ -46,7 +46,7 @@ func testDelayedRows(t *testing.T, pg *testenv.Postgres, mode relay.Mode, rows i
 	var live latencies
 	r.cfg.OnStored = live.add
 	x := r.startAtWork()
-	work := load{writers: 2, rows: 10, pause: 20 * time.Millisecond}
+	work := load{writers: 2, rows: 10, pause: 80 * time.Millisecond}
 	unsafe := *l
 	unsafe.rig = r.with("synchronous_commit=off")
 	stopSafe, stopUnsafe := l.start(work), unsafe.start(work)

@@ -50,8 +50,7 @@ func TestRestoredDump(t *testing.T) {
 
 			other := testenv.NewPostgres(t, testenv.PGOptions{})
 			command("psql", "--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--file", dump, "--dbname", other.URL("postgres"))
-			r.asks.close()
-			clear(r.asks.conns)
+			r.disconnect()
 			r.pg, r.url = other, other.URL(database)
 			r.cfg.PostgresURL = r.url
 			r.cfg.Initial = "pending"

@@ -33,7 +33,9 @@ type rig struct {
 	nats *testenv.NATS
 	url  string
 	cfg  relay.Config
-	asks *asker
+	// asks are the connections of query1, acts those of exec: a statement may wait while questions are asked.
+	asks, acts *asker
+	counts     *counter
 }
 
 func newRig(t *testing.T, pg *testenv.Postgres) *rig {
@@ -43,8 +45,9 @@ func newRig(t *testing.T, pg *testenv.Postgres) *rig {
 
 func newRigWith(t *testing.T, pg *testenv.Postgres, n *testenv.NATS) *rig {
 	t.Helper()
-	r := &rig{t: t, pg: pg, nats: n, asks: &asker{conns: map[string]*pgx.Conn{}}}
-	t.Cleanup(r.asks.close)
+	r := &rig{t: t, pg: pg, nats: n, asks: newAsker(), acts: newAsker(), counts: &counter{}}
+	t.Cleanup(r.disconnect)
+	t.Cleanup(r.counts.close)
 	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
 	r.url = pg.CopyDB(t, "canonical", func(url string) { r.migrateDB(url, table) })
 	slot := "walpost_" + r.query1("SELECT current_database()::text")
@@ -108,11 +111,13 @@ func (r *rig) conn() *pgx.Conn {
 
 func (r *rig) exec(sql string, args ...any) {
 	r.t.Helper()
-	c, err := pgx.Connect(r.t.Context(), r.url)
-	r.must(err)
-	defer c.Close(context.Background())
-	_, err = c.Exec(r.t.Context(), sql, args...)
-	r.must(err)
+	r.must(r.acts.exec(r.t.Context(), r.url, sql, args...))
+}
+
+// disconnect closes the connections that are kept.
+func (r *rig) disconnect() {
+	r.asks.close()
+	r.acts.close()
 }
 
 // query1 is the text of a query's only value.
@@ -124,10 +129,35 @@ func (r *rig) query1(sql string, args ...any) string {
 }
 
 // asker keeps the connections of a test's small questions, many of which are
-// asked until they have their answer.
+// asked until they have their answer, or of its statements.
 type asker struct {
 	mu    sync.Mutex
 	conns map[string]*pgx.Conn // by URL
+}
+
+func newAsker() *asker { return &asker{conns: map[string]*pgx.Conn{}} }
+
+// exec takes a connection of its own while another statement waits.
+func (a *asker) exec(ctx context.Context, url, sql string, args ...any) error {
+	if !a.mu.TryLock() {
+		a = newAsker()
+		defer a.close()
+		a.mu.Lock()
+	}
+	defer a.mu.Unlock()
+	c := a.conns[url]
+	if c == nil || c.Ping(ctx) != nil {
+		var err error
+		if c, err = pgx.Connect(ctx, url); err != nil {
+			return err
+		}
+		a.conns[url] = c
+	}
+	if len(args) > 0 {
+		args = append([]any{pgx.QueryExecModeDescribeExec}, args...)
+	}
+	_, err := c.Exec(ctx, sql, args...)
+	return err
 }
 
 // value asks a second time where the first one met a connection that had ended
@@ -335,15 +365,44 @@ func readStream(t *testing.T, url, name string) []*natsjs.RawStreamMsg {
 
 func (r *rig) storedCount() uint64 {
 	r.t.Helper()
-	nc, err := nats.Connect(r.nats.URL())
-	if err != nil {
-		return 0
+	return r.counts.messages(r.t.Context(), r.nats.URL())
+}
+
+// counter keeps the connection over which messages are counted.
+type counter struct {
+	mu sync.Mutex
+	nc *nats.Conn
+}
+
+// messages returns 0 where the server, or the stream, is not there.
+func (c *counter) messages(ctx context.Context, url string) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.nc == nil || !c.nc.IsConnected() || c.nc.Opts.Url != url {
+		c.disconnect()
+		nc, err := nats.Connect(url, nats.NoReconnect())
+		if err != nil {
+			return 0
+		}
+		c.nc = nc
 	}
-	defer nc.Close()
-	js, _ := natsjs.New(nc)
-	s, err := js.Stream(r.t.Context(), "EVENTS")
+	js, _ := natsjs.New(c.nc)
+	s, err := js.Stream(ctx, "EVENTS")
 	if err != nil {
 		return 0
 	}
 	return s.CachedInfo().State.Msgs
+}
+
+func (c *counter) disconnect() {
+	if c.nc != nil {
+		c.nc.Close()
+		c.nc = nil
+	}
+}
+
+func (c *counter) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.disconnect()
 }

@@ -51,8 +51,8 @@ func TestHeldPastTheCap(t *testing.T) {
 				return err
 			})
 			round := func() {
-				enough := l.committed() + 400
-				left.Add(2000)
+				enough := l.committed() + 200
+				left.Add(800)
 				l.reaches(enough)
 			}
 			for range 3 {

@@ -14,7 +14,7 @@ import (
 // mostMemory is what a relay may occupy, whatever it reads.
 const mostMemory = 64 << 20
 
-// TestHugeTransaction: one transaction of 100,000 or 300,000 rows, which hold more than mostMemory, and the relay killed in its middle: the
+// TestHugeTransaction: one transaction of 25,000 or 300,000 rows, which hold more than mostMemory, and the relay killed in its middle: the
 // second one finds out what is stored and goes on behind it. Neither needs more
 // memory for it than for small ones, and PostgreSQL hears of both all the time.
 func TestHugeTransaction(t *testing.T) {
@@ -22,8 +22,8 @@ func TestHugeTransaction(t *testing.T) {
 	t.Parallel()
 	pg := testenv.NewPostgres(t, testenv.PGOptions{})
 	r := newRigWith(t, pg, testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
-	rows := uint64(testenv.Size(t, 100_000, 300_000))
-	pad := testenv.Size(t, 700, 200)
+	rows := uint64(testenv.Size(t, 25_000, 300_000))
+	pad := testenv.Size(t, 2800, 200)
 	first := r.launch().awaitState("streaming")
 	idle := first.peak()
 	r.exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)

@@ -28,7 +28,7 @@ func TestPolledRowsOutliveACrash(t *testing.T) {
 			eventually(t, "the row is stored", func() bool { return r.storedCount() == 1 })
 			r.must(pg.Stop(t.Context(), testenv.Immediate))
 			r.must(pg.Start(t.Context()))
-			r.asks.close()
+			r.disconnect()
 			if rows := r.query1(`SELECT count(*) FROM outbox_messages`); rows != "1" {
 				t.Errorf("an event is stored, and %s rows are there after the crash", rows)
 			}
