@@ -195,6 +195,5 @@ func (r *rig) journal() {
 		END $$;
 		CREATE TRIGGER write INSTEAD OF INSERT OR UPDATE OR DELETE ON seen.outbox_messages FOR EACH ROW EXECUTE FUNCTION seen.write()`))
 	r.exec(`ALTER DATABASE ` + r.query1(`SELECT current_database()::text`) + ` SET search_path = seen, public`)
-	r.asks.close() // its connection has the old path
-	clear(r.asks.conns)
+	r.disconnect() // a kept connection has the old path
 }
