@@ -31,7 +31,7 @@ func TestPartitionByMonth(t *testing.T) {
 				wait := func() {
 					t.Helper()
 					from, stored := written.Load(), r.storedCount()
-					eventually(t, "more is written and stored", func() bool { return written.Load() >= from+300 && r.storedCount() >= stored+300 })
+					eventually(t, "more is written and stored", func() bool { return written.Load() >= from+150 && r.storedCount() >= stored+150 })
 				}
 				wait()
 				cfg, err := pgx.ParseConfig(r.url)
