@@ -60,15 +60,18 @@ func (r *publisherRig) headers() (all []nats.Header) {
 // anywhere. In atomic batches a transaction of up to 1,000 rows is never cut.
 func TestBatchesStoreInOrder(t *testing.T) {
 	eachBatching(t, testenv.NATSOptions{}, nil, func(t *testing.T, r *publisherRig) {
-		const rows = 20_000
+		rows := testenv.Size(t, 8000, 20_000)
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
 		rng := rand.New(rand.NewPCG(seed, 0))
 		var ends []int // of the transactions
+		sizes := []int{1, 1, 1, 2, 7, 100, 400, 999, 1000, 1500}
 		for end := 0; end < rows; {
-			size := []int{1, 1, 1, 2, 7, 100, 400, 999, 1000, 1500}[rng.IntN(10)]
-			end = min(rows, end+size)
-			ends = append(ends, end)
+			rng.Shuffle(len(sizes), func(i, j int) { sizes[i], sizes[j] = sizes[j], sizes[i] })
+			for _, size := range sizes {
+				end = min(rows, end+size)
+				ends = append(ends, end)
+			}
 		}
 		l := r.publisher()
 		taken := make(chan []int)
@@ -118,7 +121,7 @@ func TestBatchesStoreInOrder(t *testing.T) {
 			}
 			begin = end
 		}
-		if len(batches) < 10 || len(batches) > len(ends) {
+		if len(batches) < rows/maxAtomic/2 || len(batches) > len(ends) {
 			t.Errorf("%d batches of %d transactions", len(batches), len(ends))
 		}
 	})
@@ -139,7 +142,7 @@ func TestBatchesLeaveNoHole(t *testing.T) {
 			}
 			return n
 		}
-		for range 8 {
+		for range testenv.Size(t, 4, 8) {
 			l, next := r.publisher(), own()
 			var foreign sync.WaitGroup
 			foreign.Go(func() {

@@ -80,7 +80,7 @@ func TestFastBatchGoesOn(t *testing.T) {
 // window is full.
 func TestFastBatchEndsWhenItIsLarge(t *testing.T) {
 	r, l, acks := chunked(t)
-	const rows = 20_000
+	const rows = 10_000
 	taken := make(chan []int)
 	go func() { taken <- r.settleAll(l, rows) }()
 	for id := range rows {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -197,7 +198,7 @@ func TestStageKeepsMessages(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	random := func(most int) []byte { return bytes.Repeat([]byte{byte(rng.IntN(256))}, rng.IntN(most)) }
 	for _, kind := range []jetstream.Batching{jetstream.BatchFast, jetstream.BatchAtomic} {
-		for range 50 {
+		for range testenv.Size(t, 15, 50) {
 			g := stage{kind: kind, window: 4096, windowBytes: 8 << 20, oneByOne: rng.IntN(2) * rng.IntN(20)}
 			var want []message
 			whole, next, commit := 0, uint64(rng.IntN(1000)), outbox.LSN(1)
