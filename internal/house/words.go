@@ -1,6 +1,9 @@
 package house
 
-import "regexp"
+import (
+	"regexp"
+	"strings"
+)
 
 // Word is a word or a phrase that the project does not use, and what it says instead.
 type Word struct {
@@ -20,13 +23,26 @@ var Words = []Word{
 	{Not: "tenures?", Say: "term"},
 }
 
-// Find returns the passages that hold the word.
-func (w Word) Find(passages []Passage) (found []Passage) {
-	pattern := regexp.MustCompile(`(?i)\b(?:` + w.Not + `)\b`)
+// Find returns the passages that hold each of Words, in their order. A passage is there as often as it holds
+// the word.
+func Find(passages []Passage) [][]Passage {
+	var nots []string
+	found := make([][]Passage, len(Words))
+	for _, w := range Words {
+		nots = append(nots, w.Not)
+	}
+	some := pattern(strings.Join(nots, "|"))
 	for _, p := range passages {
-		for range pattern.FindAllString(p.Text, -1) {
-			found = append(found, p)
+		if !some.MatchString(p.Text) {
+			continue
+		}
+		for i, not := range nots {
+			for range pattern(not).FindAllString(p.Text, -1) {
+				found[i] = append(found[i], p)
+			}
 		}
 	}
 	return found
 }
+
+func pattern(not string) *regexp.Regexp { return regexp.MustCompile(`(?i)\b(?:` + not + `)\b`) }

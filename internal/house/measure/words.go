@@ -12,12 +12,12 @@ and declared names of Go files, tests included, and in documents.`,
 		columns: []string{"word", "comments", "strings", "names", "documents"},
 	}
 	passages, err := c.passages()
-	for _, w := range house.Words {
+	for i, of := range house.Find(passages) {
 		found := map[house.Kind]int{}
-		for _, p := range w.Find(passages) {
+		for _, p := range of {
 			found[p.Kind]++
 		}
-		t.add(w.Not, found[house.Comment], found[house.Text], found[house.Name], found[house.Document])
+		t.add(house.Words[i].Not, found[house.Comment], found[house.Text], found[house.Name], found[house.Document])
 	}
 	return t, err
 }
