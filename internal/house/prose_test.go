@@ -36,7 +36,7 @@ func slotMadeAnew(made, anew int) { x := "made" }
 		line int
 	}
 	var got []place
-	for _, p := range (Word{Not: "made anew"}).Find(append(source, document...)) {
+	for _, p := range Find([]Word{{Not: "made anew"}}, append(source, document...))[0] {
 		got = append(got, place{p.Kind, p.Line})
 	}
 	if want := []place{{Comment, 3}, {Text, 5}, {Name, 7}, {Document, 4}, {Code, 9}}; !slices.Equal(got, want) {

@@ -23,12 +23,11 @@ var Words = []Word{
 	{Not: "tenures?", Say: "term"},
 }
 
-// Find returns the passages that hold each of Words, in their order. A passage is there as often as it holds
-// the word.
-func Find(passages []Passage) [][]Passage {
+// Find returns the passages that hold each word. A passage is there as often as it holds the word.
+func Find(words []Word, passages []Passage) [][]Passage {
 	var nots []string
-	found := make([][]Passage, len(Words))
-	for _, w := range Words {
+	found := make([][]Passage, len(words))
+	for _, w := range words {
 		nots = append(nots, w.Not)
 	}
 	some := pattern(strings.Join(nots, "|"))

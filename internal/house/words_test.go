@@ -9,7 +9,7 @@ import (
 
 func TestForbiddenWordsAreNotUsed(t *testing.T) {
 	passages := everyPassage(t)
-	for i, found := range Find(passages) {
+	for i, found := range Find(Words, passages) {
 		for _, p := range found {
 			t.Errorf("%s:%d: a %s says %q; say %s", p.File, p.Line, p.Kind, Words[i].Not, Words[i].Say)
 		}

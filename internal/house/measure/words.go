@@ -12,7 +12,7 @@ and declared names of Go files, tests included, and in documents.`,
 		columns: []string{"word", "comments", "strings", "names", "documents"},
 	}
 	passages, err := c.passages()
-	for i, of := range house.Find(passages) {
+	for i, of := range house.Find(house.Words, passages) {
 		found := map[house.Kind]int{}
 		for _, p := range of {
 			found[p.Kind]++
