@@ -17,7 +17,8 @@ and declared names of Go files, tests included, and in documents.`,
 		for _, p := range of {
 			found[p.Kind]++
 		}
-		t.add(house.Words[i].Not, found[house.Comment], found[house.Text], found[house.Name], found[house.Document])
+		not := house.Words[i].Not
+		t.add(not, found[house.Comment], found[house.Text], found[house.Name], found[house.Document])
 	}
 	return t, err
 }
