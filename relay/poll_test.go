@@ -67,14 +67,14 @@ func TestModeSwitches(t *testing.T) {
 		r.cfg.PostgresURL = strings.Replace(r.url, "postgres@", "relay@", 1)
 		x := r.start()
 		eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
-		stop := l.start(load{writers: 4, rows: 10, pause: 100 * time.Millisecond}) // a poller keeps up with that, race-instrumented too
+		stop := l.start(load{writers: 4, rows: 10, pause: 150 * time.Millisecond}) // a poller keeps up with that, race-instrumented too
 		for range 2 {
 			before := r.storedCount()
-			eventually(t, "events are stored", func() bool { return r.storedCount() > before+200 })
+			eventually(t, "events are stored", func() bool { return r.storedCount() > before+100 })
 			r.exec(`ALTER ROLE relay REPLICATION`)
 			x.streaming()
 			before = r.storedCount()
-			eventually(t, "events are stored", func() bool { return r.storedCount() > before+200 })
+			eventually(t, "events are stored", func() bool { return r.storedCount() > before+100 })
 			r.exec(`ALTER ROLE relay NOREPLICATION`)
 			r.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE usename = 'relay'`)
 			eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
@@ -91,9 +91,9 @@ func TestModeSwitches(t *testing.T) {
 		r.exec(`ALTER ROLE relay NOREPLICATION`)
 		r.cfg.Mode = relay.ModePoll
 		x = r.start()
-		stop = l.start(load{writers: 4, rows: 10, pause: 100 * time.Millisecond})
+		stop = l.start(load{writers: 4, rows: 10, pause: 150 * time.Millisecond})
 		before := r.storedCount()
-		eventually(t, "events are stored", func() bool { return r.storedCount() > before+200 })
+		eventually(t, "events are stored", func() bool { return r.storedCount() > before+100 })
 		stop()
 		l.delivered()
 		x.halt()

@@ -27,7 +27,7 @@ func TestTerminateUnderLoad(t *testing.T) {
 		r.launch().awaitState("streaming").terminate() // makes the slot: what is committed before is not in its WAL
 		const left = 2000                              // rows that are still to be sent then
 		for shown, backlog := 0, 3*left; shown < testenv.Size(t, 2, 4); {
-			stop := l.start(load{writers: 4, rows: 100, pause: 10 * time.Millisecond, ahead: 4 * backlog})
+			stop := l.start(load{writers: 4, rows: 50, pause: 10 * time.Millisecond, ahead: 2 * backlog})
 			eventually(t, "a backlog comes together", func() bool { return r.unmarked() >= backlog })
 			before := r.storedCount()
 			p := r.launch()
