@@ -34,11 +34,13 @@ build: ## build walpost into bin/
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/ ./cmd/walpost
 
 .PHONY: test
+# Without GORACE each process that the race detector watches waits for a second when it ends; the tests
+# start hundreds of them.
 # The longest packages first. Tests wait a good part of their time, so six of a package run at once,
 # and of packages one more than there are processors. `make lint` has vetted the tests.
 test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: each on all PostgreSQL versions within reach)
 	@. .ci/pgenv && . .ci/memtemp && go run ./internal/testenv/pgversions && \
-		CGO_ENABLED=1 go test -race -vet=off -count=1 -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -parallel 6 \
+		GORACE=atexit_sleep_ms=50 CGO_ENABLED=1 go test -race -vet=off -count=1 -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -parallel 6 \
 		-timeout 80m ./relay ./cmd/walpost ./internal/chaos ./internal/console/browser ./bench ./...
 
 .PHONY: test-all

@@ -138,7 +138,7 @@ func until(ts *testscript.TestScript, _ bool, args []string) {
 			return resp.StatusCode == http.StatusOK
 		}
 	}
-	for deadline := time.Now().Add(testenv.Patience); !holds(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); !holds(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			ts.Fatalf("not within a minute")
 		}
