@@ -43,6 +43,7 @@ const moveOneSQL = `INSERT INTO outbox_messages (aggregate_type, aggregate_id, e
 // remembers. It holds the later rows of all, and delivers those of others.
 func TestMillionHeldAggregates(t *testing.T) {
 	needsProc(t)
+	t.Parallel()
 	r := newRigWith(t, testenv.NewPostgres(t, testenv.PGOptions{}), testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.account.moved"} })
 	r.launch().awaitState("streaming").terminate()

@@ -22,6 +22,7 @@ const hugeSQL = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggrega
 // they are dead.
 func TestHugeRows(t *testing.T) {
 	needsProc(t)
+	t.Parallel()
 	r := newRigWith(t, testenv.NewPostgres(t, testenv.PGOptions{}), testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 	large, larger := testenv.Size(t, 12, 120), testenv.Size(t, 72, 250) // MiB
 	batch := func(n, many int) {
@@ -60,6 +61,7 @@ func TestHugeRows(t *testing.T) {
 // TestHugestRow: a text of 900 MB, or of more than the relay may occupy.
 func TestHugestRow(t *testing.T) {
 	needsProc(t)
+	t.Parallel()
 	r := newRigWith(t, testenv.NewPostgres(t, testenv.PGOptions{}), testenv.NewNATS(t, testenv.NATSOptions{Process: true}))
 	r.exec(`ALTER TABLE outbox_messages ALTER payload TYPE text`)
 	p := r.launch("WALPOST_FALLBACK_BACKOFF=1s", "WALPOST_FALLBACK_MAX_ATTEMPTS=2").awaitState("streaming")
