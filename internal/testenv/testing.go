@@ -27,7 +27,10 @@ const Patience = 10 * time.Minute
 func Main(m *testing.M) {
 	debug.SetGCPercent(400) // of this process alone: a tenth of its time would go into small heaps
 	announce()
-	goleak.VerifyTestMain(cleaned{m})
+	// An embedded server that is closed while it makes a stream leaves that stream's.
+	goleak.VerifyTestMain(cleaned{m},
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
 }
 
 // announce leaves a missing PostgreSQL to the tests that need it.
