@@ -10,7 +10,8 @@ import (
 
 // AggregateKey names an aggregate of one table: half of a SHA-256 over its name ([Event.AggregateName]). Its
 // size is fixed, because rows are hostile: the relay keeps the keys of all aggregates that it holds, and
-// their columns may have a megabyte each. The zero key stands for rows of no aggregate.
+// their columns may have a megabyte each. The zero key stands for rows of no aggregate. Values that are equal
+// but have different texts, as the numeric values 1 and 1.000, name two aggregates.
 //
 // Two aggregates with one key would wait for each other, and nothing worse. To make such a pair takes a
 // collision of 128 bits.

@@ -170,7 +170,7 @@ func (db *DB) Overtaken(
 func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
 	recorded := PendingSQL(t, "r") + " AND " + recordedIs(t, "r")
 	return strings.NewReplacer(
-		"{x}", columnsNameSQL(t), "{key}", aggregateSQL(t), "{table}", sourceOf(t).pending,
+		"{x}", bytewise(columnsNameSQL(t)), "{key}", aggregateSQL(t), "{table}", sourceOf(t).pending,
 		"{fresh}", freshWhere(t, threshold, anyHalf(t, threshold)),
 		"{recorded}", recorded, "{pending}", PendingSQL(t, "t"),
 		"{order}", orderSQL(t, "t"), "{last}", orderSQL(t, "r"),
@@ -178,14 +178,14 @@ func overtakenSQL(t *outbox.Table, threshold time.Duration) string {
 		"{aggregate}", t.Column(outbox.AggregateID),
 		"{has}", recordedIs(t, "t"), "{lacks}", unrecordedIs(t, "t"), "{by}", partitionSQL(t),
 	).Replace(`
-SELECT {x} FROM (SELECT DISTINCT tenant, kind, aggregate FROM (
+SELECT DISTINCT {x} FROM (
 	SELECT {key}, ({has}) IS TRUE AS recorded,
 		bool_or({lacks}) OVER (PARTITION BY {by} ORDER BY {order}) AS behind
 	FROM {table} t
 	WHERE {pending} AND t.{aggregate} IS NOT NULL
 		AND ({order}) <= (SELECT {last} FROM {table} r WHERE {recorded} ORDER BY {newest} DESC LIMIT 1)
 		AND ({has} OR ({fresh}))
-) x WHERE recorded AND behind) x`)
+) x WHERE recorded AND behind`)
 }
 
 // candidates runs a query for id, name of the aggregate, recorded, scheduled, attempts,
@@ -220,8 +220,8 @@ func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.
 		limit = 1 // the rows belong to no aggregate
 	}
 	err := db.keyParts.run(hash, func(where string) (bool, error) {
-		sql := fmt.Sprintf(`SELECT %s FROM (SELECT DISTINCT %s FROM %s t WHERE %s%s LIMIT %d) x`,
-			columnsNameSQL(t), aggregateSQL(t), sourceOf(t).pending, recordedSQL(t), where, limit)
+		sql := fmt.Sprintf(`SELECT DISTINCT %s FROM %s t WHERE %s%s LIMIT %d`,
+			bytewise(nameSQL(t)), sourceOf(t).pending, recordedSQL(t), where, limit)
 		var keys []outbox.AggregateKey
 		err := db.keys(ctx, sql, func(key outbox.AggregateKey) { keys = append(keys, key) })
 		switch {
@@ -509,8 +509,12 @@ func nameSQL(t *outbox.Table) string {
 	return t.AggregateNameSQL(c[0], c[1], c[2])
 }
 
-// partitionSQL lists the columns that tell aggregates apart; "" where the layout
-// knows none.
+// bytewise compares names as the relay does. Otherwise they are compared by the columns' collation, which may
+// take different names for equal.
+func bytewise(name string) string { return "(" + name + `) COLLATE "C"` }
+
+// partitionSQL lists the columns that tell aggregates apart; "" where the layout knows none. Aggregates whose
+// columns are equal but have different texts are one partition: they wait for each other.
 func partitionSQL(t *outbox.Table) string {
 	if !t.Layout.Has(outbox.AggregateID) {
 		return ""

@@ -1,6 +1,7 @@
 package table_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -82,6 +83,43 @@ func TestAggregateKeys(t *testing.T) {
 		if want := i%2 == 1; have[i] != want || slices.Contains(recorded, ev.Aggregate()) != want {
 			t.Errorf("row %s: has records: %t, is listed: %t, want %t", ids[i], have[i], slices.Contains(recorded, ev.Aggregate()), want)
 		}
+	}
+}
+
+// TestEqualAggregates: values that PostgreSQL takes for equal, but whose texts differ, name different aggregates, and
+// each of them is found. What an index compares by is no name.
+func TestEqualAggregates(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
+	layout, err := outbox.CustomLayout(map[string]string{
+		"id": "id", "aggregate_type": "kind", "aggregate_id": "aggregate", "event_type": "event_type", "payload": "payload",
+		"processed_at": "processed_at", "attempts": "attempts", "last_error": "last_error",
+	})
+	b.must(err)
+	for name, c := range map[string][3]string{
+		"numeric":   {"numeric", "1", "1.000"},
+		"collation": {"text COLLATE any_case", "abc", "ABC"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			box := &outbox.Table{Schema: "public", Name: name, Layout: layout, Mark: outbox.MarkUpdate}
+			b.exec(`CREATE TABLE ` + box.SQL() + ` (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, kind text COLLATE "C", aggregate ` + c[0] + `,
+				event_type text, payload text, processed_at timestamptz, attempts int NOT NULL DEFAULT 0, last_error text)`)
+			for _, value := range []string{c[1], c[2], c[1]} {
+				b.exec(`INSERT INTO `+box.SQL()+` (aggregate, event_type, payload) SELECT $1::text::`+strings.Fields(c[0])[0]+`, 'x', 'y' FROM generate_series(1, 2)`, value)
+			}
+			b.exec(`UPDATE ` + box.SQL() + ` SET last_error = 'held: x' WHERE id % 2 = 0`)
+			b.must(b.db.CheckTable(t.Context(), box))
+			want := map[outbox.AggregateKey]bool{
+				outbox.AggregateKeyOf(nil, nil, []byte(c[1])): true, outbox.AggregateKeyOf(nil, nil, []byte(c[2])): true,
+			}
+			found := map[outbox.AggregateKey]bool{}
+			b.must(b.db.Aggregates(t.Context(), box, func(key outbox.AggregateKey) { found[key] = true }))
+			overtaken, err := b.db.Overtaken(t.Context(), box, time.Second, want)
+			b.must(err)
+			if !maps.Equal(found, want) || !maps.Equal(overtaken, want) {
+				t.Errorf("found %d aggregates with records, and %d overtaken ones, want 2", len(found), len(overtaken))
+			}
+		})
 	}
 }
 
