@@ -42,7 +42,7 @@ type DB struct {
 
 	portion portionSize // of statements that hash rows
 	// recordedParts divides [DB.Recorded], keyParts [DB.Aggregates].
-	recordedParts, keyParts parts
+	recordedParts, keyParts tableParts
 	// marks holds the statement that marks, by outbox.Table: to write it costs as much as to mark some rows.
 	marks sync.Map
 }

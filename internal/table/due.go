@@ -34,7 +34,7 @@ func (db *DB) DueBefore(
 ) (left string, err error) {
 	err = db.QueryRow(ctx, []any{&left}, "SELECT "+freshBeforeSQL(t, threshold, db.own.deadLetters), m.xid)
 	if err == nil && left == "" && t.Layout.Records() {
-		err = db.recordedParts.run(recordedHash(t), func(where string) (bool, error) {
+		err = db.recordedParts.of(t).run(recordedHash(t), func(where string) (bool, error) {
 			sql := fmt.Sprintf("SELECT coalesce((SELECT concat('row ', l.id) FROM (%s) l LIMIT 1), '')",
 				recordedListSQL(t, hold, "$1::timestamptz", where))
 			err := db.QueryRow(ctx, []any{&left}, sql, m.at)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +14,15 @@ import (
 // mostParts bounds into how many parts a search is divided.
 const mostParts = 1 << 12
 
-// parts is into how many parts a connection divides a search: a power of two. Zero is one.
+// tableParts holds the [parts] of each table, by its name.
+type tableParts struct{ tables sync.Map }
+
+func (p *tableParts) of(t *outbox.Table) *parts {
+	n, _ := p.tables.LoadOrStore(t.String(), new(parts))
+	return n.(*parts)
+}
+
+// parts is into how many parts a connection divides a search of a table: a power of two. Zero is one.
 type parts struct{ n atomic.Int64 }
 
 // run calls search for each part of the rows t, until search has enough. where is a condition on t, or empty
@@ -23,15 +32,16 @@ type parts struct{ n atomic.Int64 }
 // The number of parts is remembered, and halved after a round of quick statements. Without a hash there is
 // one part.
 func (p *parts) run(hash string, search func(where string) (enough bool, err error)) error {
-	n, quick := max(p.n.Load(), 1), true
 	if hash == "" {
-		n = 1
+		_, err := search("")
+		return err
 	}
+	n, quick := max(p.n.Load(), 1), true
 	for i := int64(0); i < n; {
 		begun := time.Now()
 		enough, err := search(partIs(hash, i, n))
 		switch {
-		case (TooLong(err) || err == errTooMany) && hash != "" && n < mostParts:
+		case (TooLong(err) || err == errTooMany) && n < mostParts:
 			n, i, quick = 2*n, 2*i, false
 			p.n.Store(n)
 			continue

@@ -76,11 +76,11 @@ func TestSearchesHaveParts(t *testing.T) {
 		parts func(*DB) *parts
 		run   func(*DB) (any, error)
 	}{
-		"recorded": {func(db *DB) *parts { return &db.recordedParts }, func(db *DB) (any, error) {
+		"recorded": {func(db *DB) *parts { return db.recordedParts.of(table) }, func(db *DB) (any, error) {
 			cs, err := db.Recorded(t.Context(), table, true, 30_000)
 			return ids(cs), err
 		}},
-		"aggregates": {func(db *DB) *parts { return &db.keyParts }, func(db *DB) (any, error) {
+		"aggregates": {func(db *DB) *parts { return db.keyParts.of(table) }, func(db *DB) (any, error) {
 			keys := map[outbox.AggregateKey]int{}
 			err := db.Aggregates(t.Context(), table, func(key outbox.AggregateKey) {
 				keys[key]++
@@ -106,6 +106,21 @@ func TestSearchesHaveParts(t *testing.T) {
 				t.Error("there was time for all at once: the test shows nothing")
 			}
 		})
+	}
+}
+
+// TestPartsAreCountedPerTable: a quick search of one table leaves the number of another's parts alone, with or
+// without a hash.
+func TestPartsAreCountedPerTable(t *testing.T) {
+	var p tableParts
+	large := &outbox.Table{Schema: "public", Name: "large", Layout: outbox.Canonical()}
+	p.of(large).n.Store(16)
+	for _, hash := range []string{"hash", ""} {
+		other := &outbox.Table{Schema: "public", Name: "other", Layout: outbox.Canonical()}
+		must(t, p.of(other).run(hash, func(string) (bool, error) { return false, nil }))
+	}
+	if n := p.of(large).n.Load(); n != 16 {
+		t.Errorf("the next search of the large table has %d parts, want 16", n)
 	}
 }
 

@@ -135,7 +135,7 @@ func (db *DB) Recorded(ctx context.Context, t *outbox.Table, hold bool, limit in
 		return nil, nil
 	}
 	var all []Candidate
-	err := db.recordedParts.run(recordedHash(t), func(where string) (bool, error) {
+	err := db.recordedParts.of(t).run(recordedHash(t), func(where string) (bool, error) {
 		sql := recordedListSQL(t, hold, "now()", where) + " ORDER BY " + listedSQL(t) + " LIMIT $1"
 		cs, err := db.candidates(ctx, t, sql, limit-len(all))
 		all = append(all, cs...)
@@ -219,7 +219,7 @@ func (db *DB) Aggregates(ctx context.Context, t *outbox.Table, each func(outbox.
 	if hash == "" {
 		limit = 1 // the rows belong to no aggregate
 	}
-	err := db.keyParts.run(hash, func(where string) (bool, error) {
+	err := db.keyParts.of(t).run(hash, func(where string) (bool, error) {
 		sql := fmt.Sprintf(`SELECT DISTINCT %s FROM %s t WHERE %s%s LIMIT %d`,
 			bytewise(nameSQL(t)), sourceOf(t).pending, recordedSQL(t), where, limit)
 		var keys []outbox.AggregateKey
