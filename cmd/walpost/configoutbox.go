@@ -143,7 +143,7 @@ func (v markValue) checkName() error {
 	switch {
 	case slices.Contains(names, v.p.Name):
 		return nil
-	case v.p.Name == "none":
+	case strings.EqualFold(v.p.Name, "none"):
 		return hint.Errorf("drop the DELETE in the producer (Quarkus: "+
 			"quarkus.debezium-outbox.remove-after-insert=false), then set mark: delete or journal: "+
 			"docs/TABLES.md#producers-that-delete-their-rows",

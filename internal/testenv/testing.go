@@ -28,9 +28,10 @@ func Main(m *testing.M) {
 	debug.SetGCPercent(400) // of this process alone: a tenth of its time would go into small heaps
 	announce()
 	// An embedded server that is closed while it makes a stream leaves that stream's.
+	const server = "github.com/nats-io/nats-server/v2/server"
 	goleak.VerifyTestMain(cleaned{m},
-		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
-		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
+		goleak.IgnoreAnyFunction(server+".(*fileStore).flushStreamStateLoop"),
+		goleak.IgnoreAnyFunction(server+"/ats.Register.func1"))
 }
 
 // announce leaves a missing PostgreSQL to the tests that need it.
