@@ -66,10 +66,10 @@ func CheckOutboxes(ctx context.Context, conn *pgx.Conn, outboxes []*outbox.Table
 			return fmt.Errorf("look for %s: %w", t, err)
 		}
 		if !exists {
-			return hint.Errorf("create the table first, or check outboxes[].table and outboxes[].layout: "+
-				"migrations make public.outbox_messages for layout canonical, "+
-				"and public.outbox_events for append",
-				"table %s does not exist, and the migrations do not make it", t)
+			advice := fmt.Sprintf("create the table first, or check outboxes[].table, outboxes[].layout "+
+				"and the search_path: in its first schema, %[1]s, migrations make %[1]s.outbox_messages "+
+				"for layout canonical, and %[1]s.outbox_events for append", schema)
+			return hint.Errorf(advice, "table %s does not exist, and the migrations do not make it", t)
 		}
 	}
 	return nil

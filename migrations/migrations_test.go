@@ -468,6 +468,16 @@ func TestOtherBuilds(t *testing.T) {
 	}
 }
 
+// TestOutboxElsewhere: an outbox of the default name, but not in the schema where the migrations make tables, is refused
+// with a hint that names that schema.
+func TestOutboxElsewhere(t *testing.T) {
+	conn := connect(t, testenv.SharedPostgres(t).NewDB(t))
+	err := migrations.CheckOutboxes(t.Context(), conn, outboxes(), "app")
+	if err == nil || !strings.Contains(hint.Of(err), "in its first schema, app, migrations make app.outbox_messages") {
+		t.Errorf("error %v, hint %q", err, hint.Of(err))
+	}
+}
+
 func TestWithoutPrivileges(t *testing.T) {
 	pg := testenv.SharedPostgres(t)
 	url := pg.NewDB(t)
