@@ -32,6 +32,15 @@ func advise(err error) string {
 		return "walpost did not create that table, and leaves it alone. If it is an outbox, describe it " +
 			"with outboxes[].table and outboxes[].layout. If it came from `walpost migrate print`, it is " +
 			"in the hands of the tool that applied it"
+	case pgerrcode.UndefinedTable:
+		return "restore the table. If all tables of that line of migrations are gone, drop their " +
+			"record, too: DROP TABLE walpost_migrations_<line>, then run `walpost migrate up`"
+	case pgerrcode.DuplicateFunction:
+		return "walpost did not create that function, and leaves it alone: rename or drop it, " +
+			"then run it again"
+	case pgerrcode.DependentObjectsStillExist:
+		return "first drop what depends on it (a view on a table, a trigger of another table " +
+			"with the function), then run it again"
 	case pgerrcode.InsufficientPrivilege:
 		return "name a URL of the role that owns walpost's tables and has CREATE on the schema: " +
 			"--postgres-url, or postgres.url"

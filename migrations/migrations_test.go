@@ -478,6 +478,37 @@ func TestOutboxElsewhere(t *testing.T) {
 	}
 }
 
+// TestOtherObjects: functions that are there already, and what depends on walpost's tables, stop up and down. The hint
+// says what to do, and nothing that the command cannot.
+func TestOtherObjects(t *testing.T) {
+	pg := testenv.SharedPostgres(t)
+	url := pg.NewDB(t)
+	conn, r := connect(t, url), newRunner(t, url, outboxes())
+	refused := func(err error, want, advice string) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(hint.Of(err), advice) {
+			t.Errorf("error %v, hint %q, want %s, %s", err, hint.Of(err), want, advice)
+		}
+	}
+	exec(t, conn, `CREATE FUNCTION outbox_append_only() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END'`)
+	_, err := r.Up(t.Context(), migrations.Latest)
+	refused(err, `"outbox_append_only"`, "rename or drop it")
+	exec(t, conn, `DROP FUNCTION outbox_append_only()`)
+	if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, conn, `CREATE VIEW events AS SELECT * FROM outbox_messages`)
+	_, err = r.Down(t.Context(), 0)
+	refused(err, "outbox_messages", "first drop what depends on it")
+	exec(t, conn, `DROP VIEW events; ALTER TABLE outbox_messages_dlq RENAME TO gone`)
+	_, err = r.Down(t.Context(), 0)
+	refused(err, "outbox_messages_dlq", "DROP TABLE walpost_migrations_<line>")
+	exec(t, conn, `ALTER TABLE gone RENAME TO outbox_messages_dlq`)
+	if _, err := r.Down(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWithoutPrivileges(t *testing.T) {
 	pg := testenv.SharedPostgres(t)
 	url := pg.NewDB(t)
