@@ -94,7 +94,7 @@ func TestRowsThatTheServerRefuses(t *testing.T) {
 		bad       set
 		eventType string
 		class     string
-		says      string // what the server said
+		says      string // of what the server said
 		start     func(t *testing.T, r *rig) *running
 	}{
 		"too large": {
@@ -111,7 +111,7 @@ func TestRowsThatTheServerRefuses(t *testing.T) {
 			},
 		},
 		"not permitted": {
-			bad: set{"TYPE": `'order.secret'`}, eventType: "order.secret", class: "permission", says: "does not permit",
+			bad: set{"TYPE": `'order.secret'`}, eventType: "order.secret", class: "permission", says: "events.order.secret",
 			start: func(t *testing.T, r *rig) *running {
 				r.cfg.NATS.User, r.cfg.NATS.PasswordFile = "relay", filepath.Join(t.TempDir(), "password")
 				r.must(os.WriteFile(r.cfg.NATS.PasswordFile, []byte("secret"), 0o600))

@@ -84,7 +84,10 @@ func TestCommandsNameTheCatalogs(t *testing.T) {
 func (o *office) drillsNothing() {
 	o.t.Helper()
 	var stdout, stderr bytes.Buffer
-	o.eventually("the relay has a slot", func() bool { return o.text(`SELECT count(*) FROM pg_replication_slots WHERE active`) == "1" })
+	o.eventually("the relay has a slot", func() bool {
+		return o.text(`SELECT count(*) FROM pg_replication_slots s
+		JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE NOT s.temporary`) == "1"
+	})
 	slot := o.text(`SELECT active_pid FROM pg_replication_slots`)
 	args := []string{"drill", "slot-lost", "--yes", "--rate", "5", "--patience", "2s", "--config", o.config}
 	code := execute(o.t.Context(), args, &stdout, &stderr)

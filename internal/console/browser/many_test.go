@@ -78,8 +78,9 @@ func (r *rig) hide(address string) (shown func()) {
 		b.do(fmt.Sprintf(`Object.defineProperty(document, 'hidden', {value: %t, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))`, hidden))
 	}
 	show(true)
-	b.do(`new Promise((done) => setTimeout(done, 1000))`) // what was asked before is answered
-	b.asked()
+	for quiet := false; !quiet; quiet = len(b.asked()) == 0 { // what was asked before is answered
+		b.do(`new Promise((done) => setTimeout(done, 1000))`)
+	}
 	before := b.text("tbody tr")
 	return func() {
 		if asked := b.asked(); len(asked) > 0 {
