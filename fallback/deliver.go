@@ -76,7 +76,7 @@ func (l *Poller) deliver(
 				return 0, err
 			}
 		}
-		if len(byID[c.ID]) == 0 || c.Early || p.blocked[of] {
+		if len(byID[c.ID]) == 0 || c.Early || p.blocked[of] || c.Recorded && p.failed[of] {
 			continue
 		}
 		ev := listed(byID[c.ID], c, of)
@@ -187,7 +187,11 @@ func (l *Poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	switch {
 	case errors.As(err, &failure):
 		row.Failure = failure.Error()
-		p.blocked[of] = l.cfg.OnPoison != Skip && of.Ordered()
+		later := p.blocked
+		if recorded { // which may fall due in every pass: the rows behind it must become held all the same
+			later = p.failed
+		}
+		later[of] = l.cfg.OnPoison != Skip && of.Ordered()
 		l.reporter.Refused(row.Ref, string(ev.Values[outbox.EventType]), failure)
 		return l.marker.Park(ctx, row, of, p)
 	case err != nil:

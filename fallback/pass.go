@@ -35,6 +35,7 @@ type pass struct {
 	sent     bool // something
 	locked   []outbox.Ref
 	blocked  map[Aggregate]bool // later rows wait: an earlier one is locked, early, being recorded or failed
+	failed   map[Aggregate]bool // a recorded row failed again: recorded ones wait, and others are held
 	recorded map[Aggregate]bool // recorded rows of these were sent
 	missed   []string
 	moved    uint64 // Moved.now, read before what is in hand

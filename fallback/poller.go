@@ -341,7 +341,9 @@ func (l *Poller) turn(ctx context.Context, t *outbox.Table) (more bool, err erro
 	if err := l.moved.forgetPolled(ctx, l.InHand(), l.db); err != nil {
 		return false, err
 	}
-	p := &pass{blocked: map[Aggregate]bool{}, recorded: map[Aggregate]bool{}}
+	p := &pass{
+		blocked: map[Aggregate]bool{}, failed: map[Aggregate]bool{}, recorded: map[Aggregate]bool{},
+	}
 	if err := l.pass(ctx, t, p); err != nil {
 		return false, err
 	}

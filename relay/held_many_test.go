@@ -60,6 +60,23 @@ func testManyHeldRows(t *testing.T, pg *testenv.Postgres, mode relay.Mode) {
 	}
 }
 
+// TestRowsAreHeldBehindOneThatIsAlwaysDue: a failed row falls due in every pass, as on a slow server, and those behind it
+// become held all the same: a slot that is being made waits for that.
+func TestRowsAreHeldBehindOneThatIsAlwaysDue(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.account.moved"} })
+	r.cfg.Retry = table.Retry{Backoff: time.Millisecond, MaxAttempts: 10_000}
+	newLedger(r)
+	r.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END $$;
+		CREATE TRIGGER slow BEFORE UPDATE ON outbox_messages FOR EACH ROW WHEN (NEW.attempts > OLD.attempts AND NEW.event_type = 'account.cursed')
+		EXECUTE FUNCTION slow()`)
+	r.exec(followSQL, 101, 101, 11, "account.cursed", 0)
+	x := r.start()
+	eventually(t, "the rows are held", func() bool { return r.count(heldRows) == 10 })
+	x.streaming()
+}
+
 // keepMoving writes to a ledger's accounts, numbered from after on, without a pause
 // longer than some milliseconds.
 func (l *ledger) keepMoving(after int) (stop func()) {
