@@ -71,12 +71,12 @@ func (l *Poller) deliver(
 		if c.Early {
 			p.blocked[of] = of.Ordered()
 		}
-		if err := fetched.Unreadable[c.ID]; err != nil && !c.Early && !p.blocked[of] {
+		if err := fetched.Unreadable[c.ID]; err != nil && !c.Early && !p.waits(of, c.Recorded) {
 			if err := l.parkUnreadable(ctx, p, t, c, err); err != nil {
 				return 0, err
 			}
 		}
-		if len(byID[c.ID]) == 0 || c.Early || p.blocked[of] || c.Recorded && p.failed[of] {
+		if len(byID[c.ID]) == 0 || c.Early || p.waits(of, c.Recorded) {
 			continue
 		}
 		ev := listed(byID[c.ID], c, of)
@@ -187,11 +187,9 @@ func (l *Poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	switch {
 	case errors.As(err, &failure):
 		row.Failure = failure.Error()
-		later := p.blocked
-		if recorded { // which may fall due in every pass: the rows behind it must become held all the same
-			later = p.failed
+		if l.cfg.OnPoison != Skip && of.Ordered() {
+			p.fail(of, recorded)
 		}
-		later[of] = l.cfg.OnPoison != Skip && of.Ordered()
 		l.reporter.Refused(row.Ref, string(ev.Values[outbox.EventType]), failure)
 		return l.marker.Park(ctx, row, of, p)
 	case err != nil:
@@ -221,7 +219,9 @@ func (l *Poller) parkUnreadable(
 		Ref: outbox.Ref{Table: t, ID: c.ID, Hash: outbox.UnknownHash}, Failure: failure.Error(),
 		Polled: c.Recorded, Attempts: c.Attempts,
 	}
-	p.blocked[of] = l.cfg.OnPoison != Skip && of.Ordered()
+	if l.cfg.OnPoison != Skip && of.Ordered() {
+		p.fail(of, c.Recorded)
+	}
 	p.add()
 	l.reporter.Refused(row.Ref, "", failure)
 	return l.marker.Park(ctx, row, of, p)

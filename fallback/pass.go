@@ -35,10 +35,26 @@ type pass struct {
 	sent     bool // something
 	locked   []outbox.Ref
 	blocked  map[Aggregate]bool // later rows wait: an earlier one is locked, early, being recorded or failed
-	failed   map[Aggregate]bool // a recorded row failed again: recorded ones wait, and others are held
+	failed   map[Aggregate]bool // later recorded rows wait: an earlier recorded one has failed again
 	recorded map[Aggregate]bool // recorded rows of these were sent
 	missed   []string
 	moved    uint64 // Moved.now, read before what is in hand
+}
+
+// fail notes that a row has failed. Later rows of its aggregate wait for the next pass. If the row was
+// recorded before, only recorded rows wait, and the others are recorded as held: such a row may be due in
+// every pass.
+func (p *pass) fail(of Aggregate, recorded bool) {
+	if recorded {
+		p.failed[of] = true
+	} else {
+		p.blocked[of] = true
+	}
+}
+
+// waits reports whether a row of the aggregate is left to a later pass.
+func (p *pass) waits(of Aggregate, recorded bool) bool {
+	return p.blocked[of] || recorded && p.failed[of]
 }
 
 func (p *pass) add() {
