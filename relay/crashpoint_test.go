@@ -131,6 +131,7 @@ func TestCrashPoints(t *testing.T) {
 				time.Sleep(time.Second)
 				stop()
 				settle()
+				l.ended()
 				l.rig.passesOver(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`)
 				if name == "skipping" {
 					l.compareBut("account.cursed")

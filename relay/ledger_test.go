@@ -149,16 +149,22 @@ func (l *ledger) delivered() {
 
 func (l *ledger) deliveredBut(eventType string) {
 	l.rig.t.Helper()
-	// A writer that was stopped in a statement has left it to the server, which may still commit.
-	eventually(l.rig.t, "no writer's statement is under way", func() bool {
-		return l.rig.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
-			AND application_name = '' AND state = 'active' AND pid <> pg_backend_pid()`) == 0
-	})
+	l.ended()
 	for left := l.rig.unmarked(); left > 0; {
 		before := left
 		eventually(l.rig.t, "more rows are marked", func() bool { left = l.rig.unmarked(); return left < before })
 	}
 	l.compareBut(eventType)
+}
+
+// ended waits for the statements of writers that were stopped: such a writer has left its statement to the
+// server, which may still commit.
+func (l *ledger) ended() {
+	l.rig.t.Helper()
+	eventually(l.rig.t, "no writer's statement is under way", func() bool {
+		return l.rig.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
+			AND application_name = '' AND state = 'active' AND pid <> pg_backend_pid()`) == 0
+	})
 }
 
 // compare fails the test where the stream is not the ledger.
