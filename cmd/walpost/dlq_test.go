@@ -96,7 +96,7 @@ func (o *office) text(sql string) (s string) {
 
 func (o *office) eventually(what string, holds func() bool) {
 	o.t.Helper()
-	for deadline := time.Now().Add(testenv.Patience); !holds(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); !holds(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			o.t.Fatalf("waited in vain: %s", what)
 		}
