@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/walpost/walpost/internal/testenv"
 )
 
 // testTail: the live tail keeps 500 lines, and stands still while it is paused.
@@ -33,9 +35,10 @@ func testTail(t *testing.T, r *rig, address string) {
 func testMany(t *testing.T, r *rig, address string) {
 	r.exec(`INSERT INTO outbox_messages_dlq (outbox, row_id, original, tenant_id, aggregate_type, aggregate_id, event_type, payload, attempts, last_error)
 		SELECT 'public.outbox_messages', g, json_build_object('id', g), 1, 'order', g, 'order.placed', '{}', 10, 'subject: not covered by the stream'
-		FROM generate_series(20000000, 20010000 - 1) g`)
+		FROM generate_series(20000000, 20000000 + $1::int) g`, testenv.Size(t, 1000, 10_000))
 	r.exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at, attempts, last_error)
-		SELECT 9, 'parcel', g, 'parcel.sent', '{}', now() + interval '3 hours', 1, 'subject: not covered by the stream' FROM generate_series(1, 100000) g`)
+		SELECT 9, 'parcel', g, 'parcel.sent', '{}', now() + interval '3 hours', 1, 'subject: not covered by the stream' FROM generate_series(1, $1::int) g`,
+		testenv.Size(t, 10_000, 100_000))
 	shown := r.hide(address)
 	b := r.newTab()
 	b.open(address)

@@ -190,6 +190,10 @@ func (r *rig) consume(ctx context.Context) error {
 
 // insert writes the events of a shop.
 func insert(ctx context.Context, db *pgx.Conn) error {
+	pause := 100.0 // milliseconds
+	if *update {   // pictures of a busy relay
+		pause = 20
+	}
 	types := []string{"order.placed", "order.paid", "order.shipped", "invoice.created", "customer.moved"}
 	for n := 0; ; n++ {
 		kind := types[n%len(types)]
@@ -202,7 +206,7 @@ func insert(ctx context.Context, db *pgx.Conn) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(time.Duration(20+10*math.Sin(float64(n)/600)) * time.Millisecond): // a load that changes
+		case <-time.After(time.Duration(pause+pause/2*math.Sin(float64(n)/600)) * time.Millisecond): // a load that changes
 		}
 	}
 }

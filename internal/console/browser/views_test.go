@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/testenv"
 )
 
 var views = []string{"overview", "slot", "held", "dead-letters", "tail", "consumers", "replay", "alarms", "doctor"}
@@ -178,7 +180,7 @@ func testNarrow(t *testing.T, r *rig, address string) {
 	b := r.newTab()
 	b.open(address)
 	b.wait(`document.querySelectorAll('.tile').length === 8`)
-	for _, width := range []int64{360, 390, 700, 861, 1280, 2560} {
+	for _, width := range testenv.Some[int64](t, 3, 360, 390, 700, 861, 1280, 2560) { // a phone, a middle and a large one
 		b.size(width, 900)
 		for _, view := range views {
 			b.view(view)
