@@ -253,7 +253,7 @@ func (r *rig) waitFor(sql, want string) {
 
 func eventually(t testing.TB, what func() string, ok func() bool) {
 	t.Helper()
-	for begun := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
+	for begun := time.Now(); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Since(begun) > testenv.Patience/5 {
 			t.Fatalf("waited in vain: %s", what())
 		}

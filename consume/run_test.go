@@ -61,27 +61,27 @@ func TestEachEventTakesEffectOnce(t *testing.T) {
 				}
 				return r.start(func(ctx context.Context) error { return run(ctx, cfg) })
 			}
-			r.put(300, 10)
-			x := start()
-			r.effects(300)
-			y := start()
-			r.put(300, 10)
-			r.effects(600)
-			x.halt()
-			r.put(300, 10)
-			r.effects(900)
-			y.halt()
 			r.put(100, 10)
+			x := start()
+			r.effects(100)
+			y := start()
+			r.put(100, 10)
+			r.effects(200)
+			x.halt()
+			r.put(100, 10)
+			r.effects(300)
+			y.halt()
+			r.put(50, 10)
 			z := start()
-			r.effects(1000)
+			r.effects(350)
 			z.halt()
 			for _, x := range []*running{x, y, z} {
 				if x.err != nil {
 					t.Errorf("Run returned %v", x.err)
 				}
 			}
-			r.is(`SELECT count(*) FROM consumer_seen`, "1000")
-			r.is(`SELECT max(last_processed_id) FROM consumer_offsets`, "1000")
+			r.is(`SELECT count(*) FROM consumer_seen`, "350")
+			r.is(`SELECT max(last_processed_id) FROM consumer_offsets`, "350")
 			r.is(`SELECT count(*) FROM consumer_parked`, "0")
 		})
 	}
