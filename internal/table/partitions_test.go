@@ -19,36 +19,34 @@ import (
 // TestMarksReadTheirPartitions: a mark looks for each row in the partition of its key only.
 func TestMarksReadTheirPartitions(t *testing.T) {
 	now := partition.MonthOf(time.Now())
-	for name, c := range map[string]struct {
-		by   string             // PARTITION BY
-		key  outbox.Field       // that the table is partitioned by
-		part func(n int) string // FOR VALUES of the n-th partition, or less
-		at   func(n int) (tenant string, occurred time.Time)
-	}{
-		"months": {
-			by: "RANGE (occurred_at)", key: outbox.OccurredAt,
-			part: func(n int) string {
-				return "FROM (" + partition.MonthBound(now.AddDate(0, -n, 0)) + ") TO (" + partition.MonthBound(now.AddDate(0, 1-n, 0)) + ")"
+	testenv.Clusters(t, func(t *testing.T, pgs *testenv.Postgres) {
+		for name, c := range map[string]struct {
+			by   string             // PARTITION BY
+			key  outbox.Field       // that the table is partitioned by
+			part func(n int) string // FOR VALUES of the n-th partition, or less
+			at   func(n int) (tenant string, occurred time.Time)
+		}{
+			"months": {
+				by: "RANGE (occurred_at)", key: outbox.OccurredAt,
+				part: func(n int) string {
+					return "FROM (" + partition.MonthBound(now.AddDate(0, -n, 0)) + ") TO (" + partition.MonthBound(now.AddDate(0, 1-n, 0)) + ")"
+				},
+				at: func(n int) (string, time.Time) { return "1", now.AddDate(0, -n, 0).Add(time.Microsecond) },
 			},
-			at: func(n int) (string, time.Time) { return "1", now.AddDate(0, -n, 0).Add(time.Microsecond) },
-		},
-		"tenants": {
-			by: "LIST (tenant_id)", key: outbox.TenantID,
-			part: func(n int) string { return fmt.Sprintf("IN (%d)", 1000+n) },
-			at:   func(n int) (string, time.Time) { return strconv.Itoa(1000 + n), now },
-		},
-		"hash of tenants": {
-			by: "HASH (tenant_id)", key: outbox.TenantID,
-			part: func(n int) string { return fmt.Sprintf("WITH (MODULUS 25, REMAINDER %d)", n) },
-			at:   func(n int) (string, time.Time) { return strconv.Itoa(n), now },
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			testenv.Clusters(t, func(t *testing.T, pgs *testenv.Postgres) {
-				marksReadPartitions(t, pgs, c.by, c.key, c.part, c.at)
-			})
-		})
-	}
+			"tenants": {
+				by: "LIST (tenant_id)", key: outbox.TenantID,
+				part: func(n int) string { return fmt.Sprintf("IN (%d)", 1000+n) },
+				at:   func(n int) (string, time.Time) { return strconv.Itoa(1000 + n), now },
+			},
+			"hash of tenants": {
+				by: "HASH (tenant_id)", key: outbox.TenantID,
+				part: func(n int) string { return fmt.Sprintf("WITH (MODULUS 25, REMAINDER %d)", n) },
+				at:   func(n int) (string, time.Time) { return strconv.Itoa(n), now },
+			},
+		} {
+			t.Run(name, func(t *testing.T) { marksReadPartitions(t, pgs, c.by, c.key, c.part, c.at) })
+		}
+	})
 }
 
 func marksReadPartitions(

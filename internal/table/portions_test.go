@@ -29,7 +29,7 @@ func TestLargeRowsHavePortions(t *testing.T) {
 	app, err := pgx.Connect(t.Context(), url)
 	must(t, err)
 	defer app.Close(t.Context())
-	const many = 400
+	const many = 200
 	result, err := app.Query(t.Context(), `INSERT INTO public.outbox_messages AS t (aggregate_type, aggregate_id, event_type, payload)
 		SELECT 'order', g, 'order.placed', (SELECT jsonb_agg(n) FROM generate_series(1, 10000) n) FROM generate_series(1, $1::int) g RETURNING id::text, `+table.HashSQL("t"), many)
 	must(t, err)
@@ -116,13 +116,13 @@ func TestHeldAggregatesHavePortions(t *testing.T) {
 	must(t, err)
 	defer app.Close(t.Context())
 	_, err = app.Exec(t.Context(), `DROP INDEX outbox_messages_recorded_idx;
-		INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, last_error) SELECT 'order', g, 'x', '{}', 'held: ' FROM generate_series(1, 10000) g`)
+		INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, last_error) SELECT 'order', g, 'x', '{}', 'held: ' FROM generate_series(1, 5000) g`)
 	must(t, err)
 	events := make([]*outbox.Event, 512)
 	for i := range events {
 		events[i] = &outbox.Event{Table: table}
 		events[i].Values[outbox.TenantID], events[i].Values[outbox.AggregateType] = []byte("0"), []byte("order")
-		events[i].Values[outbox.AggregateID] = []byte(strconv.Itoa(10_000 - len(events)/2 + i + 1))
+		events[i].Values[outbox.AggregateID] = []byte(strconv.Itoa(5000 - len(events)/2 + i + 1))
 	}
 	db := openLimited(t, url, table, func(db *DB) error {
 		_, err := db.HaveRecords(t.Context(), table, events)
