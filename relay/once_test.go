@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
@@ -78,6 +79,7 @@ func TestOnce(t *testing.T) {
 				r.cfg.Outboxes[0].Mark = mark
 			}
 			r.cfg.Mode = mode
+			r.cfg.Retry = table.Retry{Backoff: time.Hour, MaxAttempts: 10} // the test says when a row is due again
 			r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
 			r.put(1, 1200)
 			poison := strings.Replace(putSQL, "1, $1", "2, $1", 1)
