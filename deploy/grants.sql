@@ -69,6 +69,8 @@ GRANT SELECT, INSERT ON outbox_messages_dlq TO :"relay";
 GRANT SELECT ON outbox_messages_archive TO :"relay";
 -- For walpost replay: the command writes a request, the relay fulfils it.
 GRANT SELECT, INSERT, UPDATE ON outbox_replays TO :"relay";
+-- What the relay remembers of its first start.
+GRANT SELECT, INSERT, UPDATE ON outbox_sent TO :"relay";
 \if :{?producer}
 -- Column by column: a row that is inserted as processed is not delivered. The id is for RETURNING, as outbox.Insert has it.
 GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id),

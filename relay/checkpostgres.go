@@ -309,6 +309,6 @@ func (x *checker) checkInitialRows(ctx context.Context) (f check.Findings) {
 	if !x.whole() || !x.named || !x.creates && x.info == nil {
 		return nil
 	}
-	f.Failed(check.Error, "table-unreadable", x.checkInitial(ctx, x.db, x.streams, x.creates))
+	f.Failed(check.Error, "table-unreadable", x.checkInitial(ctx, x.db, x.creates))
 	return f
 }

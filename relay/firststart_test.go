@@ -6,8 +6,105 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/relay"
 )
+
+// TestFirstStartIsOnce: with postgres.initial none left in the configuration, rows that were committed while the relay was
+// stopped are delivered, whatever was changed meanwhile.
+func TestFirstStartIsOnce(t *testing.T) {
+	t.Parallel()
+	acts := map[string]func(*rig){
+		"another slot":      func(r *rig) { r.cfg.Slot += "_b" },
+		"the slot is gone":  func(r *rig) { r.dropSlot(r.cfg.Slot) },
+		"nothing is left":   forgetDelivered,
+		"another source":    func(r *rig) { r.dropSlot(r.cfg.Slot); r.cfg.Source = "another" },
+		"the tables polled": func(r *rig) { r.dropSlot(r.cfg.Slot); r.cfg.Mode = relay.ModePoll },
+		"a shard": func(r *rig) {
+			r.dropSlot(r.cfg.Slot)
+			r.cfg.Publication += "_shard"
+			o := r.cfg.Outboxes[0]
+			o.Shard = outbox.Shard{Index: 1, Of: 2}
+			if r.query1(`SELECT count(*) FROM outbox_messages t WHERE `+o.ShardSQL("t")) == "0" { // there is one aggregate
+				o.Shard.Index = 2
+			}
+		},
+	}
+	for name, act := range acts {
+		for _, journal := range testenv.Some(t, 1, false, true) {
+			for _, before := range []int{0, 5} {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					r := newRig(t, testenv.SharedPostgres(t))
+					if journal {
+						r.journal()
+					}
+					r.cfg.Initial = "none"
+					x := r.start().streaming()
+					if before > 0 {
+						r.put(1, before)
+						r.pending(0)
+					}
+					x.halt()
+					r.put(before+1, before+20)
+					act(r)
+					t.Cleanup(func() { r.dropSlot(r.cfg.Slot) })
+					r.start()
+					r.pending(0)
+					if n := r.count(`SELECT (SELECT count(*) FROM outbox_journal WHERE kind = 'skipped') +
+						(SELECT count(*) FROM outbox_messages WHERE last_error LIKE 'skipped%')`); n != 0 {
+						t.Fatalf("%d rows or ranges of rows were skipped", n)
+					}
+					eventually(t, "all are stored", func() bool { return r.storedCount() >= 20 })
+				})
+			}
+		}
+	}
+}
+
+// forgetDelivered removes the slot, and what was delivered from table and stream.
+func forgetDelivered(r *rig) {
+	r.dropSlot(r.cfg.Slot)
+	r.exec(`DELETE FROM outbox_messages WHERE processed_at IS NOT NULL OR EXISTS (SELECT FROM outbox_journal j WHERE j.ids @> id);
+		DELETE FROM outbox_journal`)
+	s, err := r.js().Stream(r.t.Context(), "EVENTS")
+	r.must(err)
+	r.must(s.Purge(r.t.Context()))
+}
+
+// TestFirstStartIsNotGuessed: outbox_sent has lost its row, and the slot is there. With postgres.initial none the relay
+// asks; both answers are tried.
+func TestFirstStartIsNotGuessed(t *testing.T) {
+	t.Parallel()
+	for _, keep := range []bool{true, false} {
+		r := newRig(t, testenv.SharedPostgres(t))
+		r.cfg.Initial, r.cfg.Source = "none", "shop"
+		r.start().streaming().halt()
+		r.exec(`DELETE FROM outbox_sent`)
+		r.put(1, 10)
+		x := r.start()
+		x.ends()
+		if x.err == nil || !strings.Contains(x.err.Error(), "nothing tells whether this is the first start of public.outbox_messages") {
+			t.Fatalf("the relay ended with %v", x.err)
+		}
+		db, err := table.Open(t.Context(), table.Config{URL: r.url, Slot: r.cfg.Slot, Schema: "public"})
+		r.must(err)
+		r.must(db.NoteSent(t.Context(), table.Sent{
+			Outbox: "public.outbox_messages", Source: "shop", Stream: "EVENTS", Slot: r.cfg.Slot, Initial: "pending",
+		}, keep))
+		db.Close()
+		r.start().streaming()
+		r.put(11, 20)
+		r.pending(0)
+		if keep {
+			r.storedIs(1, 20)
+		} else {
+			r.storedIs(11, 20)
+		}
+	}
+}
 
 // TestFirstStartWarnsOnce: of a published table whose rows it would drop, also in a schema that the role may not use, and
 // of the stream that it creates.
@@ -16,7 +113,7 @@ func TestFirstStartWarnsOnce(t *testing.T) {
 	pg := testenv.NewPostgres(t, testenv.PGOptions{})
 	r := newRig(t, pg)
 	r.exec(`CREATE ROLE relay LOGIN REPLICATION; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO relay; GRANT SELECT, INSERT ON outbox_messages_dlq TO relay;
-		GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_journal, outbox_deferred, outbox_progress TO relay; GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO relay;
+		GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_journal, outbox_deferred, outbox_progress, outbox_sent TO relay; GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO relay;
 		CREATE SCHEMA closed; CREATE TABLE closed.events (id bigint); CREATE PUBLICATION walpost FOR TABLE outbox_messages, closed.events WITH (publish = 'insert')`)
 	r.cfg.PostgresURL = strings.Replace(r.url, "postgres@", "relay@", 1)
 	x := r.start().streaming()

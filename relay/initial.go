@@ -2,92 +2,157 @@ package relay
 
 import (
 	"context"
+	"fmt"
+	"slices"
 
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
 )
 
 // initialLimit is how many pending rows a first start publishes without being told
 // to.
 const initialLimit = 100_000
 
-// checkInitial asks, before anything is changed, what a first start shall do with
-// a great many rows.
-func (s *starter) checkInitial(ctx context.Context, db *table.DB, streams, newStream bool) error {
-	switch s.cfg.Initial {
-	case "pending":
-		return nil
-	case "none":
-		if streams {
-			return nil
-		}
-		return s.refuseToPublish(ctx, db, newStream)
+// beginning is what is known of the first starts of the outboxes: the rows of outbox_sent, and traces that
+// relays have left where it has no row.
+type beginning struct {
+	*servers
+	db        *table.DB
+	newStream bool // does not exist yet
+	known     []table.Sent
+	exists    bool // outbox_sent
+}
+
+func (s *servers) beginning(ctx context.Context, db *table.DB, newStream bool) (b *beginning, err error) {
+	b = &beginning{servers: s, db: db, newStream: newStream}
+	b.known, b.exists, err = db.Sent(ctx, table.SentPrivileges)
+	return b, err
+}
+
+// sent is the row of outbox_sent of an outbox.
+func (b *beginning) sent(t *outbox.Table) table.Sent {
+	return table.Sent{
+		Outbox: t.String(), Source: b.envelope.Source(), Shard: t.Shard.String(), Condition: t.Where,
+		Stream: b.cfg.Stream.Name, Domain: b.cfg.Stream.Domain, Slot: b.cfg.Slot,
 	}
-	has, err := db.HasSlot(ctx) // first: the tables may be locked
-	if err != nil {
+}
+
+// isFirst reports whether the next start of an outbox is its first one. A trace says why that is not known:
+// a relay was here, and outbox_sent does not say what it delivered.
+func (b *beginning) isFirst(ctx context.Context, t *outbox.Table) (first bool, trace string, err error) {
+	now := b.sent(t)
+	switch now.BegunIn(b.known) {
+	case table.NotBegun:
+		return true, "", nil
+	case table.WasBegun:
+		return false, "", nil
+	case table.MaybeBegun:
+		return false, "it was delivered with another where", nil
+	}
+	trace, err = b.trace(ctx, t)
+	return trace == "" && err == nil, trace, err
+}
+
+// trace is what a relay has left of an outbox. Slot and stream are traces where no outbox is remembered to
+// have them.
+func (b *beginning) trace(ctx context.Context, t *outbox.Table) (string, error) {
+	if !b.knowsSlot() {
+		if has, err := b.db.HasSlot(ctx); err != nil || has { // first: the tables may be locked
+			return fmt.Sprintf("slot %q exists", b.cfg.Slot), err
+		}
+	}
+	if marked, err := b.db.HasMarks(ctx, t); err != nil || marked {
+		return "rows are marked as delivered", err
+	}
+	writes := func(k table.Sent) bool {
+		return k.Source == b.envelope.Source() && k.Stream == b.cfg.Stream.Name
+	}
+	if b.newStream || slices.ContainsFunc(b.known, writes) {
+		return "", nil
+	}
+	sent, err := b.hasSent(ctx)
+	if err != nil || !sent {
+		return "", err
+	}
+	return fmt.Sprintf("stream %s holds messages of source %q", b.cfg.Stream.Name, b.envelope.Source()), nil
+}
+
+// knowsSlot reports whether a relay that is remembered has the slot.
+func (b *beginning) knowsSlot() bool {
+	return slices.ContainsFunc(b.known, func(k table.Sent) bool { return k.Slot == b.cfg.Slot })
+}
+
+// checkInitial asks, before anything is changed, what a first start shall do with
+// pending rows.
+func (s *starter) checkInitial(ctx context.Context, db *table.DB, newStream bool) error {
+	b, err := s.beginning(ctx, db, newStream)
+	if err != nil || s.cfg.Initial == "pending" {
 		return err
 	}
-	if has {
-		return nil
+	check := b.refuseMany
+	if s.cfg.Initial == "none" {
+		check = b.refuseNone
 	}
 	for _, t := range s.cfg.Outboxes {
-		n, err := db.PendingCount(ctx, t, initialLimit+1)
-		if err != nil {
+		if err := check(ctx, t); err != nil {
 			return err
 		}
-		if n <= initialLimit {
-			continue
-		}
-		first, err := s.isFirst(ctx, db, newStream)
-		if err != nil || !first {
-			return err
-		}
-		return hint.Coded("table-initial",
-			hint.Errorf("set postgres.initial to pending to publish them all, or to none to mark them as "+
-				"processed without publishing them",
-				"table %s has more than %d pending rows at this first start: postgres.initial must say what "+
-					"becomes of them", t, initialLimit))
 	}
 	return nil
 }
 
-// refuseToPublish ends a first start that is to publish nothing of what is pending, and cannot read the
-// WAL: the tables would be polled, and all of it published.
-func (s *servers) refuseToPublish(ctx context.Context, db *table.DB, newStream bool) error {
-	first, err := s.isFirst(ctx, db, newStream)
+// refuseMany returns an error for a first start that would publish a great many rows without being told to.
+func (b *beginning) refuseMany(ctx context.Context, t *outbox.Table) error {
+	if now := b.sent(t); now.IsNoted(b.known) {
+		return nil
+	}
+	n, err := b.db.PendingCount(ctx, t, initialLimit+1)
+	if err != nil || n <= initialLimit {
+		return err
+	}
+	first, _, err := b.isFirst(ctx, t)
 	if err != nil || !first {
 		return err
 	}
-	return hint.Coded("table-initial", hint.Errorf(
-		"mark the rows that shall not be published yourself, and leave postgres.initial out",
-		"postgres.initial none needs the WAL: only its slot tells a first start from a later one"))
+	return hint.Coded("table-initial",
+		hint.Errorf("set postgres.initial to pending to publish them all, or to none to mark them as "+
+			"processed without publishing them",
+			"table %s has more than %d pending rows at this first start: postgres.initial must say what "+
+				"becomes of them", t, initialLimit))
 }
 
-// isFirst reports whether no relay was here before: there is no slot, no mark, and
-// no message of this source.
-func (s *servers) isFirst(ctx context.Context, db *table.DB, newStream bool) (bool, error) {
-	if has, err := db.HasSlot(ctx); err != nil || has {
-		return false, err
-	}
-	left, err := s.hasLeftTraces(ctx, db, newStream)
-	return !left && err == nil, err
+// refuseNone returns an error where postgres.initial is none and nothing tells a first start from a later
+// one, which would lose the pending rows.
+func (b *beginning) refuseNone(ctx context.Context, t *outbox.Table) error {
+	_, err := b.skips(ctx, t)
+	return err
 }
 
-// hasLeftTraces reports whether a relay has delivered anything: there is a mark, or a message of
-// this source.
-func (s *servers) hasLeftTraces(ctx context.Context, db *table.DB, newStream bool) (bool, error) {
-	for _, t := range s.cfg.Outboxes {
-		if marked, err := db.HasMarks(ctx, t); err != nil || marked {
-			return marked, err
-		}
-	}
-	if newStream {
+// skips reports whether a start marks the pending rows of an outbox because postgres.initial is none.
+func (b *beginning) skips(ctx context.Context, t *outbox.Table) (bool, error) {
+	switch {
+	case b.cfg.Initial != "none":
 		return false, nil
+	case !b.exists:
+		return false, hint.Coded("table-initial", hint.Errorf(
+			"run `walpost migrate up` as the tables' owner; or mark the rows that shall not be published "+
+				"yourself, and leave postgres.initial out",
+			"postgres.initial none needs table %s, which remembers the first start", table.SentTable))
 	}
-	return s.hasSent(ctx)
+	first, trace, err := b.isFirst(ctx, t)
+	if err != nil || trace == "" {
+		return first, err
+	}
+	return false, hint.Coded("table-initial", hint.Errorf(
+		fmt.Sprintf("leave postgres.initial out, or say once what becomes of the pending rows: "+
+			"`walpost outbox keep %[1]s` publishes them, `walpost outbox renew %[1]s` has the next start "+
+			"mark them as processed", t),
+		"postgres.initial is none, and nothing tells whether this is the first start of %s: "+
+			"table %s does not have it, and %s", t, table.SentTable, trace))
 }
 
 // hasSent reports whether the stream holds a message of this source.
@@ -102,30 +167,61 @@ func (s *servers) hasSent(ctx context.Context) (bool, error) {
 	return found.Own > 0, err
 }
 
-// skipInitial marks the rows that are pending before a first start (postgres.initial: none).
-// The relay that holds the lock calls it once, before it creates the slot.
-func (l *leader) skipInitial(ctx context.Context, db *table.DB) error {
-	if l.cfg.Initial != "none" || l.past.begun {
+// beginOutboxes writes into outbox_sent that this relay delivers its outboxes. A first start with
+// postgres.initial none marks the pending rows in the same transaction. The relay that holds the lock calls
+// it once, before it creates the slot.
+func (l *leader) beginOutboxes(ctx context.Context, db *table.DB) error {
+	if l.past.begun {
 		return nil
 	}
-	first, err := l.isFirst(ctx, db, false)
-	if err != nil || !first {
-		l.past.begun = err == nil
-		return err
-	}
-	l.status.own()
-	l.status.do("mark what was pending before the first start")
-	skipped, err := table.SkipPending(ctx, l.cfg.database(), l.cfg.Outboxes)
+	b, err := l.beginning(ctx, db, false)
 	if err != nil {
 		return err
+	}
+	l.past.judged = l.past.judged || b.knowsSlot()
+	var starts []table.Start
+	for _, t := range l.cfg.Outboxes {
+		start, err := b.start(ctx, t)
+		if err != nil {
+			return err
+		}
+		if start != nil {
+			starts = append(starts, *start)
+		}
+	}
+	var skipped []int64
+	if len(starts) > 0 {
+		l.status.own()
+		l.status.do("note the first start")
+		if skipped, err = table.Begin(ctx, l.cfg.database(), starts); err != nil {
+			return err
+		}
 	}
 	for i, n := range skipped {
 		if n > 0 {
 			l.log.Warn("marked the rows that were pending before the first start, without publishing them "+
 				"(postgres.initial: none)",
-				zapTable(l.cfg.Outboxes[i]), zap.Int64("rows", n))
+				zapTable(starts[i].Table), zap.Int64("rows", n))
 		}
 	}
 	l.past.begun = true
 	return nil
+}
+
+// start is what a session's start has to write of an outbox, nil where outbox_sent has it or does not
+// exist.
+func (b *beginning) start(ctx context.Context, t *outbox.Table) (*table.Start, error) {
+	s := &table.Start{Sent: b.sent(t), Table: t}
+	if s.IsNoted(b.known) {
+		return nil, nil
+	}
+	var err error
+	s.Skips, err = b.skips(ctx, t)
+	if err != nil || !b.exists {
+		return nil, err
+	}
+	if s.Initial = "pending"; s.Skips {
+		s.Initial = "none"
+	}
+	return s, nil
 }

@@ -53,10 +53,8 @@ func (l *leader) session(ctx, held context.Context, db *table.DB) (err error) {
 		return err
 	}
 	if why != nil {
-		if l.cfg.Initial == "none" && !l.past.begun {
-			if err := l.refuseToPublish(ctx, db, false); err != nil {
-				return err
-			}
+		if err := l.beginOutboxes(ctx, db); err != nil {
+			return err
 		}
 		return l.pollOnly(ctx, held, db, sys, why)
 	}
@@ -66,7 +64,7 @@ func (l *leader) session(ctx, held context.Context, db *table.DB) (err error) {
 		return err
 	}
 	defer slots.Close()
-	if err := l.skipInitial(ctx, db); err != nil {
+	if err := l.beginOutboxes(ctx, db); err != nil {
 		return err
 	}
 	cause, err := l.judgeSlot(ctx, db, slots)
@@ -166,7 +164,7 @@ func (l *leader) sayAdopted(ctx context.Context, db *table.DB, slot *stream.Slot
 	if l.past.judged {
 		return nil
 	}
-	left, err := l.hasLeftTraces(ctx, db, false)
+	left, err := l.hasDelivered(ctx, db)
 	switch {
 	case err != nil && waitsOut(err):
 		return nil // a locked table: the next session asks again
@@ -180,6 +178,16 @@ func (l *leader) sayAdopted(ctx context.Context, db *table.DB, slot *stream.Slot
 			zap.String("slot", slot.Name), zap.Stringer("confirmed_lsn", slot.ConfirmedFlush))
 	}
 	return nil
+}
+
+// hasDelivered reports whether a relay has delivered anything: there is a mark, or a message of this source.
+func (s *servers) hasDelivered(ctx context.Context, db *table.DB) (bool, error) {
+	for _, t := range s.cfg.Outboxes {
+		if marked, err := db.HasMarks(ctx, t); err != nil || marked {
+			return marked, err
+		}
+	}
+	return s.hasSent(ctx)
 }
 
 // rebuild recreates the slot without a gap: the new one is there before the

@@ -34,7 +34,7 @@ const oldTransaction = 5 * time.Second
 // nothing, and each of its questions has a time limit of 30 s.
 func Examine(ctx context.Context, conn *pgx.Conn, x Examination) (check.Findings, error) {
 	e := &examiner{Examination: x, conn: conn}
-	for _, look := range []func(context.Context) error{e.settings, e.slot} {
+	for _, look := range []func(context.Context) error{e.settings, e.slot, e.otherSlots} {
 		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 		err := look(ctx)
 		cancel()
@@ -116,6 +116,25 @@ func (e *examiner) standbySlots(ctx context.Context, names string) error {
 			"synchronized_standby_slots names %q, which no standby uses: "+
 				"the server sends no WAL until one does", name)
 	}
+	return err
+}
+
+// otherSlots looks for slots of this database that a relay may have left, such as before postgres.slot was
+// changed.
+func (e *examiner) otherSlots(ctx context.Context) error {
+	var name, kept string
+	rows, _ := e.conn.Query(ctx, `SELECT s.slot_name::text,
+			pg_size_pretty(coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0))
+		FROM pg_replication_slots s
+		WHERE s.plugin = 'pgoutput' AND s.database = current_database() AND NOT s.active AND NOT s.temporary
+			AND s.slot_name <> ALL ($1::text[]::name[]) AND s.wal_status IS DISTINCT FROM 'lost'
+		ORDER BY 1`, []string{e.Slot, NewSlotName(e.Slot)})
+	_, err := pgx.ForEachRow(rows, []any{&name, &kept}, func() error {
+		e.Warning("pg-slot-unused", fmt.Sprintf("start what reads it; if nothing does, as after "+
+			"postgres.slot was changed: SELECT pg_drop_replication_slot(%s)", pg.QuoteLiteral(name)),
+			"slot %q of this database is in use by nobody, and keeps %s of WAL", name, kept)
+		return nil
+	})
 	return err
 }
 
@@ -236,8 +255,8 @@ func (e *examiner) slot(ctx context.Context) error {
 	return err
 }
 
-// passed reports whether the slot has confirmed the publication's last change. It gives who streams it three
-// seconds: an idle relay confirms once a second.
+// passed reports whether the slot has confirmed the publication's last change. It gives who streams it
+// three seconds: an idle relay confirms once a second.
 func (e *examiner) passed(ctx context.Context, s slotState) (passed bool, err error) {
 	for range 30 {
 		err = e.conn.QueryRow(ctx, `SELECT coalesce(confirmed_flush_lsn >= $2::text::pg_lsn, false)

@@ -141,5 +141,5 @@ func chooseOutbox(cfg *Config, name string) (*outbox.Table, error) {
 			"the relay has %d outboxes: which one?", len(tables))}
 	}
 	return nil, &usageError{hint.Errorf("the outboxes are "+strings.Join(names, ", "),
-		"--outbox: %q is none of the relay's", name)}
+		"%q is none of the relay's outboxes", name)}
 }

@@ -27,10 +27,10 @@ func newRootCommand() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(newInitCommand(), newRunCommand(), newMigrateCommand(), newDoctorCommand(),
-		newStatusCommand(), newTailCommand(), newSlotCommand(), newDLQCommand(), newConsumersCommand(),
-		newVerifyCommand(), newRetentionCommand(), newReplayCommand(), newCatalogCommand(),
-		newDrillCommand(), newUICommand(), newBenchCommand(), newConfigCommand(), newDocsCommand(),
-		newManCommand(), newVersionCommand())
+		newStatusCommand(), newTailCommand(), newSlotCommand(), newOutboxCommand(), newDLQCommand(),
+		newConsumersCommand(), newVerifyCommand(), newRetentionCommand(), newReplayCommand(),
+		newCatalogCommand(), newDrillCommand(), newUICommand(), newBenchCommand(), newConfigCommand(),
+		newDocsCommand(), newManCommand(), newVersionCommand())
 	checkCobrasCommands(root)
 	return root
 }

@@ -112,6 +112,7 @@ func RelayGrants(tables []*outbox.Table, sequences []string, schema, role string
 	add("TABLE", in+table.DeadLetters, privileges("SELECT, INSERT"))
 	add("TABLE", in+table.Archive, privileges("SELECT"))
 	add("TABLE", in+table.Replays, privileges("SELECT, INSERT, UPDATE"))
+	add("TABLE", in+table.SentTable, privileges(table.SentPrivileges))
 	return all
 }
 

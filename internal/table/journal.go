@@ -399,7 +399,7 @@ func (journaled) skipSQL(t *outbox.Table) string {
 	return journalSQL(t, `
 WITH skipped AS MATERIALIZED (
 	SELECT t.{id} AS id FROM {pending} t
-	WHERE {fits} AND NOT EXISTS (SELECT FROM {entries} WHERE outbox = {outbox} AND kind = 'skipped')
+	WHERE {fits}
 ), put AS (
 	INSERT INTO {entries} (outbox, kind, ids)
 	SELECT {outbox}, 'skipped', {ranges} WHERE EXISTS (SELECT FROM skipped)

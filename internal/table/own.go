@@ -12,7 +12,7 @@ import (
 
 // ownTables are walpost's own tables with their schemas, quoted, as a connection has found them.
 type ownTables struct {
-	deadLetters, archive, replays string
+	deadLetters, archive, replays, sent string
 
 	journal outbox.Journal
 	// appendOnly is the function of triggers, in the journal's schema.
@@ -29,9 +29,9 @@ func findOwn(ctx context.Context, conn *pgx.Conn, schema string) (own ownTables,
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	found, err := pg.FindTables(ctx, conn, schema, DeadLetters, Archive, Replays,
-		JournalEntries, JournalDeferred, JournalProgress)
+		JournalEntries, JournalDeferred, JournalProgress, SentTable)
 	if err == nil {
-		own = ownTables{found[0], found[1], found[2], outbox.Journal{
+		own = ownTables{found[0], found[1], found[2], found[6], outbox.Journal{
 			Entries: found[3], Deferred: found[4], Progress: found[5],
 		}, strings.TrimSuffix(found[3], outbox.QuoteIdent(JournalEntries)) + outbox.QuoteIdent(AppendOnly)}
 	}

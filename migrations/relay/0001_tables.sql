@@ -165,11 +165,43 @@ BEGIN
 END
 $$;
 
+-- What a relay remembers of an outbox that it delivers: one row for each outbox, source, shard, condition and stream. A first
+-- start is made once, whatever became of slots, marks and messages since.
+CREATE TABLE {schema}.outbox_sent (
+    id        BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    outbox    TEXT        NOT NULL,
+    source    TEXT        NOT NULL,
+    -- As in 1/4. Empty: every row.
+    shard     TEXT        NOT NULL,
+    -- outboxes[].where. Empty: every row.
+    condition TEXT        NOT NULL,
+    stream    TEXT        NOT NULL,
+    domain    TEXT        NOT NULL,
+    slot      TEXT        NOT NULL,
+    -- What became of the rows that were pending then: pending is published, none is marked as processed.
+    initial   TEXT        NOT NULL CHECK (initial IN ('pending', 'none')),
+    -- NULL: the next start is a first one.
+    begun_at  TIMESTAMPTZ
+);
+
+CREATE FUNCTION {schema}.outbox_no_truncate() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'TRUNCATE of %.% is refused: a relay would take its next start for the first one',
+        TG_TABLE_SCHEMA, TG_TABLE_NAME USING
+        ERRCODE = 'object_not_in_prerequisite_state',
+        HINT = 'walpost outbox forget deletes what is known of an outbox';
+END
+$$;
+
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_sent
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate();
+
 ---- create above / drop below ----
 
 -- Locked before they are read: a relay could insert between the look and the DROP.
 LOCK TABLE {schema}.outbox_messages_dlq, {schema}.outbox_replays, {schema}.outbox_journal, {schema}.outbox_deferred,
-    {schema}.outbox_progress IN ACCESS EXCLUSIVE MODE;
+    {schema}.outbox_progress, {schema}.outbox_sent IN ACCESS EXCLUSIVE MODE;
 
 DO $$
 DECLARE
@@ -198,6 +230,6 @@ $$;
 
 -- Everything in the archive was delivered. Its partitions go with it.
 DROP TABLE {schema}.outbox_messages_dlq, {schema}.outbox_messages_archive, {schema}.outbox_replays, {schema}.outbox_journal,
-    {schema}.outbox_deferred, {schema}.outbox_progress;
+    {schema}.outbox_deferred, {schema}.outbox_progress, {schema}.outbox_sent;
 
-DROP FUNCTION {schema}.outbox_append_only();
+DROP FUNCTION {schema}.outbox_append_only(), {schema}.outbox_no_truncate();

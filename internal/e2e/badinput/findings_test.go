@@ -170,7 +170,7 @@ func tableFindings() []finding {
 			badStart{
 				name: "no_system_identifier", user: "unidentified",
 				sql: `CREATE ROLE unidentified LOGIN; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC;
-					GRANT SELECT, UPDATE, DELETE ON outbox_messages TO unidentified; GRANT SELECT, INSERT ON outbox_messages_dlq TO unidentified`,
+					GRANT SELECT, UPDATE, DELETE ON outbox_messages TO unidentified; GRANT SELECT, INSERT, UPDATE ON outbox_sent TO unidentified; GRANT SELECT, INSERT ON outbox_messages_dlq TO unidentified`,
 				env: env("WALPOST_MODE", "poll"),
 			},
 			newStream + ", error pg-system-identifier, warn table-replays",
@@ -178,10 +178,22 @@ func tableFindings() []finding {
 		{
 			badStart{
 				name: "polls", user: "polls",
-				sql: `CREATE ROLE polls LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO polls; GRANT SELECT, INSERT ON outbox_messages_dlq TO polls;
+				sql: `CREATE ROLE polls LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO polls; GRANT SELECT, INSERT, UPDATE ON outbox_sent TO polls; GRANT SELECT, INSERT ON outbox_messages_dlq TO polls;
 					GRANT SELECT, UPDATE ON outbox_replays TO polls`,
 			},
 			newStream + ", warn pg-role-replication",
+		},
+		{
+			badStart{
+				name: "no_sent", user: "no_sent",
+				sql: `CREATE ROLE no_sent LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO no_sent; GRANT SELECT, INSERT ON outbox_messages_dlq TO no_sent;
+					GRANT SELECT, UPDATE ON outbox_replays TO no_sent`,
+			},
+			newStream + ", error table-sent-privileges, warn pg-role-replication",
+		},
+		{
+			badStart{name: "left_slot", sql: "SELECT", then: []string{fmt.Sprintf(slotSQL, "left_over", "pgoutput"), published}},
+			fresh + ", warn pg-slot-unused",
 		},
 	}
 }

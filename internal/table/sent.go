@@ -1,0 +1,251 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/outbox"
+)
+
+// SentTable has what a relay remembers of the outboxes that it delivers, see [Sent].
+const SentTable = "outbox_sent"
+
+// SentPrivileges are what a relay needs on outbox_sent.
+const SentPrivileges = "SELECT, INSERT, UPDATE"
+
+// Sent is a row of outbox_sent: a relay delivers an outbox, or a part of it, to a stream.
+type Sent struct {
+	id     int64
+	Outbox string `json:"outbox"`
+	Source string `json:"source"`
+	// Shard is as in "1/4", and empty for every row. Condition is outboxes[].where.
+	Shard     string `json:"shard"`
+	Condition string `json:"where"`
+	Stream    string `json:"stream"`
+	Domain    string `json:"domain"`
+	Slot      string `json:"slot"`
+	// Initial is what became of the rows that were pending at the first start: pending is published, none
+	// is marked.
+	Initial string `json:"initial"`
+	// BegunAt is the time of the first start; nil makes the next start a first one.
+	BegunAt *time.Time `json:"begun_at"`
+}
+
+// sameDelivery reports whether both rows are of the same rows of an outbox, from the same source to the
+// same stream.
+func (s *Sent) sameDelivery(other *Sent) bool {
+	return s.Outbox == other.Outbox && s.Source == other.Source && s.Shard == other.Shard &&
+		s.Condition == other.Condition && s.Stream == other.Stream && s.Domain == other.Domain
+}
+
+// Begun says what outbox_sent knows of the first start of a delivery.
+type Begun int
+
+const (
+	// NotKnown: there is no row.
+	NotKnown Begun = iota
+	// NotBegun: an operator has said that the next start is the first one.
+	NotBegun
+	// WasBegun: these rows were delivered before, to this stream or to another.
+	WasBegun
+	// MaybeBegun: the outbox was delivered under another condition. Nothing tells which rows both fit.
+	MaybeBegun
+)
+
+// BegunIn looks for a delivery among the rows of outbox_sent.
+func (s *Sent) BegunIn(known []Sent) Begun {
+	begun := NotKnown
+	for i := range known {
+		k := &known[i]
+		switch {
+		case k.sameDelivery(s) && k.BegunAt == nil:
+			return NotBegun
+		case k.Outbox != s.Outbox || k.BegunAt == nil || !shardsOverlap(k.Shard, s.Shard):
+		case k.Condition == s.Condition || k.Condition == "" || s.Condition == "":
+			begun = WasBegun
+		case begun == NotKnown:
+			begun = MaybeBegun
+		}
+	}
+	return begun
+}
+
+// IsNoted reports whether the rows have this delivery as it is now.
+func (s *Sent) IsNoted(known []Sent) bool {
+	return slices.ContainsFunc(known, func(k Sent) bool {
+		return k.sameDelivery(s) && k.BegunAt != nil && k.Slot == s.Slot
+	})
+}
+
+// shardsOverlap reports whether two shards have rows in common. The hash of a row modulo both numbers of
+// shards is known only modulo their greatest common divisor.
+func shardsOverlap(a, b string) bool {
+	x, err := outbox.ParseShard(a)
+	if err != nil || x.All() {
+		return true
+	}
+	y, err := outbox.ParseShard(b)
+	if err != nil || y.All() {
+		return true
+	}
+	common, rest := x.Of, y.Of
+	for rest != 0 {
+		common, rest = rest, common%rest
+	}
+	return (x.Index-y.Index)%common == 0
+}
+
+// Sent returns the rows of outbox_sent. exists is false where the table does not exist. It fails where the
+// role lacks one of the privileges, such as "SELECT, INSERT".
+func (db *DB) Sent(ctx context.Context, privileges string) (known []Sent, exists bool, err error) {
+	var lacking string
+	err = db.QueryRow(ctx, []any{&exists, &lacking}, `
+		SELECT to_regclass($1) IS NOT NULL, coalesce(string_agg(p, ', '), '')
+		FROM unnest(string_to_array($2, ', ')) p WHERE NOT has_table_privilege(to_regclass($1), p)`,
+		db.own.sent, privileges)
+	if err != nil || !exists {
+		return nil, false, err
+	}
+	if lacking != "" {
+		return nil, true, hint.Coded("table-sent-privileges", hint.Errorf(
+			fmt.Sprintf("GRANT %s ON %s TO %s", lacking, db.own.sent, outbox.QuoteIdent(db.User())),
+			"the role lacks privileges on table %s: %s", SentTable, lacking))
+	}
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		rows, _ := conn.Query(ctx, `
+			SELECT id, outbox, source, shard, condition, stream, domain, slot, initial, begun_at
+			FROM `+db.own.sent+` ORDER BY outbox, source, stream, domain, condition, shard, id`)
+		known, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sent, err error) {
+			err = row.Scan(&s.id, &s.Outbox, &s.Source, &s.Shard, &s.Condition, &s.Stream, &s.Domain,
+				&s.Slot, &s.Initial, &s.BegunAt)
+			return s, err
+		})
+		return err
+	})
+	if err != nil {
+		return nil, true, fmt.Errorf("read %s: %w", SentTable, err)
+	}
+	return known, true, nil
+}
+
+// Start is what a start does with an outbox, see [Begin].
+type Start struct {
+	Sent
+	Table *outbox.Table
+	// Skips: the rows that are pending are marked instead of being sent.
+	Skips bool
+}
+
+// Begin notes in outbox_sent that deliveries begin, and marks the pending rows of those that skip them: one
+// transaction, for all of them. It returns how many rows were marked of each. It waits for rows that are
+// locked.
+func Begin(ctx context.Context, cfg Config, starts []Start) (skipped []int64, err error) {
+	db, err := Open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer db.Close()
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Hour)
+		defer cancel()
+		const limits = `SET lock_timeout = '1min'; SET statement_timeout = 0; SET enable_seqscan = on`
+		if _, err := conn.Exec(ctx, limits); err != nil {
+			return err
+		}
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			for _, s := range starts {
+				n, err := s.skip(ctx, tx)
+				if err != nil {
+					return err
+				}
+				skipped = append(skipped, n)
+			}
+			for _, s := range starts { // the last: they lock the table for every relay
+				if err := s.note(ctx, tx, db.own.sent, "now()"); err != nil {
+					return err
+				}
+			}
+			_, err := tx.Exec(ctx, pg.ShowPath)
+			return err
+		})
+	})
+	return skipped, err
+}
+
+// skip marks the pending rows of a start that skips them.
+func (s *Start) skip(ctx context.Context, tx pgx.Tx) (rows int64, err error) {
+	if !s.Skips {
+		return 0, nil
+	}
+	err = tx.QueryRow(ctx, MarkOf(s.Table).skipSQL(s.Table)).Scan(&rows)
+	if err == nil {
+		_, err = tx.Exec(ctx, pg.HidePath)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("mark the rows that are pending in %s: %w", s.Table, err)
+	}
+	return rows, nil
+}
+
+// note writes the row, of which there is one at most: writers lock the table. A first start that was made
+// is kept, and only the slot changes, unless begunAt is NULL.
+func (s *Sent) note(ctx context.Context, tx pgx.Tx, sent, begunAt string) error {
+	sql := strings.NewReplacer(
+		"{sent}", sent, "{begun}", begunAt, "{own}", pg.OwnPath,
+		"{keeps}", begunAt+" IS NOT NULL AND begun_at IS NOT NULL",
+	).Replace(`
+WITH changed AS (
+	UPDATE {sent} SET slot = $7, initial = CASE WHEN {keeps} THEN initial ELSE $8 END,
+		begun_at = CASE WHEN {keeps} THEN begun_at ELSE {begun} END
+	WHERE (outbox, source, shard, condition, stream, domain) = ($1, $2, $3, $4, $5, $6) RETURNING 1
+), added AS (
+	INSERT INTO {sent} (outbox, source, shard, condition, stream, domain, slot, initial, begun_at)
+	SELECT $1, $2, $3, $4, $5, $6, $7, $8, {begun} WHERE NOT EXISTS (SELECT FROM changed) RETURNING 1
+)
+SELECT (SELECT count(*) FROM changed) + (SELECT count(*) FROM added) WHERE {own}`)
+	_, err := tx.Exec(ctx, `LOCK TABLE `+sent+` IN SHARE ROW EXCLUSIVE MODE`)
+	if err == nil {
+		_, err = tx.Exec(ctx, sql,
+			s.Outbox, s.Source, s.Shard, s.Condition, s.Stream, s.Domain, s.Slot, s.Initial)
+	}
+	if err == nil {
+		_, err = tx.Exec(ctx, pg.HidePath)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", SentTable, err)
+	}
+	return nil
+}
+
+// NoteSent writes what an operator says of an outbox: it was begun, or its next start is a first one.
+func (db *DB) NoteSent(ctx context.Context, s Sent, begun bool) error {
+	at := "NULL"
+	if begun {
+		at = "now()"
+	}
+	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			err := s.note(ctx, tx, db.own.sent, at)
+			if err == nil {
+				_, err = tx.Exec(ctx, pg.ShowPath)
+			}
+			return err
+		})
+	})
+}
+
+// ForgetSent deletes what is known of an outbox. It returns the number of rows.
+func (db *DB) ForgetSent(ctx context.Context, name string) (rows int64, err error) {
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, `WITH gone AS (DELETE FROM `+db.own.sent+` WHERE outbox = $1 RETURNING 1)
+			SELECT count(*) FROM gone WHERE `+pg.OwnPath, name).Scan(&rows)
+	})
+	return rows, err
+}

@@ -1,0 +1,73 @@
+package table_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgerrcode"
+
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// TestBegun: which rows of outbox_sent are of the rows that a relay delivers.
+func TestBegun(t *testing.T) {
+	now := time.Now()
+	sent := func(shard, where, stream string) table.Sent {
+		return table.Sent{Outbox: "public.o", Source: "s", Shard: shard, Condition: where, Stream: stream, BegunAt: &now}
+	}
+	for _, x := range []struct {
+		name  string
+		known []table.Sent
+		is    table.Sent
+		want  table.Begun
+	}{
+		{"nothing is known", nil, sent("", "", "E"), table.NotKnown},
+		{"the same", []table.Sent{sent("", "", "E")}, sent("", "", "E"), table.WasBegun},
+		{"another outbox", []table.Sent{{Outbox: "public.x", BegunAt: &now}}, sent("", "", "E"), table.NotKnown},
+		{"another stream", []table.Sent{sent("", "", "E")}, sent("", "", "F"), table.WasBegun},
+		{"another source", []table.Sent{{Outbox: "public.o", Source: "x", Stream: "E", BegunAt: &now}}, sent("", "", "E"), table.WasBegun},
+		{"another shard", []table.Sent{sent("1/4", "", "E")}, sent("2/4", "", "E"), table.NotKnown},
+		{"more shards", []table.Sent{sent("1/2", "", "E")}, sent("3/4", "", "E"), table.WasBegun},
+		{"more shards, another half", []table.Sent{sent("1/2", "", "E")}, sent("2/4", "", "E"), table.NotKnown},
+		{"numbers of shards without a common divisor", []table.Sent{sent("1/2", "", "E")}, sent("2/3", "", "E"), table.WasBegun},
+		{"no shards any more", []table.Sent{sent("1/2", "", "E")}, sent("", "", "E"), table.WasBegun},
+		{"another where", []table.Sent{sent("", "a", "E")}, sent("", "b", "F"), table.MaybeBegun},
+		{"no where any more", []table.Sent{sent("", "a", "E")}, sent("", "", "E"), table.WasBegun},
+		{"a where", []table.Sent{sent("", "", "E")}, sent("", "a", "E"), table.WasBegun},
+		{"another where, and the same elsewhere", []table.Sent{sent("", "b", "E"), sent("", "a", "F")}, sent("", "b", "F"), table.WasBegun},
+		{"renewed", []table.Sent{{Outbox: "public.o", Source: "s", Stream: "E"}, sent("", "", "F")}, sent("", "", "E"), table.NotBegun},
+		{"renewed, and a stream that is not", []table.Sent{{Outbox: "public.o", Source: "s", Stream: "E"}, sent("", "", "F")}, sent("", "", "F"), table.WasBegun},
+	} {
+		if got := x.is.BegunIn(x.known); got != x.want {
+			t.Errorf("%s: %d, want %d", x.name, got, x.want)
+		}
+	}
+}
+
+// TestSentIsNotedOnce: a first start is kept when the slot changes, and the table refuses TRUNCATE.
+func TestSentIsNotedOnce(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	s := table.Sent{Outbox: "o", Source: "s", Stream: "E", Slot: "a", Initial: "none"}
+	is := func(what, want string) {
+		t.Helper()
+		b.is(what, b.text(`SELECT string_agg(concat_ws(' ', slot, initial, begun_at IS NULL), ', ' ORDER BY id) FROM outbox_sent`), want)
+	}
+	b.must(b.db.NoteSent(t.Context(), s, true))
+	at := b.text(`SELECT begun_at FROM outbox_sent`)
+	s.Slot, s.Initial = "b", "pending"
+	b.must(b.db.NoteSent(t.Context(), s, true))
+	is("another slot", "b none f")
+	b.is("the first start", b.text(`SELECT begun_at FROM outbox_sent`), at)
+	b.must(b.db.NoteSent(t.Context(), s, false))
+	is("renewed", "b pending t")
+	s.Shard = "1/2"
+	b.must(b.db.NoteSent(t.Context(), s, true))
+	is("a shard", "b pending t, b pending f")
+	_, err := b.app.Exec(t.Context(), `TRUNCATE outbox_sent`)
+	if pg.Code(err) != pgerrcode.ObjectNotInPrerequisiteState {
+		t.Errorf("TRUNCATE: %v", err)
+	}
+}
