@@ -84,17 +84,8 @@ func TestFirstStartIsNotGuessed(t *testing.T) {
 		r.start().streaming().halt()
 		r.exec(`DELETE FROM outbox_sent`)
 		r.put(1, 10)
-		x := r.start()
-		x.ends()
-		if x.err == nil || !strings.Contains(x.err.Error(), "nothing tells whether this is the first start of public.outbox_messages") {
-			t.Fatalf("the relay ended with %v", x.err)
-		}
-		db, err := table.Open(t.Context(), table.Config{URL: r.url, Slot: r.cfg.Slot, Schema: "public"})
-		r.must(err)
-		r.must(db.NoteSent(t.Context(), table.Sent{
-			Outbox: "public.outbox_messages", Source: "shop", Stream: "EVENTS", Slot: r.cfg.Slot, Initial: "pending",
-		}, keep))
-		db.Close()
+		r.asksAbout("public.outbox_messages")
+		r.noteSent(r.cfg.Outboxes[0], keep)
 		r.start().streaming()
 		r.put(11, 20)
 		r.pending(0)
@@ -104,6 +95,101 @@ func TestFirstStartIsNotGuessed(t *testing.T) {
 			r.storedIs(11, 20)
 		}
 	}
+}
+
+// noteSent writes what walpost outbox keep writes, or renew.
+func (r *rig) noteSent(o *outbox.Table, keep bool) {
+	r.t.Helper()
+	db, err := table.Open(r.t.Context(), table.Config{URL: r.url, Slot: r.cfg.Slot, Schema: "public"})
+	r.must(err)
+	defer db.Close()
+	r.must(db.NoteSent(r.t.Context(), table.Sent{
+		Outbox: o.String(), Source: r.cfg.Source, Stream: "EVENTS", Slot: r.cfg.Slot, Initial: "pending",
+	}, keep))
+}
+
+// asksAbout wants the relay to end with a question about an outbox.
+func (r *rig) asksAbout(o string) {
+	r.t.Helper()
+	x := r.start()
+	x.ends()
+	if x.err == nil || !strings.Contains(x.err.Error(), "nothing tells whether this is the first start of "+o) {
+		r.t.Fatalf("the relay ended with %v, want a question about %s", x.err, o)
+	}
+}
+
+// TestRenewed: a relay that has delivered begins once more, and its slot has the rows that are marked then. They are not
+// published.
+func TestRenewed(t *testing.T) {
+	t.Parallel()
+	for _, mark := range testenv.Some(t, 1, outbox.MarkUpdate, outbox.MarkJournal) {
+		t.Run(string(mark), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.markWith(mark)
+			r.cfg.Initial, r.cfg.Source = "none", "shop"
+			x := r.start().streaming()
+			r.put(1, 5)
+			r.pending(0)
+			x.halt()
+			r.put(11, 20)
+			r.noteSent(r.cfg.Outboxes[0], false)
+			x = r.start()
+			eventually(t, "the pending rows are marked", func() bool { return r.unmarked() == 0 })
+			x.streaming()
+			r.put(21, 25)
+			r.pending(0)
+			r.passes(r.here())
+			r.storedIs(1, 5, 21, 25)
+		})
+	}
+}
+
+// TestEachOutboxAsks: what is remembered of one outbox says nothing of another, which may have had another name.
+func TestEachOutboxAsks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.addSecond()
+	r.cfg.Initial, r.cfg.Source = "none", "shop"
+	r.start().streaming().halt()
+	r.exec(`DELETE FROM outbox_sent`)
+	r.put(1, 5)
+	r.asksAbout("public.outbox_messages")
+	r.noteSent(r.cfg.Outboxes[0], true)
+	r.asksAbout("public.second_outbox")
+	r.noteSent(r.cfg.Outboxes[1], true)
+	x := r.start().streaming()
+	r.pending(0)
+	r.storedIs(1, 5)
+	x.halt()
+	r.exec(`DELETE FROM outbox_messages WHERE processed_at IS NOT NULL`)
+	r.put(6, 10)
+	r.exec(`ALTER TABLE outbox_messages RENAME TO renamed`)
+	renamed := *r.cfg.Outboxes[0]
+	renamed.Name = "renamed"
+	r.cfg.Outboxes = []*outbox.Table{&renamed, r.cfg.Outboxes[1]}
+	r.asksAbout("public.renamed")
+	r.dropSlot(r.cfg.Slot)
+	r.asksAbout("public.renamed")
+}
+
+// TestKeptDuringItsStart: an operator says that the outbox was delivered before, while its first start waits for a row's
+// lock. No row is marked.
+func TestKeptDuringItsStart(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.cfg.Initial, r.cfg.Source = "none", "shop"
+	r.put(1, 10)
+	ctx, lock := t.Context(), r.conn()
+	r.must(run(ctx, lock, `BEGIN; SELECT FROM outbox_messages ORDER BY id LIMIT 1 FOR UPDATE`))
+	r.start()
+	eventually(t, "the start waits", func() bool {
+		return r.query1(`SELECT count(*)::text FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == "1"
+	})
+	r.noteSent(r.cfg.Outboxes[0], true)
+	r.must(run(ctx, lock, `ROLLBACK`))
+	r.pending(0)
+	r.storedIs(1, 10)
 }
 
 // TestFirstStartWarnsOnce: of a published table whose rows it would drop, also in a schema that the role may not use, and

@@ -27,9 +27,9 @@ type history struct {
 	unusable   error
 	unsendable unsendable
 	stuck      stuck // starts that ended alike
-	begun      bool  // it was asked whether this is a first start
 	remakes    bool  // a slot is being made in the place of an earlier one
-	judged     bool  // and whether the slot that is there can be another program's
+	remembered bool  // outbox_sent has the slot
+	judged     bool  // it was asked whether the slot that is there can be another program's
 	// answered is the timeline on which the tables were answered before the WAL was read.
 	answered uint32
 	// compared is the stream that the last session has compared with the tables, where it

@@ -45,33 +45,34 @@ func (b *beginning) sent(t *outbox.Table) table.Sent {
 // a relay was here, and outbox_sent does not say what it delivered.
 func (b *beginning) isFirst(ctx context.Context, t *outbox.Table) (first bool, trace string, err error) {
 	now := b.sent(t)
-	switch now.BegunIn(b.known) {
-	case table.NotBegun:
-		return true, "", nil
-	case table.WasBegun:
-		return false, "", nil
-	case table.MaybeBegun:
-		return false, "it was delivered with another where", nil
+	if begun := now.BegunIn(b.known); begun != table.NotKnown {
+		return begun == table.NotBegun, whyUnknown[begun], nil
 	}
 	trace, err = b.trace(ctx, t)
-	return trace == "" && err == nil, trace, err
+	if trace == "" || err != nil {
+		return err == nil, "", err
+	}
+	// Another relay may have begun since, and left the trace.
+	if b.known, _, err = b.db.Sent(ctx, table.SentPrivileges); err != nil {
+		return false, "", err
+	}
+	if begun := now.BegunIn(b.known); begun != table.NotKnown {
+		return begun == table.NotBegun, whyUnknown[begun], nil
+	}
+	return false, trace, nil
 }
 
-// trace is what a relay has left of an outbox. Slot and stream are traces where no outbox is remembered to
-// have them.
+var whyUnknown = map[table.Begun]string{table.MaybeBegun: "it was delivered with another where"}
+
+// trace is what a relay has left, perhaps of this outbox: under another name it has left the same.
 func (b *beginning) trace(ctx context.Context, t *outbox.Table) (string, error) {
-	if !b.knowsSlot() {
-		if has, err := b.db.HasSlot(ctx); err != nil || has { // first: the tables may be locked
-			return fmt.Sprintf("slot %q exists", b.cfg.Slot), err
-		}
+	if has, err := b.db.HasSlot(ctx); err != nil || has { // first: the tables may be locked
+		return fmt.Sprintf("slot %q exists", b.cfg.Slot), err
 	}
 	if marked, err := b.db.HasMarks(ctx, t); err != nil || marked {
 		return "rows are marked as delivered", err
 	}
-	writes := func(k table.Sent) bool {
-		return k.Source == b.envelope.Source() && k.Stream == b.cfg.Stream.Name
-	}
-	if b.newStream || slices.ContainsFunc(b.known, writes) {
+	if b.newStream {
 		return "", nil
 	}
 	sent, err := b.hasSent(ctx)
@@ -169,16 +170,13 @@ func (s *servers) hasSent(ctx context.Context) (bool, error) {
 
 // beginOutboxes writes into outbox_sent that this relay delivers its outboxes. A first start with
 // postgres.initial none marks the pending rows in the same transaction. The relay that holds the lock calls
-// it once, before it creates the slot.
+// it in each session, before it looks at the slot: a slot that has those rows would have them published.
 func (l *leader) beginOutboxes(ctx context.Context, db *table.DB) error {
-	if l.past.begun {
-		return nil
-	}
 	b, err := l.beginning(ctx, db, false)
 	if err != nil {
 		return err
 	}
-	l.past.judged = l.past.judged || b.knowsSlot()
+	l.past.remembered = b.knowsSlot()
 	var starts []table.Start
 	for _, t := range l.cfg.Outboxes {
 		start, err := b.start(ctx, t)
@@ -187,6 +185,11 @@ func (l *leader) beginOutboxes(ctx context.Context, db *table.DB) error {
 		}
 		if start != nil {
 			starts = append(starts, *start)
+		}
+	}
+	if slices.ContainsFunc(starts, func(s table.Start) bool { return s.Skips }) && l.cfg.Mode != ModePoll {
+		if err := l.slots.drop(ctx, db); err != nil {
+			return err
 		}
 	}
 	var skipped []int64
@@ -204,7 +207,6 @@ func (l *leader) beginOutboxes(ctx context.Context, db *table.DB) error {
 				zapTable(starts[i].Table), zap.Int64("rows", n))
 		}
 	}
-	l.past.begun = true
 	return nil
 }
 

@@ -161,7 +161,7 @@ func (l *leader) judgeSlot(ctx context.Context, db *table.DB, slots *stream.Slot
 // sayAdopted tells once in a process's life that the slot may be another program's: nothing
 // shows that a relay was here before.
 func (l *leader) sayAdopted(ctx context.Context, db *table.DB, slot *stream.Slot) error {
-	if l.past.judged {
+	if l.past.judged || l.past.remembered {
 		return nil
 	}
 	left, err := l.hasDelivered(ctx, db)

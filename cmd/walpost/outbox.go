@@ -126,6 +126,14 @@ func newOutboxRenewCommand() *cobra.Command {
 		if err := takeLock(cmd.Context(), db, "stop that relay first: its start was made"); err != nil {
 			return err
 		}
+		running, err := db.IsSent(cmd.Context(), *s)
+		if err == nil && running {
+			err = hint.Errorf("stop that relay first: its start was made",
+				"a relay with another slot delivers outbox %s", s.Outbox)
+		}
+		if err != nil {
+			return err
+		}
 		if err := db.NoteSent(cmd.Context(), *s, false); err != nil {
 			return err
 		}

@@ -42,7 +42,7 @@ func TestGrownRows(t *testing.T) {
 	must(t, err)
 	_, err = app.Exec(t.Context(), `UPDATE outbox_messages SET payload = repeat('x', 200 << 20) WHERE id IN (2, 4)`)
 	must(t, err)
-	db := openLimited(t, url, table, func(db *DB) error {
+	db := openLimited(t, url, table, 4, func(db *DB) error {
 		var hash int64
 		return db.QueryRow(t.Context(), []any{&hash}, `SELECT hashtextextended(concat(payload) COLLATE "C", 0) FROM public.outbox_messages WHERE id = 2`)
 	})

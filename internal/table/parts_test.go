@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -89,22 +90,26 @@ func TestSearchesHaveParts(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var want any
-			db := openLimited(t, url, table, func(db *DB) (err error) {
-				want, err = search.run(db)
-				return err
-			})
-			got, err := search.run(db)
-			must(t, err)
-			if fmt.Sprint(got) != fmt.Sprint(want) {
-				t.Errorf("found in parts: %.200s\nat once: %.200s", fmt.Sprint(got), fmt.Sprint(want))
+			for _, part := range []time.Duration{4, 16, 64} {
+				var want any
+				db := openLimited(t, url, table, part, func(db *DB) (err error) {
+					want, err = search.run(db)
+					return err
+				})
+				got, err := search.run(db)
+				must(t, err)
+				if fmt.Sprint(got) != fmt.Sprint(want) {
+					t.Errorf("found in parts: %.200s\nat once: %.200s", fmt.Sprint(got), fmt.Sprint(want))
+				}
+				if len(fmt.Sprint(want)) < 1000 {
+					t.Errorf("found only %v", want)
+				}
+				if search.parts(db).n.Load() > 1 {
+					return
+				}
+				// The machine was busy with something else when the limit was found.
 			}
-			if len(fmt.Sprint(want)) < 1000 {
-				t.Errorf("found only %v", want)
-			}
-			if search.parts(db).n.Load() < 2 {
-				t.Error("there was time for all at once: the test shows nothing")
-			}
+			t.Error("there was time for all at once: the test shows nothing")
 		})
 	}
 }

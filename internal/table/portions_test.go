@@ -48,7 +48,7 @@ func TestLargeRowsHavePortions(t *testing.T) {
 		_, err := db.lookUp(t.Context(), table, rows)
 		return err
 	}
-	db := openLimited(t, url, table, whole)
+	db := openLimited(t, url, table, 4, whole)
 	if err := whole(db); !TooLong(err) {
 		t.Fatalf("all rows in one statement: %v, want it to take too long: the test shows nothing", err)
 	}
@@ -124,7 +124,7 @@ func TestHeldAggregatesHavePortions(t *testing.T) {
 		events[i].Values[outbox.TenantID], events[i].Values[outbox.AggregateType] = []byte("0"), []byte("order")
 		events[i].Values[outbox.AggregateID] = []byte(strconv.Itoa(5000 - len(events)/2 + i + 1))
 	}
-	db := openLimited(t, url, table, func(db *DB) error {
+	db := openLimited(t, url, table, 4, func(db *DB) error {
 		_, err := db.HaveRecords(t.Context(), table, events)
 		return err
 	})
@@ -140,8 +140,9 @@ func TestHeldAggregatesHavePortions(t *testing.T) {
 	}
 }
 
-// openLimited returns a connection whose statements may take a quarter of what one takes here and now.
-func openLimited(t *testing.T, url string, table *outbox.Table, statement func(*DB) error) *DB {
+// openLimited returns a connection whose statements may take a quarter of what one takes here and now, or another part of
+// it.
+func openLimited(t *testing.T, url string, table *outbox.Table, part time.Duration, statement func(*DB) error) *DB {
 	t.Helper()
 	before := statementLimit
 	t.Cleanup(func() { statementLimit = before })
@@ -165,7 +166,7 @@ func openLimited(t *testing.T, url string, table *outbox.Table, statement func(*
 		must(t, statement(free))
 		quickest = min(quickest, time.Since(begun))
 	}
-	return open(quickest / 4)
+	return open(quickest / part)
 }
 
 // TestPortionsAreBoundedByBytes: the sizes of the items are known, and a statement has no more of them than it may read.

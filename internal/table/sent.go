@@ -106,8 +106,11 @@ func shardsOverlap(a, b string) bool {
 // role lacks one of the privileges, such as "SELECT, INSERT".
 func (db *DB) Sent(ctx context.Context, privileges string) (known []Sent, exists bool, err error) {
 	var lacking string
+	// An application may have a table of that name.
 	err = db.QueryRow(ctx, []any{&exists, &lacking}, `
-		SELECT to_regclass($1) IS NOT NULL, coalesce(string_agg(p, ', '), '')
+		SELECT (SELECT count(*) FROM pg_attribute
+			WHERE attrelid = to_regclass($1) AND attname IN ('condition', 'begun_at')) = 2,
+			coalesce(string_agg(p, ', '), '')
 		FROM unnest(string_to_array($2, ', ')) p WHERE NOT has_table_privilege(to_regclass($1), p)`,
 		db.own.sent, privileges)
 	if err != nil || !exists {
@@ -145,15 +148,17 @@ type Start struct {
 
 // Begin notes in outbox_sent that deliveries begin, and marks the pending rows of those that skip them: one
 // transaction, for all of them. It returns how many rows were marked of each. It waits for rows that are
-// locked.
+// locked. It marks nothing where a delivery that skips has begun meanwhile, because an operator or another
+// relay has said so.
 func Begin(ctx context.Context, cfg Config, starts []Start) (skipped []int64, err error) {
 	db, err := Open(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	defer db.Close()
-	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Hour)
+	db.EndWithContext()
+	err = db.Use(ctx, func(_ context.Context, conn *pgx.Conn) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Hour)
 		defer cancel()
 		const limits = `SET lock_timeout = '1min'; SET statement_timeout = 0; SET enable_seqscan = on`
 		if _, err := conn.Exec(ctx, limits); err != nil {
@@ -167,7 +172,15 @@ func Begin(ctx context.Context, cfg Config, starts []Start) (skipped []int64, er
 				}
 				skipped = append(skipped, n)
 			}
-			for _, s := range starts { // the last: they lock the table for every relay
+			if _, err := tx.Exec(ctx, lockSentSQL); err != nil {
+				return err
+			}
+			for _, s := range starts {
+				if err := s.check(ctx, tx, db.own.sent); err != nil {
+					return err
+				}
+			}
+			for _, s := range starts {
 				if err := s.note(ctx, tx, db.own.sent, "now()"); err != nil {
 					return err
 				}
@@ -194,7 +207,32 @@ func (s *Start) skip(ctx context.Context, tx pgx.Tx) (rows int64, err error) {
 	return rows, nil
 }
 
-// note writes the row, of which there is one at most: writers lock the table. A first start that was made
+// check returns an error where a start would skip rows and is none any more.
+func (s *Start) check(ctx context.Context, tx pgx.Tx, sent string) error {
+	if !s.Skips {
+		return nil
+	}
+	var begun bool
+	err := tx.QueryRow(ctx,
+		`SELECT EXISTS (SELECT FROM `+sent+` WHERE `+deliverySQL+` AND begun_at IS NOT NULL)`,
+		s.key()...).Scan(&begun)
+	if err == nil && begun {
+		err = fmt.Errorf("the first start of %s was made meanwhile: no row is marked", s.Outbox)
+	}
+	return err
+}
+
+// deliverySQL is SameDelivery, with key as its arguments.
+const deliverySQL = `(outbox, source, shard, condition, stream, domain) = ($1, $2, $3, $4, $5, $6)`
+
+func (s *Sent) key() []any {
+	return []any{s.Outbox, s.Source, s.Shard, s.Condition, s.Stream, s.Domain}
+}
+
+// lockSentSQL has those who add rows, or make a start the first one, wait for each other.
+const lockSentSQL = `SELECT pg_advisory_xact_lock(hashtextextended('outbox_sent', 0))`
+
+// note writes the row, of which there is one at most: writers take a lock. A first start that was made
 // is kept, and only the slot changes, unless begunAt is NULL.
 func (s *Sent) note(ctx context.Context, tx pgx.Tx, sent, begunAt string) error {
 	sql := strings.NewReplacer(
@@ -204,16 +242,15 @@ func (s *Sent) note(ctx context.Context, tx pgx.Tx, sent, begunAt string) error 
 WITH changed AS (
 	UPDATE {sent} SET slot = $7, initial = CASE WHEN {keeps} THEN initial ELSE $8 END,
 		begun_at = CASE WHEN {keeps} THEN begun_at ELSE {begun} END
-	WHERE (outbox, source, shard, condition, stream, domain) = ($1, $2, $3, $4, $5, $6) RETURNING 1
+	WHERE ` + deliverySQL + ` RETURNING 1
 ), added AS (
 	INSERT INTO {sent} (outbox, source, shard, condition, stream, domain, slot, initial, begun_at)
 	SELECT $1, $2, $3, $4, $5, $6, $7, $8, {begun} WHERE NOT EXISTS (SELECT FROM changed) RETURNING 1
 )
 SELECT (SELECT count(*) FROM changed) + (SELECT count(*) FROM added) WHERE {own}`)
-	_, err := tx.Exec(ctx, `LOCK TABLE `+sent+` IN SHARE ROW EXCLUSIVE MODE`)
+	_, err := tx.Exec(ctx, lockSentSQL)
 	if err == nil {
-		_, err = tx.Exec(ctx, sql,
-			s.Outbox, s.Source, s.Shard, s.Condition, s.Stream, s.Domain, s.Slot, s.Initial)
+		_, err = tx.Exec(ctx, sql, append(s.key(), s.Slot, s.Initial)...)
 	}
 	if err == nil {
 		_, err = tx.Exec(ctx, pg.HidePath)
@@ -239,6 +276,19 @@ func (db *DB) NoteSent(ctx context.Context, s Sent, begun bool) error {
 			return err
 		})
 	})
+}
+
+// IsSent reports whether a relay has the lock of the slot by which a delivery was begun.
+func (db *DB) IsSent(ctx context.Context, of Sent) (is bool, err error) {
+	err = db.QueryRow(ctx, []any{&is}, `
+		SELECT EXISTS (SELECT FROM `+db.own.sent+` s
+			JOIN pg_locks l
+				ON l.classid::int8 << 32 | l.objid::int8 = hashtextextended('walpost/' || s.slot, 0)
+			WHERE `+deliverySQL+` AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+				AND l.pid <> pg_backend_pid()
+				AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`,
+		of.key()...)
+	return is, err
 }
 
 // ForgetSent deletes what is known of an outbox. It returns the number of rows.

@@ -66,6 +66,15 @@ func TestSentIsNotedOnce(t *testing.T) {
 	s.Shard = "1/2"
 	b.must(b.db.NoteSent(t.Context(), s, true))
 	is("a shard", "b pending t, b pending f")
+	for _, held := range []bool{false, true} {
+		is, err := b.db.IsSent(t.Context(), s)
+		b.must(err)
+		if is != held {
+			t.Errorf("a relay with slot b is running: %t, want %t", is, held)
+		}
+		_, err = b.app.Exec(t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost/b', 0))`)
+		b.must(err)
+	}
 	_, err := b.app.Exec(t.Context(), `TRUNCATE outbox_sent`)
 	if pg.Code(err) != pgerrcode.ObjectNotInPrerequisiteState {
 		t.Errorf("TRUNCATE: %v", err)
