@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -122,8 +123,9 @@ func (r *rig) asksAbout(o string) {
 // published.
 func TestRenewed(t *testing.T) {
 	t.Parallel()
-	for _, mark := range testenv.Some(t, 1, outbox.MarkUpdate, outbox.MarkJournal) {
-		t.Run(string(mark), func(t *testing.T) {
+	for i, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal, outbox.MarkUpdate} {
+		polls := i == 2
+		t.Run(fmt.Sprint(mark, ", polling ", polls), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
 			r.markWith(mark)
@@ -134,6 +136,13 @@ func TestRenewed(t *testing.T) {
 			x.halt()
 			r.put(11, 20)
 			r.noteSent(r.cfg.Outboxes[0], false)
+			if polls {
+				r.cfg.Mode = relay.ModePoll
+				x = r.start()
+				eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
+				x.halt()
+				r.cfg.Mode = relay.ModeAuto
+			}
 			x = r.start()
 			eventually(t, "the pending rows are marked", func() bool { return r.unmarked() == 0 })
 			x.streaming()

@@ -170,7 +170,8 @@ func (s *servers) hasSent(ctx context.Context) (bool, error) {
 
 // beginOutboxes writes into outbox_sent that this relay delivers its outboxes. A first start with
 // postgres.initial none marks the pending rows in the same transaction. The relay that holds the lock calls
-// it in each session, before it looks at the slot: a slot that has those rows would have them published.
+// it in each session, before it looks at the slot. A slot that has the marked rows would bring them, now or
+// when a relay that polls streams again: it is dropped first.
 func (l *leader) beginOutboxes(ctx context.Context, db *table.DB) error {
 	b, err := l.beginning(ctx, db, false)
 	if err != nil {
@@ -187,7 +188,7 @@ func (l *leader) beginOutboxes(ctx context.Context, db *table.DB) error {
 			starts = append(starts, *start)
 		}
 	}
-	if slices.ContainsFunc(starts, func(s table.Start) bool { return s.Skips }) && l.cfg.Mode != ModePoll {
+	if slices.ContainsFunc(starts, func(s table.Start) bool { return s.Skips }) {
 		if err := l.slots.drop(ctx, db); err != nil {
 			return err
 		}

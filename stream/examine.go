@@ -132,7 +132,7 @@ func (e *examiner) otherSlots(ctx context.Context) error {
 	_, err := pgx.ForEachRow(rows, []any{&name, &kept}, func() error {
 		e.Warning("pg-slot-unused", fmt.Sprintf("start what reads it; if nothing does, as after "+
 			"postgres.slot was changed: SELECT pg_drop_replication_slot(%s)", pg.QuoteLiteral(name)),
-			"slot %q of this database is in use by nobody, and keeps %s of WAL", name, kept)
+			"slot %q of this database is inactive, and keeps %s of WAL", name, kept)
 		return nil
 	})
 	return err

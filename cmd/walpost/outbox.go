@@ -126,8 +126,8 @@ func newOutboxRenewCommand() *cobra.Command {
 		if err := takeLock(cmd.Context(), db, "stop that relay first: its start was made"); err != nil {
 			return err
 		}
-		running, err := db.IsSent(cmd.Context(), *s)
-		if err == nil && running {
+		used, err := db.SlotInUse(cmd.Context(), *s)
+		if err == nil && used {
 			err = hint.Errorf("stop that relay first: its start was made",
 				"a relay with another slot delivers outbox %s", s.Outbox)
 		}

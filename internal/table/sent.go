@@ -278,9 +278,9 @@ func (db *DB) NoteSent(ctx context.Context, s Sent, begun bool) error {
 	})
 }
 
-// IsSent reports whether a relay has the lock of the slot by which a delivery was begun.
-func (db *DB) IsSent(ctx context.Context, of Sent) (is bool, err error) {
-	err = db.QueryRow(ctx, []any{&is}, `
+// SlotInUse reports whether another session holds the lock of the slot that outbox_sent has of a delivery.
+func (db *DB) SlotInUse(ctx context.Context, of Sent) (used bool, err error) {
+	err = db.QueryRow(ctx, []any{&used}, `
 		SELECT EXISTS (SELECT FROM `+db.own.sent+` s
 			JOIN pg_locks l
 				ON l.classid::int8 << 32 | l.objid::int8 = hashtextextended('walpost/' || s.slot, 0)
@@ -288,7 +288,7 @@ func (db *DB) IsSent(ctx context.Context, of Sent) (is bool, err error) {
 				AND l.pid <> pg_backend_pid()
 				AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`,
 		of.key()...)
-	return is, err
+	return used, err
 }
 
 // ForgetSent deletes what is known of an outbox. It returns the number of rows.

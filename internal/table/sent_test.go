@@ -67,10 +67,10 @@ func TestSentIsNotedOnce(t *testing.T) {
 	b.must(b.db.NoteSent(t.Context(), s, true))
 	is("a shard", "b pending t, b pending f")
 	for _, held := range []bool{false, true} {
-		is, err := b.db.IsSent(t.Context(), s)
+		used, err := b.db.SlotInUse(t.Context(), s)
 		b.must(err)
-		if is != held {
-			t.Errorf("a relay with slot b is running: %t, want %t", is, held)
+		if used != held {
+			t.Errorf("slot b is in use: %t, want %t", used, held)
 		}
 		_, err = b.app.Exec(t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost/b', 0))`)
 		b.must(err)
@@ -78,5 +78,14 @@ func TestSentIsNotedOnce(t *testing.T) {
 	_, err := b.app.Exec(t.Context(), `TRUNCATE outbox_sent`)
 	if pg.Code(err) != pgerrcode.ObjectNotInPrerequisiteState {
 		t.Errorf("TRUNCATE: %v", err)
+	}
+}
+
+// TestSentOfAnApplication: a table of that name that is none of walpost's is not read, and asks for no privileges.
+func TestSentOfAnApplication(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	b.exec(`DROP TABLE outbox_sent; CREATE TABLE outbox_sent (message_id text, sent_at timestamptz)`)
+	if _, exists, err := b.db.Sent(t.Context(), table.SentPrivileges); exists || err != nil {
+		t.Errorf("exists: %t, %v", exists, err)
 	}
 }
