@@ -100,6 +100,18 @@ type MessageID struct {
 	Request int64
 }
 
+// String is the Nats-Msg-Id without its source: "<table>/<id>/<hash>", with a replay's end as [AppendReplay]
+// makes it.
+func (m MessageID) String() string {
+	dst := append(appendEscaped(nil, m.Table), '/')
+	dst = append(appendEscaped(dst, m.ID), '/')
+	dst = appendHash(dst, m.Hash)
+	if m.Replay {
+		dst = AppendReplay(dst, m.Request)
+	}
+	return string(dst)
+}
+
 // ParseMessageID takes a Nats-Msg-Id apart; ok is false where it is not of this
 // source.
 func ParseMessageID(source, s string) (m MessageID, ok bool) {

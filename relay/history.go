@@ -54,8 +54,9 @@ const mostUnreplayable = 10_000
 
 // compared is a stream that was compared with the tables, and how many rows it had lost.
 type compared struct {
-	stream *jetstream.StreamInfo
-	healed int
+	stream     *jetstream.StreamInfo
+	healed     int
+	incomplete bool
 }
 
 // holds reports whether the stream is the one that was compared, and has lost nothing since, as far as

@@ -34,10 +34,10 @@ func (s *servers) beginning(ctx context.Context, db *table.DB, newStream bool) (
 }
 
 // sent is the row of outbox_sent of an outbox.
-func (b *beginning) sent(t *outbox.Table) table.Sent {
+func (s *servers) sent(t *outbox.Table) table.Sent {
 	return table.Sent{
-		Outbox: t.String(), Source: b.envelope.Source(), Shard: t.Shard.String(), Condition: t.Where,
-		Stream: b.cfg.Stream.Name, Domain: b.cfg.Stream.Domain, Slot: b.cfg.Slot,
+		Outbox: t.String(), Source: s.envelope.Source(), Shard: t.Shard.String(), Condition: t.Where,
+		Stream: s.cfg.Stream.Name, Domain: s.cfg.Stream.Domain, Slot: s.cfg.Slot,
 	}
 }
 

@@ -38,6 +38,7 @@ func TestRowsInsertedAsMarked(t *testing.T) {
 	x.quietBut()
 	x.halt()
 
+	r.launch().awaitState("streaming").kill() // one that stops has marked nothing later
 	r.exec(insertMarkedSQL, 26, 35, "an old failure")
 	r.loseMessages(5, 14)
 	x = r.start().streaming()

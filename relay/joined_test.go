@@ -34,14 +34,11 @@ func TestTableThatAnotherRelayServedJoins(t *testing.T) {
 	r.cfg.Outboxes = slices.Concat(r.cfg.Outboxes, []*outbox.Table{&joined})
 	r.exec(`ALTER PUBLICATION walpost ADD TABLE second_outbox`)
 	x = r.start().streaming()
-	if a := x.alarmed("nothing_to_compare"); a["table"] != "public.second_outbox" {
-		t.Errorf("alarm %v, want table public.second_outbox", a)
-	}
 	r.putSecond(150, 160)
 	r.put(31, 40)
 	r.pending(0)
 	r.passes(r.here())
-	x.quietBut("nothing_to_compare")
+	x.quietBut()
 	x.halt()
 
 	x = r.start().streaming()
@@ -52,9 +49,13 @@ func TestTableThatAnotherRelayServedJoins(t *testing.T) {
 	x.quietBut()
 	x.halt()
 
-	// It goes and comes back, with what docs/ALARMS.md says in between.
+	// It goes and comes back. Where nothing tells whose marks they are, with what docs/ALARMS.md says in between.
 	const skip = `UPDATE second_outbox SET last_error = 'skipped: delivered by another relay' WHERE (payload ->> 'n')::int >= $1`
-	r.exec(skip, 150)
+	forgets := testenv.Some(t, 1, false, true)[0]
+	if forgets {
+		r.exec(skip, 150)
+		r.exec(`DROP TABLE outbox_sent`)
+	}
 	both := r.cfg.Outboxes
 	r.cfg.Outboxes = both[:1]
 	x, y = r.start().streaming(), other.start().streaming()
@@ -64,7 +65,9 @@ func TestTableThatAnotherRelayServedJoins(t *testing.T) {
 	y.halt()
 	x.quietBut()
 	y.quietBut()
-	r.exec(skip, 161)
+	if forgets {
+		r.exec(skip, 161)
+	}
 	r.cfg.Outboxes = both
 	x = r.start().streaming()
 	r.put(51, 55)

@@ -26,10 +26,13 @@ type comparison struct {
 	db       *table.DB
 	wal      *stream.Session // nil where none is read
 	info     *jetstream.StreamInfo
+	notes    *notes
 	marks    *marksRead
 	trimmed  bool     // the scan wanted messages that the stream has dropped
 	inserts  *inserts // nil where the WAL was not asked
 	lost     int
+	// incomplete: some marks were not compared.
+	incomplete bool
 }
 
 // runOnce returns how many rows the stream has lost. The session before this one may have compared, and
@@ -37,6 +40,7 @@ type comparison struct {
 func (c *comparison) runOnce(ctx context.Context) (lost int, err error) {
 	before := *c.before
 	if *c.before = (compared{}); before.holds(c.info) {
+		c.incomplete = before.incomplete
 		return before.healed, nil
 	}
 	err = c.run(ctx)
@@ -45,7 +49,7 @@ func (c *comparison) runOnce(ctx context.Context) (lost int, err error) {
 	}
 	c.inserts.stop()
 	if err == nil {
-		*c.before = compared{c.info, c.lost}
+		*c.before = compared{c.info, c.lost, c.incomplete}
 		err = errInsertsRead
 	}
 	return c.lost, err
@@ -55,6 +59,7 @@ func (c *comparison) run(ctx context.Context) error {
 	switch m := c.marks; {
 	case m.known && m.since.IsZero():
 		if m.early > 0 {
+			c.incomplete = true
 			c.reporter.alarm(alarm.ComparisonGivenUp, zap.String("detail",
 				"the newest messages were stored long after their rows were marked, as if clocks differed"),
 				zap.Int("rows", m.early), zap.Duration("apart", clocks))
@@ -77,6 +82,7 @@ func (c *comparison) run(ctx context.Context) error {
 }
 
 func (c *comparison) giveUp(since time.Time) {
+	c.incomplete = true
 	c.reporter.alarm(alarm.ComparisonGivenUp, zap.String("detail",
 		"more rows carry late marks, or were changed, than are compared with the stream"),
 		zap.Int("compared", len(c.marks.rows)), zap.Time("marked_since", since))
@@ -109,7 +115,10 @@ func (f *tableLosses) add(lost, left []table.MarkedRow) {
 // compare makes the lost rows of a table pending again. They are delivered from the table, before any WAL
 // is read.
 func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
-	since := c.marks.sinceOf(t)
+	since, until, some := c.notes.between(t, c.marks.sinceOf(t))
+	if !some {
+		return nil
+	}
 	if c.trimmed { // of the rows that were marked together at that time, some may have been dropped
 		since = since.Add(time.Microsecond)
 	}
@@ -122,6 +131,10 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 		if err != nil {
 			return err
 		}
+		last := len(marked) < markBatch
+		if early := markedBy(until, marked); len(early) < len(marked) {
+			marked, last = early, true
+		}
 		lost, full, err := c.leaveInserted(ctx, t, c.notRead(t, marked, &found))
 		if err != nil {
 			return err
@@ -133,10 +146,19 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 		if err := c.heal(ctx, t, lost, &found); err != nil {
 			return err
 		}
-		if len(marked) < markBatch {
+		if last {
 			return nil
 		}
 	}
+}
+
+// markedBy cuts off the rows that were marked later, if until is set. They are sorted by their marks.
+func markedBy(until time.Time, rows []table.MarkedRow) []table.MarkedRow {
+	later := slices.IndexFunc(rows, func(row table.MarkedRow) bool { return row.Marked.After(until) })
+	if until.IsZero() || later < 0 {
+		return rows
+	}
+	return rows[:later]
 }
 
 // notRead leaves out of marked rows those that were read back, and counts those that were changed.
@@ -253,11 +275,16 @@ func (c *comparison) unmark(
 // alarmUnreadable: the table has marks of the time that was read back, and no message
 // of one of its rows was.
 func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error {
+	since, until, some := c.notes.between(t, c.marks.since)
+	if !some || c.notes.begins(t) {
+		return nil
+	}
 	// Archived rows are not compared.
-	marked, err := c.db.MarkedSince(ctx, t, c.marks.since, &table.MarkCursor{}, 1)
-	if err != nil || len(marked) == 0 {
+	marked, err := c.db.MarkedSince(ctx, t, since, &table.MarkCursor{}, 1)
+	if err != nil || len(markedBy(until, marked)) == 0 {
 		return err
 	}
+	c.incomplete = true
 	c.reporter.alarm(alarm.NothingToCompare, zapTable(t))
 	return nil
 }

@@ -72,6 +72,7 @@ type marker struct {
 	db        *table.DB
 	publisher *publish.Publisher
 	holds     *fallback.Holds
+	noter     *noter
 	// parked is called when a failure is recorded.
 	parked func()
 	in     chan *markTask
@@ -185,13 +186,29 @@ func (w *marker) run(ctx context.Context) error {
 		if !w.gather(ctx) {
 			return nil
 		}
-		if err := w.pass(ctx); err != nil {
+		err := w.pass(ctx)
+		if err == nil {
+			err = w.note(ctx)
+		}
+		if err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
 			return err
 		}
 	}
+}
+
+// note has it noted what was stored. Only a lost connection is an error.
+func (w *marker) note(ctx context.Context) error {
+	err := w.noter.note(ctx, w.publisher)
+	if w.lost(ctx, err) {
+		return err
+	}
+	if err != nil {
+		w.reporter.trouble("what was stored cannot be noted: trying again", err)
+	}
+	return nil
 }
 
 // gather waits for work and lets a little more come. It reports false when the

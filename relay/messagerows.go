@@ -62,11 +62,17 @@ func refOf(t *outbox.Table, m jetstream.Message) outbox.Ref {
 	return outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}
 }
 
-// byTable sorts the messages of the relay's tables. A replay says nothing of its row.
+// has reports whether a message is of a row of the relay's tables. A replay says nothing of its row.
+func (m *messageRows) has(message jetstream.Message) bool {
+	return m.tables[message.ID.Table] != nil && !message.ID.Replay
+}
+
+// byTable sorts the messages of the relay's tables.
 func (m *messageRows) byTable(messages []jetstream.Message) map[*outbox.Table][]jetstream.Message {
 	sorted := map[*outbox.Table][]jetstream.Message{}
 	for _, message := range messages {
-		if t := m.tables[message.ID.Table]; t != nil && !message.ID.Replay {
+		if m.has(message) {
+			t := m.tables[message.ID.Table]
 			sorted[t] = append(sorted[t], message)
 		}
 	}

@@ -2,12 +2,14 @@ package relay
 
 import (
 	"context"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -17,7 +19,8 @@ import (
 //  1. backwardScan reads the stream from its tail. It only looks.
 //  2. The recovery LSN is resolved: up to there decide.go asks the table about rows of the WAL.
 //  3. comparison finds the rows that JetStream has lost.
-//  4. forwardScan marks the rows that the first pass found pending.
+//  4. noter writes that a session runs, and where the stream ended.
+//  5. forwardScan marks the rows that the first pass found pending.
 //
 // It runs on the goroutine of the session's start.
 type recovery struct {
@@ -28,6 +31,8 @@ type recovery struct {
 	wal  *stream.Session // nil where none is read
 	sys  stream.System
 	info *jetstream.StreamInfo
+
+	noter *noter // set by run
 }
 
 func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
@@ -36,19 +41,32 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	options := jetstream.ScanOptions{
 		Source: r.envelope.Source(), Phantom: r.sys.Phantom, NoConsumer: r.alarmNoConsumer,
 	}
-	back, err := scanBackward(ctx, r.stream, rows, r.info, options)
+	known, err := r.readNotes(ctx, r.db, r.info)
+	if err != nil {
+		return nil, err
+	}
+	if !known.complete {
+		// Nothing says how far behind the messages of other outboxes those of this relay may be.
+		options.Passes = func(id outbox.MessageID) bool { return rows.tables[id.Table] == nil }
+	}
+	back, err := scanBackward(ctx, r.stream, rows, known, r.info, options)
 	if err != nil {
 		return nil, err
 	}
 	s = &recoveryState{found: back.found, notShown: back.notShown}
-	if err := r.resolveRecoveryLSN(ctx, s); err != nil {
+	if err := r.resolveRecoveryLSN(ctx, s, known); err != nil {
 		return nil, err
 	}
 	c := &comparison{
 		reporter: r.reporter, servers: r.servers, before: &r.past.compared,
-		db: r.db, wal: r.wal, info: r.info, marks: back.marks, trimmed: back.more && r.info.FirstSeq > 1,
+		db: r.db, wal: r.wal, info: r.info, notes: known, marks: back.marks,
+		trimmed: back.more && r.info.FirstSeq > 1,
 	}
 	if s.healed, err = c.runOnce(ctx); err != nil {
+		return nil, err
+	}
+	r.noter = &noter{reporter: r.reporter, db: r.db, rows: known.rows}
+	if err := r.noter.begin(ctx, r.read(s.found), !c.incomplete); err != nil {
 		return nil, err
 	}
 	if s.unmarked, err = scanForward(ctx, r.stream, rows, back.oldest, r.info, options); err != nil {
@@ -58,6 +76,16 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		r.alarm(alarm.Phantoms, zap.Int("messages", n))
 	}
 	return s, nil
+}
+
+// read is the end of the stream that was read back.
+func (r *recovery) read(found jetstream.Found) table.Noted {
+	read := table.Noted{StreamCreated: &r.info.Created, ReadSequence: r.info.LastSeq}
+	if found.HasTail {
+		read.ReadSequence = found.Tail.Seq
+		read.ReadMessage = r.envelope.Source() + "/" + found.Tail.ID.String()
+	}
+	return read
 }
 
 // noticeLoss compares the stream with what this process has seen of it.
@@ -75,7 +103,7 @@ func (r *recovery) noticeLoss() {
 }
 
 // resolveRecoveryLSN takes it from the tail, or from the end of the WAL where the tail does not prove it.
-func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState) error {
+func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState, known *notes) error {
 	tail := s.found.Tail.Position
 	end, err := r.db.InsertLSN(ctx)
 	if err != nil {
@@ -94,8 +122,32 @@ func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState) err
 	// The WAL may bring the first insert of a dead letter again, which is no row any
 	// more and no message.
 	died, err := r.db.DiedLately(ctx, r.cfg.Slot)
-	if err == nil && (!comparable || s.found.Beyond || died) {
+	if err != nil {
+		return err
+	}
+	others, err := r.othersMarked(ctx, known)
+	if !comparable || s.found.Beyond || died || others {
 		s.recoveryLSN = end
 	}
 	return err
+}
+
+// othersMarked reports whether a row was marked after this relay had ended. The WAL may bring rows that
+// another one has delivered meanwhile.
+func (r *recovery) othersMarked(ctx context.Context, known *notes) (bool, error) {
+	if known.meanwhile { // their rows may have been archived since
+		return true, nil
+	}
+	for _, t := range r.cfg.Outboxes {
+		n := known.of[t]
+		if n == nil || n.EndedAt == nil {
+			continue
+		}
+		since := n.EndedAt.Add(time.Microsecond)
+		marked, err := r.db.MarkedSince(ctx, t, since, &table.MarkCursor{}, 1)
+		if err != nil || len(marked) > 0 {
+			return len(marked) > 0, err
+		}
+	}
+	return false, nil
 }

@@ -10,11 +10,13 @@ import (
 )
 
 // backwardScan is the first pass of a recovery. It reads the relay's own messages from the tail, in steps of
-// U, until a whole step shows no pending row and no row that was marked at or after T. It changes nothing.
+// U, until a whole step shows no pending row and no row that was marked at or after T, and begins no later
+// than the last sequence that was noted of each outbox. It changes nothing.
 type backwardScan struct {
 	rows  *messageRows
+	notes *notes
 	found jetstream.Found
-	steps int  // with a row among their messages; replays say nothing of theirs
+	steps int  // with a row of the relay's outboxes among their messages
 	more  bool // the last step asked for another one
 	// oldest is the oldest message whose row is pending; Seq is 0 without one.
 	oldest   jetstream.Message
@@ -23,10 +25,10 @@ type backwardScan struct {
 }
 
 func scanBackward(
-	ctx context.Context, from *jetstream.Stream, rows *messageRows,
+	ctx context.Context, from *jetstream.Stream, rows *messageRows, n *notes,
 	info *jetstream.StreamInfo, o jetstream.ScanOptions,
 ) (*backwardScan, error) {
-	b := &backwardScan{rows: rows, marks: newMarksRead(), notShown: map[outbox.Ref]uint64{}}
+	b := &backwardScan{rows: rows, notes: n, marks: newMarksRead(), notShown: map[outbox.Ref]uint64{}}
 	o.Step = func(messages []jetstream.Message) (bool, error) { return b.step(ctx, messages) }
 	var err error
 	b.found, err = from.ScanBackward(ctx, info.FirstSeq, info.LastSeq, o)
@@ -35,11 +37,13 @@ func scanBackward(
 
 // step looks at up to U messages, the newest first, and reports whether the pass has to go on.
 func (b *backwardScan) step(ctx context.Context, messages []jetstream.Message) (more bool, err error) {
-	if !slices.ContainsFunc(messages, func(m jetstream.Message) bool { return !m.ID.Replay }) {
-		b.more = true
-		return true, nil
+	enough := b.notes.look(messages)
+	if !slices.ContainsFunc(messages, b.rows.has) {
+		b.more = !enough
+		return b.more, nil
 	}
 	b.steps++
+	more = b.notes.wants(messages[0].Seq)
 	err = b.rows.each(ctx, messages, func(batch rowBatch) error {
 		for i, s := range batch.states {
 			more = b.look(batch.table, batch.messages[i], batch.rows[i].Ref, s) || more

@@ -56,6 +56,7 @@ type session struct {
 
 	wal       *stream.Session // nil where none is read
 	recovered *recoveryState
+	noter     *noter
 	holds     *fallback.Holds
 	moved     *fallback.Moved
 	publisher *publish.Publisher
@@ -217,6 +218,7 @@ func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.
 	if s.recovered, err = r.run(ctx); err != nil {
 		return err
 	}
+	s.noter = r.noter
 	if err := s.judgeRivals(info.LastSeq); err != nil {
 		return err
 	}
@@ -232,6 +234,7 @@ func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.
 		return err
 	}
 	s.marker = newMarker(s.reporter, s.cfg.Retry, s.db, s.publisher, s.holds, s.recovered)
+	s.marker.noter = s.noter
 	s.poller, err = s.newPoller(ctx)
 	if err != nil {
 		s.publisher.Close()
@@ -403,6 +406,9 @@ func (s *session) stop(ctx, held context.Context, cause error, ended <-chan stru
 	s.past.advance = len(refusals) > 0 || s.publisher.Progress()
 	for range cap(ended) {
 		<-ended
+	}
+	if err := s.noter.end(held, s.publisher); err != nil {
+		s.log.Warn("the session's end could not be noted", why(err)...)
 	}
 	s.alarmFalseDuplicates(refusals)
 	return s.finish(ctx, cause)

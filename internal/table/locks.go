@@ -23,6 +23,11 @@ func (db *DB) TableBlocker(ctx context.Context, t *outbox.Table) (who string, er
 	if Journals(t) {
 		rows = append(rows, t.Journal.Entries, t.Journal.Deferred, t.Journal.Progress)
 	}
+	return db.blocker(ctx, tables, rows)
+}
+
+// blocker looks for locks on tables, and for locks on tables or rows that are only walpost's.
+func (db *DB) blocker(ctx context.Context, tables, rows []string) (who string, err error) {
 	err = db.QueryRow(ctx, []any{&who}, `
 		WITH named AS (
 			SELECT to_regclass(n)::oid AS id, own

@@ -36,13 +36,45 @@ type Sent struct {
 	Initial string `json:"initial"`
 	// BegunAt is the time of the first start; nil makes the next start a first one.
 	BegunAt *time.Time `json:"begun_at"`
+	Noted
 }
 
-// sameDelivery reports whether both rows are of the same rows of an outbox, from the same source to the
+// Noted is what the sessions of a delivery have noted. Times are those of PostgreSQL's clock.
+type Noted struct {
+	// StreamCreated tells the stream from another one of its name; nil where nothing was noted yet.
+	StreamCreated *time.Time `json:"stream_created"`
+	// ReadSequence and ReadMessage are the last message of this source that the session found in the stream
+	// when it began. ReadMessage is its Nats-Msg-Id, and empty where there was none.
+	ReadSequence uint64 `json:"read_sequence"`
+	ReadMessage  string `json:"read_message"`
+	// ReadAt is when: all rows that were marked by then had been compared with the stream. nil where they
+	// could not be, or where the clock has gone back since.
+	ReadAt *time.Time `json:"read_at"`
+	// LastSequence is the greatest sequence that the session was told, up to a second ago.
+	LastSequence uint64 `json:"last_sequence"`
+	// NotedAt is the greatest time of a note.
+	NotedAt *time.Time `json:"noted_at"`
+	// EndedAt is when the relay stopped, or another relay of the outbox began after it had crashed: no row
+	// was marked by it later. nil while it runs, and where the clock has gone back.
+	EndedAt *time.Time `json:"ended_at"`
+}
+
+// SameDelivery reports whether both rows are of the same rows of an outbox, from the same source to the
 // same stream.
-func (s *Sent) sameDelivery(other *Sent) bool {
-	return s.Outbox == other.Outbox && s.Source == other.Source && s.Shard == other.Shard &&
-		s.Condition == other.Condition && s.Stream == other.Stream && s.Domain == other.Domain
+func (s *Sent) SameDelivery(other *Sent) bool {
+	return s.SameMessages(other) && s.Shard == other.Shard && s.Condition == other.Condition
+}
+
+// SameMessages reports whether the messages of both have the same ids in the same stream, if they deliver the
+// same rows.
+func (s *Sent) SameMessages(other *Sent) bool {
+	return s.Outbox == other.Outbox && s.Source == other.Source &&
+		s.Stream == other.Stream && s.Domain == other.Domain
+}
+
+// Overlaps reports whether both may deliver the same rows. Conditions are not compared.
+func (s *Sent) Overlaps(other *Sent) bool {
+	return s.Outbox == other.Outbox && shardsOverlap(s.Shard, other.Shard)
 }
 
 // Begun says what outbox_sent knows of the first start of a delivery.
@@ -65,9 +97,9 @@ func (s *Sent) BegunIn(known []Sent) Begun {
 	for i := range known {
 		k := &known[i]
 		switch {
-		case k.sameDelivery(s) && k.BegunAt == nil:
+		case k.SameDelivery(s) && k.BegunAt == nil:
 			return NotBegun
-		case k.Outbox != s.Outbox || k.BegunAt == nil || !shardsOverlap(k.Shard, s.Shard):
+		case k.BegunAt == nil || !k.Overlaps(s):
 		case k.Condition == s.Condition || k.Condition == "" || s.Condition == "":
 			begun = WasBegun
 		case begun == NotKnown:
@@ -80,7 +112,7 @@ func (s *Sent) BegunIn(known []Sent) Begun {
 // IsNoted reports whether the rows have this delivery as it is now.
 func (s *Sent) IsNoted(known []Sent) bool {
 	return slices.ContainsFunc(known, func(k Sent) bool {
-		return k.sameDelivery(s) && k.BegunAt != nil && k.Slot == s.Slot
+		return k.SameDelivery(s) && k.BegunAt != nil && k.Slot == s.Slot
 	})
 }
 
@@ -123,11 +155,15 @@ func (db *DB) Sent(ctx context.Context, privileges string) (known []Sent, exists
 	}
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		rows, _ := conn.Query(ctx, `
-			SELECT id, outbox, source, shard, condition, stream, domain, slot, initial, begun_at
+			SELECT id, outbox, source, shard, condition, stream, domain, slot, initial, begun_at,
+				stream_created, coalesce(read_sequence, 0), coalesce(read_message, ''), read_at,
+				coalesce(last_sequence, 0), noted_at, ended_at
 			FROM `+db.own.sent+` ORDER BY outbox, source, stream, domain, condition, shard, id`)
 		known, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sent, err error) {
 			err = row.Scan(&s.id, &s.Outbox, &s.Source, &s.Shard, &s.Condition, &s.Stream, &s.Domain,
-				&s.Slot, &s.Initial, &s.BegunAt)
+				&s.Slot, &s.Initial, &s.BegunAt,
+				&s.StreamCreated, &s.ReadSequence, &s.ReadMessage, &s.ReadAt,
+				&s.LastSequence, &s.NotedAt, &s.EndedAt)
 			return s, err
 		})
 		return err
@@ -289,6 +325,78 @@ func (db *DB) SlotInUse(ctx context.Context, of Sent) (used bool, err error) {
 				AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`,
 		of.key()...)
 	return used, err
+}
+
+// NoteRead writes that a session begins, of deliveries of which [DB.Sent] has returned the rows: before it
+// marks a row. compared: all rows that are marked are in the stream, or pending again.
+func (db *DB) NoteRead(ctx context.Context, of []Sent, read Noted, compared bool) error {
+	return db.changeSent(ctx, `
+WITH noted AS (
+	UPDATE {sent} SET stream_created = $2, read_sequence = $3, read_message = $4,
+		read_at = CASE WHEN $5 THEN now() END, last_sequence = $3,
+		noted_at = greatest(noted_at, now()), ended_at = NULL
+	WHERE id = ANY($1) RETURNING 1
+)
+SELECT count(*) FROM noted WHERE `+pg.OwnPath,
+		ids(of), read.StreamCreated, int64(read.ReadSequence), read.ReadMessage, compared)
+}
+
+// NoteLast writes the greatest sequence that a session was told. ended: it marks nothing any more. Where the
+// clock is behind the last note, its times do not tell when rows were marked.
+func (db *DB) NoteLast(ctx context.Context, of []Sent, seq uint64, ended bool) error {
+	return db.changeSent(ctx, `
+WITH noted AS (
+	UPDATE {sent} SET last_sequence = $2,
+		read_at = CASE WHEN noted_at <= now() THEN read_at END, noted_at = greatest(noted_at, now()),
+		ended_at = CASE WHEN $3 AND noted_at <= now() THEN now() END
+	WHERE id = ANY($1) RETURNING 1
+)
+SELECT count(*) FROM noted WHERE `+pg.OwnPath, ids(of), int64(seq), ended)
+}
+
+// EndOthers writes that other deliveries of the same outboxes have ended: to another stream, from another
+// source, in other shards. Their relays hold no lock, or have this relay's slot. It passes over rows that are
+// locked.
+func (db *DB) EndOthers(ctx context.Context, of []Sent) error {
+	names := make([]string, len(of))
+	for i := range of {
+		names[i] = of[i].Outbox
+	}
+	return db.changeSent(ctx, `
+WITH others AS (
+	SELECT id FROM {sent} s
+	WHERE outbox = ANY($1) AND id <> ALL($2) AND ended_at IS NULL AND noted_at <= now()
+		AND NOT EXISTS (SELECT FROM pg_locks l
+			WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
+				AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+				AND l.classid::int8 << 32 | l.objid::int8 = hashtextextended('walpost/' || s.slot, 0))
+	FOR UPDATE SKIP LOCKED
+), ended AS (
+	UPDATE {sent} SET ended_at = now() WHERE id = ANY(ARRAY(SELECT id FROM others)) RETURNING 1
+)
+SELECT count(*) FROM ended WHERE `+pg.OwnPath, names, ids(of))
+}
+
+// SentBlocker describes the session that has a lock on outbox_sent or on a row of it, or "".
+func (db *DB) SentBlocker(ctx context.Context) (who string, err error) {
+	return db.blocker(ctx, nil, []string{db.own.sent})
+}
+
+func ids(of []Sent) []int64 {
+	all := make([]int64, len(of))
+	for i := range of {
+		all[i] = of[i].id
+	}
+	return all
+}
+
+func (db *DB) changeSent(ctx context.Context, sql string, args ...any) error {
+	var n int
+	err := db.QueryRow(ctx, []any{&n}, strings.ReplaceAll(sql, "{sent}", db.own.sent), args...)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", SentTable, err)
+	}
+	return nil
 }
 
 // ForgetSent deletes what is known of an outbox. It returns the number of rows.

@@ -89,3 +89,50 @@ func TestSentOfAnApplication(t *testing.T) {
 		t.Errorf("exists: %t, %v", exists, err)
 	}
 }
+
+// TestNoteLast: notes stay in their page, end with their relay, and another delivery's end with the next relay that begins,
+// if nobody holds the lock of its slot.
+func TestNoteLast(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	var all []table.Sent
+	for _, stream := range []string{"E", "F", "G"} {
+		b.must(b.db.NoteSent(t.Context(), table.Sent{Outbox: "o", Source: "s", Stream: stream, Slot: "slot_" + stream, Initial: "pending"}, true))
+	}
+	all, _, err := b.db.Sent(t.Context(), table.SentPrivileges)
+	b.must(err)
+	created := time.Now().Truncate(time.Microsecond)
+	b.must(b.db.NoteRead(t.Context(), all, table.Noted{StreamCreated: &created, ReadSequence: 5, ReadMessage: "s/o/1/00"}, true))
+	for i := range uint64(500) {
+		b.must(b.db.NoteLast(t.Context(), all, 5+i, false))
+	}
+	b.is("pages of table and key", b.text(`SELECT pg_relation_size('outbox_sent') / 8192 || ' ' || pg_relation_size('outbox_sent_pkey') / 8192`), "1 2")
+	_, err = b.app.Exec(t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost/slot_F', 0))`)
+	b.must(err)
+	b.must(b.db.EndOthers(t.Context(), all[:1]))
+	ended := `SELECT string_agg(stream || ' ' || (ended_at IS NOT NULL), ', ' ORDER BY id) FROM outbox_sent`
+	b.is("ended", b.text(ended), "E false, F false, G true")
+	b.must(b.db.NoteLast(t.Context(), all[:1], 7, true))
+	b.is("ended by itself", b.text(ended), "E true, F false, G true")
+	first := func() table.Noted {
+		t.Helper()
+		all, _, err = b.db.Sent(t.Context(), table.SentPrivileges)
+		b.must(err)
+		return all[0].Noted
+	}
+	if n := first(); n.ReadSequence != 5 || n.ReadMessage != "s/o/1/00" || n.ReadAt == nil || n.LastSequence != 7 ||
+		!n.StreamCreated.Equal(created) || !n.NotedAt.Equal(*n.EndedAt) {
+		t.Errorf("noted %+v", n)
+	}
+	// The clock goes back: it does not tell any more when rows were marked.
+	ahead := time.Now().Add(time.Hour).Truncate(time.Microsecond)
+	b.exec(`UPDATE outbox_sent SET noted_at = '` + ahead.Format(time.RFC3339Nano) + `'`)
+	b.must(b.db.NoteRead(t.Context(), all, table.Noted{StreamCreated: &created}, true))
+	if n := first(); n.ReadAt == nil || !n.NotedAt.Equal(ahead) {
+		t.Errorf("noted %+v", n)
+	}
+	b.must(b.db.NoteLast(t.Context(), all[:1], 7, true))
+	b.must(b.db.EndOthers(t.Context(), all[1:2]))
+	if n := first(); n.ReadAt != nil || n.EndedAt != nil || !n.NotedAt.Equal(ahead) {
+		t.Errorf("noted %+v", n)
+	}
+}

@@ -181,8 +181,22 @@ CREATE TABLE {schema}.outbox_sent (
     -- What became of the rows that were pending then: pending is published, none is marked as processed.
     initial   TEXT        NOT NULL CHECK (initial IN ('pending', 'none')),
     -- NULL: the next start is a first one.
-    begun_at  TIMESTAMPTZ
-);
+    begun_at  TIMESTAMPTZ,
+    -- What the session has noted that delivers now, or did last. stream_created tells the stream from another one of its name.
+    stream_created TIMESTAMPTZ,
+    -- The last message of this source in the stream when the session began, and its Nats-Msg-Id. All rows that were marked at
+    -- read_at had been compared with the stream. NULL: they could not be, or the clock has gone back since.
+    read_sequence  BIGINT CHECK (read_sequence >= 0),
+    read_message   TEXT,
+    read_at        TIMESTAMPTZ,
+    -- The greatest sequence that the session was told. It is written once a second at most.
+    last_sequence  BIGINT CHECK (last_sequence >= 0),
+    noted_at       TIMESTAMPTZ,
+    -- When the relay stopped. NULL: it runs, it crashed, or the clock has gone back.
+    ended_at       TIMESTAMPTZ,
+    CHECK (isfinite(stream_created) IS NOT FALSE AND isfinite(read_at) IS NOT FALSE
+        AND isfinite(noted_at) IS NOT FALSE AND isfinite(ended_at) IS NOT FALSE)
+) WITH (fillfactor = 50); -- updates stay in their page
 
 CREATE FUNCTION {schema}.outbox_no_truncate() RETURNS trigger LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp AS $$
