@@ -20,8 +20,9 @@ const (
 	Begin
 	// Row is an INSERT into an outbox table.
 	Row
-	// Altered describes an outbox table otherwise than an earlier message did.
-	Altered
+	// Described describes an outbox table. The server does so before its first row, and again when the
+	// table or its publication may have changed.
+	Described
 	// Commit ends the transaction.
 	Commit
 )
@@ -34,8 +35,8 @@ func (k Kind) String() string {
 		return "begin"
 	case Row:
 		return "row"
-	case Altered:
-		return "altered"
+	case Described:
+		return "described"
 	case Commit:
 		return "commit"
 	}
@@ -55,6 +56,8 @@ type Message struct {
 	// CommitTime and XID are the transaction's, in Begin and Commit.
 	CommitTime time.Time
 	XID        uint32
+	// Altered: a Described is another one than an earlier message was.
+	Altered bool
 }
 
 // Decoder reads the messages of one replication session in their order. It is

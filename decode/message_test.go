@@ -18,8 +18,8 @@ func TestTransaction(t *testing.T) {
 		t.Errorf("begin\n got %+v\nwant %+v", m, want)
 	}
 	m = feed(t, d, relation(ours, "public", "events", eventColumns...))
-	if m != (decode.Message{}) {
-		t.Errorf("relation is %+v, want nothing", m)
+	if m != (decode.Message{Kind: decode.Described}) {
+		t.Errorf("relation is %+v", m)
 	}
 	m = feed(t, d, insert(ours, "7", "ignored", "order.created", nil, `{}`))
 	if m.Kind != decode.Row || m.Event == nil {
@@ -122,7 +122,7 @@ func TestOtherMessages(t *testing.T) {
 			}
 		})
 	}
-	if got := feed(t, opened(t), relation(9, "public", "events", col{"a", 23})); got != (decode.Message{Kind: decode.Altered}) {
+	if got := feed(t, opened(t), relation(9, "public", "events", col{"a", 23})); got != (decode.Message{Kind: decode.Described, Altered: true}) {
 		t.Errorf("another description of our table is %+v", got)
 	}
 }

@@ -57,10 +57,7 @@ func (d *Decoder) relation(c *cursor) (Message, error) {
 	now := fmt.Sprintf("%d %s", id, described)
 	before := d.described[r.table]
 	d.described[r.table] = now
-	if before != "" && before != now {
-		return Message{Kind: Altered}, nil
-	}
-	return Message{}, nil
+	return Message{Kind: Described, Altered: before != "" && before != now}, nil
 }
 
 // table finds our table; the server leaves out the schema pg_catalog.

@@ -200,7 +200,7 @@ func (l *Poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	if recorded {
 		p.recorded[of] = true
 	}
-	if l.wal != nil && !recorded && !scheduled {
+	if !l.leads(ev.Table) && !recorded && !scheduled {
 		p.missed = append(p.missed, row.Ref.ID)
 	}
 	return nil

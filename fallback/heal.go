@@ -48,9 +48,9 @@ func (l *Poller) unmarked() (has bool) {
 	return has
 }
 
-// Answer waits until every row that is pending when it is called is answered: delivered, or found delayed,
-// parked or held. The poller must be running.
-func (l *Poller) Answer(ctx context.Context) error {
+// Answer waits until every row of some tables that is pending when it is called is answered: delivered, or
+// found delayed, parked or held. step says what for. The poller must be running.
+func (l *Poller) Answer(ctx context.Context, step string, tables ...*outbox.Table) error {
 	db, err := open(ctx, l.cfg.Database) // the poller's own is at work
 	if err != nil {
 		return err
@@ -60,8 +60,7 @@ func (l *Poller) Answer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	const step = "deliver what was written before the slot was made"
-	for _, t := range l.cfg.Outboxes {
+	for _, t := range tables {
 		err := l.awaitNone(ctx, t, step, func() (left string, err error) {
 			return db.FreshBefore(ctx, t, l.cfg.DelayThreshold, xid)
 		})

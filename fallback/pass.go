@@ -166,8 +166,8 @@ func (l *Poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	return nil
 }
 
-// recorded lists the recorded rows that may be tried now. Where no WAL is read,
-// nothing brings the rows before them that the last session had sent and knows
+// recorded lists the recorded rows that may be tried now. Where only the passes deliver,
+// nothing else brings the rows before them that the last session had sent and knows
 // nothing of: those come first, and their aggregates are overtaken. Fresh ones are
 // held as soon as they are met.
 func (l *Poller) recorded(
@@ -175,7 +175,7 @@ func (l *Poller) recorded(
 ) (cs []table.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
 	hold := l.cfg.OnPoison != Skip
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
-	if err != nil || len(cs) == 0 || l.wal != nil || !hold {
+	if err != nil || len(cs) == 0 || !l.leads(t) || !hold {
 		return cs, nil, err
 	}
 	among := map[outbox.AggregateKey]bool{}

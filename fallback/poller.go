@@ -120,6 +120,8 @@ type WAL interface {
 	AwaitReceived(context.Context, outbox.LSN) error
 	// Buffered calls each with every row that was received and is neither sent nor handed to the marker.
 	Buffered(each func(outbox.Ref))
+	// Leaves reports whether the rows of a table are left to the passes, although the WAL has them.
+	Leaves(t *outbox.Table) bool
 }
 
 // Reporter tells an operator what the poller finds.
@@ -268,6 +270,9 @@ func (l *Poller) recover(ctx context.Context, err error) error {
 	l.db = db
 	return nil
 }
+
+// leads reports whether only the passes deliver a table's rows.
+func (l *Poller) leads(t *outbox.Table) bool { return l.wal == nil || l.wal.Leaves(t) }
 
 func (l *Poller) interval() time.Duration {
 	if l.wal == nil && !l.announced.Load() {

@@ -37,7 +37,7 @@ func TestMoveToAppendOnly(t *testing.T) {
 		x.halt()
 		r.exec(`ALTER PUBLICATION walpost ADD TABLE outbox_events`)
 		r.cfg.Outboxes = []*outbox.Table{old, events}
-		x = r.start()
+		x = r.start().streaming()
 		wait()
 		into.Store(events.Name)
 		wait()
@@ -52,7 +52,7 @@ func TestMoveToAppendOnly(t *testing.T) {
 
 		x.halt()
 		r.cfg.Outboxes = []*outbox.Table{old, events}
-		x = r.start()
+		x = r.start().streaming()
 		into.Store(old.Name)
 		wait()
 		stop()

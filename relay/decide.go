@@ -16,7 +16,8 @@ const (
 	toSend decision = iota
 	// toAsk: the table decides, in batches (walHandler.askTable).
 	toAsk
-	// toSkip: it is stored, dead, in the relay's hands already, or left to the table until it is due.
+	// toSkip: it is stored, dead, in the relay's hands already, or left to the table: until it is due, or
+	// because its outbox joins.
 	toSkip
 	// toLeave: it was inserted as a held row. It is recorded, and the poller delivers it.
 	toLeave
@@ -24,16 +25,19 @@ const (
 	toNoteInserted
 )
 
-// decide says what becomes of a row: a marked one is noted, a delayed one left to the table, a recorded one
-// to the poller. The table is asked about a row that an earlier session may have sent, that was taken from
-// the WAL or the table before, or that may be recorded. Every other row is new. A *outbox.RowError means that
-// the row can never be sent.
+// decide says what becomes of a row: a marked one is noted, a delayed one, or one of an outbox that joins,
+// left to the table, a recorded one to the poller. The table is asked about a row that an earlier session may
+// have sent, that was taken from the WAL or the table before, or that may be recorded. Every other row is
+// new. A *outbox.RowError means that the row can never be sent.
 func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if table.IsMarked(ev) {
 		if ev.Table.Partitioned {
 			return toSkip, nil // it was inserted so, or marked and moved from another partition
 		}
 		return toNoteInserted, nil
+	}
+	if _, left := h.leaves(ev.Table); left {
+		return toSkip, nil
 	}
 	wait, err := h.delayed(ev)
 	if err != nil {

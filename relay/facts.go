@@ -165,7 +165,10 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if _, err := compareTables(ctx, s.reporter, s.db, s.cfg.Outboxes); err != nil || s.wal == nil {
 		return err
 	}
-	return s.past.published.check(ctx, s.db)
+	if err := s.past.published.check(ctx, s.db); err != nil {
+		return err
+	}
+	return s.checkPublished(ctx)
 }
 
 // published knows whether the publication brings every row. A session's start and then its watchFacts own it,

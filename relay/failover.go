@@ -31,7 +31,8 @@ func (l *leader) answerFirst(ctx, held context.Context, db *table.DB, sys stream
 		zap.Uint32("timeline", sys.Timeline))
 	answered := false
 	err := l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
-		if err := s.poller.Answer(ctx); err != nil {
+		const step = "deliver what was written before the promotion"
+		if err := s.poller.Answer(ctx, step, s.cfg.Outboxes...); err != nil {
 			return err
 		}
 		answered = true

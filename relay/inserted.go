@@ -108,8 +108,8 @@ func (n *inserts) Row(_ context.Context, ev *outbox.Event, txn *stream.Txn) erro
 	return nil
 }
 
-// Altered implements stream.Handler.
-func (n *inserts) Altered() {}
+// Described implements stream.Handler.
+func (n *inserts) Described(context.Context, bool) error { return nil }
 
 // Commit implements stream.Handler.
 func (n *inserts) Commit() {}

@@ -259,8 +259,18 @@ func (l *leader) sayMade(again bool, took time.Duration, rows int64) {
 // makeSlot tries again until the slot is made; it reports false where ctx ends that.
 func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 	for {
-		err := l.slots.makeAnswered(ctx, db, s.poller.Answer)
+		var sent []table.Sent
+		err := l.slots.makeAnswered(ctx, db, func(ctx context.Context) (err error) {
+			if sent, err = s.published(ctx, s.noter.rows); err != nil {
+				return err
+			}
+			const step = "deliver what was written before the slot was made"
+			return s.poller.Answer(ctx, step, s.cfg.Outboxes...)
+		})
 		if err == nil {
+			if err := db.NotePublished(ctx, sent); err != nil { // the next session has them join
+				l.trouble("the slot's outboxes cannot be noted", err)
+			}
 			return true
 		}
 		if ctx.Err() != nil {

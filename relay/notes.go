@@ -172,6 +172,9 @@ func (n *noter) begin(ctx context.Context, read table.Noted, compared bool) erro
 	for begun := time.Now(); ; {
 		err := n.db.EndOthers(ctx, n.rows)
 		if err == nil {
+			err = n.db.LeaveOut(ctx, n.rows)
+		}
+		if err == nil {
 			err = n.db.NoteRead(ctx, n.rows, read, compared)
 		}
 		if err == nil {

@@ -64,6 +64,12 @@ func (w pollerWAL) AwaitReceived(ctx context.Context, lsn outbox.LSN) error {
 // Buffered implements fallback.WAL.
 func (w pollerWAL) Buffered(each func(outbox.Ref)) { w.handler.eachBuffered(each) }
 
+// Leaves implements fallback.WAL. Of a table that is not published the WAL has nothing: its rows are missed.
+func (w pollerWAL) Leaves(t *outbox.Table) bool {
+	as, left := w.handler.leaves(t)
+	return left && as != ""
+}
+
 // pollerReporter implements fallback.Reporter. The reporter must not have these exported methods: Relay
 // embeds it.
 type pollerReporter struct{ *reporter }

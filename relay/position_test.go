@@ -200,6 +200,7 @@ func TestOrdinalsCountEveryTable(t *testing.T) {
 		if next == 1 {
 			r.keep()
 		}
+		r.joined(len(tables))
 		commit(next)
 		next += 2
 		r.passes(r.here())

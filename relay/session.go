@@ -67,6 +67,7 @@ type session struct {
 	watchedRecoveryLSN atomic.Uint64
 	away               atomic.Bool  // JetStream
 	stored             atomic.Int64 // PubAcks
+	left               atomic.Pointer[leftOut]
 	// other is the publisher of a replay into another stream.
 	other atomic.Pointer[publish.Publisher]
 }
@@ -116,6 +117,9 @@ func (s *session) streamed(ctx, held context.Context) (err error) {
 	if s.mayLackRecords(s.wal.System()) {
 		return &unanswered{s.wal.System()}
 	}
+	if err := s.leaveOut(ctx); err != nil {
+		return err
+	}
 	s.watchedRecoveryLSN.Store(uint64(s.recovered.recoveryLSN))
 	return s.run(ctx, held, func(ctx context.Context) error { return s.readWAL(ctx, info) })
 }
@@ -139,7 +143,7 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	handler := &walHandler{
 		reporter: s.reporter, cfg: s.cfg, db: s.db, publisher: s.publisher,
 		marker: s.marker, holds: s.holds, poller: s.poller, recovered: s.recovered,
-		moved: s.moved, altered: s.altered,
+		moved: s.moved, altered: s.altered, leaves: s.leaves, checkPublished: s.checkPublished,
 	}
 	s.poller.Beside(pollerWAL{s.wal, handler})
 	s.watchedRecoveryLSN.Store(uint64(s.recovered.recoveryLSN))
@@ -154,6 +158,11 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 		}
 	})
 	wg.Go(func() { (&replayer{session: s}).run(delivering) })
+	wg.Go(func() {
+		if err := s.join(delivering); err != nil {
+			stop(err)
+		}
+	})
 	if s.cfg.Once {
 		wg.Go(func() {
 			if err := s.endOnce(delivering); err != nil {

@@ -27,6 +27,9 @@ type walHandler struct {
 	recovered *recoveryState
 	moved     *fallback.Moved
 	altered   chan<- struct{}
+	leaves    func(*outbox.Table) (as string, leaves bool)
+	// checkPublished ends the session where the publication has an outbox in another way.
+	checkPublished func(context.Context) error
 
 	// recoveryBuffer has rows that the table decides about: those up to the recovery LSN,
 	// mostly. A row leaves it when its next place has it. mu guards it; only the reader
@@ -96,12 +99,16 @@ func (h *walHandler) isRecorded(ev *outbox.Event) bool {
 	return table.IsHeld(ev) || ev.Table.Partitioned
 }
 
-// Altered implements stream.Handler.
-func (h *walHandler) Altered() {
-	select {
-	case h.altered <- struct{}{}:
-	default:
+// Described implements stream.Handler. An outbox that was taken out of the publication and is in it again has
+// rows between, which come first.
+func (h *walHandler) Described(ctx context.Context, altered bool) error {
+	if altered {
+		select {
+		case h.altered <- struct{}{}:
+		default:
+		}
 	}
+	return h.checkPublished(ctx)
 }
 
 // leave leaves to the poller what was inserted as a held row: a dead letter that is

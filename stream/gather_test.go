@@ -37,7 +37,7 @@ func (l *lagging) Idle(context.Context) error {
 
 func (l *lagging) Commit() {}
 
-func (l *lagging) Altered() {}
+func (l *lagging) Described(context.Context, bool) error { return nil }
 
 func (l *lagging) Dry() { l.dry++ }
 

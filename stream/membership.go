@@ -58,6 +58,50 @@ func (m membership) equal(other membership) bool {
 		slices.Equal(m.members, other.members)
 }
 
+// Published says by what a publication has tables: OIDs of catalog rows, which are others where a table was
+// taken out and added again. It is "" where the publication does not bring the table's rows.
+type Published struct {
+	Publication string
+	Tables      []*outbox.Table
+	As          map[*outbox.Table]string // set by Take
+}
+
+// Take looks. It takes no lock on a table.
+func (p *Published) Take(ctx context.Context, conn *pgx.Conn) (err error) {
+	p.As = map[*outbox.Table]string{}
+	for _, t := range p.Tables {
+		if p.As[t], err = publishedAs(ctx, conn, p.Publication, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func publishedAs(ctx context.Context, conn *pgx.Conn, publication string, t *outbox.Table) (string, error) {
+	schemas := "SELECT NULL::oid AS oid, NULL::oid AS pnnspid, NULL::oid AS pnpubid WHERE false"
+	if serverVersion(conn.PgConn()) >= 15 {
+		schemas = "SELECT oid, pnnspid, pnpubid FROM pg_publication_namespace"
+	}
+	var as string
+	err := conn.QueryRow(ctx, `WITH
+		p AS (SELECT oid, puballtables FROM pg_publication WHERE pubname = $1),
+		c AS (SELECT to_regclass($2)::oid AS id
+			UNION SELECT relid FROM pg_partition_ancestors(to_regclass($2)) relid),
+		s AS (`+schemas+`),
+		m AS (SELECT format('publication %s', oid) AS member FROM p WHERE puballtables
+			UNION ALL SELECT format('table %s', r.oid)
+			FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid WHERE r.prrelid IN (SELECT id FROM c)
+			UNION ALL SELECT format('schema %s', s.oid)
+			FROM s JOIN p ON s.pnpubid = p.oid
+			WHERE s.pnnspid IN (SELECT relnamespace FROM pg_class JOIN c ON oid = id))
+		SELECT coalesce(string_agg(member, ', ' ORDER BY member), '') FROM m`,
+		publication, t.SQL()).Scan(&as)
+	if err != nil {
+		return "", fmt.Errorf("read how publication %q has %s: %w", publication, t, err)
+	}
+	return as, nil
+}
+
 // PublicationLook says whether a publication brings every row of the tables.
 type PublicationLook struct {
 	Publication string

@@ -53,8 +53,9 @@ type Handler interface {
 	// until Row returns. A row that is not settled when Row returns is added to
 	// the transaction (Txn.Add) and settled later.
 	Row(ctx context.Context, ev *outbox.Event, txn *Txn) error
-	// Altered is called where the server describes an outbox table otherwise than before.
-	Altered()
+	// Described is called where the server describes an outbox table: before the first row, and when the
+	// table or its publication may have changed. altered: otherwise than before.
+	Described(ctx context.Context, altered bool) error
 	// Commit is called after the last row of a transaction.
 	Commit()
 	// Idle is called when the server has nothing more to send for now.
@@ -330,8 +331,8 @@ func (s *Session) walData(ctx context.Context, d *decode.Decoder, h Handler, lef
 	case decode.Row:
 		s.source.late(time.Duration(left-s.committed) * time.Microsecond)
 		return h.Row(ctx, m.Event, s.txn)
-	case decode.Altered:
-		h.Altered()
+	case decode.Described:
+		return h.Described(ctx, m.Altered)
 	case decode.Commit:
 		h.Commit()
 		s.txn.Commit(m.End)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgerrcode"
@@ -48,9 +49,8 @@ func newSlotShowCommand() *cobra.Command {
 func newSlotCreateCommand() *cobra.Command {
 	var text string
 	var wait time.Duration
-	var force bool
 	create := func(cmd *cobra.Command, cfg *Config, db *table.DB) error {
-		return createSlot(cmd.Context(), cfg, db, wait, force, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return createSlot(cmd.Context(), cfg, db, wait, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	cmd := slotCommand("create", "Create the slot", create)
 	cmd.PreRunE = func(*cobra.Command, []string) error {
@@ -64,7 +64,6 @@ func newSlotCreateCommand() *cobra.Command {
 		return nil
 	}
 	cmd.Flags().StringVar(&text, "wait", "1m", "how long to wait for others' transactions, as in 30s or 1h")
-	cmd.Flags().BoolVar(&force, "force", false, "also where rows are pending that will come late")
 	addConfigFlags(cmd)
 	return cmd
 }
@@ -122,8 +121,7 @@ func takeLock(ctx context.Context, db *table.DB, advice string) error {
 }
 
 func createSlot(
-	ctx context.Context, cfg *Config, db *table.DB, wait time.Duration, force bool,
-	stdout, stderr io.Writer,
+	ctx context.Context, cfg *Config, db *table.DB, wait time.Duration, stdout, stderr io.Writer,
 ) error {
 	tables, err := cfg.Tables()
 	if err != nil {
@@ -154,10 +152,8 @@ func createSlot(
 	if err != nil {
 		return err
 	}
-	if !force {
-		if err := refusePending(ctx, db, tables); err != nil {
-			return err
-		}
+	if err := forgetSlot(ctx, db, cfg.Postgres.Slot); err != nil {
+		return err
 	}
 	if err := makeSlot(ctx, cfg, db, wait, stderr); err != nil {
 		return err
@@ -167,9 +163,6 @@ func createSlot(
 		return err
 	}
 	sheet{stdout}.slot("created", slot, cfg.Postgres.MaxRetainedWAL)
-	if err := refusePending(ctx, db, tables); err != nil { // some came meanwhile, or it was forced
-		fmt.Fprintf(stderr, "warning: %s\n", oneLine(err.Error()))
-	}
 	return nil
 }
 
@@ -215,22 +208,20 @@ func makeSlot(ctx context.Context, cfg *Config, db *table.DB, wait time.Duration
 	}
 }
 
-// refusePending refuses where there are rows that the slot would not bring: only a relay that makes its slot
-// itself delivers them in their order.
-func refusePending(ctx context.Context, db *table.DB, tables []*outbox.Table) error {
-	for _, t := range tables {
-		n, err := db.PendingCount(ctx, t, countMost)
-		if err != nil {
-			return db.ExplainRead(ctx, t, err)
-		}
-		if n > 0 {
-			return hint.Errorf("have a relay make its slot itself: it delivers them first; "+
-				"--force creates it all the same",
-				"rows of %s are pending (%s): with a slot that is there already they come late, "+
-					"with the alarm missed_rows, and behind later ones of their aggregates", t, counted(&n))
-		}
+// forgetSlot has a relay deliver first what an earlier slot of that name has not brought.
+func forgetSlot(ctx context.Context, db *table.DB, name string) error {
+	known, _, err := db.Sent(ctx, "SELECT")
+	if err != nil {
+		return err
 	}
-	return nil
+	known = slices.DeleteFunc(known, func(s table.Sent) bool { return s.Slot != name || s.PublishedAs == "" })
+	if len(known) == 0 {
+		return nil
+	}
+	for i := range known {
+		known[i].PublishedAs = ""
+	}
+	return db.NotePublished(ctx, known)
 }
 
 func dropSlot(ctx context.Context, cfg *Config, db *table.DB, w io.Writer) error {

@@ -36,6 +36,9 @@ type Sent struct {
 	Initial string `json:"initial"`
 	// BegunAt is the time of the first start; nil makes the next start a first one.
 	BegunAt *time.Time `json:"begun_at"`
+	// PublishedAs says by what the publication has the table since all rows from before that were answered:
+	// the slot brings every later one. "" where the rows are left to the table.
+	PublishedAs string `json:"published_as"`
 	Noted
 }
 
@@ -156,12 +159,13 @@ func (db *DB) Sent(ctx context.Context, privileges string) (known []Sent, exists
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		rows, _ := conn.Query(ctx, `
 			SELECT id, outbox, source, shard, condition, stream, domain, slot, initial, begun_at,
+				coalesce(published_as, ''),
 				stream_created, coalesce(read_sequence, 0), coalesce(read_message, ''), read_at,
 				coalesce(last_sequence, 0), noted_at, ended_at
 			FROM `+db.own.sent+` ORDER BY outbox, source, stream, domain, condition, shard, id`)
 		known, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sent, err error) {
 			err = row.Scan(&s.id, &s.Outbox, &s.Source, &s.Shard, &s.Condition, &s.Stream, &s.Domain,
-				&s.Slot, &s.Initial, &s.BegunAt,
+				&s.Slot, &s.Initial, &s.BegunAt, &s.PublishedAs,
 				&s.StreamCreated, &s.ReadSequence, &s.ReadMessage, &s.ReadAt,
 				&s.LastSequence, &s.NotedAt, &s.EndedAt)
 			return s, err
@@ -276,7 +280,8 @@ func (s *Sent) note(ctx context.Context, tx pgx.Tx, sent, begunAt string) error 
 		"{keeps}", begunAt+" IS NOT NULL AND begun_at IS NOT NULL",
 	).Replace(`
 WITH changed AS (
-	UPDATE {sent} SET slot = $7, initial = CASE WHEN {keeps} THEN initial ELSE $8 END,
+	UPDATE {sent} SET slot = $7, published_as = CASE WHEN slot = $7 THEN published_as END,
+		initial = CASE WHEN {keeps} THEN initial ELSE $8 END,
 		begun_at = CASE WHEN {keeps} THEN begun_at ELSE {begun} END
 	WHERE ` + deliverySQL + ` RETURNING 1
 ), added AS (
@@ -352,6 +357,34 @@ WITH noted AS (
 	WHERE id = ANY($1) RETURNING 1
 )
 SELECT count(*) FROM noted WHERE `+pg.OwnPath, ids(of), int64(seq), ended)
+}
+
+// NotePublished writes since when the slot brings the rows of deliveries, see [Sent.PublishedAs].
+func (db *DB) NotePublished(ctx context.Context, of []Sent) error {
+	if len(of) == 0 {
+		return nil
+	}
+	as := make([]string, len(of))
+	for i := range of {
+		as[i] = of[i].PublishedAs
+	}
+	return db.changeSent(ctx, `
+WITH noted AS (
+	UPDATE {sent} s SET published_as = nullif(n.published_as, '')
+	FROM unnest($1::bigint[], $2::text[]) n (id, published_as) WHERE s.id = n.id RETURNING 1
+)
+SELECT count(*) FROM noted WHERE `+pg.OwnPath, ids(of), as)
+}
+
+// LeaveOut writes that the slot of some deliveries has brought rows that no other delivery has taken.
+func (db *DB) LeaveOut(ctx context.Context, of []Sent) error {
+	return db.changeSent(ctx, `
+WITH noted AS (
+	UPDATE {sent} SET published_as = NULL
+	WHERE published_as IS NOT NULL AND id <> ALL($1)
+		AND slot IN (SELECT slot FROM {sent} WHERE id = ANY($1)) RETURNING 1
+)
+SELECT count(*) FROM noted WHERE `+pg.OwnPath, ids(of))
 }
 
 // EndOthers writes that other deliveries of the same outboxes have ended: to another stream, from another

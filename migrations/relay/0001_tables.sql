@@ -182,6 +182,9 @@ CREATE TABLE {schema}.outbox_sent (
     initial   TEXT        NOT NULL CHECK (initial IN ('pending', 'none')),
     -- NULL: the next start is a first one.
     begun_at  TIMESTAMPTZ,
+    -- By what the publication has the table since all earlier rows were answered: the slot brings every later one. NULL: the rows
+    -- are left to the table until then.
+    published_as TEXT,
     -- What the session has noted that delivers now, or did last. stream_created tells the stream from another one of its name.
     stream_created TIMESTAMPTZ,
     -- The last message of this source in the stream when the session began, and its Nats-Msg-Id. All rows that were marked at

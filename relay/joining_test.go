@@ -1,0 +1,131 @@
+package relay_test
+
+import (
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
+)
+
+// joined waits until the slot brings the rows of so many outboxes.
+func (r *rig) joined(outboxes int) {
+	r.t.Helper()
+	eventually(r.t, "the outboxes have joined", func() bool {
+		return r.count(`SELECT count(*) FROM outbox_sent WHERE published_as IS NOT NULL`) == outboxes
+	})
+}
+
+// TestOutboxJoinsInOrder: an outbox begins, or begins again, on a slot that is there already, while its rows are written. No row
+// overtakes another one of its aggregate, and none is missed.
+func TestOutboxJoinsInOrder(t *testing.T) {
+	t.Parallel()
+	const add = `ALTER PUBLICATION walpost ADD TABLE public.outbox_messages`
+	const drop = `ALTER PUBLICATION walpost DROP TABLE public.outbox_messages`
+	for _, name := range testenv.Some(t, 3, "added", "added, killed", "put back", "published again", "published again meanwhile") {
+		for _, mark := range testenv.Some(t, 1, outbox.MarkUpdate, outbox.MarkJournal) {
+			t.Run(name+"/"+string(mark), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, testenv.SharedPostgres(t))
+				r.addSecond()
+				r.markWith(mark)
+				both := r.cfg.Outboxes
+				second := both[1:]
+				l := newLedger(r)
+				stop := l.start(load{writers: 4, rows: 5, pause: 5 * time.Millisecond, ahead: 1 << 20})
+				begin := func(outboxes []*outbox.Table) *running {
+					r.cfg.Outboxes = outboxes
+					return r.start().streaming()
+				}
+				grows := func() {
+					t.Helper()
+					l.reaches(l.committed() + 1500)
+				}
+				var x *running
+				switch name {
+				case "added", "added, killed":
+					x = begin(second)
+					grows()
+					x.halt()
+					r.exec(add)
+					if r.cfg.Outboxes = both; name == "added, killed" {
+						r.launch("WALPOST_CRASH=polled:300").crashed("polled")
+					}
+					x = begin(both)
+				case "put back":
+					x = begin(both)
+					grows()
+					x.halt()
+					x = begin(second)
+					grows()
+					x.halt()
+					x = begin(both)
+				case "published again":
+					x = begin(both)
+					grows()
+					x.halt()
+					r.exec(drop)
+					grows()
+					r.exec(add)
+					x = begin(both)
+				case "published again meanwhile":
+					x = begin(both)
+					grows()
+					r.exec(drop)
+					grows()
+					r.exec(add)
+					grows()
+				}
+				r.joined(2)
+				grows()
+				stop()
+				l.delivered()
+				r.passes(r.here())
+				if name == "added" || name == "put back" {
+					x.quiet("missed_rows")
+				}
+			})
+		}
+	}
+}
+
+// TestOthersStreamWhileOneJoins: a row of an outbox that joins is locked. Its aggregate waits, the other outboxes stream, and the
+// slot keeps no WAL for it.
+func TestOthersStreamWhileOneJoins(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.addSecond()
+	both := r.cfg.Outboxes
+	r.cfg.Outboxes = both[1:]
+	r.start().streaming().halt()
+	r.exec(`ALTER PUBLICATION walpost ADD TABLE outbox_messages`)
+	r.put(1, 3)
+	lock := r.conn()
+	r.must(run(t.Context(), lock, `BEGIN; SELECT FROM outbox_messages WHERE payload ->> 'n' = '2' FOR UPDATE`))
+	r.cfg.Outboxes = both
+	x := r.start().streaming()
+	r.put(4, 4)
+	r.putSecond(100, 110)
+	r.passes(r.here())
+	x.alarmed("row_locked")
+	holds := func(ranges ...int) {
+		t.Helper()
+		got := r.numbers()
+		slices.SortStableFunc(got, func(a, b int) int { return a/100 - b/100 }) // each outbox in its order
+		if want := span(ranges...); !slices.Equal(got, want) {
+			t.Errorf("stored %s, want %s", brief(got), brief(want))
+		}
+	}
+	holds(1, 1, 100, 110)
+	r.must(run(t.Context(), lock, `ROLLBACK`))
+	r.joined(2)
+	r.put(5, 5)
+	r.pending(0)
+	holds(1, 5, 100, 110)
+	x.quiet("missed_rows")
+	if via := r.stored()[15].Header.Get("Walpost-Via"); via != "" {
+		t.Errorf("the last message came via %s, want the WAL", strconv.Quote(via))
+	}
+}
