@@ -5,6 +5,7 @@ import (
 
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
 )
 
 // history is what the sessions of this process leave to the next one. The leader's goroutine owns it. While a
@@ -56,7 +57,7 @@ const mostUnreplayable = 10_000
 type compared struct {
 	stream     *jetstream.StreamInfo
 	healed     int
-	incomplete bool
+	incomplete map[*outbox.Table]bool
 }
 
 // holds reports whether the stream is the one that was compared, and has lost nothing since, as far as

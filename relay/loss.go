@@ -31,8 +31,8 @@ type comparison struct {
 	trimmed  bool     // the scan wanted messages that the stream has dropped
 	inserts  *inserts // nil where the WAL was not asked
 	lost     int
-	// incomplete: some marks were not compared.
-	incomplete bool
+	// incomplete are the outboxes of which some marks were not compared.
+	incomplete map[*outbox.Table]bool
 }
 
 // runOnce returns how many rows the stream has lost. The session before this one may have compared, and
@@ -58,8 +58,8 @@ func (c *comparison) runOnce(ctx context.Context) (lost int, err error) {
 func (c *comparison) run(ctx context.Context) error {
 	switch m := c.marks; {
 	case m.known && m.since.IsZero():
+		c.lacks(c.servers.cfg.Outboxes...)
 		if m.early > 0 {
-			c.incomplete = true
 			c.reporter.alarm(alarm.ComparisonGivenUp, zap.String("detail",
 				"the newest messages were stored long after their rows were marked, as if clocks differed"),
 				zap.Int("rows", m.early), zap.Duration("apart", clocks))
@@ -67,6 +67,7 @@ func (c *comparison) run(ctx context.Context) error {
 		return nil // every other row that was read back was pending until now
 	case m.full:
 		c.giveUp(m.since)
+		c.lacks(c.servers.cfg.Outboxes...)
 		return nil
 	}
 	for _, t := range c.servers.cfg.Outboxes {
@@ -81,8 +82,17 @@ func (c *comparison) run(ctx context.Context) error {
 	return nil
 }
 
+// lacks notes that marks of tables were not compared.
+func (c *comparison) lacks(tables ...*outbox.Table) {
+	if c.incomplete == nil {
+		c.incomplete = map[*outbox.Table]bool{}
+	}
+	for _, t := range tables {
+		c.incomplete[t] = true
+	}
+}
+
 func (c *comparison) giveUp(since time.Time) {
-	c.incomplete = true
 	c.reporter.alarm(alarm.ComparisonGivenUp, zap.String("detail",
 		"more rows carry late marks, or were changed, than are compared with the stream"),
 		zap.Int("compared", len(c.marks.rows)), zap.Time("marked_since", since))
@@ -141,6 +151,7 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 		}
 		if full {
 			c.giveUp(since)
+			c.lacks(t)
 			return nil
 		}
 		if err := c.heal(ctx, t, lost, &found); err != nil {
@@ -284,7 +295,7 @@ func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error
 	if err != nil || len(markedBy(until, marked)) == 0 {
 		return err
 	}
-	c.incomplete = true
+	c.lacks(t)
 	c.reporter.alarm(alarm.NothingToCompare, zapTable(t))
 	return nil
 }

@@ -18,135 +18,184 @@ import (
 
 // note is what outbox_sent has of an outbox when a session begins.
 type note struct {
-	table.Sent
 	read outbox.MessageID
-	// proves: a message that is found says that those before it are there: it is the stream of the note, no
+	seq  uint64 // of it
+	last uint64 // the last sequence
+	// proves: the message, if it is there, says that those before it are: it is the stream of the note, no
 	// message was deleted from it, and the session that read it compared all marks.
 	proves bool
 	// found: the message is where the session read it.
 	found bool
+	// readAt and endedAt are times as the table's marks have them; zero where they are not known.
+	readAt, endedAt time.Time
+	// until is when the last one ended of the relays that have delivered the rows under the same ids to this
+	// stream, in whatever shards and conditions; zero where one of them has not ended.
+	until time.Time
 }
 
 // notes are those of a relay's outboxes.
 type notes struct {
 	rows []table.Sent // of outbox_sent
-	// of lacks outboxes that outbox_sent does not have, or of which nothing was noted yet.
+	// of lacks outboxes of which nothing was noted yet for this stream.
 	of map[*outbox.Table]*note
-	// complete: of has all of them.
+	// complete: no other outbox has a mark.
 	complete bool
-	// until is when the last one ended of the relays that have delivered the rows of an outbox under the same
-	// ids to this stream, in whatever shards and conditions. There is none where one of them has not ended.
-	until map[*outbox.Table]time.Time
 	// elsewhere: the outbox was delivered to another stream or from another source.
 	elsewhere map[*outbox.Table]bool
-	// meanwhile: another relay has delivered rows of the outbox after this one had ended.
+	// meanwhile: another relay has delivered rows of an outbox after this one had ended.
 	meanwhile bool
 }
 
 func (s *servers) readNotes(ctx context.Context, db *table.DB, info *jetstream.StreamInfo) (*notes, error) {
-	known, _, err := db.Sent(ctx, table.SentPrivileges)
+	known, exists, err := db.Sent(ctx, table.SentPrivileges)
 	if err != nil {
 		return nil, err
 	}
-	n := &notes{
-		of:        map[*outbox.Table]*note{},
-		until:     map[*outbox.Table]time.Time{},
-		elsewhere: map[*outbox.Table]bool{},
-	}
+	n := &notes{of: map[*outbox.Table]*note{}, elsewhere: map[*outbox.Table]bool{}, complete: true}
 	for _, t := range s.cfg.Outboxes {
-		n.take(t, s.sent(t), known, info)
+		now := s.sent(t)
+		n.take(t, &now, known, info)
+		one := n.of[t]
+		if one == nil {
+			marked, err := db.HasMarks(ctx, t)
+			n.complete = n.complete && exists && !marked && err == nil
+			continue
+		}
+		times := []time.Time{one.readAt, one.endedAt, one.until}
+		marks, err := db.AsMarks(ctx, t, times)
+		if err != nil {
+			return nil, err
+		}
+		for i, at := range []*time.Time{&one.readAt, &one.endedAt, &one.until} {
+			if !at.IsZero() {
+				*at = marks[i]
+			}
+		}
 	}
-	n.complete = len(n.of) == len(s.cfg.Outboxes)
 	return n, nil
 }
 
 // take looks for an outbox in the rows of outbox_sent.
-func (n *notes) take(t *outbox.Table, now table.Sent, known []table.Sent, info *jetstream.StreamInfo) {
-	var others []table.Sent
-	open := false
+func (n *notes) take(t *outbox.Table, now *table.Sent, known []table.Sent, info *jetstream.StreamInfo) {
+	var own *table.Sent
+	var others, here []table.Sent
 	for _, k := range known {
-		own := k.SameDelivery(&now)
-		if own {
+		is := k.SameDelivery(now)
+		if is {
 			n.rows = append(n.rows, k)
 		}
-		if !k.Overlaps(&now) || k.NotedAt == nil {
+		if !k.Overlaps(now) || k.NotedAt == nil {
 			continue
 		}
-		if own {
-			n.of[t] = newNote(k, info)
+		if is {
+			own = &k
 		} else {
 			others = append(others, k)
 		}
-		switch {
-		case !k.SameMessages(&now):
+		if k.SameMessages(now) {
+			here = append(here, k)
+		} else {
 			n.elsewhere[t] = true
-		case k.EndedAt == nil:
-			open = true
-		case k.EndedAt.After(n.until[t]):
-			n.until[t] = *k.EndedAt
 		}
 	}
-	if open {
-		delete(n.until, t)
-	}
-	one := n.of[t]
 	n.meanwhile = n.meanwhile || slices.ContainsFunc(others, func(k table.Sent) bool {
-		return one == nil || one.EndedAt != nil && (k.EndedAt == nil || k.EndedAt.After(*one.EndedAt))
+		return own == nil || own.EndedAt != nil && (k.EndedAt == nil || k.EndedAt.After(*own.EndedAt))
 	})
-}
-
-func newNote(s table.Sent, info *jetstream.StreamInfo) *note {
-	n := &note{Sent: s}
-	if !s.StreamCreated.Equal(info.Created.Truncate(time.Microsecond)) { // as PostgreSQL has it
-		n.LastSequence = math.MaxUint64 // of another stream
-		return n
+	if len(here) == 0 {
+		return
 	}
-	n.proves = s.ReadAt != nil && info.Messages == info.LastSeq+1-info.FirstSeq
-	n.read, _ = outbox.ParseMessageID(s.Source, s.ReadMessage)
-	n.found = n.proves && s.ReadMessage == "" && s.ReadSequence <= info.LastSeq
-	return n
+	one := &note{until: lastEnd(here)}
+	if own != nil {
+		one.take(own, info)
+	} else { // its messages are where those of the others were
+		one.last = math.MaxUint64
+		for i := range here {
+			other := &note{}
+			other.take(&here[i], info)
+			one.last = min(one.last, other.last)
+		}
+	}
+	n.of[t] = one
 }
 
-// begins reports whether nothing of a delivery was noted yet, and the outbox was delivered elsewhere: then
-// the table has the marks of that.
+// lastEnd is when the last of them ended; zero where one has not.
+func lastEnd(of []table.Sent) (end time.Time) {
+	for _, k := range of {
+		if k.EndedAt == nil {
+			return time.Time{}
+		}
+		if k.EndedAt.After(end) {
+			end = *k.EndedAt
+		}
+	}
+	return end
+}
+
+func (n *note) take(s *table.Sent, info *jetstream.StreamInfo) {
+	if s.EndedAt != nil {
+		n.endedAt = *s.EndedAt
+	}
+	if !s.StreamCreated.Equal(info.Created.Truncate(time.Microsecond)) { // as PostgreSQL has it
+		n.last = math.MaxUint64 // of another stream
+		return
+	}
+	n.seq, n.last = s.ReadSequence, s.LastSequence
+	n.read, _ = outbox.ParseMessageID(s.Source, s.ReadMessage)
+	if s.ReadAt == nil {
+		return
+	}
+	n.readAt = *s.ReadAt
+	n.proves = info.Messages == info.LastSeq+1-info.FirstSeq
+	n.found = n.proves && s.ReadMessage == "" && s.ReadSequence <= info.LastSeq
+}
+
+// begins reports whether nothing of an outbox was delivered to this stream, and something elsewhere: then the
+// table has the marks of that.
 func (n *notes) begins(t *outbox.Table) bool { return n.of[t] == nil && n.elsewhere[t] }
 
 // wants reports whether a read-back has to go on behind messages of which the newest has this sequence: a
 // message of the outboxes may be behind those of others that later sessions have sent.
 func (n *notes) wants(newest uint64) bool {
 	for _, one := range n.of {
-		if newest > one.LastSequence {
+		if newest > one.last {
 			return true
 		}
 	}
 	return false
 }
 
-// look takes the messages of a read-back. It reports whether enough was read where none of them is of this
-// relay's outboxes.
-func (n *notes) look(messages []jetstream.Message) (enough bool) {
-	newest, oldest := messages[0].Seq, messages[len(messages)-1].Seq
-	enough = n.complete && !n.wants(newest)
+// see takes each message of a read-back.
+func (n *notes) see(m jetstream.Message) {
 	for _, one := range n.of {
-		if one.proves && !one.found && one.ReadSequence >= oldest && one.ReadSequence <= newest {
-			one.found = slices.ContainsFunc(messages, func(m jetstream.Message) bool {
-				return m.Seq == one.ReadSequence && m.ID == one.read
-			})
+		if m.Seq == one.seq && one.proves {
+			one.found = m.ID == one.read
 		}
-		enough = enough && one.found
 	}
-	return enough
+}
+
+// enough reports whether a read-back may end with messages of which none is of this relay's outboxes. Where
+// the message of a note is not in its place, those that are left of the outbox lie before it.
+func (n *notes) enough(newest uint64) bool {
+	for _, one := range n.of {
+		if one.proves && !one.found {
+			return false
+		}
+	}
+	return n.complete && !n.wants(newest)
 }
 
 // between are the times of the marks of a table that are compared with the stream. What was marked before a
 // message that is where a session read it was compared then; what was marked after the relay had ended is
 // another's. An until that is zero bounds nothing. some is false where there is nothing to compare.
 func (n *notes) between(t *outbox.Table, since time.Time) (from, until time.Time, some bool) {
-	until = n.until[t]
-	if one := n.of[t]; one != nil && one.found && one.ReadAt.After(since) {
-		since = *one.ReadAt
+	one := n.of[t]
+	if one == nil {
+		return since, until, true
 	}
-	return since, until, until.IsZero() || since.Before(until)
+	if one.found && one.readAt.After(since) {
+		since = one.readAt
+	}
+	return since, one.until, one.until.IsZero() || !since.After(one.until)
 }
 
 // noteEvery is the least time between two notes of a session.
@@ -164,7 +213,7 @@ type noter struct {
 // begin notes the end of the stream that was read back, before the session marks a row, and ends what other
 // relays of the outboxes have left open. It waits for locks: with an old note, marks of this session would
 // be taken for another relay's.
-func (n *noter) begin(ctx context.Context, read table.Noted, compared bool) error {
+func (n *noter) begin(ctx context.Context, read table.Noted, compared []table.Sent) error {
 	if len(n.rows) == 0 {
 		return nil
 	}

@@ -21,7 +21,7 @@ import (
 // more messages than a read-back looks at. With the outbox again, no row is stored twice.
 func TestOutboxOutAndBackIn(t *testing.T) {
 	t.Parallel()
-	for _, name := range testenv.Some(t, 1, "stopped", "killed", "stopped, alone", "killed, nothing remembers, alone") {
+	for _, name := range testenv.Some(t, 1, "stopped", "killed", "stopped, alone", "killed, nothing remembers, alone", "stopped, narrower") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
@@ -57,6 +57,10 @@ func TestOutboxOutAndBackIn(t *testing.T) {
 			x.halt()
 
 			r.cfg.Outboxes = again
+			if strings.HasSuffix(name, "narrower") {
+				r.fit("event_type = 'order.placed'", outbox.Shard{})
+				r.cfg.Outboxes = append(r.cfg.Outboxes, both[1])
+			}
 			x = r.start().streaming()
 			r.put(21, 21)
 			r.pending(0)
@@ -154,13 +158,12 @@ func TestLostWhileAway(t *testing.T) {
 			r.pending(0)
 			x.halt()
 			restore()
-			there := *r
-			there.cfg.Stream.Name, there.cfg.Stream.Pattern, there.cfg.Subject = "OTHER", "other.>", "other.{event_type}"
-			r.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
-			x = there.start()
+			here := r.elsewhere()
+			x = r.start()
 			r.put(61, 70)
 			r.pending(0)
 			x.halt()
+			here()
 			x = r.start().streaming()
 			x.alarmed("events_lost")
 			r.put(71, 80)
@@ -224,20 +227,110 @@ func TestLostWhileNarrowed(t *testing.T) {
 	}
 }
 
-// TestPurgedAndNarrowed: the messages are purged and the outbox is narrowed. That nothing could be compared is said.
+// elsewhere has the relay deliver to another stream, which it makes.
+func (r *rig) elsewhere() (here func()) {
+	before := r.cfg
+	r.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
+	r.cfg.Stream.Name, r.cfg.Stream.Pattern, r.cfg.Subject = "OTHER", "other.>", "other.{event_type}"
+	return func() { r.cfg = before }
+}
+
+// TestPurgedAndNarrowed: the messages are purged and the outbox is narrowed. That nothing could be compared is said, also where
+// it has been delivered elsewhere meanwhile.
 func TestPurgedAndNarrowed(t *testing.T) {
 	t.Parallel()
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprint("delivered elsewhere: ", away), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			x := r.start().streaming()
+			r.put(1, 50)
+			r.pending(0)
+			x.halt()
+			if away {
+				here := r.elsewhere()
+				x = r.start()
+				r.put(51, 60)
+				r.pending(0)
+				x.halt()
+				here()
+			}
+			s, err := r.js().Stream(t.Context(), "EVENTS")
+			r.must(err)
+			r.must(s.Purge(t.Context()))
+			r.fit("event_type = 'order.placed'", outbox.Shard{})
+			x = r.start().streaming()
+			x.alarmed("nothing_to_compare")
+		})
+	}
+}
+
+// TestReadMessageIsOfAnother: the message that a session has read last is of an outbox that the next one does not have, which has
+// a new one instead.
+func TestReadMessageIsOfAnother(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, testenv.SharedPostgres(t))
+	r.addSecond()
+	third := *r.cfg.Outboxes[0]
+	third.Name = "third_outbox"
+	r.exec(`CREATE TABLE third_outbox (LIKE outbox_messages INCLUDING ALL); INSERT INTO third_outbox
+		(aggregate_type, aggregate_id, event_type, payload, processed_at) VALUES ('order', 3, 'order.placed', '{"n": 0}', now())`)
+	both := r.cfg.Outboxes
+	r.createStream(nil)
 	x := r.start().streaming()
 	r.put(1, 50)
 	r.pending(0)
+	r.putSecond(1001, 1001)
 	x.halt()
-	s, err := r.js().Stream(t.Context(), "EVENTS")
-	r.must(err)
-	r.must(s.Purge(t.Context()))
-	r.fit("event_type = 'order.placed'", outbox.Shard{})
+	here := r.elsewhere()
+	x = r.start()
+	r.put(51, 100)
+	r.pending(0)
+	x.halt()
+	here()
+	r.start().streaming().halt()
+	r.cfg.Outboxes = []*outbox.Table{both[0], &third}
+	r.exec(`ALTER PUBLICATION walpost ADD TABLE third_outbox`)
 	x = r.start().streaming()
-	x.alarmed("nothing_to_compare")
+	r.put(101, 101)
+	r.pending(0)
+	r.storedIs(1, 50, 1001, 1001, 101, 101)
+	x.quietBut("nothing_to_compare")
+}
+
+// TestMarksAreRounded: marks have no zone and no fractions of a second. Those that were made just before the relay had ended, or
+// just after it had begun, are compared.
+func TestMarksAreRounded(t *testing.T) {
+	t.Parallel()
+	for _, typ := range testenv.Some(t, 1, "timestamp(0)", "timestamptz(0)") {
+		for _, bound := range []string{"ended", "begun"} {
+			t.Run(typ+", just "+bound, func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, testenv.SharedPostgres(t))
+				r.exec(`ALTER TABLE outbox_messages ALTER COLUMN processed_at TYPE ` + typ)
+				x := r.start().streaming()
+				r.put(1, 50)
+				r.pending(0)
+				restore := r.backup()
+				x.streaming()
+				r.put(51, 60)
+				r.pending(0)
+				x.halt()
+				restore()
+				const last = `(SELECT max(processed_at)::timestamptz FROM outbox_messages)`
+				if bound == "ended" { // at .7, and the marks were made at .6
+					r.exec(`UPDATE outbox_sent SET read_at = NULL, ended_at = ` + last + ` - interval '0.3 s'`)
+				} else { // at .3, and the marks were made at .4
+					r.exec(`UPDATE outbox_sent SET read_at = ` + last + ` + interval '0.3 s', ended_at = NULL`)
+				}
+				x = r.start().streaming()
+				r.saysLost(x, 51, 60)
+				r.put(61, 61)
+				r.pending(0)
+				r.storedIs(1, 61)
+			})
+		}
+	}
 }
 
 // TestLostBehindOthers: messages of an outbox are lost, then more messages of another one are stored than a read-back looks at,

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -9,7 +10,6 @@ import (
 	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -20,7 +20,7 @@ import (
 //  2. The recovery LSN is resolved: up to there decide.go asks the table about rows of the WAL.
 //  3. comparison finds the rows that JetStream has lost.
 //  4. noter writes that a session runs, and where the stream ended.
-//  5. forwardScan marks the rows that the first pass found pending.
+//  5. forwardScan marks the rows that the first pass found pending. noter writes again.
 //
 // It runs on the goroutine of the session's start.
 type recovery struct {
@@ -45,9 +45,10 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if !known.complete {
-		// Nothing says how far behind the messages of other outboxes those of this relay may be.
-		options.Passes = func(id outbox.MessageID) bool { return rows.tables[id.Table] == nil }
+	options.Passes = func(m jetstream.Message) bool {
+		known.see(m)
+		// Nothing may say how far behind the messages of other outboxes those of this relay are.
+		return !known.complete && rows.tables[m.ID.Table] == nil
 	}
 	back, err := scanBackward(ctx, r.stream, rows, known, r.info, options)
 	if err != nil {
@@ -66,11 +67,20 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		return nil, err
 	}
 	r.noter = &noter{reporter: r.reporter, db: r.db, rows: known.rows}
-	if err := r.noter.begin(ctx, r.read(s.found), !c.incomplete); err != nil {
+	compared := slices.DeleteFunc(slices.Clone(known.rows), func(row table.Sent) bool {
+		return c.incomplete[r.outbox(&row)]
+	})
+	if err := r.noter.begin(ctx, r.read(s.found), compared); err != nil {
 		return nil, err
 	}
 	if s.unmarked, err = scanForward(ctx, r.stream, rows, back.oldest, r.info, options); err != nil {
 		return nil, err
+	}
+	if back.oldest.Seq > 0 {
+		// Rows are marked whose messages may be behind more of others' than the next session reads.
+		if err := r.noter.begin(ctx, r.read(s.found), compared); err != nil {
+			return nil, err
+		}
 	}
 	if n := s.found.Phantoms; n > 0 {
 		r.alarm(alarm.Phantoms, zap.Int("messages", n))
@@ -140,10 +150,10 @@ func (r *recovery) othersMarked(ctx context.Context, known *notes) (bool, error)
 	}
 	for _, t := range r.cfg.Outboxes {
 		n := known.of[t]
-		if n == nil || n.EndedAt == nil {
+		if n == nil || n.endedAt.IsZero() {
 			continue
 		}
-		since := n.EndedAt.Add(time.Microsecond)
+		since := n.endedAt.Add(time.Microsecond)
 		marked, err := r.db.MarkedSince(ctx, t, since, &table.MarkCursor{}, 1)
 		if err != nil || len(marked) > 0 {
 			return len(marked) > 0, err

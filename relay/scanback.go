@@ -37,9 +37,8 @@ func scanBackward(
 
 // step looks at up to U messages, the newest first, and reports whether the pass has to go on.
 func (b *backwardScan) step(ctx context.Context, messages []jetstream.Message) (more bool, err error) {
-	enough := b.notes.look(messages)
 	if !slices.ContainsFunc(messages, b.rows.has) {
-		b.more = !enough
+		b.more = !b.notes.enough(messages[0].Seq)
 		return b.more, nil
 	}
 	b.steps++

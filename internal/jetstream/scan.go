@@ -50,8 +50,9 @@ type ScanOptions struct {
 	// WAL brought with one is counted, and is in no step; neither are messages of
 	// another source. One that the poller sent is in its step, and never the tail.
 	Phantom func(outbox.Position) bool
-	// Passes leaves messages out of the steps of a scan backward. They may be the tail.
-	Passes func(outbox.MessageID) bool
+	// Passes is called with every own message of a scan backward, and leaves it out of the steps. It may be
+	// the tail.
+	Passes func(Message) bool
 	// Step is called with every step of U own messages (the last one may be
 	// shorter), and says whether to go on. Backwards, the newest message comes
 	// first; forwards, the oldest.
@@ -111,7 +112,7 @@ func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o S
 				found.Tail, found.HasTail = m, true
 			}
 			found.Own++
-			if o.Passes != nil && o.Passes(m.ID) {
+			if o.Passes != nil && o.Passes(m) {
 				continue
 			}
 			if step = append(step, m); len(step) < U {

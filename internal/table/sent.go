@@ -333,17 +333,17 @@ func (db *DB) SlotInUse(ctx context.Context, of Sent) (used bool, err error) {
 }
 
 // NoteRead writes that a session begins, of deliveries of which [DB.Sent] has returned the rows: before it
-// marks a row. compared: all rows that are marked are in the stream, or pending again.
-func (db *DB) NoteRead(ctx context.Context, of []Sent, read Noted, compared bool) error {
+// marks a row. Of those in compared all rows that are marked are in the stream, or pending again.
+func (db *DB) NoteRead(ctx context.Context, of []Sent, read Noted, compared []Sent) error {
 	return db.changeSent(ctx, `
 WITH noted AS (
 	UPDATE {sent} SET stream_created = $2, read_sequence = $3, read_message = $4,
-		read_at = CASE WHEN $5 THEN now() END, last_sequence = $3,
+		read_at = CASE WHEN id = ANY($5) THEN now() END, last_sequence = $3,
 		noted_at = greatest(noted_at, now()), ended_at = NULL
 	WHERE id = ANY($1) RETURNING 1
 )
 SELECT count(*) FROM noted WHERE `+pg.OwnPath,
-		ids(of), read.StreamCreated, int64(read.ReadSequence), read.ReadMessage, compared)
+		ids(of), read.StreamCreated, int64(read.ReadSequence), read.ReadMessage, ids(compared))
 }
 
 // NoteLast writes the greatest sequence that a session was told. ended: it marks nothing any more. Where the

@@ -1,10 +1,12 @@
 package table_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -101,7 +103,7 @@ func TestNoteLast(t *testing.T) {
 	all, _, err := b.db.Sent(t.Context(), table.SentPrivileges)
 	b.must(err)
 	created := time.Now().Truncate(time.Microsecond)
-	b.must(b.db.NoteRead(t.Context(), all, table.Noted{StreamCreated: &created, ReadSequence: 5, ReadMessage: "s/o/1/00"}, true))
+	b.must(b.db.NoteRead(t.Context(), all, table.Noted{StreamCreated: &created, ReadSequence: 5, ReadMessage: "s/o/1/00"}, all))
 	for i := range uint64(500) {
 		b.must(b.db.NoteLast(t.Context(), all, 5+i, false))
 	}
@@ -126,7 +128,7 @@ func TestNoteLast(t *testing.T) {
 	// The clock goes back: it does not tell any more when rows were marked.
 	ahead := time.Now().Add(time.Hour).Truncate(time.Microsecond)
 	b.exec(`UPDATE outbox_sent SET noted_at = '` + ahead.Format(time.RFC3339Nano) + `'`)
-	b.must(b.db.NoteRead(t.Context(), all, table.Noted{StreamCreated: &created}, true))
+	b.must(b.db.NoteRead(t.Context(), all, table.Noted{StreamCreated: &created}, all))
 	if n := first(); n.ReadAt == nil || !n.NotedAt.Equal(ahead) {
 		t.Errorf("noted %+v", n)
 	}
@@ -134,5 +136,31 @@ func TestNoteLast(t *testing.T) {
 	b.must(b.db.EndOthers(t.Context(), all[1:2]))
 	if n := first(); n.ReadAt != nil || n.EndedAt != nil || !n.NotedAt.Equal(ahead) {
 		t.Errorf("noted %+v", n)
+	}
+}
+
+// TestAsMarks: a time becomes what a mark of that time is, whatever the column's type and the session's zone.
+func TestAsMarks(t *testing.T) {
+	for typ, want := range map[string]string{
+		"timestamptz":    "2026-11-28 10:00:00.6 2026-11-28 10:00:00.4",
+		"timestamptz(0)": "2026-11-28 10:00:01 2026-11-28 10:00:00",
+		"timestamp":      "2026-11-28 11:00:00.6 2026-11-28 11:00:00.4",
+		"timestamp(0)":   "2026-11-28 11:00:01 2026-11-28 11:00:00",
+	} {
+		t.Run(typ, func(t *testing.T) {
+			b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+			b.exec(`ALTER TABLE outbox_messages ALTER COLUMN processed_at TYPE ` + typ)
+			b.must(b.db.Use(t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
+				_, err := conn.Exec(ctx, `SET timezone = 'Etc/GMT-1'`)
+				return err
+			}))
+			at := time.Date(2026, 11, 28, 10, 0, 0, 600_000_000, time.UTC)
+			marks, err := b.db.AsMarks(t.Context(), b.table, []time.Time{at.In(time.FixedZone("", -18000)), at.Add(-200 * time.Millisecond)})
+			b.must(err)
+			const layout = "2006-01-02 15:04:05.999999"
+			if got := marks[0].UTC().Format(layout) + " " + marks[1].UTC().Format(layout); got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		})
 	}
 }
