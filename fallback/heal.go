@@ -111,13 +111,17 @@ func (l *Poller) advanceNow(ctx context.Context, db *table.DB, t *outbox.Table) 
 func (l *Poller) awaitNone(
 	ctx context.Context, t *outbox.Table, step string, look func() (left string, err error),
 ) error {
-	for begun := time.Now(); ; {
+	for begun, pause := time.Now(), 50*time.Millisecond; ; pause = min(pause+pause/8, time.Second) {
 		left, err := look()
 		switch {
 		case err == nil && left == "":
 			return nil // rows of the table that come now are not asked for
 		case err == nil:
 			l.reporter.Meanwhile(fmt.Sprintf("%s: waiting for %s of %s", step, left, t), begun)
+			if time.Since(begun) > time.Minute && !l.reporter.Limited(step+"/"+t.String(), 10*time.Minute) {
+				l.log.Info("still waiting", zap.String("to", step), zap.String("for", left),
+					zap.String("table", t.String()), zap.Duration("since", time.Since(begun)))
+			}
 		case table.IsTemporary(err):
 			l.reporter.Meanwhile(step, begun)
 			l.reporter.Trouble("pending rows cannot be looked for: trying again", err,
@@ -126,7 +130,7 @@ func (l *Poller) awaitNone(
 			return err
 		}
 		l.Nudge()
-		if !sleep.For(ctx, 50*time.Millisecond) {
+		if !sleep.For(ctx, pause) {
 			return context.Cause(ctx)
 		}
 	}

@@ -150,6 +150,8 @@ var failures = map[place][]failure{
 		on("the id column has another type", isAny(table.ErrTableChanged), endTerm),
 		on("the stream is gone, recreated or unfit",
 			isAny(jetstream.ErrStreamNotFound, errStreamReplaced, errStreamUnfit), endSession),
+		on("the publication has an outbox in another way", isAny(errModeChanged), endSession).
+			and("that outbox joins"),
 		on("anything else", anyError, waitOut),
 	},
 	inReplay: {

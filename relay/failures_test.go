@@ -102,7 +102,8 @@ var examples = map[place][]example{
 		{errStreamReplaced, 1, endSession},
 		{errStreamUnfit, 1, endSession},
 		{jetstream.ErrStreamNotFound, 1, endSession},
-		{postgres("55P03"), 2, waitOut},
+		{errModeChanged, 2, endSession},
+		{postgres("55P03"), 3, waitOut},
 	},
 	inReplay: {
 		{errReplay, 0, endReplay},

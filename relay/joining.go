@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-
-	"go.uber.org/zap"
+	"sync"
+	"time"
 
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
@@ -72,17 +72,13 @@ func (s *session) leaveOut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	xid, err := s.db.NewXID(ctx)
-	if err != nil {
-		return err
-	}
 	for i := range now {
 		sent := &s.noter.rows[i]
 		switch as := now[i].PublishedAs; {
 		case as == "":
 			err = s.unpublished(ctx, sent)
 		case as != sent.PublishedAs:
-			err = s.joinOrLeave(ctx, sent, as, xid)
+			err = s.joinOrLeave(ctx, sent, as)
 		}
 		if err != nil {
 			return err
@@ -102,9 +98,13 @@ func (s *session) unpublished(ctx context.Context, sent *table.Sent) error {
 	return s.db.NotePublished(ctx, []table.Sent{void})
 }
 
-// joinOrLeave has an outbox join where nothing is pending that was written before xid was taken.
-func (s *session) joinOrLeave(ctx context.Context, sent *table.Sent, as string, xid int64) error {
+// joinOrLeave has an outbox join where nothing is pending that was written by now.
+func (s *session) joinOrLeave(ctx context.Context, sent *table.Sent, as string) error {
 	t := s.outbox(sent)
+	xid, err := s.db.NewXID(ctx)
+	if err != nil {
+		return err
+	}
 	left, err := s.db.FreshBefore(ctx, t, s.cfg.DelayThreshold, xid)
 	if err != nil && !waitsOut(err) {
 		return err
@@ -149,42 +149,62 @@ func (s *session) checkPublished(ctx context.Context) error {
 	return nil
 }
 
-// join ends the session when the slot brings all later rows of the outboxes that join.
+// So long the slot keeps WAL for an outbox that joins, the first time and at most.
+const (
+	pinLeast = 10 * time.Second
+	pinMost  = 10 * time.Minute
+)
+
+// join has each outbox join that is left to the table, until one has: that ends the session.
 func (s *session) join(ctx context.Context) error {
-	var join []*outbox.Table
-	var sent []table.Sent
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var joining sync.WaitGroup
 	for _, row := range s.noter.rows {
-		t := s.outbox(&row)
-		if row.PublishedAs, _ = s.leaves(t); row.PublishedAs != "" {
-			join, sent = append(join, t), append(sent, row)
+		if as, _ := s.leaves(s.outbox(&row)); as != "" {
+			row.PublishedAs = as
+			joining.Go(func() {
+				if err := s.joinOne(ctx, row); err != nil {
+					stop(err)
+				}
+			})
 		}
 	}
-	if len(join) == 0 {
-		return nil
-	}
-	names := make([]string, len(join))
-	for i, t := range join {
-		names[i] = t.String()
-	}
-	s.log.Info("outboxes join: their rows are delivered from the table first", zap.Strings("tables", names))
-	// The first time without the slot keeping anything, which may take long.
-	const step = "deliver what the slot does not have of outboxes that join"
-	if err := s.poller.Answer(ctx, step, join...); err != nil {
-		return err
-	}
-	s.wal.Tracker().Begin() // nothing that is received from now on is confirmed
-	if err := s.poller.Answer(ctx, step, join...); err != nil {
-		return err
+	joining.Wait()
+	return context.Cause(ctx)
+}
+
+// joinOne returns when the slot brings all later rows of an outbox.
+func (s *session) joinOne(ctx context.Context, sent table.Sent) error {
+	t := s.outbox(&sent)
+	s.log.Info("an outbox joins: its rows are delivered from the table first", zapTable(t))
+	const step = "deliver what the slot does not have of an outbox that joins"
+	for limit := pinLeast; ; limit = min(2*limit, pinMost) {
+		if err := s.poller.Answer(ctx, step, t); err != nil {
+			return err
+		}
+		// Now it is quick, unless a transaction is open, or a row locked, for long.
+		release := s.wal.Tracker().Pin()
+		pinned, cancel := context.WithTimeout(ctx, limit)
+		err := s.poller.Answer(pinned, step, t)
+		late := pinned.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil {
+			break
+		}
+		if !late {
+			return err
+		}
+		release()
 	}
 	if err := s.checkPublished(ctx); err != nil {
 		return err
 	}
-	sent = slices.DeleteFunc(sent, func(row table.Sent) bool {
-		as, _ := s.leaves(s.outbox(&row))
-		return as != row.PublishedAs
-	})
-	if err := s.db.NotePublished(ctx, sent); err != nil {
+	if as, _ := s.leaves(t); as != sent.PublishedAs { // it is not published any more
+		return nil
+	}
+	if err := s.db.NotePublished(ctx, []table.Sent{sent}); err != nil {
 		return err
 	}
-	return fmt.Errorf("%w: outboxes have joined: their rows come from the WAL", errModeChanged)
+	return fmt.Errorf("%w: %s has joined, its rows come from the WAL", errModeChanged, t)
 }

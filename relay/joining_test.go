@@ -24,7 +24,7 @@ func TestOutboxJoinsInOrder(t *testing.T) {
 	t.Parallel()
 	const add = `ALTER PUBLICATION walpost ADD TABLE public.outbox_messages`
 	const drop = `ALTER PUBLICATION walpost DROP TABLE public.outbox_messages`
-	for _, name := range testenv.Some(t, 3, "added", "added, killed", "put back", "published again", "published again meanwhile") {
+	for _, name := range testenv.Some(t, 3, "added", "added, killed", "put back", "published again", "published again meanwhile", "no inserts for a while") {
 		for _, mark := range testenv.Some(t, 1, outbox.MarkUpdate, outbox.MarkJournal) {
 			t.Run(name+"/"+string(mark), func(t *testing.T) {
 				t.Parallel()
@@ -77,6 +77,13 @@ func TestOutboxJoinsInOrder(t *testing.T) {
 					grows()
 					r.exec(add)
 					grows()
+				case "no inserts for a while":
+					x = begin(both)
+					grows()
+					r.exec(`ALTER PUBLICATION walpost SET (publish = 'update')`)
+					grows()
+					r.exec(`ALTER PUBLICATION walpost SET (publish = 'insert')`)
+					grows()
 				}
 				r.joined(2)
 				grows()
@@ -128,4 +135,23 @@ func TestOthersStreamWhileOneJoins(t *testing.T) {
 	if via := r.stored()[15].Header.Get("Walpost-Via"); via != "" {
 		t.Errorf("the last message came via %s, want the WAL", strconv.Quote(via))
 	}
+}
+
+// TestPublishedAgainIsNoticed: a table without new rows is out of the publication for a while, and joins again.
+func TestPublishedAgainIsNoticed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	x := r.start().streaming()
+	r.put(1, 3)
+	r.pending(0)
+	r.joined(1)
+	r.exec(`ALTER PUBLICATION walpost DROP TABLE outbox_messages`)
+	r.joined(0)
+	x.alarmed("unpublished")
+	r.exec(`ALTER PUBLICATION walpost ADD TABLE outbox_messages`)
+	r.joined(1)
+	r.put(4, 5)
+	r.pending(0)
+	r.storedIs(1, 5)
+	x.quiet("missed_rows")
 }

@@ -58,8 +58,9 @@ func (m membership) equal(other membership) bool {
 		slices.Equal(m.members, other.members)
 }
 
-// Published says by what a publication has tables: OIDs of catalog rows, which are others where a table was
-// taken out and added again. It is "" where the publication does not bring the table's rows.
+// Published says by what a publication has tables: catalog rows, which are others where a table was taken out
+// and added again, or the publication was altered. It is "" where the publication does not bring inserts into
+// the table.
 type Published struct {
 	Publication string
 	Tables      []*outbox.Table
@@ -84,17 +85,18 @@ func publishedAs(ctx context.Context, conn *pgx.Conn, publication string, t *out
 	}
 	var as string
 	err := conn.QueryRow(ctx, `WITH
-		p AS (SELECT oid, puballtables FROM pg_publication WHERE pubname = $1),
+		p AS (SELECT oid, xmin, puballtables FROM pg_publication WHERE pubname = $1 AND pubinsert),
 		c AS (SELECT to_regclass($2)::oid AS id
 			UNION SELECT relid FROM pg_partition_ancestors(to_regclass($2)) relid),
 		s AS (`+schemas+`),
-		m AS (SELECT format('publication %s', oid) AS member FROM p WHERE puballtables
+		m AS (SELECT 'all' AS member FROM p WHERE puballtables
 			UNION ALL SELECT format('table %s', r.oid)
 			FROM pg_publication_rel r JOIN p ON r.prpubid = p.oid WHERE r.prrelid IN (SELECT id FROM c)
 			UNION ALL SELECT format('schema %s', s.oid)
 			FROM s JOIN p ON s.pnpubid = p.oid
 			WHERE s.pnnspid IN (SELECT relnamespace FROM pg_class JOIN c ON oid = id))
-		SELECT coalesce(string_agg(member, ', ' ORDER BY member), '') FROM m`,
+		SELECT coalesce(format('publication %s %s: ', (SELECT oid FROM p), (SELECT xmin FROM p))
+			|| string_agg(member, ', ' ORDER BY member), '') FROM m`,
 		publication, t.SQL()).Scan(&as)
 	if err != nil {
 		return "", fmt.Errorf("read how publication %q has %s: %w", publication, t, err)

@@ -52,6 +52,12 @@ func (t *Tracker) Begin() *Txn {
 	return t.push()
 }
 
+// Pin has nothing confirmed that is received from now on, until release is called.
+func (t *Tracker) Pin() (release func()) {
+	x := t.Begin()
+	return func() { x.Commit(0) }
+}
+
 // Idle notes a keepalive received outside a transaction: everything committed
 // below end has been received.
 func (t *Tracker) Idle(end outbox.LSN) {

@@ -213,3 +213,20 @@ func TestParseHistory(t *testing.T) {
 		t.Error("nonsense was parsed")
 	}
 }
+
+// TestTrackerPin: what is received behind a pin is confirmed when it is released.
+func TestTrackerPin(t *testing.T) {
+	tr := NewTracker(10)
+	release := tr.Pin()
+	for lsn := outbox.LSN(20); lsn <= 5000; lsn++ {
+		tr.Begin().Commit(lsn)
+		tr.Idle(lsn)
+	}
+	if got := tr.Confirmed(); got != 10 {
+		t.Errorf("confirmed %s behind a pin, want 0/A", got)
+	}
+	release()
+	if got := tr.Confirmed(); got != 5000 {
+		t.Errorf("confirmed %s when it was released, want the last one", got)
+	}
+}
