@@ -125,7 +125,7 @@ func TestOnceFromTheTable(t *testing.T) {
 	r.exec(`ALTER PUBLICATION walpost SET (publish = 'insert')`)
 	x, last := r.runOnce()
 	r.storedIs(1, 500)
-	x.alarmed("missed_rows")
+	x.quiet("missed_rows") // the outbox joins
 	if last["delivered"] != int64(500) {
 		t.Errorf("delivered %v", last["delivered"])
 	}
