@@ -21,8 +21,9 @@ type note struct {
 	read outbox.MessageID
 	seq  uint64 // of it
 	last uint64 // the last sequence
-	// proves: the message, if it is there, says that those before it are: it is the stream of the note, no
-	// message was deleted from it, and the session that read it compared all marks.
+	// proves: the message, if it is there, says that those before it are: it is the stream of the note, which
+	// has not dropped it at its front, no message was deleted from it, and the session that read it compared
+	// all marks.
 	proves bool
 	// found: the message is where the session read it.
 	found bool
@@ -38,7 +39,7 @@ type notes struct {
 	rows []table.Sent // of outbox_sent
 	// of lacks outboxes of which nothing was noted yet for this stream.
 	of map[*outbox.Table]*note
-	// complete: no other outbox has a mark.
+	// complete: of the outboxes that of lacks, none has a marked row.
 	complete bool
 	// elsewhere: the outbox was delivered to another stream or from another source.
 	elsewhere map[*outbox.Table]bool
@@ -145,8 +146,9 @@ func (n *note) take(s *table.Sent, info *jetstream.StreamInfo) {
 		return
 	}
 	n.readAt = *s.ReadAt
-	n.proves = info.Messages == info.LastSeq+1-info.FirstSeq
-	n.found = n.proves && s.ReadMessage == "" && s.ReadSequence <= info.LastSeq
+	whole := info.Messages == info.LastSeq+1-info.FirstSeq
+	n.found = whole && s.ReadMessage == "" && s.ReadSequence <= info.LastSeq
+	n.proves = n.found || whole && s.ReadSequence >= info.FirstSeq
 }
 
 // begins reports whether nothing of an outbox was delivered to this stream, and something elsewhere: then the
