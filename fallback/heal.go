@@ -48,27 +48,38 @@ func (l *Poller) unmarked() (has bool) {
 	return has
 }
 
-// Answer waits until every row of some tables that is pending when it is called is answered: delivered, or
-// found delayed, parked or held. step says what for. The poller must be running.
+// Answer waits until every row of some tables is answered that is pending when it is called, or written by a
+// transaction that is open then: delivered, or found delayed, parked or held. step says what for. The poller
+// must be running.
 func (l *Poller) Answer(ctx context.Context, step string, tables ...*outbox.Table) error {
 	db, err := open(ctx, l.cfg.Database) // the poller's own is at work
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	xid, err := db.NewXID(ctx) // of no row that is written by now
+	xid, err := db.NewXID(ctx)
 	if err != nil {
 		return err
 	}
 	for _, t := range tables {
+		backlog := l.backlog(t)
 		err := l.awaitNone(ctx, t, step, func() (left string, err error) {
-			return db.FreshBefore(ctx, t, l.cfg.DelayThreshold, xid)
+			// A transaction that is flushed is not visible before it has ended, which a synchronous standby
+			// may put off.
+			if ended, err := db.EndedBefore(ctx, xid); err != nil || !ended {
+				return "an open transaction", err
+			}
+			return backlog.Left(ctx, db)
 		})
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (l *Poller) backlog(t *outbox.Table) *table.Backlog {
+	return &table.Backlog{Table: t, Threshold: l.cfg.DelayThreshold}
 }
 
 // Settle waits until every row that is committed when it is called, and is due, is delivered or recorded. A
@@ -79,13 +90,17 @@ func (l *Poller) Settle(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
-	begun, err := db.NewMoment(ctx)
+	begun, err := db.Now(ctx)
 	if err != nil {
 		return err
 	}
 	for _, t := range l.cfg.Outboxes {
+		backlog := l.backlog(t)
 		err := l.awaitNone(ctx, t, "deliver what is pending", func() (left string, err error) {
-			return db.DueBefore(ctx, t, l.cfg.DelayThreshold, l.cfg.OnPoison != Skip, begun)
+			if left, err = backlog.Left(ctx, db); err != nil || left != "" {
+				return left, err
+			}
+			return db.TriableBefore(ctx, t, l.cfg.OnPoison != Skip, begun)
 		})
 		if err != nil {
 			return err

@@ -98,18 +98,23 @@ func (s *session) unpublished(ctx context.Context, sent *table.Sent) error {
 	return s.db.NotePublished(ctx, []table.Sent{void})
 }
 
-// joinOrLeave has an outbox join where nothing is pending that was written by now.
+// joinOrLeave has an outbox join where nothing is pending.
 func (s *session) joinOrLeave(ctx context.Context, sent *table.Sent, as string) error {
 	t := s.outbox(sent)
 	xid, err := s.db.NewXID(ctx)
 	if err != nil {
 		return err
 	}
-	left, err := s.db.FreshBefore(ctx, t, s.cfg.DelayThreshold, xid)
+	joins, err := s.db.EndedBefore(ctx, xid)
+	if err == nil && joins {
+		var fresh []table.Candidate
+		fresh, err = s.db.Fresh(ctx, t, s.cfg.DelayThreshold, 1)
+		joins = len(fresh) == 0
+	}
 	if err != nil && !waitsOut(err) {
 		return err
 	}
-	if err != nil || left != "" {
+	if err != nil || !joins {
 		s.leave(t, as)
 		return nil
 	}

@@ -3,62 +3,91 @@ package table
 import (
 	"context"
 	"fmt"
-	"strings"
+	"math"
 	"time"
 
 	"github.com/walpost/walpost/outbox"
 )
 
-// Moment is a point in the time of a server: xid is greater than that of every transaction that had written
-// anything by then.
-type Moment struct {
-	xid int64
-	at  time.Time
+// backlogList is how many ids a [Backlog] keeps. A variable for tests.
+var backlogList = 16_384
+
+// Backlog is the set of rows of a table that are pending, due, not recorded and not kept at the first call of
+// Left. They are known by their ids: a row that is updated later belongs to it, although its xmin is new.
+//
+// At most 16,384 ids are kept. If more rows are pending, the next ids are listed when these are answered, in
+// the order in which rows are delivered, until as many were listed as were pending. So the wait ends even if
+// rows are inserted faster than they are delivered.
+type Backlog struct {
+	Table *outbox.Table
+	// Threshold is that of [DB.Fresh].
+	Threshold time.Duration
+
+	counted  bool
+	unlisted int      // how many rows the next lists may have
+	ids      []string // of the last list, those that are left
 }
 
-// NewMoment is now.
-func (db *DB) NewMoment(ctx context.Context) (m Moment, err error) {
-	err = db.QueryRow(ctx, []any{&m.xid, &m.at},
-		`SELECT pg_current_xact_id()::text::bigint, clock_timestamp()`)
-	if err != nil {
-		return m, fmt.Errorf("take a transaction id: %w", err)
+// Left names a row that is left, or returns "". It can be called again after an error.
+func (b *Backlog) Left(ctx context.Context, db *DB) (left string, err error) {
+	if !b.counted {
+		if b.unlisted, err = db.PendingCount(ctx, b.Table, math.MaxInt); err != nil {
+			return "", err
+		}
+		b.counted = true
 	}
-	return m, nil
+	for {
+		if len(b.ids) > 0 {
+			ids, err := db.stillFresh(ctx, b.Table, b.Threshold, b.ids)
+			if err != nil {
+				return "", err
+			}
+			if b.ids = ids; len(ids) > 0 {
+				return "row " + ids[0], nil
+			}
+		}
+		if b.unlisted <= 0 {
+			return "", nil
+		}
+		listed, err := db.Fresh(ctx, b.Table, b.Threshold, backlogList)
+		if err != nil {
+			return "", err
+		}
+		for _, c := range listed {
+			b.ids = append(b.ids, c.ID)
+		}
+		if b.unlisted -= len(listed); len(listed) < backlogList {
+			b.unlisted = 0
+		}
+	}
 }
 
-// DueBefore tells a row that was committed before a moment, and can be delivered since then: it is pending,
-// due and not recorded, or it is a recorded row that might be tried at the moment and was not tried since. It
-// is "" where there is none. hold is that of [DB.Recorded].
-func (db *DB) DueBefore(
-	ctx context.Context, t *outbox.Table, threshold time.Duration, hold bool, m Moment,
+// stillFresh returns those of the rows that are pending, due, not recorded and not kept.
+func (db *DB) stillFresh(
+	ctx context.Context, t *outbox.Table, threshold time.Duration, ids []string,
+) ([]string, error) {
+	fresh := freshIs(t, threshold, anyHalf(t, threshold)) + " AND " + unkeptSQL(t, db.own.deadLetters)
+	return db.stillPending(ctx, t, ids, " AND "+fresh)
+}
+
+// TriableBefore names a recorded row that might be tried at a time and was not tried since, or returns "".
+// hold is that of [DB.Recorded].
+func (db *DB) TriableBefore(
+	ctx context.Context, t *outbox.Table, hold bool, at time.Time,
 ) (left string, err error) {
-	err = db.QueryRow(ctx, []any{&left}, "SELECT "+freshBeforeSQL(t, threshold, db.own.deadLetters), m.xid)
-	if err == nil && left == "" && t.Layout.Records() {
-		err = db.recordedParts.of(t).run(recordedHash(t), func(where string) (bool, error) {
-			sql := fmt.Sprintf("SELECT coalesce((SELECT concat('row ', l.id) FROM (%s) l LIMIT 1), '')",
-				recordedListSQL(t, hold, "$1::timestamptz", where))
-			err := db.QueryRow(ctx, []any{&left}, sql, m.at)
-			return left != "", err
-		})
+	if !t.Layout.Records() {
+		return "", nil
 	}
+	err = db.recordedParts.of(t).run(recordedHash(t), func(where string) (bool, error) {
+		sql := fmt.Sprintf("SELECT coalesce((SELECT concat('row ', l.id) FROM (%s) l LIMIT 1), '')",
+			recordedListSQL(t, hold, "$1::timestamptz", where))
+		err := db.QueryRow(ctx, []any{&left}, sql, at)
+		return left != "", err
+	})
 	if err != nil {
-		return "", fmt.Errorf("look for due rows of %s: %w", t, err)
+		return "", fmt.Errorf("look for recorded rows of %s: %w", t, err)
 	}
 	return left, nil
-}
-
-// freshBeforeSQL names a row that is pending, due, not recorded and not kept, and that a transaction with an
-// id below $1 has written, or gives an empty text.
-func freshBeforeSQL(t *outbox.Table, threshold time.Duration, letters string) string {
-	var halves []string
-	for _, half := range freshHalves(t, threshold) {
-		halves = append(halves, fmt.Sprintf(`
-			(SELECT concat('row ', t.%s) FROM %s t WHERE %s
-				AND age(t.xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::bigint - $1
-				AND %s LIMIT 1)`,
-			t.Column(outbox.ID), sourceOf(t).pending, freshWhere(t, threshold, half), unkeptSQL(t, letters)))
-	}
-	return "coalesce(" + strings.Join(halves, ",") + ", '')"
 }
 
 // recordedListSQL lists the recorded rows that may be tried at a time, of those that where is true of: see

@@ -128,8 +128,6 @@ func TestKeptWithoutRecord(t *testing.T) {
 	b.exec(`CREATE TABLE bare (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text);
 		INSERT INTO bare VALUES (1, 'order', '1', 'a', repeat('x', 17 << 20)), (2, 'order', '1', 'a', '{}')`)
 	b.must(b.db.CheckTable(t.Context(), bare))
-	xid, err := b.db.NewXID(t.Context())
-	b.must(err)
 	fresh := func(want ...string) {
 		t.Helper()
 		cs, err := b.db.Fresh(t.Context(), bare, time.Second, 10)
@@ -159,8 +157,14 @@ func TestKeptWithoutRecord(t *testing.T) {
 	if got := b.text(`SELECT concat(count(*), '|', min(row_id), '|', min(original ->> 'walpost:omitted')) FROM outbox_messages_dlq`); got != `1|1|["payload"]` {
 		t.Errorf("the dead letters are %s", got)
 	}
+	backlog := &table.Backlog{Table: bare, Threshold: time.Second}
+	left, err := backlog.Left(t.Context(), b.db)
+	b.must(err)
+	if left != "row 2" {
+		t.Errorf("a slot that is made waits for %q, want row 2", left)
+	}
 	b.exec(`DELETE FROM ` + bare.SQL() + ` WHERE id = 2`)
-	left, err := b.db.FreshBefore(t.Context(), bare, time.Second, xid)
+	left, err = backlog.Left(t.Context(), b.db)
 	b.must(err)
 	if left != "" {
 		t.Errorf("a slot that is made waits for %s", left)

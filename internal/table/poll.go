@@ -117,13 +117,18 @@ func anyHalf(t *outbox.Table, threshold time.Duration) string {
 // freshWhere is the condition under which a row is pending and not recorded, and
 // due, or early: see freshHalves.
 func freshWhere(t *outbox.Table, threshold time.Duration, due string) string {
-	where := PendingSQL(t, "t") + " AND " + unrecordedIs(t, "t")
+	return PendingSQL(t, "t") + " AND " + freshIs(t, threshold, due)
+}
+
+// freshIs is freshWhere of a pending row.
+func freshIs(t *outbox.Table, threshold time.Duration, due string) string {
+	is := unrecordedIs(t, "t")
 	if t.Layout.Has(outbox.AvailableAt) {
 		at := "t." + t.Column(outbox.AvailableAt)
-		where += fmt.Sprintf(" AND %s AND ((%s > now()) IS NOT TRUE OR (%s) IS NOT TRUE)",
+		is += fmt.Sprintf(" AND %s AND ((%s > now()) IS NOT TRUE OR (%s) IS NOT TRUE)",
 			due, at, scheduledSQL(t, threshold))
 	}
-	return where
+	return is
 }
 
 // Recorded lists the recorded rows that may be tried now, at most limit: parked
@@ -419,14 +424,21 @@ func overLimitSQL(t *outbox.Table, f outbox.Field) string {
 // StillPending tells which of the rows are pending: of rows that Fetch left out,
 // those that somebody has locked.
 func (db *DB) StillPending(ctx context.Context, t *outbox.Table, ids []string) (pending []string, err error) {
+	return db.stillPending(ctx, t, ids, "")
+}
+
+// stillPending is StillPending with a further condition.
+func (db *DB) stillPending(
+	ctx context.Context, t *outbox.Table, ids []string, and string,
+) (pending []string, err error) {
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s`,
-		t.Column(outbox.ID), sourceOf(t).all, t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t"))
+		t.Column(outbox.ID), sourceOf(t).all, t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t")+and)
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		pending = append(pending, string(v[0]))
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for locked rows of %s: %w", t, err)
+		return nil, fmt.Errorf("look for rows that are still pending in %s: %w", t, err)
 	}
 	return pending, nil
 }
@@ -451,21 +463,6 @@ func (db *DB) NextDue(ctx context.Context, t *outbox.Table) (wait time.Duration,
 		return 0, false, fmt.Errorf("look for the next due row of %s: %w", t, err)
 	}
 	return max(time.Duration(seconds*float64(time.Second)), 0), true, nil
-}
-
-// FreshBefore tells a row that is pending, due, not recorded and not kept and that a transaction with
-// an id below xid has written, or that such a transaction is still open: one that is flushed
-// is not visible before it has ended, which a synchronous standby may put off. It is "" where
-// there is neither.
-func (db *DB) FreshBefore(
-	ctx context.Context, t *outbox.Table, threshold time.Duration, xid int64,
-) (left string, err error) {
-	sql := `SELECT CASE WHEN pg_snapshot_xmin(pg_current_snapshot())::text::bigint < $1
-		THEN 'an open transaction' ELSE ` + freshBeforeSQL(t, threshold, db.own.deadLetters) + ` END`
-	if err := db.QueryRow(ctx, []any{&left}, sql, xid); err != nil {
-		return "", fmt.Errorf("look for older rows of %s: %w", t, err)
-	}
-	return left, nil
 }
 
 // recordedSQL is the condition under which a row is parked or held. One that is dead and

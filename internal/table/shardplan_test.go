@@ -74,8 +74,8 @@ func TestShardSearchesPassOverOthers(t *testing.T) {
 				return 0, err
 			},
 			"before the slot": func() (int, error) {
-				left, err := db.FreshBefore(t.Context(), table, time.Second, 0)
-				return len(left), err
+				left, err := (&Backlog{Table: table, Threshold: time.Second}).Left(t.Context(), db)
+				return min(len(left), 1), err
 			},
 			"pending": func() (int, error) { return db.PendingCount(t.Context(), table, 10) },
 			"recorded": func() (int, error) {
@@ -87,7 +87,7 @@ func TestShardSearchesPassOverOthers(t *testing.T) {
 				return len(keys), err
 			},
 		}
-		found := map[string]int{"due": 100, "due, more than the limit": 5, "next due": 1, "pending": 10}
+		found := map[string]int{"due": 100, "due, more than the limit": 5, "next due": 1, "before the slot": 1, "pending": 10}
 		for name, search := range searches {
 			before := entriesRead(t, db)
 			n, err := search()
