@@ -168,7 +168,7 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if err := s.past.published.check(ctx, s.db); err != nil {
 		return err
 	}
-	return s.checkPublished(ctx)
+	return s.checkPublished(ctx, &s.past.published.last.Membership)
 }
 
 // published knows whether the publication brings every row. A session's start and then its watchFacts own it,
@@ -181,7 +181,9 @@ type published struct {
 
 // check raises an alarm where the publication leaves out rows.
 func (p *published) check(ctx context.Context, db *table.DB) error {
-	look := stream.PublicationLook{Publication: p.cfg.Publication, Tables: p.cfg.Outboxes, Before: p.last}
+	look := stream.PublicationLook{
+		Membership: stream.Membership{Publication: p.cfg.Publication, Tables: p.cfg.Outboxes}, Before: p.last,
+	}
 	if err := db.Use(ctx, look.Take); err != nil {
 		return err
 	}

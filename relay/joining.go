@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -18,44 +17,21 @@ import (
 // are left to the table first, while the others stream. When nothing is left from before a moment from which
 // the slot keeps the WAL, the next session takes them from there.
 
-// leftOut has the outboxes of a session that reads the WAL whose rows are left to the table, and by what the
-// publication has each: "" where by nothing, so that the WAL has no rows of it either.
-type leftOut map[*outbox.Table]string
-
-// leave leaves an outbox to the table from now on.
-func (s *session) leave(t *outbox.Table, as string) {
-	for {
-		before := s.left.Load()
-		left := leftOut{t: as}
-		if before != nil {
-			left = maps.Clone(*before)
-			left[t] = as
-		}
-		if s.left.CompareAndSwap(before, &left) {
-			return
-		}
-	}
-}
+// leave leaves an outbox to the table from now on, which the publication has by that: "" where by nothing, so
+// that the WAL has no rows of it either.
+func (s *session) leave(t *outbox.Table, as string) { s.left.Store(t, as) }
 
 // leaves reports whether an outbox is left to the table, and by what the publication has it.
 func (s *session) leaves(t *outbox.Table) (as string, leaves bool) {
-	if left := s.left.Load(); left != nil {
-		as, leaves = (*left)[t]
-	}
+	v, leaves := s.left.Load(t)
+	as, _ = v.(string)
 	return as, leaves
 }
 
-// published returns rows of outbox_sent with what the publication has their tables by now.
-func (s *session) published(ctx context.Context, rows []table.Sent) ([]table.Sent, error) {
-	look := stream.Published{Publication: s.cfg.Publication, Tables: s.cfg.Outboxes}
-	if err := s.db.Use(ctx, look.Take); err != nil {
-		return nil, err
-	}
-	now := slices.Clone(rows)
-	for i := range now {
-		now[i].PublishedAs = look.As[s.outbox(&now[i])]
-	}
-	return now, nil
+// membership reads how the publication has the outboxes.
+func (s *session) membership(ctx context.Context) (*stream.Membership, error) {
+	m := &stream.Membership{Publication: s.cfg.Publication, Tables: s.cfg.Outboxes}
+	return m, s.db.Use(ctx, m.Take)
 }
 
 // outbox is the one that a row of outbox_sent is of.
@@ -68,13 +44,13 @@ func (s *servers) outbox(of *table.Sent) *outbox.Table {
 // leaveOut compares how the publication has the outboxes with what was noted when they joined. One that has
 // nothing pending joins at once. Where there is no table outbox_sent, nothing is known, and none is left out.
 func (s *session) leaveOut(ctx context.Context) error {
-	now, err := s.published(ctx, s.noter.rows)
+	now, err := s.membership(ctx)
 	if err != nil {
 		return err
 	}
-	for i := range now {
+	for i := range s.noter.rows {
 		sent := &s.noter.rows[i]
-		switch as := now[i].PublishedAs; {
+		switch as := now.As(s.outbox(sent)); {
 		case as == "":
 			err = s.unpublished(ctx, sent)
 		case as != sent.PublishedAs:
@@ -128,19 +104,16 @@ func (s *session) joinOrLeave(ctx context.Context, sent *table.Sent, as string) 
 }
 
 // checkPublished ends the session where the publication has an outbox by something else than when it began.
-// One that it does not have any more keeps no other one waiting. The reader calls it, and watchFacts.
-func (s *session) checkPublished(ctx context.Context) error {
-	now, err := s.published(ctx, s.noter.rows)
-	if err != nil {
-		return err
-	}
-	for i, sent := range s.noter.rows {
+// One that it does not have any more keeps no other one waiting. watchFacts calls it, and the reader by
+// readPublished.
+func (s *session) checkPublished(ctx context.Context, now *stream.Membership) error {
+	for _, sent := range s.noter.rows {
 		t := s.outbox(&sent)
 		before, left := s.leaves(t)
 		if !left {
 			before = sent.PublishedAs
 		}
-		switch as := now[i].PublishedAs; as {
+		switch as := now.As(t); as {
 		case before:
 		case "":
 			if err := s.unpublished(ctx, &sent); err != nil {
@@ -152,6 +125,15 @@ func (s *session) checkPublished(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// readPublished is checkPublished of what the publication has now.
+func (s *session) readPublished(ctx context.Context) error {
+	now, err := s.membership(ctx)
+	if err != nil {
+		return err
+	}
+	return s.checkPublished(ctx, now)
 }
 
 // So long the slot keeps WAL for an outbox that joins, the first time and at most.
@@ -202,7 +184,7 @@ func (s *session) joinOne(ctx context.Context, sent table.Sent) error {
 		}
 		release()
 	}
-	if err := s.checkPublished(ctx); err != nil {
+	if err := s.readPublished(ctx); err != nil {
 		return err
 	}
 	if as, _ := s.leaves(t); as != sent.PublishedAs { // it is not published any more

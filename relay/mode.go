@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -260,9 +261,14 @@ func (l *leader) sayMade(again bool, took time.Duration, rows int64) {
 func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 	for {
 		var sent []table.Sent
-		err := l.slots.makeAnswered(ctx, db, func(ctx context.Context) (err error) {
-			if sent, err = s.published(ctx, s.noter.rows); err != nil {
+		err := l.slots.makeAnswered(ctx, db, func(ctx context.Context) error {
+			now, err := s.membership(ctx)
+			if err != nil {
 				return err
+			}
+			sent = slices.Clone(s.noter.rows)
+			for i := range sent {
+				sent[i].PublishedAs = now.As(s.outbox(&sent[i]))
 			}
 			const step = "deliver what was written before the slot was made"
 			return s.poller.Answer(ctx, step, s.cfg.Outboxes...)

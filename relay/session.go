@@ -67,7 +67,7 @@ type session struct {
 	watchedRecoveryLSN atomic.Uint64
 	away               atomic.Bool  // JetStream
 	stored             atomic.Int64 // PubAcks
-	left               atomic.Pointer[leftOut]
+	left               sync.Map     // the outboxes that are left to the table: see leave
 	// other is the publisher of a replay into another stream.
 	other atomic.Pointer[publish.Publisher]
 }
@@ -143,7 +143,7 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	handler := &walHandler{
 		reporter: s.reporter, cfg: s.cfg, db: s.db, publisher: s.publisher,
 		marker: s.marker, holds: s.holds, poller: s.poller, recovered: s.recovered,
-		moved: s.moved, altered: s.altered, leaves: s.leaves, checkPublished: s.checkPublished,
+		moved: s.moved, altered: s.altered, leaves: s.leaves, checkPublished: s.readPublished,
 	}
 	s.poller.Beside(pollerWAL{s.wal, handler})
 	s.watchedRecoveryLSN.Store(uint64(s.recovered.recoveryLSN))
