@@ -74,9 +74,13 @@ func readSent(cmd *cobra.Command, db *table.DB, privileges string) ([]table.Sent
 
 func listSent(w io.Writer, all []table.Sent) error {
 	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(columns, "OUTBOX\tSOURCE\tSTREAM\tSLOT\tSHARD\tWHERE\tFIRST START\tPENDING ROWS THEN")
+	fmt.Fprintln(columns,
+		"OUTBOX\tSOURCE\tSTREAM\tSLOT\tJOINED\tSHARD\tWHERE\tFIRST START\tPENDING ROWS THEN")
 	for _, s := range all {
-		begun, initial := "the next one", "-"
+		joined, begun, initial := "no", "the next one", "-"
+		if s.PublishedAs != "" {
+			joined = "yes"
+		}
 		if s.BegunAt != nil {
 			begun = s.BegunAt.UTC().Format("2006-01-02 15:04:05 MST")
 			initial = map[string]string{"pending": "published", "none": "marked"}[s.Initial]
@@ -85,8 +89,8 @@ func listSent(w io.Writer, all []table.Sent) error {
 		if s.Domain != "" {
 			stream += "@" + s.Domain
 		}
-		fmt.Fprintf(columns, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cell(s.Outbox), cell(s.Source), cell(stream),
-			cell(s.Slot), dash(s.Shard), cell(dash(s.Condition)), begun, initial)
+		fmt.Fprintf(columns, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cell(s.Outbox), cell(s.Source),
+			cell(stream), cell(s.Slot), joined, dash(s.Shard), cell(dash(s.Condition)), begun, initial)
 	}
 	if err := columns.Flush(); err != nil {
 		return err
