@@ -96,7 +96,8 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 		`SELECT pg_drop_replication_slot(slot_name)
 			FROM pg_replication_slots WHERE database = current_database()`,
 		`TRUNCATE public.outbox_messages, public.outbox_messages_dlq,
-			public.outbox_journal, public.outbox_deferred, public.outbox_progress`,
+			public.outbox_journal, public.outbox_deferred`,
+		`DELETE FROM public.outbox_known`,
 		truncateEvents,
 		`DO $$
 			DECLARE p name;

@@ -60,6 +60,9 @@ func (b *bench) latency(ctx context.Context, mark string, rate int) error {
 	if err := b.settled(ctx, set.Mark, hasEnded); err != nil {
 		return err
 	}
+	if err := b.none(ctx, unjoinedSQL, hasEnded); err != nil {
+		return err
+	}
 	mu.Lock()
 	measuring = true
 	mu.Unlock()

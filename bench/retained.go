@@ -134,7 +134,7 @@ func (b *bench) retain(ctx context.Context, set Setting) (*Retained, error) {
 // sizeSQL is how large outbox $1 is, and how large the journal is.
 const sizeSQL = `SELECT sum(pg_total_relation_size(t.relid))::bigint,
 		pg_total_relation_size('public.outbox_journal') + pg_total_relation_size('public.outbox_deferred')
-			+ pg_total_relation_size('public.outbox_progress')
+			+ pg_total_relation_size('public.outbox_known')
 	FROM (` + partsSQL + `) t`
 
 // partsSQL are outbox $1 and its partitions.
