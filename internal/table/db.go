@@ -43,6 +43,8 @@ type DB struct {
 	portion portionSize // of statements that hash rows
 	// recordedParts divides [DB.Recorded], keyParts [DB.Aggregates].
 	recordedParts, keyParts tableParts
+	// awaited is the process that this relay waits for, see [DB.Deliver].
+	awaited int32
 	// marks holds the statement that marks, by outbox.Table: to write it costs as much as to mark some rows.
 	marks sync.Map
 }

@@ -80,6 +80,13 @@ func (s *Sent) Overlaps(other *Sent) bool {
 	return s.Outbox == other.Outbox && shardsOverlap(s.Shard, other.Shard)
 }
 
+// SharesRows reports whether both deliver some of the same rows. Of two different conditions nothing tells
+// whether rows fit both: they count as parts of an outbox.
+func (s *Sent) SharesRows(other *Sent) bool {
+	return s.Overlaps(other) &&
+		(s.Condition == other.Condition || s.Condition == "" || other.Condition == "")
+}
+
 // Begun says what outbox_sent knows of the first start of a delivery.
 type Begun int
 
@@ -103,7 +110,7 @@ func (s *Sent) BegunIn(known []Sent) Begun {
 		case k.SameDelivery(s) && k.BegunAt == nil:
 			return NotBegun
 		case k.BegunAt == nil || !k.Overlaps(s):
-		case k.Condition == s.Condition || k.Condition == "" || s.Condition == "":
+		case k.SharesRows(s):
 			begun = WasBegun
 		case begun == NotKnown:
 			begun = MaybeBegun
@@ -140,14 +147,24 @@ func shardsOverlap(a, b string) bool {
 // Sent returns the rows of outbox_sent. exists is false where the table does not exist. It fails where the
 // role lacks one of the privileges, such as "SELECT, INSERT".
 func (db *DB) Sent(ctx context.Context, privileges string) (known []Sent, exists bool, err error) {
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		known, exists, err = db.readSent(ctx, conn, privileges)
+		return err
+	})
+	return known, exists, err
+}
+
+func (db *DB) readSent(
+	ctx context.Context, q queryer, privileges string,
+) (known []Sent, exists bool, err error) {
 	var lacking string
 	// An application may have a table of that name.
-	err = db.QueryRow(ctx, []any{&exists, &lacking}, `
+	err = q.QueryRow(ctx, `
 		SELECT (SELECT count(*) FROM pg_attribute
 			WHERE attrelid = to_regclass($1) AND attname IN ('condition', 'begun_at')) = 2,
 			coalesce(string_agg(p, ', '), '')
 		FROM unnest(string_to_array($2, ', ')) p WHERE NOT has_table_privilege(to_regclass($1), p)`,
-		db.own.sent, privileges)
+		db.own.sent, privileges).Scan(&exists, &lacking)
 	if err != nil || !exists {
 		return nil, false, err
 	}
@@ -156,21 +173,18 @@ func (db *DB) Sent(ctx context.Context, privileges string) (known []Sent, exists
 			fmt.Sprintf("GRANT %s ON %s TO %s", lacking, db.own.sent, outbox.QuoteIdent(db.User())),
 			"the role lacks privileges on table %s: %s", SentTable, lacking))
 	}
-	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		rows, _ := conn.Query(ctx, `
-			SELECT id, outbox, source, shard, condition, stream, domain, slot, initial, begun_at,
-				coalesce(published_as, ''),
-				stream_created, coalesce(read_sequence, 0), coalesce(read_message, ''), read_at,
-				coalesce(last_sequence, 0), noted_at, ended_at
-			FROM `+db.own.sent+` ORDER BY outbox, source, stream, domain, condition, shard, id`)
-		known, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sent, err error) {
-			err = row.Scan(&s.id, &s.Outbox, &s.Source, &s.Shard, &s.Condition, &s.Stream, &s.Domain,
-				&s.Slot, &s.Initial, &s.BegunAt, &s.PublishedAs,
-				&s.StreamCreated, &s.ReadSequence, &s.ReadMessage, &s.ReadAt,
-				&s.LastSequence, &s.NotedAt, &s.EndedAt)
-			return s, err
-		})
-		return err
+	rows, _ := q.Query(ctx, `
+		SELECT id, outbox, source, shard, condition, stream, domain, slot, initial, begun_at,
+			coalesce(published_as, ''),
+			stream_created, coalesce(read_sequence, 0), coalesce(read_message, ''), read_at,
+			coalesce(last_sequence, 0), noted_at, ended_at
+		FROM `+db.own.sent+` ORDER BY outbox, source, stream, domain, condition, shard, id`)
+	known, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sent, err error) {
+		err = row.Scan(&s.id, &s.Outbox, &s.Source, &s.Shard, &s.Condition, &s.Stream, &s.Domain,
+			&s.Slot, &s.Initial, &s.BegunAt, &s.PublishedAs,
+			&s.StreamCreated, &s.ReadSequence, &s.ReadMessage, &s.ReadAt,
+			&s.LastSequence, &s.NotedAt, &s.EndedAt)
+		return s, err
 	})
 	if err != nil {
 		return nil, true, fmt.Errorf("read %s: %w", SentTable, err)
@@ -323,11 +337,8 @@ func (db *DB) NoteSent(ctx context.Context, s Sent, begun bool) error {
 func (db *DB) SlotInUse(ctx context.Context, of Sent) (used bool, err error) {
 	err = db.QueryRow(ctx, []any{&used}, `
 		SELECT EXISTS (SELECT FROM `+db.own.sent+` s
-			JOIN pg_locks l
-				ON l.classid::int8 << 32 | l.objid::int8 = hashtextextended('walpost/' || s.slot, 0)
-			WHERE `+deliverySQL+` AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
-				AND l.pid <> pg_backend_pid()
-				AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`,
+			JOIN pg_locks l ON `+heldSQL("hashtextextended('walpost/' || s.slot, 0)")+`
+			WHERE `+deliverySQL+` AND l.pid <> pg_backend_pid())`,
 		of.key()...)
 	return used, err
 }
@@ -400,9 +411,7 @@ WITH others AS (
 	SELECT id FROM {sent} s
 	WHERE outbox = ANY($1) AND id <> ALL($2) AND ended_at IS NULL AND noted_at <= now()
 		AND NOT EXISTS (SELECT FROM pg_locks l
-			WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
-				AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-				AND l.classid::int8 << 32 | l.objid::int8 = hashtextextended('walpost/' || s.slot, 0))
+			WHERE `+heldSQL("hashtextextended('walpost/' || s.slot, 0)")+` AND l.pid <> pg_backend_pid())
 	FOR UPDATE SKIP LOCKED
 ), ended AS (
 	UPDATE {sent} SET ended_at = now() WHERE id = ANY(ARRAY(SELECT id FROM others)) RETURNING 1

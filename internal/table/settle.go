@@ -274,6 +274,7 @@ func (db *DB) isAnother(ctx context.Context, t *outbox.Table, row Row, err error
 
 type queryer interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
 func (db *DB) settleIn(
