@@ -50,6 +50,7 @@ func (x *checker) findRelay(ctx context.Context) (f check.Findings) {
 	if differs {
 		f.Failed(check.Warn, "slot-shared", x.errSlotShared())
 	}
+	f.Failed(check.Warn, "outbox-shared", x.findDeliverer(ctx, holder))
 	return f
 }
 

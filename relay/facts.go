@@ -162,6 +162,9 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if err := s.checkStream(ctx); err != nil {
 		return err
 	}
+	if err := s.noticeAwaiting(ctx); err != nil {
+		return err
+	}
 	if _, err := compareTables(ctx, s.reporter, s.db, s.cfg.Outboxes); err != nil || s.wal == nil {
 		return err
 	}

@@ -165,6 +165,9 @@ var failures = map[place][]failure{
 			and("the next one begins at once").as("mode_changed"),
 		on("another process streams the slot", isAny(stream.ErrSlotActive), standBy).
 			and("with the lock, until the slot is free").as("slot_active").alarms(alarm.SlotInUse).passing(),
+		on("another relay delivers some of the same rows", isAny(errSharedRows), standBy).
+			and("with the lock, until that relay has ended").
+			as("outbox_shared").alarms(alarm.OutboxShared).passing(),
 		on("another relay writes to the stream, in two sessions in a row", isAny(ErrRival), endTerm).
 			as("rival").alarms(alarm.Rival).passing(),
 		on("the id column has another type", isAny(table.ErrTableChanged), endTerm),

@@ -173,6 +173,7 @@ func TestReasons(t *testing.T) {
 		{errStopped, "stopped", false},
 		{errModeChanged, "mode_changed", false},
 		{stream.ErrSlotActive, "slot_active", true},
+		{errSharedRows, "outbox_shared", true},
 		{ErrRival, "rival", true},
 		{errOverBudget, "over_budget", true},
 		{fmt.Errorf("%w: %w", errUnsendable, postgres("22021")), "postgres_22021", false},

@@ -201,6 +201,9 @@ func (l *leader) beginOutboxes(ctx context.Context, db *table.DB) error {
 			return err
 		}
 	}
+	if err := l.deliverAlone(ctx, db); err != nil { // outbox_sent has all outboxes now
+		return err
+	}
 	for i, n := range skipped {
 		if n > 0 {
 			l.log.Warn("marked the rows that were pending before the first start, without publishing them "+

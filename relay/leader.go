@@ -151,7 +151,8 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 	defer stop(nil)
 	defer context.AfterFunc(held, func() { stop(context.Cause(held)) })()
 	b := backoff{least: 50 * time.Millisecond, most: 5 * time.Second}
-	var taken time.Time // since when the slot is somebody else's
+	var waits string // the reason to stand by with the lock, since then
+	var since time.Time
 	for {
 		l.past.advance = false
 		l.status.beginSession()
@@ -181,16 +182,15 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 			return err
 		}
 		if f.outcome == standBy {
-			// Its walsender may outlive a relay that was cut off, for some seconds.
-			if taken.IsZero() {
-				taken = time.Now()
+			if f.reason != waits {
+				waits, since = f.reason, time.Now()
 			}
-			l.standByFor(err, time.Since(taken))
+			l.standByFor(err, time.Since(since))
 			l.once.failed(err)
 			sleep.For(work, 250*time.Millisecond)
 			continue
 		}
-		taken = time.Time{}
+		waits = ""
 		if l.past.advance {
 			b.reset()
 			l.once.advanced()
@@ -205,9 +205,13 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 // gone.
 const slotPatience = 30 * time.Second
 
-// standByFor says that the slot is somebody else's. This relay has the lock, so in the long
-// run it is no relay's.
+// standByFor says that the slot is somebody else's, or the rows are. This relay has the lock, so in the long
+// run the slot is no relay's: the walsender of one that was cut off outlives it for some seconds.
 func (l *leader) standByFor(err error, since time.Duration) {
+	if errors.Is(err, errSharedRows) {
+		l.awaitDeliverer(err, since)
+		return
+	}
 	if since > slotPatience {
 		if !l.limited("slot_in_use", 10*time.Minute) {
 			l.alarm(alarm.SlotInUse, zap.Error(err))

@@ -42,6 +42,9 @@ const modeCheck = 5 * time.Second
 // session gets the rows in the best way that there is now, until something fails
 // or another way opens up.
 func (l *leader) session(ctx, held context.Context, db *table.DB) (err error) {
+	if err := l.deliverAlone(ctx, db); err != nil {
+		return err
+	}
 	l.status.do("look at the tables")
 	unfit, err := compareTables(ctx, l.reporter, db, l.cfg.Outboxes)
 	if err != nil {

@@ -99,7 +99,7 @@ func (l *leader) lockedError(ctx context.Context, db *table.DB) error {
 	}
 	who := "another relay"
 	if holder, err := db.LockHolder(ctx); err == nil && holder != nil {
-		who = fmt.Sprintf("process %d (%s)", holder.PID, holder.Application)
+		who = holder.String()
 	}
 	return hint.Errorf("that relay delivers what is pending; stop it to run once",
 		"a relay holds the lock of this slot: %s", who)

@@ -11,8 +11,8 @@ import (
 // errSlotShared: the relay that holds the lock does not deliver what this one would.
 func (s *servers) errSlotShared() error {
 	return hint.Errorf(
-		"give this relay a postgres.slot, a nats.stream and a nats.subject of its own, or configure both "+
-			"relays with the same outboxes and stream",
+		"configure both relays with the same outboxes and stream; give this one a postgres.slot, a "+
+			"nats.stream and a nats.subject of its own only if it has none of the same rows",
 		"the relay that holds the lock of slot %s has other outboxes or another stream: it does not deliver "+
 			"what this configuration names", s.cfg.Slot)
 }

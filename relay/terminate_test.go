@@ -12,7 +12,7 @@ import (
 // back, and no event is lost or stored twice over it.
 func TestConnectionsAreTerminated(t *testing.T) {
 	connections := []struct{ name, pid string }{
-		{"lock", `SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`},
+		{"lock", `SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`},
 		{"walsender", `SELECT active_pid FROM pg_replication_slots WHERE active_pid IS NOT NULL AND database = current_database()`},
 	}
 	t.Parallel()

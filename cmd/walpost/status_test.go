@@ -113,7 +113,7 @@ func TestStatus(t *testing.T) {
 		wantText(t, o.walpost("status"), "^note: the relay that holds the lock has other outboxes or another stream")
 		o.must(os.Unsetenv("WALPOST_STREAM"))
 		equal(t, "who holds the lock", r.Relay.Lock.Application, "walpost")
-		equal(t, "its process", fmt.Sprint(r.Relay.Lock.PID), o.text(`SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+		equal(t, "its process", fmt.Sprint(r.Relay.Lock.PID), o.text(`SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`))
 		equal(t, "the slot's process", fmt.Sprint(r.Slot.Walsender.PID), o.text(`SELECT active_pid FROM pg_replication_slots WHERE database = current_database()`))
 		equal(t, "client", *r.Relay.Lock.Client, "127.0.0.1")

@@ -63,7 +63,8 @@ func printStatus(w io.Writer, r *status.Report, cfg *Config, asJSON bool) error 
 	if r.Relay != nil && r.Relay.SlotShared {
 		s.note("the relay that holds the lock has other outboxes or another stream: "+
 			"it does not deliver what this configuration names",
-			"give each of the two relays its own postgres.slot, nats.stream and nats.subject")
+			"configure both with the same outboxes and stream; if they have none of the same rows, give "+
+				"each its own postgres.slot, nats.stream and nats.subject")
 	}
 	for _, u := range r.Unread {
 		s.note("not read: "+u.Error, u.Hint)

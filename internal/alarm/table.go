@@ -23,6 +23,9 @@ var (
 		"starts fail again and again at one step; nothing is delivered")
 	NothingToCompare = entry("nothing_to_compare", Warning,
 		"rows are marked, and no message in the stream belongs to them")
+	OutboxShared = entry("outbox_shared", Warning,
+		"another relay would deliver some of the same rows; only the first one delivers",
+		"no other relay would deliver the same rows any more")
 	Phantoms = entry("phantoms", Warning,
 		"the stream holds events that a failover undid")
 	PublicationSkipped = entry("publication_skipped", Warning,

@@ -21,6 +21,14 @@ type Session struct {
 	Since  *time.Time `json:"connected_since"`
 }
 
+func (s *Session) String() string {
+	from := s.Application
+	if s.Client != nil {
+		from += ", " + *s.Client
+	}
+	return fmt.Sprintf("process %d (%s)", s.PID, from)
+}
+
 // Hidden reports whether the role may not see all of it.
 func (s *Session) Hidden() bool { return s.Since == nil }
 

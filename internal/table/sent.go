@@ -399,22 +399,19 @@ SELECT count(*) FROM noted WHERE `+pg.OwnPath, ids(of))
 }
 
 // EndOthers writes that other deliveries of the same outboxes have ended: to another stream, from another
-// source, in other shards. Their relays hold no lock, or have this relay's slot. It passes over rows that are
-// locked.
+// source, in other shards. No relay delivers them, although one may wait to do so.
 func (db *DB) EndOthers(ctx context.Context, of []Sent) error {
 	names := make([]string, len(of))
 	for i := range of {
 		names[i] = of[i].Outbox
 	}
 	return db.changeSent(ctx, `
-WITH others AS (
-	SELECT id FROM {sent} s
+WITH ended AS (
+	UPDATE {sent} s SET ended_at = now()
 	WHERE outbox = ANY($1) AND id <> ALL($2) AND ended_at IS NULL AND noted_at <= now()
 		AND NOT EXISTS (SELECT FROM pg_locks l
-			WHERE `+heldSQL("hashtextextended('walpost/' || s.slot, 0)")+` AND l.pid <> pg_backend_pid())
-	FOR UPDATE SKIP LOCKED
-), ended AS (
-	UPDATE {sent} SET ended_at = now() WHERE id = ANY(ARRAY(SELECT id FROM others)) RETURNING 1
+			WHERE `+heldSQL(deliversKeySQL)+` AND l.pid <> pg_backend_pid())
+	RETURNING 1
 )
 SELECT count(*) FROM ended WHERE `+pg.OwnPath, names, ids(of))
 }

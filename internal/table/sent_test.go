@@ -93,7 +93,7 @@ func TestSentOfAnApplication(t *testing.T) {
 }
 
 // TestNoteLast: notes stay in their page, end with their relay, and another delivery's end with the next relay that begins,
-// if nobody holds the lock of its slot.
+// if no relay delivers it. One that waits holds the lock of its slot.
 func TestNoteLast(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	var all []table.Sent
@@ -108,8 +108,14 @@ func TestNoteLast(t *testing.T) {
 		b.must(b.db.NoteLast(t.Context(), all, 5+i, false))
 	}
 	b.is("pages of table and key", b.text(`SELECT pg_relation_size('outbox_sent') / 8192 || ' ' || pg_relation_size('outbox_sent_pkey') / 8192`), "1 2")
-	_, err = b.app.Exec(t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost/slot_F', 0))`)
+	_, err = b.app.Exec(t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost/slot_G', 0))`)
 	b.must(err)
+	other := b.open()
+	found, err := other.Deliver(t.Context(), all[1:2])
+	b.must(err)
+	if found != nil {
+		t.Errorf("%v delivers", found)
+	}
 	b.must(b.db.EndOthers(t.Context(), all[:1]))
 	ended := `SELECT string_agg(stream || ' ' || (ended_at IS NOT NULL), ', ' ORDER BY id) FROM outbox_sent`
 	b.is("ended", b.text(ended), "E false, F false, G true")
