@@ -130,7 +130,8 @@ func (b *bench) takeAway(ctx context.Context, set Setting) error {
 		}
 		return b.exec(ctx, `VACUUM public.outbox_messages`, `TRUNCATE public.outbox_messages_archive`)
 	case "journal": // to drop a partition costs as much as to empty it
-		return b.exec(ctx, truncateEvents, `TRUNCATE public.outbox_journal`, `DELETE FROM public.outbox_known`)
+		return b.exec(ctx, truncateEvents, `TRUNCATE public.outbox_journal`,
+			`DELETE FROM public.outbox_known`)
 	}
 	return b.exec(ctx, `VACUUM public.outbox_messages`)
 }

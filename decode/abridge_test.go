@@ -111,7 +111,7 @@ func FuzzAbridge(f *testing.F) {
 	tables := append(recordedTables(), events())
 	f.Fuzz(func(t *testing.T, session []byte, payload byte) {
 		messages, _ := split(session)
-		whole, short := decode.New(tables), decode.New(tables)
+		whole, short := decode.New(tables, nil), decode.New(tables, nil)
 		for _, m := range messages {
 			a, abridgeErr := short.Abridge(nil, bytes.NewReader(m), len(m), int(payload))
 			want, err := whole.Decode(m)

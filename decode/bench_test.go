@@ -9,7 +9,7 @@ import (
 )
 
 func BenchmarkInsert(b *testing.B) {
-	d := decode.New([]*outbox.Table{{Schema: "public", Name: "outbox_messages", Layout: outbox.Debezium()}})
+	d := decode.New([]*outbox.Table{{Schema: "public", Name: "outbox_messages", Layout: outbox.Debezium()}}, nil)
 	columns := []col{
 		{"id", 20}, {"tenant_id", 20}, {"aggregatetype", 25}, {"aggregateid", 20}, {"type", 25}, {"payload", 3802}, {"occurred_at", 1184},
 	}

@@ -221,7 +221,7 @@ type crossRow struct {
 
 func compare(t *testing.T, table *outbox.Table, fields []outbox.Field, want map[string]crossRow, messages [][]byte) {
 	t.Helper()
-	d := decode.New([]*outbox.Table{table})
+	d := decode.New([]*outbox.Table{table}, nil)
 	for _, data := range messages {
 		m := feed(t, d, data)
 		if m.Kind != decode.Row {

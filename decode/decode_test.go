@@ -107,7 +107,7 @@ func opened(t testing.TB, tables ...*outbox.Table) *decode.Decoder {
 	if tables == nil {
 		tables = []*outbox.Table{events()}
 	}
-	d := decode.New(tables)
+	d := decode.New(tables, nil)
 	feed(t, d, begin(), relation(ours, "public", "events", eventColumns...), relation(foreign, "public", "other", col{"a", 23}))
 	return d
 }

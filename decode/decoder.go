@@ -64,6 +64,7 @@ type Message struct {
 // not safe for concurrent use.
 type Decoder struct {
 	tables []*outbox.Table
+	byOID  map[uint32]*outbox.Table // nil where tables are told by their names
 	// relations holds what the server has described, by relation id; nil is a
 	// relation that is not ours, of which nothing else is kept. The walsender
 	// keeps a larger entry for each of them.
@@ -80,10 +81,13 @@ type Decoder struct {
 	cursor cursor
 }
 
-// New returns a decoder that sees the given tables and no others.
-func New(tables []*outbox.Table) *Decoder {
+// New returns a decoder that sees the given tables and no others. byOID tells them by the OIDs of the tables
+// and their partitions: the WAL names a table as it was called when the row was written. Without it they are
+// told by their names.
+func New(tables []*outbox.Table, byOID map[uint32]*outbox.Table) *Decoder {
 	return &Decoder{
 		tables:    tables,
+		byOID:     byOID,
 		relations: make(map[uint32]*relation),
 		described: make(map[*outbox.Table]string),
 	}

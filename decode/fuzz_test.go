@@ -20,7 +20,7 @@ func FuzzDecode(f *testing.F) {
 	tables := append(recordedTables(), events())
 	f.Fuzz(func(t *testing.T, session []byte) {
 		messages, _ := split(session)
-		d := decode.New(tables)
+		d := decode.New(tables, nil)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		for _, data := range messages {

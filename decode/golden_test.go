@@ -111,7 +111,7 @@ func TestRecordings(t *testing.T) {
 
 // render decodes a session and writes a line for every message.
 func render(messages [][]byte) string {
-	d := decode.New(recordedTables())
+	d := decode.New(recordedTables(), nil)
 	var b strings.Builder
 	for _, data := range messages {
 		m, err := d.Decode(data)

@@ -11,7 +11,7 @@ import (
 )
 
 func TestTransaction(t *testing.T) {
-	d := decode.New([]*outbox.Table{events()})
+	d := decode.New([]*outbox.Table{events()}, nil)
 	m := feed(t, d, begin())
 	want := decode.Message{Kind: decode.Begin, Commit: commitAt, CommitTime: commitTime, XID: 742}
 	if m != want {
@@ -129,7 +129,7 @@ func TestOtherMessages(t *testing.T) {
 
 // Some messages may come outside a transaction.
 func TestOutsideTransaction(t *testing.T) {
-	feed(t, decode.New(nil),
+	feed(t, decode.New(nil, nil),
 		msg('M', byte(0), uint64(9), "prefix", uint32(3), []byte("abc")),
 		relation(9, "public", "other", col{"a", 23}),
 		msg('Y', uint32(9), "public", "mood"),
@@ -202,7 +202,7 @@ func TestOtherProtocols(t *testing.T) {
 	for kind, version := range map[byte]int{
 		'S': 2, 'E': 2, 'c': 2, 'A': 2, 'b': 3, 'P': 3, 'K': 3, 'r': 3, 'p': 3,
 	} {
-		_, err := decode.New(nil).Decode([]byte{kind, 0, 0, 0, 0})
+		_, err := decode.New(nil, nil).Decode([]byte{kind, 0, 0, 0, 0})
 		if e, ok := errors.AsType[*decode.ProtocolError](err); !ok || e.Version != version || e.Type != kind ||
 			!strings.HasSuffix(err.Error(), fmt.Sprintf("protocol %d was not asked for", version)) {
 			t.Errorf("%q: error %v", kind, err)
@@ -210,7 +210,7 @@ func TestOtherProtocols(t *testing.T) {
 	}
 	for i := range 256 {
 		kind := byte(i)
-		_, err := decode.New(nil).Decode([]byte{kind})
+		_, err := decode.New(nil, nil).Decode([]byte{kind})
 		_, unknown := errors.AsType[*decode.UnknownMessageError](err)
 		if known := strings.ContainsRune("BCORYIUDTMSEcAbPKrp", rune(kind)); unknown == known {
 			t.Errorf("%q: error %v", kind, err)
@@ -246,11 +246,11 @@ func TestFraming(t *testing.T) {
 	}
 	b := begin()
 	for n := range b {
-		if _, err := decode.New(nil).Decode(b[:n:n]); err == nil {
+		if _, err := decode.New(nil, nil).Decode(b[:n:n]); err == nil {
 			t.Errorf("begin cut to %d bytes is no error", n)
 		}
 	}
-	if _, err := decode.New(nil).Decode(append(b, 0)); err == nil {
+	if _, err := decode.New(nil, nil).Decode(append(b, 0)); err == nil {
 		t.Error("begin with a byte too many is no error")
 	}
 }

@@ -15,7 +15,7 @@ import (
 func TestRecordingsByAnotherDecoder(t *testing.T) {
 	for _, path := range recordings(t, "pg*-text.gz") {
 		t.Run(filepath.Base(path), func(t *testing.T) {
-			d := decode.New(recordedTables())
+			d := decode.New(recordedTables(), nil)
 			relations := make(map[uint32]*pglogrepl.RelationMessage)
 			rows := 0
 			for _, data := range readRecording(t, path) {

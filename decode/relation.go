@@ -42,7 +42,7 @@ func (d *Decoder) relation(c *cursor) (Message, error) {
 		return Message{}, c.err
 	}
 	var r *relation
-	if t := d.table(schema, name); t != nil {
+	if t := d.table(id, schema, name); t != nil {
 		r = &relation{table: t, columns: make([]outbox.Field, 0, n)}
 	}
 	described := c.rest
@@ -60,8 +60,11 @@ func (d *Decoder) relation(c *cursor) (Message, error) {
 	return Message{Kind: Described, Altered: before != "" && before != now}, nil
 }
 
-// table finds our table; the server leaves out the schema pg_catalog.
-func (d *Decoder) table(schema, name []byte) *outbox.Table {
+// table finds our table. The server leaves out the schema pg_catalog.
+func (d *Decoder) table(id uint32, schema, name []byte) *outbox.Table {
+	if d.byOID != nil {
+		return d.byOID[id]
+	}
 	for _, t := range d.tables {
 		own := t.Schema
 		if own == "pg_catalog" {

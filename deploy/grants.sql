@@ -55,7 +55,6 @@ GRANT SELECT, UPDATE (attempts, last_error, available_at), DELETE ON :outbox TO 
 GRANT SELECT ON :outbox TO :"relay";
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_journal TO :"relay";
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_deferred TO :"relay";
-GRANT SELECT, INSERT, UPDATE ON outbox_progress TO :"relay";
 SELECT pg_get_serial_sequence(:'outbox', 'id') AS ids \gset
 -- The relay notices ids that come again.
 GRANT SELECT ON SEQUENCE :ids TO :"relay";
@@ -70,6 +69,7 @@ GRANT SELECT ON outbox_messages_archive TO :"relay";
 -- For walpost replay: the command writes a request, the relay fulfils it.
 GRANT SELECT, INSERT, UPDATE ON outbox_replays TO :"relay";
 -- What the relay remembers of its first start.
+GRANT SELECT, INSERT, UPDATE ON outbox_known TO :"relay";
 GRANT SELECT, INSERT, UPDATE ON outbox_sent TO :"relay";
 \if :{?producer}
 -- Column by column: a row that is inserted as processed is not delivered. The id is for RETURNING, as outbox.Insert has it.

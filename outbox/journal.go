@@ -7,8 +7,8 @@ type Journal struct {
 	Entries string
 	// Deferred is outbox_deferred: the pending rows that are parked, held, or due later.
 	Deferred string
-	// Progress is outbox_progress: up to which id every row is in one of the others.
-	Progress string
+	// Known is outbox_known: up to which id every row is in one of the others.
+	Known string
 }
 
 // journalColumns are the columns that a row has in the journal and not in its table. No table has columns of

@@ -313,6 +313,13 @@ func (m Mark) Valid() bool {
 type Table struct {
 	Schema string
 	Name   string
+	// Given is the name that the configuration gives the outbox, "" where it gives none.
+	Given string
+	// Known is the name by which the outbox is known: that of the table when it was first delivered, or
+	// Given. It is set as IDType is, and "" until then.
+	Known string
+	// OID is the table's. It is set as IDType is, and 0 until then.
+	OID    uint32
 	Layout Layout
 	Mark   Mark
 	// IDType is the SQL type of the id column, as the catalog names it. It is set before a session
@@ -353,8 +360,24 @@ func ParseTable(s string) (schema, name string, err error) {
 	return schema, name, nil
 }
 
-// String is the table's name with its schema, "public.outbox_messages".
-func (t *Table) String() string { return t.Schema + "." + t.Name }
+// String is the outbox's name: "public.outbox_messages", where the table was never another one.
+func (t *Table) String() string {
+	if t.Known != "" {
+		return t.Known
+	}
+	return t.FirstName()
+}
+
+// FirstName is the name of an outbox that is not known yet: what the configuration says, or the table's.
+func (t *Table) FirstName() string {
+	if t.Given != "" {
+		return t.Given
+	}
+	return t.Relation()
+}
+
+// Relation is the table's own name with its schema, not quoted.
+func (t *Table) Relation() string { return t.Schema + "." + t.Name }
 
 // SQL is the quoted name.
 func (t *Table) SQL() string { return QuoteIdent(t.Schema) + "." + QuoteIdent(t.Name) }

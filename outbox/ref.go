@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 )
@@ -16,13 +17,18 @@ type Ref struct {
 
 // AppendEventID appends "<table>/<id>/<hash>", which is unique in its source.
 func (r Ref) AppendEventID(dst []byte) []byte {
-	dst = appendEscaped(dst, r.Table.Schema)
-	dst = append(dst, '.')
-	dst = appendEscaped(dst, r.Table.Name)
-	dst = append(dst, '/')
+	dst = append(r.Table.appendEscaped(dst), '/')
 	dst = appendEscaped(dst, r.ID)
 	dst = append(dst, '/')
 	return appendHash(dst, r.Hash)
+}
+
+// appendEscaped appends the outbox's name. It is called for each row, and makes no string.
+func (t *Table) appendEscaped(dst []byte) []byte {
+	if name := cmp.Or(t.Known, t.Given); name != "" {
+		return appendEscaped(dst, name)
+	}
+	return appendEscaped(append(appendEscaped(dst, t.Schema), '.'), t.Name)
 }
 
 // replayMark and the number of a request end the ids of messages that were published again.
@@ -92,7 +98,7 @@ func unescape(s string) (string, bool) {
 
 // MessageID is a Nats-Msg-Id taken apart.
 type MessageID struct {
-	Table  string // "schema.table"
+	Table  string // the outbox's name
 	ID     string
 	Hash   uint64
 	Replay bool // published again on purpose: proves nothing about the first time

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/check"
@@ -31,20 +34,24 @@ func readTables(ctx context.Context, p *reporter, db *table.DB, tables []*outbox
 		if err != nil {
 			return err
 		}
-		*t = now
+		if *t = now; t.Known != t.FirstName() && !p.limited("known/"+t.Known, math.MaxInt64) {
+			p.log.Info("the outbox is known by another name than its table's", zapTable(t),
+				zap.String("relation", t.Relation()))
+		}
 	}
 	return nil
 }
 
 // compareTables returns ErrTableChanged where a table is not as readTables found it: the term ends with it.
-// unfit is what a start would refuse a table for.
-func compareTables(
-	ctx context.Context, p *reporter, db *table.DB, tables []*outbox.Table,
-) (unfit, err error) {
-	for _, t := range tables {
+// What outbox_known says of the table is what it is now. unfit is what a start would refuse a table for.
+func (s *servers) compareTables(ctx context.Context, p *reporter, db *table.DB) (unfit, err error) {
+	for _, t := range s.cfg.Outboxes {
 		now, cause, err := inspect(ctx, p, db, t)
 		if err == nil && now != *t {
 			err = fmt.Errorf("%w: %s", table.ErrTableChanged, t)
+		}
+		if err == nil {
+			err = db.Know(ctx, t, s.defaultSource)
 		}
 		if err != nil {
 			return nil, err
@@ -165,7 +172,7 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if err := s.noticeAwaiting(ctx); err != nil {
 		return err
 	}
-	if _, err := compareTables(ctx, s.reporter, s.db, s.cfg.Outboxes); err != nil || s.wal == nil {
+	if _, err := s.compareTables(ctx, s.reporter, s.db); err != nil || s.wal == nil {
 		return err
 	}
 	if err := s.past.published.check(ctx, s.db); err != nil {

@@ -135,7 +135,7 @@ var failures = map[place][]failure{
 		on("anything else", anyError, endSession),
 	},
 	inSettling: {
-		on("the id column has another type", isAny(table.ErrTableChanged), endTerm),
+		on("the table is another one, or its ids are", isAny(table.ErrTableChanged), endTerm),
 		on("a table is locked", table.IsLocked, waitOut).and("the slot waits").alarms(alarm.RowLocked),
 		on("a disk is full, a deadlock, a time limit", table.IsTemporary, waitOut).and("the slot waits"),
 		on("anything else", anyError, endStatement).
@@ -147,7 +147,7 @@ var failures = map[place][]failure{
 		on("anything else", anyError, waitOut),
 	},
 	inCheck: {
-		on("the id column has another type", isAny(table.ErrTableChanged), endTerm),
+		on("the table is another one, or its ids are", isAny(table.ErrTableChanged), endTerm),
 		on("the stream is gone, recreated or unfit",
 			isAny(jetstream.ErrStreamNotFound, errStreamReplaced, errStreamUnfit), endSession),
 		on("the publication has an outbox in another way", isAny(errModeChanged), endSession).
@@ -170,7 +170,7 @@ var failures = map[place][]failure{
 			as("outbox_shared").alarms(alarm.OutboxShared).passing(),
 		on("another relay writes to the stream, in two sessions in a row", isAny(ErrRival), endTerm).
 			as("rival").alarms(alarm.Rival).passing(),
-		on("the id column has another type", isAny(table.ErrTableChanged), endTerm),
+		on("the table is another one, or its ids are", isAny(table.ErrTableChanged), endTerm),
 		on("the slot keeps more WAL than it may", isAny(errOverBudget), recreateSlot).
 			as("over_budget").passing(),
 		on("the server cannot send a row, three times", isAny(errUnsendable), recreateSlot).

@@ -173,7 +173,7 @@ func TestEachOutboxAsks(t *testing.T) {
 	x.halt()
 	r.exec(`DELETE FROM outbox_messages WHERE processed_at IS NOT NULL`)
 	r.put(6, 10)
-	r.exec(`ALTER TABLE outbox_messages RENAME TO renamed`)
+	r.exec(`ALTER TABLE outbox_messages RENAME TO renamed; DELETE FROM outbox_known`)
 	renamed := *r.cfg.Outboxes[0]
 	renamed.Name = "renamed"
 	r.cfg.Outboxes = []*outbox.Table{&renamed, r.cfg.Outboxes[1]}
@@ -208,7 +208,7 @@ func TestFirstStartWarnsOnce(t *testing.T) {
 	pg := testenv.NewPostgres(t, testenv.PGOptions{})
 	r := newRig(t, pg)
 	r.exec(`CREATE ROLE relay LOGIN REPLICATION; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO relay; GRANT SELECT, INSERT ON outbox_messages_dlq TO relay;
-		GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_journal, outbox_deferred, outbox_progress, outbox_sent TO relay; GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO relay;
+		GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_journal, outbox_deferred, outbox_known, outbox_sent TO relay; GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO relay;
 		CREATE SCHEMA closed; CREATE TABLE closed.events (id bigint); CREATE PUBLICATION walpost FOR TABLE outbox_messages, closed.events WITH (publish = 'insert')`)
 	r.cfg.PostgresURL = strings.Replace(r.url, "postgres@", "relay@", 1)
 	x := r.start().streaming()

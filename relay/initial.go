@@ -44,6 +44,9 @@ func (s *servers) sent(t *outbox.Table) table.Sent {
 // isFirst reports whether the next start of an outbox is its first one. A trace says why that is not known:
 // a relay was here, and outbox_sent does not say what it delivered.
 func (b *beginning) isFirst(ctx context.Context, t *outbox.Table) (first bool, trace string, err error) {
+	if table.Replaces(t) {
+		return false, "", nil
+	}
 	now := b.sent(t)
 	if begun := now.BegunIn(b.known); begun != table.NotKnown {
 		return begun == table.NotBegun, whyUnknown[begun], nil

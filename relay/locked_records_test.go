@@ -34,7 +34,7 @@ func TestRecordIsLocked(t *testing.T) {
 			{"outbox, update", `LOCK TABLE outbox_messages`, outbox.MarkUpdate, "AccessExclusiveLock on public.outbox_messages", false, false},
 			{"deferrals, journal", `LOCK TABLE outbox_deferred`, outbox.MarkJournal, "AccessExclusiveLock on public.outbox_deferred", false, false},
 			{"entries, journal", `LOCK TABLE outbox_journal IN SHARE MODE`, outbox.MarkJournal, "ShareLock on public.outbox_journal", false, false},
-			{"progress, journal", `SELECT FROM outbox_progress FOR UPDATE`, outbox.MarkJournal, "RowShareLock on public.outbox_progress", true, false},
+			{"progress, journal", `SELECT FROM outbox_known FOR UPDATE`, outbox.MarkJournal, "RowShareLock on public.outbox_known", true, false},
 			{"dead letters, journal", `LOCK TABLE outbox_messages_dlq`, outbox.MarkJournal, "AccessExclusiveLock on public.outbox_messages_dlq", true, true},
 		}...) {
 			t.Run(c.name, func(t *testing.T) { // one after the other: while a transaction is open no slot can be created

@@ -46,7 +46,7 @@ func (l *leader) session(ctx, held context.Context, db *table.DB) (err error) {
 		return err
 	}
 	l.status.do("look at the tables")
-	unfit, err := compareTables(ctx, l.reporter, db, l.cfg.Outboxes)
+	unfit, err := l.compareTables(ctx, l.reporter, db)
 	if err != nil {
 		return err
 	}

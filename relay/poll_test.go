@@ -62,7 +62,7 @@ func TestModeSwitches(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, pg)
 		l := newLedger(r)
-		r.exec(`CREATE ROLE relay LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO relay; GRANT SELECT, INSERT, UPDATE ON outbox_sent TO relay; GRANT SELECT, INSERT ON outbox_messages_dlq TO relay;
+		r.exec(`CREATE ROLE relay LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO relay; GRANT SELECT, INSERT, UPDATE ON outbox_known, outbox_sent TO relay; GRANT SELECT, INSERT ON outbox_messages_dlq TO relay;
 			CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publish = 'insert', publish_via_partition_root = true)`)
 		r.cfg.PostgresURL = strings.Replace(r.url, "postgres@", "relay@", 1)
 		x := r.start()
@@ -186,7 +186,7 @@ func TestInitial(t *testing.T) {
 		r := newRig(t, testenv.NewPostgres(t, testenv.PGOptions{})) // a cluster of its own: for the role
 		r.cfg.Initial = "none"
 		r.exec(`CREATE ROLE relay LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO relay;
-			GRANT SELECT, INSERT ON outbox_messages_dlq TO relay; CREATE PUBLICATION walpost
+			GRANT SELECT, INSERT ON outbox_messages_dlq TO relay; GRANT SELECT, INSERT, UPDATE ON outbox_known TO relay; CREATE PUBLICATION walpost
 			FOR TABLE outbox_messages WITH (publish = 'insert', publish_via_partition_root = true)`)
 		r.cfg.PostgresURL = strings.Replace(r.url, "postgres@", "relay@", 1)
 		r.put(1, 10)
@@ -195,7 +195,7 @@ func TestInitial(t *testing.T) {
 		if x.err == nil || !strings.Contains(x.err.Error(), "lacks privileges on table outbox_sent: SELECT, INSERT, UPDATE") {
 			t.Fatalf("the relay ended with %v", x.err)
 		}
-		r.exec(`GRANT SELECT, INSERT, UPDATE ON outbox_sent TO relay`)
+		r.exec(`GRANT SELECT, INSERT, UPDATE ON outbox_known, outbox_sent TO relay`)
 		x = r.start()
 		eventually(t, "the relay polls", func() bool { return x.Status().State == "polling" })
 		r.put(11, 20)

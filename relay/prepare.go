@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -140,18 +141,22 @@ func (s *starter) system(
 	return sys, why, err
 }
 
-// nameSource makes the envelope, with the default source where the configuration
-// names none.
-func (s *starter) nameSource(sys stream.System) (err error) {
-	source := s.cfg.Source
+// nameSource makes the envelope, with the default source where the configuration names none. That is what it
+// was when the first relay of this database began.
+func (s *starter) nameSource(ctx context.Context, db *table.DB, sys stream.System) (err error) {
+	s.defaultSource, err = db.DefaultSource(ctx, table.KnownPrivileges)
+	if err != nil {
+		return err
+	}
+	if s.defaultSource == "" && sys.ID != "" {
+		s.defaultSource = DefaultSource(sys.ID, sys.Database)
+	}
+	source := cmp.Or(s.cfg.Source, s.defaultSource)
 	if source == "" {
-		if sys.ID == "" {
-			return hint.Coded("pg-system-identifier",
-				hint.Errorf("set source to a name of this database's own, or GRANT EXECUTE ON FUNCTION "+
-					"pg_control_system() TO the role",
-					"the role may not read the system identifier, which the default of source begins with"))
-		}
-		source = DefaultSource(sys.ID, sys.Database)
+		return hint.Coded("pg-system-identifier",
+			hint.Errorf("set source to a name of this database's own, or GRANT EXECUTE ON FUNCTION "+
+				"pg_control_system() TO the role",
+				"the role may not read the system identifier, which the default of source begins with"))
 	}
 	s.envelope, err = publish.NewEnvelope(publish.EnvelopeConfig{
 		Source: source, Stream: s.cfg.Stream.Name, Format: s.cfg.Format,

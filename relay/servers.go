@@ -16,4 +16,6 @@ type servers struct {
 	stream   *jetstream.Stream
 	subjects *publish.Subjects
 	envelope *publish.Envelope
+	// defaultSource is the source where the configuration names none.
+	defaultSource string
 }

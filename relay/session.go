@@ -287,8 +287,13 @@ func (s *session) close() {
 
 // open starts replication.
 func (s *session) open(ctx context.Context) (*stream.Session, error) {
+	byOID, err := s.db.ByOID(ctx, s.cfg.Outboxes)
+	if err != nil {
+		return nil, err
+	}
 	wal, err := stream.Open(ctx, stream.Config{
-		URL: s.cfg.PostgresURL, Files: s.cfg.PostgresFiles,
+		ByOID: byOID,
+		URL:   s.cfg.PostgresURL, Files: s.cfg.PostgresFiles,
 		Slot: s.cfg.Slot, Publication: s.cfg.Publication, Tables: s.cfg.Outboxes, Log: s.log,
 		HeldBack: func(why string) {
 			if why == "" {

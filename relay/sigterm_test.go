@@ -134,7 +134,7 @@ func (r *rig) nothingInDoubt() {
 	r.must(err)
 	var first outbox.LSN // the commit of the first transaction with events
 	var ids []string
-	d := decode.New(r.cfg.Outboxes)
+	d := decode.New(r.cfg.Outboxes, nil)
 	for _, data := range changes {
 		m, err := d.Decode(data)
 		r.must(err)

@@ -61,7 +61,7 @@ func (r *rig) full() (leave func()) {
 	r.t.Helper()
 	role := "full_" + r.query1("SELECT current_database()::text")
 	r.exec(`CREATE ROLE ` + role + ` LOGIN REPLICATION CONNECTION LIMIT 0; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO ` + role +
-		`; GRANT SELECT, INSERT ON outbox_messages_dlq TO ` + role + `; GRANT SELECT, INSERT, UPDATE ON outbox_sent TO ` + role)
+		`; GRANT SELECT, INSERT ON outbox_messages_dlq TO ` + role + `; GRANT SELECT, INSERT, UPDATE ON outbox_known, outbox_sent TO ` + role)
 	r.url = strings.Replace(r.url, "postgres@", role+"@", 1)
 	return func() {
 		r.must(r.pg.Exec(r.t.Context(), "postgres", `ALTER ROLE `+role+` CONNECTION LIMIT -1`))

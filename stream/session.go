@@ -39,7 +39,9 @@ type Config struct {
 	Slot        string
 	Publication string
 	Tables      []*outbox.Table
-	Log         *zap.Logger
+	// ByOID is that of [decode.New].
+	ByOID map[uint32]*outbox.Table
+	Log   *zap.Logger
 	// HeldBack, if set, is called, about once a second and on the reader's goroutine, while the
 	// server sends nothing because of synchronized_standby_slots, with its own words. When the server sends
 	// WAL after that, or for the first time, it is called with "". It must not block.
@@ -209,7 +211,7 @@ func (s *Session) Run(ctx context.Context, h Handler, mostPayload int) error {
 		_ = s.conn.Conn().SetReadDeadline(time.Unix(1, 0))
 	})
 	defer stop()
-	decoder := decode.New(s.cfg.Tables)
+	decoder := decode.New(s.cfg.Tables, s.cfg.ByOID)
 	s.source.dry = h.Dry
 	s.abridge.most = mostPayload
 	s.abridge.shorten = func(dst []byte, r io.Reader, n int) ([]byte, error) {

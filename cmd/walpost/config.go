@@ -48,6 +48,7 @@ func (p *PostgresConfig) files() pg.Files { return pg.Files{URL: p.URLFile, Pass
 // OutboxConfig is one outbox table.
 type OutboxConfig struct {
 	Table   string
+	Name    string // "" is the table's
 	Layout  LayoutConfig
 	Mark    MarkConfig
 	Where   string
@@ -191,8 +192,8 @@ func (c *Config) Tables() ([]*outbox.Table, error) {
 			return nil, err
 		}
 		tables[i] = &outbox.Table{
-			Schema: schema, Name: name, Layout: layout, Mark: outbox.Mark(o.Mark.Name), Shard: shard,
-			Where: o.Where,
+			Schema: schema, Name: name, Given: o.Name, Layout: layout, Mark: outbox.Mark(o.Mark.Name),
+			Shard: shard, Where: o.Where,
 		}
 	}
 	return tables, nil

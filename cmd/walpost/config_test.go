@@ -94,6 +94,7 @@ func TestContract(t *testing.T) {
 		"outboxes[0].table":         {"WALPOST_TABLE", "public.outbox_messages"},
 		"outboxes[0].layout":        {"WALPOST_LAYOUT", "canonical"},
 		"outboxes[0].mark":          {"WALPOST_MARK", "update"},
+		"outboxes[0].name":          {"WALPOST_OUTBOX_NAME", ""},
 		"outboxes[0].where":         {"WALPOST_WHERE", ""},
 		"outboxes[0].headers":       {"WALPOST_HEADERS", ""},
 		"nats.url":                  {"WALPOST_NATS_URL", "nats://localhost:4222"},

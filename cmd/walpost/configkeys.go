@@ -124,6 +124,12 @@ func (c *Config) outboxKeys(i int) []key {
 				"the environment and the flags speak of the first.",
 		},
 		{
+			at + "name", env("WALPOST_OUTBOX_NAME"), "",
+			stringValue{p: &o.Name, check: checkOutboxName},
+			"The outbox's name in message ids, dead letters and the journal. It is the table's name at the " +
+				"first start, and stays so when the table is renamed.",
+		},
+		{
 			at + "layout", env("WALPOST_LAYOUT"), "canonical",
 			layoutValue{&o.Layout},
 			"What its columns are called: a known layout, or a map from field to column, " +

@@ -95,7 +95,11 @@ func countParked(cmd *cobra.Command) (sum int, err error) {
 		if !t.Layout.Records() {
 			continue
 		}
-		if err := db.Complete(ctx, t); err != nil {
+		err := db.Bind(ctx, t)
+		if err == nil {
+			err = db.Complete(ctx, t)
+		}
+		if err != nil {
 			return 0, err
 		}
 		n, _, err := db.RecordedCount(ctx, t, countMost)

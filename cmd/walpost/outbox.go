@@ -12,6 +12,7 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
 )
 
 func newOutboxCommand() *cobra.Command {
@@ -104,10 +105,18 @@ func newOutboxKeepCommand() *cobra.Command {
 		Use: "keep OUTBOX", Short: "Say that an outbox was delivered before: what is pending is published",
 		Long: help("outbox keep"), Args: oneOutbox,
 	}, func(cmd *cobra.Command, cfg *Config, db *table.DB, args []string) error {
-		s, err := sentOf(cmd, cfg, db, args[0])
+		t, s, err := sentOf(cmd, cfg, db, args[0])
+		var source string
+		if err == nil {
+			source, err = defaultSource(cmd.Context(), db, stream.System{})
+		}
+		if err == nil {
+			err = db.Keep(cmd.Context(), t, source)
+		}
 		if err != nil {
 			return err
 		}
+		s.Outbox = t.String()
 		if err := db.NoteSent(cmd.Context(), *s, true); err != nil {
 			return err
 		}
@@ -123,7 +132,7 @@ func newOutboxRenewCommand() *cobra.Command {
 		Use: "renew OUTBOX", Short: "Make the next start of an outbox its first one",
 		Long: help("outbox renew"), Args: oneOutbox,
 	}, func(cmd *cobra.Command, cfg *Config, db *table.DB, args []string) error {
-		s, err := sentOf(cmd, cfg, db, args[0])
+		_, s, err := sentOf(cmd, cfg, db, args[0])
 		if err != nil {
 			return err
 		}
@@ -160,6 +169,9 @@ func newOutboxForgetCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if err := db.Bind(cmd.Context(), tables...); err != nil {
+			return err
+		}
 		if slices.ContainsFunc(tables, func(t *outbox.Table) bool { return t.String() == args[0] }) {
 			return hint.Errorf("`walpost outbox renew "+args[0]+"` makes the next start its first one; "+
 				"to forget it, take it out of outboxes first",
@@ -190,20 +202,25 @@ func newOutboxForgetCommand() *cobra.Command {
 
 var oneOutbox = oneArg("outbox", "as in public.outbox_messages; `walpost outbox list` shows them")
 
-// sentOf is the row of outbox_sent of a configured outbox.
-func sentOf(cmd *cobra.Command, cfg *Config, db *table.DB, name string) (*table.Sent, error) {
+// sentOf is a configured outbox, and its row of outbox_sent.
+func sentOf(
+	cmd *cobra.Command, cfg *Config, db *table.DB, name string,
+) (*outbox.Table, *table.Sent, error) {
 	t, err := chooseOutbox(cfg, name)
+	if err == nil {
+		err = db.Bind(cmd.Context(), t)
+	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if _, err := readSent(cmd, db, table.SentPrivileges); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	source, _, _, err := identifySource(cmd.Context(), cfg, database(cfg, "walpost outbox"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return &table.Sent{
+	return t, &table.Sent{
 		Outbox: t.String(), Source: source, Shard: t.Shard.String(), Condition: t.Where,
 		Stream: cfg.NATS.Stream, Domain: cfg.NATS.Domain, Slot: cfg.Postgres.Slot, Initial: "pending",
 	}, nil

@@ -59,7 +59,7 @@ func TestStatusOfAJournal(t *testing.T) {
 	if p := o.status().Outboxes[0].Progress; p == nil || p.SettledTo != 0 || p.Behind != 5 || p.Holes != 0 {
 		t.Errorf("before the first start: %+v", p)
 	}
-	o.exec(`INSERT INTO outbox_progress (outbox, settled_to, holes) VALUES ('public.outbox_events', 4, '{[2,3),[3,4)}')`)
+	o.exec(testenv.SettledTo("public.outbox_events", 4, "[2,3),[3,4)"))
 	if p := o.status().Outboxes[0].Progress; p == nil || p.SettledTo != 4 || p.Behind != 1 || p.Holes != 1 {
 		t.Errorf("with a progress: %+v", p)
 	}
@@ -68,7 +68,7 @@ func TestStatusOfAJournal(t *testing.T) {
 	}
 	equal(t, "the line", journal(), "settled up to id 4 of 5 (follows the deliveries at the next searches, every 30s), holes: 1")
 
-	o.exec(`DELETE FROM outbox_progress`)
+	o.exec(`DELETE FROM outbox_known`)
 	defer o.exec(`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()`)
 	defer o.relay("--fallback-interval", "100ms", "--subject", o.stream.Name+".soon.{event_type}")()
 	o.eventually("searches settle what was delivered", func() bool { return journal() == "settled up to id 5, the newest, holes: 0" })
@@ -171,7 +171,7 @@ func (o *office) grantWhatIsNamed(t *testing.T, pg *testenv.Postgres) {
 	url := pg.URLFor(role, o.conn.Config().Database)
 	r := o.status("--postgres-url", url)
 	hints := unreadParts(&r)
-	if got := slices.Sorted(maps.Keys(hints)); !slices.Equal(got, []string{"dead_letters", "outboxes.pending", "relay.standing_by", "replay"}) {
+	if got := slices.Sorted(maps.Keys(hints)); !slices.Equal(got, []string{"dead_letters", "outboxes.outbox", "outboxes.pending", "relay.standing_by", "replay"}) {
 		t.Fatalf("unread are %v", r.Unread)
 	}
 	equal(t, "mode", r.Relay.Mode, "stream")

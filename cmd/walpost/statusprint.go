@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -218,7 +219,11 @@ func slotTraits(s *pg.SlotState) []string {
 
 // outbox prints an outbox, which the relay searches once in an interval.
 func (s sheet) outbox(o *status.Outbox, interval time.Duration) {
-	s.line("outbox", "%s, mark %s", o.Table, o.Mark)
+	known := ""
+	if o.Name != "" {
+		known = ", known as " + o.Name
+	}
+	s.line("outbox", "%s%s, mark %s", o.Table, known, o.Mark)
 	s.line("  pending", "%s%s", counted(o.Pending), oldest(o))
 	switch {
 	case !o.Records:
@@ -266,7 +271,7 @@ func oldest(o *status.Outbox) string {
 func lettersOf(r *status.Report) string {
 	configured := map[string]bool{}
 	for _, o := range r.Outboxes {
-		configured[o.Table] = true
+		configured[cmp.Or(o.Name, o.Table)] = true
 	}
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(r.DeadLettersOf)) {

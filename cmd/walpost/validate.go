@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
@@ -79,8 +80,13 @@ func (c *Config) checkOutboxes(report func(string, error)) {
 	if len(c.Outboxes) == 0 {
 		report("outboxes", hint.Errorf("leave the key out for public.outbox_messages", "the list is empty"))
 	}
-	seen := map[string]bool{}
+	seen, names := map[string]bool{}, map[string]bool{}
 	for i, o := range c.Outboxes {
+		if names[o.Name] && o.Name != "" {
+			report(fmt.Sprintf("outboxes[%d].name", i), hint.Errorf("give each outbox a name of its own",
+				"%q is the name of another outbox", o.Name))
+		}
+		names[o.Name] = true
 		schema, name, err := outbox.ParseTable(o.Table)
 		if err != nil {
 			continue // reported with its key
@@ -193,6 +199,17 @@ func checkSource(s string) error {
 	}
 	_, err := publish.NewEnvelope(publish.EnvelopeConfig{Source: s})
 	return err
+}
+
+// mostOutboxName is the length of the longest name that "schema.table" can be.
+const mostOutboxName = 127
+
+func checkOutboxName(s string) error {
+	if len(s) > mostOutboxName || strings.ContainsFunc(s, unicode.IsControl) {
+		return hint.Errorf(fmt.Sprintf("at most %d bytes, as in orders", mostOutboxName),
+			"%q is no name of an outbox", s)
+	}
+	return nil
 }
 
 func checkTable(s string) error {

@@ -132,6 +132,11 @@ func keptFor(cfg *Config) time.Duration {
 func identifySource(ctx context.Context, cfg *Config, config table.Config) (
 	source string, phantom func(outbox.Position) bool, unknown string, err error,
 ) {
+	db, err := table.Open(ctx, config)
+	if err != nil {
+		return "", nil, "", err
+	}
+	defer db.Close()
 	var sys stream.System
 	slots, err := stream.OpenSlots(ctx, cfg.Postgres.server())
 	if err == nil {
@@ -142,24 +147,30 @@ func identifySource(ctx context.Context, cfg *Config, config table.Config) (
 		phantom = sys.Phantom
 	} else {
 		unknown = fmt.Sprintf("phantoms are not looked for: %v", err)
-		db, err := table.Open(ctx, config)
-		if err != nil {
-			return "", nil, "", err
-		}
-		defer db.Close()
-		if sys.ID, sys.Timeline, sys.Database, err = db.Identify(ctx); err != nil {
-			return "", nil, "", err
-		}
 	}
-	if source = cfg.Source; source != "" {
-		return source, phantom, unknown, nil
+	source, err = cfg.Source, nil
+	if source == "" {
+		source, err = defaultSource(ctx, db, sys)
 	}
-	if sys.ID == "" {
-		return "", nil, "", hint.Errorf(
+	if source == "" && err == nil {
+		err = hint.Errorf(
 			"set source as the relay has it, or GRANT EXECUTE ON FUNCTION pg_control_system() TO the role",
 			"the role may not read the system identifier, which the default of source begins with")
 	}
-	return relay.DefaultSource(sys.ID, sys.Database), phantom, unknown, nil
+	return source, phantom, unknown, err
+}
+
+// defaultSource is what a relay's source is where the configuration names none; "" where the role may not
+// know it. sys is the server, with no ID where no replication connection has told.
+func defaultSource(ctx context.Context, db *table.DB, sys stream.System) (string, error) {
+	source, err := db.DefaultSource(ctx, "SELECT")
+	if err == nil && source == "" && sys.ID == "" {
+		sys.ID, sys.Timeline, sys.Database, err = db.Identify(ctx)
+	}
+	if source == "" && sys.ID != "" {
+		source = relay.DefaultSource(sys.ID, sys.Database)
+	}
+	return source, err
 }
 
 // progressBar draws on a terminal, and says nothing elsewhere.

@@ -318,7 +318,7 @@ func TestRetryLeavesWhatCannotGoBack(t *testing.T) {
 	b.exec(`CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN CASE WHEN NEW.aggregate_id <> 9 THEN NEW END; END'`)
 	b.exec(`CREATE TRIGGER swallow BEFORE INSERT ON outbox_messages FOR EACH ROW EXECUTE FUNCTION swallow()`)
 	gone := *b.table
-	gone.Name = "gone"
+	gone.Name, gone.Known = "gone", ""
 	q := b.dlq(b.table, &gone)
 	for range 2 { // and none is worse for a second try
 		done, left := b.retry(q, deadletter.Filter{})
@@ -481,7 +481,7 @@ func TestDLQNamesMissingPrivileges(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	b.dead(1)
 	role := "dlq_" + b.text(`SELECT current_database()`)
-	b.exec(`CREATE ROLE ` + role + ` LOGIN`)
+	b.exec(`CREATE ROLE ` + role + ` LOGIN; GRANT SELECT ON outbox_known TO ` + role)
 	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
 	cfg := b.config()
 	cfg.URL = strings.Replace(cfg.URL, "postgres@", role+"@", 1)

@@ -29,7 +29,7 @@ func (q *Queue) retryNeeds(ctx context.Context) (all []need) {
 		if err != nil {
 			continue
 		}
-		for i, name := range []string{journal.Entries, journal.Deferred, journal.Progress} {
+		for i, name := range []string{journal.Entries, journal.Deferred, journal.Known} {
 			all = append(all, need{name, table.JournalPrivileges[i].Privileges})
 		}
 	}

@@ -59,6 +59,9 @@ func On(ctx context.Context, conn *pgx.Conn, cfg Config) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := table.Bind(ctx, conn, cfg.Schema, cfg.Outboxes); err != nil {
+		return nil, err
+	}
 	return &Queue{conn: conn, table: name, cfg: cfg, targets: map[string]*target{}}, nil
 }
 

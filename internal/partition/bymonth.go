@@ -63,6 +63,7 @@ type conversion struct {
 	key     string    // the primary key's name, quoted; "" where it has none
 	index   string    // that is to become the primary key; "" where it need not change
 	checked bool      // the table has the constraint
+	known   string    // outbox_known, quoted; "" where it does not exist, or is not to be written
 }
 
 func (c *conversion) at() string { return outbox.QuoteIdent(c.Column) }
@@ -70,6 +71,9 @@ func (c *conversion) at() string { return outbox.QuoteIdent(c.Column) }
 func (c *conversion) run(ctx context.Context) (did string, err error) {
 	partitioned, err := c.check(ctx)
 	if err != nil || partitioned {
+		return "", err
+	}
+	if err := c.findKnown(ctx); err != nil {
 		return "", err
 	}
 	c.end = MonthOf(c.now).AddDate(0, 2, 0)
@@ -95,6 +99,21 @@ func (c *conversion) run(ctx context.Context) (did string, err error) {
 	}
 	return fmt.Sprintf("partitioned %s by month: its rows are in %s, which takes those up to %s",
 		&c.Table, c.Schema+"."+c.old.Name, c.end.Format(time.DateOnly)), nil
+}
+
+// findKnown finds outbox_known, which says by the table's OID what outbox it is.
+func (c *conversion) findKnown(ctx context.Context) error {
+	found, err := pg.FindTables(ctx, c.conn, c.Schema, "outbox_known")
+	if err != nil {
+		return err
+	}
+	var writes bool
+	err = c.conn.QueryRow(ctx, `SELECT coalesce(has_table_privilege(to_regclass($1), 'UPDATE'), false)`,
+		found[0]).Scan(&writes)
+	if writes {
+		c.known = found[0]
+	}
+	return err
 }
 
 // check reports whether the table is partitioned by months already, and why it cannot be.
@@ -239,9 +258,20 @@ func (c *conversion) swap(ctx context.Context, tx pgx.Tx) (empty bool, err error
 	if err != nil {
 		return false, err
 	}
+	var before uint32
+	if err := tx.QueryRow(ctx, `SELECT to_regclass($1)::oid`, c.SQL).Scan(&before); err != nil {
+		return false, err
+	}
 	for _, statement := range slices.Concat(leave, c.replaceSQL(), takeOver) {
 		if _, err := tx.Exec(ctx, statement); err != nil {
 			return false, fmt.Errorf("%s: %w", statement, err)
+		}
+	}
+	if c.known != "" { // it is the same outbox
+		_, err := tx.Exec(ctx, `UPDATE `+c.known+` SET table_oid = to_regclass($1) WHERE table_oid = $2`,
+			c.SQL, before)
+		if err != nil {
+			return false, fmt.Errorf("write outbox_known: %w", err)
 		}
 	}
 	return empty, c.addParts(ctx, tx, empty)

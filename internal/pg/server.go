@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/outbox"
@@ -120,13 +119,26 @@ func (db *DB) Identify(ctx context.Context) (system string, timeline uint32, dat
 	err = db.QueryRow(ctx, []any{&file, &database},
 		`SELECT pg_walfile_name(pg_current_wal_lsn()), current_database()::text`)
 	if err == nil {
-		err = db.QueryRow(ctx, []any{&system}, `SELECT system_identifier::text FROM pg_control_system()`)
+		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+			system, err = SystemIdentifier(ctx, conn)
+			return err
+		})
 	}
-	if err != nil && Code(err) != pgerrcode.InsufficientPrivilege {
+	if err != nil {
 		return "", 0, "", fmt.Errorf("identify the server: %w", err)
 	}
 	n, err := strconv.ParseUint(file[:8], 16, 32)
 	return system, uint32(n), database, err
+}
+
+// SystemIdentifier reads the system identifier of the server. It is empty where the role may not know it.
+func SystemIdentifier(ctx context.Context, conn *pgx.Conn) (system string, err error) {
+	var may bool
+	err = conn.QueryRow(ctx, `SELECT has_function_privilege('pg_control_system()', 'EXECUTE')`).Scan(&may)
+	if err == nil && may {
+		err = conn.QueryRow(ctx, `SELECT system_identifier::text FROM pg_control_system()`).Scan(&system)
+	}
+	return system, err
 }
 
 // Server is what a server says of itself.

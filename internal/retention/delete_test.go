@@ -65,12 +65,12 @@ func TestDeleteJournaled(t *testing.T) {
 		if got := r.Tables[0]; got.Deleted != 0 || got.Skipped != "processed rows stay" {
 			t.Errorf("it is off: %+v", got)
 		}
-		b.exec(`INSERT INTO outbox_progress (outbox, settled_to) VALUES ('public.outbox_messages', 100)`)
+		b.exec(testenv.SettledTo("public.outbox_messages", 100, ""))
 		r = b.retain(func(o *retention.Options) { o.DeleteAfter = time.Hour })
 		if got := r.Tables[0]; got.Deleted != 90+2 || len(r.Complaints()) > 0 {
 			t.Errorf("up to the progress: %+v %v", got, r.Complaints())
 		}
-		b.exec(`UPDATE outbox_progress SET settled_to = 3000`)
+		b.exec(`UPDATE outbox_known SET settled_to = 3000`)
 		r = b.retain(func(o *retention.Options) { o.DeleteAfter = time.Hour })
 		if got := r.Tables[0]; got.Deleted != 27*90 || len(r.Complaints()) > 0 {
 			t.Errorf("%+v %v", got, r.Complaints())

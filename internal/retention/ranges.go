@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/partition"
+	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -73,7 +75,7 @@ func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Tabl
 		if last.From > newest && last.From-newest > rangesAhead*size {
 			return nil
 		}
-		next, err := r.cut(ctx, p, last, newest, size)
+		next, err := r.cut(ctx, t, p, last, newest, size)
 		if err != nil {
 			return r.settle(err)
 		}
@@ -119,27 +121,55 @@ func occurredSQL(t *outbox.Table) string {
 
 // cut makes the partition before the last one: from its part where it is empty, else of all that it has.
 func (r *pass) cut(
-	ctx context.Context, p *partition.Table, last partition.Part, newest, size int64,
+	ctx context.Context, t *outbox.Table, p *partition.Table, last partition.Part, newest, size int64,
 ) (partition.Part, error) {
 	next := p.Part(last.From, max(last.From, 1)+size)
-	err := p.CutEmpty(ctx, r.politely(), last, next)
+	err := p.CutEmpty(ctx, r.noting(t), last, next)
 	if errors.Is(err, partition.ErrFilled) {
 		next = p.Part(last.From, newest+refusedAfter*size+1)
-		err = p.CutFilled(ctx, r.politely(), last, next)
+		err = p.CutFilled(ctx, r.noting(t), last, next)
 	}
 	return next, err
 }
 
+// noting is politely for a table of which outbox_known says how far its progress is: a transaction that
+// changes the partitions says so there. Else the progress would be void, and the whole table be searched.
+func (r *pass) noting(t *outbox.Table) pg.Polite {
+	p := r.politely()
+	p.Begin = func(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
+		return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			// Nobody else attaches or detaches a partition from now on.
+			if _, err := tx.Exec(ctx, `LOCK TABLE `+t.SQL()+` IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
+				return err
+			}
+			var may bool
+			var before int64
+			err := tx.QueryRow(ctx, `SELECT has_table_privilege($1, 'UPDATE'), `+table.PartitionsSQL(t),
+				t.Journal.Known).Scan(&may, &before)
+			if err == nil {
+				err = do(ctx, tx)
+			}
+			if err != nil || !may {
+				return err
+			}
+			_, err = tx.Exec(ctx, `UPDATE `+t.Journal.Known+` SET partitions = `+table.PartitionsSQL(t)+`
+				WHERE outbox = $1 AND partitions = $2`, t.String(), before)
+			return err
+		})
+	}
+	return p
+}
+
 // settledSQL is the condition that nothing of a partition is needed: every id in $2 to $3 of outbox $1 is
-// done with, and was before $4.
+// done with, under each condition, and was before $4.
 func settledSQL(t *outbox.Table) string {
-	return fmt.Sprintf(`EXISTS (SELECT FROM %s p WHERE p.outbox = $1 AND p.settled_to >= $3::bigint - 1
-			AND NOT p.holes && int8range($2::bigint, $3::bigint))
+	return fmt.Sprintf(`(SELECT bool_and(k.settled_to >= $3::bigint - 1
+			AND NOT k.holes && int8range($2::bigint, $3::bigint)) FROM %s k WHERE k.outbox = $1) IS TRUE
 		AND NOT EXISTS (SELECT FROM %s d WHERE d.outbox = $1 AND d.id >= $2::bigint AND d.id < $3::bigint)
 		AND NOT EXISTS (SELECT FROM %s j WHERE j.outbox = $1 AND j.processed_at >= $4::timestamptz
 			AND range_merge(j.ids) && int8range($2::bigint, $3::bigint)
 			AND j.ids && int8range($2::bigint, $3::bigint))`,
-		t.Journal.Progress, t.Journal.Deferred, t.Journal.Entries)
+		t.Journal.Known, t.Journal.Deferred, t.Journal.Entries)
 }
 
 // dropRanges drops partitions whose rows are delivered and old, the first ones, and then the entries of their
@@ -157,7 +187,7 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 			return err
 		})
 		if err == nil && dropped { // asked again behind the lock: a row may have been made pending again
-			dropped, err = of.Drop(ctx, r.politely(), p, true, settled)
+			dropped, err = of.Drop(ctx, r.noting(t), p, true, settled)
 		}
 		if err != nil {
 			return r.settle(err)

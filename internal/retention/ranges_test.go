@@ -67,7 +67,7 @@ func TestRanges(t *testing.T) {
 		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at)
 			SELECT 'public.outbox_events', 'stored', int8multirange(int8range(n, n + 50)), now() - interval '2 hours' FROM generate_series(1, 401, 50) n`)
 		drop() // the progress does not say so yet
-		b.exec(`INSERT INTO outbox_progress VALUES ('public.outbox_events', 450)`)
+		b.exec(testenv.SettledTo("public.outbox_events", 450, ""))
 		b.exec(`INSERT INTO outbox_deferred (outbox, id, last_error) VALUES ('public.outbox_events', 150, 'held: x')`)
 		drop("outbox_events_100")
 		b.exec(`DELETE FROM outbox_deferred; UPDATE outbox_journal SET processed_at = now() WHERE ids @> 300::bigint`)
@@ -83,7 +83,9 @@ func TestRanges(t *testing.T) {
 func TestRangesUnderLoad(t *testing.T) {
 	retention.SetLeastRange(5000)
 	b := newAppend(t, testenv.SharedPostgres(t))
-	b.exec(`INSERT INTO outbox_progress VALUES ('public.outbox_events', 0)`)
+	b.exec(testenv.SettledTo("public.outbox_events", 0, ""))
+	const partitions = `(SELECT hashtextextended(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), 0) FROM pg_partition_tree('outbox_events'))`
+	b.exec(`UPDATE outbox_known SET partitions = ` + partitions)
 	ctx, stop := context.WithCancel(t.Context())
 	var writers sync.WaitGroup
 	defer writers.Wait()
@@ -102,12 +104,13 @@ func TestRangesUnderLoad(t *testing.T) {
 	}
 	created, dropped := 0, 0
 	for begun := time.Now(); created < 10 && time.Since(begun) < testenv.Patience; {
-		b.exec(`UPDATE outbox_progress SET settled_to = (SELECT coalesce(max(id), 0) - 6000 FROM outbox_events)`)
+		b.exec(`UPDATE outbox_known SET settled_to = (SELECT coalesce(max(id), 0) - 6000 FROM outbox_events)`)
 		r := b.retain(func(o *retention.Options) { o.DeleteAfter = time.Hour })
 		created, dropped = created+len(r.Created), dropped+len(r.Dropped)
 	}
 	stop()
 	writers.Wait()
+	b.wantText("rows of outbox_known with the partitions that there are now", `SELECT count(*) FROM outbox_known WHERE partitions = `+partitions, "1")
 	if created < 10 || dropped == 0 {
 		t.Errorf("%d partitions were created, and %d dropped", created, dropped)
 	}
@@ -173,7 +176,7 @@ func TestDropOfALargePartition(t *testing.T) {
 	}
 	b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at)
 		SELECT 'public.outbox_events', 'stored', int8multirange(int8range(g, g + 1000)), now() - interval '2 hours' FROM generate_series(1, $1::bigint, 1000) g`, parts*rows)
-	b.exec(`INSERT INTO outbox_progress VALUES ('public.outbox_events', $1)`, parts*rows)
+	b.exec(testenv.SettledTo("public.outbox_events", int64(parts*rows), ""))
 	b.exec(`CHECKPOINT`)
 	retention.SetLeastRange(int64(rows))
 	longest := func(beside func()) (waits []time.Duration) {

@@ -160,6 +160,13 @@ func (r *pass) begin(ctx context.Context, schema string) error {
 	if err = r.findTables(ctx, schema); err != nil {
 		return err
 	}
+	for _, t := range r.opts.Tables {
+		if t.Known == "" { // a relay's outboxes are bound
+			if err := r.db.Bind(ctx, t); err != nil {
+				return err
+			}
+		}
+	}
 	// A batch is read from an index in its order, whatever the statistics say: any other plan reads the whole
 	// backlog for each batch.
 	err = r.exec(ctx, `SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC';

@@ -435,7 +435,7 @@ func TestRetainLeavesRefusedRows(t *testing.T) {
 func TestRetainPrivileges(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	role := "keeper_" + b.text(`SELECT current_database()`)
-	b.exec(`CREATE ROLE ` + role + ` LOGIN`)
+	b.exec(`CREATE ROLE ` + role + ` LOGIN; GRANT SELECT ON outbox_known TO ` + role)
 	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
 	pass := func() (*retention.Report, error) {
 		cfg := b.config()
@@ -475,7 +475,7 @@ func TestRetainPrivileges(t *testing.T) {
 func TestRetainLeavesAnArchiveThatNothingComesTo(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkDelete)
 	role := "idle_" + b.text(`SELECT current_database()`)
-	b.exec(`CREATE ROLE ` + role + ` LOGIN; GRANT SELECT ON outbox_messages_archive TO ` + role + `; DROP TABLE idempotency_keys`)
+	b.exec(`CREATE ROLE ` + role + ` LOGIN; GRANT SELECT ON outbox_known, outbox_messages_archive TO ` + role + `; DROP TABLE idempotency_keys`)
 	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
 	cfg := b.config()
 	cfg.URL = strings.Replace(cfg.URL, "postgres@", role+"@", 1)

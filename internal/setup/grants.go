@@ -103,6 +103,9 @@ func RelayGrants(tables []*outbox.Table, sequences []string, schema, role string
 	}
 	if slices.ContainsFunc(tables, table.Journals) {
 		for _, need := range table.JournalPrivileges {
+			if need.Table == table.KnownTable {
+				continue // as for every outbox
+			}
 			add("TABLE", in+need.Table, privileges(need.Privileges))
 		}
 	}
@@ -112,6 +115,7 @@ func RelayGrants(tables []*outbox.Table, sequences []string, schema, role string
 	add("TABLE", in+table.DeadLetters, privileges("SELECT, INSERT"))
 	add("TABLE", in+table.Archive, privileges("SELECT"))
 	add("TABLE", in+table.Replays, privileges("SELECT, INSERT, UPDATE"))
+	add("TABLE", in+table.KnownTable, privileges(table.KnownPrivileges))
 	add("TABLE", in+table.SentTable, privileges(table.SentPrivileges))
 	return all
 }

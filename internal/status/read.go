@@ -103,8 +103,11 @@ func (r *Report) askRelay(ctx context.Context, db *table.DB) {
 }
 
 func (r *Report) askOutbox(ctx context.Context, db *table.DB, t *outbox.Table) {
-	s := &Outbox{Table: t.String(), Mark: t.Mark, Dates: t.Layout.Dates(), Records: t.Layout.Records()}
+	s := &Outbox{Table: t.Relation(), Mark: t.Mark, Dates: t.Layout.Dates(), Records: t.Layout.Records()}
 	r.Outboxes = append(r.Outboxes, s)
+	if r.look("outboxes.outbox", db.Bind(ctx, t)) && t.String() != s.Table {
+		s.Name = t.String()
+	}
 	if !r.look("outboxes.where", db.ExplainRead(ctx, t, db.Complete(ctx, t))) {
 		return
 	}

@@ -58,7 +58,9 @@ func (s *Slot) Streamed() bool { return s.Exists && s.ActivePID != nil && s.Conf
 
 // Outbox is what one table says.
 type Outbox struct {
-	Table        string      `json:"table"`
+	Table string `json:"table"`
+	// Name is the outbox's, where it is not the table's.
+	Name         string      `json:"outbox,omitempty"`
 	Mark         outbox.Mark `json:"mark"`
 	Pending      *int        `json:"pending"`
 	OldestDueAge *float64    `json:"oldest_due_age_seconds"`

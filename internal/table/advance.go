@@ -55,8 +55,8 @@ func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 	var seen, settled int64
 	var hasHoles bool
 	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles}, journalSQL(t, `SELECT coalesce(max(e.{id}), 0),
-		coalesce((SELECT p.settled_to FROM {progress} p WHERE p.outbox = {outbox}), 0),
-		EXISTS (SELECT FROM {progress} p WHERE p.outbox = {outbox} AND NOT isempty(p.holes)) FROM {table} e`))
+		coalesce((SELECT k.settled_to FROM `+progressSQL+`), 0),
+		EXISTS (SELECT FROM `+progressSQL+` AND NOT isempty(k.holes)) FROM {table} e`))
 	if err != nil {
 		return err
 	}
@@ -84,9 +84,10 @@ type Progress struct {
 // Progress reads how far the progress of a table with a journal is.
 func (db *DB) Progress(ctx context.Context, t *outbox.Table) (p Progress, err error) {
 	err = db.QueryRow(ctx, []any{&p.SettledTo, &p.Behind, &p.Holes}, journalSQL(t, `
-		SELECT coalesce(p.settled_to, 0), greatest(coalesce(e.last, 0) - coalesce(p.settled_to, 0), 0),
-			(SELECT count(*)::int FROM unnest(p.holes))
-		FROM (SELECT max(e.{id}) AS last FROM {table} e) e LEFT JOIN {progress} p ON p.outbox = {outbox}`))
+		SELECT coalesce(k.settled_to, 0), greatest(coalesce(e.last, 0) - coalesce(k.settled_to, 0), 0),
+			(SELECT count(*)::int FROM unnest(k.holes))
+		FROM (SELECT max(e.{id}) AS last FROM {table} e) e
+			LEFT JOIN (SELECT * FROM `+progressSQL+`) k ON true`))
 	if err != nil {
 		err = fmt.Errorf("read the progress of %s: %w", t, err)
 	}
@@ -150,22 +151,25 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (d
 			_, err := conn.Exec(ctx, journalSQL(t, `
 				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash)
 				SELECT {outbox}, t.{id}, t.{available}, {hash} FROM {undeferred} t
-				WHERE t.{available} > now() AND {events} ORDER BY t.{id} LIMIT $2`,
+				WHERE t.{available} > now() AND {events} AND {bound} ORDER BY t.{id} LIMIT $2`,
 				"{undeferred}", undeferredSQL(t, upToSQL(t, "$1")), "{events}", events), to, mostDeferred)
 			if err != nil {
 				return err
 			}
 		}
-		tag, err := conn.Exec(ctx, progressSQL(t, events), to, ended, mostHoles)
+		tag, err := conn.Exec(ctx, settleToSQL(t, events), to, ended, mostHoles)
 		done = tag.RowsAffected() == 1
 		return err
 	})
 	return done, err
 }
 
-// progressSQL writes the progress to id $1 if no event is pending there, without holes up to $2, and about $3
-// of them at most.
-func progressSQL(t *outbox.Table, events string) string {
+// progressSQL is the row k that has the progress of an outbox.
+const progressSQL = `{known} k WHERE k.outbox = {outbox} AND k.condition = {condition}`
+
+// settleToSQL writes the progress to id $1 if no event is pending there, without holes up to $2, and about $3
+// of them at most. It writes nothing where the row is of other partitions, or of another table.
+func settleToSQL(t *outbox.Table, events string) string {
 	return journalSQL(t, `
 WITH open AS MATERIALIZED (
 	SELECT {open} AS ids
@@ -175,15 +179,16 @@ WITH open AS MATERIALIZED (
 		WHERE e.{id} >= lower(r) AND e.{id} < upper(r)), '{}') AS ids
 	FROM open o
 )
-INSERT INTO {progress} AS p (outbox, settled_to, holes)
-SELECT {outbox}, $1::bigint, CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3 THEN u.ids ELSE (
+UPDATE {known} k SET settled_to = $1::bigint, updated_at = now(),
+	holes = CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3 THEN u.ids ELSE (
 		SELECT range_agg(int8range(lower(r) / s.size * s.size,
 			least((upper(r) - 1) / s.size * s.size + s.size, $1 + 1)))
 		FROM unnest(u.ids) r, (SELECT ($1 - lower(u.ids)) / $3 + 1 AS size) s) END
-FROM unseen u WHERE NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})
-ON CONFLICT (outbox) DO UPDATE
-	SET settled_to = EXCLUDED.settled_to, holes = EXCLUDED.holes, updated_at = now()
-	WHERE p.settled_to <= EXCLUDED.settled_to`,
+FROM unseen u
+WHERE k.outbox = {outbox} AND k.condition = {condition} AND k.settled_to <= $1
+	AND k.table_oid = to_regclass({regclass}) AND k.partitions = {partitions}
+	AND NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})`,
+		"{regclass}", outbox.QuoteLiteral(t.SQL()), "{partitions}", PartitionsSQL(t),
 		"{open}", upToSQL(t, "$1::bigint"), "{undeferred}", undeferredSQL(t, upToSQL(t, "$1")),
 		"{events}", events)
 }

@@ -146,13 +146,13 @@ func Sequences(ctx context.Context, conn *pgx.Conn, tables []*outbox.Table) (all
 var JournalPrivileges = []struct{ Table, Privileges string }{
 	{JournalEntries, "SELECT, INSERT, UPDATE, DELETE"},
 	{JournalDeferred, "SELECT, INSERT, UPDATE, DELETE"},
-	{JournalProgress, "SELECT, INSERT, UPDATE"},
+	{KnownTable, KnownPrivileges},
 }
 
 func (f *appendOnlyFacts) readJournal(
 	ctx context.Context, conn *pgx.Conn, t *outbox.Table, own *ownTables,
 ) error {
-	names := []string{own.journal.Entries, own.journal.Deferred, own.journal.Progress}
+	names := []string{own.journal.Entries, own.journal.Deferred, own.known}
 	f.journal = true
 	for i, need := range JournalPrivileges {
 		var exists bool
@@ -176,7 +176,7 @@ func (f *appendOnlyFacts) readJournal(
 	if !f.journal || len(f.lacking) > 0 {
 		return nil
 	}
-	err := conn.QueryRow(ctx, `SELECT coalesce(max(settled_to), 0) FROM `+own.journal.Progress+`
+	err := conn.QueryRow(ctx, `SELECT coalesce(max(settled_to), 0) FROM `+own.known+`
 		WHERE outbox = $1`, t.String()).Scan(&f.settled)
 	if err == nil && t.Layout.Unjournaled != "" {
 		err = f.readMarks(ctx, conn, t, own)
@@ -194,7 +194,7 @@ func (f *appendOnlyFacts) problems(t *outbox.Table, own *ownTables, p *check.Fin
 	p.If(!f.journal, "table-journal-missing", hint.Errorf(
 		"run `walpost migrate up` as the tables' owner",
 		"tables %s, %s and %s do not all exist: mark \"journal\" of %s needs them",
-		JournalEntries, JournalDeferred, JournalProgress, t))
+		JournalEntries, JournalDeferred, KnownTable, t))
 	var lacks, advice []string
 	lack := func(is bool, what string, statements ...string) {
 		if is {

@@ -57,6 +57,11 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		if f, err = readTable(ctx, conn, t, db.own.deadLetters); err != nil {
 			return err
 		}
+		now, f.copied, err = db.own.bind(ctx, conn, *t, f.oid)
+		if f.unknown = err; err != nil && hint.CodeOf(err) == "" {
+			return err
+		}
+		t = &now
 		if err = f.readHashes(ctx, conn, t); err != nil {
 			return err
 		}
@@ -76,7 +81,6 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 	if err != nil {
 		return *t, nil, err
 	}
-	now = *t
 	if idType := f.types[t.Layout.Columns[outbox.ID]]; idType != "" {
 		now.IDType = idType
 	}
@@ -100,6 +104,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		}
 	}
 	f.kindProblems(t, &p)
+	f.nameProblems(t, &p)
 	f.columnProblems(t, &p)
 	if Journals(t) {
 		f.appendOnly.problems(t, &db.own, &p)
@@ -107,6 +112,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		f.journaledProblems(t, &db.own, &p)
 	}
 	f.privilegeProblems(t, &p)
+	p.Failed(check.Error, "table-known-privileges", f.unknown)
 	return now, p, nil
 }
 
@@ -149,6 +155,9 @@ func (db *DB) explainRefusal(ctx context.Context, t *outbox.Table, err error) er
 }
 
 type tableFacts struct {
+	oid               uint32
+	copied            string // see nameOf
+	unknown           error  // why nothing tells by what the outbox is known
 	kind, persistence string
 	rowSecurity       bool
 	partitionKey      string // the first column of the partition key, where its type is PostgreSQL's own
@@ -180,7 +189,7 @@ type tableFacts struct {
 }
 
 func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string) (f tableFacts, err error) {
-	err = conn.QueryRow(ctx, `SELECT c.relkind::text, c.relpersistence::text,
+	err = conn.QueryRow(ctx, `SELECT c.oid, c.relkind::text, c.relpersistence::text,
 			row_security_active(c.oid), current_user::text,
 			coalesce((SELECT a.attname::text FROM pg_partitioned_table p
 				JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
@@ -189,13 +198,13 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 					AND y.typnamespace = 'pg_catalog'::regnamespace
 					AND o.opcnamespace = 'pg_catalog'::regnamespace), '')
 		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL()).
-		Scan(&f.kind, &f.persistence, &f.rowSecurity, &f.role, &f.partitionKey)
+		Scan(&f.oid, &f.kind, &f.persistence, &f.rowSecurity, &f.role, &f.partitionKey)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return f, hint.Coded("table-missing",
-			hint.Errorf(adviseMissing(ctx, conn, t), "table %s does not exist", t))
+			hint.Errorf(adviseMissing(ctx, conn, t), "table %s does not exist", t.Relation()))
 	}
 	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
-		return f, hint.Coded("table-schema", hint.Wrap(fmt.Errorf("read table %s: %w", t, err),
+		return f, hint.Coded("table-schema", hint.Wrap(fmt.Errorf("read table %s: %w", t.Relation(), err),
 			fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url",
 				outbox.QuoteIdent(t.Schema))))
 	}

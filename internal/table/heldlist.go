@@ -91,7 +91,10 @@ func (db *DB) AllWaiting(
 	ctx context.Context, tables []*outbox.Table, rows, limit int,
 ) (all []Waiting, total int, more bool, err error) {
 	for _, t := range tables {
-		err := db.Complete(ctx, t)
+		err := db.Bind(ctx, t)
+		if err == nil {
+			err = db.Complete(ctx, t)
+		}
 		var some []Waiting
 		var n int
 		var others bool

@@ -18,7 +18,6 @@ import (
 const (
 	JournalEntries  = "outbox_journal"
 	JournalDeferred = "outbox_deferred"
-	JournalProgress = "outbox_progress"
 )
 
 // journaled is outbox.MarkJournal. A row is marked when an entry of the journal has its id, and recorded when
@@ -40,11 +39,21 @@ func journalSQL(t *outbox.Table, sql string, more ...string) string {
 		hash = "NULL"
 	}
 	return strings.NewReplacer(append(more,
-		"{entries}", t.Journal.Entries, "{deferred}", t.Journal.Deferred, "{progress}", t.Journal.Progress,
+		"{entries}", t.Journal.Entries, "{deferred}", t.Journal.Deferred, "{known}", t.Journal.Known,
+		"{condition}", outbox.QuoteLiteral(t.Where), "{bound}", boundSQL(t),
 		"{outbox}", outbox.QuoteLiteral(t.String()), "{table}", t.SQL(), "{id}", t.Column(outbox.ID),
 		"{due}", due, "{processed}", t.Column(outbox.ProcessedAt), "{attempts}", t.Column(outbox.Attempts),
 		"{error}", t.Column(outbox.LastError), "{available}", t.Column(outbox.AvailableAt), "{hash}", hash,
 	)...).Replace(sql)
+}
+
+// boundSQL is the condition that a table is still the one that the outbox is bound to: somebody may have
+// renamed it, and made another one. It is evaluated once for a statement, which has the table's lock by then.
+func boundSQL(t *outbox.Table) string {
+	if t.OID == 0 {
+		return "true"
+	}
+	return fmt.Sprintf("to_regclass(%s) = %d", outbox.QuoteLiteral(t.SQL()), t.OID)
 }
 
 // The columns of an outbox's rows that a statement may name, system columns among them.
@@ -78,8 +87,14 @@ const (
 			AND ` + notDeferredSQL + `)`
 
 	// unsettledSQL is the ids of which the progress knows nothing: those above it, and its holes.
-	unsettledSQL = `coalesce((SELECT p.holes + int8multirange(int8range(p.settled_to, NULL, '()'))
-		FROM {progress} p WHERE p.outbox = {outbox}), int8multirange(int8range(0, NULL, '()')))`
+	unsettledSQL = `coalesce((SELECT k.holes + int8multirange(int8range(k.settled_to, NULL, '()'))
+		FROM {known} k WHERE k.outbox = {outbox} AND k.condition = {condition}),
+		int8multirange(int8range(0, NULL, '()')))`
+
+	// unsettledByAnySQL is the ids of which the progress of some condition knows nothing.
+	unsettledByAnySQL = `coalesce((SELECT range_agg(r) FROM {known} k,
+		unnest(k.holes + int8multirange(int8range(k.settled_to, NULL, '()'))) r WHERE k.outbox = {outbox}),
+		int8multirange(int8range(0, NULL, '()')))`
 
 	// openSQL is the unsettled ids that no entry has. A statement makes it once.
 	openSQL = `(SELECT u.ids - coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
@@ -450,7 +465,7 @@ func (db *DB) DeleteJournaled(
 	err = db.QueryRow(ctx, []any{&entries, &rows}, journalSQL(t, `
 WITH old AS MATERIALIZED (
 	SELECT j.ctid AS place, j.ids FROM {entries} j WHERE j.outbox = {outbox} AND j.processed_at < $1
-		AND NOT j.ids && (SELECT `+unsettledSQL+`)
+		AND NOT j.ids && (SELECT `+unsettledByAnySQL+`)
 	ORDER BY j.processed_at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), gone AS (
 	DELETE FROM {table} t USING old o, unnest(o.ids) r

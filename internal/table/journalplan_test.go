@@ -43,7 +43,7 @@ func TestPlansOfJournal(t *testing.T) {
 			FROM generate_series(0, 19999) g`)
 		exec(`INSERT INTO public.outbox_deferred (outbox, id, last_error, available_at)
 			SELECT 'public.outbox_events', g, 'refused', now() + interval '1 hour' FROM generate_series(100001, 100500) g`)
-		exec(`INSERT INTO public.outbox_progress (outbox, settled_to, holes) VALUES ('public.outbox_events', 99900, '{[5,6),[10,11),[15,16)}')`)
+		exec(testenv.SettledTo("public.outbox_events", 99900, "[5,6),[10,11),[15,16)"))
 
 		ids, hashes := make([]string, 1000), make([]int64, 1000)
 		known := make([]int64, 1000)
@@ -61,7 +61,7 @@ func TestPlansOfJournal(t *testing.T) {
 			"due":      of(fmt.Sprintf("SELECT min(t.available_at) FROM %s t WHERE t.available_at > now()", sourceOf(table).due)),
 			"oldest":   of(oldestSQL(table, db.own.deadLetters)),
 			"look up":  of(lookUpSQL(table), ids, hashes, make([]*string, 1000), ranges(slices.Clone(known))),
-			"progress": of(progressSQL(table, "true"), 100_500, 0, 100),
+			"progress": of(settleToSQL(table, "true"), 100_500, 0, 100),
 			"dead":     of("SELECT "+DeadSQL(table, "t")+" FROM public.outbox_events t WHERE t.id = ANY ($1)", known),
 		}
 		for _, prepare := range []string{`SELECT`, `ANALYZE`} {

@@ -21,7 +21,7 @@ func IsLocked(err error) bool { return pg.Code(err) == pgerrcode.LockNotAvailabl
 func (db *DB) TableBlocker(ctx context.Context, t *outbox.Table) (who string, err error) {
 	tables, rows := []string{t.SQL()}, []string{db.own.deadLetters}
 	if Journals(t) {
-		rows = append(rows, t.Journal.Entries, t.Journal.Deferred, t.Journal.Progress)
+		rows = append(rows, t.Journal.Entries, t.Journal.Deferred, t.Journal.Known)
 	}
 	return db.blocker(ctx, tables, rows)
 }

@@ -24,7 +24,7 @@ func adviseMissing(ctx context.Context, conn *pgx.Conn, t *outbox.Table) string 
 	if err != nil {
 		return advice // it is only a guess
 	}
-	if guess := hint.DidYouMean(t.String(), names); guess != "" {
+	if guess := hint.DidYouMean(t.Relation(), names); guess != "" {
 		return advice + "; " + guess
 	}
 	return advice

@@ -12,7 +12,9 @@ import (
 
 // ownTables are walpost's own tables with their schemas, quoted, as a connection has found them.
 type ownTables struct {
-	deadLetters, archive, replays, sent string
+	deadLetters, archive, replays, sent, known string
+	// system is the server's identifier, "" where the role may not know it.
+	system string
 
 	journal outbox.Journal
 	// appendOnly is the function of triggers, in the journal's schema.
@@ -29,11 +31,16 @@ func findOwn(ctx context.Context, conn *pgx.Conn, schema string) (own ownTables,
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	found, err := pg.FindTables(ctx, conn, schema, DeadLetters, Archive, Replays,
-		JournalEntries, JournalDeferred, JournalProgress, SentTable)
-	if err == nil {
-		own = ownTables{found[0], found[1], found[2], found[6], outbox.Journal{
-			Entries: found[3], Deferred: found[4], Progress: found[5],
-		}, strings.TrimSuffix(found[3], outbox.QuoteIdent(JournalEntries)) + outbox.QuoteIdent(AppendOnly)}
+		JournalEntries, JournalDeferred, KnownTable, SentTable)
+	if err != nil {
+		return own, err
 	}
+	own = ownTables{
+		deadLetters: found[0], archive: found[1], replays: found[2], sent: found[6], known: found[5],
+		journal: outbox.Journal{Entries: found[3], Deferred: found[4], Known: found[5]},
+		appendOnly: strings.TrimSuffix(found[3], outbox.QuoteIdent(JournalEntries)) +
+			outbox.QuoteIdent(AppendOnly),
+	}
+	own.system, err = pg.SystemIdentifier(ctx, conn)
 	return own, err
 }

@@ -47,6 +47,7 @@ func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
 	}
 	b.db = b.open()
 	b.must(b.db.CheckTable(t.Context(), b.table))
+	b.must(b.db.Know(t.Context(), b.table, "test"))
 	return b
 }
 
@@ -422,6 +423,7 @@ func TestCheckTableNamesMissingPrivileges(t *testing.T) {
 		{`DELETE`, `DELETE ON outbox_messages`},
 		{`SELECT, INSERT`, `INSERT ON outbox_messages_dlq`},
 		{`SELECT`, `SELECT ON outbox_messages_dlq`},
+		{`SELECT`, `SELECT ON outbox_known`},
 	} {
 		if err := db.CheckTable(t.Context(), b.table); !strings.Contains(hint.Of(err), "GRANT "+step.lacks+" ON ") {
 			t.Errorf("%v (%s): want that %s is lacking", err, hint.Of(err), step.lacks)

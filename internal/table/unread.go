@@ -75,7 +75,7 @@ func findUnread(
 		ORDER BY 1`, dead, journal, outbox.DefaultTable, outbox.AppendTable)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[unreadTable])
 	return slices.DeleteFunc(found, func(u unreadTable) bool {
-		return slices.ContainsFunc(tables, func(t *outbox.Table) bool { return t.String() == u.Name })
+		return slices.ContainsFunc(tables, func(t *outbox.Table) bool { return t.Relation() == u.Name })
 	}), err
 }
 

@@ -15,7 +15,7 @@ import (
 )
 
 // Complete sets what [outbox.Table] says of the journal, and of the condition that narrows an outbox, where
-// there is one. It is for statements of a table that was not inspected.
+// there is one. It is for statements of a table that was not inspected; [DB.Bind] sets its name.
 func (db *DB) Complete(ctx context.Context, t *outbox.Table) error {
 	if Journals(t) {
 		t.Journal = db.own.journal

@@ -45,8 +45,12 @@ ALTER TABLE {schema}.outbox_events ENABLE ALWAYS TRIGGER outbox_no_truncate;
 -- For people: the rows that are not done with, and why.
 CREATE VIEW {schema}.outbox_events_pending AS
 WITH box AS (
-    SELECT concat(n.nspname, '.', c.relname) AS name FROM pg_catalog.pg_class c
-    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    SELECT coalesce((
+        SELECT k.outbox FROM {schema}.outbox_known k JOIN pg_catalog.pg_database d ON d.oid = k.database_oid
+        WHERE k.table_oid = c.oid AND k.own_oid = '{schema}.outbox_known'::regclass
+            AND d.datname = pg_catalog.current_database() LIMIT 1
+    ), concat(n.nspname, '.', c.relname)) AS name
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = '{schema}.outbox_events'::regclass
 )
 SELECT e.*, coalesce(d.attempts, 0) AS attempts, d.last_error, d.available_at AS next_attempt_at
@@ -54,8 +58,9 @@ FROM {schema}.outbox_events e
 LEFT JOIN {schema}.outbox_deferred d ON d.outbox = (SELECT name FROM box) AND d.id = e.id
 WHERE d.id IS NOT NULL
     OR coalesce((
-        SELECT p.holes + int8multirange(int8range(p.settled_to, NULL, '()')) FROM {schema}.outbox_progress p
-        WHERE p.outbox = (SELECT name FROM box)
+        SELECT range_agg(r) FROM {schema}.outbox_known k,
+            unnest(k.holes + int8multirange(int8range(k.settled_to, NULL, '()'))) r
+        WHERE k.outbox = (SELECT name FROM box) AND k.table_oid = '{schema}.outbox_events'::regclass
     ), int8multirange(int8range(0, NULL, '()'))) @> e.id
     AND NOT EXISTS (
         SELECT FROM {schema}.outbox_journal j
@@ -80,21 +85,16 @@ BEGIN
 END
 $$;
 
--- What the journal has of it would be that of the next table of this name.
-DELETE FROM {schema}.outbox_journal WHERE outbox = (
-    SELECT concat(n.nspname, '.', c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.oid = '{schema}.outbox_events'::regclass
+-- What the journal has of it says nothing of another table. outbox_known keeps its name: the next table is another outbox.
+DELETE FROM {schema}.outbox_journal WHERE outbox IN (
+    SELECT outbox FROM {schema}.outbox_known WHERE table_oid = '{schema}.outbox_events'::regclass
 );
 
-DELETE FROM {schema}.outbox_deferred WHERE outbox = (
-    SELECT concat(n.nspname, '.', c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.oid = '{schema}.outbox_events'::regclass
+DELETE FROM {schema}.outbox_deferred WHERE outbox IN (
+    SELECT outbox FROM {schema}.outbox_known WHERE table_oid = '{schema}.outbox_events'::regclass
 );
 
-DELETE FROM {schema}.outbox_progress WHERE outbox = (
-    SELECT concat(n.nspname, '.', c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.oid = '{schema}.outbox_events'::regclass
-);
+UPDATE {schema}.outbox_known SET table_oid = 0, table_name = '' WHERE table_oid = '{schema}.outbox_events'::regclass;
 
 DROP VIEW {schema}.outbox_events_pending;
 

@@ -146,14 +146,35 @@ CREATE INDEX outbox_deferred_due_idx ON {schema}.outbox_deferred (outbox, availa
 
 CREATE INDEX outbox_deferred_aggregate_idx ON {schema}.outbox_deferred (outbox, aggregate_hash) WHERE last_error IS NOT NULL;
 
--- Up to which id every row of an outbox is in one of the two, or was never committed, but for holes: ids whose transactions may
--- still be open. Searches for pending rows look at holes, and above settled_to.
-CREATE TABLE {schema}.outbox_progress (
-    outbox     TEXT PRIMARY KEY,
-    settled_to BIGINT         NOT NULL,
-    holes      INT8MULTIRANGE NOT NULL DEFAULT '{}',
-    updated_at TIMESTAMPTZ    NOT NULL DEFAULT now()
-) WITH (fillfactor = 50);
+-- By what outboxes are known, whatever becomes of the names of tables, schemas and databases: one row for each outbox and condition.
+CREATE TABLE {schema}.outbox_known (
+    id           BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- Its name for ever: as "schema.table" when it was first delivered, or outboxes[].name.
+    outbox       TEXT        NOT NULL,
+    -- outboxes[].where. Empty: every row.
+    condition    TEXT        NOT NULL,
+    -- What the progress was computed for. When one of these is another, the whole table is searched once. own_oid is this table:
+    -- of rows that a dump has brought, OIDs say nothing. partitions is a hash of their OIDs.
+    system_id    TEXT,
+    database_oid OID         NOT NULL,
+    own_oid      OID         NOT NULL,
+    table_oid    OID         NOT NULL,
+    journal_oid  OID,
+    timeline     INT         NOT NULL,
+    partitions   BIGINT      NOT NULL,
+    -- The table as "schema.table", when it was seen last. Empty: another table has that name.
+    table_name   TEXT        NOT NULL,
+    -- The default source at the first start in this database.
+    source       TEXT        NOT NULL,
+    -- With mark journal: up to which id every row is in outbox_journal or outbox_deferred, or was never committed, but for holes:
+    -- ids whose transactions may still be open. Searches for pending rows look at holes, and above settled_to.
+    settled_to   BIGINT         NOT NULL DEFAULT 0,
+    holes        INT8MULTIRANGE NOT NULL DEFAULT '{}',
+    updated_at   TIMESTAMPTZ    NOT NULL DEFAULT now()
+) WITH (fillfactor = 50); -- updates stay in their page
+
+-- A condition may be too long for an index.
+CREATE UNIQUE INDEX outbox_known_outbox_idx ON {schema}.outbox_known (outbox, hashtextextended(condition, 0));
 
 -- Outboxes with such a mark have triggers with this function, for UPDATE and TRUNCATE.
 CREATE FUNCTION {schema}.outbox_append_only() RETURNS trigger LANGUAGE plpgsql
@@ -204,7 +225,7 @@ CREATE TABLE {schema}.outbox_sent (
 CREATE FUNCTION {schema}.outbox_no_truncate() RETURNS trigger LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RAISE EXCEPTION 'TRUNCATE of %.% is refused: a relay would take its next start for the first one',
+    RAISE EXCEPTION 'TRUNCATE of %.% is refused: relays remember in it what they deliver',
         TG_TABLE_SCHEMA, TG_TABLE_NAME USING
         ERRCODE = 'object_not_in_prerequisite_state',
         HINT = 'walpost outbox forget deletes what is known of an outbox';
@@ -214,11 +235,14 @@ $$;
 CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_sent
     FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate();
 
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_known
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate();
+
 ---- create above / drop below ----
 
 -- Locked before they are read: a relay could insert between the look and the DROP.
 LOCK TABLE {schema}.outbox_messages_dlq, {schema}.outbox_replays, {schema}.outbox_journal, {schema}.outbox_deferred,
-    {schema}.outbox_progress, {schema}.outbox_sent IN ACCESS EXCLUSIVE MODE;
+    {schema}.outbox_known, {schema}.outbox_sent IN ACCESS EXCLUSIVE MODE;
 
 DO $$
 DECLARE
@@ -240,13 +264,13 @@ BEGIN
     IF EXISTS (SELECT FROM {schema}.outbox_journal) THEN
         RAISE EXCEPTION 'outbox_journal says which events were delivered: without it a relay delivers them again' USING
             ERRCODE = 'object_not_in_prerequisite_state',
-            HINT = 'when no outbox has mark journal any more: TRUNCATE outbox_journal, outbox_deferred, outbox_progress';
+            HINT = 'when no outbox has mark journal any more: TRUNCATE outbox_journal, outbox_deferred';
     END IF;
 END
 $$;
 
 -- Everything in the archive was delivered. Its partitions go with it.
 DROP TABLE {schema}.outbox_messages_dlq, {schema}.outbox_messages_archive, {schema}.outbox_replays, {schema}.outbox_journal,
-    {schema}.outbox_deferred, {schema}.outbox_progress, {schema}.outbox_sent;
+    {schema}.outbox_deferred, {schema}.outbox_known, {schema}.outbox_sent;
 
 DROP FUNCTION {schema}.outbox_append_only(), {schema}.outbox_no_truncate();

@@ -1,5 +1,7 @@
 package badinput
 
+import "strings"
+
 // configCases are wrong before anything is connected to.
 func configCases(s *site) []badStart {
 	return []badStart{
@@ -35,6 +37,8 @@ func configCases(s *site) []badStart {
 			"WALPOST_LAYOUT": "debezium", "WALPOST_MARK": "delete", "WALPOST_SUBJECT": "events.{tenant_id}.{event_type}",
 		}},
 		{name: "table_twice", code: 2, file: "outboxes:\n  - table: outbox_messages\n  - table: public.outbox_messages\n"},
+		{name: "name_twice", code: 2, file: "outboxes:\n  - {table: a, name: orders}\n  - {table: b, name: orders}\n"},
+		{name: "name_too_long", code: 2, env: map[string]string{"WALPOST_OUTBOX_NAME": strings.Repeat("x", 128)}},
 		{name: "slot_name", code: 2, env: map[string]string{"WALPOST_SLOT": "wal-post"}},
 		{name: "stream_name", code: 2, env: map[string]string{"WALPOST_STREAM": "my.events"}},
 	}

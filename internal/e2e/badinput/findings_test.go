@@ -34,6 +34,8 @@ var unprovoked = []string{
 	"table-mark",             // the configuration is refused before
 	"nats-max-consumers",     // internal/jetstream.TestAccountsConsumers
 	"slot-shared",            // relay.TestStandbyServesSomethingElse
+	"outbox-shared",          // relay.TestOutboxOfTwoRelays
+	"table-copied",           // relay.TestCopiedDatabase
 	"catalog", "catalog-new", // cmd/walpost.TestRunScripts, TestScripts
 	"http-token-file", // cmd/walpost.TestScripts
 }
@@ -104,6 +106,10 @@ func tableFindings() []finding {
 	return []finding{
 		{badStart{name: "first_start"}, fresh + ", info publication-missing"},
 		{badStart{name: "migrated", sql: published}, fresh},
+		{
+			badStart{name: "renamed", sql: published + `;` + testenv.SettledTo("public.outbox_messages", 0, "") + `; UPDATE outbox_known SET outbox = 'public.old'`},
+			fresh + ", info table-known",
+		},
 		{badStart{name: "writable", sql: published + `; GRANT CREATE ON SCHEMA public TO PUBLIC`}, fresh + ", warn pg-schema-writable"},
 		{
 			badStart{
@@ -113,7 +119,7 @@ func tableFindings() []finding {
 					DROP INDEX outbox_messages_pending_idx; DROP TABLE outbox_messages_dlq`,
 				user: "much", env: env("WALPOST_NATS_URL", "nats://127.0.0.1:1"),
 			},
-			"error table-columns, error table-column-type, error table-id-index, error table-privileges, error table-dead-letters-missing, " +
+			"error table-columns, error table-column-type, error table-id-index, error table-privileges, error table-known-privileges, error table-dead-letters-missing, " +
 				"error publication-inserts, error publication-filter, error nats-unreachable, info slot-missing",
 		},
 		{
@@ -170,7 +176,7 @@ func tableFindings() []finding {
 			badStart{
 				name: "no_system_identifier", user: "unidentified",
 				sql: `CREATE ROLE unidentified LOGIN; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC;
-					GRANT SELECT, UPDATE, DELETE ON outbox_messages TO unidentified; GRANT SELECT, INSERT, UPDATE ON outbox_sent TO unidentified; GRANT SELECT, INSERT ON outbox_messages_dlq TO unidentified`,
+					GRANT SELECT, UPDATE, DELETE ON outbox_messages TO unidentified; GRANT SELECT, INSERT, UPDATE ON outbox_known, outbox_sent TO unidentified; GRANT SELECT, INSERT ON outbox_messages_dlq TO unidentified`,
 				env: env("WALPOST_MODE", "poll"),
 			},
 			newStream + ", error pg-system-identifier, warn table-replays",
@@ -178,7 +184,7 @@ func tableFindings() []finding {
 		{
 			badStart{
 				name: "polls", user: "polls",
-				sql: `CREATE ROLE polls LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO polls; GRANT SELECT, INSERT, UPDATE ON outbox_sent TO polls; GRANT SELECT, INSERT ON outbox_messages_dlq TO polls;
+				sql: `CREATE ROLE polls LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO polls; GRANT SELECT, INSERT, UPDATE ON outbox_known, outbox_sent TO polls; GRANT SELECT, INSERT ON outbox_messages_dlq TO polls;
 					GRANT SELECT, UPDATE ON outbox_replays TO polls`,
 			},
 			newStream + ", warn pg-role-replication",
@@ -187,7 +193,7 @@ func tableFindings() []finding {
 			badStart{
 				name: "no_sent", user: "no_sent",
 				sql: `CREATE ROLE no_sent LOGIN; GRANT SELECT, UPDATE, DELETE ON outbox_messages TO no_sent; GRANT SELECT, INSERT ON outbox_messages_dlq TO no_sent;
-					GRANT SELECT, UPDATE ON outbox_replays TO no_sent`,
+					GRANT SELECT, UPDATE ON outbox_replays TO no_sent; GRANT SELECT, INSERT, UPDATE ON outbox_known TO no_sent`,
 			},
 			newStream + ", error table-sent-privileges, warn pg-role-replication",
 		},

@@ -61,6 +61,7 @@ const publish = `CREATE PUBLICATION walpost FOR TABLE outbox_messages WITH (publ
 func roleCases() []badStart {
 	const letters = `GRANT SELECT, INSERT ON outbox_messages_dlq TO `
 	const relay = `GRANT SELECT, UPDATE, DELETE ON outbox_messages TO `
+	const known = `GRANT SELECT, INSERT, UPDATE ON outbox_known TO `
 	role := func(name string, grants ...string) string {
 		sql := publish + `CREATE ROLE ` + name + ` LOGIN REPLICATION;`
 		for _, g := range grants {
@@ -111,11 +112,12 @@ func roleCases() []badStart {
 		{name: "no_dead_letters", sql: `DROP TABLE outbox_messages_dlq`},
 		{
 			name: "no_publication", user: "bad_no_publication",
-			sql: role("bad_no_publication", relay, letters) + `DROP PUBLICATION walpost`,
+			sql: role("bad_no_publication", relay, letters, known) + `DROP PUBLICATION walpost`,
 		},
+		{name: "no_known", user: "bad_no_known", sql: role("bad_no_known", relay, letters)},
 		{
 			name: "row_security", user: "bad_row_security",
-			sql: role("bad_row_security", relay, letters) + `ALTER TABLE outbox_messages ENABLE ROW LEVEL SECURITY`,
+			sql: role("bad_row_security", relay, letters, known) + `ALTER TABLE outbox_messages ENABLE ROW LEVEL SECURITY`,
 		},
 	}
 }

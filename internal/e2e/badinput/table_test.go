@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -79,7 +80,12 @@ func tableCases() []badStart {
 		},
 		{name: "refuses_update", sql: appendOnly},
 		{
-			name: "ids_again", sql: appendOnly + `INSERT INTO outbox_progress (outbox, settled_to) VALUES ('public.outbox_messages', 1000)`,
+			name: "other_name", env: map[string]string{"WALPOST_OUTBOX_NAME": "orders"},
+			sql: testenv.SettledTo("public.outbox_messages", 0, "") + `; UPDATE outbox_known SET own_oid = 'outbox_known'::regclass,
+				system_id = (SELECT system_identifier FROM pg_control_system()), database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())`,
+		},
+		{
+			name: "ids_again", sql: appendOnly + testenv.SettledTo("public.outbox_messages", 1000, ""),
 			env: map[string]string{"WALPOST_MARK": "journal"},
 		},
 		{name: "id_without_index", sql: `ALTER TABLE outbox_messages DROP CONSTRAINT outbox_messages_pkey; DROP INDEX outbox_messages_pending_idx`},

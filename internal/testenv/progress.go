@@ -1,0 +1,17 @@
+package testenv
+
+import (
+	"fmt"
+	"strings"
+)
+
+// SettledTo is a statement that has outbox_known say how far the progress of an outbox is. The outbox has its
+// table's name, which needs no quotes. A relay that begins then takes the progress for another database's.
+func SettledTo(outbox string, id int64, holes string) string {
+	return strings.NewReplacer("{outbox}", outbox, "{id}", fmt.Sprint(id), "{holes}", holes).Replace(`
+		INSERT INTO public.outbox_known (outbox, condition, database_oid, own_oid, table_oid, timeline,
+			partitions, table_name, source, settled_to, holes)
+		VALUES ('{outbox}', '', 0, 0, '{outbox}'::regclass, 1, 0, '{outbox}', 'test', {id}, '{{holes}}')
+		ON CONFLICT (outbox, hashtextextended(condition, 0))
+			DO UPDATE SET settled_to = EXCLUDED.settled_to, holes = EXCLUDED.holes`)
+}
