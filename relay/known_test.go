@@ -330,7 +330,7 @@ func TestRestoredTable(t *testing.T) {
 			n.keep()
 		}
 		n.duplicateWindowPasses(100 * time.Millisecond)
-		x = n.start().streaming()
+		n.start().streaming()
 		n.add(10)
 		if keep {
 			n.delivered()

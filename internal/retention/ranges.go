@@ -142,10 +142,13 @@ func (r *pass) noting(t *outbox.Table) pg.Polite {
 			if _, err := tx.Exec(ctx, `LOCK TABLE `+t.SQL()+` IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
 				return err
 			}
-			var may bool
+			var may, bound bool
 			var before int64
-			err := tx.QueryRow(ctx, `SELECT has_table_privilege($1, 'UPDATE'), `+table.PartitionsSQL(t),
-				t.Journal.Known).Scan(&may, &before)
+			err := tx.QueryRow(ctx, `SELECT has_table_privilege($1, 'UPDATE'), `+table.BoundSQL(t)+`, `+
+				table.PartitionsSQL(t), t.Journal.Known).Scan(&may, &bound, &before)
+			if err == nil && !bound {
+				err = fmt.Errorf("%w: %s", table.ErrTableChanged, t)
+			}
 			if err == nil {
 				err = do(ctx, tx)
 			}
@@ -161,15 +164,18 @@ func (r *pass) noting(t *outbox.Table) pg.Polite {
 }
 
 // settledSQL is the condition that nothing of a partition is needed: every id in $2 to $3 of outbox $1 is
-// done with, under each condition, and was before $4.
+// done with, under each condition, and was before $4. A progress of other partitions says nothing.
 func settledSQL(t *outbox.Table) string {
 	return fmt.Sprintf(`(SELECT bool_and(k.settled_to >= $3::bigint - 1
-			AND NOT k.holes && int8range($2::bigint, $3::bigint)) FROM %s k WHERE k.outbox = $1) IS TRUE
+				AND NOT k.holes && int8range($2::bigint, $3::bigint)
+				AND k.table_oid = to_regclass(%s) AND k.partitions = %s)
+			FROM %s k WHERE k.outbox = $1) IS TRUE AND %s
 		AND NOT EXISTS (SELECT FROM %s d WHERE d.outbox = $1 AND d.id >= $2::bigint AND d.id < $3::bigint)
 		AND NOT EXISTS (SELECT FROM %s j WHERE j.outbox = $1 AND j.processed_at >= $4::timestamptz
 			AND range_merge(j.ids) && int8range($2::bigint, $3::bigint)
 			AND j.ids && int8range($2::bigint, $3::bigint))`,
-		t.Journal.Known, t.Journal.Deferred, t.Journal.Entries)
+		pg.QuoteLiteral(t.SQL()), table.PartitionsSQL(t), t.Journal.Known, table.BoundSQL(t),
+		t.Journal.Deferred, t.Journal.Entries)
 }
 
 // dropRanges drops partitions whose rows are delivered and old, the first ones, and then the entries of their
@@ -196,23 +202,29 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 			break
 		}
 		r.report.Dropped = append(r.report.Dropped, p.Name)
+		if err := r.forgetDropped(ctx, t, p); err != nil {
+			return err
+		}
 	}
-	return r.forgetDropped(ctx, t)
+	return nil
 }
 
-// forgetDropped deletes the entries of ids before the first partition.
-func (r *pass) forgetDropped(ctx context.Context, t *outbox.Table) error {
-	p, err := r.readRanges(ctx, t)
-	if err != nil || p == nil || len(p.Parts) == 0 || p.Parts[0].From == math.MinInt64 {
-		return err
-	}
+// forgetDropped takes the ids of a partition that was dropped out of the entries. Those of one that somebody
+// has detached stay: it may come back.
+func (r *pass) forgetDropped(ctx context.Context, t *outbox.Table, p partition.Part) error {
+	const within = `int8range($2::bigint, $3::bigint)`
 	for n := int64(1); n > 0; {
-		err := r.db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`WITH gone AS (
-				DELETE FROM %s j WHERE j.ctid = ANY (ARRAY(
-					SELECT o.ctid FROM %[1]s o
-					WHERE o.outbox = $1 AND range_merge(o.ids) << int8range($2, NULL) LIMIT %d))
+		err := r.db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`WITH found AS MATERIALIZED (
+				SELECT j.ctid AS place, range_merge(j.ids) <@ `+within+` AS whole FROM %s j
+				WHERE j.outbox = $1 AND range_merge(j.ids) && `+within+` AND j.ids && `+within+` LIMIT %d
+			), gone AS (
+				DELETE FROM %[1]s j WHERE j.ctid = ANY (ARRAY(SELECT f.place FROM found f WHERE f.whole))
 				RETURNING 1
-			) SELECT count(*) FROM gone`, t.Journal.Entries, sweepRows), t.String(), p.Parts[0].From)
+			), cut AS (
+				UPDATE %[1]s j SET ids = j.ids - int8multirange(`+within+`)
+				WHERE j.ctid = ANY (ARRAY(SELECT f.place FROM found f WHERE NOT f.whole)) RETURNING 1
+			) SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM cut)`,
+			t.Journal.Entries, sweepRows), t.String(), p.From, p.To)
 		if err != nil {
 			return r.settle(err)
 		}

@@ -90,6 +90,11 @@ type TableReport struct {
 // ctx is done it ends at once: the present batch is rolled back.
 func Run(ctx context.Context, cfg table.Config, opts Options) (*Report, error) {
 	r := &pass{opts: opts}
+	r.opts.Tables = make([]*outbox.Table, len(opts.Tables))
+	for i, t := range opts.Tables {
+		own := *t // a relay reads its own
+		r.opts.Tables[i] = &own
+	}
 	r.report = &Report{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Notes: []string{}}
 	if opts.DropAfter > 0 && opts.DropAfter < opts.ArchiveAfter {
 		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s",
@@ -160,12 +165,8 @@ func (r *pass) begin(ctx context.Context, schema string) error {
 	if err = r.findTables(ctx, schema); err != nil {
 		return err
 	}
-	for _, t := range r.opts.Tables {
-		if t.Known == "" { // a relay's outboxes are bound
-			if err := r.db.Bind(ctx, t); err != nil {
-				return err
-			}
-		}
+	if err := r.db.Bind(ctx, r.opts.Tables...); err != nil {
+		return err
 	}
 	// A batch is read from an index in its order, whatever the statistics say: any other plan reads the whole
 	// backlog for each batch.

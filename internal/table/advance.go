@@ -56,7 +56,8 @@ func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 	var hasHoles bool
 	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles}, journalSQL(t, `SELECT coalesce(max(e.{id}), 0),
 		coalesce((SELECT k.settled_to FROM `+progressSQL+`), 0),
-		EXISTS (SELECT FROM `+progressSQL+` AND NOT isempty(k.holes)) FROM {table} e`))
+		EXISTS (SELECT FROM `+progressSQL+` AND NOT isempty(k.holes))
+		FROM {table} e WHERE {bound}`))
 	if err != nil {
 		return err
 	}

@@ -34,5 +34,5 @@ func (inRow) skipSQL(t *outbox.Table) string {
 	}
 	return fmt.Sprintf(`WITH marked AS (UPDATE %s t SET %s WHERE %s RETURNING 1)
 		SELECT count(*) FROM marked WHERE %s`,
-		t.SQL(), s.sql(), PendingSQL(t, "t"), pg.OwnPath)
+		t.SQL(), s.sql(), PendingSQL(t, "t")+" AND "+BoundSQL(t), pg.OwnPath)
 }

@@ -40,16 +40,16 @@ func journalSQL(t *outbox.Table, sql string, more ...string) string {
 	}
 	return strings.NewReplacer(append(more,
 		"{entries}", t.Journal.Entries, "{deferred}", t.Journal.Deferred, "{known}", t.Journal.Known,
-		"{condition}", outbox.QuoteLiteral(t.Where), "{bound}", boundSQL(t),
+		"{condition}", outbox.QuoteLiteral(t.Where), "{bound}", BoundSQL(t),
 		"{outbox}", outbox.QuoteLiteral(t.String()), "{table}", t.SQL(), "{id}", t.Column(outbox.ID),
 		"{due}", due, "{processed}", t.Column(outbox.ProcessedAt), "{attempts}", t.Column(outbox.Attempts),
 		"{error}", t.Column(outbox.LastError), "{available}", t.Column(outbox.AvailableAt), "{hash}", hash,
 	)...).Replace(sql)
 }
 
-// boundSQL is the condition that a table is still the one that the outbox is bound to: somebody may have
+// BoundSQL is the condition that a table is still the one that the outbox is bound to: somebody may have
 // renamed it, and made another one. It is evaluated once for a statement, which has the table's lock by then.
-func boundSQL(t *outbox.Table) string {
+func BoundSQL(t *outbox.Table) string {
 	if t.OID == 0 {
 		return "true"
 	}
@@ -335,7 +335,7 @@ func goneSQL(t *outbox.Table) string {
 		FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS w(id, xid, ord)
 		WHERE pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot())
 			AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = w.id::{type} OFFSET 0)
-			AND `+pg.OwnPath, "{type}", t.IDType)
+			AND {bound} AND `+pg.OwnPath, "{type}", t.IDType)
 }
 
 func idsOf(rows []Row) ([]int64, error) {
@@ -414,7 +414,7 @@ func (journaled) skipSQL(t *outbox.Table) string {
 	return journalSQL(t, `
 WITH skipped AS MATERIALIZED (
 	SELECT t.{id} AS id FROM {pending} t
-	WHERE {fits}
+	WHERE {fits} AND {bound}
 ), put AS (
 	INSERT INTO {entries} (outbox, kind, ids)
 	SELECT {outbox}, 'skipped', {ranges} WHERE EXISTS (SELECT FROM skipped)
@@ -464,7 +464,8 @@ func (db *DB) DeleteJournaled(
 ) (entries int, rows int64, err error) {
 	err = db.QueryRow(ctx, []any{&entries, &rows}, journalSQL(t, `
 WITH old AS MATERIALIZED (
-	SELECT j.ctid AS place, j.ids FROM {entries} j WHERE j.outbox = {outbox} AND j.processed_at < $1
+	SELECT j.ctid AS place, j.ids FROM {entries} j
+	WHERE j.outbox = {outbox} AND j.processed_at < $1 AND {bound}
 		AND NOT j.ids && (SELECT `+unsettledByAnySQL+`)
 	ORDER BY j.processed_at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), gone AS (
@@ -482,7 +483,7 @@ func (db *DB) ForgetDeferred(ctx context.Context, t *outbox.Table) error {
 	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, journalSQL(t, `DELETE FROM {deferred} d
 			WHERE d.outbox = {outbox} AND NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = d.id)
-				AND `+pg.OwnPath))
+				AND {bound} AND `+pg.OwnPath))
 		return err
 	})
 }

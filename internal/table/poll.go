@@ -369,7 +369,7 @@ func fetchSQL(
 	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
 		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s %s`,
 		columns, sourceOf(t).all, lengths, t.Column(outbox.ID), t.IDType,
-		UnmarkedSQL(t, "t")+FilterSQL(t, "t")+" AND "+boundSQL(t), orderSQL(t, "t"), sourceOf(t).lock)
+		UnmarkedSQL(t, "t")+FilterSQL(t, "t")+" AND "+BoundSQL(t), orderSQL(t, "t"), sourceOf(t).lock)
 	return sql, fields
 }
 

@@ -62,6 +62,7 @@ func (db *DB) replaySource(ctx context.Context, t *outbox.Table, c ReplayChoice)
 	if fits == "" {
 		fits = "true"
 	}
+	fits += " AND " + BoundSQL(t)
 	rows := sourceOf(t).marked
 	if c.IDs != nil {
 		rows = sourceOf(t).markedByID

@@ -53,8 +53,8 @@ func (s settling) sql(t *outbox.Table) string {
 	id, visible := t.Column(outbox.ID), "pg_visible_in_snapshot(xid::xid8, pg_current_snapshot())"
 	left, verdict := "NOT "+visible, Invisible.sql()
 	if s.gone {
-		left = fmt.Sprintf("(NOT %s OR NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0))",
-			visible, t.SQL(), id)
+		left = fmt.Sprintf("(NOT %s OR NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0) AND %s)",
+			visible, t.SQL(), id, BoundSQL(t))
 		verdict = fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", visible, Gone.sql(), verdict)
 	}
 	return strings.NewReplacer(

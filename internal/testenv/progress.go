@@ -11,7 +11,9 @@ func SettledTo(outbox string, id int64, holes string) string {
 	return strings.NewReplacer("{outbox}", outbox, "{id}", fmt.Sprint(id), "{holes}", holes).Replace(`
 		INSERT INTO public.outbox_known (outbox, condition, database_oid, own_oid, table_oid, timeline,
 			partitions, table_name, source, settled_to, holes)
-		VALUES ('{outbox}', '', 0, 0, '{outbox}'::regclass, 1, 0, '{outbox}', 'test', {id}, '{{holes}}')
+		VALUES ('{outbox}', '', 0, 0, '{outbox}'::regclass, 1,
+			(SELECT hashtextextended(coalesce(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), ''), 0)
+				FROM pg_partition_tree('{outbox}')), '{outbox}', 'test', {id}, '{{holes}}')
 		ON CONFLICT (outbox, hashtextextended(condition, 0))
 			DO UPDATE SET settled_to = EXCLUDED.settled_to, holes = EXCLUDED.holes`)
 }
