@@ -1,0 +1,151 @@
+package relay_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/walpost/walpost/internal/retention"
+	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/relay"
+)
+
+// bound is the outbox as a relay knows it now.
+func (n *named) bound() *outbox.Table {
+	n.t.Helper()
+	db, err := table.Open(n.t.Context(), table.Config{URL: n.url, Slot: n.cfg.Slot, Schema: "public"})
+	n.must(err)
+	defer db.Close()
+	box := n.box
+	n.must(db.Bind(n.t.Context(), &box))
+	return &box
+}
+
+// retain makes a pass of retention, with the outbox as somebody knew it.
+func (n *named) retain(box *outbox.Table, after time.Duration) {
+	n.t.Helper()
+	cfg := table.Config{URL: n.url, Slot: n.cfg.Slot, Schema: "public"}
+	_, err := retention.Run(n.t.Context(), cfg, retention.Options{Tables: []*outbox.Table{box}, DeleteAfter: after})
+	n.must(err)
+}
+
+// settled waits until the progress has come to an id, for the partitions that there are.
+func (n *named) settled(id int) {
+	n.t.Helper()
+	eventually(n.t, fmt.Sprintf("the progress has come to id %d", id), func() bool {
+		return n.count(`SELECT count(*) FROM outbox_known WHERE table_oid = 'outbox_messages'::regclass AND settled_to = $1 AND partitions = (
+			SELECT hashtextextended(coalesce(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), ''), 0)
+			FROM pg_partition_tree('outbox_messages'))`, id) == 1
+	})
+}
+
+// TestRetentionOfAReplacedTable: a relay that has not noticed yet that its table was replaced makes a pass of retention. It takes
+// no row of the other table, and no deferral of the first one.
+func TestRetentionOfAReplacedTable(t *testing.T) {
+	t.Parallel()
+	n := newNamed(t, outbox.MarkJournal, relay.ModePoll)
+	x := n.start().working(relay.ModePoll)
+	n.add(50)
+	n.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at)
+		SELECT 'order', 1, 'order.placed', jsonb_build_object('n', n), now() + interval '1 hour' FROM generate_series(111, 120) n`)
+	n.delivered()
+	n.settled(60)
+	x.halt()
+	before := n.bound()
+	back := n.replace()
+	n.add(60)
+	n.retain(before, time.Microsecond)
+	if rows, deferred := n.count(`SELECT count(*) FROM outbox_messages`), n.count(`SELECT count(*) FROM outbox_deferred`); rows != 60 || deferred != 10 {
+		t.Errorf("%d rows and %d deferrals are left, want 60 and 10", rows, deferred)
+	}
+	x = n.start().working(relay.ModePoll)
+	n.delivered()
+	x.halt()
+	back()
+	n.exec(`UPDATE outbox_deferred SET available_at = now()`)
+	n.start()
+	n.next = 121
+	n.delivered()
+}
+
+// partitioned has the outbox in two partitions, p1 with ids up to 40.
+func (n *named) partitioned() {
+	n.t.Helper()
+	n.exec(`ALTER TABLE outbox_messages RENAME TO model; DROP TRIGGER outbox_no_update ON model; DROP TRIGGER outbox_no_truncate ON model;
+		CREATE TABLE outbox_messages (LIKE model INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY RANGE (id);
+		CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES FROM (1) TO (41);
+		CREATE TABLE p2 PARTITION OF outbox_messages FOR VALUES FROM (41) TO (MAXVALUE);
+		ALTER TABLE outbox_messages ADD PRIMARY KEY (id); DROP TABLE model`)
+	n.appendOnly()
+}
+
+const (
+	detach = `ALTER TABLE outbox_messages DETACH PARTITION p1`
+	attach = `ALTER TABLE outbox_messages ATTACH PARTITION p1 FOR VALUES FROM (1) TO (41)`
+)
+
+// TestAttachedPartitionIsKept: a partition with rows that nobody has delivered is attached when the progress has passed their
+// ids. Retention drops it only when they are delivered.
+func TestAttachedPartitionIsKept(t *testing.T) {
+	t.Parallel()
+	n := newNamed(t, outbox.MarkJournal, relay.ModePoll)
+	n.partitioned()
+	n.add(40)
+	n.exec(detach)
+	x := n.start().working(relay.ModePoll)
+	n.add(10)
+	eventually(t, "the other partition is delivered", func() bool { return n.storedCount() == 10 })
+	n.settled(50)
+	x.halt()
+	n.exec(attach)
+	n.retain(n.bound(), time.Hour)
+	n.start()
+	eventually(t, "its rows are delivered", func() bool { return n.storedCount() >= 50 })
+	n.storedIs(41, 50, 1, 40)
+}
+
+// TestDetachedPartitionComesBack: a partition is detached while retention makes a pass, and attached again. Its rows were
+// delivered, and are not delivered again.
+func TestDetachedPartitionComesBack(t *testing.T) {
+	t.Parallel()
+	n := newNamed(t, outbox.MarkJournal, relay.ModePoll)
+	n.partitioned()
+	n.start().working(relay.ModePoll)
+	n.add(40)
+	n.delivered()
+	n.settled(40)
+	n.add(10)
+	n.delivered()
+	n.settled(50)
+	n.exec(detach)
+	n.settled(50)
+	n.retain(n.bound(), time.Hour)
+	n.exec(attach)
+	n.settled(50)
+	n.delivered()
+}
+
+// TestNoRowOfAnotherTableIsSkipped: the first start with postgres.initial none waits for a lock, and meanwhile another table
+// gets the name of an outbox. All its rows are delivered.
+func TestNoRowOfAnotherTableIsSkipped(t *testing.T) {
+	t.Parallel()
+	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
+		n := newNamed(t, mark, relay.ModePoll)
+		n.cfg.Initial = "none"
+		n.exec(`CREATE TABLE first (LIKE outbox_messages INCLUDING ALL);
+			INSERT INTO first (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'order.placed', '{"n": 0}')`)
+		first := outbox.Table{Schema: "public", Name: "first", Layout: outbox.Canonical(), Mark: outbox.MarkUpdate}
+		n.cfg.Outboxes = append([]*outbox.Table{&first}, n.cfg.Outboxes...)
+		lock := n.conn()
+		n.must(run(t.Context(), lock, `BEGIN; SELECT FROM first FOR UPDATE`))
+		n.start()
+		eventually(t, "the start waits for the row", func() bool {
+			return n.query1(`SELECT count(*)::text FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == "1"
+		})
+		n.replace()
+		n.add(60)
+		n.must(run(t.Context(), lock, `ROLLBACK`))
+		n.delivered()
+	}
+}
