@@ -63,7 +63,7 @@ type conversion struct {
 	key     string    // the primary key's name, quoted; "" where it has none
 	index   string    // that is to become the primary key; "" where it need not change
 	checked bool      // the table has the constraint
-	known   string    // outbox_known, quoted; "" where it does not exist, or is not to be written
+	known   string    // outbox_known, quoted; "" where it does not exist
 }
 
 func (c *conversion) at() string { return outbox.QuoteIdent(c.Column) }
@@ -107,13 +107,19 @@ func (c *conversion) findKnown(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var writes bool
-	err = c.conn.QueryRow(ctx, `SELECT coalesce(has_table_privilege(to_regclass($1), 'UPDATE'), false)`,
-		found[0]).Scan(&writes)
-	if writes {
-		c.known = found[0]
+	var exists, writes bool
+	err = c.conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL,
+			coalesce(has_table_privilege(to_regclass($1), 'UPDATE'), false)`, found[0]).Scan(&exists, &writes)
+	if err != nil || !exists {
+		return err
 	}
-	return err
+	if !writes {
+		return hint.Errorf(fmt.Sprintf("GRANT UPDATE ON %s TO %s", found[0],
+			outbox.QuoteIdent(c.conn.Config().User)),
+			"the role lacks privilege UPDATE on table outbox_known, which has the OID of %s", c.String())
+	}
+	c.known = found[0]
+	return nil
 }
 
 // check reports whether the table is partitioned by months already, and why it cannot be.
