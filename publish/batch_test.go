@@ -269,7 +269,7 @@ func TestBatchesEndWhereASubjectIsDenied(t *testing.T) {
 		l.stage.clear()
 		l.sending.Unlock()
 		l.Deny("events.order.denied")
-		short, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		short, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 		defer cancel()
 		if refusals := l.Drain(short); len(refusals) != 1 || short.Err() != nil {
 			t.Errorf("%d rows are refused, want the last one: %v", len(refusals), short.Err())

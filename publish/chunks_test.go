@@ -189,7 +189,7 @@ func TestDrainOfABatchThatGoesOn(t *testing.T) {
 	}
 	r.awaitStored(chunkMessages - 1)
 	l.fail(errors.New("something else"))
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	l.Drain(ctx)
 	if c := l.Counts(); ctx.Err() != nil || c.Inflight != 0 || c.Forgotten != chunkMessages+1 {

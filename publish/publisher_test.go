@@ -475,7 +475,7 @@ func TestNothingIsWrittenAfterAFailure(t *testing.T) {
 	r.must(r.send(l, 3))
 	r.must(n.Resume())
 	<-l.Failed()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	l.Drain(ctx)
 	if ctx.Err() != nil {
