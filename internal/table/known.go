@@ -31,6 +31,10 @@ type known struct {
 	// here: the row was written into this table of this database. A dump, or a copy of the database, brings
 	// rows whose OIDs say nothing.
 	here bool
+	// system: it was written on this server. In a copy of a database its tables have the same OIDs.
+	system bool
+	// gone: there is no such table here.
+	gone bool
 	// copied is the database that the row was copied from, if that still exists on this server.
 	copied string
 }
@@ -47,13 +51,19 @@ func nameOf(t *outbox.Table, rows []known) (name, copied string) {
 		}
 		taken[k.name] = taken[k.name] || k.here
 	}
-	for _, k := range rows {
-		if !k.here && !taken[k.name] && (k.table == t.Relation() || k.name == t.Given) {
-			return k.name, k.copied
+	for _, byOID := range []bool{true, false} {
+		for _, k := range rows {
+			same := k.table == t.Relation() || k.name == t.Given
+			if byOID {
+				same = k.system && k.relation == t.OID
+			}
+			if same && !k.here && !taken[k.name] {
+				return k.name, k.copied
+			}
 		}
 	}
 	name = first
-	for n := 2; taken[name]; n++ {
+	for n := 2; slices.ContainsFunc(rows, func(k known) bool { return k.name == name }); n++ {
 		name = first + "/" + strconv.Itoa(n)
 	}
 	return name, ""
@@ -129,11 +139,13 @@ func (own *ownTables) readKnown(
 	result, _ := conn.Query(ctx, `
 		SELECT k.outbox, k.table_oid, k.table_name, k.source,
 			(k.system_id, k.database_oid, k.own_oid) IS NOT DISTINCT FROM (h.system, h.database, h.own),
+			coalesce(k.system_id = h.system, false),
+			NOT EXISTS (SELECT FROM pg_class WHERE oid = k.table_oid),
 			coalesce((SELECT d.datname::text FROM pg_database d
 				WHERE k.system_id = h.system AND d.oid = k.database_oid AND d.oid <> h.database), '')
 		FROM `+own.known+` k, `+own.hereSQL()+` h ORDER BY k.updated_at DESC, k.id`)
 	rows, err = pgx.CollectRows(result, func(row pgx.CollectableRow) (k known, err error) {
-		err = row.Scan(&k.name, &k.relation, &k.table, &k.source, &k.here, &k.copied)
+		err = row.Scan(&k.name, &k.relation, &k.table, &k.source, &k.here, &k.system, &k.gone, &k.copied)
 		return k, err
 	})
 	if err != nil {
@@ -186,6 +198,10 @@ func (db *DB) Know(ctx context.Context, t *outbox.Table, source string) error {
 			return err
 		}
 		var written int
+		err = conn.QueryRow(ctx, db.own.othersSQL(), t.String(), t.Where, t.Relation()).Scan(&written)
+		if err != nil {
+			return err
+		}
 		return conn.QueryRow(ctx, db.own.knowSQL(t), t.String(), t.Where, t.Relation(), source, t.OID).
 			Scan(&written)
 	})
@@ -195,14 +211,13 @@ func (db *DB) Know(ctx context.Context, t *outbox.Table, source string) error {
 	return nil
 }
 
-// Keep has a table be the outbox that its name says, whatever its OID says: it was restored, or its database
-// was copied. An outbox that is known by its OID stays what it is.
+// Keep has a table be the outbox whose table it was when that was dropped or copied. An outbox that is known
+// by its OID stays what it is.
 func (db *DB) Keep(ctx context.Context, t *outbox.Table, source string) error {
 	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		rows, err := db.own.readKnown(ctx, conn, KnownPrivileges)
-		known := slices.ContainsFunc(rows, func(k known) bool { return k.here && k.relation == t.OID })
-		if !known && Replaces(t) {
-			t.Known = t.FirstName()
+		if err == nil {
+			t.Known = keptName(t, rows)
 		}
 		return err
 	})
@@ -212,9 +227,59 @@ func (db *DB) Keep(ctx context.Context, t *outbox.Table, source string) error {
 	return db.Know(ctx, t, source)
 }
 
+// keptName is the name of the outbox whose table was restored as t. An outbox that has its table still, under
+// whatever name, is not t's.
+func keptName(t *outbox.Table, rows []known) string {
+	name, _ := nameOf(t, rows)
+	if slices.ContainsFunc(rows, func(k known) bool { return k.name == name }) {
+		return name
+	}
+	for _, had := range []func(known) bool{
+		func(k known) bool { return k.table == t.Relation() },
+		func(k known) bool { return k.name == t.FirstName() },
+	} {
+		if i := slices.IndexFunc(rows, func(k known) bool { return k.gone && had(k) }); i >= 0 {
+			return rows[i].name
+		}
+	}
+	return name
+}
+
 // computedSQL is what the progress of a row k was computed for.
 const computedSQL = `(k.system_id, k.database_oid, k.own_oid, k.table_oid, k.journal_oid, ` +
 	`k.timeline, k.partitions)`
+
+// othersSQL has the rows of other outboxes follow their tables: here by the OID, which may have another name
+// now, and after a dump or a copy by the name that the table had, or by its OID if that is in the copy. What
+// is not configured now keeps its name so, and its marks, until it is again. Of a database that was copied
+// and exists nothing is taken before the operator has said that it is to be.
+func (own *ownTables) othersSQL() string {
+	return strings.NewReplacer("{known}", own.known, "{here}", own.hereSQL(), "{own}", pg.OwnPath).Replace(`
+WITH others AS (
+	SELECT k.id, h.system, h.database, h.own, c.oid, n.nspname || '.' || c.relname AS name, w.here
+	FROM {known} k CROSS JOIN {here} h
+	CROSS JOIN LATERAL (SELECT (k.system_id, k.database_oid, k.own_oid)
+		IS NOT DISTINCT FROM (h.system, h.database, h.own) AS here) w
+	JOIN pg_class c ON c.oid = CASE
+		WHEN w.here OR k.system_id = h.system AND EXISTS (SELECT FROM pg_class WHERE oid = k.table_oid)
+			THEN k.table_oid
+		WHEN k.table_name <> $3 OR k.outbox = $1 THEN (SELECT c.oid
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE n.nspname || '.' || c.relname = k.table_name AND c.relkind IN ('r', 'p'))
+		END
+	JOIN pg_namespace n ON n.oid = c.relnamespace
+	WHERE (k.outbox, k.condition) <> ($1, $2) AND NOT EXISTS (SELECT FROM pg_database d
+		WHERE k.system_id = h.system AND d.oid = k.database_oid AND d.oid <> h.database)
+), changed AS (
+	UPDATE {known} k SET system_id = o.system, database_oid = o.database, own_oid = o.own,
+		table_oid = o.oid, table_name = o.name,
+		settled_to = CASE WHEN o.here THEN k.settled_to ELSE 0 END,
+		holes = CASE WHEN o.here THEN k.holes ELSE '{}' END
+	FROM others o WHERE o.id = k.id AND (NOT o.here OR k.table_name <> o.name)
+	RETURNING 1
+)
+SELECT count(*) FROM changed WHERE {own}`)
+}
 
 func (own *ownTables) knowSQL(t *outbox.Table) string {
 	excluded := strings.ReplaceAll(computedSQL, "k.", "EXCLUDED.")

@@ -11,6 +11,11 @@ func TestNameOf(t *testing.T) {
 	row := func(name string, oid uint32, at string, here bool) known {
 		return known{name: name, relation: oid, table: at, here: here}
 	}
+	copied := func(name string, oid uint32, at string) known {
+		k := row(name, oid, at, false)
+		k.system = true
+		return k
+	}
 	for name, c := range map[string]struct {
 		given string
 		rows  []known
@@ -25,11 +30,36 @@ func TestNameOf(t *testing.T) {
 		"another table, with a name":             {"orders", []known{row("orders", 6, "public.old", true)}, "orders/2"},
 		"a dump":                                 {"", []known{row("public.old", 6, "public.box", false), row("public.box", 9, "", false)}, "public.old"},
 		"a dump, by its name":                    {"orders", []known{row("orders", 6, "public.old", false)}, "orders"},
+		"a copy":                                 {"", []known{copied("public.old", 7, ""), row("public.box", 9, "public.box", false)}, "public.old"},
+		"a dump that lacks a table":              {"", []known{row("public.box", 6, "", false)}, "public.box/2"},
 		"a dump of another table":                {"", []known{row("public.old", 7, "public.old", false)}, "public.box"},
 		"a dump that was taken over":             {"", []known{row("public.old", 6, "public.box", true), row("public.old", 5, "public.box", false)}, "public.box"},
 	} {
 		box := &outbox.Table{Schema: "public", Name: "box", Given: c.given, OID: 7}
 		if got, _ := nameOf(box, c.rows); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+// TestKeptName: which outbox a table is that was restored.
+func TestKeptName(t *testing.T) {
+	box := &outbox.Table{Schema: "public", Name: "box", OID: 7}
+	row := func(name, at string, gone bool) known {
+		return known{name: name, relation: 6, table: at, here: true, gone: gone}
+	}
+	for name, c := range map[string]struct {
+		rows []known
+		want string
+	}{
+		"its table was dropped":              {[]known{row("public.box", "public.box", true)}, "public.box"},
+		"it had another name at first":       {[]known{row("public.old", "public.box", true)}, "public.old"},
+		"the second one of the name":         {[]known{row("public.box/2", "public.box", true), row("public.box", "public.old", false)}, "public.box/2"},
+		"its table is there by another name": {[]known{row("public.box", "public.old", false)}, "public.box/2"},
+		"nobody has seen that it is renamed": {[]known{row("public.old", "public.box", false)}, "public.box"},
+		"migrate down":                       {[]known{row("public.box", "", true)}, "public.box"},
+	} {
+		if got := keptName(box, c.rows); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
