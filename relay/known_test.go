@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -311,6 +312,63 @@ func TestConditionsHaveTheirOwnProgress(t *testing.T) {
 	}
 }
 
+// TestDividedAndMerged: an outbox is divided between two relays with streams of their own, and one of them takes it all again. Each
+// row is stored once, and what the other one has delivered does not look lost.
+func TestDividedAndMerged(t *testing.T) {
+	t.Parallel()
+	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkDelete, outbox.MarkJournal} {
+		t.Run(string(mark), func(t *testing.T) {
+			t.Parallel()
+			n := newNamed(t, mark, relay.ModeAuto)
+			n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
+			to := 0
+			put := func() {
+				n.exec(strings.Replace(putSQL, "$1", "$1::text || (ARRAY['placed', 'paid'])[1 + n % 2]", 1), "order.", to+1, to+20)
+				to += 20
+			}
+			where := func(r *rig, of string) *rig {
+				box := n.box
+				box.Where = of
+				r.cfg.Outboxes = []*outbox.Table{&box}
+				r.cfg.Publication = fmt.Sprintf("walpost_%d", len(of))
+				return r
+			}
+			delivered := func() {
+				t.Helper()
+				eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
+				n.marked()
+			}
+			whole := n.rig
+			x := whole.start().streaming()
+			put()
+			delivered()
+			for range 2 {
+				put()
+				x.halt()
+				put()
+				first, second := where(n.beside(""), "event_type = 'order.placed'"), where(n.beside("_b"), "event_type <> 'order.placed'").toOther()
+				x = first.start().streaming()
+				y := second.start().streaming()
+				put()
+				delivered()
+				put()
+				x.quiet("events_lost")
+				x.halt()
+				y.quiet("events_lost")
+				y.halt()
+				put()
+				x = whole.start().streaming()
+				put()
+				delivered()
+				x.quiet("events_lost")
+			}
+			if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
+				t.Errorf("stored %d messages %s", len(got), brief(got))
+			}
+		})
+	}
+}
+
 // TestRestoredTable: the table is dropped and restored from a dump. Its rows count as delivered if an operator says that it is
 // the same outbox, and are delivered again if not.
 func TestRestoredTable(t *testing.T) {
@@ -371,18 +429,7 @@ func TestCopiedDatabase(t *testing.T) {
 		n.add(10)
 		n.delivered()
 		x.halt()
-		name := n.query1(`SELECT current_database()::text`)
-		admin := func(sql string) error { return n.pg.Exec(t.Context(), "postgres", fmt.Sprintf(sql, name)) }
-		n.disconnect()
-		eventually(t, "the database is copied", func() bool {
-			n.must(admin(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '%s'`))
-			return admin(`CREATE DATABASE %[1]s_copy TEMPLATE %[1]s`) == nil
-		})
-		if gone {
-			n.must(admin(`DROP DATABASE %s WITH (FORCE)`))
-		}
-		n.url = strings.Replace(n.url, "/"+name, "/"+name+"_copy", 1)
-		n.cfg.PostgresURL = n.url
+		name := n.copyDatabase(gone)
 		if !gone {
 			x = n.start()
 			x.ends()
@@ -396,5 +443,68 @@ func TestCopiedDatabase(t *testing.T) {
 		n.add(10)
 		n.delivered()
 		n.marked()
+	}
+}
+
+// copyDatabase has the relay be of a copy of the database from now on, and returns the name of the first one.
+func (n *named) copyDatabase(gone bool) (name string) {
+	n.t.Helper()
+	name = n.query1(`SELECT current_database()::text`)
+	admin := func(sql string) error { return n.pg.Exec(n.t.Context(), "postgres", fmt.Sprintf(sql, name)) }
+	n.disconnect()
+	eventually(n.t, "the database is copied", func() bool {
+		n.must(admin(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '%s'`))
+		return admin(`CREATE DATABASE %[1]s_copy TEMPLATE %[1]s`) == nil
+	})
+	if gone {
+		n.must(admin(`DROP DATABASE %s WITH (FORCE)`))
+	}
+	n.url = strings.Replace(n.url, "/"+name, "/"+name+"_copy", 1)
+	n.cfg.PostgresURL = n.url
+	return name
+}
+
+// TestReplacedThenCopied: a table was replaced, and then the database was copied. Both tables are the outboxes there that they
+// were, also the one without the name.
+func TestReplacedThenCopied(t *testing.T) {
+	t.Parallel()
+	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
+		for _, gone := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/gone=%t", mark, gone), func(t *testing.T) {
+				t.Parallel()
+				n := newNamed(t, mark, relay.ModeAuto)
+				n.cfg.Source = "shop"
+				work := func(rows int) {
+					t.Helper()
+					x := n.start().streaming()
+					n.add(rows)
+					n.delivered()
+					n.marked()
+					x.quiet("events_lost")
+					x.halt()
+				}
+				work(50)
+				if mark == outbox.MarkUpdate {
+					n.storedUnmarked(20)
+				}
+				back := n.replace()
+				work(30)
+				n.dropSlot(n.cfg.Slot)
+				n.copyDatabase(gone)
+				keep := func() {
+					if !gone { // a relay would ask for it
+						n.keep()
+					}
+				}
+				keep()
+				n.duplicateWindowPasses(100 * time.Millisecond)
+				n.add(100)
+				work(10)
+				back()
+				keep()
+				n.add(5)
+				work(5)
+			})
+		}
 	}
 }

@@ -125,27 +125,35 @@ func (f *tableLosses) add(lost, left []table.MarkedRow) {
 // compare makes the lost rows of a table pending again. They are delivered from the table, before any WAL
 // is read.
 func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
-	since, until, some := c.notes.between(t, c.marks.sinceOf(t))
-	if !some {
-		return nil
+	var found tableLosses
+	// Rows that are pending again are not found a second time, however this ends.
+	defer func() { c.report(t, &found) }()
+	for _, times := range c.notes.between(t, c.marks.sinceOf(t)) {
+		if err := c.compareMarked(ctx, t, times, &found); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+func (c *comparison) compareMarked(
+	ctx context.Context, t *outbox.Table, times marked, found *tableLosses,
+) error {
+	since := times.from
 	if c.trimmed { // of the rows that were marked together at that time, some may have been dropped
 		since = since.Add(time.Microsecond)
 	}
 	var next table.MarkCursor
-	var found tableLosses
-	// Rows that are pending again are not found a second time, however this ends.
-	defer func() { c.report(t, &found) }()
 	for {
 		marked, err := c.db.MarkedSince(ctx, t, since, &next, markBatch)
 		if err != nil {
 			return err
 		}
 		last := len(marked) < markBatch
-		if early := markedBy(until, marked); len(early) < len(marked) {
+		if early := markedBy(times.until, marked); len(early) < len(marked) {
 			marked, last = early, true
 		}
-		lost, full, err := c.leaveInserted(ctx, t, c.notRead(t, marked, &found))
+		lost, full, err := c.leaveInserted(ctx, t, c.notRead(t, marked, found))
 		if err != nil {
 			return err
 		}
@@ -154,7 +162,7 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 			c.lacks(t)
 			return nil
 		}
-		if err := c.heal(ctx, t, lost, &found); err != nil {
+		if err := c.heal(ctx, t, lost, found); err != nil {
 			return err
 		}
 		if last {
@@ -286,14 +294,20 @@ func (c *comparison) unmark(
 // alarmUnreadable: the table has marks of the time that was read back, and no message
 // of one of its rows was.
 func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error {
-	since, until, some := c.notes.between(t, c.marks.since)
-	if !some || c.notes.begins(t) {
+	if c.notes.begins(t) {
 		return nil
 	}
-	// Archived rows are not compared.
-	marked, err := c.db.MarkedSince(ctx, t, since, &table.MarkCursor{}, 1)
-	if err != nil || len(markedBy(until, marked)) == 0 {
-		return err
+	some := false
+	for _, times := range c.notes.between(t, c.marks.since) {
+		// Archived rows are not compared.
+		rows, err := c.db.MarkedSince(ctx, t, times.from, &table.MarkCursor{}, 1)
+		if err != nil {
+			return err
+		}
+		some = some || len(markedBy(times.until, rows)) > 0
+	}
+	if !some {
+		return nil
 	}
 	c.lacks(t)
 	c.reporter.alarm(alarm.NothingToCompare, zapTable(t))

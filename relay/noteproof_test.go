@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -27,12 +28,46 @@ func TestEnough(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			info := &jetstream.StreamInfo{Created: created}
 			info.FirstSeq, info.LastSeq, info.Messages = x.first, 100, x.messages
-			one := &note{}
-			one.take(&sent, info)
-			n := &notes{of: map[*outbox.Table]*note{{}: one}, complete: true}
+			n := &notes{of: map[*outbox.Table]*note{{}: noteOf(&sent, []table.Sent{sent}, nil, info)}, complete: true}
 			if got := n.enough(x.newest); got != x.want {
 				t.Errorf("enough: %t, want %t", got, x.want)
 			}
 		})
+	}
+}
+
+// TestBetween: which marks are compared with the stream, if it was delivered to under more conditions than one.
+func TestBetween(t *testing.T) {
+	at := func(minute int) time.Time { return time.Unix(int64(60*minute), 0) }
+	sent := func(condition string, read, ended int) table.Sent {
+		s := table.Sent{Source: "s", Condition: condition, Noted: table.Noted{StreamCreated: new(at(0)), ReadAt: new(at(read))}}
+		if ended > 0 {
+			s.EndedAt = new(at(ended))
+		}
+		return s
+	}
+	for name, x := range map[string]struct {
+		now             string
+		here, elsewhere []table.Sent
+		want            []marked
+	}{
+		"its own":                                {"", []table.Sent{sent("", 5, 9)}, nil, []marked{{at(5), at(9)}}},
+		"it has crashed":                         {"", []table.Sent{sent("", 5, 0)}, nil, []marked{{at(5), time.Time{}}}},
+		"narrowed":                               {"a", []table.Sent{sent("", 5, 9)}, nil, []marked{{at(5), at(9)}}},
+		"narrowed and widened":                   {"", []table.Sent{sent("", 5, 9), sent("a", 20, 25)}, nil, []marked{{at(5), at(9)}, {at(20), at(25)}}},
+		"narrowed, widened and narrowed":         {"a", []table.Sent{sent("a", 5, 9), sent("", 20, 25)}, nil, []marked{{at(20), at(25)}}},
+		"another condition":                      {"b", []table.Sent{sent("a", 5, 9), sent("c", 20, 25)}, nil, []marked{{at(5), at(9)}, {at(20), at(25)}}},
+		"another one goes on while it has ended": {"b", []table.Sent{sent("b", 5, 9), sent("a", 2, 0)}, nil, []marked{{at(5), time.Time{}}}},
+		"widened, the other part was elsewhere":  {"", []table.Sent{sent("a", 5, 9)}, []table.Sent{sent("b", 1, 7)}, nil},
+		"widened, and elsewhere before":          {"", []table.Sent{sent("a", 5, 9)}, []table.Sent{sent("b", 1, 3)}, []marked{{at(5), at(9)}}},
+		"narrowed, elsewhere meanwhile":          {"a", []table.Sent{sent("", 5, 9)}, []table.Sent{sent("", 11, 17)}, []marked{{at(5), at(9)}}},
+	} {
+		info := &jetstream.StreamInfo{Created: at(0)}
+		info.FirstSeq, info.LastSeq, info.Messages = 1, 100, 100
+		box := &outbox.Table{}
+		n := &notes{of: map[*outbox.Table]*note{box: noteOf(&table.Sent{Source: "s", Condition: x.now}, x.here, x.elsewhere, info)}}
+		if got := n.between(box, at(1)); !slices.Equal(got, x.want) {
+			t.Errorf("%s: %v, want %v", name, got, x.want)
+		}
 	}
 }

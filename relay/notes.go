@@ -18,6 +18,17 @@ import (
 
 // note is what outbox_sent has of an outbox when a session begins.
 type note struct {
+	// of are deliveries of its rows under the same ids to this stream, whatever their shards and conditions
+	// are: the one that covers this relay's rows and was compared last, if there is one, and those that ended
+	// later.
+	of   []*span
+	last uint64 // the least of their last sequences
+	// endedAt is when the relay's own ended, as the table's marks have it; zero where that is not known.
+	endedAt time.Time
+}
+
+// span is the last session of a delivery, or what is known of it.
+type span struct {
 	read outbox.MessageID
 	seq  uint64 // of it
 	last uint64 // the last sequence
@@ -27,11 +38,10 @@ type note struct {
 	proves bool
 	// found: the message is where the session read it.
 	found bool
+	// covers: it is of all rows of this relay.
+	covers bool
 	// readAt and endedAt are times as the table's marks have them; zero where they are not known.
 	readAt, endedAt time.Time
-	// until is when the last one ended of the relays that have delivered the rows under the same ids to this
-	// stream, in whatever shards and conditions; zero where one of them has not ended.
-	until time.Time
 }
 
 // notes are those of a relay's outboxes.
@@ -62,24 +72,36 @@ func (s *servers) readNotes(ctx context.Context, db *table.DB, info *jetstream.S
 			n.complete = n.complete && exists && !marked && err == nil
 			continue
 		}
-		times := []time.Time{one.readAt, one.endedAt, one.until}
-		marks, err := db.AsMarks(ctx, t, times)
-		if err != nil {
+		if err := one.asMarks(ctx, db, t); err != nil {
 			return nil, err
-		}
-		for i, at := range []*time.Time{&one.readAt, &one.endedAt, &one.until} {
-			if !at.IsZero() {
-				*at = marks[i]
-			}
 		}
 	}
 	return n, nil
 }
 
+// asMarks has its times be what marks of the table that were made then are.
+func (n *note) asMarks(ctx context.Context, db *table.DB, t *outbox.Table) error {
+	all := []*time.Time{&n.endedAt}
+	for _, s := range n.of {
+		all = append(all, &s.readAt, &s.endedAt)
+	}
+	times := make([]time.Time, len(all))
+	for i, at := range all {
+		times[i] = *at
+	}
+	marks, err := db.AsMarks(ctx, t, times)
+	for i, at := range all {
+		if err == nil && !at.IsZero() {
+			*at = marks[i]
+		}
+	}
+	return err
+}
+
 // take looks for an outbox in the rows of outbox_sent.
 func (n *notes) take(t *outbox.Table, now *table.Sent, known []table.Sent, info *jetstream.StreamInfo) {
 	var own *table.Sent
-	var others, here []table.Sent
+	var others, here, elsewhere []table.Sent
 	for _, k := range known {
 		is := k.SameDelivery(now)
 		if is {
@@ -97,6 +119,7 @@ func (n *notes) take(t *outbox.Table, now *table.Sent, known []table.Sent, info 
 			here = append(here, k)
 		} else {
 			n.elsewhere[t] = true
+			elsewhere = append(elsewhere, k)
 		}
 	}
 	n.meanwhile = n.meanwhile || slices.ContainsFunc(others, func(k table.Sent) bool {
@@ -105,50 +128,63 @@ func (n *notes) take(t *outbox.Table, now *table.Sent, known []table.Sent, info 
 	if len(here) == 0 {
 		return
 	}
-	one := &note{until: lastEnd(here)}
-	if own != nil {
-		one.take(own, info)
-	} else { // its messages are where those of the others were
-		one.last = math.MaxUint64
-		for i := range here {
-			other := &note{}
-			other.take(&here[i], info)
-			one.last = min(one.last, other.last)
-		}
+	n.of[t] = noteOf(now, here, elsewhere, info)
+	if own != nil && own.EndedAt != nil {
+		n.of[t].endedAt = *own.EndedAt
 	}
-	n.of[t] = one
 }
 
-// lastEnd is when the last of them ended; zero where one has not.
-func lastEnd(of []table.Sent) (end time.Time) {
-	for _, k := range of {
-		if k.EndedAt == nil {
-			return time.Time{}
-		}
-		if k.EndedAt.After(end) {
-			end = *k.EndedAt
+// noteOf does not have what was delivered under another condition beside deliveries elsewhere: of the rows
+// that were marked meanwhile nothing tells which fit which condition.
+func noteOf(now *table.Sent, here, elsewhere []table.Sent, info *jetstream.StreamInfo) *note {
+	n := &note{last: math.MaxUint64}
+	for _, k := range latest(now, here) {
+		s := spanOf(&k, info)
+		n.last = min(n.last, s.last)
+		s.covers = k.Covers(now)
+		beside := slices.ContainsFunc(elsewhere, func(e table.Sent) bool {
+			return k.ReadAt == nil || e.EndedAt == nil || e.EndedAt.After(*k.ReadAt)
+		})
+		if s.covers || !beside {
+			n.of = append(n.of, s)
 		}
 	}
-	return end
+	return n
 }
 
-func (n *note) take(s *table.Sent, info *jetstream.StreamInfo) {
+// latest are the one of the deliveries that covers another and was compared with the stream last, and those
+// that ended later: what was marked by the others was compared then. It is all of them where none covers it.
+func latest(now *table.Sent, here []table.Sent) []table.Sent {
+	var compared time.Time
+	for _, k := range here {
+		if k.Covers(now) && k.ReadAt != nil && k.ReadAt.After(compared) {
+			compared = *k.ReadAt
+		}
+	}
+	return slices.DeleteFunc(here, func(k table.Sent) bool {
+		return k.EndedAt != nil && k.EndedAt.Before(compared)
+	})
+}
+
+func spanOf(s *table.Sent, info *jetstream.StreamInfo) *span {
+	n := &span{}
 	if s.EndedAt != nil {
 		n.endedAt = *s.EndedAt
 	}
 	if !s.StreamCreated.Equal(info.Created.Truncate(time.Microsecond)) { // as PostgreSQL has it
 		n.last = math.MaxUint64 // of another stream
-		return
+		return n
 	}
 	n.seq, n.last = s.ReadSequence, s.LastSequence
 	n.read, _ = outbox.ParseMessageID(s.Source, s.ReadMessage)
 	if s.ReadAt == nil {
-		return
+		return n
 	}
 	n.readAt = *s.ReadAt
 	whole := info.Messages == info.LastSeq+1-info.FirstSeq
 	n.found = whole && s.ReadMessage == "" && s.ReadSequence <= info.LastSeq
 	n.proves = n.found || whole && s.ReadSequence >= info.FirstSeq
+	return n
 }
 
 // begins reports whether nothing of an outbox was delivered to this stream, and something elsewhere: then the
@@ -166,11 +202,26 @@ func (n *notes) wants(newest uint64) bool {
 	return false
 }
 
+// last is the sequence behind which no message of outboxes lies that the read-back did not ask for, at most
+// seq.
+func (n *notes) last(of []*outbox.Table, seq uint64) uint64 {
+	for _, t := range of {
+		one := n.of[t]
+		if one == nil { // nothing says where they are
+			return 0
+		}
+		seq = min(seq, one.last)
+	}
+	return seq
+}
+
 // see takes each message of a read-back.
 func (n *notes) see(m jetstream.Message) {
 	for _, one := range n.of {
-		if m.Seq == one.seq && one.proves {
-			one.found = m.ID == one.read
+		for _, s := range one.of {
+			if m.Seq == s.seq && s.proves {
+				s.found = m.ID == s.read
+			}
 		}
 	}
 }
@@ -179,25 +230,59 @@ func (n *notes) see(m jetstream.Message) {
 // the message of a note is not in its place, those that are left of the outbox lie before it.
 func (n *notes) enough(newest uint64) bool {
 	for _, one := range n.of {
-		if one.proves && !one.found {
+		if slices.ContainsFunc(one.of, func(s *span) bool { return s.proves && !s.found }) {
 			return false
 		}
 	}
 	return n.complete && !n.wants(newest)
 }
 
-// between are the times of the marks of a table that are compared with the stream. What was marked before a
-// message that is where a session read it was compared then; what was marked after the relay had ended is
-// another's. An until that is zero bounds nothing. some is false where there is nothing to compare.
-func (n *notes) between(t *outbox.Table, since time.Time) (from, until time.Time, some bool) {
+// marked are times between which the marks of a table are compared with the stream; an until that is zero
+// bounds nothing.
+type marked struct{ from, until time.Time }
+
+// between are the times of the marks of a table that are compared with the stream, those since a time. What
+// was marked before a message that is where a session read it was compared then; what was marked when no
+// relay delivered to the stream is another's.
+func (n *notes) between(t *outbox.Table, since time.Time) (all []marked) {
 	one := n.of[t]
 	if one == nil {
-		return since, until, true
+		return []marked{{from: since}}
 	}
-	if one.found && one.readAt.After(since) {
-		since = one.readAt
+	for _, s := range one.of {
+		if s.found && s.covers && s.readAt.After(since) {
+			since = s.readAt
+		}
 	}
-	return since, one.until, one.until.IsZero() || !since.After(one.until)
+	for _, s := range one.of {
+		next := marked{since, s.endedAt}
+		if s.found && s.readAt.After(since) {
+			next.from = s.readAt
+		}
+		if next.until.IsZero() || !next.from.After(next.until) {
+			all = append(all, next)
+		}
+	}
+	slices.SortFunc(all, func(a, b marked) int { return a.from.Compare(b.from) })
+	return joined(all)
+}
+
+// joined has no time twice. They are sorted.
+func joined(all []marked) (apart []marked) {
+	for _, next := range all {
+		if len(apart) == 0 {
+			apart = append(apart, next)
+			continue
+		}
+		switch before := &apart[len(apart)-1]; {
+		case before.until.IsZero():
+		case next.from.After(before.until):
+			apart = append(apart, next)
+		case next.until.IsZero() || next.until.After(before.until):
+			before.until = next.until
+		}
+	}
+	return apart
 }
 
 // noteEvery is the least time between two notes of a session.

@@ -21,7 +21,7 @@ import (
 // more messages than a read-back looks at. With the outbox again, no row is stored twice.
 func TestOutboxOutAndBackIn(t *testing.T) {
 	t.Parallel()
-	for _, name := range testenv.Some(t, 1, "stopped", "killed", "stopped, alone", "killed, nothing remembers, alone", "stopped, narrower") {
+	for _, name := range testenv.Some(t, 1, "stopped", "killed", "stopped, alone", "killed, nothing remembers, alone", "stopped, narrower", "stopped twice") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testenv.SharedPostgres(t))
@@ -60,6 +60,16 @@ func TestOutboxOutAndBackIn(t *testing.T) {
 			if strings.HasSuffix(name, "narrower") {
 				r.fit("event_type = 'order.placed'", outbox.Shard{})
 				r.cfg.Outboxes = append(r.cfg.Outboxes, both[1])
+			}
+			if strings.HasSuffix(name, "twice") { // what it has read back cannot be marked either
+				ctx, lock := t.Context(), r.conn()
+				r.must(run(ctx, lock, `BEGIN; SELECT FROM outbox_messages FOR UPDATE`))
+				x := r.start()
+				eventually(t, "the session has noted its begin", func() bool {
+					return r.count(`SELECT count(*) FROM outbox_sent WHERE outbox = 'public.outbox_messages' AND read_sequence > 20`) == 1
+				})
+				x.halt()
+				r.must(run(ctx, lock, `ROLLBACK`))
 			}
 			x = r.start().streaming()
 			r.put(21, 21)

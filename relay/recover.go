@@ -70,7 +70,11 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	compared := slices.DeleteFunc(slices.Clone(known.rows), func(row table.Sent) bool {
 		return c.incomplete[r.outbox(&row)]
 	})
-	if err := r.noter.begin(ctx, r.read(s.found), compared); err != nil {
+	read := r.read(s.found)
+	if back.oldest.Seq > 0 { // until what was read back is marked, the next session has to read it, too
+		read.LastSequence = known.last(r.cfg.Outboxes, read.LastSequence)
+	}
+	if err := r.noter.begin(ctx, read, compared); err != nil {
 		return nil, err
 	}
 	if s.unmarked, err = scanForward(ctx, r.stream, rows, back.oldest, r.info, options); err != nil {
@@ -95,6 +99,7 @@ func (r *recovery) read(found jetstream.Found) table.Noted {
 		read.ReadSequence = found.Tail.Seq
 		read.ReadMessage = r.envelope.Source() + "/" + found.Tail.ID.String()
 	}
+	read.LastSequence = read.ReadSequence
 	return read
 }
 

@@ -101,6 +101,12 @@ const (
 	MaybeBegun
 )
 
+// Covers reports whether this one delivers all rows that the other does.
+func (s *Sent) Covers(other *Sent) bool {
+	return s.Outbox == other.Outbox && (s.Shard == "" || s.Shard == other.Shard) &&
+		(s.Condition == "" || s.Condition == other.Condition)
+}
+
 // BegunIn looks for a delivery among the rows of outbox_sent.
 func (s *Sent) BegunIn(known []Sent) Begun {
 	begun := NotKnown
@@ -349,12 +355,13 @@ func (db *DB) NoteRead(ctx context.Context, of []Sent, read Noted, compared []Se
 	return db.changeSent(ctx, `
 WITH noted AS (
 	UPDATE {sent} SET stream_created = $2, read_sequence = $3, read_message = $4,
-		read_at = CASE WHEN id = ANY($5) THEN now() END, last_sequence = $3,
+		read_at = CASE WHEN id = ANY($5) THEN now() END, last_sequence = $6,
 		noted_at = greatest(noted_at, now()), ended_at = NULL
 	WHERE id = ANY($1) RETURNING 1
 )
 SELECT count(*) FROM noted WHERE `+pg.OwnPath,
-		ids(of), read.StreamCreated, int64(read.ReadSequence), read.ReadMessage, ids(compared))
+		ids(of), read.StreamCreated, int64(read.ReadSequence), read.ReadMessage, ids(compared),
+		int64(read.LastSequence))
 }
 
 // NoteLast writes the greatest sequence that a session was told. ended: it marks nothing any more. Where the
