@@ -88,6 +88,11 @@ chaos: deps pg-extra ## break everything under a load, and count: a few minutes,
 chaos-soak: deps pg-extra ## the same with new seeds for as long as FOR says (1h), added to chaos.jsonl
 	@. .ci/pgenv && go run ./internal/chaos -for $(FOR) -results chaos.jsonl
 
+.PHONY: changes
+changes: deps ## change names, tables, slots, streams between a relay's runs for as long as FOR says, added to changes.jsonl
+	@. .ci/pgenv && WALPOST_TEST_ALL=1 WALPOST_CHANGES_FOR=$(FOR) WALPOST_CHANGES_RESULTS=$(CURDIR)/changes.jsonl \
+		go test -count 1 -timeout 0 -run '^TestChanges$$' ./relay
+
 .PHONY: bench
 bench: deps ## measure on private servers: rates, latency, CPU time, memory (ARGS="--rows 100000")
 	@. .ci/pgenv && go run ./internal/benchmark -- $(ARGS)

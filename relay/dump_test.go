@@ -32,24 +32,13 @@ func TestRestoredDump(t *testing.T) {
 			r.put(11, 15)
 			database := r.query1(`SELECT current_database()::text`)
 			dump := filepath.Join(t.TempDir(), "dump.sql")
-			command := func(name string, args ...string) {
-				t.Helper()
-				found, err := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
-				if err != nil || len(found) == 0 {
-					t.Fatalf("no program %s: %v", name, err)
-				}
-				slices.Sort(found)
-				if out, err := exec.CommandContext(t.Context(), found[len(found)-1], args...).CombinedOutput(); err != nil {
-					t.Fatalf("%s: %v: %s", name, err, out)
-				}
-			}
-			command("pg_dump", "--create", "--file", dump, "--dbname", pg.URL(database))
+			pgCommand(t, "pg_dump", "--create", "--file", dump, "--dbname", pg.URL(database))
 			x = r.start().streaming()
 			r.pending(0)
 			x.halt()
 
 			other := testenv.NewPostgres(t, testenv.PGOptions{})
-			command("psql", "--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--file", dump, "--dbname", other.URL("postgres"))
+			pgCommand(t, "psql", "--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--file", dump, "--dbname", other.URL("postgres"))
 			r.disconnect()
 			r.pg, r.url = other, other.URL(database)
 			r.cfg.PostgresURL = r.url
@@ -63,5 +52,18 @@ func TestRestoredDump(t *testing.T) {
 			r.storedIs(1, 20)
 			x.quietBut("server_rolled_back")
 		})
+	}
+}
+
+// pgCommand runs a program of PostgreSQL's, of the newest version that is installed.
+func pgCommand(t *testing.T, name string, args ...string) {
+	t.Helper()
+	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
+	if err != nil || len(found) == 0 {
+		t.Fatalf("no program %s: %v", name, err)
+	}
+	slices.Sort(found)
+	if out, err := exec.CommandContext(t.Context(), found[len(found)-1], args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", name, err, out)
 	}
 }

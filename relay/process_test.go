@@ -32,18 +32,33 @@ type process struct {
 // more environment variables. It has the places where a test may crash it.
 func (r *rig) launch(env ...string) *process {
 	r.t.Helper()
+	cmd := r.command("run")
+	cmd.Env = append(cmd.Env, env...)
+	return r.launchAs(cmd)
+}
+
+// command is one of the program, with the servers of the rig.
+func (r *rig) command(args ...string) *exec.Cmd {
+	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Minute)
 	defer cancel()
 	// Without the race detector, which would multiply the memory.
 	path, err := testenv.Build(ctx, "github.com/walpost/walpost/cmd/walpost", "-tags=crashpoints")
 	r.must(err)
-	p := &process{t: r.t, cmd: exec.Command(path, "run"), log: filepath.Join(r.t.TempDir(), "walpost.log")}
-	p.cmd.Dir = filepath.Dir(p.log)
-	p.cmd.Env = []string{
+	cmd := exec.Command(path, args...)
+	cmd.Dir = r.t.TempDir()
+	cmd.Env = []string{
 		"WALPOST_POSTGRES_URL=" + r.url, "WALPOST_SLOT=" + r.cfg.Slot, "WALPOST_NATS_URL=" + r.nats.URL(),
 		"WALPOST_HTTP_LISTEN=127.0.0.1:0", "WALPOST_LOG_FORMAT=json",
 	}
-	p.cmd.Env = append(p.cmd.Env, env...)
+	return cmd
+}
+
+// launchAs starts a relay by a command.
+func (r *rig) launchAs(cmd *exec.Cmd) *process {
+	r.t.Helper()
+	p := &process{t: r.t, cmd: cmd, log: filepath.Join(cmd.Dir, "walpost.log")}
+	var err error
 	p.prog, err = testenv.StartProgram(p.cmd, p.log)
 	r.must(err)
 	r.t.Cleanup(func() {
@@ -65,8 +80,13 @@ func (r *rig) launch(env ...string) *process {
 }
 
 func (p *process) logTail() []byte {
-	text, _ := os.ReadFile(p.log)
+	text := p.logText()
 	return text[max(0, len(text)-16<<10):]
+}
+
+func (p *process) logText() []byte {
+	text, _ := os.ReadFile(p.log)
+	return text
 }
 
 func (p *process) ended() bool {
