@@ -316,56 +316,65 @@ func TestConditionsHaveTheirOwnProgress(t *testing.T) {
 // row is stored once, and what the other one has delivered does not look lost.
 func TestDividedAndMerged(t *testing.T) {
 	t.Parallel()
+	type part struct {
+		where string
+		shard outbox.Shard
+	}
+	halves := map[string][2]part{
+		"where": {{where: "event_type = 'order.placed'"}, {where: "event_type <> 'order.placed'"}},
+		"shard": {{shard: outbox.Shard{Index: 1, Of: 2}}, {shard: outbox.Shard{Index: 2, Of: 2}}},
+	}
 	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkDelete, outbox.MarkJournal} {
-		t.Run(string(mark), func(t *testing.T) {
-			t.Parallel()
-			n := newNamed(t, mark, relay.ModeAuto)
-			n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
-			to := 0
-			put := func() {
-				n.exec(strings.Replace(putSQL, "$1", "$1::text || (ARRAY['placed', 'paid'])[1 + n % 2]", 1), "order.", to+1, to+20)
-				to += 20
-			}
-			where := func(r *rig, of string) *rig {
-				box := n.box
-				box.Where = of
-				r.cfg.Outboxes = []*outbox.Table{&box}
-				r.cfg.Publication = fmt.Sprintf("walpost_%d", len(of))
-				return r
-			}
-			delivered := func() {
-				t.Helper()
-				eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
-				n.marked()
-			}
-			whole := n.rig
-			x := whole.start().streaming()
-			put()
-			delivered()
-			for range 2 {
-				put()
-				x.halt()
-				put()
-				first, second := where(n.beside(""), "event_type = 'order.placed'"), where(n.beside("_b"), "event_type <> 'order.placed'").toOther()
-				x = first.start().streaming()
-				y := second.start().streaming()
-				put()
-				delivered()
-				put()
-				x.quiet("events_lost")
-				x.halt()
-				y.quiet("events_lost")
-				y.halt()
-				put()
-				x = whole.start().streaming()
-				put()
-				delivered()
-				x.quiet("events_lost")
-			}
-			if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
-				t.Errorf("stored %d messages %s", len(got), brief(got))
-			}
-		})
+		for by, parts := range halves {
+			t.Run(fmt.Sprintf("%s/%s", mark, by), func(t *testing.T) {
+				t.Parallel()
+				testDividedAndMerged(newNamed(t, mark, relay.ModeAuto), func(r *rig, i int) *rig {
+					r.fit(parts[i].where, parts[i].shard)
+					r.cfg.Publication += fmt.Sprint(i)
+					return r
+				})
+			})
+		}
+	}
+}
+
+func testDividedAndMerged(n *named, half func(*rig, int) *rig) {
+	t := n.t
+	n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
+	to := 0
+	put := func() {
+		n.exec(strings.Replace(putSQL, "1, $1", "n % 10, $1::text || (ARRAY['placed', 'paid'])[1 + n % 2]", 1), "order.", to+1, to+20)
+		to += 20
+	}
+	delivered := func() {
+		t.Helper()
+		eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
+		n.marked()
+	}
+	x := n.start().streaming()
+	put()
+	delivered()
+	for range 2 {
+		put()
+		x.halt()
+		put()
+		x = half(n.beside(""), 0).start().streaming()
+		y := half(n.beside("_b"), 1).toOther().start().streaming()
+		put()
+		delivered()
+		put()
+		x.quiet("events_lost")
+		x.halt()
+		y.quiet("events_lost")
+		y.halt()
+		put()
+		x = n.start().streaming()
+		put()
+		delivered()
+		x.quiet("events_lost")
+	}
+	if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
+		t.Errorf("stored %d messages %s", len(got), brief(got))
 	}
 }
 
