@@ -104,7 +104,7 @@ func TestMarksInJournal(t *testing.T) {
 					restore()
 					x = r.startAtWork()
 					r.put(copied+lost+1, copied+lost+10)
-					r.storedAgain(copied + lost + 10)
+					r.storedAgain(lost, copied+lost+10)
 					r.saysLost(x, copied+1, copied+lost)
 				})
 				t.Run("replay", func(t *testing.T) {
