@@ -84,7 +84,7 @@ func (s Setting) parts() []Setting {
 }
 
 // prepare recreates streams and slots and empties the table. The relays then deliver some rows, so that each
-// has a position in its stream, and the backlog is committed.
+// has a position in its stream and takes its rows from its slot, and the backlog is committed.
 func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	if err := b.deleteStreams(ctx); err != nil {
 		return err
@@ -260,11 +260,16 @@ func (b *bench) drain(ctx context.Context, set Setting, rows int) (m Measurement
 		}
 	}
 	stored := time.Now()
-	if err := b.settled(ctx, set.Mark, func() error { return anyEnded(relays) }); err != nil {
+	hasEnded := func() error { return anyEnded(relays) }
+	if err := b.settled(ctx, set.Mark, hasEnded); err != nil {
 		return m, fmt.Errorf("%w\n%s", err, said(relays))
 	}
 	m.Rows, m.Whole = rows, time.Since(begun)
 	marked := time.Since(stored)
+	// The next relays take their rows from the slot.
+	if err := b.none(ctx, unjoinedSQL, hasEnded); err != nil {
+		return m, fmt.Errorf("%w\n%s", err, said(relays))
+	}
 	for _, p := range relays {
 		if err := p.stop(); err != nil {
 			return m, fmt.Errorf("stop the relay: %w\n%s", err, p.said())
