@@ -97,7 +97,7 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 			FROM pg_replication_slots WHERE database = current_database()`,
 		`TRUNCATE public.outbox_messages, public.outbox_messages_dlq,
 			public.outbox_journal, public.outbox_deferred`,
-		`DELETE FROM public.outbox_known`,
+		`DELETE FROM public.outbox_known`, `DELETE FROM public.outbox_sent`,
 		truncateEvents,
 		`DO $$
 			DECLARE p name;
