@@ -79,7 +79,7 @@ func (s *servers) readNotes(ctx context.Context, db *table.DB, info *jetstream.S
 	return n, nil
 }
 
-// asMarks has its times be what marks of the table that were made then are.
+// asMarks makes of the note's times what marks of the table would be that were made then.
 func (n *note) asMarks(ctx context.Context, db *table.DB, t *outbox.Table) error {
 	all := []*time.Time{&n.endedAt}
 	for _, s := range n.of {
@@ -134,8 +134,8 @@ func (n *notes) take(t *outbox.Table, now *table.Sent, known []table.Sent, info 
 	}
 }
 
-// noteOf does not have what was delivered under another condition beside deliveries elsewhere: of the rows
-// that were marked meanwhile nothing tells which fit which condition.
+// noteOf leaves out a delivery that does not cover this one's rows if the outbox was delivered elsewhere
+// since it began, because nothing tells which rows of that time it has marked.
 func noteOf(now *table.Sent, here, elsewhere []table.Sent, info *jetstream.StreamInfo) *note {
 	n := &note{last: math.MaxUint64}
 	for _, k := range latest(now, here) {
@@ -202,8 +202,8 @@ func (n *notes) wants(newest uint64) bool {
 	return false
 }
 
-// last is the sequence behind which no message of outboxes lies that the read-back did not ask for, at most
-// seq.
+// last is how far back the next session has to read as long as what this one has read back is not marked: to
+// the least last sequence of the outboxes, at most seq. 0 is the beginning.
 func (n *notes) last(of []*outbox.Table, seq uint64) uint64 {
 	for _, t := range of {
 		one := n.of[t]
@@ -267,7 +267,7 @@ func (n *notes) between(t *outbox.Table, since time.Time) (all []marked) {
 	return joined(all)
 }
 
-// joined has no time twice. They are sorted.
+// joined makes one of those that overlap. They are sorted by from.
 func joined(all []marked) (apart []marked) {
 	for _, next := range all {
 		if len(apart) == 0 {

@@ -249,10 +249,10 @@ func keptName(t *outbox.Table, rows []known) string {
 const computedSQL = `(k.system_id, k.database_oid, k.own_oid, k.table_oid, k.journal_oid, ` +
 	`k.timeline, k.partitions)`
 
-// othersSQL has the rows of other outboxes follow their tables: here by the OID, which may have another name
-// now, and after a dump or a copy by the name that the table had, or by its OID if that is in the copy. What
-// is not configured now keeps its name so, and its marks, until it is again. Of a database that was copied
-// and exists nothing is taken before the operator has said that it is to be.
+// othersSQL updates the rows of all other outboxes, which may not be configured now: the present names of
+// their tables, and after a dump or a copy their OIDs. A copy on the same server has the same OIDs; after a
+// dump the table's name tells it. If the database that was copied still exists, its rows stay as they are
+// until an operator answers (walpost outbox keep).
 func (own *ownTables) othersSQL() string {
 	return strings.NewReplacer("{known}", own.known, "{here}", own.hereSQL(), "{own}", pg.OwnPath).Replace(`
 WITH others AS (
@@ -263,7 +263,7 @@ WITH others AS (
 	JOIN pg_class c ON c.oid = CASE
 		WHEN w.here OR k.system_id = h.system AND EXISTS (SELECT FROM pg_class WHERE oid = k.table_oid)
 			THEN k.table_oid
-		WHEN k.table_name <> $3 OR k.outbox = $1 THEN (SELECT c.oid
+		WHEN k.table_name <> $3 OR k.outbox = $1 THEN (SELECT min(c.oid)
 			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 			WHERE n.nspname || '.' || c.relname = k.table_name AND c.relkind IN ('r', 'p'))
 		END
