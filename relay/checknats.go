@@ -38,14 +38,14 @@ func (x *checker) checkStream(ctx context.Context) (f check.Findings) {
 }
 
 func (x *checker) checkMissing(ctx context.Context, missing error) (f check.Findings) {
-	if x.cfg.CreateStream && !x.whole() {
+	if x.cfg.CreateStream && !x.whole() && x.aside == nil {
 		// The tables know whether it may be created.
 		f.Failed(check.Warn, "stream-missing", hint.Wrap(missing,
 			"correct the errors of the tables first: a start then creates the stream, unless rows are "+
 				"marked as delivered already"))
 		return f
 	}
-	err := x.mayCreateStream(ctx, x.db, missing)
+	err := x.mayCreateStream(ctx, missing)
 	x.creates = err == nil
 	f.Failed(check.Error, "table-unreadable", err)
 	return f

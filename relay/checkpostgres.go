@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,15 +104,34 @@ func (x *checker) checkTable(ctx context.Context, t *outbox.Table) (f check.Find
 	if !x.answers {
 		return nil
 	}
-	problems, err := x.db.TableProblems(ctx, t)
-	if err != nil {
+	problems, others, err := x.db.TableProblems(ctx, t)
+	switch {
+	case err != nil:
 		f.Failed(check.Error, "table-unreadable", err)
 		return f
-	}
-	if len(problems) == 0 {
+	case len(problems)+len(others) == 0:
 		x.tables = append(x.tables, t)
+	case x.hasBegun(ctx, t) && problems.Own().FirstError() != nil:
+		x.aside = cmp.Or(x.aside, problems.Own().FirstError())
+		problems.SetAside()
 	}
-	return problems
+	return append(problems, others...)
+}
+
+// hasBegun reports whether an outbox was delivered before. It is set aside then, if its table does not fit.
+func (x *checker) hasBegun(ctx context.Context, t *outbox.Table) bool {
+	known, _, err := x.db.Sent(ctx, "SELECT")
+	return err == nil && slices.ContainsFunc(known, func(k table.Sent) bool {
+		return k.Outbox == t.String() && k.BegunAt != nil
+	})
+}
+
+// checkAny ends a start that would set every outbox aside.
+func (x *checker) checkAny(context.Context) (f check.Findings) {
+	if len(x.tables) == 0 {
+		f.Failed(check.Error, "table-unreadable", x.aside)
+	}
+	return f
 }
 
 // checkLimits needs the type of the ids.
@@ -232,9 +252,18 @@ func (x *checker) checkPublication(ctx context.Context) (f check.Findings) {
 	if !x.streams || x.standby {
 		return nil
 	}
-	problems, err := stream.PublicationProblems(ctx, x.db.Conn(), x.cfg.Publication, x.cfg.Outboxes)
+	tables := x.cfg.Outboxes
+	if x.aside != nil {
+		tables = x.tables
+	}
+	problems, err := stream.PublicationProblems(ctx, x.db.Conn(), x.cfg.Publication, tables)
+	if err == nil {
+		var others check.Findings
+		others, err = stream.OtherTables(ctx, x.db.Conn(), x.cfg.Publication, x.cfg.Outboxes)
+		problems = append(problems, others...)
+	}
 	if errors.Is(err, stream.ErrNoPublication) {
-		if !x.whole() {
+		if len(x.tables) == 0 {
 			return nil // what the tables lack comes first
 		}
 		err = stream.MayCreatePublication(ctx, x.db.Conn(), x.cfg.Publication, x.tables)
@@ -314,9 +343,8 @@ func (x *checker) compareClocks(ctx context.Context) (f check.Findings) {
 
 // checkInitialRows is the last: it needs both servers.
 func (x *checker) checkInitialRows(ctx context.Context) (f check.Findings) {
-	if !x.whole() || !x.named || !x.creates && x.info == nil {
+	if !x.named || !x.creates && x.info == nil {
 		return nil
 	}
-	f.Failed(check.Error, "table-unreadable", x.checkInitial(ctx, x.db, x.creates))
-	return f
+	return x.checkInitial(ctx, x.db, x.tables, x.creates)
 }

@@ -45,6 +45,7 @@ func (x *checker) checks() check.List {
 			check.DoctorOnly("table: rows that failed and wait", x.of(t, x.countParked)))
 	}
 	return append(list,
+		check.StartAndDoctor("tables: whether one can be delivered", x.checkAny),
 		check.DoctorOnly("outboxes that no relay reads", x.findUnread),
 		check.DoctorOnly("dead letters", x.countDeadLetters),
 		check.DoctorOnly("requests for replays", x.checkReplays),
@@ -74,6 +75,7 @@ type checker struct {
 	standby bool
 	held    bool            // a relay is at work; only doctor asks
 	tables  []*outbox.Table // those that are as they should be
+	aside   error           // why one is set aside; nil where none is
 	why     error           // what refuses a replication connection, where the tables are polled instead
 	named   bool            // the envelope is there
 

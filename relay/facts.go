@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -26,85 +27,89 @@ const (
 	factsAgain = 10 * time.Minute
 )
 
-// readTables reads the facts of the tables that statements are made of. It writes them, so it runs before
-// any goroutine of the term that reads a table.
-func readTables(ctx context.Context, p *reporter, db *table.DB, tables []*outbox.Table) error {
-	for _, t := range tables {
-		now, _, err := inspect(ctx, p, db, t)
+// An outbox is set aside while its table does not fit, or while a question about it is open. To the others it
+// is one that the configuration does not name. When it fits again it joins, as one does that was added.
+
+// readTables reads the facts of the tables that statements are made of, and says which outboxes are
+// delivered. It writes them, so it runs before any goroutine of the term that reads a table.
+func (l *leader) readTables(ctx context.Context, db *table.DB) error {
+	l.outboxes, l.aside = nil, nil
+	for _, t := range l.cfg.Outboxes {
+		now, unfit, err := l.inspect(ctx, l.reporter, db, t)
 		if err != nil {
 			return err
 		}
-		if *t = now; t.Known != t.FirstName() && !p.limited("known/"+t.Known, math.MaxInt64) {
-			p.log.Info("the outbox is known by another name than its table's", zapTable(t),
+		*t = now
+		if unfit != nil {
+			l.aside = append(l.aside, SetAside{t.String(), unfit.Error(), hint.Of(unfit)})
+			continue
+		}
+		l.outboxes = append(l.outboxes, t)
+		if t.Known != t.FirstName() && !l.limited("known/"+t.Known, math.MaxInt64) {
+			l.log.Info("the outbox is known by another name than its table's", zapTable(t),
 				zap.String("relation", t.Relation()))
 		}
 	}
+	l.status.setAside(l.aside)
 	return nil
 }
 
 // compareTables returns ErrTableChanged where a table is not as readTables found it: the term ends with it.
-// What outbox_known says of the table is what it is now. unfit is what a start would refuse a table for.
-func (s *servers) compareTables(ctx context.Context, p *reporter, db *table.DB) (unfit, err error) {
+// What outbox_known says of the table is what it is now.
+func (s *servers) compareTables(ctx context.Context, p *reporter, db *table.DB) error {
 	for _, t := range s.cfg.Outboxes {
-		now, cause, err := inspect(ctx, p, db, t)
-		if err == nil && now != *t {
-			err = fmt.Errorf("%w: %s", table.ErrTableChanged, t)
-		}
-		if err == nil {
-			err = db.Know(ctx, t, s.defaultSource)
-		}
-		if err != nil {
-			return nil, err
-		}
-		if unfit == nil {
-			unfit = cause
-		}
-	}
-	return unfit, nil
-}
-
-// becauseOf puts what is wrong with a table before the server's refusal of a statement (SQLSTATE class 42).
-func becauseOf(unfit, err error) error {
-	if unfit == nil || !pg.InClass(err, pg.SyntaxErrorOrAccessRule) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", unfit, err)
-}
-
-// inspect raises an alarm where a table is not as a start wants it. The relay goes on: a statement
-// that cannot be run fails by itself, and the others need not.
-func inspect(
-	ctx context.Context, p *reporter, db *table.DB, t *outbox.Table,
-) (now outbox.Table, unfit, err error) {
-	now, problems, err := db.Inspect(ctx, t)
-	if hint.CodeOf(err) != "" {
-		problems.Failed(check.Error, "table-unreadable", err)
-		err = nil
-	}
-	unfit = problems.FirstError()
-	if unfit == nil && err == nil {
-		p.over("table_unfit/"+t.String()+"/", alarm.TableUnfit, zapTable(t))
-	}
-	if unfit != nil && !p.limited("table_unfit/"+t.String()+"/"+hint.CodeOf(unfit), factsAgain) {
-		p.alarm(alarm.TableUnfit, append(why(unfit), zapTable(t))...)
-	}
-	return now, unfit, err
-}
-
-// checkColumns returns what keeps the WAL from bringing every column of a layout, nil where nothing does.
-func checkColumns(ctx context.Context, db *table.DB, tables []*outbox.Table) error {
-	for _, t := range tables {
-		_, problems, err := db.Inspect(ctx, t)
-		if err != nil {
+		now, unfit, err := s.inspect(ctx, p, db, t)
+		delivered := slices.Contains(s.outboxes, t)
+		switch {
+		case err != nil:
 			return err
-		}
-		for _, p := range problems {
-			if p.Code == "table-columns" || p.Code == "table-generated-column" {
-				return p.Err
+		case unfit != nil && delivered:
+			return fmt.Errorf("%w: %w", table.ErrTableChanged, unfit)
+		case unfit == nil && !delivered, delivered && now != *t:
+			return fmt.Errorf("%w: %s", table.ErrTableChanged, t)
+		case delivered:
+			if err := db.Know(ctx, t, s.defaultSource); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
+}
+
+// becauseOf returns ErrTableChanged where a table is why the server refused a statement, or the WAL brought
+// a row that does not fit.
+func (l *leader) becauseOf(ctx context.Context, db *table.DB, failure error) error {
+	if pg.InClass(failure, pg.SyntaxErrorOrAccessRule) || errors.Is(failure, stream.ErrUndecodable) {
+		err := l.compareTables(ctx, l.reporter, db)
+		if errors.Is(err, table.ErrTableChanged) {
+			return fmt.Errorf("%w: %w", err, failure)
+		}
+	}
+	return failure
+}
+
+// inspect returns a table as it is now, and why its outbox is set aside. It raises an alarm where a table is
+// not as a start wants it.
+func (s *servers) inspect(
+	ctx context.Context, p *reporter, db *table.DB, t *outbox.Table,
+) (now outbox.Table, unfit, err error) {
+	now, problems, err := db.Inspect(ctx, t)
+	if err == nil && problems.Own().FirstError() == nil && !slices.Contains(s.outboxes, t) {
+		err = s.question(ctx, db, &now)
+		if hint.CodeOf(err) != "" {
+			problems.Failed(check.Error, "table-initial", err)
+			err = nil
+		}
+	}
+	kind := "table_unfit/" + t.Relation() + "/"
+	wrong := problems.FirstError()
+	if wrong == nil && err == nil {
+		p.over(kind, alarm.TableUnfit, zapTable(t))
+	}
+	if wrong != nil && !p.limited(kind+hint.CodeOf(wrong), factsAgain) {
+		p.alarm(alarm.TableUnfit, append(why(wrong), zapTable(t))...)
+	}
+	return now, problems.Own().FirstError(), err
 }
 
 // errStreamUnfit means that the stream was changed into one that a start refuses.
@@ -172,7 +177,7 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if err := s.noticeAwaiting(ctx); err != nil {
 		return err
 	}
-	if _, err := s.compareTables(ctx, s.reporter, s.db); err != nil || s.wal == nil {
+	if err := s.compareTables(ctx, s.reporter, s.db); err != nil || s.wal == nil {
 		return err
 	}
 	if err := s.past.published.check(ctx, s.db); err != nil {
@@ -185,14 +190,14 @@ func (s *session) lookAgain(ctx context.Context) error {
 // one session after the other.
 type published struct {
 	reporter *reporter
-	cfg      *Config
+	servers  *servers
 	last     *stream.PublicationLook
 }
 
 // check raises an alarm where the publication leaves out rows.
 func (p *published) check(ctx context.Context, db *table.DB) error {
 	look := stream.PublicationLook{
-		Membership: stream.Membership{Publication: p.cfg.Publication, Tables: p.cfg.Outboxes}, Before: p.last,
+		Membership: p.servers.newMembership(), Before: p.last,
 	}
 	if err := db.Use(ctx, look.Take); err != nil {
 		return err

@@ -1,8 +1,6 @@
 package relay_test
 
 import (
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -61,85 +59,6 @@ func TestNullDueTimeUnderTheRelay(t *testing.T) {
 	r.exec(`UPDATE outbox_messages SET event_type = 'order.placed', available_at = NULL WHERE attempts = 1`)
 	eventually(t, "the parked row is stored", func() bool { return r.storedCount() == 4 })
 	r.storedIs(1, 4)
-}
-
-// TestSlotWaitsForColumns: the WAL no longer brings a column that the layout names. The slot is given
-// up once, the tables are polled, also the other outbox, and the slot is there again with the column.
-func TestSlotWaitsForColumns(t *testing.T) {
-	t.Parallel()
-	for column, change := range map[string]struct{ sql, undo, hint string }{
-		"trace_id": {
-			`ALTER TABLE outbox_messages DROP COLUMN trace_id;
-				ALTER TABLE outbox_messages ADD COLUMN trace_id text GENERATED ALWAYS AS (event_type) STORED`,
-			`ALTER TABLE outbox_messages ALTER trace_id DROP EXPRESSION`, "have a trigger fill",
-		},
-		"attempts": {
-			`ALTER TABLE outbox_messages RENAME attempts TO tries`,
-			`ALTER TABLE outbox_messages RENAME tries TO attempts`, "add the columns",
-		},
-	} {
-		t.Run(column, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, testenv.SharedPostgres(t))
-			r.cfg.FallbackInterval = 500 * time.Millisecond
-			r.addSecond()
-			x := r.start().streaming()
-			r.put(1, 3)
-			r.pending(0)
-			r.exec(change.sql)
-			r.put(4, 6)
-			a := x.alarmed("slot_not_made")
-			if !contains(a["error"], strconv.Quote(column)) || !contains(a["hint"], change.hint) {
-				t.Errorf("the alarm does not say what is wrong with %s: %v", column, a)
-			}
-			r.putSecond(11, 13)
-			eventually(t, "the status says why", func() bool {
-				s := x.Status()
-				return s.State == "polling" && strings.Contains(s.LastError, strconv.Quote(column))
-			})
-			r.exec(change.undo)
-			x.streaming()
-			r.put(7, 9)
-			r.pending(0)
-			r.passes(r.here())
-			if n := r.storedCount(); n != 12 {
-				t.Errorf("%d messages are stored, want 12", n)
-			}
-			if n := x.metric("walpost_alarms_total", "alarm", "slot_given_up"); n != 1 {
-				t.Errorf("the slot was given up %v times", n)
-			}
-			x.quiet("no_progress", "unpublished")
-		})
-	}
-}
-
-// TestRenamedColumnIsSaid: while nothing is inserted into a table whose column was renamed, the other outbox is
-// delivered. A row ends that, and whatever says so names the table, the column and the remedy.
-func TestRenamedColumnIsSaid(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.FallbackInterval = 500 * time.Millisecond
-	r.addSecond()
-	x := r.start().streaming()
-	r.put(1, 3)
-	r.pending(0)
-	r.exec(`ALTER TABLE outbox_messages RENAME payload TO body`)
-	x.alarmed("table_unfit")
-	r.putSecond(11, 13)
-	x.quiet("unpublished", "no_progress")
-	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, body) VALUES ('order', 1, 'order.placed', '{"n": 4}')`)
-	a := x.alarmed("no_progress")
-	const lacks = `table public.outbox_messages lacks what layout "canonical" needs: "payload"`
-	if !contains(a["error"], lacks) || !contains(a["hint"], "add the columns") {
-		t.Errorf("the alarm does not say what is wrong: %v", a)
-	}
-	eventually(t, "the status says what is wrong", func() bool { return strings.Contains(x.Status().LastError, lacks) })
-	r.exec(`ALTER TABLE outbox_messages RENAME body TO payload`)
-	x.streaming()
-	r.put(5, 7)
-	r.pending(0)
-	r.putSecond(14, 16)
-	r.storedIs(1, 3, 11, 13, 4, 7, 14, 16)
 }
 
 // addSecond adds the outbox of putSecond.

@@ -32,7 +32,7 @@ func (l *leader) answerFirst(ctx, held context.Context, db *table.DB, sys stream
 	answered := false
 	err := l.newSession(db).polled(ctx, held, sys, func(ctx context.Context, s *session) error {
 		const step = "deliver what was written before the promotion"
-		if err := s.poller.Answer(ctx, step, s.cfg.Outboxes...); err != nil {
+		if err := s.poller.Answer(ctx, step, s.outboxes...); err != nil {
 			return err
 		}
 		answered = true

@@ -16,6 +16,7 @@ import (
 	natsstream "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/alarm"
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -170,7 +171,10 @@ var failures = map[place][]failure{
 			as("outbox_shared").alarms(alarm.OutboxShared).passing(),
 		on("another relay writes to the stream, in two sessions in a row", isAny(ErrRival), endTerm).
 			as("rival").alarms(alarm.Rival).passing(),
-		on("the table is another one, or its ids are", isAny(table.ErrTableChanged), endTerm),
+		on("the table is another one, its ids are, or it does not fit",
+			isAny(table.ErrTableChanged), endTerm).
+			and("an outbox that does not fit is set aside"),
+		on("a question about an outbox is open", isQuestion, endTerm).and("that outbox is set aside"),
 		on("the slot keeps more WAL than it may", isAny(errOverBudget), recreateSlot).
 			as("over_budget").passing(),
 		on("the server cannot send a row, three times", isAny(errUnsendable), recreateSlot).
@@ -178,7 +182,7 @@ var failures = map[place][]failure{
 		on("the server left rows out", isAny(stream.ErrPublicationSkipped), recreateSlot).
 			as("publication_skipped").alarms(alarm.PublicationSkipped).passing(),
 		on("a row does not fit the layout", isAny(stream.ErrUndecodable), recreateSlot).
-			and("behind the row, when the tables have the columns").alarms(alarm.Undecodable),
+			and("behind the row").alarms(alarm.Undecodable),
 		on("the slot is older than the publication", isAny(stream.ErrBeforePublication), recreateSlot),
 		on("the slot is lost", isAny(stream.ErrSlotLost), recreateSlot).as("slot_lost").passing(),
 		on("the slot does not exist", isAny(stream.ErrNoSlot), endSession).as("slot_lost").passing(),
@@ -247,6 +251,8 @@ func isA[E error](err error) bool {
 	var target E
 	return errors.As(err, &target)
 }
+
+func isQuestion(err error) bool { return hint.CodeOf(err) == "table-initial" }
 
 func hasCode(err error) bool { return pg.Code(err) != "" }
 

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgerrcode"
@@ -13,7 +14,6 @@ import (
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
-	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 )
 
@@ -53,14 +53,12 @@ func (s *session) counts() (c publish.Counts) {
 
 // observe keeps the gauges that cost a query, each time on a connection of its
 // own: a slow one must not hold up the marks, nor cost the lock.
-func observe(
-	ctx context.Context, p *reporter, database table.Config, tables []*outbox.Table,
-) (done chan struct{}) {
+func observe(ctx context.Context, p *reporter, s *servers) (done chan struct{}) {
 	done = make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
-			if err := observeOnce(ctx, p.metrics, database, tables); err != nil && ctx.Err() == nil {
+			if err := observeOnce(ctx, p.metrics, s); err != nil && ctx.Err() == nil {
 				p.trouble("cannot read gauges", err)
 			}
 			if !sleep.For(ctx, 10*time.Second) {
@@ -71,8 +69,8 @@ func observe(
 	return done
 }
 
-func observeOnce(ctx context.Context, m *metrics, database table.Config, tables []*outbox.Table) error {
-	db, err := table.Open(ctx, database)
+func observeOnce(ctx context.Context, m *metrics, s *servers) error {
+	db, err := table.Open(ctx, s.cfg.database())
 	if err != nil {
 		return err
 	}
@@ -82,10 +80,12 @@ func observeOnce(ctx context.Context, m *metrics, database table.Config, tables 
 	}
 	var oldest time.Duration
 	var errs []error
-	for _, t := range tables {
+	for _, t := range s.cfg.Outboxes {
 		age, err := db.OldestPending(ctx, t)
 		oldest = max(oldest, age)
-		errs = append(errs, err)
+		if slices.Contains(s.outboxes, t) { // else there is an alarm already
+			errs = append(errs, err)
+		}
 	}
 	if errors.Join(errs...) == nil { // an alert must not end because the table cannot be read
 		m.lag.Set(oldest.Seconds())

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
@@ -92,21 +93,32 @@ func (b *beginning) knowsSlot() bool {
 
 // checkInitial asks, before anything is changed, what a first start shall do with
 // pending rows.
-func (s *starter) checkInitial(ctx context.Context, db *table.DB, newStream bool) error {
+func (s *starter) checkInitial(
+	ctx context.Context, db *table.DB, tables []*outbox.Table, newStream bool,
+) (f check.Findings) {
 	b, err := s.beginning(ctx, db, newStream)
-	if err != nil || s.cfg.Initial == "pending" {
-		return err
+	if err != nil {
+		f.Failed(check.Error, "table-unreadable", err)
+		return f
 	}
-	check := b.refuseMany
-	if s.cfg.Initial == "none" {
-		check = b.refuseNone
-	}
-	for _, t := range s.cfg.Outboxes {
-		if err := check(ctx, t); err != nil {
-			return err
+	var questions check.Findings
+	for _, t := range tables {
+		switch s.cfg.Initial {
+		case "":
+			f.Failed(check.Error, "table-unreadable", b.refuseMany(ctx, t))
+		case "none":
+			_, err := b.skips(ctx, t)
+			if isQuestion(err) {
+				questions.Failed(check.Error, "table-initial", err)
+			} else {
+				f.Failed(check.Error, "table-unreadable", err)
+			}
 		}
 	}
-	return nil
+	if len(questions) < len(tables) {
+		questions.SetAside()
+	}
+	return append(f, questions...)
 }
 
 // refuseMany returns an error for a first start that would publish a great many rows without being told to.
@@ -129,14 +141,20 @@ func (b *beginning) refuseMany(ctx context.Context, t *outbox.Table) error {
 				"becomes of them", t, initialLimit))
 }
 
-// refuseNone returns an error where postgres.initial is none and nothing tells a first start from a later
-// one, which would lose the pending rows.
-func (b *beginning) refuseNone(ctx context.Context, t *outbox.Table) error {
-	_, err := b.skips(ctx, t)
+// question returns what an operator has to say of an outbox before it is delivered.
+func (s *servers) question(ctx context.Context, db *table.DB, t *outbox.Table) error {
+	if s.cfg.Initial != "none" {
+		return nil
+	}
+	b, err := s.beginning(ctx, db, false)
+	if err == nil {
+		_, err = b.skips(ctx, t)
+	}
 	return err
 }
 
-// skips reports whether a start marks the pending rows of an outbox because postgres.initial is none.
+// skips reports whether a start marks the pending rows of an outbox because postgres.initial is none. It
+// fails where nothing tells a first start from a later one, which would lose the pending rows.
 func (b *beginning) skips(ctx context.Context, t *outbox.Table) (bool, error) {
 	switch {
 	case b.cfg.Initial != "none":
@@ -182,7 +200,7 @@ func (l *leader) beginOutboxes(ctx context.Context, db *table.DB) error {
 	}
 	l.past.remembered = b.knowsSlot()
 	var starts []table.Start
-	for _, t := range l.cfg.Outboxes {
+	for _, t := range l.outboxes {
 		start, err := b.start(ctx, t)
 		if err != nil {
 			return err

@@ -28,15 +28,19 @@ func (s *session) leaves(t *outbox.Table) (as string, leaves bool) {
 	return as, leaves
 }
 
+func (s *servers) newMembership() stream.Membership {
+	return stream.Membership{Publication: s.cfg.Publication, Tables: s.outboxes}
+}
+
 // membership reads how the publication has the outboxes.
 func (s *session) membership(ctx context.Context) (*stream.Membership, error) {
-	m := &stream.Membership{Publication: s.cfg.Publication, Tables: s.cfg.Outboxes}
-	return m, s.db.Use(ctx, m.Take)
+	m := s.newMembership()
+	return &m, s.db.Use(ctx, m.Take)
 }
 
 // outbox is the one that a row of outbox_sent is of.
 func (s *servers) outbox(of *table.Sent) *outbox.Table {
-	return s.cfg.Outboxes[slices.IndexFunc(s.cfg.Outboxes, func(t *outbox.Table) bool {
+	return s.outboxes[slices.IndexFunc(s.outboxes, func(t *outbox.Table) bool {
 		return t.String() == of.Outbox
 	})]
 }

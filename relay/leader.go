@@ -32,9 +32,9 @@ type leader struct {
 func newLeader(p *reporter, servers *servers, current *atomic.Pointer[session]) *leader {
 	return &leader{
 		reporter: p, servers: servers, slots: &slotKeeper{p, servers},
-		retention: &retainer{reporter: p, cfg: servers.cfg},
+		retention: &retainer{reporter: p, servers: servers},
 		past: &history{
-			published:    published{reporter: p, cfg: servers.cfg},
+			published:    published{reporter: p, servers: servers},
 			unreplayable: map[replayedRow]error{},
 		},
 		current: current,
@@ -69,10 +69,11 @@ func (l *leader) term(ctx context.Context) error {
 	defer db.Close()
 	cut := context.AfterFunc(ctx, db.Cut) // nothing is under way that is worth waiting for
 	defer cut()
+	l.status.setAside(nil)
 	if err := l.standBy(ctx, db); err != nil || ctx.Err() != nil {
 		return err
 	}
-	if err := readTables(ctx, l.reporter, db, l.cfg.Outboxes); err != nil {
+	if err := l.readTables(ctx, db); err != nil {
 		return err
 	}
 	if !cut() {
@@ -97,7 +98,7 @@ func (l *leader) term(ctx context.Context) error {
 		lose(db.Watch(held))
 	}()
 	defer func() { lose(nil); <-watched }()
-	observed := observe(held, l.reporter, l.cfg.database(), l.cfg.Outboxes)
+	observed := observe(held, l.reporter, l.servers)
 	defer func() { lose(nil); <-observed; l.metrics.mode.Reset() }()
 	watching := make(chan struct{})
 	go func() {

@@ -58,7 +58,7 @@ func (c *comparison) runOnce(ctx context.Context) (lost int, err error) {
 func (c *comparison) run(ctx context.Context) error {
 	switch m := c.marks; {
 	case m.known && m.since.IsZero():
-		c.lacks(c.servers.cfg.Outboxes...)
+		c.lacks(c.servers.outboxes...)
 		if m.early > 0 {
 			c.reporter.alarm(alarm.ComparisonGivenUp, zap.String("detail",
 				"the newest messages were stored long after their rows were marked, as if clocks differed"),
@@ -67,10 +67,10 @@ func (c *comparison) run(ctx context.Context) error {
 		return nil // every other row that was read back was pending until now
 	case m.full:
 		c.giveUp(m.since)
-		c.lacks(c.servers.cfg.Outboxes...)
+		c.lacks(c.servers.outboxes...)
 		return nil
 	}
-	for _, t := range c.servers.cfg.Outboxes {
+	for _, t := range c.servers.outboxes {
 		compare := c.compare
 		if c.marks.first[t].IsZero() {
 			compare = c.alarmUnreadable

@@ -46,11 +46,10 @@ func (l *leader) session(ctx, held context.Context, db *table.DB) (err error) {
 		return err
 	}
 	l.status.do("look at the tables")
-	unfit, err := l.compareTables(ctx, l.reporter, db)
-	if err != nil {
+	if err := l.compareTables(ctx, l.reporter, db); err != nil {
 		return err
 	}
-	defer func() { err = becauseOf(unfit, err) }()
+	defer func() { err = l.becauseOf(ctx, db, err) }()
 	l.status.do("ask whether the WAL can be read")
 	sys, why, err := l.mayStream(ctx, db)
 	if err != nil {
@@ -186,7 +185,7 @@ func (l *leader) sayAdopted(ctx context.Context, db *table.DB, slot *stream.Slot
 
 // hasDelivered reports whether a relay has delivered anything: there is a mark, or a message of this source.
 func (s *servers) hasDelivered(ctx context.Context, db *table.DB) (bool, error) {
-	for _, t := range s.cfg.Outboxes {
+	for _, t := range s.outboxes {
 		if marked, err := db.HasMarks(ctx, t); err != nil || marked {
 			return marked, err
 		}
@@ -274,7 +273,7 @@ func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 				sent[i].PublishedAs = now.As(s.outbox(&sent[i]))
 			}
 			const step = "deliver what was written before the slot was made"
-			return s.poller.Answer(ctx, step, s.cfg.Outboxes...)
+			return s.poller.Answer(ctx, step, s.outboxes...)
 		})
 		if err == nil {
 			if err := db.NotePublished(ctx, sent); err != nil { // the next session has them join

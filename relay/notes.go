@@ -46,7 +46,8 @@ type span struct {
 
 // notes are those of a relay's outboxes.
 type notes struct {
-	rows []table.Sent // of outbox_sent
+	exists bool         // outbox_sent
+	rows   []table.Sent // of it
 	// of lacks outboxes of which nothing was noted yet for this stream.
 	of map[*outbox.Table]*note
 	// complete: of the outboxes that of lacks, none has a marked row.
@@ -62,8 +63,10 @@ func (s *servers) readNotes(ctx context.Context, db *table.DB, info *jetstream.S
 	if err != nil {
 		return nil, err
 	}
-	n := &notes{of: map[*outbox.Table]*note{}, elsewhere: map[*outbox.Table]bool{}, complete: true}
-	for _, t := range s.cfg.Outboxes {
+	n := &notes{
+		exists: exists, of: map[*outbox.Table]*note{}, elsewhere: map[*outbox.Table]bool{}, complete: true,
+	}
+	for _, t := range s.outboxes {
 		now := s.sent(t)
 		n.take(t, &now, known, info)
 		one := n.of[t]
@@ -292,6 +295,8 @@ const noteEvery = time.Second
 type noter struct {
 	reporter *reporter
 	db       *table.DB
+	slot     string
+	exists   bool // outbox_sent
 	rows     []table.Sent
 	seq      uint64    // of the last note
 	next     time.Time // no note before
@@ -301,14 +306,14 @@ type noter struct {
 // relays of the outboxes have left open. It waits for locks: with an old note, marks of this session would
 // be taken for another relay's.
 func (n *noter) begin(ctx context.Context, read table.Noted, compared []table.Sent) error {
-	if len(n.rows) == 0 {
+	if !n.exists {
 		return nil
 	}
 	const kind = "table_locked/" + table.SentTable + "/"
 	for begun := time.Now(); ; {
 		err := n.db.EndOthers(ctx, n.rows)
 		if err == nil {
-			err = n.db.LeaveOut(ctx, n.rows)
+			err = n.db.LeaveOut(ctx, n.rows, n.slot)
 		}
 		if err == nil {
 			err = n.db.NoteRead(ctx, n.rows, read, compared)

@@ -105,6 +105,15 @@ func (l *leader) lockedError(ctx context.Context, db *table.DB) error {
 		"a relay holds the lock of this slot: %s", who)
 }
 
+// stillAside is the error of a relay that has run once without an outbox that is set aside.
+func (s *servers) stillAside() error {
+	if len(s.aside) == 0 {
+		return nil
+	}
+	a := s.aside[0]
+	return hint.Errorf(a.Hint, "outbox %s is set aside: %s", a.Outbox, a.Because)
+}
+
 // mostCounted bounds what the last line counts of each table.
 const mostCounted = 100_000
 
@@ -135,7 +144,7 @@ func (r *Relay) countWaiting(ctx context.Context) (counts []zap.Field, slot bool
 		return nil, false, err
 	}
 	var parked, held, delayed int
-	for _, t := range r.cfg.Outboxes {
+	for _, t := range r.outboxes {
 		if t.Layout.Records() {
 			p, h, err := db.RecordedCount(ctx, t, mostCounted)
 			if err != nil {

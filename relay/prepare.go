@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -31,7 +32,7 @@ func (s *starter) prepare(ctx context.Context) error {
 		err = s.createStream(ctx)
 	}
 	if err == nil && x.createsPublication {
-		err = createPublication(ctx, s.reporter, x.db, s.cfg)
+		err = createPublication(ctx, s.reporter, x.db, s.cfg.Publication, x.tables)
 	}
 	if err != nil && s.nc != nil {
 		s.disconnect(ctx)
@@ -198,21 +199,25 @@ func (s *starter) connect(ctx context.Context) (err error) {
 }
 
 // mayCreateStream: only where no row is marked yet. A stream that is missing
-// although rows were stored is a loss that must not be papered over.
-func (s *starter) mayCreateStream(ctx context.Context, db *table.DB, missing error) error {
-	if !s.cfg.CreateStream {
+// although rows were stored is a loss that must not be papered over. An outbox that is set aside was
+// delivered before.
+func (x *checker) mayCreateStream(ctx context.Context, missing error) error {
+	if !x.cfg.CreateStream {
 		return hint.Coded("stream-missing", hint.Wrap(missing,
 			"create the stream, or allow it with nats.create_stream: true"))
 	}
 	advice := "restore the stream, or check nats.url, nats.stream and the account; " +
 		"if another relay delivered these rows, or to begin with an empty stream on purpose: " +
-		s.stream.AddCommand() + " (docs/OPERATIONS.md#rows-that-another-relay-delivered)"
-	slot, err := db.HasSlot(ctx)
+		x.stream.AddCommand() + " (docs/OPERATIONS.md#rows-that-another-relay-delivered)"
+	slot, err := x.db.HasSlot(ctx)
 	if err != nil {
 		return err
 	}
-	for _, t := range s.cfg.Outboxes {
-		marked, err := db.HasMarks(ctx, t)
+	for _, t := range x.cfg.Outboxes {
+		marked := !slices.Contains(x.tables, t)
+		if !marked {
+			marked, err = x.db.HasMarks(ctx, t)
+		}
 		if err != nil {
 			return err
 		}
@@ -223,14 +228,16 @@ func (s *starter) mayCreateStream(ctx context.Context, db *table.DB, missing err
 		if slot && !table.MarkOf(t).Stays() {
 			// Such rows leave no mark; a slot says that a relay was here before.
 			return hint.Coded("stream-gone", hint.Wrap(fmt.Errorf("%w, but slot %q exists: rows of %s may "+
-				"be stored in it", missing, s.cfg.Slot, t), advice))
+				"be stored in it", missing, x.cfg.Slot, t), advice))
 		}
 	}
 	return nil
 }
 
-func createPublication(ctx context.Context, p *reporter, db *table.DB, cfg *Config) error {
-	sql, err := stream.EnsurePublication(ctx, db.Conn(), cfg.Publication, cfg.Outboxes)
+func createPublication(
+	ctx context.Context, p *reporter, db *table.DB, name string, tables []*outbox.Table,
+) error {
+	sql, err := stream.EnsurePublication(ctx, db.Conn(), name, tables)
 	if err == nil && sql != "" {
 		p.log.Info("created the publication", zap.String("sql", sql))
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/relay"
 )
 
 // process is the program `walpost run`, for what cannot be seen from inside:
@@ -140,6 +141,14 @@ func (p *process) state() string {
 	var status struct{ State string }
 	_ = json.Unmarshal(body, &status)
 	return status.State
+}
+
+// setAside are the outboxes that /status says are set aside.
+func (p *process) setAside() []relay.SetAside {
+	_, body := p.get("/status")
+	var status relay.Status
+	_ = json.Unmarshal(body, &status)
+	return status.SetAside
 }
 
 func (p *process) awaitState(want string) *process {

@@ -37,7 +37,7 @@ type recovery struct {
 
 func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	r.noticeLoss()
-	rows := newMessageRows(r.reporter, r.db, r.cfg.Outboxes)
+	rows := newMessageRows(r.reporter, r.db, r.outboxes)
 	options := jetstream.ScanOptions{
 		Source: r.envelope.Source(), Phantom: r.sys.Phantom, NoConsumer: r.alarmNoConsumer,
 	}
@@ -66,13 +66,15 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	if s.healed, err = c.runOnce(ctx); err != nil {
 		return nil, err
 	}
-	r.noter = &noter{reporter: r.reporter, db: r.db, rows: known.rows}
+	r.noter = &noter{
+		reporter: r.reporter, db: r.db, slot: r.cfg.Slot, exists: known.exists, rows: known.rows,
+	}
 	compared := slices.DeleteFunc(slices.Clone(known.rows), func(row table.Sent) bool {
 		return c.incomplete[r.outbox(&row)]
 	})
 	read := r.read(s.found)
 	if back.oldest.Seq > 0 { // until what was read back is marked, the next session has to read it, too
-		read.LastSequence = known.last(r.cfg.Outboxes, read.LastSequence)
+		read.LastSequence = known.last(r.outboxes, read.LastSequence)
 	}
 	if err := r.noter.begin(ctx, read, compared); err != nil {
 		return nil, err
@@ -153,7 +155,7 @@ func (r *recovery) othersMarked(ctx context.Context, known *notes) (bool, error)
 	if known.meanwhile { // their rows may have been archived since
 		return true, nil
 	}
-	for _, t := range r.cfg.Outboxes {
+	for _, t := range r.outboxes {
 		n := known.of[t]
 		if n == nil || n.endedAt.IsZero() {
 			continue

@@ -107,7 +107,7 @@ func (r *Relay) Run(parent context.Context) error {
 	r.status.set(stateStopped, nil)
 	if errors.Is(context.Cause(ctx), errDelivered) {
 		r.sayDelivered(parent)
-		return nil
+		return r.stillAside()
 	}
 	r.log.Info("stopped")
 	if parent.Err() == nil {

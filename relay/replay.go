@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -43,7 +44,7 @@ func (r *replayer) run(ctx context.Context) {
 	defer r.status.replaying(nil)
 	defer r.metrics.replayPending.Set(0)
 	for ctx.Err() == nil && r.publisher.Err() == nil {
-		request, err := r.db.NextReplay(ctx, r.cfg.Slot)
+		request, err := r.db.NextReplay(ctx, r.cfg.Slot, r.asideNames())
 		trouble := "requests for replays cannot be read: trying again"
 		if err == nil && request != nil {
 			trouble = "a replay is interrupted: trying again"
@@ -64,6 +65,16 @@ func (r *replayer) run(ctx context.Context) {
 			sleep.For(ctx, replayLook)
 		}
 	}
+}
+
+// asideNames are the outboxes whose requests wait.
+func (s *servers) asideNames() (names []string) {
+	for _, a := range s.aside {
+		if !slices.ContainsFunc(s.outboxes, func(t *outbox.Table) bool { return t.String() == a.Outbox }) {
+			names = append(names, a.Outbox)
+		}
+	}
+	return names
 }
 
 // awaitTable waits until there is a table of requests that the role may use. It is asked for without an
@@ -124,7 +135,7 @@ type replay struct {
 
 // open finds the outbox and the stream.
 func (p *replay) open(ctx context.Context) error {
-	for _, t := range p.cfg.Outboxes {
+	for _, t := range p.outboxes {
 		if t.String() == p.Outbox {
 			p.table = t
 		}

@@ -42,7 +42,7 @@ type complaint struct {
 // retainer makes passes of retention in each term. The goroutine that start begins owns complained.
 type retainer struct {
 	*reporter
-	cfg        *Config
+	*servers
 	complained complaint
 }
 
@@ -79,7 +79,7 @@ func (t *retainer) start(ctx, held context.Context) (done chan struct{}) {
 func (t *retainer) pass(ctx context.Context) (busy bool) {
 	began := time.Now()
 	report, err := retention.Run(ctx, t.cfg.database(), retention.Options{
-		Tables:       t.cfg.Outboxes,
+		Tables:       t.outboxes,
 		ArchiveAfter: t.cfg.Retention.ArchiveAfter, DropAfter: t.cfg.Retention.DropAfter,
 		DeleteAfter: t.cfg.Retention.DeleteAfter,
 	})

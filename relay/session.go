@@ -235,7 +235,7 @@ func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.
 	records := func(t *outbox.Table, each func(outbox.AggregateKey)) error {
 		return s.db.Aggregates(ctx, t, each)
 	}
-	err = s.holds.Load(records, s.cfg.Outboxes)
+	err = s.holds.Load(records, s.outboxes)
 	if err != nil {
 		return err
 	}
@@ -270,7 +270,7 @@ func (s *session) heal(ctx context.Context) error {
 // expectMoved has the table decide about every row of partitioned tables that the WAL may
 // bring a second time: what an earlier session has sent may have moved since.
 func (s *session) expectMoved(ctx context.Context) error {
-	if !anyPartitioned(s.cfg.Outboxes) {
+	if !anyPartitioned(s.outboxes) {
 		return nil
 	}
 	s.marker.Busy(func(ref outbox.Ref) { s.moved.Take(ref) })
@@ -287,14 +287,14 @@ func (s *session) close() {
 
 // open starts replication.
 func (s *session) open(ctx context.Context) (*stream.Session, error) {
-	byOID, err := s.db.ByOID(ctx, s.cfg.Outboxes)
+	byOID, err := s.db.ByOID(ctx, s.outboxes)
 	if err != nil {
 		return nil, err
 	}
 	wal, err := stream.Open(ctx, stream.Config{
 		ByOID: byOID,
 		URL:   s.cfg.PostgresURL, Files: s.cfg.PostgresFiles,
-		Slot: s.cfg.Slot, Publication: s.cfg.Publication, Tables: s.cfg.Outboxes, Log: s.log,
+		Slot: s.cfg.Slot, Publication: s.cfg.Publication, Tables: s.outboxes, Log: s.log,
 		HeldBack: func(why string) {
 			if why == "" {
 				s.over("standby_slot", alarm.StandbySlot)

@@ -20,7 +20,7 @@ var errSharedRows = errors.New("another relay delivers some of the same rows")
 // deliverAlone has this relay deliver its outboxes while it holds the lock, or returns errSharedRows.
 func (l *leader) deliverAlone(ctx context.Context, db *table.DB) error {
 	var own []table.Sent
-	for _, t := range l.cfg.Outboxes {
+	for _, t := range l.outboxes {
 		own = append(own, l.sent(t))
 	}
 	other, err := db.Deliver(ctx, own)

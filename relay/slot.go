@@ -81,14 +81,10 @@ func (k *slotKeeper) alarmForeign(cause error) {
 }
 
 // makeAnswered makes a temporary slot, has answer wait until the tables have nothing from before it, and
-// copies it. A relay that ends on the way leaves nothing. While a table lacks a column of its
-// layout there is no slot: the next row would have it given up.
+// copies it. A relay that ends on the way leaves nothing.
 func (k *slotKeeper) makeAnswered(
 	ctx context.Context, db *table.DB, answer func(context.Context) error,
 ) error {
-	if err := checkColumns(ctx, db, k.cfg.Outboxes); err != nil {
-		return err
-	}
 	slots, err := stream.OpenSlots(ctx, k.cfg.server())
 	if err != nil {
 		return err
@@ -188,5 +184,5 @@ func (k *slotKeeper) ensurePublication(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
-	return createPublication(ctx, k.reporter, db, k.cfg)
+	return createPublication(ctx, k.reporter, db, k.cfg.Publication, k.outboxes)
 }

@@ -29,6 +29,7 @@ type status struct {
 	step   string
 	stepAt time.Time
 	replay *ReplayStatus // that is being fulfilled
+	aside  []SetAside
 	// sessions are the last ones, oldest first.
 	sessions []*SessionStatus
 }
@@ -41,6 +42,20 @@ type ReplayStatus struct {
 	Sent     int64  `json:"sent"`
 	Refused  int64  `json:"refused"`
 	Total    *int64 `json:"total"` // null where the rows were not counted
+}
+
+// SetAside is an outbox that is not delivered, while the others of its relay are. Its rows stay in the table.
+type SetAside struct {
+	Outbox  string `json:"outbox"`
+	Because string `json:"because"`
+	Hint    string `json:"hint"`
+}
+
+// setAside notes the outboxes that are not delivered from now on.
+func (s *status) setAside(aside []SetAside) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.aside = aside
 }
 
 // replaying notes the request that is being fulfilled, nil where none is.
@@ -129,7 +144,7 @@ func (s *status) interrupt(step string) (delivered bool) {
 func (s *status) read() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := Status{State: string(s.state), Since: s.since, Step: s.step, Replay: s.replay}
+	now := Status{State: string(s.state), Since: s.since, Step: s.step, Replay: s.replay, SetAside: s.aside}
 	now.Sessions = s.lastSessions()
 	if s.err != nil {
 		now.LastError = s.err.Error()
@@ -149,6 +164,8 @@ type Status struct {
 	Unsettled uint64    `json:"unsettled_rows"`
 	// Replay is the replay that the relay works on.
 	Replay *ReplayStatus `json:"replay,omitempty"`
+	// SetAside are outboxes that do not fit, or about which a question is open.
+	SetAside []SetAside `json:"set_aside,omitempty"`
 	// Sessions are the last 20, the newest first.
 	Sessions []SessionStatus `json:"sessions"`
 }
@@ -162,14 +179,19 @@ func (r *Relay) Status() Status {
 	return s
 }
 
-// Ready is nil while the relay streams or polls, or stands by for one that does.
+// Ready is nil while the relay streams or polls an outbox, or stands by for one that does.
 func (r *Relay) Ready() error {
 	s := r.Status()
-	switch state(s.State) {
-	case stateStreaming, statePolling, stateStandby:
-		return nil
-	}
 	text := s.State
+	switch state(s.State) {
+	case stateStandby:
+		return nil
+	case stateStreaming, statePolling:
+		if len(s.SetAside) < len(r.cfg.Outboxes) {
+			return nil
+		}
+		text = "every outbox is set aside: " + s.SetAside[0].Because
+	}
 	for _, more := range []string{s.Step, s.LastError} {
 		if more != "" {
 			text += ": " + more

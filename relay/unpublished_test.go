@@ -121,26 +121,3 @@ func TestTableUnfit(t *testing.T) {
 	r.storedIs(1, 9)
 	x.over("table_unfit")
 }
-
-// TestTableRenamed: a table is renamed under a running relay, and gets its name back.
-func TestTableRenamed(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, testenv.SharedPostgres(t))
-	r.cfg.FallbackInterval = 500 * time.Millisecond
-	r.addSecond()
-	x := r.start().streaming()
-	r.put(1, 3)
-	r.pending(0)
-	r.exec(`ALTER TABLE outbox_messages RENAME TO elsewhere`)
-	for _, name := range []string{"table_unfit", "unpublished"} {
-		if a := x.alarmed(name); !contains(a["error"], "does not exist") || contains(a["hint"], "ADD TABLE") {
-			t.Errorf("the alarm does not say that the table is gone: %v", a)
-		}
-	}
-	r.putSecond(11, 13)
-	r.exec(`ALTER TABLE elsewhere RENAME TO outbox_messages`)
-	r.put(4, 6)
-	r.pending(0)
-	r.storedIs(1, 3, 11, 13, 4, 6)
-	x.quiet("slot_given_up", "no_progress")
-}

@@ -76,15 +76,11 @@ func PublicationProblems(
 			"run `walpost migrate up` as the tables' owner, or: "+addTablesSQL(name, missing),
 			"publication %q does not publish %s", name, missing[0]))
 	}
-	if err != nil {
-		return problems, err
-	}
-	others, err := otherTables(ctx, conn, name, tables)
-	return append(problems, others...), err
+	return problems, err
 }
 
-// otherTables warns of tables whose rows the server sends to the relay, which drops them.
-func otherTables(
+// OtherTables warns of tables whose rows the server sends to the relay, which drops them.
+func OtherTables(
 	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
 ) (f check.Findings, err error) {
 	names := make([]string, len(tables))

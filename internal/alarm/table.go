@@ -71,8 +71,8 @@ var (
 		"the stream was edited into one that a start refuses; nothing is sent")
 	Synchronous = entry("synchronous", Critical,
 		"synchronous_standby_names includes the relay; commits wait for it")
-	TableUnfit = entry("table_unfit", Warning,
-		"a table was changed into one that a start refuses",
+	TableUnfit = entry("table_unfit", Critical,
+		"a table does not fit; its outbox is set aside, the others are delivered",
 		"the table is in order again")
 	Undecodable = entry("undecodable", Warning,
 		"the WAL holds a row that the layout does not fit; the slot is recreated behind it")

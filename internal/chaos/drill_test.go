@@ -81,12 +81,12 @@ func TestDrillFindsDefects(t *testing.T) {
 			continue
 		}
 		t.Run(kind, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
-			defer cancel()
-			program, err := relayProgram(ctx, &m)
+			program, err := relayProgram(t.Context(), &m) // however long the compiler takes
 			if err != nil {
 				t.Fatal(err)
 			}
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+			defer cancel()
 			w := newDrillWorld(ctx, t, program, false)
 			report, failed := w.drillRelayKilled(ctx, t)
 			r := &result{}

@@ -28,7 +28,9 @@ type Finding struct {
 	Text  string `json:"text"` // what is the case
 	Fix   string `json:"fix"`  // what to do about it, "" where there is nothing to be done
 
-	Err error `json:"-"` // what a start ends with; nil unless the level is Error
+	Err error `json:"-"` // what a start ends with; nil where it goes on
+	// Shared: it is of a table that all outboxes share, and sets none of them aside.
+	Shared bool `json:"-"`
 }
 
 // Findings gathers them, in the order in which they are found.
@@ -37,17 +39,39 @@ type Findings []Finding
 // FirstError is what a start ends with, nil where it goes on.
 func (f Findings) FirstError() error {
 	for _, one := range f {
-		if one.Level == Error {
+		if one.Err != nil {
 			return one.Err
 		}
 	}
 	return nil
 }
 
+// Own is what was found of an outbox alone.
+func (f Findings) Own() Findings {
+	return slices.DeleteFunc(slices.Clone(f), func(one Finding) bool { return one.Shared })
+}
+
+// SetAside has a start go on without the outbox of which this was found, but for what is shared.
+func (f Findings) SetAside() {
+	for i := range f {
+		if !f[i].Shared {
+			f[i].Err = nil
+		}
+	}
+}
+
 // If adds err under its code, as a finding of level Error, where bad holds.
 func (f *Findings) If(bad bool, code string, err error) {
 	if bad {
 		f.Failed(Error, "", hint.Coded(code, err))
+	}
+}
+
+// IfShared is If of what all outboxes share.
+func (f *Findings) IfShared(bad bool, code string, err error) {
+	f.If(bad, code, err)
+	if bad {
+		(*f)[len(*f)-1].Shared = true
 	}
 }
 

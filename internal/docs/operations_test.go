@@ -36,7 +36,7 @@ func TestOperationsTellsWhatDoctorFinds(t *testing.T) {
 	found := map[string][]string{}
 	for _, dir := range []string{"internal/pg", "stream", "internal/table", "internal/jetstream", "publish", "relay", "cmd/walpost"} {
 		for level, all := range map[string][]string{
-			"error": append(arguments(t, dir, 1, "If"), arguments(t, dir, 0, "Coded", "Fault")...),
+			"error": append(arguments(t, dir, 1, "If", "IfShared"), arguments(t, dir, 0, "Coded", "Fault")...),
 			"warn":  arguments(t, dir, 0, "Warning"), "info": arguments(t, dir, 0, "Note"), "": arguments(t, dir, 1, "Failed"),
 		} {
 			for _, code := range all {

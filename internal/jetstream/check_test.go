@@ -124,7 +124,7 @@ func TestCheckChangesNothing(t *testing.T) {
 		t.Errorf("hint %s", h)
 	}
 	if info == nil || len(found) < 3 {
-		t.Errorf("info %+v, findings %q", info, found)
+		t.Errorf("info %+v, findings %v", info, found)
 	}
 	wantError(t, s.Create(t.Context()), "create stream EVENTS", "already in use")
 	if after := must(stream.Info(t.Context()))(t).Config; !slices.Equal(after.Subjects, before.Subjects) || after.MaxMsgs != 5 || after.Metadata["owner"] != "shop" {
@@ -149,7 +149,7 @@ func TestCreateAndInfo(t *testing.T) {
 	}
 	info, found, err := s.Check(t.Context())
 	if err != nil || !slices.Equal(codes(found, false), []string{"stream-one-replica"}) {
-		t.Errorf("findings of a stream of its own: %q, %v", found, err)
+		t.Errorf("findings of a stream of its own: %v, %v", found, err)
 	}
 	c := info.Config
 	if c.Storage != jetstream.FileStorage || c.Retention != jetstream.LimitsPolicy || c.Discard != jetstream.DiscardNew || !c.AllowDirect ||
@@ -197,7 +197,7 @@ func TestCreateInCluster(t *testing.T) {
 	}
 	info, found, err := s.Check(t.Context())
 	if err != nil || len(found) != 0 || info.Config.Replicas != 3 {
-		t.Errorf("in a cluster: %+v, %q, %v", info, found, err)
+		t.Errorf("in a cluster: %+v, %v, %v", info, found, err)
 	}
 }
 

@@ -35,7 +35,7 @@ func (r *Report) AskPostgres(ctx context.Context, db *table.DB, slot string, tab
 		}
 		r.DeadLetters, r.DeadLettersOf = &n, letters
 	}
-	replay, err := db.NextReplay(ctx, slot)
+	replay, err := db.NextReplay(ctx, slot, nil)
 	if r.look("replay", err) {
 		r.Replay = replay
 	}

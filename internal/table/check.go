@@ -1,6 +1,7 @@
 package table
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,28 +30,27 @@ func CheckDirect(ctx context.Context, cfg Config) error {
 // layout and the mark, and sets what [outbox.Table] says of it. It changes
 // nothing in the database.
 func (db *DB) CheckTable(ctx context.Context, t *outbox.Table) error {
-	problems, err := db.TableProblems(ctx, t)
+	problems, others, err := db.TableProblems(ctx, t)
 	if err != nil {
 		return err
 	}
-	return problems.FirstError()
+	return append(problems, others...).FirstError()
 }
 
-// TableProblems are all that [DB.CheckTable] reports the first of.
-func (db *DB) TableProblems(ctx context.Context, t *outbox.Table) (check.Findings, error) {
-	now, problems, err := db.Inspect(ctx, t)
-	if err != nil {
-		return nil, err
+// TableProblems are all that [DB.CheckTable] reports the first of. Those of rows that were delivered with
+// another mark are asked for where there are no others.
+func (db *DB) TableProblems(
+	ctx context.Context, t *outbox.Table,
+) (problems, others check.Findings, err error) {
+	*t, problems, err = db.Inspect(ctx, t)
+	if err == nil && len(problems) == 0 { // the columns are there, and can be read
+		others, err = db.otherMarks(ctx, t)
 	}
-	*t = now
-	if len(problems) == 0 { // the columns are there, and can be read
-		problems, err = db.otherMarks(ctx, t)
-	}
-	return problems, err
+	return problems, others, err
 }
 
-// Inspect is TableProblems, and the table as it is now. It leaves t as it is, so that it may be asked
-// while statements run. A table that does not exist is an error.
+// Inspect is what TableProblems reports first, and the table as it is now. It leaves t as it is, so that it
+// may be asked while statements run.
 func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p check.Findings, err error) {
 	var f tableFacts
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
@@ -78,6 +78,10 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		}
 		return f.readFilter(ctx, conn, t)
 	})
+	if hint.CodeOf(err) != "" { // nothing more can be asked
+		p.Failed(check.Error, "table-unreadable", err)
+		return *t, p, nil
+	}
 	if err != nil {
 		return *t, nil, err
 	}
@@ -112,7 +116,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		f.journaledProblems(t, &db.own, &p)
 	}
 	f.privilegeProblems(t, &p)
-	p.Failed(check.Error, "table-known-privileges", f.unknown)
+	p.IfShared(f.unknown != nil, "table-known-privileges", f.unknown)
 	return now, p, nil
 }
 
@@ -126,7 +130,7 @@ func isText(typ string) bool {
 // ErrTableChanged means that a table is not the one that the statements were made for.
 var ErrTableChanged = errors.New("the table has changed")
 
-// checkIDType returns ErrTableChanged where the id column is not of the type that t says.
+// checkIDType returns ErrTableChanged where the id column is not of the type that t says, or is not there.
 func (db *DB) checkIDType(ctx context.Context, t *outbox.Table) error {
 	var now string
 	err := db.QueryRow(ctx, []any{&now}, `SELECT coalesce((
@@ -136,9 +140,9 @@ func (db *DB) checkIDType(ctx context.Context, t *outbox.Table) error {
 	if err != nil {
 		return fmt.Errorf("read the id type of %s: %w", t, err)
 	}
-	if now != "" && now != t.IDType {
+	if now != t.IDType {
 		return fmt.Errorf("%w: %s of %s was %s, and is %s",
-			ErrTableChanged, t.Layout.Columns[outbox.ID], t, t.IDType, now)
+			ErrTableChanged, t.Layout.Columns[outbox.ID], t, t.IDType, cmp.Or(now, "not there"))
 	}
 	return nil
 }
@@ -416,7 +420,7 @@ func called(column string, field outbox.Field) string {
 
 func (f *tableFacts) privilegeProblems(t *outbox.Table, p *check.Findings) {
 	role := outbox.QuoteIdent(f.role)
-	p.If(!f.dlqExists, "table-dead-letters-missing",
+	p.IfShared(!f.dlqExists, "table-dead-letters-missing",
 		hint.Errorf(fmt.Sprintf("run `walpost migrate up` as the tables' owner; if it is there already, "+
 			"GRANT USAGE ON its schema TO %s and let search_path lead to it", role),
 			"table %s does not exist: rows of %s that cannot be delivered go there", DeadLetters, t))
@@ -425,15 +429,19 @@ func (f *tableFacts) privilegeProblems(t *outbox.Table, p *check.Findings) {
 		lackingDLQ = nil
 	}
 	var lacks, grants []string
+	own := false // it lacks privileges not only on the dead letters
 	for _, on := range append([]lackingPrivileges{
 		{t.String(), t.SQL(), strings.Join(f.lacking, ", ")},
 		{DeadLetters, DeadLetters, strings.Join(lackingDLQ, ", ")},
 	}, f.appendOnly.lacking...) {
 		if on.privileges != "" {
+			own = own || on.name != DeadLetters
 			lacks = append(lacks, on.privileges+" on "+on.name)
 			grants = append(grants, fmt.Sprintf("GRANT %s ON %s TO %s", on.privileges, on.sql, role))
 		}
 	}
-	p.If(len(lacks) > 0, "table-privileges", hint.Errorf("as the tables' owner: "+strings.Join(grants, "; "),
-		"role %q may not relay %s: it lacks %s", f.role, t, strings.Join(lacks, ", and ")))
+	lacking := hint.Errorf("as the tables' owner: "+strings.Join(grants, "; "),
+		"role %q may not relay %s: it lacks %s", f.role, t, strings.Join(lacks, ", and "))
+	p.If(own, "table-privileges", lacking)
+	p.IfShared(!own && len(lacks) > 0, "table-privileges", lacking)
 }

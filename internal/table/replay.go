@@ -116,10 +116,11 @@ func (db *DB) TakesReplays(ctx context.Context) (there bool, err error) {
 	return there, err
 }
 
-// NextReplay is the oldest request of a slot that is not finished, nil where there is none, or no such table.
-func (db *DB) NextReplay(ctx context.Context, slot string) (*Replay, error) {
-	all, err := db.replays(ctx,
-		`WHERE r.slot = $1 AND r.state IN ('requested', 'running') ORDER BY r.replay_id LIMIT 1`, slot)
+// NextReplay is the oldest request of a slot that is not finished, without those for some outboxes; nil where
+// there is none, or no such table.
+func (db *DB) NextReplay(ctx context.Context, slot string, except []string) (*Replay, error) {
+	all, err := db.replays(ctx, `WHERE r.slot = $1 AND r.state IN ('requested', 'running')
+		AND NOT r.outbox = ANY(coalesce($2::text[], '{}')) ORDER BY r.replay_id LIMIT 1`, slot, except)
 	if len(all) == 0 || err != nil {
 		if pg.Code(err) == pgerrcode.UndefinedTable {
 			err = nil

@@ -154,10 +154,10 @@ func TestReplayRequests(t *testing.T) {
 	ctx := t.Context()
 	id, err := b.db.RequestReplay(ctx, &table.Replay{Slot: "one", Outbox: "public.outbox_messages"})
 	b.must(err)
-	if next, err := b.db.NextReplay(ctx, "two"); err != nil || next != nil {
+	if next, err := b.db.NextReplay(ctx, "two", nil); err != nil || next != nil {
 		t.Errorf("slot two has %v, %v", next, err)
 	}
-	r, err := b.db.NextReplay(ctx, "one")
+	r, err := b.db.NextReplay(ctx, "one", nil)
 	if b.must(err); r == nil || r.ID != id || r.State != table.ReplayRequested || r.Until == nil {
 		t.Fatalf("slot one has %+v", r)
 	}
@@ -174,7 +174,7 @@ func TestReplayRequests(t *testing.T) {
 	if b.must(err); !ok {
 		t.Error("it is not advanced")
 	}
-	again, err := b.db.NextReplay(ctx, "one")
+	again, err := b.db.NextReplay(ctx, "one", nil)
 	if b.must(err); !again.Cursor.Created.Equal(cursor.Created) || again.Cursor.At != r.Cursor.At || again.Cursor.ID != "12" || again.Cursor.Sequence != 99 || again.Sent != 5 {
 		t.Errorf("read back as %+v", again)
 	}

@@ -394,15 +394,14 @@ WITH noted AS (
 SELECT count(*) FROM noted WHERE `+pg.OwnPath, ids(of), as)
 }
 
-// LeaveOut writes that the slot of some deliveries has brought rows that no other delivery has taken.
-func (db *DB) LeaveOut(ctx context.Context, of []Sent) error {
+// LeaveOut writes that a slot has brought rows that none but these deliveries has taken.
+func (db *DB) LeaveOut(ctx context.Context, of []Sent, slot string) error {
 	return db.changeSent(ctx, `
 WITH noted AS (
 	UPDATE {sent} SET published_as = NULL
-	WHERE published_as IS NOT NULL AND id <> ALL($1)
-		AND slot IN (SELECT slot FROM {sent} WHERE id = ANY($1)) RETURNING 1
+	WHERE published_as IS NOT NULL AND id <> ALL($1) AND slot = $2 RETURNING 1
 )
-SELECT count(*) FROM noted WHERE `+pg.OwnPath, ids(of))
+SELECT count(*) FROM noted WHERE `+pg.OwnPath, ids(of), slot)
 }
 
 // EndOthers writes that other deliveries of the same outboxes have ended: to another stream, from another
