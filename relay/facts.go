@@ -96,7 +96,7 @@ func (s *servers) inspect(
 	now, problems, err := db.Inspect(ctx, t)
 	if err == nil && problems.Own().FirstError() == nil && !slices.Contains(s.outboxes, t) {
 		err = s.question(ctx, db, &now)
-		if hint.CodeOf(err) != "" {
+		if isQuestion(err) {
 			problems.Failed(check.Error, "table-initial", err)
 			err = nil
 		}

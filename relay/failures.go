@@ -174,7 +174,6 @@ var failures = map[place][]failure{
 		on("the table is another one, its ids are, or it does not fit",
 			isAny(table.ErrTableChanged), endTerm).
 			and("an outbox that does not fit is set aside"),
-		on("a question about an outbox is open", isQuestion, endTerm).and("that outbox is set aside"),
 		on("the slot keeps more WAL than it may", isAny(errOverBudget), recreateSlot).
 			as("over_budget").passing(),
 		on("the server cannot send a row, three times", isAny(errUnsendable), recreateSlot).
@@ -203,6 +202,7 @@ var failures = map[place][]failure{
 		on("the stream was edited into one that a start refuses", isAny(errStreamUnfit), endSession).
 			as("stream_unfit").alarms(alarm.StreamUnfit),
 		on("PostgreSQL is away, stops or is full, or a table is locked", postgresAway, endSession).passing(),
+		on("a question about an outbox is open", isQuestion, endTerm).and("that outbox is set aside"),
 		on("anything else", anyError, endSession).
 			and("the third start in a row that ends so raises the alarm").alarms(alarm.NoProgress),
 	},

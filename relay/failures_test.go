@@ -137,8 +137,9 @@ var examples = map[place][]example{
 		{postgres("08006"), 21, endSession},
 		{postgres("55P03"), 21, endSession},
 		{io.ErrUnexpectedEOF, 21, endSession},
-		{postgres("42501"), 22, endSession},
-		{errors.New("a proxy's answer"), 22, endSession},
+		{hint.Coded("table-initial", errors.New("which start is it")), 22, endTerm},
+		{postgres("42501"), 23, endSession},
+		{errors.New("a proxy's answer"), 23, endSession},
 	},
 }
 

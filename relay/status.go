@@ -187,7 +187,7 @@ func (r *Relay) Ready() error {
 	case stateStandby:
 		return nil
 	case stateStreaming, statePolling:
-		if len(s.SetAside) < len(r.cfg.Outboxes) {
+		if len(s.SetAside) == 0 || len(s.SetAside) < len(r.cfg.Outboxes) {
 			return nil
 		}
 		text = "every outbox is set aside: " + s.SetAside[0].Because

@@ -58,6 +58,7 @@ func testCancel(t *testing.T, r *rig, address string) {
 	b := r.newTab()
 	b.open(address)
 	b.view("replay")
+	b.wait(`document.querySelector('main form button[type=submit]')?.disabled === false`) // it knows what may be changed
 	b.do(`document.querySelector('main input[name=types]').focus()`)
 	b.keys("bulk.made", enter)
 	b.wait(`document.querySelector('.result')?.innerText.includes('60,000 rows would be published again')`)
