@@ -8,6 +8,10 @@ import (
 	"github.com/walpost/walpost/relay"
 )
 
+// refuseNotesSQL has each start of a session fail.
+const refuseNotesSQL = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
+	CREATE TRIGGER refuse BEFORE UPDATE ON outbox_sent FOR EACH ROW EXECUTE FUNCTION refuse()`
+
 // TestNoProgress: every start fails at the same step, and somebody hears of it. When the cause is gone
 // the relay goes on.
 func TestNoProgress(t *testing.T) {
@@ -17,14 +21,14 @@ func TestNoProgress(t *testing.T) {
 	r.put(1, 10)
 	r.pending(0)
 	x.quiet("no_progress")
-	r.exec(`ALTER TABLE outbox_messages RENAME payload TO body`)
+	r.exec(refuseNotesSQL)
 	r.exec(`SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
 		WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND d.datname = current_database()`)
 	a := x.alarmed("no_progress")
 	if a["step"] == "" || a["error"] == "" {
 		t.Errorf("the alarm says %v, want a step and an error", a)
 	}
-	r.exec(`ALTER TABLE outbox_messages RENAME body TO payload`)
+	r.exec(`DROP TRIGGER refuse ON outbox_sent`)
 	r.put(11, 20)
 	r.pending(0)
 	r.storedIs(1, 20)

@@ -69,13 +69,13 @@ func TestLastSessionsAreKept(t *testing.T) {
 	})
 }
 
-// TestSessionsThatFailAlikeAreOne: a stream that is missing at a start ends no session, a table that is gone does.
+// TestSessionsThatFailAlikeAreOne: a stream that is missing at a start ends no session, a note that the database refuses does.
 func TestSessionsThatFailAlikeAreOne(t *testing.T) {
 	t.Parallel()
 	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
 		r := newRig(t, pg)
 		x := r.start().streaming()
-		r.exec(`ALTER TABLE outbox_messages RENAME TO elsewhere`)
+		r.exec(refuseNotesSQL)
 		r.exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database()`)
 		eventually(t, "attempts are counted", func() bool {
 			for _, s := range x.Status().Sessions {
@@ -88,7 +88,7 @@ func TestSessionsThatFailAlikeAreOne(t *testing.T) {
 		if n := len(x.Status().Sessions); n > 6 {
 			t.Errorf("%d sessions are kept: %+v", n, x.Status().Sessions)
 		}
-		r.exec(`ALTER TABLE elsewhere RENAME TO outbox_messages`)
+		r.exec(`DROP TRIGGER refuse ON outbox_sent`)
 		x.streaming()
 	})
 }

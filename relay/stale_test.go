@@ -25,11 +25,10 @@ func TestStaleVerdictOnASlot(t *testing.T) {
 		r.must(r.pg.Exec(t.Context(), "postgres", fmt.Sprintf(`ALTER DATABASE "%s" ALLOW_CONNECTIONS %t`, name, allowed)))
 	}
 	connections(false) // or: none is free
-	r.must(run(t.Context(), c, `ALTER TABLE outbox_messages RENAME trace_id TO trace_id2`))
+	r.must(run(t.Context(), c, `BEGIN; ALTER TABLE outbox_messages RENAME trace_id TO trace_id2`))
 	put(1000, 1000)
-	r.must(run(t.Context(), c, `DELETE FROM outbox_messages`))
+	r.must(run(t.Context(), c, `DELETE FROM outbox_messages; ALTER TABLE outbox_messages RENAME trace_id2 TO trace_id; COMMIT`))
 	eventually(t, "A sees it", func() bool { return a.alarm("undecodable") != nil })
-	r.must(run(t.Context(), c, `ALTER TABLE outbox_messages RENAME trace_id2 TO trace_id`))
 	r.must(run(t.Context(), c, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`))
 	eventually(t, "B has the lock", func() bool { return b.Status().State != "standby" })

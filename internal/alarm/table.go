@@ -72,7 +72,7 @@ var (
 	Synchronous = entry("synchronous", Critical,
 		"synchronous_standby_names includes the relay; commits wait for it")
 	TableUnfit = entry("table_unfit", Critical,
-		"a table does not fit; its outbox is set aside, the others are delivered",
+		"a table does not fit; an outbox whose table it is waits, the others are delivered",
 		"the table is in order again")
 	Undecodable = entry("undecodable", Warning,
 		"the WAL holds a row that the layout does not fit; the slot is recreated behind it")
