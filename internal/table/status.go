@@ -51,8 +51,9 @@ func (f *tableFacts) readStates(ctx context.Context, conn *pgx.Conn, t *outbox.T
 			f.states[s] = state
 			continue
 		}
+		// The state may be as it was rendered before.
 		isCut := strings.HasPrefix(typ, "character") &&
-			strings.TrimRight(f.states[s], " ") != strings.TrimRight(state, " ") // it may be as rendered before
+			strings.TrimRight(f.states[s], " ") != strings.TrimRight(state, " ")
 		if pg.InClass(err, pg.DataException) || err == nil && isCut {
 			f.stateErr = fmt.Errorf("it has type %s, which cannot hold %q", f.types[column], state)
 			return nil
