@@ -105,25 +105,31 @@ func (x *checker) checkTable(ctx context.Context, t *outbox.Table) (f check.Find
 		return nil
 	}
 	problems, others, err := x.db.TableProblems(ctx, t)
+	own := problems.Own().FirstError()
+	begun := false
+	if own != nil {
+		begun, err = x.haveBegun(ctx, t)
+	}
+	f.Failed(check.Error, "table-unreadable", err)
 	switch {
-	case err != nil:
-		f.Failed(check.Error, "table-unreadable", err)
-		return f
-	case len(problems)+len(others) == 0:
+	case err == nil && len(problems)+len(others) == 0:
 		x.tables = append(x.tables, t)
-	case x.hasBegun(ctx, t) && problems.Own().FirstError() != nil:
-		x.aside = cmp.Or(x.aside, problems.Own().FirstError())
+	case begun:
+		x.aside = cmp.Or(x.aside, own)
 		problems.SetAside()
 	}
-	return append(problems, others...)
+	return slices.Concat(f, problems, others)
 }
 
-// hasBegun reports whether an outbox was delivered before. It is set aside then, if its table does not fit.
-func (x *checker) hasBegun(ctx context.Context, t *outbox.Table) bool {
+// haveBegun reports whether outboxes were delivered before. A start goes on without such a one if its table
+// does not fit, and delivers it from the table if the publication does not.
+func (x *checker) haveBegun(ctx context.Context, outboxes ...*outbox.Table) (bool, error) {
 	known, _, err := x.db.Sent(ctx, "SELECT")
-	return err == nil && slices.ContainsFunc(known, func(k table.Sent) bool {
-		return k.Outbox == t.String() && k.BegunAt != nil
-	})
+	return err == nil && !slices.ContainsFunc(outboxes, func(t *outbox.Table) bool {
+		return !slices.ContainsFunc(known, func(k table.Sent) bool {
+			return k.Outbox == t.String() && k.BegunAt != nil
+		})
+	}), err
 }
 
 // checkAny ends a start that would set every outbox aside.
@@ -261,6 +267,12 @@ func (x *checker) checkPublication(ctx context.Context) (f check.Findings) {
 		var others check.Findings
 		others, err = stream.OtherTables(ctx, x.db.Conn(), x.cfg.Publication, x.cfg.Outboxes)
 		problems = append(problems, others...)
+	}
+	if err == nil && problems.FirstError() != nil {
+		var begun bool
+		if begun, err = x.haveBegun(ctx, tables...); begun {
+			problems.SetAside() // a session raises the alarm
+		}
 	}
 	if errors.Is(err, stream.ErrNoPublication) {
 		if len(x.tables) == 0 {

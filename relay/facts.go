@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -183,32 +184,33 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if err := s.past.published.check(ctx, s.db); err != nil {
 		return err
 	}
-	return s.checkPublished(ctx, &s.past.published.last.Membership)
+	return s.checkPublished(ctx, &s.past.published.last.Load().Membership)
 }
 
-// published knows whether the publication brings every row. A session's start and then its watchFacts own it,
-// one session after the other.
+// published knows whether the publication brings every row, and no others. A session's start and then its
+// watchFacts look, one session after the other.
 type published struct {
 	reporter *reporter
 	servers  *servers
-	last     *stream.PublicationLook
+	last     atomic.Pointer[stream.PublicationLook]
 }
 
-// check raises an alarm where the publication leaves out rows.
+// check raises an alarm where the publication leaves out rows, or brings others.
 func (p *published) check(ctx context.Context, db *table.DB) error {
 	look := stream.PublicationLook{
-		Membership: p.servers.newMembership(), Before: p.last,
+		Membership: p.servers.newMembership(), Before: p.last.Load(),
 	}
 	if err := db.Use(ctx, look.Take); err != nil {
 		return err
 	}
-	p.last = &look
-	if look.Problem == nil {
+	p.last.Store(&look)
+	problem := look.Problem()
+	if problem == nil {
 		p.reporter.over("unpublished/", alarm.Unpublished)
 		return nil
 	}
-	if !p.reporter.limited("unpublished/"+look.Problem.Error(), factsAgain) {
-		p.reporter.alarm(alarm.Unpublished, why(look.Problem)...)
+	if !p.reporter.limited("unpublished/"+problem.Error(), factsAgain) {
+		p.reporter.alarm(alarm.Unpublished, why(problem)...)
 	}
 	return nil
 }

@@ -38,6 +38,19 @@ func (s *session) membership(ctx context.Context) (*stream.Membership, error) {
 	return &m, s.db.Use(ctx, m.Take)
 }
 
+// lookAtPublication looks before anything is decided by it. Where that fails, outboxes with a filter are left
+// to the table until watchFacts has looked.
+func (s *session) lookAtPublication(ctx context.Context) {
+	if err := s.past.published.check(ctx, s.db); err != nil {
+		s.trouble("the publication cannot be looked at: trying again", err)
+	}
+}
+
+// as is by what the publication has an outbox, "" where its rows are left to the table.
+func (s *session) as(t *outbox.Table, now *stream.Membership) string {
+	return s.past.published.last.Load().As(t, now)
+}
+
 // outbox is the one that a row of outbox_sent is of.
 func (s *servers) outbox(of *table.Sent) *outbox.Table {
 	return s.outboxes[slices.IndexFunc(s.outboxes, func(t *outbox.Table) bool {
@@ -54,7 +67,7 @@ func (s *session) leaveOut(ctx context.Context) error {
 	}
 	for i := range s.noter.rows {
 		sent := &s.noter.rows[i]
-		switch as := now.As(s.outbox(sent)); {
+		switch as := s.as(s.outbox(sent), now); {
 		case as == "":
 			err = s.unpublished(ctx, sent)
 		case as != sent.PublishedAs:
@@ -67,7 +80,7 @@ func (s *session) leaveOut(ctx context.Context) error {
 	return nil
 }
 
-// unpublished leaves out an outbox that the publication does not have any more.
+// unpublished leaves out an outbox that the publication does not have any more as it should.
 func (s *session) unpublished(ctx context.Context, sent *table.Sent) error {
 	s.leave(s.outbox(sent), "")
 	if sent.PublishedAs == "" {
@@ -117,7 +130,7 @@ func (s *session) checkPublished(ctx context.Context, now *stream.Membership) er
 		if !left {
 			before = sent.PublishedAs
 		}
-		switch as := now.As(t); as {
+		switch as := s.as(t, now); as {
 		case before:
 		case "":
 			if err := s.unpublished(ctx, &sent); err != nil {

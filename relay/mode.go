@@ -264,13 +264,14 @@ func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 	for {
 		var sent []table.Sent
 		err := l.slots.makeAnswered(ctx, db, func(ctx context.Context) error {
+			s.lookAtPublication(ctx)
 			now, err := s.membership(ctx)
 			if err != nil {
 				return err
 			}
 			sent = slices.Clone(s.noter.rows)
 			for i := range sent {
-				sent[i].PublishedAs = now.As(s.outbox(&sent[i]))
+				sent[i].PublishedAs = s.as(s.outbox(&sent[i]), now)
 			}
 			const step = "deliver what was written before the slot was made"
 			return s.poller.Answer(ctx, step, s.outboxes...)

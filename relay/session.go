@@ -91,9 +91,7 @@ func (s *session) streamed(ctx, held context.Context) (err error) {
 	// At once, whatever the session is doing, so that a server that shuts down is
 	// not held up.
 	defer context.AfterFunc(held, func() { s.wal.Close(false) })()
-	if err := s.past.published.check(ctx, s.db); err != nil {
-		s.trouble("the publication cannot be looked at: trying again", err)
-	}
+	s.lookAtPublication(ctx)
 	s.watchedRecoveryLSN.Store(math.MaxUint64) // until it is known
 	ctx, stop := context.WithCancelCause(ctx)
 	defer func() {

@@ -263,3 +263,42 @@ func TestReplayOfOneSetAside(t *testing.T) {
 	r.exec(`ALTER TABLE outbox_messages RENAME body TO payload`)
 	r.wantReplayed(waits, "done 3 0")
 }
+
+// TestSlotLostWhileSetAside: the slot or the publication is dropped while the only outbox is set aside.
+func TestSlotLostWhileSetAside(t *testing.T) {
+	t.Parallel()
+	const slot = `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '%[1]s';
+		SELECT pg_drop_replication_slot('%[1]s')`
+	const publication = `DROP PUBLICATION %[2]s`
+	for name, drop := range map[string]string{"slot": slot, "publication": publication, "both": publication + ";" + slot} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.cfg.FallbackInterval = 500 * time.Millisecond
+			x := r.start().streaming()
+			r.put(1, 3)
+			r.pending(0)
+			r.exec(`ALTER TABLE outbox_messages RENAME attempts TO tries`)
+			eventually(t, "the outbox is set aside", func() bool { return len(x.Status().SetAside) == 1 })
+			conn := r.conn()
+			eventually(t, "it is dropped", func() bool {
+				_, err := conn.Exec(t.Context(), fmt.Sprintf(drop, r.cfg.Slot, r.cfg.Publication))
+				return err == nil || strings.Contains(err.Error(), "does not exist")
+			})
+			r.put(4, 6)
+			for range 3 { // a session that works
+				r.passes(r.here())
+			}
+			r.exec(`ALTER TABLE outbox_messages RENAME tries TO attempts`)
+			r.put(7, 9)
+			r.pending(0)
+			r.joined(1)
+			r.put(10, 12)
+			r.pending(0)
+			r.passes(r.here())
+			r.storedIs(1, 12)
+			x.quiet("slot_not_made", "no_progress")
+			x.halt()
+		})
+	}
+}

@@ -121,3 +121,55 @@ func TestTableUnfit(t *testing.T) {
 	r.storedIs(1, 9)
 	x.over("table_unfit")
 }
+
+// TestPublicationLosesItsFilter: a publication brings rows that are not the relay's, or only others than its own. None of
+// these is stored, and its own rows are delivered, under the relay that runs and by one that starts.
+func TestPublicationLosesItsFilter(t *testing.T) {
+	t.Parallel()
+	const placed, failed, all = `WHERE (event_type = 'order.placed')`, `WHERE (event_type = 'order.failed')`, ``
+	for name, filter := range map[string]string{"none": all, "another": failed} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.cfg.FallbackInterval = 500 * time.Millisecond
+			r.cfg.Outboxes[0].Where = `event_type = 'order.placed'`
+			n := 0
+			put := func() {
+				t.Helper()
+				r.put(n+1, n+3)
+				r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+					SELECT 'order', 9, 'order.failed', jsonb_build_object('n', -n) FROM generate_series($1::int, $2::int) n`, n+1, n+3)
+				n += 3
+			}
+			filtered := func(filter string) {
+				r.exec(`ALTER PUBLICATION ` + r.cfg.Publication + ` SET TABLE outbox_messages ` + filter)
+			}
+			x := r.start().streaming()
+			put()
+			r.pending(n)
+			filtered(filter)
+			for range 10 { // so long that the outbox would join
+				put()
+				r.pending(n)
+			}
+			x.alarmed("unpublished")
+			r.passes(r.here())
+			x.halt()
+			put()
+			x = r.start()
+			x.alarmed("unpublished")
+			put()
+			r.pending(n)
+			filtered(placed)
+			x.over("unpublished")
+			r.joined(1)
+			x.streaming()
+			put()
+			r.pending(n)
+			r.passes(r.here())
+			r.storedIs(1, n)
+			x.quietBut("unpublished", "missed_rows")
+			x.halt()
+		})
+	}
+}

@@ -88,8 +88,8 @@ type PublicationLook struct {
 	Membership
 	// Before is the look before this one, nil for the first.
 	Before *PublicationLook
-	// Problem is what is wrong with the publication, nil where nothing is.
-	Problem error
+
+	problems map[*outbox.Table]error // nil where nothing is wrong
 }
 
 // Take looks. Where nothing has changed since the last look, it takes no lock on a table.
@@ -98,19 +98,49 @@ func (l *PublicationLook) Take(ctx context.Context, conn *pgx.Conn) (err error) 
 		return err
 	}
 	if l.Before != nil && maps.EqualFunc(l.of, l.Before.of, membership.equal) {
-		l.Problem = l.Before.Problem
-	} else if l.Problem, err = publicationProblem(ctx, conn, l.Publication, l.Tables); err != nil {
-		return err
+		l.problems = l.Before.problems
+	} else {
+		l.problems = map[*outbox.Table]error{}
+		for _, t := range l.Tables {
+			if l.problems[t], err = publicationProblem(ctx, conn, l.Publication, t); err != nil {
+				return err
+			}
+		}
 	}
 	l.Before = nil
 	return nil
 }
 
+// Problem is what is wrong with the publication, nil where nothing is.
+func (l *PublicationLook) Problem() error {
+	for _, t := range l.Tables {
+		if err := l.problems[t]; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// As is by what a publication has a table, as in [Membership.As], and "" where this look, which may be an
+// earlier one or nil, has found that it brings rows in another way than it should. Rows of a table that is
+// filtered might be another relay's, where this look was at another state.
+func (l *PublicationLook) As(t *outbox.Table, now *Membership) string {
+	switch {
+	case l != nil && l.of[t].equal(now.of[t]):
+		if l.problems[t] != nil {
+			return ""
+		}
+	case t.FilterSQL("") != "":
+		return ""
+	}
+	return now.As(t)
+}
+
 // publicationProblem tells what is wrong from what keeps that from being found out.
 func publicationProblem(
-	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
+	ctx context.Context, conn *pgx.Conn, name string, t *outbox.Table,
 ) (problem, err error) {
-	err = CheckPublication(ctx, conn, name, tables)
+	err = CheckPublication(ctx, conn, name, []*outbox.Table{t})
 	if hint.CodeOf(err) != "" || errors.Is(err, ErrNoPublication) {
 		return err, nil
 	}
