@@ -209,6 +209,28 @@ func TestFirstStartIsRefused(t *testing.T) {
 	}
 }
 
+// TestStartWaitsToSetAside: a start cannot read whether the outbox that does not fit was delivered before. It waits for that.
+func TestStartWaitsToSetAside(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.addSecond()
+	r.start().streaming().halt()
+	r.exec(`ALTER TABLE outbox_messages RENAME payload TO body`)
+	lock, err := r.conn().Begin(t.Context())
+	r.must(err)
+	_, err = lock.Exec(t.Context(), `LOCK TABLE outbox_sent`)
+	r.must(err)
+	x := r.start()
+	const waits = `SELECT count(*) FROM pg_locks WHERE relation = 'outbox_sent'::regclass AND NOT granted`
+	for want := range 4 { // it is refused the lock, and asks again
+		eventually(t, "the start asks for the lock, or was refused it", func() bool { return r.count(waits) == (want+1)%2 })
+	}
+	r.must(lock.Rollback(t.Context()))
+	x.streaming()
+	r.putSecond(1, 3)
+	r.storedIs(1, 3)
+}
+
 // TestQuestionSetsAside: nothing tells whether the next start of an outbox is the first one. It waits for an answer, and the
 // other outbox is delivered.
 func TestQuestionSetsAside(t *testing.T) {
