@@ -125,9 +125,19 @@ func (x *checker) checkTable(ctx context.Context, t *outbox.Table) (f check.Find
 // does not fit, and delivers it from the table if the publication does not.
 func (x *checker) haveBegun(ctx context.Context, outboxes ...*outbox.Table) (bool, error) {
 	known, _, err := x.db.Sent(ctx, "SELECT")
+	if err == nil {
+		err = x.db.Bind(ctx, x.cfg.Outboxes...)
+	}
+	// Nothing tells whose table one is that is missing: one of those that this relay delivered and has no
+	// table of.
+	missing := func(k *table.Sent) bool {
+		return k.Slot == x.cfg.Slot && !slices.ContainsFunc(x.cfg.Outboxes, func(t *outbox.Table) bool {
+			return k.Outbox == t.String()
+		})
+	}
 	return err == nil && !slices.ContainsFunc(outboxes, func(t *outbox.Table) bool {
 		return !slices.ContainsFunc(known, func(k table.Sent) bool {
-			return k.Outbox == t.String() && k.BegunAt != nil
+			return k.BegunAt != nil && (k.Outbox == t.String() || t.Known == "" && missing(&k))
 		})
 	}), err
 }

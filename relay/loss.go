@@ -294,9 +294,6 @@ func (c *comparison) unmark(
 // alarmUnreadable: the table has marks of the time that was read back, and no message
 // of one of its rows was.
 func (c *comparison) alarmUnreadable(ctx context.Context, t *outbox.Table) error {
-	if c.notes.begins(t) {
-		return nil
-	}
 	some := false
 	for _, times := range c.notes.between(t, c.marks.since) {
 		// Archived rows are not compared.

@@ -190,10 +190,6 @@ func spanOf(s *table.Sent, info *jetstream.StreamInfo) *span {
 	return n
 }
 
-// begins reports whether nothing of an outbox was delivered to this stream, and something elsewhere: then the
-// table has the marks of that.
-func (n *notes) begins(t *outbox.Table) bool { return n.of[t] == nil && n.elsewhere[t] }
-
 // wants reports whether a read-back has to go on behind messages of which the newest has this sequence: a
 // message of the outboxes may be behind those of others that later sessions have sent.
 func (n *notes) wants(newest uint64) bool {
@@ -249,7 +245,12 @@ type marked struct{ from, until time.Time }
 // relay delivered to the stream is another's.
 func (n *notes) between(t *outbox.Table, since time.Time) (all []marked) {
 	one := n.of[t]
-	if one == nil {
+	switch {
+	case one == nil && n.elsewhere[t]:
+		// Nothing of it was delivered to this stream: the marks are of what was delivered elsewhere, and
+		// messages of the outbox that are here are another shard's.
+		return nil
+	case one == nil:
 		return []marked{{from: since}}
 	}
 	for _, s := range one.of {

@@ -245,6 +245,63 @@ func (r *rig) elsewhere() (here func()) {
 	return func() { r.cfg = before }
 }
 
+// TestPartsSwapStreams: the parts of an outbox are delivered to two streams, and each part to the other stream then.
+func TestPartsSwapStreams(t *testing.T) {
+	t.Parallel()
+	for i, by := range []string{"shard", "where"} {
+		for _, mark := range testenv.Some(t, 1, [][]outbox.Mark{{outbox.MarkUpdate, outbox.MarkJournal}, {outbox.MarkJournal, outbox.MarkUpdate}}[i]...) {
+			for _, mode := range testenv.Some(t, 1, [][]relay.Mode{{relay.ModePoll, relay.ModeAuto}, {relay.ModeAuto, relay.ModePoll}}[i]...) {
+				t.Run(fmt.Sprintf("%s/%s/%s", by, mark, mode), func(t *testing.T) {
+					t.Parallel()
+					n := newNamed(t, mark, mode)
+					n.elsewhere()()
+					put := func() {
+						n.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+							SELECT 'order', n % 10, CASE n % 2 WHEN 0 THEN 'order.placed' ELSE 'order.paid' END, jsonb_build_object('n', n)
+							FROM generate_series($1::int, $2::int) n ORDER BY n`, n.next, n.next+49)
+						n.next += 50
+					}
+					parts := func(streams ...string) (halt func()) {
+						var all []*running
+						for i, stream := range streams {
+							r := n.beside(fmt.Sprint("_", i))
+							if by == "shard" {
+								r.fit("", outbox.Shard{Index: i + 1, Of: 2})
+							} else {
+								r.fit("event_type "+[]string{"=", "<>"}[i]+" 'order.placed'", outbox.Shard{})
+							}
+							if r.cfg.Publication += fmt.Sprint(i); stream == "OTHER" {
+								r.toOther()
+							}
+							all = append(all, r.start().working(mode))
+						}
+						return func() {
+							for _, x := range all {
+								x.quietBut()
+								x.halt()
+							}
+						}
+					}
+					halt := parts("EVENTS", "OTHER")
+					for range 2 {
+						put()
+						n.marked()
+					}
+					halt()
+					put()
+					halt = parts("OTHER", "EVENTS")
+					put()
+					n.marked()
+					halt()
+					if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, n.next-1)) {
+						t.Errorf("%d messages of %d rows are stored", len(got), n.next-1)
+					}
+				})
+			}
+		}
+	}
+}
+
 // TestPurgedAndNarrowed: the messages are purged and the outbox is narrowed. That nothing could be compared is said, also where
 // it has been delivered elsewhere meanwhile.
 func TestPurgedAndNarrowed(t *testing.T) {

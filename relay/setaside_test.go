@@ -195,6 +195,42 @@ func TestOnceWithoutOneSetAside(t *testing.T) {
 	r.storedIs(4, 4, 1, 3)
 }
 
+// TestRenamedIsSetAside: a table was renamed, the configuration has followed, and the table is not there any more. Its outbox,
+// which has the table's first name, is set aside by a start, too.
+func TestRenamedIsSetAside(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.addSecond()
+	r.start().streaming().halt()
+	r.exec(`ALTER TABLE outbox_messages RENAME TO events`)
+	r.cfg.Outboxes[0].Name = "events"
+	n := 0
+	put := func(into string) {
+		t.Helper()
+		r.exec(strings.Replace(putSQL, "outbox_messages", into, 1), "order.placed", n+1, n+3)
+		r.putSecond(n+4, n+6)
+		n += 6
+		if into == "events" {
+			eventually(t, "all rows are delivered", func() bool { return r.storedCount() >= uint64(n) })
+			r.inOrder(n)
+		}
+	}
+	x := r.start().streaming()
+	put("events")
+	r.exec(`ALTER TABLE events RENAME TO away`)
+	x.alarmed("table_unfit")
+	put("away")
+	x.halt()
+	x = r.start().streaming()
+	x.alarmed("table_unfit")
+	put("away")
+	r.exec(`ALTER TABLE away RENAME TO events`)
+	put("events")
+	x.over("table_unfit")
+	x.quietBut()
+	x.halt()
+}
+
 // TestFirstStartIsRefused: an outbox that was not delivered yet, and does not fit, ends a start, although there is
 // another outbox that could be delivered.
 func TestFirstStartIsRefused(t *testing.T) {
