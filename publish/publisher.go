@@ -60,6 +60,8 @@ type PublisherConfig struct {
 	// OnStored is called after each PubAck with what it was for, in order, on the goroutine
 	// that receives acknowledgements. It must not block, nor keep what it is given.
 	OnStored func([]Stored)
+	// Held, if set, is asked before anything is written. Its error is the publisher's failure.
+	Held func() error
 	// Check, if set, is asked about each row that could be sent. Its error is a *outbox.RowError.
 	Check func(*outbox.Event) error
 	// Trace, if set, is called before each row is sent. It returns nil for a row that is not traced.
@@ -200,7 +202,7 @@ func (p *Publisher) connect(ctx context.Context) {
 		}
 	})
 	nc := p.cfg.Conn
-	p.wire = wire{nc: nc, sock: jetstream.PlainSocket(nc)}
+	p.wire = wire{nc: nc, sock: jetstream.PlainSocket(nc), held: p.cfg.Held}
 	err := nats.ErrDisconnected
 	if nc.IsConnected() {
 		err = nc.FlushWithContext(ctx)

@@ -20,6 +20,7 @@ const wireBuffer = 256 << 10
 type wire struct {
 	nc   *nats.Conn
 	sock *jetstream.Socket // nil where the client has to write
+	held func() error      // see PublisherConfig.Held
 	buf  []byte
 }
 
@@ -68,6 +69,9 @@ func (w *wire) publishByClient(subject string, reply, header, body []byte) error
 			return err
 		}
 	}
+	if err := w.check(); err != nil {
+		return err
+	}
 	return w.nc.PublishMsg(m)
 }
 
@@ -84,8 +88,18 @@ func (w *wire) empty() bool { return len(w.buf) == 0 }
 // forget drops it.
 func (w *wire) forget() { w.buf = w.buf[:0] }
 
+func (w *wire) check() error {
+	if w.held == nil {
+		return nil
+	}
+	return w.held()
+}
+
 func (w *wire) write(parts net.Buffers) error {
 	w.buf = w.buf[:0]
+	if err := w.check(); err != nil {
+		return err
+	}
 	if err := w.sock.WriteBuffers(parts); err != nil {
 		return fmt.Errorf("%w: %w", nats.ErrDisconnected, err)
 	}

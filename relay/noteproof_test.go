@@ -17,17 +17,17 @@ func TestEnough(t *testing.T) {
 		StreamCreated: &created, ReadSequence: 50, ReadMessage: "s/o/1/0000000000000000", ReadAt: &now, LastSequence: 60,
 	}}
 	for name, x := range map[string]struct {
-		first, messages, newest uint64
-		want                    bool
+		first, deleted, newest uint64
+		want                   bool
 	}{
-		"not yet at what was sent":                   {1, 100, 61, false},
-		"at what was sent, and not at what was read": {1, 100, 60, false},
-		"what was read is dropped":                   {51, 50, 60, true},
-		"a message was removed":                      {1, 99, 60, true},
+		"not yet at what was sent":                   {1, 0, 61, false},
+		"at what was sent, and not at what was read": {1, 0, 60, false},
+		"what was read is dropped":                   {51, 0, 60, true},
+		"a message was removed":                      {1, 70, 60, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			info := &jetstream.StreamInfo{Created: created}
-			info.FirstSeq, info.LastSeq, info.Messages = x.first, 100, x.messages
+			info.FirstSeq, info.LastSeq, info.LastDeleted = x.first, 100, x.deleted
 			n := &notes{of: map[*outbox.Table]*note{{}: noteOf(&sent, []table.Sent{sent}, nil, info)}, complete: true}
 			if got := n.enough(x.newest); got != x.want {
 				t.Errorf("enough: %t, want %t", got, x.want)
@@ -63,7 +63,7 @@ func TestBetween(t *testing.T) {
 		"narrowed, elsewhere meanwhile":          {"a", []table.Sent{sent("", 5, 9)}, []table.Sent{sent("", 11, 17)}, []marked{{at(5), at(9)}}},
 	} {
 		info := &jetstream.StreamInfo{Created: at(0)}
-		info.FirstSeq, info.LastSeq, info.Messages = 1, 100, 100
+		info.FirstSeq, info.LastSeq = 1, 100
 		box := &outbox.Table{}
 		n := &notes{of: map[*outbox.Table]*note{box: noteOf(&table.Sent{Source: "s", Condition: x.now}, x.here, x.elsewhere, info)}}
 		if got := n.between(box, at(1)); !slices.Equal(got, x.want) {

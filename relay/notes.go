@@ -33,8 +33,8 @@ type span struct {
 	seq  uint64 // of it
 	last uint64 // the last sequence
 	// proves: the message, if it is there, says that those before it are: it is the stream of the note, which
-	// has not dropped it at its front, no message was deleted from it, and the session that read it compared
-	// all marks.
+	// has not dropped it at its front, none of its newest messages was deleted, and the session that read it
+	// compared all marks.
 	proves bool
 	// found: the message is where the session read it.
 	found bool
@@ -61,6 +61,9 @@ type notes struct {
 func (s *servers) readNotes(ctx context.Context, db *table.DB, info *jetstream.StreamInfo) (*notes, error) {
 	known, exists, err := db.Sent(ctx, table.SentPrivileges)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.stream.FindDeleted(ctx, info); err != nil {
 		return nil, err
 	}
 	n := &notes{
@@ -184,7 +187,7 @@ func spanOf(s *table.Sent, info *jetstream.StreamInfo) *span {
 		return n
 	}
 	n.readAt = *s.ReadAt
-	whole := info.Messages == info.LastSeq+1-info.FirstSeq
+	whole := info.LastDeleted == 0 || info.LastDeleted+jetstream.U <= info.LastSeq
 	n.found = whole && s.ReadMessage == "" && s.ReadSequence <= info.LastSeq
 	n.proves = n.found || whole && s.ReadSequence >= info.FirstSeq
 	return n

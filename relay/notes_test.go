@@ -302,6 +302,38 @@ func TestPartsSwapStreams(t *testing.T) {
 	}
 }
 
+// TestOldMessageIsDeleted: the rows go to a stream, to another one, and to the first one again, of which an old message is deleted
+// then. None of the other stream's rows looks lost.
+func TestOldMessageIsDeleted(t *testing.T) {
+	t.Parallel()
+	for _, mark := range testenv.Some(t, 1, outbox.MarkUpdate, outbox.MarkJournal) {
+		t.Run(string(mark), func(t *testing.T) {
+			t.Parallel()
+			n := newNamed(t, mark, relay.ModePoll)
+			run := func(rows int) {
+				t.Helper()
+				x := n.start().working(relay.ModePoll)
+				n.add(rows)
+				n.marked()
+				x.quietBut()
+				x.halt()
+			}
+			run(jetstream.U + 100)
+			here := n.elsewhere()
+			run(50)
+			here()
+			run(50)
+			s, err := n.js().Stream(t.Context(), "EVENTS")
+			n.must(err)
+			n.must(s.DeleteMsg(t.Context(), 50))
+			run(10)
+			if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, slices.Delete(span(1, n.next-1), 49, 50)) {
+				t.Errorf("%d messages of %d rows are stored", len(got), n.next-1)
+			}
+		})
+	}
+}
+
 // TestPurgedAndNarrowed: the messages are purged and the outbox is narrowed. That nothing could be compared is said, also where
 // it has been delivered elsewhere meanwhile.
 func TestPurgedAndNarrowed(t *testing.T) {

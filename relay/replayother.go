@@ -62,7 +62,7 @@ func openOtherSender(ctx context.Context, s *session, name string) (l replaySend
 			SystemID: s.recovered.tail.SystemID, Timeline: s.recovered.tail.Timeline,
 			Commit: s.recovered.tail.Commit, N: s.recovered.tail.N, Passed: s.publisher.Passed(),
 		},
-		OnStored: func([]publish.Stored) {},
+		OnStored: func([]publish.Stored) {}, Held: s.db.Held,
 	})
 	if err != nil {
 		return l, err

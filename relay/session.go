@@ -508,6 +508,7 @@ func (s *session) newPublisher(
 			Commit: recovered.tail.Commit, N: recovered.tail.N, Passed: recovered.recoveryLSN,
 		},
 		OnStored: s.onStored, IsGenuine: s.isGenuine, Check: s.cfg.Check, Trace: traceOf(s.cfg),
+		Held: s.db.Held,
 	})
 	if err == nil {
 		publisher.Adapt(info)

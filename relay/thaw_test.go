@@ -2,10 +2,13 @@ package relay_test
 
 import (
 	"fmt"
+	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/relay"
 )
 
 // TestMessagesOfAnEarlierSession: JetStream is silent while a session ends, and has all its
@@ -38,5 +41,44 @@ func TestMessagesOfAnEarlierSession(t *testing.T) {
 		if s := fmt.Sprint(e.ContextMap()["reason"]); s == "chain" {
 			t.Errorf("a session began before the messages of the one before it were stored: %s %v", e.Message, e.ContextMap())
 		}
+	}
+}
+
+// TestThawedRelayPublishesNothing: a relay is stopped in the middle of a backlog until another one, with another stream, has taken over.
+// When it goes on, it stores none of the rows that it still had.
+func TestThawedRelayPublishesNothing(t *testing.T) {
+	t.Parallel()
+	for _, mode := range testenv.Some(t, 1, relay.ModeAuto, relay.ModePoll) {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.cfg.Mode = mode
+			r.createStream(nil)
+			r.elsewhere()()
+			other := r.beside("_b").toOther()
+			other.start().working(mode).halt()
+			state := map[relay.Mode]string{relay.ModeAuto: "streaming", relay.ModePoll: "polling"}[mode]
+			p := r.launch("WALPOST_MODE=" + string(mode)).awaitState(state)
+			r.put(1, 10)
+			r.pending(0)
+			y := other.start()
+			r.put(11, 30000)
+			eventually(t, "the relay is in the middle", func() bool { return r.storedCount() > 1000 })
+			r.must(p.signal(syscall.SIGSTOP))
+			y.working(mode)
+			r.pending(0)
+			before, all := r.storedCount(), len(r.numbersIn("EVENTS", "OTHER"))
+			if before == 30000 {
+				t.Fatal("the relay was not in the middle")
+			}
+			r.must(p.signal(syscall.SIGCONT))
+			p.awaitState("standby")
+			if n := len(r.numbersIn("EVENTS", "OTHER")); n != all {
+				t.Errorf("%d rows are stored that the other relay had stored and marked", n-all)
+			}
+			if got := slices.Compact(r.numbersIn("EVENTS", "OTHER")); !slices.Equal(got, span(1, 30000)) {
+				t.Errorf("%d of 30000 rows are stored", len(got))
+			}
+		})
 	}
 }

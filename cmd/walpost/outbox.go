@@ -190,6 +190,15 @@ func newOutboxForgetCommand() *cobra.Command {
 			return hint.Errorf("`walpost outbox list` shows what is: "+
 				strings.Join(slices.Compact(names), ", "), "nothing is remembered of outbox %s", args[0])
 		}
+		relay, err := db.Deliverer(cmd.Context(), []table.Sent{{Outbox: args[0]}}, 0)
+		if err == nil && relay != nil {
+			err = hint.Errorf("stop that relay first, or take the outbox out of its configuration",
+				"a relay delivers outbox %s: slot %s, process %d of the server",
+				args[0], relay.Slot, relay.PID)
+		}
+		if err != nil {
+			return err
+		}
 		n, err := db.ForgetSent(cmd.Context(), args[0])
 		if err != nil {
 			return err

@@ -42,6 +42,9 @@ type StreamConfig struct {
 type StreamInfo struct {
 	// FirstSeq is LastSeq + 1 where the stream holds nothing.
 	FirstSeq, LastSeq, Messages uint64
+	// LastDeleted is the greatest sequence between them whose message was deleted, 0 without one; see
+	// [Stream.FindDeleted].
+	LastDeleted uint64
 	// Bytes is what the messages take in the store.
 	Bytes     uint64
 	Consumers int
@@ -119,6 +122,31 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 		out.Leader, out.Replicas = info.Cluster.Leader, info.Cluster.Replicas
 	}
 	return out, nil
+}
+
+// FindDeleted sets LastDeleted. Where more than U messages were deleted, it takes the last one for deleted.
+func (s *Stream) FindDeleted(ctx context.Context, info *StreamInfo) error {
+	gone := info.LastSeq + 1 - info.FirstSeq - info.Messages
+	if info.LastDeleted = 0; gone == 0 {
+		return nil
+	}
+	if info.LastDeleted = info.LastSeq; gone > U {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	var now *jetstream.StreamInfo
+	stream, err := s.js.Stream(ctx, s.cfg.Name)
+	if err == nil {
+		now, err = stream.Info(ctx, jetstream.WithDeletedDetails(true))
+	}
+	if err != nil {
+		return s.explain("read", "STREAM.INFO", err)
+	}
+	if len(now.State.Deleted) > 0 {
+		info.LastDeleted = slices.Max(now.State.Deleted)
+	}
+	return nil
 }
 
 // serverIs reports whether the server is of a version or a later one: it refuses

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgerrcode"
@@ -18,7 +19,9 @@ import (
 const (
 	SessionTimeout = 10 * time.Second
 	pingInterval   = 500 * time.Millisecond
-	lockTimeout    = 500 * time.Millisecond
+	// heldFor is how long an answer of the server shows that the lock is held.
+	heldFor     = SessionTimeout / 2
+	lockTimeout = 500 * time.Millisecond
 )
 
 // DB is a connection to a database, as the relay works on one: statements take turns, are short and look rows
@@ -36,7 +39,13 @@ type DB struct {
 	xid     uint64 // a recent transaction id with its epoch
 	lost    error  // what the connection died of
 	unbound bool   // see Unbind
+
+	// answered is when the last statement that the server has answered was begun, after epoch.
+	answered atomic.Int64
 }
+
+// epoch has a monotonic clock, which goes on while the process is stopped.
+var epoch = time.Now()
 
 // NewDB takes a connection over. slot is the relay's. The server ends a statement that takes longer than
 // limit.
@@ -113,8 +122,12 @@ func (db *DB) Use(ctx context.Context, f func(ctx context.Context, conn *pgx.Con
 	if db.lost != nil {
 		return fmt.Errorf("the connection is lost: %w", db.lost)
 	}
+	began := time.Since(epoch)
 	err := f(ctx, db.conn)
-	if err != nil && db.conn.IsClosed() {
+	switch {
+	case err == nil:
+		db.answered.Store(int64(began))
+	case db.conn.IsClosed():
 		db.lost = err
 	}
 	if Code(err) == pgerrcode.LockNotAvailable {
@@ -150,6 +163,15 @@ func (db *DB) Watch(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// Held returns an error if the lock may be lost: a process that was stopped goes on where it was, and another
+// relay may have the lock by then. It asks the server only if that has not answered for five seconds.
+func (db *DB) Held() error {
+	if time.Since(epoch)-time.Duration(db.answered.Load()) < heldFor {
+		return nil
+	}
+	return db.Ping(context.Background())
 }
 
 // Ping asks the server for a sign of life.
