@@ -94,12 +94,19 @@ func (l *leader) becauseOf(ctx context.Context, db *table.DB, failure error) err
 func (s *servers) inspect(
 	ctx context.Context, p *reporter, db *table.DB, t *outbox.Table,
 ) (now outbox.Table, unfit, err error) {
+	delivered := slices.Contains(s.outboxes, t)
 	now, problems, err := db.Inspect(ctx, t)
-	if err == nil && problems.Own().FirstError() == nil && !slices.Contains(s.outboxes, t) {
-		err = s.question(ctx, db, &now)
-		if isQuestion(err) {
-			problems.Failed(check.Error, "table-initial", err)
-			err = nil
+	unfit = problems.Own().FirstError()
+	if delivered && table.IsLocked(unfit) { // its rows wait, and no others
+		return now, nil, unfit
+	}
+	if err == nil && unfit == nil && !delivered {
+		if err = db.Reach(ctx, t); err == nil {
+			err = s.question(ctx, db, &now)
+		}
+		if isQuestion(err) || table.IsLocked(err) {
+			problems.Failed(check.Error, "table-unreadable", err)
+			unfit, err = err, nil
 		}
 	}
 	kind := "table_unfit/" + t.Relation() + "/"
@@ -110,7 +117,7 @@ func (s *servers) inspect(
 	if wrong != nil && !p.limited(kind+hint.CodeOf(wrong), factsAgain) {
 		p.alarm(alarm.TableUnfit, append(why(wrong), zapTable(t))...)
 	}
-	return now, problems.Own().FirstError(), err
+	return now, unfit, err
 }
 
 // errStreamUnfit means that the stream was changed into one that a start refuses.

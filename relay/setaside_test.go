@@ -267,6 +267,50 @@ func TestStartWaitsToSetAside(t *testing.T) {
 	r.storedIs(1, 3)
 }
 
+// TestLockedIsSetAside: a table is locked when a relay starts, or takes the lock again. The other outbox is delivered meanwhile.
+func TestLockedIsSetAside(t *testing.T) {
+	t.Parallel()
+	for i, where := range []string{"", "event_type <> 'none'"} {
+		for _, starts := range testenv.Some(t, 1, [][]bool{{true, false}, {false, true}}[i]...) {
+			t.Run(fmt.Sprintf("%s starts %t", where, starts), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, testenv.NewPostgres(t, testenv.PGOptions{})) // an open transaction keeps others' outboxes from joining
+				r.cfg.FallbackInterval = 500 * time.Millisecond
+				r.addSecond()
+				r.cfg.Outboxes[0].Where = where
+				x := r.start().streaming()
+				r.put(1, 3)
+				r.pending(0)
+				r.putSecond(101, 103)
+				if starts {
+					x.halt()
+				}
+				lock, err := r.conn().Begin(t.Context())
+				r.must(err)
+				_, err = lock.Exec(t.Context(), `LOCK TABLE outbox_messages`)
+				r.must(err)
+				if starts {
+					x = r.start()
+				} else {
+					r.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'`)
+				}
+				if a := x.alarmed("table_unfit"); !contains(a["error"], "lock timeout") || !contains(a["hint"], "has a lock on the table") {
+					t.Errorf("the alarm does not say why: %v", a)
+				}
+				r.putSecond(104, 106)
+				r.must(lock.Rollback(t.Context()))
+				r.put(4, 6)
+				r.pending(0)
+				x.over("table_unfit")
+				r.joined(2)
+				r.inOrder(12)
+				x.quietBut()
+				x.halt()
+			})
+		}
+	}
+}
+
 // TestQuestionSetsAside: nothing tells whether the next start of an outbox is the first one. It waits for an answer, and the
 // other outbox is delivered.
 func TestQuestionSetsAside(t *testing.T) {

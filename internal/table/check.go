@@ -49,6 +49,14 @@ func (db *DB) TableProblems(
 	return problems, others, err
 }
 
+// Reach fails where a lock of another session keeps a table from being read.
+func (db *DB) Reach(ctx context.Context, t *outbox.Table) error {
+	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SELECT FROM `+t.SQL()+` LIMIT 0`)
+		return err
+	})
+}
+
 // Inspect is what TableProblems reports first, and the table as it is now. It leaves t as it is, so that it
 // may be asked while statements run.
 func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p check.Findings, err error) {
@@ -78,7 +86,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		}
 		return f.readFilter(ctx, conn, t)
 	})
-	if hint.CodeOf(err) != "" { // nothing more can be asked
+	if hint.CodeOf(err) != "" || IsLocked(err) { // nothing more can be asked
 		p.Failed(check.Error, "table-unreadable", err)
 		return *t, p, nil
 	}
