@@ -238,8 +238,12 @@ func keptName(t *outbox.Table, rows []known) string {
 		func(k known) bool { return k.table == t.Relation() },
 		func(k known) bool { return k.name == t.FirstName() },
 	} {
-		if i := slices.IndexFunc(rows, func(k known) bool { return k.gone && had(k) }); i >= 0 {
-			return rows[i].name
+		for _, k := range rows { // one for each condition; that of an earlier one may name an earlier table
+			if k.gone && had(k) && !slices.ContainsFunc(rows, func(other known) bool {
+				return other.name == k.name && !other.gone
+			}) {
+				return k.name
+			}
 		}
 	}
 	return name

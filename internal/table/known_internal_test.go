@@ -57,6 +57,7 @@ func TestKeptName(t *testing.T) {
 		"the second one of the name":         {[]known{row("public.box/2", "public.box", true), row("public.box", "public.old", false)}, "public.box/2"},
 		"its table is there by another name": {[]known{row("public.box", "public.old", false)}, "public.box/2"},
 		"nobody has seen that it is renamed": {[]known{row("public.old", "public.box", false)}, "public.box"},
+		"another condition's is there":       {[]known{row("public.old", "public.box", true), row("public.old", "public.away", false)}, "public.box"},
 		"migrate down":                       {[]known{row("public.box", "", true)}, "public.box"},
 	} {
 		if got := keptName(box, c.rows); got != c.want {
