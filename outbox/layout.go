@@ -328,6 +328,8 @@ type Table struct {
 	// Partitioned: an UPDATE may move a row from one partition to another, which is an
 	// INSERT in the WAL.
 	Partitioned bool
+	// Partitions tells the set of partitions from any other one. It is 0 unless Partitioned.
+	Partitions int64
 	// PartitionKey is the mapped column that a partitioned table's key begins with; ID, the zero value, if
 	// there is none. It has the type KeyType, and nothing changes it in a pending row.
 	PartitionKey Field

@@ -57,6 +57,7 @@ type markTask struct {
 	wait   time.Duration
 	named  bool // the lock's holder was
 	alone  bool // it has broken a statement
+	gone   bool // a statement did not find it
 	failed bool // a statement with it has failed, and part of that may be done
 	// unlocked: the row could not be changed although no session had locked it.
 	unlocked bool

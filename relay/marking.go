@@ -75,11 +75,15 @@ func (w *marker) mark(ctx context.Context, key batchKey, tasks []*markTask) erro
 	w.sayUnlocked(key.table)
 	done := make([]*markTask, 0, len(tasks))
 	for i, j := range tasks {
-		switch v := verdicts[i]; v {
-		case table.Gone:
+		switch v := verdicts[i]; {
+		case v == table.Gone && key.table.Partitioned && !j.gone:
+			j.gone = true // its partition may have been attached again while the statement ran
+			j.later(5 * time.Millisecond)
+			w.tasks = append(w.tasks, j)
+		case v == table.Gone:
 			w.alarmDeleted(j)
 			fallthrough
-		case table.Done:
+		case v == table.Done:
 			done = append(done, j)
 		default:
 			w.postpone(ctx, j, v)

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"fmt"
 	"sync"
 	"syscall"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
 )
 
@@ -173,5 +175,51 @@ func TestFewMovedRowsAreRemembered(t *testing.T) {
 			eventually(t, "few rows are remembered", func() bool { return x.Moved() <= most })
 			r.storedIs(1, 301)
 		})
+	}
+}
+
+// TestDetachedBeforeTheMark: a partition is detached while its rows are stored and not marked, and attached again: at once, when
+// the relay has seen it, or after the relay was killed. The rows are not gone meanwhile, and stored once.
+func TestDetachedBeforeTheMark(t *testing.T) {
+	t.Parallel()
+	for i, back := range []string{"at once", "later", "killed"} {
+		for _, mark := range testenv.Some(t, 1, [][]outbox.Mark{{outbox.MarkUpdate, outbox.MarkDelete}, {outbox.MarkDelete, outbox.MarkUpdate}}[i%2]...) {
+			t.Run(fmt.Sprintf("%s %s", mark, back), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, testenv.SharedPostgres(t))
+				r.partition()
+				r.cfg.FallbackInterval, r.cfg.Outboxes[0].Mark = 200*time.Millisecond, mark
+				var x *running
+				killed := func() {}
+				if back == "killed" {
+					killed = r.launch("WALPOST_MARK=" + string(mark)).awaitState("streaming").kill
+				} else {
+					x = r.start().streaming()
+				}
+				r.put(1, 10)
+				r.pending(0)
+				mover := r.seize(putSQL, "order.placed", 11, 20)
+				eventually(t, "the rows are stored", func() bool { return r.storedCount() == 20 })
+				if killed(); back == "killed" { // its statement waits for the lock, and would go on
+					r.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'walpost' AND datname = current_database()`)
+				}
+				r.must(run(t.Context(), mover, `ALTER TABLE outbox_messages DETACH PARTITION outbox_a`))
+				r.must(run(t.Context(), mover, `COMMIT`))
+				switch back {
+				case "later":
+					eventually(t, "the relay begins again", func() bool { return x.logs.FilterMessage("active: this relay holds the lock").Len() == 2 })
+					x.streaming()
+				case "killed":
+					x = r.start().streaming()
+					r.passes(r.here())
+				}
+				r.exec(`ALTER TABLE outbox_messages ATTACH PARTITION outbox_a FOR VALUES IN ('a')`)
+				r.put(21, 25)
+				r.pending(0)
+				r.storedIs(1, 25)
+				x.quietBut()
+				x.halt()
+			})
+		}
 	}
 }

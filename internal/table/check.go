@@ -84,6 +84,13 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		if err != nil {
 			return err
 		}
+		now.Partitions, now.Partitioned = 0, f.kind == "p" && !Journals(t) // whose rows do not move
+		if now.Partitioned {
+			err = conn.QueryRow(ctx, `SELECT `+PartitionsSQL(t)).Scan(&now.Partitions)
+		}
+		if err != nil {
+			return fmt.Errorf("read the partitions of %s: %w", t, err)
+		}
 		return f.readFilter(ctx, conn, t)
 	})
 	if hint.CodeOf(err) != "" || IsLocked(err) { // nothing more can be asked
@@ -96,7 +103,6 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 	if idType := f.types[t.Layout.Columns[outbox.ID]]; idType != "" {
 		now.IDType = idType
 	}
-	now.Partitioned = f.kind == "p" && !Journals(t) // whose rows do not move
 	now.PartitionKey, now.KeyType = outbox.ID, ""
 	for field := outbox.TenantID; field <= outbox.LastHeader && Changes(t); field++ {
 		if column := t.Layout.Columns[field]; column != "" && column == f.partitionKey {

@@ -358,7 +358,7 @@ func eventOf(t *outbox.Table, fields []outbox.Field, v [][]byte) outbox.Event {
 type lengthExpr func(t *outbox.Table, f outbox.Field) string
 
 // fetchSQL selects each field's value, and its length in place of one that is too long. It has no rows where
-// another table has the outbox's name by now.
+// another table has the outbox's name by now, or the table has other partitions.
 //
 // The length is asked as text: what is stored may be compressed, and a jsonb number of
 // ten bytes may have 131,072 digits. A value that is too short for that is not rendered.
@@ -369,7 +369,7 @@ func fetchSQL(
 	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
 		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s %s`,
 		columns, sourceOf(t).all, lengths, t.Column(outbox.ID), t.IDType,
-		UnmarkedSQL(t, "t")+FilterSQL(t, "t")+" AND "+BoundSQL(t), orderSQL(t, "t"), sourceOf(t).lock)
+		UnmarkedSQL(t, "t")+FilterSQL(t, "t")+" AND "+presentSQL(t), orderSQL(t, "t"), sourceOf(t).lock)
 	return sql, fields
 }
 

@@ -55,7 +55,8 @@ func (s settling) sql(t *outbox.Table) string {
 	if s.gone {
 		left = fmt.Sprintf("(NOT %s OR NOT EXISTS (SELECT FROM %s t WHERE t.%s = w.id OFFSET 0) AND %s)",
 			visible, t.SQL(), id, BoundSQL(t))
-		verdict = fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", visible, Gone.sql(), verdict)
+		verdict = fmt.Sprintf("CASE WHEN %s AND %s THEN %s ELSE %s END",
+			visible, presentSQL(t), Gone.sql(), verdict)
 	}
 	return strings.NewReplacer(
 		"{table}", sourceOf(t).all, "{free}", sourceOf(t).free, "{lock}", sourceOf(t).lock,
