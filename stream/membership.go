@@ -122,8 +122,8 @@ func (l *PublicationLook) Problem() error {
 }
 
 // As is by what a publication has a table, as in [Membership.As], and "" where this look, which may be an
-// earlier one or nil, has found that it brings rows in another way than it should. Of a table with a filter it
-// is "" until a look has found that the filter is right: else rows might be another relay's.
+// earlier one or nil, has found that it brings rows in another way than it should. Of a table with a filter
+// it is "" until a look has found that the filter is right: else rows might be another relay's.
 func (l *PublicationLook) As(t *outbox.Table, now *Membership) string {
 	switch {
 	case l != nil && l.of[t].as == now.of[t].as:

@@ -56,8 +56,8 @@ func BoundSQL(t *outbox.Table) string {
 	return fmt.Sprintf("to_regclass(%s) = %d", outbox.QuoteLiteral(t.SQL()), t.OID)
 }
 
-// presentSQL is BoundSQL, and that the table has the partitions that it had: a row whose partition is detached
-// is not gone, and one that has come back with its partition may be in the stream already.
+// presentSQL is BoundSQL, and that the table has the partitions that it had: a row whose partition is
+// detached is not gone, and one that has come back with its partition may be in the stream already.
 func presentSQL(t *outbox.Table) string {
 	if !t.Partitioned {
 		return BoundSQL(t)
