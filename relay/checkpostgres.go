@@ -128,6 +128,9 @@ func (x *checker) haveBegun(ctx context.Context, outboxes ...*outbox.Table) (boo
 	if err == nil {
 		err = x.db.Bind(ctx, x.cfg.Outboxes...)
 	}
+	if hint.CodeOf(err) != "" { // a privilege: what is wrong with the outboxes comes first
+		return false, nil
+	}
 	// Nothing tells whose table one is that is missing: one of those that this relay delivered and has no
 	// table of.
 	missing := func(k *table.Sent) bool {

@@ -117,11 +117,9 @@ func TestTableIsLocked(t *testing.T) {
 	r.passes(r.here())
 	r.storedIs(1, 300)
 
-	// A start meets the lock in its recovery scan and in its look-ups.
-	x.halt()
-	r.rewind()
+	// The next session meets the lock in its recovery scan and in its look-ups.
 	r.must(run(t.Context(), taker, "BEGIN; LOCK TABLE outbox_messages IN ACCESS EXCLUSIVE MODE"))
-	x = r.start()
+	r.exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot)
 	eventually(t, "the read-back has met the lock", func() bool {
 		return x.logged("rows that were read back cannot be looked up: trying again").Len() > 0
 	})
@@ -130,6 +128,18 @@ func TestTableIsLocked(t *testing.T) {
 	r.pending(0)
 	r.passes(r.here())
 	r.storedIs(1, 310)
+
+	// A start waits for it.
+	x.halt()
+	r.rewind()
+	r.must(run(t.Context(), taker, "BEGIN; LOCK TABLE outbox_messages IN ACCESS EXCLUSIVE MODE"))
+	x = r.start()
+	x.alarmed("table_unfit")
+	r.must(run(t.Context(), taker, "COMMIT"))
+	r.put(311, 320)
+	r.pending(0)
+	r.passes(r.here())
+	r.storedIs(1, 320)
 }
 
 // forgotten is a session that locks the row with a number and is then left open.
