@@ -95,16 +95,20 @@ func (s *servers) inspect(
 	ctx context.Context, p *reporter, db *table.DB, t *outbox.Table,
 ) (now outbox.Table, unfit, err error) {
 	delivered := slices.Contains(s.outboxes, t)
+	waits := delivered || len(s.cfg.Outboxes) == 1 // for a lock; no other outbox does
 	now, problems, err := db.Inspect(ctx, t)
 	unfit = problems.Own().FirstError()
-	if delivered && table.IsLocked(unfit) { // its rows wait, and no others
+	if waits && table.IsLocked(unfit) {
 		return now, nil, unfit
 	}
 	if err == nil && unfit == nil && !delivered {
-		if err = db.Reach(ctx, t); err == nil {
+		if !waits {
+			err = db.Reach(ctx, t)
+		}
+		if err == nil {
 			err = s.question(ctx, db, &now)
 		}
-		if isQuestion(err) || table.IsLocked(err) {
+		if isQuestion(err) || !waits && table.IsLocked(err) {
 			problems.Failed(check.Error, "table-unreadable", err)
 			unfit, err = err, nil
 		}
