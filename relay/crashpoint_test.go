@@ -144,6 +144,31 @@ func TestCrashPoints(t *testing.T) {
 	}
 }
 
+// TestCrashAfterTheSlotIsMade: what a slot brings is noted before there is a slot, so that nothing is left to the
+// table after it.
+func TestCrashAfterTheSlotIsMade(t *testing.T) {
+	t.Parallel()
+	testenv.Cluster(t, func(t *testing.T, pg *testenv.Postgres) {
+		t.Parallel()
+		r := newRig(t, pg)
+		l := newLedger(r)
+		written := func() {
+			if err := l.move(t.Context(), r.conn(), 20, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		written()
+		r.launch("WALPOST_CRASH=renamed:1").crashed("renamed")
+		written()
+		x := r.start().streaming()
+		l.delivered()
+		if n := x.logged("an outbox joins: its rows are delivered from the table first").Len(); n != 0 {
+			t.Error("the outbox has to join although the slot has all its rows")
+		}
+		x.halt()
+	})
+}
+
 // passesOver waits until a count is zero, as long as it falls.
 func (r *rig) passesOver(count string) {
 	r.t.Helper()

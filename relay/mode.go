@@ -262,24 +262,23 @@ func (l *leader) sayMade(again bool, took time.Duration, rows int64) {
 // makeSlot tries again until the slot is made; it reports false where ctx ends that.
 func (l *leader) makeSlot(ctx context.Context, db *table.DB, s *session) bool {
 	for {
-		var sent []table.Sent
 		err := l.slots.makeAnswered(ctx, db, func(ctx context.Context) error {
 			s.lookAtPublication(ctx)
 			now, err := s.membership(ctx)
 			if err != nil {
 				return err
 			}
-			sent = slices.Clone(s.noter.rows)
+			const step = "deliver what was written before the slot was made"
+			if err := s.poller.Answer(ctx, step, s.outboxes...); err != nil {
+				return err
+			}
+			sent := slices.Clone(s.noter.rows)
 			for i := range sent {
 				sent[i].PublishedAs = s.as(s.outbox(&sent[i]), now)
 			}
-			const step = "deliver what was written before the slot was made"
-			return s.poller.Answer(ctx, step, s.outboxes...)
+			return db.NotePublished(ctx, sent)
 		})
 		if err == nil {
-			if err := db.NotePublished(ctx, sent); err != nil { // the next session has them join
-				l.trouble("the slot's outboxes cannot be noted", err)
-			}
 			return true
 		}
 		if ctx.Err() != nil {
