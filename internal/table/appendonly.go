@@ -22,7 +22,8 @@ type appendOnlyFacts struct {
 	// sequence is where they come from, quoted, or "". ordered: one by one, upwards from 1 or more, once.
 	sequence string
 	ordered  bool
-	// last is the sequence's value, and settled the progress. last is -1 where it cannot be read.
+	// last is the sequence's value, and settled an id up to which rows are delivered. last is -1 where it cannot
+	// be read.
 	last, settled int64
 	// Triggers refuse changes, also those of a session that replays other servers' changes.
 	refusesUpdate, refusesTruncate bool
@@ -176,8 +177,10 @@ func (f *appendOnlyFacts) readJournal(
 	if !f.journal || len(f.lacking) > 0 {
 		return nil
 	}
-	err := conn.QueryRow(ctx, `SELECT coalesce(max(settled_to), 0) FROM `+own.known+`
-		WHERE outbox = $1`, t.String()).Scan(&f.settled)
+	// A progress that is void says nothing of the ids that were delivered: the entries do.
+	err := conn.QueryRow(ctx, `SELECT coalesce((SELECT nullif(max(settled_to), 0) FROM `+own.known+`
+			WHERE outbox = $1), (SELECT max(upper(range_merge(ids)) - 1) FROM `+own.journal.Entries+`
+			WHERE outbox = $1), 0)`, t.String()).Scan(&f.settled)
 	if err == nil && t.Layout.Unjournaled != "" {
 		err = f.readMarks(ctx, conn, t, own)
 	}
