@@ -185,7 +185,7 @@ func (c *comparison) notRead(
 	t *outbox.Table, marked []table.MarkedRow, found *tableLosses,
 ) []table.MarkedRow {
 	return slices.DeleteFunc(slices.Clone(marked), func(row table.MarkedRow) bool {
-		if _, ok := c.marks.rows[row.Ref]; ok {
+		if c.marks.wasRead(row.Ref) {
 			return true
 		}
 		_, ok := c.marks.changed[changed{t, row.ID}]

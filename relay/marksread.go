@@ -22,6 +22,9 @@ type marksRead struct {
 	since time.Time
 	// rows were read back and are marked at or after T.
 	rows map[outbox.Ref]struct{}
+	// notShown were read back, and their tables did not have them then: of at most mostCompared it is known
+	// that they are not lost. Their partition may have come back since.
+	notShown map[outbox.Ref]struct{}
 	// first is the earliest mark among the rows of each table that were read back. Earlier marks of the
 	// table may be another relay's, which had it before.
 	first map[*outbox.Table]time.Time
@@ -39,9 +42,10 @@ type changed struct {
 
 func newMarksRead() *marksRead {
 	return &marksRead{
-		rows:    map[outbox.Ref]struct{}{},
-		first:   map[*outbox.Table]time.Time{},
-		changed: map[changed]struct{}{},
+		rows:     map[outbox.Ref]struct{}{},
+		notShown: map[outbox.Ref]struct{}{},
+		first:    map[*outbox.Table]time.Time{},
+		changed:  map[changed]struct{}{},
 	}
 }
 
@@ -69,6 +73,19 @@ func (m *marksRead) add(ref outbox.Ref, at time.Time) bool {
 	}
 	m.rows[ref] = struct{}{}
 	return true
+}
+
+func (m *marksRead) addNotShown(ref outbox.Ref) {
+	if len(m.notShown) < mostCompared {
+		m.notShown[ref] = struct{}{}
+	}
+}
+
+// wasRead reports whether the row's message was read, and is no lost one.
+func (m *marksRead) wasRead(ref outbox.Ref) bool {
+	_, marked := m.rows[ref]
+	_, notShown := m.notShown[ref]
+	return marked || notShown
 }
 
 func (m *marksRead) addChanged(c changed) {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/walpost/walpost/internal/jetstream"
@@ -26,7 +27,8 @@ type recoveryState struct {
 	// unmarked are rows that are in the stream and could not be marked yet.
 	unmarked map[outbox.Ref]uint64
 	// notShown are rows of the newest steps that the table does not show, perhaps not yet, until the WAL
-	// has passed the recovery LSN. About every other row that was read back the table decides.
+	// has passed the recovery LSN. Those of a partitioned table stay until the session ends: a partition may
+	// come back. About every other row that was read back the table decides.
 	notShown map[outbox.Ref]uint64
 }
 
@@ -45,7 +47,7 @@ func (s *recoveryState) StoredBefore(ref outbox.Ref, recorded bool) (n uint64, s
 	return n, stored
 }
 
-// forget drops what the WAL will not bring any more: it is past the recovery LSN.
+// forget drops what neither the WAL nor the table will bring any more: the WAL is past the recovery LSN.
 func (s *recoveryState) forget() {
 	if s.past {
 		return
@@ -53,5 +55,6 @@ func (s *recoveryState) forget() {
 	s.past = true
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.notShown, s.unmarked = nil, nil
+	maps.DeleteFunc(s.notShown, func(ref outbox.Ref, _ uint64) bool { return !ref.Table.Partitioned })
+	s.unmarked = nil
 }

@@ -60,6 +60,8 @@ func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref
 	case !s.Exists || !s.Same:
 		if s.Exists {
 			b.marks.addChanged(changed{t, ref.ID})
+		} else {
+			b.marks.addNotShown(ref)
 		}
 		// Gone, or not visible yet: then its message lies within U of the tail.
 		if b.steps <= 2 {

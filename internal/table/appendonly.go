@@ -22,8 +22,8 @@ type appendOnlyFacts struct {
 	// sequence is where they come from, quoted, or "". ordered: one by one, upwards from 1 or more, once.
 	sequence string
 	ordered  bool
-	// last is the sequence's value, and settled an id up to which rows are delivered. last is -1 where it cannot
-	// be read.
+	// last is the sequence's value, and settled an id up to which rows are delivered. last is -1 where it
+	// cannot be read.
 	last, settled int64
 	// Triggers refuse changes, also those of a session that replays other servers' changes.
 	refusesUpdate, refusesTruncate bool
