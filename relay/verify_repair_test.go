@@ -39,7 +39,7 @@ func TestVerifySparesADroppedFront(t *testing.T) {
 	r.loseMessages(70)
 	for _, change := range []func(*verify.Config){
 		func(*verify.Config) {},
-		func(c *verify.Config) { c.Since = 24 * time.Hour },
+		func(c *verify.Config) { c.Since = time.Now().Add(-24 * time.Hour) },
 		repair,
 	} {
 		report := r.verify(change)

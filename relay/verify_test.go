@@ -180,7 +180,7 @@ func TestVerifyRepairs(t *testing.T) {
 	x := r.start().streaming() // only a start looks for losses itself
 	r.loseMessages(10, 20, 60, 70)
 	r.finds(r.verify(), map[verify.Kind]int64{verify.Missing: 4})
-	r.finds(r.verify(func(c *verify.Config) { c.Since = time.Hour }), map[verify.Kind]int64{verify.Missing: 2})
+	r.finds(r.verify(func(c *verify.Config) { c.Since = time.Now().Add(-time.Hour) }), map[verify.Kind]int64{verify.Missing: 2})
 	report := r.verify(repair)
 	r.finds(report, map[verify.Kind]int64{verify.Missing: 4})
 	if report.Repaired != 4 {
@@ -237,7 +237,7 @@ func TestVerifyBesideALoad(t *testing.T) {
 	for n := range 6 {
 		report := r.verify(func(c *verify.Config) {
 			if n%2 == 1 {
-				c.Since = 2 * time.Second
+				c.Since = time.Now().Add(-2 * time.Second)
 			}
 		})
 		r.finds(report, nil)

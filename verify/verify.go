@@ -40,8 +40,8 @@ type Config struct {
 	// Phantom tells positions of WAL that the server never had; nil where that is not
 	// known.
 	Phantom func(outbox.Position) bool
-	// Since limits the comparison to the newest messages and marks; 0 is everything.
-	Since time.Duration
+	// Since, by this machine's clock, limits the comparison to later messages and marks; zero is everything.
+	Since time.Time
 	// KeptFor is how long after its mark a row is in the table or the archive; 0 is
 	// for ever. Messages that are older may have no row.
 	KeptFor time.Duration
@@ -129,9 +129,9 @@ func (v *comparison) run(ctx context.Context) error {
 	}
 	v.oldest = max(info.FirstSeq, 1)
 	v.first, v.next, v.wasEmpty = v.oldest, v.oldest, info.Messages == 0
-	if v.cfg.Since > 0 {
-		v.since = started.Add(-v.cfg.Since)
-		from, err := v.cfg.Stream.SeqSince(ctx, time.Now().Add(-v.cfg.Since))
+	if !v.cfg.Since.IsZero() {
+		v.since = started.Add(-time.Since(v.cfg.Since))
+		from, err := v.cfg.Stream.SeqSince(ctx, v.cfg.Since)
 		if err != nil {
 			return err
 		}

@@ -164,7 +164,7 @@ func (c *drillCommand) configure(cmd *cobra.Command, cfg *Config, d *drill.Confi
 	if d.Source, _, _, err = identifySource(cmd.Context(), cfg, d.Postgres); err != nil {
 		return err
 	}
-	d.Verify = func(_ context.Context, since time.Duration) (*verify.Report, error) {
+	d.Verify = func(_ context.Context, since time.Time) (*verify.Report, error) {
 		return runVerify(cmd, cfg, since, false)
 	}
 	d.Alarms = func(ctx context.Context) (map[string]int64, error) { return readAlarms(ctx, cfg.HTTP.Listen) }

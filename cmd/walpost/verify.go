@@ -36,7 +36,11 @@ func newVerifyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			report, err := runVerify(cmd, cfg, window, repair)
+			var from time.Time
+			if window > 0 {
+				from = time.Now().Add(-window)
+			}
+			report, err := runVerify(cmd, cfg, from, repair)
 			return tellVerify(cmd.OutOrStdout(), report, err, repair, asJSON)
 		},
 	}
@@ -86,7 +90,7 @@ func adviseFaults(r *verify.Report, n int64, repaired bool) error {
 	return err
 }
 
-func runVerify(cmd *cobra.Command, cfg *Config, since time.Duration, repair bool) (*verify.Report, error) {
+func runVerify(cmd *cobra.Command, cfg *Config, since time.Time, repair bool) (*verify.Report, error) {
 	ctx := cmd.Context()
 	tables, err := cfg.Tables()
 	if err != nil {

@@ -19,7 +19,7 @@ func (d *Drill) finish(ctx context.Context) error {
 	if !r.EndedEarly {
 		d.cfg.Say("comparing the tables with the stream")
 		var verr error
-		if r.Verify, verr = d.cfg.Verify(ctx, time.Since(r.Began)+time.Second); verr != nil && err == nil {
+		if r.Verify, verr = d.cfg.Verify(ctx, r.Began.Add(-time.Second)); verr != nil && err == nil {
 			err = fmt.Errorf("verify: %w", verr)
 		}
 	}

@@ -28,8 +28,8 @@ type Config struct {
 	For, Patience time.Duration
 	// DelayThreshold is the relay's: which rows are meant for later.
 	DelayThreshold time.Duration
-	// Verify compares tables and stream, since so long ago.
-	Verify func(ctx context.Context, since time.Duration) (*verify.Report, error)
+	// Verify compares tables and stream since a time.
+	Verify func(ctx context.Context, since time.Time) (*verify.Report, error)
 	// Alarms counts the relay's alarms by name; an error says why they are not known.
 	Alarms func(ctx context.Context) (map[string]int64, error)
 	// Say tells people what happens.
