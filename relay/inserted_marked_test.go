@@ -125,6 +125,7 @@ func TestOutboxPartitionedByItsMark(t *testing.T) {
 			CREATE TABLE outbox_pending PARTITION OF outbox_messages DEFAULT;
 			CREATE TABLE outbox_done PARTITION OF outbox_messages FOR VALUES FROM ('2000-01-01') TO ('2100-01-01');
 			CREATE INDEX ON outbox_messages (id); CREATE INDEX ON outbox_messages (processed_at);
+			ALTER TABLE outbox_pending REPLICA IDENTITY FULL; ALTER TABLE outbox_done REPLICA IDENTITY FULL;
 			DROP PUBLICATION IF EXISTS walpost; DROP TABLE old_outbox`)
 		x := r.start().streaming()
 		r.put(1, 10)

@@ -77,6 +77,7 @@ func TestPartitionsOfTenants(t *testing.T) {
 				CREATE TABLE outbox_2 PARTITION OF outbox_messages FOR VALUES IN (2);
 				CREATE TABLE outbox_rest PARTITION OF outbox_messages DEFAULT;
 				CREATE INDEX by_id ON outbox_messages (id); CREATE INDEX ON outbox_messages (processed_at);
+				ALTER TABLE outbox_1 REPLICA IDENTITY FULL; ALTER TABLE outbox_2 REPLICA IDENTITY FULL; ALTER TABLE outbox_rest REPLICA IDENTITY FULL;
 				DROP PUBLICATION IF EXISTS walpost; DROP TABLE old_outbox`)
 			r.cfg.Mode, r.cfg.FallbackInterval = mode, time.Hour
 			if mode == relay.ModePoll {

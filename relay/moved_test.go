@@ -25,6 +25,7 @@ func (r *rig) partition() {
 		CREATE TABLE outbox_a PARTITION OF outbox_messages FOR VALUES IN ('a');
 		CREATE TABLE outbox_b PARTITION OF outbox_messages FOR VALUES IN ('b');
 		CREATE INDEX ON outbox_messages (id); CREATE INDEX ON outbox_messages (processed_at);
+		ALTER TABLE outbox_a REPLICA IDENTITY FULL; ALTER TABLE outbox_b REPLICA IDENTITY FULL;
 		DROP PUBLICATION IF EXISTS walpost; DROP TABLE old_outbox`)
 	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = moveWindow })
 }

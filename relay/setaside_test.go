@@ -52,6 +52,10 @@ var misfits = []misfit{
 		`ALTER TABLE elsewhere.outbox_messages SET SCHEMA public`, "elsewhere.outbox_messages", "payload",
 		"does not exist", outbox.MarkJournal,
 	},
+	{
+		"replica identity", `ALTER TABLE public.outbox_messages REPLICA IDENTITY NOTHING`,
+		`ALTER TABLE public.outbox_messages REPLICA IDENTITY DEFAULT`, public, "payload", "does not have a replica identity", outbox.MarkUpdate,
+	},
 }
 
 // TestSetAside: a table is changed so that it does not fit. Its outbox is set aside alone, in a relay that runs and in one

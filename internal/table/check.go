@@ -78,8 +78,8 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		}
 		if Journals(t) {
 			err = f.appendOnly.read(ctx, conn, t, &db.own)
-		} else {
-			err = f.readJournaled(ctx, conn, t, &db.own)
+		} else if err = f.readJournaled(ctx, conn, t, &db.own); err == nil {
+			err = f.identity.read(ctx, conn, t)
 		}
 		if err != nil {
 			return err
@@ -128,6 +128,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		f.appendOnly.problems(t, &db.own, &p)
 	} else {
 		f.journaledProblems(t, &db.own, &p)
+		f.identity.problems(t, &p)
 	}
 	f.privilegeProblems(t, &p)
 	p.IfShared(f.unknown != nil, "table-known-privileges", f.unknown)
@@ -161,10 +162,18 @@ func (db *DB) checkIDType(ctx context.Context, t *outbox.Table) error {
 	return nil
 }
 
-// explainRefusal finds out whether the server refused a statement because of the id column's type.
+// explainRefusal finds out whether the server refused a statement because of the id column's type, or lets no
+// row be changed any more.
 func (db *DB) explainRefusal(ctx context.Context, t *outbox.Table, err error) error {
 	if pg.Code(err) == "" || IsTemporary(err) || !db.Alive() {
 		return err
+	}
+	if lacksIdentity(err) {
+		var f identityFacts
+		asked := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error { return f.read(ctx, conn, t) })
+		if asked == nil && f.refused != nil {
+			return fmt.Errorf("%w: %w", ErrTableChanged, err)
+		}
 	}
 	if changed := db.checkIDType(ctx, t); errors.Is(changed, ErrTableChanged) {
 		return fmt.Errorf("%w: %w", changed, err)
@@ -200,6 +209,8 @@ type tableFacts struct {
 	lacking, lackingDLQ []string
 	// appendOnly is read where mark journal needs it.
 	appendOnly appendOnlyFacts
+	// identity is read with the other marks.
+	identity identityFacts
 	// journaled: the journal has rows of a table with another mark. refusing are the table, or partitions of
 	// it, that have a trigger which refuses UPDATE.
 	journaled bool

@@ -71,7 +71,7 @@ var startCodes = map[string]string{
 	"initial_unsaid": "table-initial", "id_without_index": "table-id-index",
 	"append_only": "table-append-only", "journal_missing": "table-journal-missing", "ids_again": "table-ids-again",
 	"other_marks": "table-other-marks", "journaled_marks": "table-other-marks", "dated_marks": "table-other-marks",
-	"refuses_update": "table-refuses-update", "other_name": "table-other-name", "no_known": "table-known-privileges",
+	"refuses_update": "table-refuses-update", "replica_identity": "table-replica-identity", "other_name": "table-other-name", "no_known": "table-known-privileges",
 	"generated": "table-generated-column", "layout_without_column": "table-columns", "status_missing": "table-columns", "header_missing": "table-columns",
 	"status_type": "table-status", "status_without_default": "table-status",
 	"where_broken": "table-where", "where_column": "table-where", "where_no_condition": "table-where", "where_two": "table-where",

@@ -79,6 +79,7 @@ func tableCases() []badStart {
 			env: map[string]string{"WALPOST_MARK": "status=2"},
 		},
 		{name: "refuses_update", sql: appendOnly},
+		{name: "replica_identity", sql: `ALTER TABLE outbox_messages REPLICA IDENTITY NOTHING; CREATE PUBLICATION theirs FOR TABLE outbox_messages`},
 		{
 			name: "other_name", env: map[string]string{"WALPOST_OUTBOX_NAME": "orders"},
 			sql: testenv.SettledTo("public.outbox_messages", 0, "") + `; UPDATE outbox_known SET own_oid = 'outbox_known'::regclass,
