@@ -29,6 +29,7 @@ type metrics struct {
 	slotWait     prometheus.Gauge
 
 	replayed      prometheus.Counter
+	kept          prometheus.Gauge
 	replayPending prometheus.Gauge
 }
 
@@ -104,6 +105,10 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 				"is made.",
 		}),
 	}
+	m.kept = f.NewGauge(prometheus.GaugeOpts{
+		Name: "walpost_retention_kept_partitions",
+		Help: "Partitions whose time has come, and that retention keeps for rows that no relay has delivered.",
+	})
 	m.replayed = f.NewCounter(prometheus.CounterOpts{
 		Name: "walpost_replay_messages_total",
 		Help: "Messages of rows that were published again on request, stored in the stream.",

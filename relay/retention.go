@@ -18,7 +18,9 @@ type Retention struct {
 	// ArchiveAfter, DeleteAfter and DropAfter count from when a row was processed; 0 is never.
 	ArchiveAfter time.Duration
 	DeleteAfter  time.Duration
-	DropAfter    time.Duration
+	// ExcludedAfter counts from a row's occurred_at.
+	ExcludedAfter time.Duration
+	DropAfter     time.Duration
 	// Interval is from the beginning of one pass to the next. 0: none is made.
 	Interval time.Duration
 }
@@ -81,8 +83,11 @@ func (t *retainer) pass(ctx context.Context) (busy bool) {
 	report, err := retention.Run(ctx, t.cfg.database(), retention.Options{
 		Tables:       t.outboxes,
 		ArchiveAfter: t.cfg.Retention.ArchiveAfter, DropAfter: t.cfg.Retention.DropAfter,
-		DeleteAfter: t.cfg.Retention.DeleteAfter,
+		DeleteAfter: t.cfg.Retention.DeleteAfter, ExcludedAfter: t.cfg.Retention.ExcludedAfter,
 	})
+	if !report.Busy {
+		t.metrics.kept.Set(float64(len(report.Kept)))
+	}
 	var archived, deleted int64
 	for _, of := range report.Tables {
 		archived, deleted = archived+of.Archived, deleted+of.Deleted
@@ -90,7 +95,7 @@ func (t *retainer) pass(ctx context.Context) (busy bool) {
 	if archived+deleted+report.Purged+report.ExpiredKeys > 0 || len(report.Created)+len(report.Dropped) > 0 {
 		t.log.Info("retention", zap.Int64("rows_archived", archived), zap.Int64("rows_deleted", deleted),
 			zap.Strings("partitions_created", report.Created),
-			zap.Strings("partitions_dropped", report.Dropped), zap.Int64("old_rows_deleted", report.Purged),
+			zap.Strings("partitions_dropped", report.Dropped), zap.Any("partitions_kept", report.Kept), zap.Int64("old_rows_deleted", report.Purged),
 			zap.Int64("expired_keys_deleted", report.ExpiredKeys),
 			zap.Duration("took", time.Since(began).Round(time.Millisecond)))
 	}

@@ -126,10 +126,11 @@ type CatalogConfig struct {
 
 // RetentionConfig is about delivered rows.
 type RetentionConfig struct {
-	ArchiveAfter time.Duration
-	DeleteAfter  time.Duration
-	DropAfter    time.Duration
-	Interval     time.Duration
+	ArchiveAfter  time.Duration
+	DeleteAfter   time.Duration
+	ExcludedAfter time.Duration
+	DropAfter     time.Duration
+	Interval      time.Duration
 }
 
 // HTTPConfig is the relay's own server.

@@ -130,6 +130,7 @@ func TestContract(t *testing.T) {
 		"catalog.unknown":           {"WALPOST_CATALOG_UNKNOWN", "allow"},
 		"retention.delete_after":    {"WALPOST_RETENTION_DELETE_AFTER", "0s"},
 		"retention.drop_after":      {"", "2160h"},
+		"retention.excluded_after":  {"WALPOST_RETENTION_EXCLUDED_AFTER", "0s"},
 		"retention.interval":        {"", "1h"},
 		"http.listen":               {"WALPOST_HTTP_LISTEN", "127.0.0.1:9464"},
 		"http.token_file":           {"WALPOST_HTTP_TOKEN_FILE", ""},

@@ -52,8 +52,8 @@ func retain(ctx context.Context, cfg *Config, stderr io.Writer) (*retention.Repo
 	return retention.Run(ctx, db, retention.Options{
 		Tables:       tables,
 		ArchiveAfter: cfg.Retention.ArchiveAfter,
-		DeleteAfter:  cfg.Retention.DeleteAfter,
-		DropAfter:    cfg.Retention.DropAfter,
+		DeleteAfter:  cfg.Retention.DeleteAfter, ExcludedAfter: cfg.Retention.ExcludedAfter,
+		DropAfter: cfg.Retention.DropAfter,
 		Progress: every(10*time.Second, func(r *retention.Report) {
 			fmt.Fprintln(stderr, "so far:", summary(r))
 		}),
@@ -133,6 +133,9 @@ func printRetention(w io.Writer, r *retention.Report, asJSON bool) error {
 	}
 	if len(r.Dropped) > 0 {
 		fmt.Fprintf(w, "dropped %s\n", strings.Join(r.Dropped, ", "))
+	}
+	for _, k := range r.Kept {
+		fmt.Fprintln(w, k)
 	}
 	if r.Purges {
 		fmt.Fprintf(w, "%d old rows deleted from the archive's default partition\n", r.Purged)

@@ -273,14 +273,14 @@ func (t *Table) CutEmpty(ctx context.Context, p pg.Polite, last, next Part) erro
 	})
 }
 
-// CutFilled ends the last partition at the end of next, whose name it gets, and puts an empty one behind it.
-func (t *Table) CutFilled(ctx context.Context, p pg.Polite, last, next Part) error {
-	checked, err := t.prove(ctx, p, last.SQL, next, validateLimit)
+// CutFilled ends a partition at the end of next, whose name it gets, and puts an empty one behind it.
+func (t *Table) CutFilled(ctx context.Context, p pg.Polite, part, next Part) error {
+	checked, err := t.prove(ctx, p, part.SQL, next, validateLimit)
 	if err == nil {
 		err = p.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			err := execAll(ctx, tx, t.lock(), t.detach(last),
-				fmt.Sprintf(`ALTER TABLE %s RENAME TO %s`, last.SQL, outbox.QuoteIdent(next.Name)))
-			rest := t.part(last.Name, next.To, math.MaxInt64)
+			err := execAll(ctx, tx, t.lock(), t.detach(part),
+				fmt.Sprintf(`ALTER TABLE %s RENAME TO %s`, part.SQL, outbox.QuoteIdent(next.Name)))
+			rest := t.part(part.Name, next.To, part.To)
 			if err == nil {
 				err = t.create(ctx, tx, rest.SQL, next.SQL)
 			}
@@ -291,7 +291,7 @@ func (t *Table) CutFilled(ctx context.Context, p pg.Polite, last, next Part) err
 		})
 	}
 	if err != nil && checked {
-		err = errors.Join(err, p.Exec(context.WithoutCancel(ctx), uncheck(last.SQL)))
+		err = errors.Join(err, p.Exec(context.WithoutCancel(ctx), uncheck(part.SQL)))
 	}
 	return err
 }

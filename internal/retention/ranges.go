@@ -24,6 +24,8 @@ const (
 	// leastRange. Where rows are to go soon, it is rangeShare of the time after which they do.
 	rangeTime  = time.Hour
 	rangeShare = 4
+	// mostCurrent is how long a partition takes ids at most, or rangeShare of the time after which rows go.
+	mostCurrent = 24 * time.Hour
 	// mostCuts bounds the partitions that one pass cuts.
 	mostCuts = 16
 	// Producers wait for as long as a statement waits for its lock, which it does so often.
@@ -31,6 +33,8 @@ const (
 	rangeTries = 20
 	// Ids that are so many partitions ahead are refused meanwhile.
 	refusedAfter = 10
+	// mostKept bounds how far the rows are counted that keep a partition.
+	mostKept = 1000
 )
 
 // leastRange is how many ids a partition has at least.
@@ -64,16 +68,22 @@ func (r *pass) readRanges(ctx context.Context, t *outbox.Table) (*partition.Tabl
 	return r.readParts(ctx, t.SQL(), t.Layout.Columns[outbox.ID], partition.IDs)
 }
 
-// cutRanges makes partitions until enough of them lie between the newest id and the last one.
+// cutRanges makes partitions until enough of them lie between the newest id and the last one, and ends one that
+// has taken ids for too long.
 func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Table) error {
 	last := p.Parts[len(p.Parts)-1]
+	taken, err := r.taken(ctx, t, p)
+	if err != nil {
+		return err
+	}
+	size := r.nextSize(taken)
 	for range mostCuts {
-		newest, size, err := r.nextRange(ctx, t)
+		newest, err := r.newestID(ctx, t)
 		if err != nil {
 			return err
 		}
 		if last.From > newest && last.From-newest > rangesAhead*size {
-			return nil
+			return r.settle(r.cutEarly(ctx, t, p, taken, newest))
 		}
 		next, err := r.cut(ctx, t, p, last, newest, size)
 		if err != nil {
@@ -85,45 +95,90 @@ func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Tabl
 	return nil
 }
 
-// nextRange is the newest id that was drawn, and how many ids a partition is to have.
-func (r *pass) nextRange(ctx context.Context, t *outbox.Table) (newest, size int64, err error) {
-	const some = 100_000
-	var age *float64 // of a row that is so many ids old
-	err = r.db.QueryRow(ctx, []any{&newest, &age}, fmt.Sprintf(`
-		WITH s AS (
-			SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence($1, $2)::regclass), 0) AS last
-		)
-		SELECT last, (SELECT extract(epoch FROM now() - %s)::float8 FROM %s e WHERE e.%s > last - $3::bigint
-			ORDER BY e.%[3]s LIMIT 1) FROM s`, occurredSQL(t), t.SQL(), t.Column(outbox.ID)),
-		t.SQL(), t.Layout.Columns[outbox.ID], some)
-	if err != nil {
-		return 0, 0, err
-	}
-	size = leastRange
-	if age != nil && newest >= some {
-		span := rangeTime
-		if r.opts.DeleteAfter > 0 {
-			span = min(span, r.opts.DeleteAfter/rangeShare)
-		}
-		ids := some * span.Seconds() / max(*age, 1)
-		size = max(size, (int64(ids)/leastRange+1)*leastRange)
-	}
-	return newest, size, nil
+// newestID is the newest id that was drawn.
+func (r *pass) newestID(ctx context.Context, t *outbox.Table) (newest int64, err error) {
+	err = r.db.QueryRow(ctx, []any{&newest}, `
+		SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence($1, $2)::regclass), 0)`,
+		t.SQL(), t.Layout.Columns[outbox.ID])
+	return newest, err
 }
 
-// occurredSQL is the time of a row e.
-func occurredSQL(t *outbox.Table) string {
-	if t.Layout.Has(outbox.OccurredAt) {
-		return "e." + t.Column(outbox.OccurredAt)
+// taken is what the journal has of a partition. Its times are the database's: those in the rows are whatever
+// their producer wants.
+type taken struct {
+	part  partition.Part
+	rows  int64
+	began time.Time // the first mark
+}
+
+// taken are the partitions that have taken the newest ids, two at most, the newest first.
+func (r *pass) taken(ctx context.Context, t *outbox.Table, p *partition.Table) (all []taken, err error) {
+	for i := len(p.Parts) - 1; i >= 0 && len(all) < 2; i-- {
+		of := taken{part: p.Parts[i]}
+		var began *time.Time
+		err := r.db.QueryRow(ctx, []any{&began, &of.rows}, fmt.Sprintf(`
+			SELECT min(j.processed_at), coalesce(sum(upper(e) - lower(e)), 0)::bigint
+			FROM %s j, unnest(j.ids * int8multirange(int8range($2::bigint, $3::bigint))) e
+			WHERE j.outbox = $1 AND range_merge(j.ids) && int8range($2::bigint, $3::bigint)`, t.Journal.Entries),
+			t.String(), of.part.From, of.part.To)
+		if err != nil {
+			return nil, err
+		}
+		if began != nil {
+			of.began = *began
+			all = append(all, of)
+		}
 	}
-	return "NULL::timestamptz"
+	return all, nil
+}
+
+// nextSize is how many ids a partition is to have: those of rangeTime, at the rate at which the last one took
+// its own before the present one began. It is at most twice as many as that had, and half at least.
+func (r *pass) nextSize(of []taken) int64 {
+	if len(of) < 2 {
+		return leastRange
+	}
+	span := rangeTime
+	if r.opts.DeleteAfter > 0 {
+		span = min(span, r.opts.DeleteAfter/rangeShare)
+	}
+	last := of[1]
+	took := max(of[0].began.Sub(last.began), time.Second)
+	ids := float64(last.rows) * span.Seconds() / took.Seconds()
+	ids = min(max(ids, float64(last.rows)/2), 2*float64(max(last.rows, leastRange)))
+	return max(leastRange, int64(ids)/leastRange*leastRange)
+}
+
+// cutEarly ends the partition that takes the newest ids where it has done so for too long: it would be kept as
+// long again.
+func (r *pass) cutEarly(
+	ctx context.Context, t *outbox.Table, p *partition.Table, of []taken, newest int64,
+) error {
+	if len(of) == 0 || newest < of[0].part.From || newest >= of[0].part.To {
+		return nil
+	}
+	now := of[0]
+	took := r.now.Sub(now.began)
+	if took < max(mostCurrent, r.opts.DeleteAfter/rangeShare) {
+		return nil
+	}
+	// Ids from there on are refused for a moment: as many as come in a minute are left free.
+	next := p.Part(now.part.From, newest+leastRange/100+int64(float64(now.rows)*time.Minute.Seconds()/took.Seconds())+1)
+	if next.To >= now.part.To {
+		return nil
+	}
+	if err := p.CutFilled(ctx, r.noting(t), now.part, next); err != nil {
+		return err
+	}
+	r.report.Created = append(r.report.Created, next.Name)
+	return nil
 }
 
 // cut makes the partition before the last one: from its part where it is empty, else of all that it has.
 func (r *pass) cut(
 	ctx context.Context, t *outbox.Table, p *partition.Table, last partition.Part, newest, size int64,
 ) (partition.Part, error) {
-	next := p.Part(last.From, max(last.From, 1)+size)
+	next := p.Part(last.From, max(last.From, newest, 1)+size)
 	err := p.CutEmpty(ctx, r.noting(t), last, next)
 	if errors.Is(err, partition.ErrFilled) {
 		next = p.Part(last.From, newest+refusedAfter*size+1)
@@ -163,11 +218,10 @@ func (r *pass) noting(t *outbox.Table) pg.Polite {
 	return p
 }
 
-// settledSQL is the condition that nothing of a partition is needed: every id in $2 to $3 of outbox $1 is
-// done with, under each condition, and was before $4. A progress of other partitions says nothing.
+// settledSQL is the condition that no relay needs a partition: every id in $2 to $3 of outbox $1 is done with,
+// under each condition, and was before $4. A progress of other partitions says nothing.
 func settledSQL(t *outbox.Table) string {
-	return fmt.Sprintf(`(SELECT bool_and(k.settled_to >= $3::bigint - 1
-				AND NOT k.holes && int8range($2::bigint, $3::bigint)
+	return fmt.Sprintf(`(SELECT bool_and(NOT k.unsettled && int8range($2::bigint, $3::bigint)
 				AND k.table_oid = to_regclass(%s) AND k.partitions = %s)
 			FROM %s k WHERE k.outbox = $1) IS TRUE AND %s
 		AND NOT EXISTS (SELECT FROM %s d WHERE d.outbox = $1 AND d.id >= $2::bigint AND d.id < $3::bigint)
@@ -178,28 +232,72 @@ func settledSQL(t *outbox.Table) string {
 		t.Journal.Deferred, t.Journal.Entries)
 }
 
-// dropRanges drops partitions whose rows are delivered and old, the first ones, and then the entries of their
-// ids.
+// openIDsSQL are the ids in $2 to $3 of outbox $1 that no entry has.
+func openIDsSQL(t *outbox.Table) string {
+	return fmt.Sprintf(`int8multirange(int8range($2::bigint, $3::bigint)) - coalesce((
+		SELECT range_agg(e) FROM %s j, unnest(j.ids) e
+		WHERE j.outbox = $1 AND range_merge(j.ids) && int8range($2::bigint, $3::bigint)), '{}')`,
+		t.Journal.Entries)
+}
+
+// keptSQL are the rows of a partition with some ids that no entry has: at most mostKept. No relay has
+// delivered them, and they are not to go yet.
+func (r *pass) keptSQL(t *outbox.Table, p partition.Part, ids string) string {
+	return fmt.Sprintf(`SELECT t.id FROM unnest(%s) r, LATERAL (SELECT t.%s AS id FROM %s t
+			WHERE %s AND NOT %s ORDER BY t.%[2]s LIMIT %[6]d) t LIMIT %[6]d`,
+		ids, t.Column(outbox.ID), p.SQL, table.WithinSQL("t."+t.Column(outbox.ID)),
+		r.excludedSQL(t, "t"), mostKept)
+}
+
+// excludedSQL is the condition under which a row is no event of this outbox, and so old that it may go.
+func (r *pass) excludedSQL(t *outbox.Table, alias string) string {
+	fits := t.WhereSQL(alias)
+	if r.opts.ExcludedAfter == 0 || fits == "" || !t.Layout.Has(outbox.OccurredAt) {
+		return "false"
+	}
+	return fmt.Sprintf("(%s IS NOT TRUE AND %s.%s < %s)", fits, alias, t.Column(outbox.OccurredAt),
+		pg.QuoteLiteral(r.now.Add(-r.opts.ExcludedAfter).Format(time.RFC3339Nano)))
+}
+
+// dropRanges drops partitions that no relay needs and whose rows all have an entry, and then the entries of
+// their ids.
 func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Table) error {
 	before := r.now.Add(-r.opts.DeleteAfter)
 	for _, p := range of.Parts[:len(of.Parts)-1] {
-		settled := func(ctx context.Context, tx pgx.Tx) (settled bool, err error) {
-			err = tx.QueryRow(ctx, `SELECT `+settledSQL(t), t.String(), p.From, p.To, before).Scan(&settled)
-			return settled, err
-		}
-		var dropped bool
-		err := r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-			dropped, err = settled(ctx, tx)
-			return err
+		var settled, dropped bool
+		kept := Kept{Partition: p.Name}
+		var open string
+		err := r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			args := []any{t.String(), p.From, p.To}
+			err := tx.QueryRow(ctx, `SELECT `+settledSQL(t), append(args, before)...).Scan(&settled)
+			if err != nil || !settled {
+				return err
+			}
+			return tx.QueryRow(ctx, `WITH open AS MATERIALIZED (SELECT `+openIDsSQL(t)+` AS ids)
+				SELECT o.ids::text, (SELECT count(*) FROM (`+r.keptSQL(t, p, "o.ids")+`) k),
+					coalesce((SELECT min(k.id) FROM (`+r.keptSQL(t, p, "o.ids")+`) k), 0) FROM open o`, args...).
+				Scan(&open, &kept.Rows, &kept.First)
 		})
-		if err == nil && dropped { // asked again behind the lock: a row may have been made pending again
-			dropped, err = of.Drop(ctx, r.noting(t), p, true, settled)
+		switch {
+		case err != nil:
+			return r.settle(err)
+		case !settled:
+			return nil // the later ones are younger
+		case kept.Rows > 0:
+			r.report.Kept = append(r.report.Kept, kept)
+			continue
 		}
+		// Asked again behind the lock: rows may have been inserted, or made pending again.
+		dropped, err = of.Drop(ctx, r.noting(t), p, true, func(ctx context.Context, tx pgx.Tx) (may bool, err error) {
+			err = tx.QueryRow(ctx, `SELECT `+settledSQL(t)+` AND NOT EXISTS (
+				`+r.keptSQL(t, p, "$5::int8multirange")+`)`, t.String(), p.From, p.To, before, open).Scan(&may)
+			return may, err
+		})
 		if err != nil {
 			return r.settle(err)
 		}
 		if !dropped {
-			break
+			return nil
 		}
 		r.report.Dropped = append(r.report.Dropped, p.Name)
 		if err := r.forgetDropped(ctx, t, p); err != nil {

@@ -104,7 +104,7 @@ func TestRangesUnderLoad(t *testing.T) {
 	}
 	created, dropped := 0, 0
 	for begun := time.Now(); created < 10 && time.Since(begun) < testenv.Patience; {
-		b.exec(`UPDATE outbox_known SET settled_to = (SELECT coalesce(max(id), 0) - 6000 FROM outbox_events)`)
+		b.exec(`UPDATE outbox_known SET unsettled = (SELECT int8multirange(int8range(coalesce(max(id), 0) - 6000, NULL, '()')) FROM outbox_events)`)
 		r := b.retain(func(o *retention.Options) { o.DeleteAfter = time.Hour })
 		created, dropped = created+len(r.Created), dropped+len(r.Dropped)
 	}
@@ -222,4 +222,84 @@ func TestDropOfALargePartition(t *testing.T) {
 	if len(r.Dropped) != parts || len(r.Complaints()) > 0 {
 		t.Errorf("report %+v", r)
 	}
+}
+
+// TestRangesOfExcludedRows: a partition goes when every row in it has an entry that is old, whoever wrote it. Rows that `where`
+// excludes keep it, for as long as excluded_after says.
+func TestRangesOfExcludedRows(t *testing.T) {
+	retention.SetLeastRange(100)
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newAppend(t, pg)
+		b.retain()
+		b.exec(insertEvents, 450)
+		b.retain()
+		b.table.Where, b.table.Filter = `event_type <> 'order.draft'`, outbox.RowAlias+`.event_type <> 'order.draft'`
+		b.exec(`ALTER TABLE outbox_events DISABLE TRIGGER outbox_no_update; UPDATE outbox_events SET event_type = 'order.draft' WHERE id IN (150, 160);
+			ALTER TABLE outbox_events ENABLE ALWAYS TRIGGER outbox_no_update`)
+		b.exec(testenv.SettledTo("public.outbox_events", 450, ""))
+		b.exec(`UPDATE outbox_known SET condition = $1`, b.table.Where)
+		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at) SELECT 'public.outbox_events', 'stored', int8multirange(int8range(1, 450))
+			- int8multirange(int8range(150, 151), int8range(160, 161)), now() - interval '2 hours'`)
+		drop := func(after time.Duration, kept []retention.Kept, dropped ...string) {
+			t.Helper()
+			r := b.retain(func(o *retention.Options) { o.DeleteAfter, o.ExcludedAfter = time.Hour, after })
+			if !slices.Equal(r.Dropped, dropped) || !slices.Equal(r.Kept, kept) || len(r.Complaints()) > 0 {
+				t.Errorf("dropped %q, want %q; kept %v, want %v; %v", r.Dropped, dropped, r.Kept, kept, r.Complaints())
+			}
+		}
+		of := func(rows, first int64) []retention.Kept {
+			return []retention.Kept{{Partition: "outbox_events_200", Rows: rows, First: first}}
+		}
+		drop(0, of(2, 150), "outbox_events_100")
+		drop(time.Hour, of(2, 150))
+		b.wantText("rows", `SELECT count(*) FROM outbox_events WHERE event_type = 'order.draft'`, "2")
+		// The relay of another condition has delivered one of them.
+		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at) VALUES ('public.outbox_events', 'stored', '{[150,150]}', now() - interval '2 hours')`)
+		drop(0, of(1, 160))
+		b.exec(`ALTER TABLE outbox_events DISABLE TRIGGER outbox_no_update; UPDATE outbox_events SET occurred_at = now() - interval '2 hours' WHERE id = 160;
+			ALTER TABLE outbox_events ENABLE ALWAYS TRIGGER outbox_no_update`)
+		drop(3*time.Hour, of(1, 160))
+		drop(time.Hour, []retention.Kept{}, "outbox_events_200")
+		b.wantText("rows that are left", `SELECT count(*) FROM outbox_events WHERE id < 201`, "0")
+	})
+}
+
+// TestRangeSizes: the size of a partition follows what the last ones took, by the times of the marks and by bounded steps. One that
+// takes ids for days is ended.
+func TestRangeSizes(t *testing.T) {
+	retention.SetLeastRange(1000)
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newAppend(t, pg)
+		last := 0
+		insert := func(rows int, marked string) {
+			t.Helper()
+			b.exec(insertEvents, rows)
+			b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at)
+				SELECT 'public.outbox_events', 'stored', int8multirange(int8range(g, least(g + 500, $2 + 1))), now() - $3::interval
+				FROM generate_series($1::int, $2::int, 500) g`, last+1, last+rows, marked)
+			last += rows
+		}
+		created := func(what string, want ...string) {
+			t.Helper()
+			if r := b.retain(); !slices.Equal(r.Created, want) || len(r.Complaints()) > 0 {
+				t.Errorf("%s: created %q, want %q; %v", what, r.Created, want, r.Complaints())
+			}
+		}
+		created("at first", "outbox_events_1000", "outbox_events_2000")
+		insert(1000, "3 seconds")
+		insert(1000, "2 seconds")
+		insert(150_000, "1 second")
+		created("after a burst", "outbox_events_162000")
+		insert(10_000, "0 seconds")
+		created("after the next rows", "outbox_events_164000", "outbox_events_166000")
+		b.exec(`UPDATE outbox_journal SET processed_at = now() - interval '1 hour' WHERE ids && int8multirange(int8range(2001, 152001))`)
+		insert(100, "50 hours")
+		created("a partition that takes ids for days", "outbox_events_162111")
+		b.wantText("partitions", `SELECT has FROM parts`, "outbox_events_rest FROM ('166001') TO (MAXVALUE), outbox_events_1000 FROM (MINVALUE) TO ('1001'), "+
+			"outbox_events_2000 FROM ('1001') TO ('2001'), outbox_events_162000 FROM ('2001') TO ('162001'), outbox_events_162111 FROM ('162001') TO ('162112'), "+
+			"outbox_events_166000 FROM ('164001') TO ('166001'), outbox_events_164000 FROM ('162112') TO ('164001')")
+		created("at once again")
+		b.exec(`SELECT setval(pg_get_serial_sequence('outbox_events', 'id'), 5000000000)`)
+		created("ids that jump", "outbox_events_5000001000", "outbox_events_5000002000")
+	})
 }

@@ -28,6 +28,9 @@ type Options struct {
 	// DeleteAfter is how long after it was processed a row is deleted from an outbox that has no archive, as
 	// its layout is not the canonical one. 0: no row is deleted.
 	DeleteAfter time.Duration
+	// ExcludedAfter is how long after its occurred_at a row goes with its partition that no relay has
+	// delivered because its outbox's condition excludes it. 0: such a row keeps its partition.
+	ExcludedAfter time.Duration
 	// DropAfter is how long after it was processed a row may leave the archive; at
 	// least ArchiveAfter. 0: the archive keeps everything.
 	DropAfter time.Duration
@@ -38,12 +41,14 @@ type Options struct {
 // Report is what a pass has done.
 type Report struct {
 	// Busy: another pass was running, so this one did nothing.
-	Busy        bool          `json:"busy"`
-	Tables      []TableReport `json:"tables"`
-	Created     []string      `json:"created"`      // partitions: months of the archive, ids of an outbox
-	Dropped     []string      `json:"dropped"`      // as Created
-	Purged      int64         `json:"purged"`       // rows of the archive's default partition
-	ExpiredKeys int64         `json:"expired_keys"` // idempotency keys
+	Busy    bool          `json:"busy"`
+	Tables  []TableReport `json:"tables"`
+	Created []string      `json:"created"` // partitions: months of the archive, ids of an outbox
+	Dropped []string      `json:"dropped"` // as Created
+	// Kept are partitions whose time has come, and that have rows which no relay has delivered.
+	Kept        []Kept `json:"kept"`
+	Purged      int64  `json:"purged"`       // rows of the archive's default partition
+	ExpiredKeys int64  `json:"expired_keys"` // idempotency keys
 	// Notes say what was left undone, and why.
 	Notes []string `json:"notes"`
 	// HasKeys: there are idempotency keys. Purges: the archive has a default partition, whose old rows are
@@ -77,6 +82,23 @@ type TableReport struct {
 	Obstacle bool `json:"obstacle,omitempty"`
 }
 
+// Kept is a partition of an append-only outbox that a pass has not dropped because of rows that no relay has
+// delivered: the outbox's condition excludes them.
+type Kept struct {
+	Partition string `json:"partition"`
+	Rows      int64  `json:"rows"`     // counted up to 1000
+	First     int64  `json:"first_id"` // of them
+}
+
+func (k Kept) String() string {
+	rows := fmt.Sprint(k.Rows)
+	if k.Rows == mostKept {
+		rows += " or more"
+	}
+	return fmt.Sprintf("%s is kept: no relay has delivered %s of its rows, as outboxes[].where excludes them; "+
+		"the first has id %d (retention.excluded_after says when they go)", k.Partition, rows, k.First)
+}
+
 // Run makes one pass: processed rows move from their outboxes to the archive,
 // months of the archive are created ahead and dropped when they are old, and
 // expired idempotency keys are deleted.
@@ -95,7 +117,7 @@ func Run(ctx context.Context, cfg table.Config, opts Options) (*Report, error) {
 		own := *t // a relay reads its own
 		r.opts.Tables[i] = &own
 	}
-	r.report = &Report{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Notes: []string{}}
+	r.report = &Report{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Kept: []Kept{}, Notes: []string{}}
 	if opts.DropAfter > 0 && opts.DropAfter < opts.ArchiveAfter {
 		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s",
 			opts.DropAfter, opts.ArchiveAfter)
