@@ -128,10 +128,12 @@ func (b *bench) takeAway(ctx context.Context, set Setting) error {
 		if err := b.Retain(ctx, set, time.Millisecond); err != nil {
 			return err
 		}
-		return b.exec(ctx, `VACUUM public.outbox_messages`, `TRUNCATE public.outbox_messages_archive`)
+		statements := append(truncate("outbox_messages_archive"), `VACUUM public.outbox_messages`)
+		return b.exec(ctx, statements...)
 	case "journal": // to drop a partition costs as much as to empty it
-		return b.exec(ctx, truncateEvents, `TRUNCATE public.outbox_journal`,
+		statements := append(truncate("outbox_events"), `DELETE FROM public.outbox_journal`,
 			`DELETE FROM public.outbox_known`)
+		return b.exec(ctx, statements...)
 	}
 	return b.exec(ctx, `VACUUM public.outbox_messages`)
 }

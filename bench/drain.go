@@ -68,10 +68,15 @@ func (s Setting) table() string {
 	return "public.outbox_messages"
 }
 
-// truncateEvents empties an outbox that refuses that.
-const truncateEvents = `ALTER TABLE public.outbox_events DISABLE TRIGGER outbox_no_truncate;
-	TRUNCATE public.outbox_events RESTART IDENTITY;
-	ALTER TABLE public.outbox_events ENABLE ALWAYS TRIGGER outbox_no_truncate`
+// truncate empties tables that refuse that.
+func truncate(tables ...string) (statements []string) {
+	for _, name := range tables {
+		statements = append(statements, fmt.Sprintf(`ALTER TABLE public.%[1]s DISABLE TRIGGER outbox_no_truncate;
+			TRUNCATE public.%[1]s RESTART IDENTITY;
+			ALTER TABLE public.%[1]s ENABLE ALWAYS TRIGGER outbox_no_truncate`, name))
+	}
+	return statements
+}
 
 // parts are the settings of all relays that share the rows.
 func (s Setting) parts() []Setting {
@@ -92,21 +97,18 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	if err := b.alone(ctx); err != nil {
 		return err
 	}
-	statements := []string{
+	statements := append(truncate("outbox_events", "outbox_messages_dlq", "outbox_journal", "outbox_deferred"),
 		`SELECT pg_drop_replication_slot(slot_name)
 			FROM pg_replication_slots WHERE database = current_database()`,
-		`TRUNCATE public.outbox_messages, public.outbox_messages_dlq,
-			public.outbox_journal, public.outbox_deferred`,
+		`TRUNCATE public.outbox_messages`,
 		`DELETE FROM public.outbox_known`, `DELETE FROM public.outbox_sent`,
-		truncateEvents,
 		`DO $$
 			DECLARE p name;
 			BEGIN
 				FOR p IN SELECT pubname FROM pg_publication LOOP
 					EXECUTE format('DROP PUBLICATION %I', p);
 				END LOOP;
-			END $$`,
-	}
+			END $$`)
 	for _, part := range set.parts() {
 		if _, err := b.createStream(ctx, part); err != nil {
 			return err

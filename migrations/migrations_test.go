@@ -155,6 +155,48 @@ func TestUpAndDown(t *testing.T) {
 	})
 }
 
+// TestTablesThatRelaysChange: a publication of all tables, as other programs make one, keeps no relay from changing its
+// tables, and nobody empties one of them by mistake.
+func TestTablesThatRelaysChange(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		url := pg.NewDB(t)
+		conn := connect(t, url)
+		if _, err := newRunner(t, url, outboxes()).Up(t.Context(), migrations.Latest); err != nil {
+			t.Fatal(err)
+		}
+		exec(t, conn, "CREATE PUBLICATION theirs FOR ALL TABLES")
+		rows, err := conn.Query(t.Context(), `SELECT oid::regclass::text, relispartition FROM pg_class
+			WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') ORDER BY 1`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var name string
+		var part bool
+		parts := map[string]bool{}
+		if _, err := pgx.ForEachRow(rows, []any{&name, &part}, func() error { parts[name] = part; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		for name, part := range parts {
+			for _, change := range []string{"UPDATE " + name + " SET %s", "DELETE FROM " + name} {
+				column := ""
+				if err := conn.QueryRow(t.Context(), `SELECT attname || ' = ' || attname FROM pg_attribute
+					WHERE attrelid = $1::text::regclass AND attnum > 0 AND attidentity <> 'a' LIMIT 1`, name).Scan(&column); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := conn.Exec(t.Context(), "EXPLAIN "+strings.ReplaceAll(change, "%s", column)); err != nil {
+					t.Errorf("%s: %v", change, err)
+				}
+			}
+			if name == outbox.DefaultTable || part || !strings.HasPrefix(name, "outbox_") {
+				continue
+			}
+			if _, err := conn.Exec(t.Context(), "TRUNCATE "+name); err == nil || !strings.Contains(err.Error(), "is refused") {
+				t.Errorf("TRUNCATE %s: %v", name, err)
+			}
+		}
+	})
+}
+
 // The names, order and types of the outbox's columns are a contract with producers in every language.
 func TestOutboxColumns(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
@@ -303,7 +345,7 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 		},
 		{
 			`INSERT INTO outbox_journal (outbox, kind, ids) VALUES ('public.outbox_messages', 'stored', '{[1,1]}')`,
-			"outbox_journal says which events were delivered", `TRUNCATE outbox_journal`,
+			"outbox_journal says which events were delivered", `DELETE FROM outbox_journal`,
 		},
 	}
 	for _, s := range steps {

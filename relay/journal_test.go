@@ -46,7 +46,7 @@ func TestMarksInJournal(t *testing.T) {
 					x := r.startAtWork()
 					l.delivered()
 					eventually(t, "the progress has come to the last row", func() bool {
-						return r.count(`SELECT count(*) FROM outbox_known WHERE settled_to = (SELECT max(id) FROM outbox_messages)`) == 1
+						return r.count(`SELECT count(*) FROM outbox_known WHERE `+testenv.Settled+` = (SELECT max(id) FROM outbox_messages)`) == 1
 					})
 					x.quietBut()
 				})
@@ -73,9 +73,9 @@ func TestMarksInJournal(t *testing.T) {
 					}
 					stop := l.start(load{writers: 2, rows: 5, pause: 10 * time.Millisecond})
 					l.reaches(500)
-					from := r.query1(`SELECT coalesce(max(settled_to), 0) FROM outbox_known`)
+					from := r.query1(`SELECT coalesce(max(` + testenv.Settled + `), 0) FROM outbox_known`)
 					eventually(t, "the progress moves on beside them", func() bool {
-						return r.count(`SELECT count(*) FROM outbox_known WHERE settled_to > $1::bigint + 100 AND holes @> int8range(1, 121)`, from) == 1
+						return r.count(`SELECT count(*) FROM outbox_known WHERE `+testenv.Settled+` > $1::bigint + 100 AND `+testenv.Holes+` @> int8range(1, 121)`, from) == 1
 					})
 					x.halt()
 					x = r.startAtWork()
@@ -89,7 +89,7 @@ func TestMarksInJournal(t *testing.T) {
 					}
 					stop()
 					eventually(t, "all is done, and no hole is left", func() bool {
-						return r.count(`SELECT count(*) FROM outbox_known WHERE settled_to = (SELECT max(id) FROM outbox_messages) AND isempty(holes)`) == 1
+						return r.count(`SELECT count(*) FROM outbox_known WHERE `+testenv.Settled+` = (SELECT max(id) FROM outbox_messages) AND isempty(`+testenv.Holes+`)`) == 1
 					})
 					l.delivered()
 					x.quietBut()

@@ -2,11 +2,13 @@ package relay_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
 )
@@ -34,7 +36,7 @@ func (n *named) retain(box *outbox.Table, after time.Duration) {
 func (n *named) settled(id int) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("the progress has come to id %d", id), func() bool {
-		return n.count(`SELECT count(*) FROM outbox_known WHERE table_oid = 'outbox_messages'::regclass AND settled_to = $1 AND partitions = (
+		return n.count(`SELECT count(*) FROM outbox_known WHERE table_oid = 'outbox_messages'::regclass AND `+testenv.Settled+` = $1 AND partitions = (
 			SELECT hashtextextended(coalesce(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), ''), 0)
 			FROM pg_partition_tree('outbox_messages'))`, id) == 1
 	})
@@ -124,6 +126,53 @@ func TestDetachedPartitionComesBack(t *testing.T) {
 	n.exec(attach)
 	n.settled(50)
 	n.delivered()
+}
+
+// TestDetachedRowsAreStillDeferred: a partition with rows that failed, rows held behind them, and delayed ones is detached while
+// retention makes a pass, and attached again. They wait as before: none is lost, and none comes before its time or out of order.
+func TestDetachedRowsAreStillDeferred(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []relay.Mode{relay.ModePoll, relay.ModeAuto} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			n := newNamed(t, outbox.MarkJournal, mode)
+			n.partitioned()
+			if mode == relay.ModeAuto {
+				n.publish()
+			}
+			x := n.start().working(mode)
+			n.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at) SELECT 'order', CASE WHEN n <= 20 THEN 1 ELSE 2 END,
+				CASE WHEN n = 1 THEN 'order cursed' ELSE 'order.placed' END, jsonb_build_object('n', n), now() + CASE WHEN n > 20 THEN interval '1 hour' ELSE '0' END
+				FROM generate_series(1, 40) n ORDER BY n`)
+			const deferred = `SELECT count(*) FROM outbox_deferred`
+			eventually(t, "all are deferred", func() bool { return n.count(deferred) == 40 })
+			n.settled(40)
+			n.next = 41
+			n.add(10)
+			n.settled(50)
+			n.exec(detach)
+			n.settled(50)
+			n.retain(n.bound(), time.Hour)
+			if got := n.count(deferred); got != 40 {
+				t.Errorf("%d deferrals are left, want 40", got)
+			}
+			n.exec(attach)
+			n.settled(50)
+			if got := n.storedCount(); got != 10 {
+				t.Errorf("%d events are stored, want 10", got)
+			}
+			// The failed row is put right, and the delayed ones are due.
+			n.exec(`DELETE FROM outbox_deferred WHERE id = 1; DELETE FROM outbox_messages WHERE id = 1`)
+			n.exec(`UPDATE outbox_deferred SET available_at = now()`)
+			eventually(t, "all others are delivered", func() bool { return n.storedCount() >= 49 })
+			x.halt()
+			got := n.numbers()
+			slices.Sort(got)
+			if want := append(span(2, 40), span(41, 50)...); !slices.Equal(got, want) {
+				t.Errorf("stored %s, want %s", brief(got), brief(want))
+			}
+		})
+	}
 }
 
 // TestNoRowOfAnotherTableIsSkipped: the first start with postgres.initial none waits for a lock, and meanwhile another table

@@ -276,7 +276,7 @@ func TestConditionsHaveTheirOwnProgress(t *testing.T) {
 	}
 	progressed := func(kind string) {
 		eventually(t, "the progress passes all rows", func() bool {
-			return n.count(`SELECT count(*) FROM outbox_known WHERE condition LIKE $1 AND settled_to = (SELECT max(id) FROM outbox_messages)`, "%"+kind+"%") == 1
+			return n.count(`SELECT count(*) FROM outbox_known WHERE condition LIKE $1 AND `+testenv.Settled+` = (SELECT max(id) FROM outbox_messages)`, "%"+kind+"%") == 1
 		})
 	}
 	placed, paid := part("placed"), part("paid")

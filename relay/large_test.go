@@ -83,7 +83,7 @@ func TestLargeAppendOnlyTable(t *testing.T) {
 			FROM generate_series($1::bigint, $2::bigint, 1000) g`, from, to)
 	}
 	settle(2_000_001, 2_000_000+rows)
-	r.exec(`UPDATE outbox_known SET settled_to = $1::bigint, holes = '{}', partitions = (
+	r.exec(`UPDATE outbox_known SET unsettled = int8multirange(int8range($1::bigint, NULL, '()')), partitions = (
 		SELECT hashtextextended(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), 0) FROM pg_partition_tree('outbox_events'))`, 2_000_000+rows)
 	r.dropSlot(r.cfg.Slot) // its WAL has all of them
 	r.start().streaming().halt()
@@ -91,7 +91,7 @@ func TestLargeAppendOnlyTable(t *testing.T) {
 	r.exec(`CHECKPOINT`)
 	t.Logf("%d rows are written after %s", rows, time.Since(begun).Round(time.Second))
 	measure(fmt.Sprintf("%d rows in 20 partitions", rows))
-	r.exec(`UPDATE outbox_known SET settled_to = settled_to - $1::bigint, holes = '{}'`, rows/10)
+	r.exec(`UPDATE outbox_known SET unsettled = int8multirange(int8range(`+testenv.Settled+` - $1::bigint, NULL, '()'))`, rows/10)
 	begun = time.Now()
 	x := r.start().streaming()
 	t.Logf("%d rows above the progress: a start takes %s", rows/10, time.Since(begun).Round(time.Millisecond))
@@ -157,7 +157,7 @@ func TestLongTransactions(t *testing.T) {
 		took := time.Since(begun)
 		t.Logf("%d commits/s, %d not stored yet; a search takes %s; %s", (committed.Load()-before)*looks/int64(seconds),
 			committed.Load()-int64(r.storedCount()), took.Round(100*time.Microsecond), r.query1(`SELECT format('the progress is %s ids behind, with %s holes',
-				(SELECT max(id) FROM outbox_events) - settled_to, (SELECT count(*) FROM unnest(holes))) FROM outbox_known`))
+				(SELECT max(id) FROM outbox_events) - `+testenv.Settled+`, (SELECT count(*) FROM unnest(`+testenv.Holes+`))) FROM outbox_known`))
 	}
 	stop()
 	writers.Wait()
@@ -170,7 +170,7 @@ func TestLongTransactions(t *testing.T) {
 	}
 	eventually(t, "all is stored", func() bool { return int64(r.storedCount()) == committed.Load()+50 })
 	eventually(t, "the progress has come to the end, without a hole", func() bool {
-		return r.count(`SELECT count(*) FROM outbox_known WHERE settled_to = (SELECT max(id) FROM outbox_events) AND isempty(holes)`) == 1
+		return r.count(`SELECT count(*) FROM outbox_known WHERE `+testenv.Settled+` = (SELECT max(id) FROM outbox_events) AND isempty(`+testenv.Holes+`)`) == 1
 	})
 	x.quietBut("row_unsettled")
 }

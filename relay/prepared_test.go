@@ -38,7 +38,7 @@ func TestPreparedRows(t *testing.T) {
 				r.pending(0)
 				if mark == outbox.MarkJournal {
 					eventually(t, "the progress moves on beside them", func() bool {
-						return r.count(`SELECT count(*) FROM public.outbox_known WHERE settled_to = (SELECT max(id) FROM public.outbox_messages) AND NOT isempty(holes)`) == 1
+						return r.count(`SELECT count(*) FROM public.outbox_known WHERE `+testenv.Settled+` = (SELECT max(id) FROM public.outbox_messages) AND NOT isempty(`+testenv.Holes+`)`) == 1
 					})
 				}
 				x.halt()
@@ -55,7 +55,7 @@ func TestPreparedRows(t *testing.T) {
 				})
 				if mark == outbox.MarkJournal {
 					eventually(t, "the progress has no holes any more", func() bool {
-						return r.count(`SELECT count(*) FROM public.outbox_known WHERE settled_to = (SELECT max(id) FROM public.outbox_messages) AND isempty(holes)`) == 1
+						return r.count(`SELECT count(*) FROM public.outbox_known WHERE `+testenv.Settled+` = (SELECT max(id) FROM public.outbox_messages) AND isempty(`+testenv.Holes+`)`) == 1
 					})
 				}
 				got := map[int]int{}

@@ -3,6 +3,7 @@ package table
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -52,19 +53,19 @@ func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 			return err
 		}
 	}
+	if !done {
+		return nil // a row up to there is pending
+	}
 	var seen, settled int64
 	var hasHoles bool
 	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles}, journalSQL(t, `SELECT coalesce(max(e.{id}), 0),
-		coalesce((SELECT k.settled_to FROM `+progressSQL+`), 0),
-		EXISTS (SELECT FROM `+progressSQL+` AND NOT isempty(k.holes))
+		coalesce((SELECT `+SettledSQL+` FROM `+progressSQL+`), 0),
+		EXISTS (SELECT FROM `+progressSQL+` AND `+holesSQL+` > 0)
 		FROM {table} e WHERE {bound}`))
 	if err != nil {
 		return err
 	}
-	if !done && settled <= a.to {
-		return nil // a row up to there is pending; else the relay of another shard was quicker
-	}
-	seen = max(seen, settled)
+	seen = max(min(seen, mostSettled), settled)
 	if a.to = 0; seen > settled || hasHoles {
 		a.to = seen
 	}
@@ -85,10 +86,10 @@ type Progress struct {
 // Progress reads how far the progress of a table with a journal is.
 func (db *DB) Progress(ctx context.Context, t *outbox.Table) (p Progress, err error) {
 	err = db.QueryRow(ctx, []any{&p.SettledTo, &p.Behind, &p.Holes}, journalSQL(t, `
-		SELECT coalesce(k.settled_to, 0), greatest(coalesce(e.last, 0) - coalesce(k.settled_to, 0), 0),
-			(SELECT count(*)::int FROM unnest(k.holes))
+		SELECT coalesce(k.settled, 0), greatest(coalesce(e.last, 0) - coalesce(k.settled, 0), 0),
+			coalesce(k.holes, 0)
 		FROM (SELECT max(e.{id}) AS last FROM {table} e) e
-			LEFT JOIN (SELECT * FROM `+progressSQL+`) k ON true`))
+			LEFT JOIN (SELECT `+SettledSQL+` AS settled, `+holesSQL+` AS holes FROM `+progressSQL+`) k ON true`))
 	if err != nil {
 		err = fmt.Errorf("read the progress of %s: %w", t, err)
 	}
@@ -150,8 +151,8 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (d
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		if t.Layout.Has(outbox.AvailableAt) {
 			_, err := conn.Exec(ctx, journalSQL(t, `
-				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash)
-				SELECT {outbox}, t.{id}, t.{available}, {hash} FROM {undeferred} t
+				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash, partition_oid)
+				SELECT {outbox}, t.{id}, t.{available}, {hash}, t.tableoid FROM {undeferred} t
 				WHERE t.{available} > now() AND {events} AND {bound} ORDER BY t.{id} LIMIT $2`,
 				"{undeferred}", undeferredSQL(t, upToSQL(t, "$1")), "{events}", events), to, mostDeferred)
 			if err != nil {
@@ -165,11 +166,20 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (d
 	return done, err
 }
 
-// progressSQL is the row k that has the progress of an outbox.
-const progressSQL = `{known} k WHERE k.outbox = {outbox} AND k.condition = {condition}`
+const (
+	// progressSQL is the row k that has the progress of an outbox.
+	progressSQL = `{known} k WHERE k.outbox = {outbox} AND k.condition = {condition}`
+	// SettledSQL is the id up to which a row k of outbox_known is settled, but for its holes. It is NULL where
+	// nothing is settled.
+	SettledSQL = `(SELECT nullif(lower(r), '-9223372036854775808') - 1 FROM unnest(k.unsettled) r WHERE upper_inf(r))`
+	holesSQL   = `(SELECT count(*)::int - 1 FROM unnest(k.unsettled))`
+	// mostSettled bounds it: the last range has an id always.
+	mostSettled = math.MaxInt64 - 1
+)
 
 // settleToSQL writes the progress to id $1 if no event is pending there, without holes up to $2, and about $3
-// of them at most. It writes nothing where the row is of other partitions, or of another table.
+// of them at most. It writes nothing where the row is of other partitions, or of another table. What the relay
+// of another shard has settled meanwhile stays so.
 func settleToSQL(t *outbox.Table, events string) string {
 	return journalSQL(t, `
 WITH open AS MATERIALIZED (
@@ -177,18 +187,19 @@ WITH open AS MATERIALIZED (
 ), unseen AS MATERIALIZED (
 	SELECT o.ids - int8multirange(int8range(NULL, $2::bigint, '(]')) - coalesce((
 		SELECT range_agg(int8range(e.{id}, e.{id}, '[]')) FROM unnest(o.ids) r, {table} e
-		WHERE e.{id} >= lower(r) AND e.{id} < upper(r)), '{}') AS ids
+		WHERE `+WithinSQL("e.{id}")+`), '{}') AS ids
 	FROM open o
 )
-UPDATE {known} k SET settled_to = $1::bigint, updated_at = now(),
-	holes = CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3 THEN u.ids ELSE (
+UPDATE {known} k SET updated_at = now(),
+	unsettled = CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3 THEN k.unsettled * (u.ids + {above}) ELSE (
 		SELECT range_agg(int8range(lower(r) / s.size * s.size,
-			least((upper(r) - 1) / s.size * s.size + s.size, $1 + 1)))
-		FROM unnest(u.ids) r, (SELECT ($1 - lower(u.ids)) / $3 + 1 AS size) s) END
+			least(((upper(r) - 1) / s.size * s.size)::numeric + s.size, $1 + 1)::bigint))
+		FROM unnest(u.ids) r, (SELECT ($1 - lower(u.ids)) / $3 + 1 AS size) s) + {above} END
 FROM unseen u
-WHERE k.outbox = {outbox} AND k.condition = {condition} AND k.settled_to <= $1
+WHERE k.outbox = {outbox} AND k.condition = {condition}
 	AND k.table_oid = to_regclass({regclass}) AND k.partitions = {partitions}
 	AND NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})`,
+		"{above}", "int8multirange(int8range($1::bigint, NULL, '()'))",
 		"{regclass}", outbox.QuoteLiteral(t.SQL()), "{partitions}", PartitionsSQL(t),
 		"{open}", upToSQL(t, "$1::bigint"), "{undeferred}", undeferredSQL(t, upToSQL(t, "$1")),
 		"{events}", events)

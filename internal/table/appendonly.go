@@ -178,9 +178,9 @@ func (f *appendOnlyFacts) readJournal(
 		return nil
 	}
 	// A progress that is void says nothing of the ids that were delivered: the entries do.
-	err := conn.QueryRow(ctx, `SELECT coalesce((SELECT nullif(max(settled_to), 0) FROM `+own.known+`
-			WHERE outbox = $1), (SELECT max(upper(range_merge(ids)) - 1) FROM `+own.journal.Entries+`
-			WHERE outbox = $1), 0)`, t.String()).Scan(&f.settled)
+	err := conn.QueryRow(ctx, `SELECT coalesce((SELECT max(`+SettledSQL+`) FROM `+own.known+` k
+			WHERE k.outbox = $1), (SELECT max(coalesce(upper(range_merge(ids)) - 1, 9223372036854775807))
+			FROM `+own.journal.Entries+` WHERE outbox = $1), 0)`, t.String()).Scan(&f.settled)
 	if err == nil && t.Layout.Unjournaled != "" {
 		err = f.readMarks(ctx, conn, t, own)
 	}

@@ -3,6 +3,7 @@ package table
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,7 +45,13 @@ func journalSQL(t *outbox.Table, sql string, more ...string) string {
 		"{outbox}", outbox.QuoteLiteral(t.String()), "{table}", t.SQL(), "{id}", t.Column(outbox.ID),
 		"{due}", due, "{processed}", t.Column(outbox.ProcessedAt), "{attempts}", t.Column(outbox.Attempts),
 		"{error}", t.Column(outbox.LastError), "{available}", t.Column(outbox.AvailableAt), "{hash}", hash,
+		"{within}", WithinSQL("e."+t.Column(outbox.ID)),
 	)...).Replace(sql)
+}
+
+// WithinSQL is the condition that an id is in a range r. One without an upper bound has the greatest id.
+func WithinSQL(id string) string {
+	return fmt.Sprintf("%s >= lower(r) AND %[1]s <= coalesce(upper(r) - 1, %d)", id, math.MaxInt64)
 }
 
 // BoundSQL is the condition that a table is still the one that the outbox is bound to: somebody may have
@@ -92,18 +99,18 @@ const (
 
 	// inRangeSQL is the rows without a deferral whose ids are in a range r.
 	inRangeSQL = `(SELECT ` + rowColumns + `, ` + undeferredColumns + ` FROM {table} e
-		WHERE e.{id} >= lower(r) AND e.{id} <= coalesce(upper(r) - 1, 9223372036854775807)
-			AND ` + notDeferredSQL + `)`
+		WHERE {within} AND ` + notDeferredSQL + `)`
 
-	// unsettledSQL is the ids of which the progress knows nothing: those above it, and its holes.
-	unsettledSQL = `coalesce((SELECT k.holes + int8multirange(int8range(k.settled_to, NULL, '()'))
-		FROM {known} k WHERE k.outbox = {outbox} AND k.condition = {condition}),
-		int8multirange(int8range(0, NULL, '()')))`
+	// everySQL is every id, as it stands in outbox_known where nothing is settled.
+	everySQL = `'{[-9223372036854775808,)}'`
+
+	// unsettledSQL is the ids of which the progress knows nothing.
+	unsettledSQL = `coalesce((SELECT k.unsettled FROM {known} k
+		WHERE k.outbox = {outbox} AND k.condition = {condition}), ` + everySQL + `)`
 
 	// unsettledByAnySQL is the ids of which the progress of some condition knows nothing.
-	unsettledByAnySQL = `coalesce((SELECT range_agg(r) FROM {known} k,
-		unnest(k.holes + int8multirange(int8range(k.settled_to, NULL, '()'))) r WHERE k.outbox = {outbox}),
-		int8multirange(int8range(0, NULL, '()')))`
+	unsettledByAnySQL = `coalesce((SELECT range_agg(r) FROM {known} k, unnest(k.unsettled) r
+		WHERE k.outbox = {outbox}), ` + everySQL + `)`
 
 	// openSQL is the unsettled ids that no entry has. A statement makes it once.
 	openSQL = `(SELECT u.ids - coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
@@ -128,7 +135,7 @@ func (journaled) source(t *outbox.Table) source {
 		// OFFSET 0: the entries come first, in the order of an index, and each has its rows looked up.
 		marked: journalSQL(t, `(SELECT e.*, `+markedColumns+`
 		FROM {entries} j, unnest(j.ids) r, LATERAL (SELECT `+rowColumns+` FROM {table} e
-			WHERE e.{id} >= lower(r) AND e.{id} < upper(r) OFFSET 0) e
+			WHERE {within} OFFSET 0) e
 		WHERE j.outbox = {outbox} AND j.kind = 'stored')`),
 		markedByID: journalSQL(t, `(SELECT `+rowColumns+`, `+markedColumns+`
 		FROM {table} e, LATERAL (SELECT j.processed_at FROM {entries} j
@@ -241,8 +248,8 @@ func (journaled) set(t *outbox.Table, s *sets) string {
 		names, values = append(names, columns[f]), append(values, value)
 		updates = append(updates, columns[f]+" = EXCLUDED."+columns[f])
 	}
-	return journalSQL(t, `INSERT INTO {deferred} AS d (outbox, id, aggregate_hash, {names})
-		SELECT {outbox}, t.{id}, {hash}, {values} FROM {all} t
+	return journalSQL(t, `INSERT INTO {deferred} AS d (outbox, id, aggregate_hash, partition_oid, {names})
+		SELECT {outbox}, t.{id}, {hash}, t.tableoid, {values} FROM {all} t
 		WHERE t.{id} = ANY (ARRAY(SELECT f.id FROM free f))
 		ON CONFLICT (outbox, id) DO UPDATE SET {updates} RETURNING id`,
 		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "),
@@ -285,7 +292,7 @@ func entrySQL(t *outbox.Table) string {
 	return journalSQL(t, `
 WITH waited AS MATERIALIZED (
 	SELECT d.id, {free} AS free FROM unnest($1::int8multirange) r, {deferred} d
-	WHERE d.outbox = {outbox} AND d.id >= lower(r) AND d.id < upper(r)
+	WHERE d.outbox = {outbox} AND {waiting}
 		AND EXISTS (SELECT FROM {deferred} WHERE outbox = {outbox})
 ), locked AS MATERIALIZED (
 	SELECT id FROM waited WHERE free IS NOT TRUE
@@ -299,7 +306,7 @@ WITH waited AS MATERIALIZED (
 	WHERE d.outbox = {outbox} AND d.id = ANY (ARRAY(SELECT id FROM waited WHERE free))
 )
 SELECT id::text FROM locked WHERE `+pg.OwnPath,
-		"{free}", freeDeferralSQL(t, "d.id"), "{locked}", rangesSQL("locked"))
+		"{free}", freeDeferralSQL(t, "d.id"), "{locked}", rangesSQL("locked"), "{waiting}", WithinSQL("d.id"))
 }
 
 // mostSampled bounds the rows that sampleGone looks for.
@@ -377,14 +384,17 @@ func ranges(ids []int64) string {
 	for i := 0; i < len(ids); {
 		first := ids[i]
 		last := first
-		for i++; i < len(ids) && ids[i] <= last+1; i++ {
+		for i++; i < len(ids) && ids[i]-1 <= last; i++ {
 			last = ids[i]
 		}
 		if len(b) > 1 {
 			b = append(b, ',')
 		}
-		b = strconv.AppendInt(append(b, '['), first, 10)
-		b = append(strconv.AppendInt(append(b, ','), last, 10), ']')
+		b = append(strconv.AppendInt(append(b, '['), first, 10), ',')
+		if last < math.MaxInt64 { // else the range has no bound: PostgreSQL's would be greater by 1
+			b = strconv.AppendInt(b, last+1, 10)
+		}
+		b = append(b, ')')
 	}
 	return string(append(b, '}'))
 }
@@ -400,7 +410,7 @@ func (journaled) deadSQL(t *outbox.Table, alias string) string {
 
 // rangesSQL are the ids of a CTE as an int8multirange.
 func rangesSQL(cte string) string {
-	return "(SELECT range_agg(int8range(x.id, x.id, '[]')) FROM " + cte + " x)"
+	return "(SELECT range_agg(int8range(x.id, nullif(x.id, 9223372036854775807) + 1)) FROM " + cte + " x)"
 }
 
 // unmarkSQL implements Mark: it takes the ids out of their entries and defers the rows.
@@ -479,7 +489,7 @@ WITH old AS MATERIALIZED (
 	ORDER BY j.processed_at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), gone AS (
 	DELETE FROM {table} t USING old o, unnest(o.ids) r
-	WHERE t.{id} >= lower(r) AND t.{id} < upper(r) RETURNING 1
+	WHERE `+WithinSQL("t.{id}")+` RETURNING 1
 ), forgotten AS (
 	DELETE FROM {entries} j WHERE j.ctid = ANY (ARRAY(SELECT o.place FROM old o)) RETURNING 1
 )
@@ -487,12 +497,15 @@ SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone) WHERE 
 	return entries, rows, err
 }
 
-// ForgetDeferred deletes the deferrals of rows that somebody has deleted: those are events no more.
+// ForgetDeferred deletes the deferrals of rows that somebody has deleted, be it with their partition: those are
+// events no more. A partition that is detached keeps them.
 func (db *DB) ForgetDeferred(ctx context.Context, t *outbox.Table) error {
 	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, journalSQL(t, `DELETE FROM {deferred} d
 			WHERE d.outbox = {outbox} AND NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = d.id)
-				AND {bound} AND `+pg.OwnPath))
+				AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = d.partition_oid AND c.oid NOT IN (
+					SELECT to_regclass({regclass}) UNION SELECT relid FROM pg_partition_tree(to_regclass({regclass}))))
+				AND {bound} AND `+pg.OwnPath, "{regclass}", outbox.QuoteLiteral(t.SQL())))
 		return err
 	})
 }

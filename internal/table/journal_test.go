@@ -137,7 +137,7 @@ func TestJournalKnows(t *testing.T) {
 		b.mark(settled)
 		b.must(b.db.Advance(t.Context(), b.table, &a))
 		b.must(b.db.Advance(t.Context(), b.table, &a))
-		b.is("progress", b.text(`SELECT settled_to FROM outbox_known`), "10")
+		b.is("progress", b.text(`SELECT `+testenv.Settled+` FROM outbox_known`), "10")
 		b.exec(`DELETE FROM outbox_messages WHERE id = 3; DELETE FROM outbox_journal`) // as retention does
 		rows := b.insert(10)
 		b.mark(slices.Concat(rows[:2], rows[5:6]))
@@ -209,7 +209,7 @@ func TestJournalProgress(t *testing.T) {
 			t.Helper()
 			b.must(b.db.Advance(t.Context(), b.table, &a)) // sees the rows, and the transactions that are open now
 			b.must(b.db.Advance(t.Context(), b.table, &a))
-			b.is(what, b.text(`SELECT concat(coalesce(max(settled_to), 0), ' ', max(holes::text)) FROM outbox_known WHERE condition = `+outbox.QuoteLiteral(b.table.Where)), want)
+			b.is(what, b.text(`SELECT concat(coalesce(max(`+testenv.Settled+`), 0), ' ', max(`+testenv.Holes+`::text)) FROM outbox_known WHERE condition = `+outbox.QuoteLiteral(b.table.Where)), want)
 		}
 		progress("empty", "0 {}")
 		rows := b.insert(5)
@@ -286,12 +286,12 @@ func TestJournalOfShards(t *testing.T) {
 	for range 2 {
 		b.must(b.db.Advance(t.Context(), b.table, &quick))
 	}
-	b.is("the quick one", b.text(`SELECT settled_to FROM outbox_known`), "10")
+	b.is("the quick one", b.text(`SELECT `+testenv.Settled+` FROM outbox_known`), "10")
 	b.mark(b.insert(5))
 	for range 2 {
 		b.must(b.db.Advance(t.Context(), b.table, &slow))
 	}
-	b.is("the slow one", b.text(`SELECT settled_to FROM outbox_known`), "15")
+	b.is("the slow one", b.text(`SELECT `+testenv.Settled+` FROM outbox_known`), "15")
 }
 
 // TestJournalHoles: many holes become few, and no row of theirs is lost.
@@ -315,7 +315,7 @@ func TestJournalHoles(t *testing.T) {
 		b.must(b.db.Advance(t.Context(), b.table, &a))
 	}
 	b.must(b.db.Advance(t.Context(), b.table, &a))
-	b.is("holes", b.text(`SELECT concat(settled_to, ' ', (SELECT count(*) <= 11 FROM unnest(holes)), ' ', holes @> 1::bigint, ' ', holes @> 694::bigint, ' ', upper(holes) > 694) FROM outbox_known`), "700 t t t t")
+	b.is("holes", b.text(`SELECT concat(`+testenv.Settled+`, ' ', (SELECT count(*) <= 11 FROM unnest(`+testenv.Holes+`)), ' ', `+testenv.Holes+` @> 1::bigint, ' ', `+testenv.Holes+` @> 694::bigint, ' ', upper(`+testenv.Holes+`) > 694) FROM outbox_known`), "700 t t t t")
 	b.is("pending", b.fresh(), "")
 	run(`COMMIT`)
 	b.is("pending at last", b.fresh()+" ", want)
@@ -328,7 +328,7 @@ func TestJournalHoles(t *testing.T) {
 	b.mark(rows)
 	b.must(b.db.Advance(t.Context(), b.table, &a))
 	b.must(b.db.Advance(t.Context(), b.table, &a))
-	b.is("in the end", b.text(`SELECT concat(settled_to, ' ', holes) FROM outbox_known`), "700 {}")
+	b.is("in the end", b.text(`SELECT concat(`+testenv.Settled+`, ' ', `+testenv.Holes+`) FROM outbox_known`), "700 {}")
 }
 
 // row is a row with an id, of unknown content.

@@ -161,7 +161,7 @@ func (own *ownTables) knows(
 	var lacking string
 	err = conn.QueryRow(ctx, `
 		SELECT (SELECT count(*) FROM pg_attribute
-			WHERE attrelid = to_regclass($1) AND attname IN ('table_name', 'settled_to')) = 2,
+			WHERE attrelid = to_regclass($1) AND attname IN ('table_name', 'unsettled')) = 2,
 			coalesce(string_agg(p, ', '), '')
 		FROM unnest(string_to_array($2, ', ')) p WHERE NOT has_table_privilege(to_regclass($1), p)`,
 		own.known, privileges).Scan(&exists, &lacking)
@@ -258,7 +258,9 @@ const computedSQL = `(k.system_id, k.database_oid, k.own_oid, k.table_oid, k.jou
 // dump the table's name tells it. If the database that was copied still exists, its rows stay as they are
 // until an operator answers (walpost outbox keep).
 func (own *ownTables) othersSQL() string {
-	return strings.NewReplacer("{known}", own.known, "{here}", own.hereSQL(), "{own}", pg.OwnPath).Replace(`
+	return strings.NewReplacer(
+		"{known}", own.known, "{here}", own.hereSQL(), "{own}", pg.OwnPath, "{every}", everySQL,
+	).Replace(`
 WITH others AS (
 	SELECT k.id, h.system, h.database, h.own, c.oid, n.nspname || '.' || c.relname AS name, w.here
 	FROM {known} k CROSS JOIN {here} h
@@ -277,8 +279,7 @@ WITH others AS (
 ), changed AS (
 	UPDATE {known} k SET system_id = o.system, database_oid = o.database, own_oid = o.own,
 		table_oid = o.oid, table_name = o.name,
-		settled_to = CASE WHEN o.here THEN k.settled_to ELSE 0 END,
-		holes = CASE WHEN o.here THEN k.holes ELSE '{}' END
+		unsettled = CASE WHEN o.here THEN k.unsettled ELSE {every} END
 	FROM others o WHERE o.id = k.id AND (NOT o.here OR k.table_name <> o.name)
 	RETURNING 1
 )
@@ -290,7 +291,7 @@ func (own *ownTables) knowSQL(t *outbox.Table) string {
 	return strings.NewReplacer(
 		"{known}", own.known, "{here}", own.hereSQL(), "{table}", pg.QuoteLiteral(t.SQL()),
 		"{journal}", pg.QuoteLiteral(own.journal.Entries), "{partitions}", PartitionsSQL(t),
-		"{own}", pg.OwnPath,
+		"{own}", pg.OwnPath, "{every}", everySQL,
 		"{was}", computedSQL, "{is}", strings.ReplaceAll(computedSQL, "k.", "n."), "{excluded}", excluded,
 		"{set}", strings.ReplaceAll(computedSQL, "k.", "")+" = "+excluded,
 	).Replace(`
@@ -312,8 +313,8 @@ WITH now AS MATERIALIZED (
 		source = CASE WHEN (k.system_id, k.database_oid)
 				IS NOT DISTINCT FROM (EXCLUDED.system_id, EXCLUDED.database_oid)
 			THEN k.source ELSE EXCLUDED.source END,
-		settled_to = CASE WHEN {was} IS NOT DISTINCT FROM {excluded} THEN k.settled_to ELSE 0 END,
-		holes = CASE WHEN {was} IS NOT DISTINCT FROM {excluded} THEN k.holes ELSE '{}' END, updated_at = now()
+		unsettled = CASE WHEN {was} IS NOT DISTINCT FROM {excluded} THEN k.unsettled ELSE {every} END,
+		updated_at = now()
 	RETURNING 1
 )
 SELECT (SELECT count(*) FROM replaced) + (SELECT count(*) FROM noted) WHERE {own}`)

@@ -82,7 +82,7 @@ func forgetSQL(t *outbox.Table, own *ownTables) string {
 	by.Journal = own.journal
 	return journalSQL(&by, `BEGIN; DELETE FROM {table} e USING {entries} j WHERE `+inEntrySQL("e")+`; `+
 		`DELETE FROM {entries} WHERE outbox = {outbox}; DELETE FROM {deferred} WHERE outbox = {outbox}; `+
-		`UPDATE {known} SET settled_to = 0, holes = '{}' WHERE outbox = {outbox}; COMMIT`)
+		`UPDATE {known} SET unsettled = DEFAULT WHERE outbox = {outbox}; COMMIT`)
 }
 
 // otherMarks reports rows that have a time of delivery, and whose status says that they are pending, where no

@@ -5,15 +5,22 @@ import (
 	"strings"
 )
 
+const (
+	// Settled is the progress of a row of outbox_known: an id.
+	Settled = `(SELECT nullif(lower(r), '-9223372036854775808') - 1 FROM unnest(unsettled) r WHERE upper_inf(r))`
+	// Holes are the ids below it that searches look at.
+	Holes = `coalesce(unsettled - int8multirange(int8range(` + Settled + `, NULL, '()')), '{}')`
+)
+
 // SettledTo is a statement that has outbox_known say how far the progress of an outbox is. The outbox has its
 // table's name, which needs no quotes. A relay that begins then takes the progress for another database's.
 func SettledTo(outbox string, id int64, holes string) string {
 	return strings.NewReplacer("{outbox}", outbox, "{id}", fmt.Sprint(id), "{holes}", holes).Replace(`
 		INSERT INTO public.outbox_known (outbox, condition, database_oid, own_oid, table_oid, timeline,
-			partitions, table_name, source, settled_to, holes)
+			partitions, table_name, source, unsettled)
 		VALUES ('{outbox}', '', 0, 0, '{outbox}'::regclass, 1,
 			(SELECT hashtextextended(coalesce(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), ''), 0)
-				FROM pg_partition_tree('{outbox}')), '{outbox}', 'test', {id}, '{{holes}}')
+				FROM pg_partition_tree('{outbox}')), '{outbox}', 'test', int8multirange(int8range({id}, NULL, '()')) + '{{holes}}')
 		ON CONFLICT (outbox, hashtextextended(condition, 0))
-			DO UPDATE SET settled_to = EXCLUDED.settled_to, holes = EXCLUDED.holes`)
+			DO UPDATE SET unsettled = EXCLUDED.unsettled`)
 }

@@ -58,10 +58,9 @@ FROM {schema}.outbox_events e
 LEFT JOIN {schema}.outbox_deferred d ON d.outbox = (SELECT name FROM box) AND d.id = e.id
 WHERE d.id IS NOT NULL
     OR coalesce((
-        SELECT range_agg(r) FROM {schema}.outbox_known k,
-            unnest(k.holes + int8multirange(int8range(k.settled_to, NULL, '()'))) r
+        SELECT range_agg(r) FROM {schema}.outbox_known k, unnest(k.unsettled) r
         WHERE k.outbox = (SELECT name FROM box) AND k.table_oid = '{schema}.outbox_events'::regclass
-    ), int8multirange(int8range(0, NULL, '()'))) @> e.id
+    ), '{[-9223372036854775808,)}') @> e.id
     AND NOT EXISTS (
         SELECT FROM {schema}.outbox_journal j
         WHERE j.outbox = (SELECT name FROM box) AND range_merge(j.ids) @> e.id AND j.ids @> e.id

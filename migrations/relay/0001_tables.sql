@@ -123,6 +123,10 @@ CREATE TABLE {schema}.outbox_journal (
     processed_at TIMESTAMPTZ    NOT NULL DEFAULT now()
 );
 
+-- Entries change where rows are made pending again, or deleted. Without a key that would fail in a database that has a
+-- publication FOR ALL TABLES; a key would be one more index to write for each mark.
+ALTER TABLE {schema}.outbox_journal REPLICA IDENTITY FULL;
+
 -- Finds the entries of an id.
 CREATE INDEX outbox_journal_ids_idx ON {schema}.outbox_journal USING gist (range_merge(ids));
 
@@ -139,6 +143,8 @@ CREATE TABLE {schema}.outbox_deferred (
     available_at   TIMESTAMPTZ,
     -- A hash of what tells aggregates apart.
     aggregate_hash BIGINT,
+    -- The partition that has the row, or the table: a row of a partition that is detached is not gone.
+    partition_oid  OID,
     PRIMARY KEY (outbox, id)
 );
 
@@ -166,10 +172,9 @@ CREATE TABLE {schema}.outbox_known (
     table_name   TEXT        NOT NULL,
     -- The default source at the first start in this database.
     source       TEXT        NOT NULL,
-    -- With mark journal: up to which id every row is in outbox_journal or outbox_deferred, or was never committed, but for holes:
-    -- ids whose transactions may still be open. Searches for pending rows look at holes, and above settled_to.
-    settled_to   BIGINT         NOT NULL DEFAULT 0,
-    holes        INT8MULTIRANGE NOT NULL DEFAULT '{}',
+    -- With mark journal: the ids that searches for pending rows look at. A row with another id is in outbox_journal or
+    -- outbox_deferred, or was never committed. Holes below the last range are ids whose transactions may still be open.
+    unsettled    INT8MULTIRANGE NOT NULL DEFAULT '{[-9223372036854775808,)}',
     updated_at   TIMESTAMPTZ    NOT NULL DEFAULT now()
 ) WITH (fillfactor = 50); -- updates stay in their page
 
@@ -222,21 +227,50 @@ CREATE TABLE {schema}.outbox_sent (
         AND isfinite(noted_at) IS NOT FALSE AND isfinite(ended_at) IS NOT FALSE)
 ) WITH (fillfactor = 50); -- updates stay in their page
 
+-- Relays remember in these tables what they deliver.
 CREATE FUNCTION {schema}.outbox_no_truncate() RETURNS trigger LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RAISE EXCEPTION 'TRUNCATE of %.% is refused: relays remember in it what they deliver',
-        TG_TABLE_SCHEMA, TG_TABLE_NAME USING
-        ERRCODE = 'object_not_in_prerequisite_state',
-        HINT = 'walpost outbox forget deletes what is known of an outbox';
+    RAISE EXCEPTION 'TRUNCATE of %.% is refused', TG_TABLE_SCHEMA, TG_TABLE_NAME USING
+        ERRCODE = 'object_not_in_prerequisite_state', HINT = TG_ARGV[0];
 END
 $$;
 
-CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_sent
-    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate();
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_messages_dlq
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('walpost dlq discard deletes dead letters');
+
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_messages_archive
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('drop its partitions, or let walpost retention do that');
+
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_replays
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('walpost replay cancel ends a request');
+
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_journal
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('without it a relay delivers again what it has delivered');
+
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_deferred
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('without it a relay forgets which rows have failed, and which wait for those');
 
 CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_known
-    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate();
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('walpost outbox forget deletes what is known of an outbox');
+
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_sent
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('walpost outbox forget deletes what is known of an outbox');
+
+-- ALWAYS: also in a session that applies another server's changes.
+ALTER TABLE {schema}.outbox_messages_dlq ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+ALTER TABLE {schema}.outbox_messages_archive ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+ALTER TABLE {schema}.outbox_replays ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+ALTER TABLE {schema}.outbox_journal ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+ALTER TABLE {schema}.outbox_deferred ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+ALTER TABLE {schema}.outbox_known ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+ALTER TABLE {schema}.outbox_sent ENABLE ALWAYS TRIGGER outbox_no_truncate;
 
 ---- create above / drop below ----
 
@@ -264,7 +298,7 @@ BEGIN
     IF EXISTS (SELECT FROM {schema}.outbox_journal) THEN
         RAISE EXCEPTION 'outbox_journal says which events were delivered: without it a relay delivers them again' USING
             ERRCODE = 'object_not_in_prerequisite_state',
-            HINT = 'when no outbox has mark journal any more: TRUNCATE outbox_journal, outbox_deferred';
+            HINT = 'when no outbox has mark journal any more: DELETE FROM outbox_journal';
     END IF;
 END
 $$;
