@@ -71,7 +71,8 @@ func (s Setting) table() string {
 // truncate empties tables that refuse that.
 func truncate(tables ...string) (statements []string) {
 	for _, name := range tables {
-		statements = append(statements, fmt.Sprintf(`ALTER TABLE public.%[1]s DISABLE TRIGGER outbox_no_truncate;
+		statements = append(statements, fmt.Sprintf(`
+			ALTER TABLE public.%[1]s DISABLE TRIGGER outbox_no_truncate;
 			TRUNCATE public.%[1]s RESTART IDENTITY;
 			ALTER TABLE public.%[1]s ENABLE ALWAYS TRIGGER outbox_no_truncate`, name))
 	}
@@ -97,7 +98,8 @@ func (b *bench) prepare(ctx context.Context, set Setting, rows int) error {
 	if err := b.alone(ctx); err != nil {
 		return err
 	}
-	statements := append(truncate("outbox_events", "outbox_messages_dlq", "outbox_journal", "outbox_deferred"),
+	refusing := []string{"outbox_events", "outbox_messages_dlq", "outbox_journal", "outbox_deferred"}
+	statements := append(truncate(refusing...),
 		`SELECT pg_drop_replication_slot(slot_name)
 			FROM pg_replication_slots WHERE database = current_database()`,
 		`TRUNCATE public.outbox_messages`,

@@ -107,7 +107,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	}
 	m.kept = f.NewGauge(prometheus.GaugeOpts{
 		Name: "walpost_retention_kept_partitions",
-		Help: "Partitions whose time has come, and that retention keeps for rows that no relay has delivered.",
+		Help: "Partitions whose time has come, and that retention keeps for rows that no relay " +
+			"has delivered.",
 	})
 	m.replayed = f.NewCounter(prometheus.CounterOpts{
 		Name: "walpost_replay_messages_total",

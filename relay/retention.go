@@ -95,7 +95,8 @@ func (t *retainer) pass(ctx context.Context) (busy bool) {
 	if archived+deleted+report.Purged+report.ExpiredKeys > 0 || len(report.Created)+len(report.Dropped) > 0 {
 		t.log.Info("retention", zap.Int64("rows_archived", archived), zap.Int64("rows_deleted", deleted),
 			zap.Strings("partitions_created", report.Created),
-			zap.Strings("partitions_dropped", report.Dropped), zap.Any("partitions_kept", report.Kept), zap.Int64("old_rows_deleted", report.Purged),
+			zap.Strings("partitions_dropped", report.Dropped), zap.Any("partitions_kept", report.Kept),
+			zap.Int64("old_rows_deleted", report.Purged),
 			zap.Int64("expired_keys_deleted", report.ExpiredKeys),
 			zap.Duration("took", time.Since(began).Round(time.Millisecond)))
 	}

@@ -68,8 +68,8 @@ func (r *pass) readRanges(ctx context.Context, t *outbox.Table) (*partition.Tabl
 	return r.readParts(ctx, t.SQL(), t.Layout.Columns[outbox.ID], partition.IDs)
 }
 
-// cutRanges makes partitions until enough of them lie between the newest id and the last one, and ends one that
-// has taken ids for too long.
+// cutRanges makes partitions until enough of them lie between the newest id and the last one, and ends one
+// that has taken ids for too long.
 func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Table) error {
 	last := p.Parts[len(p.Parts)-1]
 	taken, err := r.taken(ctx, t, p)
@@ -116,10 +116,10 @@ func (r *pass) taken(ctx context.Context, t *outbox.Table, p *partition.Table) (
 	for i := len(p.Parts) - 1; i >= 0 && len(all) < 2; i-- {
 		of := taken{part: p.Parts[i]}
 		var began *time.Time
-		err := r.db.QueryRow(ctx, []any{&began, &of.rows}, fmt.Sprintf(`
+		err := r.db.QueryRow(ctx, []any{&began, &of.rows}, `
 			SELECT min(j.processed_at), coalesce(sum(upper(e) - lower(e)), 0)::bigint
-			FROM %s j, unnest(j.ids * int8multirange(int8range($2::bigint, $3::bigint))) e
-			WHERE j.outbox = $1 AND range_merge(j.ids) && int8range($2::bigint, $3::bigint)`, t.Journal.Entries),
+			FROM `+t.Journal.Entries+` j, unnest(j.ids * int8multirange(int8range($2::bigint, $3::bigint))) e
+			WHERE j.outbox = $1 AND range_merge(j.ids) && int8range($2::bigint, $3::bigint)`,
 			t.String(), of.part.From, of.part.To)
 		if err != nil {
 			return nil, err
@@ -149,8 +149,8 @@ func (r *pass) nextSize(of []taken) int64 {
 	return max(leastRange, int64(ids)/leastRange*leastRange)
 }
 
-// cutEarly ends the partition that takes the newest ids where it has done so for too long: it would be kept as
-// long again.
+// cutEarly ends the partition that takes the newest ids where it has done so for too long: it would be kept
+// as long again.
 func (r *pass) cutEarly(
 	ctx context.Context, t *outbox.Table, p *partition.Table, of []taken, newest int64,
 ) error {
@@ -163,7 +163,8 @@ func (r *pass) cutEarly(
 		return nil
 	}
 	// Ids from there on are refused for a moment: as many as come in a minute are left free.
-	next := p.Part(now.part.From, newest+leastRange/100+int64(float64(now.rows)*time.Minute.Seconds()/took.Seconds())+1)
+	free := leastRange/100 + int64(float64(now.rows)*time.Minute.Seconds()/took.Seconds())
+	next := p.Part(now.part.From, newest+free+1)
 	if next.To >= now.part.To {
 		return nil
 	}
@@ -218,8 +219,8 @@ func (r *pass) noting(t *outbox.Table) pg.Polite {
 	return p
 }
 
-// settledSQL is the condition that no relay needs a partition: every id in $2 to $3 of outbox $1 is done with,
-// under each condition, and was before $4. A progress of other partitions says nothing.
+// settledSQL is the condition that no relay needs a partition: every id in $2 to $3 of outbox $1 is done
+// with, under each condition, and was before $4. A progress of other partitions says nothing.
 func settledSQL(t *outbox.Table) string {
 	return fmt.Sprintf(`(SELECT bool_and(NOT k.unsettled && int8range($2::bigint, $3::bigint)
 				AND k.table_oid = to_regclass(%s) AND k.partitions = %s)
@@ -274,8 +275,9 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 				return err
 			}
 			return tx.QueryRow(ctx, `WITH open AS MATERIALIZED (SELECT `+openIDsSQL(t)+` AS ids)
-				SELECT o.ids::text, (SELECT count(*) FROM (`+r.keptSQL(t, p, "o.ids")+`) k),
-					coalesce((SELECT min(k.id) FROM (`+r.keptSQL(t, p, "o.ids")+`) k), 0) FROM open o`, args...).
+				SELECT o.ids::text, k.rows, k.first FROM open o, LATERAL (
+					SELECT count(*) AS rows, coalesce(min(k.id), 0) AS first
+					FROM (`+r.keptSQL(t, p, "o.ids")+`) k) k`, args...).
 				Scan(&open, &kept.Rows, &kept.First)
 		})
 		switch {
@@ -288,11 +290,13 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 			continue
 		}
 		// Asked again behind the lock: rows may have been inserted, or made pending again.
-		dropped, err = of.Drop(ctx, r.noting(t), p, true, func(ctx context.Context, tx pgx.Tx) (may bool, err error) {
+		may := func(ctx context.Context, tx pgx.Tx) (may bool, err error) {
 			err = tx.QueryRow(ctx, `SELECT `+settledSQL(t)+` AND NOT EXISTS (
-				`+r.keptSQL(t, p, "$5::int8multirange")+`)`, t.String(), p.From, p.To, before, open).Scan(&may)
+				`+r.keptSQL(t, p, "$5::int8multirange")+`)`,
+				t.String(), p.From, p.To, before, open).Scan(&may)
 			return may, err
-		})
+		}
+		dropped, err = of.Drop(ctx, r.noting(t), p, true, may)
 		if err != nil {
 			return r.settle(err)
 		}

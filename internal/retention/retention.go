@@ -95,8 +95,9 @@ func (k Kept) String() string {
 	if k.Rows == mostKept {
 		rows += " or more"
 	}
-	return fmt.Sprintf("%s is kept: no relay has delivered %s of its rows, as outboxes[].where excludes them; "+
-		"the first has id %d (retention.excluded_after says when they go)", k.Partition, rows, k.First)
+	return fmt.Sprintf("%s is kept: no relay has delivered %s of its rows, from id %d on, "+
+		"as outboxes[].where excludes them (retention.excluded_after says when they go)",
+		k.Partition, rows, k.First)
 }
 
 // Run makes one pass: processed rows move from their outboxes to the archive,
@@ -117,7 +118,9 @@ func Run(ctx context.Context, cfg table.Config, opts Options) (*Report, error) {
 		own := *t // a relay reads its own
 		r.opts.Tables[i] = &own
 	}
-	r.report = &Report{Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Kept: []Kept{}, Notes: []string{}}
+	r.report = &Report{
+		Tables: []TableReport{}, Created: []string{}, Dropped: []string{}, Kept: []Kept{}, Notes: []string{},
+	}
 	if opts.DropAfter > 0 && opts.DropAfter < opts.ArchiveAfter {
 		return r.report, fmt.Errorf("drop the archive after %s: rows only come to it after %s",
 			opts.DropAfter, opts.ArchiveAfter)

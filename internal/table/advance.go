@@ -89,7 +89,8 @@ func (db *DB) Progress(ctx context.Context, t *outbox.Table) (p Progress, err er
 		SELECT coalesce(k.settled, 0), greatest(coalesce(e.last, 0) - coalesce(k.settled, 0), 0),
 			coalesce(k.holes, 0)
 		FROM (SELECT max(e.{id}) AS last FROM {table} e) e
-			LEFT JOIN (SELECT `+SettledSQL+` AS settled, `+holesSQL+` AS holes FROM `+progressSQL+`) k ON true`))
+			LEFT JOIN (SELECT `+SettledSQL+` AS settled, `+holesSQL+` AS holes
+				FROM `+progressSQL+`) k ON true`))
 	if err != nil {
 		err = fmt.Errorf("read the progress of %s: %w", t, err)
 	}
@@ -169,17 +170,18 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (d
 const (
 	// progressSQL is the row k that has the progress of an outbox.
 	progressSQL = `{known} k WHERE k.outbox = {outbox} AND k.condition = {condition}`
-	// SettledSQL is the id up to which a row k of outbox_known is settled, but for its holes. It is NULL where
-	// nothing is settled.
-	SettledSQL = `(SELECT nullif(lower(r), '-9223372036854775808') - 1 FROM unnest(k.unsettled) r WHERE upper_inf(r))`
-	holesSQL   = `(SELECT count(*)::int - 1 FROM unnest(k.unsettled))`
+	// SettledSQL is the id up to which a row k of outbox_known is settled, but for its holes. It is NULL
+	// where nothing is settled.
+	SettledSQL = `(SELECT nullif(lower(r), '-9223372036854775808') - 1
+		FROM unnest(k.unsettled) r WHERE upper_inf(r))`
+	holesSQL = `(SELECT count(*)::int - 1 FROM unnest(k.unsettled))`
 	// mostSettled bounds it: the last range has an id always.
 	mostSettled = math.MaxInt64 - 1
 )
 
 // settleToSQL writes the progress to id $1 if no event is pending there, without holes up to $2, and about $3
-// of them at most. It writes nothing where the row is of other partitions, or of another table. What the relay
-// of another shard has settled meanwhile stays so.
+// of them at most. It writes nothing where the row is of other partitions, or of another table. What the
+// relay of another shard has settled meanwhile stays so.
 func settleToSQL(t *outbox.Table, events string) string {
 	return journalSQL(t, `
 WITH open AS MATERIALIZED (
@@ -191,7 +193,8 @@ WITH open AS MATERIALIZED (
 	FROM open o
 )
 UPDATE {known} k SET updated_at = now(),
-	unsettled = CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3 THEN k.unsettled * (u.ids + {above}) ELSE (
+	unsettled = CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3
+		THEN k.unsettled * (u.ids + {above}) ELSE (
 		SELECT range_agg(int8range(lower(r) / s.size * s.size,
 			least(((upper(r) - 1) / s.size * s.size)::numeric + s.size, $1 + 1)::bigint))
 		FROM unnest(u.ids) r, (SELECT ($1 - lower(u.ids)) / $3 + 1 AS size) s) + {above} END

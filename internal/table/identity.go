@@ -65,8 +65,8 @@ func lacksIdentity(err error) bool {
 }
 
 func (f *identityFacts) problems(t *outbox.Table, p *check.Findings) {
-	advice := "ALTER PUBLICATION <its name> SET (publish = 'insert'): its columns, or its condition, do not go " +
-		"with the table's replica identity"
+	advice := "ALTER PUBLICATION <its name> SET (publish = 'insert'): its columns, or its condition, " +
+		"do not go with the table's replica identity"
 	if len(f.without) > 0 {
 		var statements []string
 		for _, name := range f.without {

@@ -497,14 +497,15 @@ SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone) WHERE 
 	return entries, rows, err
 }
 
-// ForgetDeferred deletes the deferrals of rows that somebody has deleted, be it with their partition: those are
-// events no more. A partition that is detached keeps them.
+// ForgetDeferred deletes the deferrals of rows that somebody has deleted, be it with their partition: those
+// are events no more. A partition that is detached keeps them.
 func (db *DB) ForgetDeferred(ctx context.Context, t *outbox.Table) error {
 	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, journalSQL(t, `DELETE FROM {deferred} d
 			WHERE d.outbox = {outbox} AND NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = d.id)
 				AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = d.partition_oid AND c.oid NOT IN (
-					SELECT to_regclass({regclass}) UNION SELECT relid FROM pg_partition_tree(to_regclass({regclass}))))
+					SELECT to_regclass({regclass})
+					UNION SELECT relid FROM pg_partition_tree(to_regclass({regclass}))))
 				AND {bound} AND `+pg.OwnPath, "{regclass}", outbox.QuoteLiteral(t.SQL())))
 		return err
 	})

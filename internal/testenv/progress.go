@@ -7,7 +7,8 @@ import (
 
 const (
 	// Settled is the progress of a row of outbox_known: an id.
-	Settled = `(SELECT nullif(lower(r), '-9223372036854775808') - 1 FROM unnest(unsettled) r WHERE upper_inf(r))`
+	Settled = `(SELECT nullif(lower(r), '-9223372036854775808') - 1
+		FROM unnest(unsettled) r WHERE upper_inf(r))`
 	// Holes are the ids below it that searches look at.
 	Holes = `coalesce(unsettled - int8multirange(int8range(` + Settled + `, NULL, '()')), '{}')`
 )
@@ -20,7 +21,8 @@ func SettledTo(outbox string, id int64, holes string) string {
 			partitions, table_name, source, unsettled)
 		VALUES ('{outbox}', '', 0, 0, '{outbox}'::regclass, 1,
 			(SELECT hashtextextended(coalesce(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), ''), 0)
-				FROM pg_partition_tree('{outbox}')), '{outbox}', 'test', int8multirange(int8range({id}, NULL, '()')) + '{{holes}}')
+				FROM pg_partition_tree('{outbox}')), '{outbox}', 'test',
+			int8multirange(int8range({id}, NULL, '()')) + '{{holes}}')
 		ON CONFLICT (outbox, hashtextextended(condition, 0))
 			DO UPDATE SET unsettled = EXCLUDED.unsettled`)
 }
