@@ -53,7 +53,7 @@ func TestRestoredDump(t *testing.T) {
 			r.pending(0)
 			r.passes(r.here())
 			r.storedIs(1, 15, 1001, since, 16, 20)
-			x.quietBut("server_rolled_back")
+			x.quietBut("server_rolled_back", "nothing_to_compare") // the newest messages are of rows that the dump does not have
 		})
 	}
 }

@@ -137,9 +137,6 @@ func TestDetachedRowsAreStillDeferred(t *testing.T) {
 			t.Parallel()
 			n := newNamed(t, outbox.MarkJournal, mode)
 			n.partitioned()
-			if mode == relay.ModeAuto {
-				n.publish()
-			}
 			x := n.start().working(mode)
 			n.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at) SELECT 'order', CASE WHEN n <= 20 THEN 1 ELSE 2 END,
 				CASE WHEN n = 1 THEN 'order cursed' ELSE 'order.placed' END, jsonb_build_object('n', n), now() + CASE WHEN n > 20 THEN interval '1 hour' ELSE '0' END

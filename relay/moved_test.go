@@ -156,7 +156,7 @@ func TestFewMovedRowsAreRemembered(t *testing.T) {
 				r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at)
 					SELECT 'order', 1, 'order.placed', jsonb_build_object('n', n), now() + $3::text::interval FROM generate_series($1::int, $2::int) n ORDER BY n`, from, to, delay)
 			}
-			r.exec(`CREATE TABLE gate (); INSERT INTO gate DEFAULT VALUES;
+			r.exec(`CREATE TABLE gate (); ALTER TABLE gate REPLICA IDENTITY FULL; INSERT INTO gate DEFAULT VALUES;
 				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					IF NEW.payload ->> 'n' = '1' AND EXISTS (SELECT FROM public.gate) THEN RAISE 'not yet'; END IF;
 					RETURN NEW;

@@ -31,7 +31,7 @@ const (
 	// Producers wait for as long as a statement waits for its lock, which it does so often.
 	rangeLock  = 50 * time.Millisecond
 	rangeTries = 20
-	// Ids that are so many partitions ahead are refused meanwhile.
+	// Ids that are leastRange so often ahead, or a partition, are refused while a filled one is cut.
 	refusedAfter = 10
 	// mostKept bounds how far the rows are counted that keep a partition.
 	mostKept = 1000
@@ -162,8 +162,8 @@ func (r *pass) cutEarly(
 	if took < max(mostCurrent, r.opts.DeleteAfter/rangeShare) {
 		return nil
 	}
-	// Ids from there on are refused for a moment: as many as come in a minute are left free.
-	free := leastRange/100 + int64(float64(now.rows)*time.Minute.Seconds()/took.Seconds())
+	// Ids from there on are refused for a moment: as many as come in a minute are left free, and leastRange.
+	free := leastRange + int64(float64(now.rows)*time.Minute.Seconds()/took.Seconds())
 	next := p.Part(now.part.From, newest+free+1)
 	if next.To >= now.part.To {
 		return nil
@@ -182,7 +182,7 @@ func (r *pass) cut(
 	next := p.Part(last.From, max(last.From, newest, 1)+size)
 	err := p.CutEmpty(ctx, r.noting(t), last, next)
 	if errors.Is(err, partition.ErrFilled) {
-		next = p.Part(last.From, newest+refusedAfter*size+1)
+		next = p.Part(last.From, newest+max(size, refusedAfter*leastRange)+1)
 		err = p.CutFilled(ctx, r.noting(t), last, next)
 	}
 	return next, err

@@ -58,10 +58,14 @@ func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 	}
 	var seen, settled int64
 	var hasHoles bool
-	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles}, journalSQL(t, `SELECT coalesce(max(e.{id}), 0),
+	// An id that was not drawn from the sequence says nothing of lesser ones.
+	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles}, journalSQL(t, `SELECT coalesce(
+			least(max(e.{id}),
+				pg_sequence_last_value(pg_get_serial_sequence({regclass}, {column})::regclass)), 0),
 		coalesce((SELECT `+SettledSQL+` FROM `+progressSQL+`), 0),
 		EXISTS (SELECT FROM `+progressSQL+` AND `+holesSQL+` > 0)
-		FROM {table} e WHERE {bound}`))
+		FROM {table} e WHERE {bound}`, "{regclass}", outbox.QuoteLiteral(t.SQL()),
+		"{column}", outbox.QuoteLiteral(t.Layout.Columns[outbox.ID])))
 	if err != nil {
 		return err
 	}
@@ -151,12 +155,7 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (d
 	}
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		if t.Layout.Has(outbox.AvailableAt) {
-			_, err := conn.Exec(ctx, journalSQL(t, `
-				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash, partition_oid)
-				SELECT {outbox}, t.{id}, t.{available}, {hash}, t.tableoid FROM {undeferred} t
-				WHERE t.{available} > now() AND {events} AND {bound} ORDER BY t.{id} LIMIT $2`,
-				"{undeferred}", undeferredSQL(t, upToSQL(t, "$1")), "{events}", events), to, mostDeferred)
-			if err != nil {
+			if err := deferLater(ctx, conn, t, to, events); err != nil {
 				return err
 			}
 		}
@@ -165,6 +164,33 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (d
 		return err
 	})
 	return done, err
+}
+
+// deferLater writes deferrals of rows up to an id that are due later. It does so behind a lock: the relay's
+// own connection, or another shard's relay, may be about to mark one of them, and would not see its deferral.
+// A mark takes its lock of the table before its snapshot, so whichever comes first is seen.
+func deferLater(ctx context.Context, conn *pgx.Conn, t *outbox.Table, to int64, events string) error {
+	later := func(ids string) string {
+		return journalSQL(t, `{undeferred} t WHERE t.{available} > now() AND {events} AND {bound}`,
+			"{undeferred}", undeferredSQL(t, ids), "{events}", events)
+	}
+	var ids *string // nil: none
+	err := conn.QueryRow(ctx, journalSQL(t, `SELECT range_agg(int8range(x.id, x.id, '[]'))::text
+		FROM (SELECT t.{id} AS id FROM {later} ORDER BY t.{id} LIMIT $2) x`,
+		"{later}", later(upToSQL(t, "$1"))), to, mostDeferred).Scan(&ids)
+	if err != nil || ids == nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `LOCK TABLE `+t.Journal.Deferred+` IN SHARE ROW EXCLUSIVE MODE`)
+		if err == nil {
+			_, err = tx.Exec(ctx, journalSQL(t, `
+				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash, partition_oid)
+				SELECT {outbox}, t.{id}, t.{available}, {hash}, t.tableoid FROM {later}`,
+				"{later}", later(journalSQL(t, openOfSQL))), *ids)
+		}
+		return err
+	})
 }
 
 const (

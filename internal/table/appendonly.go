@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -32,6 +33,9 @@ type appendOnlyFacts struct {
 	// lacking are privileges, by the object.
 	lacking []lackingPrivileges
 }
+
+// nextIDs are so many that none of them may have an entry.
+const nextIDs = 1_000_000_000
 
 // The bits of pg_trigger.tgtype.
 const (
@@ -177,10 +181,11 @@ func (f *appendOnlyFacts) readJournal(
 	if !f.journal || len(f.lacking) > 0 {
 		return nil
 	}
-	// A progress that is void says nothing of the ids that were delivered: the entries do.
+	// A progress that is void says nothing of the next ids: entries do.
 	err := conn.QueryRow(ctx, `SELECT coalesce((SELECT max(`+SettledSQL+`) FROM `+own.known+` k
-			WHERE k.outbox = $1), (SELECT max(coalesce(upper(range_merge(ids)) - 1, 9223372036854775807))
-			FROM `+own.journal.Entries+` WHERE outbox = $1), 0)`, t.String()).Scan(&f.settled)
+			WHERE k.outbox = $1), (SELECT max(upper(r)) - 1 FROM `+own.journal.Entries+` j, unnest(j.ids) r
+			WHERE j.outbox = $1 AND range_merge(j.ids) && int8range($2, $3) AND r && int8range($2, $3)), 0)`,
+		t.String(), f.last+1, min(f.last, math.MaxInt64-2*nextIDs)+nextIDs).Scan(&f.settled)
 	if err == nil && t.Layout.Unjournaled != "" {
 		err = f.readMarks(ctx, conn, t, own)
 	}

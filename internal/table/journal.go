@@ -112,6 +112,10 @@ const (
 	unsettledByAnySQL = `coalesce((SELECT range_agg(r) FROM {known} k, unnest(k.unsettled) r
 		WHERE k.outbox = {outbox}), ` + everySQL + `)`
 
+	// openOfSQL are those of some ids, $1, that no entry has.
+	openOfSQL = `($1::int8multirange - coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
+		WHERE j.outbox = {outbox} AND range_merge(j.ids) && $1::int8multirange), '{}'))`
+
 	// openSQL is the unsettled ids that no entry has. A statement makes it once.
 	openSQL = `(SELECT u.ids - coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
 			WHERE j.outbox = {outbox} AND range_merge(j.ids) && u.ids), '{}')
