@@ -348,7 +348,7 @@ func (c *Config) surroundingKeys() []key {
 			"retention.excluded_after", "WALPOST_RETENTION_EXCLUDED_AFTER", "0s",
 			optionalDuration{durationValue{&r.ExcludedAfter, time.Minute, decade}},
 			"How long after its occurred_at a row that outboxes[].where excludes goes with its partition " +
-				"or month; 0s is never: it keeps them. Other relays may have it as an event.",
+				"of ids, if no relay has it pending; 0s is never: it keeps the partition.",
 		},
 		{
 			"retention.drop_after", "WALPOST_RETENTION_DROP_AFTER", "2160h",

@@ -63,8 +63,8 @@ func (r *pass) keepMonths(ctx context.Context, t *outbox.Table) (from string, er
 	if deletes {
 		from = m.Default
 		old.before = r.now.Add(-r.opts.DeleteAfter)
-		old.keeps = fmt.Sprintf("(%s AND t.%s < $1 OR %s) IS NOT TRUE",
-			table.MarkedSQL(t, "t"), t.Column(outbox.ProcessedAt), r.excludedSQL(t, "t"))
+		old.keeps = fmt.Sprintf("(%s AND t.%s < $1) IS NOT TRUE",
+			table.MarkedSQL(t, "t"), t.Column(outbox.ProcessedAt))
 	}
 	return from, r.dropMonths(ctx, m, old)
 }

@@ -33,6 +33,8 @@ const (
 	rangeTries = 20
 	// Ids that are leastRange so often ahead, or a partition, are refused while a filled one is cut.
 	refusedAfter = 10
+	// mostCut is an id behind which sizes cannot be added any more.
+	mostCut = math.MaxInt64 / 2
 	// mostKept bounds how far the rows are counted that keep a partition.
 	mostKept = 1000
 )
@@ -81,6 +83,10 @@ func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Tabl
 		newest, err := r.newestID(ctx, t)
 		if err != nil {
 			return err
+		}
+		if newest > mostCut {
+			r.note("%s has no partition behind id %d cut: its ids come to their end", t, newest)
+			return nil
 		}
 		if last.From > newest && last.From-newest > rangesAhead*size {
 			return r.settle(r.cutEarly(ctx, t, p, taken, newest))

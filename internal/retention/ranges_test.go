@@ -304,5 +304,9 @@ func TestRangeSizes(t *testing.T) {
 		created("at once again")
 		b.exec(`SELECT setval(pg_get_serial_sequence('outbox_events', 'id'), 5000000000)`)
 		created("ids that jump", "outbox_events_5000079999", "outbox_events_5000159999", "outbox_events_5000239999")
+		b.exec(`SELECT setval(pg_get_serial_sequence('outbox_events', 'id'), 9223372036854775800)`)
+		if r := b.retain(); len(r.Created) > 0 || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "come to their end") {
+			t.Errorf("the last ids: %+v", r)
+		}
 	})
 }
