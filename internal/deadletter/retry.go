@@ -10,6 +10,7 @@ import (
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/table"
 )
 
 // Outcome is the result for one dead letter. Err is nil where it was retried or discarded. Otherwise the dead
@@ -107,6 +108,18 @@ func (q *Queue) discard(ctx context.Context, tx pgx.Tx, page []entry) ([]Outcome
 
 // retry keeps the order: only neighbours with the same columns go in one statement.
 func (q *Queue) retry(ctx context.Context, tx pgx.Tx, page []entry) (all []Outcome, err error) {
+	for _, l := range page { // before the lock of any row
+		t, err := q.target(ctx, tx, l.Outbox)
+		if err != nil {
+			return nil, err
+		}
+		if t.check == nil && table.Journals(t.table) {
+			if err := table.LockMoves(ctx, tx, t.table.Journal.Known); err != nil {
+				return nil, err
+			}
+			break
+		}
+	}
 	for rest := page; len(rest) > 0; {
 		n := 1
 		for n < len(rest) && rest[n].sameShape(rest[0]) {

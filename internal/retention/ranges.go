@@ -200,14 +200,19 @@ func (r *pass) noting(t *outbox.Table) pg.Polite {
 	p := r.politely()
 	p.Begin = func(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
 		return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			// Nobody else attaches or detaches a partition from now on.
-			if _, err := tx.Exec(ctx, `LOCK TABLE `+t.SQL()+` IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
-				return err
-			}
 			var may, bound bool
 			var before int64
-			err := tx.QueryRow(ctx, `SELECT has_table_privilege($1, 'UPDATE'), `+table.BoundSQL(t)+`, `+
-				table.PartitionsSQL(t), t.Journal.Known).Scan(&may, &bound, &before)
+			err := tx.QueryRow(ctx, `SELECT has_table_privilege($1, 'UPDATE')`, t.Journal.Known).Scan(&may)
+			if err == nil && may { // first: who moves ids holds it, and then reads rows
+				_, err = tx.Exec(ctx, `LOCK TABLE `+t.Journal.Known+` IN ROW EXCLUSIVE MODE`)
+			}
+			if err == nil { // nobody else attaches or detaches a partition from now on
+				_, err = tx.Exec(ctx, `LOCK TABLE `+t.SQL()+` IN SHARE UPDATE EXCLUSIVE MODE`)
+			}
+			if err == nil {
+				err = tx.QueryRow(ctx, `SELECT `+table.BoundSQL(t)+`, `+table.PartitionsSQL(t)).
+					Scan(&bound, &before)
+			}
 			if err == nil && !bound {
 				err = fmt.Errorf("%w: %s", table.ErrTableChanged, t)
 			}
@@ -324,14 +329,14 @@ func (r *pass) forgetDropped(ctx context.Context, t *outbox.Table, p partition.P
 	for n := int64(1); n > 0; {
 		err := r.db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`WITH found AS MATERIALIZED (
 				SELECT j.ctid AS place, range_merge(j.ids) <@ `+within+` AS whole FROM %s j
-				WHERE j.outbox = $1 AND range_merge(j.ids) && `+within+` AND j.ids && `+within+` LIMIT %d
+				WHERE j.outbox = $1 AND range_merge(j.ids) && `+within+` AND j.ids && `+within+`
+				LIMIT %d FOR UPDATE
 			), gone AS (
 				DELETE FROM %[1]s j WHERE j.ctid = ANY (ARRAY(SELECT f.place FROM found f WHERE f.whole))
-				RETURNING 1
 			), cut AS (
 				UPDATE %[1]s j SET ids = j.ids - int8multirange(`+within+`)
-				WHERE j.ctid = ANY (ARRAY(SELECT f.place FROM found f WHERE NOT f.whole)) RETURNING 1
-			) SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM cut)`,
+				WHERE j.ctid = ANY (ARRAY(SELECT f.place FROM found f WHERE NOT f.whole))
+			) SELECT count(*) FROM found`,
 			t.Journal.Entries, sweepRows), t.String(), p.From, p.To)
 		if err != nil {
 			return r.settle(err)

@@ -166,9 +166,8 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (d
 	return done, err
 }
 
-// deferLater writes deferrals of rows up to an id that are due later. It does so behind a lock: the relay's
-// own connection, or another shard's relay, may be about to mark one of them, and would not see its deferral.
-// A mark takes its lock of the table before its snapshot, so whichever comes first is seen.
+// deferLater writes deferrals of rows up to an id that are due later. It looks for them before it takes the
+// lock.
 func deferLater(ctx context.Context, conn *pgx.Conn, t *outbox.Table, to int64, events string) error {
 	later := func(ids string) string {
 		return journalSQL(t, `{undeferred} t WHERE t.{available} > now() AND {events} AND {bound}`,
@@ -182,7 +181,7 @@ func deferLater(ctx context.Context, conn *pgx.Conn, t *outbox.Table, to int64, 
 		return err
 	}
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `LOCK TABLE `+t.Journal.Deferred+` IN SHARE ROW EXCLUSIVE MODE`)
+		err := LockMoves(ctx, tx, t.Journal.Known)
 		if err == nil {
 			_, err = tx.Exec(ctx, journalSQL(t, `
 				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash, partition_oid)
@@ -206,14 +205,14 @@ const (
 )
 
 // settleToSQL writes the progress to id $1 if no event is pending there, without holes up to $2, and about $3
-// of them at most. It writes nothing where the row is of other partitions, or of another table. What the
-// relay of another shard has settled meanwhile stays so.
+// of them at most. It writes nothing where the row is of other partitions, or of another table, or has
+// become void. What the relay of another shard has settled meanwhile stays so.
 func settleToSQL(t *outbox.Table, events string) string {
 	return journalSQL(t, `
 WITH open AS MATERIALIZED (
-	SELECT {open} AS ids
+	SELECT {open} AS ids, `+unsettledSQL+` AS was
 ), unseen AS MATERIALIZED (
-	SELECT o.ids - int8multirange(int8range(NULL, $2::bigint, '(]')) - coalesce((
+	SELECT o.was, o.ids - int8multirange(int8range(NULL, $2::bigint, '(]')) - coalesce((
 		SELECT range_agg(int8range(e.{id}, e.{id}, '[]')) FROM unnest(o.ids) r, {table} e
 		WHERE `+WithinSQL("e.{id}")+`), '{}') AS ids
 	FROM open o
@@ -225,7 +224,7 @@ UPDATE {known} k SET updated_at = now(),
 			least(((upper(r) - 1) / s.size * s.size)::numeric + s.size, $1 + 1)::bigint))
 		FROM unnest(u.ids) r, (SELECT ($1 - lower(u.ids)) / $3 + 1 AS size) s) + {above} END
 FROM unseen u
-WHERE k.outbox = {outbox} AND k.condition = {condition}
+WHERE k.outbox = {outbox} AND k.condition = {condition} AND k.unsettled <@ u.was
 	AND k.table_oid = to_regclass({regclass}) AND k.partitions = {partitions}
 	AND NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})`,
 		"{above}", "int8multirange(int8range($1::bigint, NULL, '()'))",

@@ -130,7 +130,8 @@ func (journaled) source(t *outbox.Table) source {
 	open := journalSQL(t, openSQL)
 	inRange := journalSQL(t, inRangeSQL)
 	return source{
-		free:    " AND " + freeDeferralSQL(t, "t."+t.Column(outbox.ID)),
+		free: " AND " + freeDeferralSQL(t, "t."+t.Column(outbox.ID),
+			"f.attempts = coalesce(t."+t.Column(outbox.Attempts)+", 0)"),
 		all:     allSQL(t, "(SELECT max(j.processed_at) FROM {entries} j WHERE "+inEntrySQL("e")+")"),
 		pending: "(SELECT * FROM " + undeferredSQL(t, open) + " t UNION ALL " + waiting + ")",
 		first:   []search{{over: "unnest(" + open + ") r, ", pending: inRange}, {pending: waiting}},
@@ -147,10 +148,12 @@ func (journaled) source(t *outbox.Table) source {
 	}
 }
 
-// freeDeferralSQL is the condition that no other session has locked the deferral of a row, and locks it.
-func freeDeferralSQL(t *outbox.Table, id string) string {
-	const deferral = `SELECT true FROM {deferred} f WHERE f.outbox = {outbox} AND f.id = {row} LIMIT 1`
-	return journalSQL(t, "(("+deferral+") IS NULL OR ("+deferral+" FOR UPDATE SKIP LOCKED))", "{row}", id)
+// freeDeferralSQL is the condition that no other session has locked the deferral f of a row, and locks it. It
+// has to be so, as it is then.
+func freeDeferralSQL(t *outbox.Table, id, so string) string {
+	const deferral = `SELECT {so} FROM {deferred} f WHERE f.outbox = {outbox} AND f.id = {row} LIMIT 1`
+	return journalSQL(t, "(("+deferral+") IS NULL OR ("+deferral+" FOR UPDATE SKIP LOCKED))",
+		"{row}", id, "{so}", so)
 }
 
 // allSQL is every row, with the time of its mark as processed gives it.
@@ -309,8 +312,9 @@ WITH waited AS MATERIALIZED (
 	DELETE FROM {deferred} d
 	WHERE d.outbox = {outbox} AND d.id = ANY (ARRAY(SELECT id FROM waited WHERE free))
 )
-SELECT id::text FROM locked WHERE `+pg.OwnPath,
-		"{free}", freeDeferralSQL(t, "d.id"), "{locked}", rangesSQL("locked"), "{waiting}", WithinSQL("d.id"))
+SELECT id::text FROM locked WHERE `+besideSQL+` AND `+pg.OwnPath,
+		"{free}", freeDeferralSQL(t, "d.id", "true"), "{locked}", rangesSQL("locked"),
+		"{waiting}", WithinSQL("d.id"))
 }
 
 // mostSampled bounds the rows that sampleGone looks for.
@@ -432,20 +436,26 @@ SELECT count(*)::int, false FROM done WHERE {own}`,
 		"{set}", j.set(t, pendingSets(t, lostNote)), "{own}", pg.OwnPath)
 }
 
+// toSkipSQL implements Mark.
+func (journaled) toSkipSQL(t *outbox.Table) string {
+	return journalSQL(t, `WITH pending AS (SELECT t.{id} AS id FROM {pending} t WHERE {fits} AND {bound})
+		SELECT coalesce({ranges}, '{}')::text`,
+		"{pending}", sourceOf(t).pending, "{fits}", PendingSQL(t, "t"), "{ranges}", rangesSQL("pending"))
+}
+
 // skipSQL implements Mark.
 func (journaled) skipSQL(t *outbox.Table) string {
 	return journalSQL(t, `
 WITH skipped AS MATERIALIZED (
-	SELECT t.{id} AS id FROM {pending} t
-	WHERE {fits} AND {bound}
+	SELECT `+openOfSQL+` AS ids
 ), put AS (
 	INSERT INTO {entries} (outbox, kind, ids)
-	SELECT {outbox}, 'skipped', {ranges} WHERE EXISTS (SELECT FROM skipped)
+	SELECT {outbox}, 'skipped', ids FROM skipped WHERE NOT isempty(ids)
 ), undeferred AS (
-	DELETE FROM {deferred} d USING skipped x WHERE d.outbox = {outbox} AND d.id = x.id
+	DELETE FROM {deferred} d USING skipped x WHERE d.outbox = {outbox} AND x.ids @> d.id
 )
-SELECT count(*) FROM skipped WHERE {own}`,
-		"{pending}", sourceOf(t).pending, "{fits}", PendingSQL(t, "t"), "{ranges}", rangesSQL("skipped"),
+SELECT coalesce(sum(coalesce(upper(r)::numeric, 9223372036854775808) - lower(r)), 0)::bigint
+FROM skipped, unnest(ids) r WHERE {own}`,
 		"{own}", pg.OwnPath)
 }
 
@@ -497,7 +507,8 @@ WITH old AS MATERIALIZED (
 ), forgotten AS (
 	DELETE FROM {entries} j WHERE j.ctid = ANY (ARRAY(SELECT o.place FROM old o)) RETURNING 1
 )
-SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone) WHERE `+pg.OwnPath), before, most)
+SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone)
+WHERE `+besideSQL+` AND `+pg.OwnPath), before, most)
 	return entries, rows, err
 }
 

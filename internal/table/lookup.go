@@ -295,8 +295,8 @@ func (db *DB) Unmark(
 	sql := unmarkSQL(t)
 	err = portions[MarkedRow]{size: &db.portion, do: func(some []MarkedRow) error {
 		ids, hashes, marks := markArgs(some)
-		return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-			result, _ := conn.Query(ctx, sql, ids, hashes, marks)
+		return db.moving(ctx, t, func(ctx context.Context, q queryer) error {
+			result, _ := q.Query(ctx, sql, ids, hashes, marks)
 			var number, done int
 			var isLocked bool
 			var left []MarkedRow

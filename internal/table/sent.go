@@ -225,12 +225,9 @@ func Begin(ctx context.Context, cfg Config, starts []Start) (skipped []int64, er
 			return err
 		}
 		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-			for _, s := range starts {
-				n, err := s.skip(ctx, tx)
-				if err != nil {
-					return err
-				}
-				skipped = append(skipped, n)
+			skipped, err = skip(ctx, tx, starts)
+			if err != nil {
+				return err
 			}
 			if _, err := tx.Exec(ctx, lockSentSQL); err != nil {
 				return err
@@ -252,19 +249,44 @@ func Begin(ctx context.Context, cfg Config, starts []Start) (skipped []int64, er
 	return skipped, err
 }
 
-// skip marks the pending rows of a start that skips them.
-func (s *Start) skip(ctx context.Context, tx pgx.Tx) (rows int64, err error) {
-	if !s.Skips {
-		return 0, nil
+// skip marks the pending rows of the starts that skip them. The search for them may take long: no lock is
+// held meanwhile for which marks would wait.
+func skip(ctx context.Context, tx pgx.Tx, starts []Start) (rows []int64, err error) {
+	found, locked := make([][]any, len(starts)), false
+	each := func(do func(i int, t *outbox.Table) error) {
+		for i, s := range starts {
+			if err == nil && s.Skips {
+				if err = do(i, s.Table); err != nil {
+					err = fmt.Errorf("mark the rows that are pending in %s: %w", s.Table, err)
+				}
+			}
+		}
 	}
-	err = tx.QueryRow(ctx, MarkOf(s.Table).skipSQL(s.Table)).Scan(&rows)
-	if err == nil {
-		_, err = tx.Exec(ctx, pg.HidePath)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("mark the rows that are pending in %s: %w", s.Table, err)
-	}
-	return rows, nil
+	each(func(i int, t *outbox.Table) error {
+		sql := MarkOf(t).toSkipSQL(t)
+		if sql == "" {
+			return nil
+		}
+		var ids string
+		err := tx.QueryRow(ctx, sql).Scan(&ids)
+		found[i] = []any{ids}
+		return err
+	})
+	rows = make([]int64, len(starts))
+	each(func(i int, t *outbox.Table) error {
+		if Journals(t) && !locked {
+			if err := LockMoves(ctx, tx, t.Journal.Known); err != nil {
+				return err
+			}
+			locked = true
+		}
+		err := tx.QueryRow(ctx, MarkOf(t).skipSQL(t), found[i]...).Scan(&rows[i])
+		if err == nil {
+			_, err = tx.Exec(ctx, pg.HidePath)
+		}
+		return err
+	})
+	return rows, err
 }
 
 // check returns an error where a start would skip rows and is none any more.

@@ -195,7 +195,13 @@ func (rec *recorder) try(ctx context.Context, rows []Row, sql string) error {
 			if err != nil {
 				return err
 			}
-			got, err := rec.db.settleIn(ctx, tx, some, sql, (*args).all)
+			if Journals(rec.table) {
+				err = LockMoves(ctx, tx, rec.table.Journal.Known)
+			}
+			var got []Verdict
+			if err == nil {
+				got, err = rec.db.settleIn(ctx, tx, some, sql, (*args).all)
+			}
 			if err != nil {
 				return errors.Join(err, tx.Rollback(ctx))
 			}
