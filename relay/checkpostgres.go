@@ -13,6 +13,7 @@ import (
 
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -188,6 +189,12 @@ func (x *checker) checkGrowth(ctx context.Context, t *outbox.Table) check.Findin
 		Archive: r.ArchiveAfter > 0, Delete: r.DeleteAfter > 0, ByOthers: r.Interval == 0,
 	})
 	found.Failed(check.Warn, "table-unreadable", err)
+	kept, err := retention.FindKept(ctx, x.db, t,
+		retention.Options{DeleteAfter: r.DeleteAfter, ExcludedAfter: r.ExcludedAfter})
+	found.Failed(check.Warn, "table-unreadable", err)
+	for _, k := range kept {
+		found.Note("table-grows", "set retention.excluded_after", "partition %s", k)
+	}
 	return found
 }
 

@@ -87,6 +87,7 @@ func (t *retainer) pass(ctx context.Context) (busy bool) {
 	})
 	if !report.Busy {
 		t.metrics.kept.Set(float64(len(report.Kept)))
+		t.status.keeping(report.Kept)
 	}
 	var archived, deleted int64
 	for _, of := range report.Tables {

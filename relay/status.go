@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/walpost/walpost/internal/retention"
 )
 
 type state string
@@ -30,6 +32,7 @@ type status struct {
 	stepAt time.Time
 	replay *ReplayStatus // that is being fulfilled
 	aside  []SetAside
+	kept   []retention.Kept
 	// sessions are the last ones, oldest first.
 	sessions []*SessionStatus
 }
@@ -63,6 +66,13 @@ func (s *status) replaying(replay *ReplayStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replay = replay
+}
+
+// keeping notes the partitions that the last pass of retention has not dropped.
+func (s *status) keeping(kept []retention.Kept) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kept = kept
 }
 
 func (s *status) set(to state, err error) {
@@ -144,7 +154,9 @@ func (s *status) interrupt(step string) (delivered bool) {
 func (s *status) read() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := Status{State: string(s.state), Since: s.since, Step: s.step, Replay: s.replay, SetAside: s.aside}
+	now := Status{
+		State: string(s.state), Since: s.since, Step: s.step, Replay: s.replay, SetAside: s.aside, Kept: s.kept,
+	}
 	now.Sessions = s.lastSessions()
 	if s.err != nil {
 		now.LastError = s.err.Error()
@@ -166,6 +178,9 @@ type Status struct {
 	Replay *ReplayStatus `json:"replay,omitempty"`
 	// SetAside are outboxes that do not fit, or about which a question is open.
 	SetAside []SetAside `json:"set_aside,omitempty"`
+	// Kept are partitions that the last pass of retention has not dropped because of rows that no relay has
+	// delivered.
+	Kept []retention.Kept `json:"kept_partitions,omitempty"`
 	// Sessions are the last 20, the newest first.
 	Sessions []SessionStatus `json:"sessions"`
 }

@@ -271,26 +271,61 @@ func (r *pass) excludedSQL(t *outbox.Table, alias string) string {
 		pg.QuoteLiteral(r.now.Add(-r.opts.ExcludedAfter).Format(time.RFC3339Nano)))
 }
 
+// FindKept finds the partitions of an append-only outbox that passes do not drop because of rows that no relay
+// has delivered.
+func FindKept(ctx context.Context, db *table.DB, t *outbox.Table, opts Options) (all []Kept, err error) {
+	r := &pass{db: db, opts: opts}
+	if !table.Journals(t) || opts.DeleteAfter == 0 {
+		return nil, nil
+	}
+	if err := db.QueryRow(ctx, []any{&r.now}, `SELECT now()`); err != nil {
+		return nil, err
+	}
+	of, err := r.readRanges(ctx, t)
+	if err != nil || of == nil {
+		return nil, err
+	}
+	for _, p := range of.Parts[:max(len(of.Parts)-1, 0)] {
+		settled, _, kept, err := r.rowsOf(ctx, t, p)
+		if err != nil {
+			return nil, fmt.Errorf("look for rows that keep partitions of %s: %w", t, err)
+		}
+		if !settled {
+			break // the later ones are younger
+		}
+		if kept.Rows > 0 {
+			all = append(all, kept)
+		}
+	}
+	return all, nil
+}
+
+// rowsOf says whether a partition is settled, which of its ids no entry has, and which rows keep it.
+func (r *pass) rowsOf(
+	ctx context.Context, t *outbox.Table, p partition.Part,
+) (settled bool, open string, kept Kept, err error) {
+	kept.Partition = p.Name
+	err = r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		args := []any{t.String(), p.From, p.To}
+		err := tx.QueryRow(ctx, `SELECT `+settledSQL(t), append(args, r.now.Add(-r.opts.DeleteAfter))...).
+			Scan(&settled)
+		if err != nil || !settled {
+			return err
+		}
+		return tx.QueryRow(ctx, `WITH open AS MATERIALIZED (SELECT `+openIDsSQL(t)+` AS ids)
+			SELECT o.ids::text, k.rows, k.first FROM open o, LATERAL (
+				SELECT count(*) AS rows, coalesce(min(k.id), 0) AS first
+				FROM (`+r.keptSQL(t, p, "o.ids")+`) k) k`, args...).
+			Scan(&open, &kept.Rows, &kept.First)
+	})
+	return settled, open, kept, err
+}
+
 // dropRanges drops partitions that no relay needs and whose rows all have an entry, and then the entries of
 // their ids.
 func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Table) error {
-	before := r.now.Add(-r.opts.DeleteAfter)
 	for _, p := range of.Parts[:len(of.Parts)-1] {
-		var settled, dropped bool
-		kept := Kept{Partition: p.Name}
-		var open string
-		err := r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			args := []any{t.String(), p.From, p.To}
-			err := tx.QueryRow(ctx, `SELECT `+settledSQL(t), append(args, before)...).Scan(&settled)
-			if err != nil || !settled {
-				return err
-			}
-			return tx.QueryRow(ctx, `WITH open AS MATERIALIZED (SELECT `+openIDsSQL(t)+` AS ids)
-				SELECT o.ids::text, k.rows, k.first FROM open o, LATERAL (
-					SELECT count(*) AS rows, coalesce(min(k.id), 0) AS first
-					FROM (`+r.keptSQL(t, p, "o.ids")+`) k) k`, args...).
-				Scan(&open, &kept.Rows, &kept.First)
-		})
+		settled, open, kept, err := r.rowsOf(ctx, t, p)
 		switch {
 		case err != nil:
 			return r.settle(err)
@@ -304,10 +339,10 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 		may := func(ctx context.Context, tx pgx.Tx) (may bool, err error) {
 			err = tx.QueryRow(ctx, `SELECT `+settledSQL(t)+` AND NOT EXISTS (
 				`+r.keptSQL(t, p, "$5::int8multirange")+`)`,
-				t.String(), p.From, p.To, before, open).Scan(&may)
+				t.String(), p.From, p.To, r.now.Add(-r.opts.DeleteAfter), open).Scan(&may)
 			return may, err
 		}
-		dropped, err = of.Drop(ctx, r.noting(t), p, true, may)
+		dropped, err := of.Drop(ctx, r.noting(t), p, true, may)
 		if err != nil {
 			return r.settle(err)
 		}

@@ -2,6 +2,7 @@ package retention_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/retention"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -243,11 +245,19 @@ func TestRangesOfExcludedRows(t *testing.T) {
 		b.exec(`UPDATE outbox_known SET condition = $1`, b.table.Where)
 		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at) SELECT 'public.outbox_events', 'stored', int8multirange(int8range(1, 450))
 			- int8multirange(int8range(150, 151), int8range(160, 161)), now() - interval '2 hours'`)
+		db, err := table.Open(t.Context(), b.config())
+		b.must(err)
+		t.Cleanup(db.Close)
+		b.must(errors.Join(db.Bind(t.Context(), b.table), db.Complete(t.Context(), b.table)))
 		drop := func(after time.Duration, kept []retention.Kept, dropped ...string) {
 			t.Helper()
 			r := b.retain(func(o *retention.Options) { o.DeleteAfter, o.ExcludedAfter = time.Hour, after })
 			if !slices.Equal(r.Dropped, dropped) || !slices.Equal(r.Kept, kept) || len(r.Complaints()) > 0 {
 				t.Errorf("dropped %q, want %q; kept %v, want %v; %v", r.Dropped, dropped, r.Kept, kept, r.Complaints())
+			}
+			found, err := retention.FindKept(t.Context(), db, b.table, retention.Options{DeleteAfter: time.Hour, ExcludedAfter: after})
+			if err != nil || !slices.Equal(found, kept) {
+				t.Errorf("found %v: %v, want %v", found, err, kept)
 			}
 		}
 		of := func(rows, first int64) []retention.Kept {
