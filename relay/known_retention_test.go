@@ -148,6 +148,8 @@ func TestDetachedRowsAreStillDeferred(t *testing.T) {
 			n.add(10)
 			n.settled(50)
 			n.exec(detach)
+			// They are held behind the failed row, which is away now.
+			eventually(t, "the rows of the other partition are delivered", func() bool { return n.storedCount() == 10 })
 			n.settled(50)
 			n.retain(n.bound(), time.Hour)
 			if got := n.count(deferred); got != 40 {

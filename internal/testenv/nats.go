@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -278,7 +279,17 @@ func (n *NATS) Limit(maxPayload int) error {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return n.signal(syscall.SIGHUP)
+	const reloaded = "Reloaded server configuration"
+	before := strings.Count(n.Log(), reloaded)
+	if err := n.signal(syscall.SIGHUP); err != nil {
+		return err
+	}
+	for begun := time.Now(); strings.Count(n.Log(), reloaded) == before; time.Sleep(5 * time.Millisecond) {
+		if time.Since(begun) > Patience {
+			return fmt.Errorf("reload nats-server: not within %s\n%s", Patience, n.Log())
+		}
+	}
+	return nil
 }
 
 // Restart is a graceful stop and a start: same port, same store.
