@@ -119,6 +119,9 @@ func (l *Poller) advanceNow(ctx context.Context, db *table.DB, t *outbox.Table) 
 			l.reporter.Trouble("the journal's progress does not move: the next run tries again", err)
 			return
 		}
+		if a.Whole != nil {
+			l.reporter.Searched(t, *a.Whole)
+		}
 	}
 }
 

@@ -138,6 +138,8 @@ type Reporter interface {
 	EndsSession(err error) bool
 	// Missed counts rows that the WAL did not bring.
 	Missed(rows int)
+	// Searched counts searches of a whole table.
+	Searched(t *outbox.Table, search table.Search)
 	// Refused counts a row that cannot be delivered for a reason in the row itself.
 	Refused(ref outbox.Ref, eventType string, failure *outbox.RowError)
 	// Meanwhile shows what has gone on since then while the tables are polled.
@@ -398,6 +400,9 @@ func (l *Poller) advance(ctx context.Context, t *outbox.Table) error {
 	}
 	a.at = time.Now()
 	err := l.db.Advance(ctx, t, &a.Advance)
+	if err == nil && a.Whole != nil {
+		l.reporter.Searched(t, *a.Whole)
+	}
 	l.reportLock(ctx, t, "progress_locked", "the journal's progress; searches take longer", err)
 	if table.IsLocked(err) {
 		l.reporter.Trouble("the journal's progress does not move: trying again", err)

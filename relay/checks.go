@@ -42,6 +42,7 @@ func (x *checker) checks() check.List {
 			check.DoctorOnly("table: indexes, size", x.of(t, x.checkIndexes)),
 			check.DoctorOnly("table: whether delivered rows leave it", x.of(t, x.checkGrowth)),
 			check.DoctorOnly("table: pending rows", x.of(t, x.countPending)),
+			check.DoctorOnly("table: pending rows that no search finds", x.of(t, x.findOverlooked)),
 			check.DoctorOnly("table: rows that failed and wait", x.of(t, x.countParked)))
 	}
 	return append(list,

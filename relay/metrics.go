@@ -30,6 +30,9 @@ type metrics struct {
 
 	replayed      prometheus.Counter
 	kept          prometheus.Gauge
+	searches      prometheus.Counter
+	searchRows    prometheus.Counter
+	searchSeconds prometheus.Counter
 	replayPending prometheus.Gauge
 }
 
@@ -109,6 +112,18 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		Name: "walpost_retention_kept_partitions",
 		Help: "Partitions whose time has come, and that retention keeps for rows that no relay " +
 			"has delivered.",
+	})
+	m.searches = f.NewCounter(prometheus.CounterOpts{
+		Name: "walpost_whole_searches_total",
+		Help: "Searches of a whole append-only table that have found no row pending.",
+	})
+	m.searchRows = f.NewCounter(prometheus.CounterOpts{
+		Name: "walpost_whole_search_rows_total",
+		Help: "Rows without an entry in the journal that they have looked at.",
+	})
+	m.searchSeconds = f.NewCounter(prometheus.CounterOpts{
+		Name: "walpost_whole_search_seconds_total",
+		Help: "How long they have taken.",
 	})
 	m.replayed = f.NewCounter(prometheus.CounterOpts{
 		Name: "walpost_replay_messages_total",

@@ -9,6 +9,7 @@ import (
 	"github.com/walpost/walpost/fallback"
 	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/stream"
@@ -75,6 +76,14 @@ func (w pollerWAL) Leaves(t *outbox.Table) bool {
 type pollerReporter struct{ *reporter }
 
 func (p pollerReporter) Missed(rows int) { p.metrics.missed.Add(float64(rows)) }
+
+func (p pollerReporter) Searched(t *outbox.Table, search table.Search) {
+	p.metrics.searches.Inc()
+	p.metrics.searchRows.Add(float64(search.Rows))
+	p.metrics.searchSeconds.Add(search.Took.Seconds())
+	p.log.Info("searched a whole table for pending rows", zap.Stringer("table", t),
+		zap.Int64("rows", search.Rows), zap.Duration("took", search.Took))
+}
 
 func (p pollerReporter) Limited(kind string, every time.Duration) bool { return p.limited(kind, every) }
 

@@ -155,7 +155,8 @@ func (s *status) read() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := Status{
-		State: string(s.state), Since: s.since, Step: s.step, Replay: s.replay, SetAside: s.aside, Kept: s.kept,
+		State: string(s.state), Since: s.since, Step: s.step, Replay: s.replay,
+		SetAside: s.aside, Kept: s.kept,
 	}
 	now.Sessions = s.lastSessions()
 	if s.err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/stream"
 	"github.com/walpost/walpost/verify"
 )
@@ -116,5 +117,57 @@ func TestVerifyReportsWhatItRepaired(t *testing.T) {
 	}
 	if !report.Incomplete || report.Repaired != 1 || report.FirstSeq != 1 || report.LastSeq != 100 || !slices.Equal([]int64{report.Messages, report.Found[verify.Missing].Count}, []int64{98, 2}) {
 		t.Errorf("report %+v", report)
+	}
+}
+
+// TestVerifyFindsWhatNoSearchFinds: of rows that the progress has passed, and that have neither an entry nor a deferral, one is stored
+// and has lost its entry, and the other ones are delivered by the repair.
+func TestVerifyFindsWhatNoSearchFinds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	if !marksInJournal {
+		r.journal()
+	}
+	r.createStream(func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
+	r.cfg.FallbackInterval = 200 * time.Millisecond
+	x := r.start().streaming()
+	r.put(1, 100)
+	r.pending(0)
+	r.passes(r.here())
+	eventually(t, "the progress is at the last row", func() bool { return r.count(`SELECT coalesce(`+testenv.Settled+`, 0) FROM outbox_known`) == 100 })
+	x.halt()
+	r.loseMessages(3, 99, 100)
+	r.exec(`UPDATE outbox_journal SET ids = ids - '{[3,4),[50,51),[99,101)}'`)
+	r.duplicateWindowPasses(200 * time.Millisecond)
+	for _, change := range []func(*verify.Config){
+		func(*verify.Config) {},
+		func(c *verify.Config) { c.Since = time.Now() },
+	} {
+		report := r.verify(change)
+		r.finds(report, map[verify.Kind]int64{verify.Missing: 3})
+		if notes := fmt.Sprint(report.Notes); !strings.Contains(notes, "row 50 is stored, and has no mark") {
+			t.Errorf("the notes say nothing of row 50: %s", notes)
+		}
+	}
+	if found := r.examine(); !strings.Contains(found, "warn table-overlooked") {
+		t.Errorf("doctor finds %s", found)
+	}
+	x = r.start().streaming()
+	if report := r.verify(repair); report.Repaired != 3 {
+		t.Errorf("%d rows were repaired, want 3", report.Repaired)
+	}
+	eventually(t, "the rows are delivered", func() bool { return r.verify().Faults() == 0 })
+	x.halt()
+	seen := map[string]int{}
+	for _, m := range r.stored() {
+		seen[m.Header.Get("Nats-Msg-Id")]++
+	}
+	for id, n := range seen {
+		if n > 1 {
+			t.Errorf("%s is stored %d times", id, n)
+		}
+	}
+	if len(seen) != 100 {
+		t.Errorf("%d rows are stored, want 100", len(seen))
 	}
 }

@@ -144,7 +144,12 @@ func (v *comparison) run(ctx context.Context) error {
 		return err
 	}
 	for _, t := range v.cfg.Outboxes {
-		if err := v.rows(ctx, v.tables[t.String()], started); err != nil {
+		compared := v.tables[t.String()]
+		err := v.rows(ctx, compared, started)
+		if err == nil {
+			err = v.overlooked(ctx, compared)
+		}
+		if err != nil {
 			return err
 		}
 	}

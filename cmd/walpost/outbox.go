@@ -18,7 +18,7 @@ import (
 func newOutboxCommand() *cobra.Command {
 	return newGroup("outbox", "Show what is remembered of outboxes, and answer what a relay asks",
 		help("outbox"), newOutboxListCommand(), newOutboxKeepCommand(), newOutboxRenewCommand(),
-		newOutboxForgetCommand())
+		newOutboxSearchCommand(), newOutboxForgetCommand())
 }
 
 // outboxCommand is a command on outbox_sent.
@@ -156,6 +156,39 @@ func newOutboxRenewCommand() *cobra.Command {
 		}
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "the next start of %s is its first one: it %s\n",
 			s.Outbox, then)
+		return err
+	})
+}
+
+func newOutboxSearchCommand() *cobra.Command {
+	return outboxCommand(&cobra.Command{
+		Use: "search OUTBOX", Short: "Have the relay search a whole append-only table for pending rows",
+		Long: help("outbox search"), Args: oneOutbox,
+	}, func(cmd *cobra.Command, cfg *Config, db *table.DB, args []string) error {
+		t, err := chooseOutbox(cfg, args[0])
+		if err == nil {
+			err = db.Bind(cmd.Context(), t)
+		}
+		if err == nil {
+			err = db.Complete(cmd.Context(), t)
+		}
+		if err != nil {
+			return err
+		}
+		if !table.Journals(t) {
+			return hint.Errorf("nothing is to be done: each search looks at every row without a mark",
+				"outbox %s has mark %s", t, t.Mark)
+		}
+		known, err := db.SearchAgain(cmd.Context(), t, nil)
+		if err == nil && !known {
+			err = hint.Errorf("nothing is to be done: a first search looks at the whole table",
+				"no relay has searched outbox %s yet", t)
+		}
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(),
+			"the relay searches the whole table of %s for pending rows, and logs when it has\n", t)
 		return err
 	})
 }

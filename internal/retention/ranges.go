@@ -271,8 +271,8 @@ func (r *pass) excludedSQL(t *outbox.Table, alias string) string {
 		pg.QuoteLiteral(r.now.Add(-r.opts.ExcludedAfter).Format(time.RFC3339Nano)))
 }
 
-// FindKept finds the partitions of an append-only outbox that passes do not drop because of rows that no relay
-// has delivered.
+// FindKept finds the partitions of an append-only outbox that passes do not drop because of rows that no
+// relay has delivered.
 func FindKept(ctx context.Context, db *table.DB, t *outbox.Table, opts Options) (all []Kept, err error) {
 	r := &pass{db: db, opts: opts}
 	if !table.Journals(t) || opts.DeleteAfter == 0 {
@@ -307,8 +307,8 @@ func (r *pass) rowsOf(
 	kept.Partition = p.Name
 	err = r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		args := []any{t.String(), p.From, p.To}
-		err := tx.QueryRow(ctx, `SELECT `+settledSQL(t), append(args, r.now.Add(-r.opts.DeleteAfter))...).
-			Scan(&settled)
+		before := r.now.Add(-r.opts.DeleteAfter)
+		err := tx.QueryRow(ctx, `SELECT `+settledSQL(t), append(args, before)...).Scan(&settled)
 		if err != nil || !settled {
 			return err
 		}

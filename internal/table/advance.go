@@ -2,10 +2,12 @@ package table
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -18,6 +20,14 @@ type Advance struct {
 	// holesTo was seen, too. writers are the transactions that may still insert rows with ids up to there.
 	holesTo int64
 	writers []string
+	// Whole is set by a call that has searched the whole table, and found no row pending.
+	Whole *Search
+}
+
+// Search is what a search of a whole table took.
+type Search struct {
+	Rows int64 // that had no entry
+	Took time.Duration
 }
 
 // Advance moves the progress of a table with a journal on, where it can: to an id up to which no row is
@@ -48,8 +58,8 @@ func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 		ended = a.holesTo
 	}
 	done := true
-	if a.to > 0 {
-		if done, err = db.settleTo(ctx, t, a.to, ended); err != nil {
+	if a.Whole = nil; a.to > 0 {
+		if done, a.Whole, err = db.settleTo(ctx, t, a.to, ended); err != nil {
 			return err
 		}
 	}
@@ -148,7 +158,9 @@ var mostHoles = 10_000
 
 // settleTo defers the rows up to an id that are due later, and writes the progress if no other row is
 // pending there, of any shard. Holes up to ended go.
-func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (done bool, err error) {
+func (db *DB) settleTo(
+	ctx context.Context, t *outbox.Table, to, ended int64,
+) (done bool, whole *Search, err error) {
 	events := "true" // rows that do not fit are none
 	if fits := t.WhereSQL("t"); fits != "" {
 		events = fits
@@ -159,11 +171,19 @@ func (db *DB) settleTo(ctx context.Context, t *outbox.Table, to, ended int64) (d
 				return err
 			}
 		}
-		tag, err := conn.Exec(ctx, settleToSQL(t, events), to, ended, mostHoles)
-		done = tag.RowsAffected() == 1
+		begun := time.Now()
+		var rows int64
+		var isWhole bool
+		err := conn.QueryRow(ctx, settleToSQL(t, events), to, ended, mostHoles).Scan(&rows, &isWhole)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if done = err == nil; done && isWhole {
+			whole = &Search{rows, time.Since(begun)}
+		}
 		return err
 	})
-	return done, err
+	return done, whole, err
 }
 
 // deferLater writes deferrals of rows up to an id that are due later. It looks for them before it takes the
@@ -212,10 +232,10 @@ func settleToSQL(t *outbox.Table, events string) string {
 WITH open AS MATERIALIZED (
 	SELECT {open} AS ids, `+unsettledSQL+` AS was
 ), unseen AS MATERIALIZED (
-	SELECT o.was, o.ids - int8multirange(int8range(NULL, $2::bigint, '(]')) - coalesce((
-		SELECT range_agg(int8range(e.{id}, e.{id}, '[]')) FROM unnest(o.ids) r, {table} e
-		WHERE `+WithinSQL("e.{id}")+`), '{}') AS ids
-	FROM open o
+	SELECT o.was, s.rows, o.ids - int8multirange(int8range(NULL, $2::bigint, '(]')) - s.ids AS ids
+	FROM open o, LATERAL (
+		SELECT count(*) AS rows, coalesce(range_agg(int8range(e.{id}, e.{id}, '[]')), '{}') AS ids
+		FROM unnest(o.ids) r, {table} e WHERE `+WithinSQL("e.{id}")+`) s
 )
 UPDATE {known} k SET updated_at = now(),
 	unsettled = CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3
@@ -226,7 +246,8 @@ UPDATE {known} k SET updated_at = now(),
 FROM unseen u
 WHERE k.outbox = {outbox} AND k.condition = {condition} AND k.unsettled <@ u.was
 	AND k.table_oid = to_regclass({regclass}) AND k.partitions = {partitions}
-	AND NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})`,
+	AND NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})
+RETURNING u.rows, u.was @> -9223372036854775808`,
 		"{above}", "int8multirange(int8range($1::bigint, NULL, '()'))",
 		"{regclass}", outbox.QuoteLiteral(t.SQL()), "{partitions}", PartitionsSQL(t),
 		"{open}", upToSQL(t, "$1::bigint"), "{undeferred}", undeferredSQL(t, upToSQL(t, "$1")),

@@ -122,6 +122,9 @@ func movers() []mover {
 			b.exec(`UPDATE outbox_known SET timeline = 0`)
 			return func() error { return db.Know(b.t.Context(), b.table, "test") }
 		}},
+		{"search", table.KnownTable, []string{stateFresh, stateLater, stateParked, stateMarked, stateDead}, func(b *bench, db *table.DB, _ table.Row) func() error {
+			return func() error { _, err := db.SearchAgain(b.t.Context(), b.table, []int64{1}); return err }
+		}},
 		{"park", table.JournalDeferred, []string{stateFresh, stateLater, stateParked}, func(b *bench, db *table.DB, row table.Row) func() error {
 			return record(b, db, row, 10)
 		}},
@@ -230,8 +233,8 @@ func (b *bench) pair(first, second mover, state, when string) {
 		b.is("deferrals without a row", b.text(`SELECT count(*) FROM outbox_deferred d WHERE NOT EXISTS (SELECT FROM outbox_messages t WHERE t.id = d.id)`), "0")
 	}
 	ran := func(name string) bool { return first.name == name || second.name == name }
-	if ran("void") && !ran("defer") { // that goes on with a progress of its own
-		b.is("progress that is void", b.text(`SELECT unsettled @> 1::bigint FROM outbox_known`), "true")
+	if (ran("void") || ran("search")) && !ran("defer") { // that goes on with a progress of its own
+		b.is("what is to be searched again", b.text(`SELECT unsettled @> 1::bigint FROM outbox_known`), "true")
 	}
 	if ran("give up") {
 		b.is("attempts of a row that was given up", b.text(`SELECT coalesce(min(attempts), 10) FROM outbox_deferred WHERE id = 2`), "10")

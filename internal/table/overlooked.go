@@ -1,0 +1,86 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// overlookedStep is how many rows one statement of Overlooked looks at.
+const overlookedStep = 10_000
+
+// Overlooked lists rows of a table with a journal that are pending and that no search finds: the progress has
+// passed their ids, and they have neither an entry nor a deferral. It looks at some thousand rows from an id
+// on, and returns the id from which the next call goes on; more is false where there are no further rows.
+// Other marks have no such rows.
+func (db *DB) Overlooked(
+	ctx context.Context, t *outbox.Table, from int64,
+) (ids []int64, next int64, more bool, err error) {
+	if !Journals(t) {
+		return nil, 0, false, nil
+	}
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		result, _ := conn.Query(ctx, overlookedSQL(t), from, overlookedStep)
+		var n int
+		var last, id *int64
+		_, err := pgx.ForEachRow(result, []any{&n, &last, &id}, func() error {
+			if more = n == overlookedStep && *last < math.MaxInt64; more {
+				next = *last + 1
+			}
+			if id != nil {
+				ids = append(ids, *id)
+			}
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return nil, 0, false, fmt.Errorf("look for rows of %s that no search finds: %w", t, err)
+	}
+	return ids, next, more, nil
+}
+
+// overlookedSQL looks at $2 rows from id $1 on. A progress of another table, or of other partitions, is void.
+func overlookedSQL(t *outbox.Table) string {
+	return journalSQL(t, `
+WITH span AS MATERIALIZED (
+	SELECT count(*)::int AS n, max(x.id)::bigint AS last
+	FROM (SELECT e.{id} AS id FROM {table} e WHERE e.{id} >= $1::bigint ORDER BY e.{id} LIMIT $2) x
+), ids AS MATERIALIZED (
+	SELECT int8multirange(int8range($1::bigint, nullif(s.last, 9223372036854775807) + 1)) AS wanted
+	FROM span s WHERE s.n > 0
+), open AS MATERIALIZED (
+	SELECT i.wanted - k.unsettled - coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
+		WHERE j.outbox = {outbox} AND range_merge(j.ids) && i.wanted), '{}') AS ids
+	FROM ids i, {known} k WHERE k.outbox = {outbox} AND k.condition = {condition}
+		AND k.table_oid = to_regclass({regclass}) AND k.partitions = {partitions}
+)
+SELECT s.n, s.last, t.id FROM span s LEFT JOIN (
+	SELECT t.{id}::bigint AS id
+	FROM open o, unnest(o.ids) r, LATERAL `+inRangeSQL+` t WHERE {fits}
+) t ON true`,
+		"{regclass}", outbox.QuoteLiteral(t.SQL()), "{partitions}", PartitionsSQL(t),
+		"{fits}", "true"+FilterSQL(t, "t"))
+}
+
+// SearchAgain has the relay search for rows among some ids again. nil is every id: the search of a large
+// table may take minutes, while events go on. The relay delivers what it finds pending. It returns false
+// where the progress of the outbox is not known.
+func (db *DB) SearchAgain(ctx context.Context, t *outbox.Table, ids []int64) (known bool, err error) {
+	again := "{[-9223372036854775808,)}"
+	if ids != nil {
+		again = ranges(ids)
+	}
+	err = db.QueryRow(ctx, []any{&known}, journalSQL(t, `WITH changed AS (
+			UPDATE {known} k SET unsettled = k.unsettled + $1::int8multirange, updated_at = now()
+			WHERE k.outbox = {outbox} AND k.condition = {condition} RETURNING 1
+		) SELECT EXISTS (SELECT FROM changed)`), again)
+	if err != nil {
+		return false, fmt.Errorf("have %s searched again: %w", t, err)
+	}
+	return known, nil
+}
