@@ -189,6 +189,9 @@ func (x *checker) checkGrowth(ctx context.Context, t *outbox.Table) check.Findin
 		Archive: r.ArchiveAfter > 0, Delete: r.DeleteAfter > 0, ByOthers: r.Interval == 0,
 	})
 	found.Failed(check.Warn, "table-unreadable", err)
+	owners, err := x.db.OwnerFindings(ctx, t)
+	found.Failed(check.Warn, "table-unreadable", err)
+	found = append(found, owners...)
 	kept, err := retention.FindKept(ctx, x.db, t,
 		retention.Options{DeleteAfter: r.DeleteAfter, ExcludedAfter: r.ExcludedAfter})
 	found.Failed(check.Warn, "table-unreadable", err)

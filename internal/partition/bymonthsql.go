@@ -1,6 +1,9 @@
 package partition
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // leaveSQL takes from the table what the partitioned one is to have.
 const leaveSQL = `
@@ -13,8 +16,20 @@ const leaveSQL = `
 	SELECT format('ALTER TABLE %s ALTER %I DROP IDENTITY', $1::text, attname) FROM pg_attribute
 	WHERE attrelid = to_regclass($1) AND attidentity <> '' AND NOT attisdropped`
 
+// grantsSQL gives the table $2 the privileges that others have on $1.
+const grantsSQL = `
+	SELECT format('GRANT %s ON %s TO %s%s', x.privilege_type, $2::text,
+		CASE x.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)) END,
+		CASE WHEN x.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
+	FROM pg_class c, aclexplode(c.relacl) x WHERE c.oid = to_regclass($1) AND x.grantee <> c.relowner
+	UNION ALL
+	SELECT format('GRANT %s (%I) ON %s TO %s%s', x.privilege_type, a.attname, $2::text,
+		CASE x.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)) END,
+		CASE WHEN x.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
+	FROM pg_attribute a, aclexplode(a.attacl) x WHERE a.attrelid = to_regclass($1) AND NOT a.attisdropped`
+
 // takeOverSQL gives it to that: its owner, privileges, sequences, triggers and comment.
-const takeOverSQL = `
+var takeOverSQL = `
 	SELECT format('ALTER TABLE %s ALTER %I ADD GENERATED %s AS IDENTITY ('
 			'START WITH %s INCREMENT BY %s CACHE %s)', $1::text, a.attname,
 		CASE a.attidentity WHEN 'a' THEN 'ALWAYS' ELSE 'BY DEFAULT' END,
@@ -30,15 +45,7 @@ const takeOverSQL = `
 	SELECT format('ALTER TABLE %s OWNER TO %I', $1::text, pg_get_userbyid(relowner))
 	FROM pg_class WHERE oid = to_regclass($1)
 	UNION ALL
-	SELECT format('GRANT %s ON %s TO %s%s', x.privilege_type, $1::text,
-		CASE x.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)) END,
-		CASE WHEN x.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
-	FROM pg_class c, aclexplode(c.relacl) x WHERE c.oid = to_regclass($1) AND x.grantee <> c.relowner
-	UNION ALL
-	SELECT format('GRANT %s (%I) ON %s TO %s%s', x.privilege_type, a.attname, $1::text,
-		CASE x.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)) END,
-		CASE WHEN x.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
-	FROM pg_attribute a, aclexplode(a.attacl) x WHERE a.attrelid = to_regclass($1) AND NOT a.attisdropped
+	` + strings.ReplaceAll(grantsSQL, "$2", "$1") + `
 	UNION ALL
 	SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = to_regclass($1) AND NOT tgisinternal
 	UNION ALL

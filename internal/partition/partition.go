@@ -128,25 +128,52 @@ func Read(ctx context.Context, conn *pgx.Conn, table, column string, by By) (*Ta
 	return t, err
 }
 
-// create makes a table that can become a partition, after the model of another one.
+// create makes a table that can become a partition. It has the owner of the partitioned table, and refuses
+// TRUNCATE if that does; storage, tablespace, replica identity and grants are those of another partition, its
+// model. A role that may create nothing in that tablespace uses the database's.
 func (t *Table) create(ctx context.Context, tx pgx.Tx, name, model string) error {
-	var storage, owner, identity string
-	err := tx.QueryRow(ctx, `SELECT `+storageSQL+`,
+	var storage, space, owner, identity string
+	err := tx.QueryRow(ctx, `SELECT `+storageSQL+`, `+spaceSQL+`,
 			quote_ident(pg_get_userbyid(p.relowner)),
 			CASE m.relreplident WHEN 'f' THEN 'FULL' WHEN 'n' THEN 'NOTHING' ELSE 'DEFAULT' END
 		FROM pg_class p, pg_class m WHERE p.oid = to_regclass($1) AND m.oid = to_regclass($2)`,
-		t.SQL, model).Scan(&storage, &owner, &identity)
+		t.SQL, model).Scan(&storage, &space, &owner, &identity)
+	if err != nil {
+		return err
+	}
+	rows, _ := tx.Query(ctx, refuseSQL, t.SQL, name)
+	more, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err == nil {
+		rows, _ = tx.Query(ctx, grantsSQL, model, name)
+		var grants []string
+		grants, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		more = append(more, grants...)
+	}
 	if err != nil {
 		return err
 	}
 	if t.By == IDs {
 		storage = cmp.Or(storage, appendOnly)
 	}
-	return execAll(ctx, tx,
-		fmt.Sprintf(`CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING IDENTITY)%s`, name, t.SQL, storage),
+	return execAll(ctx, tx, append([]string{
+		fmt.Sprintf(`CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING IDENTITY)%s%s`,
+			name, t.SQL, storage, space),
 		fmt.Sprintf(`ALTER TABLE %s REPLICA IDENTITY %s`, name, identity),
-		fmt.Sprintf(`ALTER TABLE %s OWNER TO %s`, name, owner))
+		fmt.Sprintf(`ALTER TABLE %s OWNER TO %s`, name, owner),
+	}, more...)...)
 }
+
+// spaceSQL is the tablespace of m, " TABLESPACE ...", or "".
+const spaceSQL = `coalesce((SELECT ' TABLESPACE ' || quote_ident(spcname) FROM pg_tablespace s
+	WHERE s.oid = m.reltablespace AND has_tablespace_privilege(s.oid, 'CREATE')), '')`
+
+// refuseSQL gives the table $2 the triggers for TRUNCATE of $1: a partition takes over only those for rows.
+const refuseSQL = `
+	SELECT replace(pg_get_triggerdef(g.oid), format(' ON %I.%I ', n.nspname, c.relname),
+			format(' ON %s ', $2::text)) || CASE tgenabled
+		WHEN 'A' THEN format('; ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', $2::text, tgname) ELSE '' END
+	FROM pg_trigger g JOIN pg_class c ON c.oid = tgrelid JOIN pg_namespace n ON n.oid = relnamespace
+	WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgtype & 32 = 32 AND tgenabled IN ('O', 'A')`
 
 // storageSQL is the storage parameters of m, " WITH (...)", or "" where it has none.
 const storageSQL = `coalesce((SELECT format(' WITH (%s)', string_agg(

@@ -105,10 +105,12 @@ func TestMonthsOfAnOutbox(t *testing.T) {
 func TestMonthsBelongToTheOwner(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
 	b.exec(`DO $$ BEGIN CREATE ROLE months_owner; EXCEPTION WHEN duplicate_object THEN END $$; GRANT ALL ON SCHEMA public TO months_owner;
+		DO $$ BEGIN CREATE ROLE months_reader; EXCEPTION WHEN duplicate_object THEN END $$;
 		DROP TABLE outbox_messages; CREATE TABLE outbox_messages (id bigint GENERATED ALWAYS AS IDENTITY, aggregate_type text, aggregate_id bigint,
 			event_type text, payload jsonb, processed_at timestamptz, attempts smallint, last_error text, available_at timestamptz,
 			"Made at" timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (id, "Made at")) PARTITION BY RANGE ("Made at");
 		CREATE TABLE rest PARTITION OF outbox_messages DEFAULT; ALTER TABLE rest REPLICA IDENTITY FULL;
+		GRANT SELECT ON rest, outbox_messages_archive_default TO months_reader;
 		ALTER TABLE outbox_messages OWNER TO months_owner; ALTER TABLE outbox_messages_archive OWNER TO months_owner;
 		INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'order.created', '{}')`)
 	layout := b.table.Layout
@@ -124,5 +126,8 @@ func TestMonthsBelongToTheOwner(t *testing.T) {
 	}
 	b.wantText("owners and replica identities", `SELECT string_agg(DISTINCT concat(pg_get_userbyid(relowner), ' ', relreplident), ', ')
 		FROM pg_class WHERE relname ~ '_20\d\d_\d\d$' AND relkind = 'r'`, "months_owner f")
+	b.wantText("others' privileges and TRUNCATE", `SELECT string_agg(DISTINCT concat(has_table_privilege('months_reader', c.oid, 'SELECT'), ' ', c.relname ~ 'archive' = EXISTS (
+			SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND tgname = 'outbox_no_truncate' AND tgenabled = 'A')), ', ')
+		FROM pg_class c WHERE relname ~ '_20\d\d_\d\d$' AND relkind = 'r'`, "t t")
 	b.wantText("the row's partition", `SELECT (tableoid::regclass::text ~ '_20\d\d_\d\d$')::text FROM outbox_messages`, "true")
 }

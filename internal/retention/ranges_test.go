@@ -229,6 +229,59 @@ func TestDropOfALargePartition(t *testing.T) {
 	}
 }
 
+// TestRangesBelongToTheOwner of the table, whoever cuts them, and have what the partition has from which they are cut: the owner goes on
+// with them.
+func TestRangesBelongToTheOwner(t *testing.T) {
+	retention.SetLeastRange(100)
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newAppend(t, pg)
+		role := "owner_" + b.text(`SELECT current_database()`)
+		b.exec(`CREATE ROLE ` + role + ` LOGIN; DROP TABLE idempotency_keys`)
+		t.Cleanup(func() {
+			_, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+` CASCADE; DROP TABLESPACE IF EXISTS `+role+`; DROP ROLE `+role)
+		})
+		b.exec(fmt.Sprintf(`GRANT ALL ON SCHEMA public TO %[1]s;
+			GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_journal, outbox_deferred, outbox_known TO %[1]s;
+			DO $$ BEGIN CREATE ROLE ranges_reader; EXCEPTION WHEN duplicate_object THEN END $$;
+			GRANT SELECT ON outbox_events_rest TO ranges_reader; GRANT UPDATE (payload) ON outbox_events_rest TO ranges_reader;
+			ALTER TABLE outbox_events_rest REPLICA IDENTITY FULL;
+			CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON outbox_events_rest FOR EACH STATEMENT EXECUTE FUNCTION outbox_append_only();
+			ALTER TABLE outbox_events_rest ENABLE ALWAYS TRIGGER outbox_no_truncate;
+			ALTER TABLE outbox_events OWNER TO %[1]s; ALTER TABLE outbox_events_rest OWNER TO %[1]s`, role))
+		space := ""
+		if b.text(`SELECT current_setting('server_version_num')::int >= 150000`) == "true" {
+			space = role
+			b.exec(`SET allow_in_place_tablespaces = on`)
+			b.exec(`CREATE TABLESPACE ` + role + ` LOCATION ''`)
+			b.exec(fmt.Sprintf(`GRANT CREATE ON TABLESPACE %[1]s TO %[1]s; ALTER TABLE outbox_events_rest SET TABLESPACE %[1]s`, role))
+		}
+		all := func(partitions string) {
+			t.Helper()
+			b.wantText("partitions", `SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox_events'::regclass`, partitions)
+			b.wantText("what they have", `SELECT string_agg(DISTINCT concat_ws(' ', pg_get_userbyid(c.relowner), c.relreplident, s.spcname, has_table_privilege('ranges_reader', c.oid, 'SELECT'),
+					has_column_privilege('ranges_reader', c.oid, 'payload', 'UPDATE'), has_column_privilege('ranges_reader', c.oid, 'event_type', 'UPDATE'),
+					(SELECT count(*) FROM pg_trigger g WHERE g.tgrelid = c.oid AND g.tgname IN ('outbox_no_update', 'outbox_no_truncate') AND g.tgenabled = 'A')), ', ')
+				FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid LEFT JOIN pg_tablespace s ON s.oid = c.reltablespace WHERE i.inhparent = 'outbox_events'::regclass`,
+				strings.Join(strings.Fields(role+" f "+space+" t t f 2"), " "))
+		}
+		all("1")
+		b.retain() // as a superuser
+		all("3")
+		b.exec(insertEvents, 450) // the last partition has rows
+		b.retain()
+		all("4")
+		b.exec(testenv.SettledTo("public.outbox_events", 450, ""))
+		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at) VALUES ('public.outbox_events', 'stored', '{[1,451)}', now() - interval '2 hours')`)
+		cfg := b.config()
+		cfg.URL = strings.Replace(cfg.URL, "postgres@", role+"@", 1)
+		r, err := retention.Run(t.Context(), cfg, retention.Options{Tables: []*outbox.Table{b.table}, DeleteAfter: time.Hour})
+		b.must(err)
+		if !slices.Equal(r.Dropped, []string{"outbox_events_100", "outbox_events_200"}) || len(r.Complaints()) > 0 {
+			t.Errorf("as the owner: %+v", r)
+		}
+	})
+}
+
 // TestRangesOfExcludedRows: a partition goes when every row in it has an entry that is old, whoever wrote it. Rows that `where`
 // excludes keep it, for as long as excluded_after says.
 func TestRangesOfExcludedRows(t *testing.T) {

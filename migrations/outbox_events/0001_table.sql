@@ -42,6 +42,22 @@ ALTER TABLE {schema}.outbox_events ENABLE ALWAYS TRIGGER outbox_no_update;
 
 ALTER TABLE {schema}.outbox_events ENABLE ALWAYS TRIGGER outbox_no_truncate;
 
+-- A partition takes over only triggers for rows.
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_events_1000000
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_append_only();
+
+ALTER TABLE {schema}.outbox_events_1000000 ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_events_2000000
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_append_only();
+
+ALTER TABLE {schema}.outbox_events_2000000 ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_events_rest
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_append_only();
+
+ALTER TABLE {schema}.outbox_events_rest ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
 -- For people: the rows that are not done with, and why.
 CREATE VIEW {schema}.outbox_events_pending AS
 WITH box AS (

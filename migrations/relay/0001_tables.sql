@@ -242,6 +242,9 @@ CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_messages_dl
 CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_messages_archive
     FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('drop its partitions, or let walpost retention do that');
 
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_messages_archive_default
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('drop partitions of the archive, or let walpost retention do that');
+
 CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_replays
     FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_no_truncate('walpost replay cancel ends a request');
 
@@ -261,6 +264,8 @@ CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {schema}.outbox_sent
 ALTER TABLE {schema}.outbox_messages_dlq ENABLE ALWAYS TRIGGER outbox_no_truncate;
 
 ALTER TABLE {schema}.outbox_messages_archive ENABLE ALWAYS TRIGGER outbox_no_truncate;
+
+ALTER TABLE {schema}.outbox_messages_archive_default ENABLE ALWAYS TRIGGER outbox_no_truncate;
 
 ALTER TABLE {schema}.outbox_replays ENABLE ALWAYS TRIGGER outbox_no_truncate;
 
