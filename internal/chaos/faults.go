@@ -30,6 +30,7 @@ const (
 	ofBroker   = "NATS"
 	ofTable    = "table"
 	ofLinks    = "links"
+	ofMachine  = "machine"
 )
 
 func always(*world) bool { return true }
@@ -136,6 +137,7 @@ var faults = []fault{
 	{"links dropped", ofLinks, always, links(func(p *testenv.Proxy) { p.Drop() }, 0)},
 	{"links half open", ofLinks, always, links(func(p *testenv.Proxy) { p.Pause() }, 14*time.Second)},
 	{"links slow", ofLinks, always, links(slow, 5*time.Second)},
+	{"processors taken away", ofMachine, always, starve},
 }
 
 // between draws from a range of durations, short ones as often as long ones.

@@ -2,11 +2,35 @@ package testenv
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 	"time"
 )
+
+// Signal sends a signal to every process of the server, such as SIGSTOP and SIGCONT. Where there is no /proc,
+// only its first process gets it.
+func (p *Postgres) Signal(sig syscall.Signal) error {
+	proc := p.process()
+	if proc == nil || !proc.running() {
+		return errors.New("signal PostgreSQL: it does not run")
+	}
+	first := proc.pid()
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", first))
+	for _, child := range strings.Fields(string(children)) {
+		if pid, err := strconv.Atoi(child); err == nil {
+			_ = syscall.Kill(pid, sig) // it may have ended
+		}
+	}
+	return syscall.Kill(first, sig)
+}
+
+// Signal sends a signal to the server's process.
+func (n *NATS) Signal(sig syscall.Signal) error { return n.signal(sig) }
 
 // awaitStopped waits until every thread of a process that was sent SIGSTOP has
 // stopped: one of them may be in the middle of an answer. Where there is no
