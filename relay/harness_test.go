@@ -314,7 +314,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("waited in vain: %s", what)
 }
 
-// stored reads the whole stream with its headers.
+// stored reads the whole stream with its headers. A reader that began anew, as an ordered consumer does where it misses a heartbeat, and
+// went back is no message that is stored twice.
 func (r *rig) stored() []*natsjs.RawStreamMsg {
 	r.t.Helper()
 	return readStream(r.t, r.nats.URL(), "EVENTS")
@@ -355,6 +356,9 @@ func readStream(t *testing.T, url, name string) []*natsjs.RawStreamMsg {
 			t.Fatal(err)
 		}
 		meta, _ := m.Metadata()
+		if n := len(out); n > 0 && meta.Sequence.Stream <= out[n-1].Sequence {
+			t.Fatalf("the reader got sequence %d after %d", meta.Sequence.Stream, out[n-1].Sequence)
+		}
 		out = append(out, &natsjs.RawStreamMsg{
 			Subject: m.Subject(), Sequence: meta.Sequence.Stream, Header: m.Headers(), Data: m.Data(), Time: meta.Timestamp,
 		})
