@@ -314,8 +314,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("waited in vain: %s", what)
 }
 
-// stored reads the whole stream with its headers. A reader that began anew, as an ordered consumer does where it misses a heartbeat, and
-// went back is no message that is stored twice.
+// stored reads the whole stream with its headers. Where an ordered consumer misses a heartbeat, another one takes its place. If that went
+// back, a message would look as if it were stored twice.
 func (r *rig) stored() []*natsjs.RawStreamMsg {
 	r.t.Helper()
 	return readStream(r.t, r.nats.URL(), "EVENTS")
