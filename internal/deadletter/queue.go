@@ -31,7 +31,8 @@ type Queue struct {
 	targets map[string]*target
 }
 
-// Open connects. A statement waits half a minute for a lock, and may otherwise take any time.
+// Open connects. A statement waits half a minute for a lock, or five seconds in [Queue.Retry], and may
+// otherwise take any time.
 func Open(ctx context.Context, cfg Config) (*Queue, error) {
 	conn, err := table.Connect(ctx, cfg.Config)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
 )
 
 // Outcome is the result for one dead letter. Err is nil where it was retried or discarded. Otherwise the dead
@@ -108,17 +109,22 @@ func (q *Queue) discard(ctx context.Context, tx pgx.Tx, page []entry) ([]Outcome
 
 // retry keeps the order: only neighbours with the same columns go in one statement.
 func (q *Queue) retry(ctx context.Context, tx pgx.Tx, page []entry) (all []Outcome, err error) {
+	var tables []*outbox.Table
 	for _, l := range page { // before the lock of any row
 		t, err := q.target(ctx, tx, l.Outbox)
 		if err != nil {
 			return nil, err
 		}
-		if t.check == nil && table.Journals(t.table) {
-			if err := table.LockMoves(ctx, tx, t.table.Journal.Known); err != nil {
-				return nil, err
-			}
-			break
+		if t.check == nil && !slices.Contains(tables, t.table) {
+			tables = append(tables, t.table)
 		}
+	}
+	// Marks wait meanwhile.
+	if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`); err != nil {
+		return nil, err
+	}
+	if err := table.LockMoves(ctx, tx, tables...); err != nil {
+		return nil, err
 	}
 	for rest := page; len(rest) > 0; {
 		n := 1

@@ -200,19 +200,14 @@ func (r *pass) noting(t *outbox.Table) pg.Polite {
 	p := r.politely()
 	p.Begin = func(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
 		return r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			// Nobody else attaches or detaches a partition from now on.
+			if _, err := tx.Exec(ctx, `LOCK TABLE `+t.SQL()+` IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
+				return err
+			}
 			var may, bound bool
 			var before int64
-			err := tx.QueryRow(ctx, `SELECT has_table_privilege($1, 'UPDATE')`, t.Journal.Known).Scan(&may)
-			if err == nil && may { // first: who moves ids holds it, and then reads rows
-				_, err = tx.Exec(ctx, `LOCK TABLE `+t.Journal.Known+` IN ROW EXCLUSIVE MODE`)
-			}
-			if err == nil { // nobody else attaches or detaches a partition from now on
-				_, err = tx.Exec(ctx, `LOCK TABLE `+t.SQL()+` IN SHARE UPDATE EXCLUSIVE MODE`)
-			}
-			if err == nil {
-				err = tx.QueryRow(ctx, `SELECT `+table.BoundSQL(t)+`, `+table.PartitionsSQL(t)).
-					Scan(&bound, &before)
-			}
+			err := tx.QueryRow(ctx, `SELECT has_table_privilege($1, 'UPDATE'), `+table.BoundSQL(t)+`, `+
+				table.PartitionsSQL(t), t.Journal.Known).Scan(&may, &bound, &before)
 			if err == nil && !bound {
 				err = fmt.Errorf("%w: %s", table.ErrTableChanged, t)
 			}

@@ -173,12 +173,19 @@ func (db *DB) settleTo(
 		}
 		begun := time.Now()
 		var rows int64
+		var left, was string
 		var isWhole bool
-		err := conn.QueryRow(ctx, settleToSQL(t, events), to, ended, mostHoles).Scan(&rows, &isWhole)
+		err := conn.QueryRow(ctx, toSettleSQL(t, events), to, ended).Scan(&rows, &left, &was, &isWhole)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
-		if done = err == nil; done && isWhole {
+		if err != nil {
+			return err
+		}
+		// What was found stays so: a row has an entry or a deferral, and gets the other one. The search may
+		// take long, and holds no lock for which records and marks would wait.
+		tag, err := conn.Exec(ctx, settleToSQL(t), to, left, mostHoles, was)
+		if done = tag.RowsAffected() == 1; done && isWhole {
 			whole = &Search{rows, time.Since(begun)}
 		}
 		return err
@@ -201,7 +208,7 @@ func deferLater(ctx context.Context, conn *pgx.Conn, t *outbox.Table, to int64, 
 		return err
 	}
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		err := LockMoves(ctx, tx, t.Journal.Known)
+		err := LockMoves(ctx, tx, t)
 		if err == nil {
 			_, err = tx.Exec(ctx, journalSQL(t, `
 				INSERT INTO {deferred} (outbox, id, available_at, aggregate_hash, partition_oid)
@@ -224,32 +231,44 @@ const (
 	mostSettled = math.MaxInt64 - 1
 )
 
-// settleToSQL writes the progress to id $1 if no event is pending there, without holes up to $2, and about $3
-// of them at most. It writes nothing where the row is of other partitions, or of another table, or has
-// become void. What the relay of another shard has settled meanwhile stays so.
-func settleToSQL(t *outbox.Table, events string) string {
+// toSettleSQL finds which ids would be left if the progress was at id $1, without holes up to $2, and what
+// the progress is. It returns no row where an event is pending there, or the progress is one of other
+// partitions, or of another table.
+func toSettleSQL(t *outbox.Table, events string) string {
 	return journalSQL(t, `
 WITH open AS MATERIALIZED (
 	SELECT {open} AS ids, `+unsettledSQL+` AS was
-), unseen AS MATERIALIZED (
-	SELECT o.was, s.rows, o.ids - int8multirange(int8range(NULL, $2::bigint, '(]')) - s.ids AS ids
-	FROM open o, LATERAL (
-		SELECT count(*) AS rows, coalesce(range_agg(int8range(e.{id}, e.{id}, '[]')), '{}') AS ids
-		FROM unnest(o.ids) r, {table} e WHERE `+WithinSQL("e.{id}")+`) s
 )
+SELECT s.rows, (o.ids - int8multirange(int8range(NULL, $2::bigint, '(]')) - s.ids)::text, o.was::text,
+	o.was @> -9223372036854775808
+FROM open o, LATERAL (
+	SELECT count(*) AS rows, coalesce(range_agg(int8range(e.{id}, e.{id}, '[]')), '{}') AS ids
+	FROM unnest(o.ids) r, {table} e WHERE `+WithinSQL("e.{id}")+`) s
+WHERE EXISTS (SELECT FROM `+progressSQL+` AND {same})
+	AND NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})`,
+		"{same}", sameTableSQL(t), "{open}", upToSQL(t, "$1::bigint"),
+		"{undeferred}", undeferredSQL(t, upToSQL(t, "$1")), "{events}", events)
+}
+
+// settleToSQL writes the progress to id $1, with the ids $2 left, and about $3 ranges of them at most. It
+// writes nothing where the progress has become void since it was $4. What the relay of another shard has
+// settled meanwhile stays so.
+func settleToSQL(t *outbox.Table) string {
+	return journalSQL(t, `
 UPDATE {known} k SET updated_at = now(),
 	unsettled = CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3
 		THEN k.unsettled * (u.ids + {above}) ELSE (
 		SELECT range_agg(int8range(lower(r) / s.size * s.size,
 			least(((upper(r) - 1) / s.size * s.size)::numeric + s.size, $1 + 1)::bigint))
 		FROM unnest(u.ids) r, (SELECT ($1 - lower(u.ids)) / $3 + 1 AS size) s) + {above} END
-FROM unseen u
-WHERE k.outbox = {outbox} AND k.condition = {condition} AND k.unsettled <@ u.was
-	AND k.table_oid = to_regclass({regclass}) AND k.partitions = {partitions}
-	AND NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})
-RETURNING u.rows, u.was @> -9223372036854775808`,
-		"{above}", "int8multirange(int8range($1::bigint, NULL, '()'))",
-		"{regclass}", outbox.QuoteLiteral(t.SQL()), "{partitions}", PartitionsSQL(t),
-		"{open}", upToSQL(t, "$1::bigint"), "{undeferred}", undeferredSQL(t, upToSQL(t, "$1")),
-		"{events}", events)
+FROM (SELECT $2::int8multirange AS ids) u
+WHERE k.outbox = {outbox} AND k.condition = {condition} AND k.unsettled <@ $4::int8multirange
+	AND {same}`,
+		"{above}", "int8multirange(int8range($1::bigint, NULL, '()'))", "{same}", sameTableSQL(t))
+}
+
+// sameTableSQL is the condition that a row k of outbox_known is of the table as it is.
+func sameTableSQL(t *outbox.Table) string {
+	return fmt.Sprintf("k.table_oid = to_regclass(%s) AND k.partitions = %s",
+		outbox.QuoteLiteral(t.SQL()), PartitionsSQL(t))
 }

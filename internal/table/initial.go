@@ -25,9 +25,6 @@ func CanSkip(t *outbox.Table) bool {
 	return stays && (t.Layout.Has(outbox.LastError) || t.Layout.Has(outbox.Status))
 }
 
-// toSkipSQL implements Mark.
-func (inRow) toSkipSQL(*outbox.Table) string { return "" }
-
 // skipSQL implements Mark.
 func (inRow) skipSQL(t *outbox.Table) string {
 	s := sets{table: t}

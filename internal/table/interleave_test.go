@@ -80,6 +80,17 @@ func (b *bench) prepare(state string) (row table.Row) {
 	return row
 }
 
+// patient repeats what waits for a lock for five seconds only.
+func patient(do func() error) func() error {
+	return func() error {
+		err := do()
+		for table.IsLocked(err) {
+			err = do()
+		}
+		return err
+	}
+}
+
 // mover is a statement that moves ids of a journal.
 type mover struct {
 	name string
@@ -146,10 +157,10 @@ func movers() []mover {
 		}},
 		{"retry", table.JournalEntries, []string{stateDead}, func(b *bench, _ *table.DB, _ table.Row) func() error {
 			q := b.dlq(b.table)
-			return func() error { return q.Retry(b.t.Context(), deadletter.Filter{}, false, func(deadletter.Outcome) {}) }
+			return patient(func() error { return q.Retry(b.t.Context(), deadletter.Filter{}, false, func(deadletter.Outcome) {}) })
 		}},
 		{"skip", table.JournalEntries, []string{stateFresh, stateLater, stateParked}, func(b *bench, _ *table.DB, _ table.Row) func() error {
-			return func() error { _, err := b.skip(b.table); return err }
+			return patient(func() error { _, err := b.skip(b.table); return err })
 		}},
 		{"give up", table.JournalDeferred, []string{stateParked}, func(b *bench, db *table.DB, _ table.Row) func() error {
 			return func() error {
@@ -243,4 +254,27 @@ func (b *bench) pair(first, second mover, state, when string) {
 		b.is("the dead letter, or its row", b.text(`SELECT (SELECT count(*) FROM outbox_messages_dlq)
 			+ (SELECT count(*) FROM outbox_messages t WHERE NOT `+entry+`t.id))`), "1")
 	}
+}
+
+// TestLockedTableKeepsNoMark: who would be alone in moving ids, and waits for the lock of a table, keeps nobody from marking rows.
+func TestLockedTableKeepsNoMark(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkJournal)
+	rows := b.insert(2)
+	b.must(b.db.Use(t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SET lock_timeout = 0`)
+		return err
+	}))
+	other := b.open()
+	b.exec(`BEGIN; LOCK TABLE outbox_messages`)
+	held := make(chan error, 1)
+	go func() {
+		_, err := b.db.Hold(t.Context(), b.table, rows[:1])
+		held <- err
+	}()
+	b.waits("1", func() bool { return len(held) > 0 })
+	v, err := other.Mark(t.Context(), b.table, rows[1:])
+	b.must(err)
+	b.want(v, table.Done)
+	b.exec(`ROLLBACK`)
+	b.must(<-held)
 }

@@ -436,8 +436,8 @@ SELECT count(*)::int, false FROM done WHERE {own}`,
 		"{set}", j.set(t, pendingSets(t, lostNote)), "{own}", pg.OwnPath)
 }
 
-// toSkipSQL implements Mark.
-func (journaled) toSkipSQL(t *outbox.Table) string {
+// toSkipSQL finds the ids of the pending rows of a table, as a text.
+func toSkipSQL(t *outbox.Table) string {
 	return journalSQL(t, `WITH pending AS (SELECT t.{id} AS id FROM {pending} t WHERE {fits} AND {bound})
 		SELECT coalesce({ranges}, '{}')::text`,
 		"{pending}", sourceOf(t).pending, "{fits}", PendingSQL(t, "t"), "{ranges}", rangesSQL("pending"))

@@ -61,7 +61,7 @@ func TestPlansOfJournal(t *testing.T) {
 			"due":      of(fmt.Sprintf("SELECT min(t.available_at) FROM %s t WHERE t.available_at > now()", sourceOf(table).due)),
 			"oldest":   of(oldestSQL(table, db.own.deadLetters)),
 			"look up":  of(lookUpSQL(table), ids, hashes, make([]*string, 1000), ranges(slices.Clone(known))),
-			"progress": of(settleToSQL(table, "true"), 100_500, 0, 100),
+			"progress": of(toSettleSQL(table, "true"), 100_500, 0),
 			"dead":     of("SELECT "+DeadSQL(table, "t")+" FROM public.outbox_events t WHERE t.id = ANY ($1)", known),
 		}
 		for _, prepare := range []string{`SELECT`, `ANALYZE`} {

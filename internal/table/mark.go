@@ -34,9 +34,8 @@ type Mark interface {
 	wakeSQL(t *outbox.Table, s *sets) string
 	// giveUpSQL is an UPDATE of the parked row with the id $1, after [DB.GiveUp].
 	giveUpSQL(t *outbox.Table, attempts int) string
-	// toSkipSQL finds what skipSQL is given as $1, a text; "" where skipSQL is given nothing.
-	toSkipSQL(t *outbox.Table) string
-	// skipSQL marks the pending rows of a table and counts them, unless it has done so before.
+	// skipSQL marks the pending rows of a table and counts them, unless it has done so before. With a journal
+	// it is given what [toSkipSQL] has found.
 	skipSQL(t *outbox.Table) string
 	// deadLetterSQL is a settling statement that makes dead letters of rows, in the table of that name.
 	deadLetterSQL(t *outbox.Table, letters string) string

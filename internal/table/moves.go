@@ -2,6 +2,7 @@ package table
 
 import (
 	"context"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,7 +18,7 @@ import (
 //	                         dead letters (recorder), makes rows pending again (Unmark), skips rows (Begin),
 //	                         retries dead letters
 //	beside    ROW SHARE      marks rows (entrySQL), deletes old ones (DeleteJournaled)
-//	progress  ROW EXCLUSIVE  moves the progress (settleToSQL), or makes it void (Know)
+//	progress  ROW EXCLUSIVE  moves the progress (settleToSQL), or makes it void (Know, SearchAgain)
 //
 // One that is alone waits for all others, and they for it. What is left are these pairs:
 //
@@ -34,11 +35,24 @@ import (
 //	drop, others        A partition is dropped behind a lock of the table: whoever reads a row of it was
 //	                    first. forgetDropped locks the entries that it changes.
 //
-// VACUUM of outbox_known, which has a few rows, is short, and pg_dump takes a lesser lock.
+// Who is alone waits for locks of rows' tables before, and not while all others wait. VACUUM of outbox_known,
+// which has a few rows, is short, and pg_dump takes a lesser lock.
 
-// LockMoves has a transaction be alone in moving ids, see above. known is [outbox.Journal]'s.
-func LockMoves(ctx context.Context, tx pgx.Tx, known string) error {
-	_, err := tx.Exec(ctx, `LOCK TABLE `+known+` IN EXCLUSIVE MODE`)
+// LockMoves has a transaction be alone in moving ids, see above. It is to change rows of these tables only;
+// those with other marks are left out.
+func LockMoves(ctx context.Context, tx pgx.Tx, tables ...*outbox.Table) error {
+	var locks []string
+	known := ""
+	for _, t := range tables {
+		if Journals(t) {
+			locks, known = append(locks, `LOCK TABLE `+t.SQL()+` IN ACCESS SHARE MODE`), t.Journal.Known
+		}
+	}
+	if len(locks) == 0 {
+		return nil
+	}
+	locks = append(locks, `LOCK TABLE `+known+` IN EXCLUSIVE MODE`)
+	_, err := tx.Exec(ctx, strings.Join(locks, "; "))
 	return err
 }
 
@@ -52,7 +66,7 @@ func (db *DB) moving(ctx context.Context, t *outbox.Table, do func(context.Conte
 			return do(ctx, conn)
 		}
 		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-			err := LockMoves(ctx, tx, t.Journal.Known)
+			err := LockMoves(ctx, tx, t)
 			if err == nil {
 				err = do(ctx, tx)
 			}

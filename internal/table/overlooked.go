@@ -57,14 +57,13 @@ WITH span AS MATERIALIZED (
 	SELECT i.wanted - k.unsettled - coalesce((SELECT range_agg(r) FROM {entries} j, unnest(j.ids) r
 		WHERE j.outbox = {outbox} AND range_merge(j.ids) && i.wanted), '{}') AS ids
 	FROM ids i, {known} k WHERE k.outbox = {outbox} AND k.condition = {condition}
-		AND k.table_oid = to_regclass({regclass}) AND k.partitions = {partitions}
+		AND {same}
 )
 SELECT s.n, s.last, t.id FROM span s LEFT JOIN (
 	SELECT t.{id}::bigint AS id
 	FROM open o, unnest(o.ids) r, LATERAL `+inRangeSQL+` t WHERE {fits}
 ) t ON true`,
-		"{regclass}", outbox.QuoteLiteral(t.SQL()), "{partitions}", PartitionsSQL(t),
-		"{fits}", "true"+FilterSQL(t, "t"))
+		"{same}", sameTableSQL(t), "{fits}", "true"+FilterSQL(t, "t"))
 }
 
 // SearchAgain has the relay search for rows among some ids again. nil is every id: the search of a large

@@ -252,40 +252,45 @@ func Begin(ctx context.Context, cfg Config, starts []Start) (skipped []int64, er
 // skip marks the pending rows of the starts that skip them. The search for them may take long: no lock is
 // held meanwhile for which marks would wait.
 func skip(ctx context.Context, tx pgx.Tx, starts []Start) (rows []int64, err error) {
-	found, locked := make([][]any, len(starts)), false
-	each := func(do func(i int, t *outbox.Table) error) {
-		for i, s := range starts {
-			if err == nil && s.Skips {
-				if err = do(i, s.Table); err != nil {
-					err = fmt.Errorf("mark the rows that are pending in %s: %w", s.Table, err)
-				}
-			}
-		}
-	}
-	each(func(i int, t *outbox.Table) error {
-		sql := MarkOf(t).toSkipSQL(t)
-		if sql == "" {
-			return nil
-		}
-		var ids string
-		err := tx.QueryRow(ctx, sql).Scan(&ids)
-		found[i] = []any{ids}
-		return err
-	})
 	rows = make([]int64, len(starts))
-	each(func(i int, t *outbox.Table) error {
-		if Journals(t) && !locked {
-			if err := LockMoves(ctx, tx, t.Journal.Known); err != nil {
-				return err
-			}
-			locked = true
-		}
-		err := tx.QueryRow(ctx, MarkOf(t).skipSQL(t), found[i]...).Scan(&rows[i])
+	mark := func(i int, args ...any) error {
+		t := starts[i].Table
+		err := tx.QueryRow(ctx, MarkOf(t).skipSQL(t), args...).Scan(&rows[i])
 		if err == nil {
 			_, err = tx.Exec(ctx, pg.HidePath)
 		}
-		return err
-	})
+		if err != nil {
+			return fmt.Errorf("mark the rows that are pending in %s: %w", t, err)
+		}
+		return nil
+	}
+	found, tables := map[int]string{}, []*outbox.Table{}
+	for i, s := range starts {
+		switch {
+		case !s.Skips:
+		case !Journals(s.Table):
+			err = mark(i)
+		default:
+			var ids string
+			err = tx.QueryRow(ctx, toSkipSQL(s.Table)).Scan(&ids)
+			found[i], tables = ids, append(tables, s.Table)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(tables) == 0 {
+		return rows, nil
+	}
+	_, err = tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`)
+	if err == nil {
+		err = LockMoves(ctx, tx, tables...)
+	}
+	for i, ids := range found {
+		if err == nil {
+			err = mark(i, ids)
+		}
+	}
 	return rows, err
 }
 

@@ -195,11 +195,8 @@ func (rec *recorder) try(ctx context.Context, rows []Row, sql string) error {
 			if err != nil {
 				return err
 			}
-			if Journals(rec.table) {
-				err = LockMoves(ctx, tx, rec.table.Journal.Known)
-			}
 			var got []Verdict
-			if err == nil {
+			if err = LockMoves(ctx, tx, rec.table); err == nil {
 				got, err = rec.db.settleIn(ctx, tx, some, sql, (*args).all)
 			}
 			if err != nil {
