@@ -68,13 +68,21 @@ func (s Setting) table() string {
 	return "public.outbox_messages"
 }
 
-// truncate empties tables that refuse that.
+// truncate empties tables that refuse that, as do their partitions.
 func truncate(tables ...string) (statements []string) {
 	for _, name := range tables {
-		statements = append(statements, fmt.Sprintf(`
-			ALTER TABLE public.%[1]s DISABLE TRIGGER outbox_no_truncate;
-			TRUNCATE public.%[1]s RESTART IDENTITY;
-			ALTER TABLE public.%[1]s ENABLE ALWAYS TRIGGER outbox_no_truncate`, name))
+		trigger := func(change string) string {
+			return fmt.Sprintf(`DO $$
+				DECLARE t regclass;
+				BEGIN
+					FOR t IN SELECT relid FROM pg_partition_tree('public.%[1]s')
+						UNION SELECT 'public.%[1]s' LOOP
+						EXECUTE format('ALTER TABLE %%s %[2]s TRIGGER outbox_no_truncate', t);
+					END LOOP;
+				END $$`, name, change)
+		}
+		statements = append(statements,
+			trigger("DISABLE"), `TRUNCATE public.`+name+` RESTART IDENTITY`, trigger("ENABLE ALWAYS"))
 	}
 	return statements
 }
