@@ -18,9 +18,11 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/stream"
 )
 
 // TestAppendOnlyModel has two relays deliver an append-only table, each a part of it, while people do to it what they do: transactions
@@ -131,7 +133,7 @@ func (m *model) configure(x *modelRelay) string {
 	text, err := json.Marshal(o{
 		"postgres": o{"publication": fmt.Sprintf("%s_%d", x.slot, x.serial), "url": m.url, "slot": x.slot},
 		"outboxes": []o{{"table": "public.outbox_messages", "mark": "journal", "where": x.where()}},
-		"fallback": o{"interval": "1s", "backoff": "1s", "max_attempts": 3}, "retention": o{"delete_after": "1h", "interval": "0s"},
+		"fallback": o{"interval": "1s", "backoff": "1s", "max_attempts": 3}, "retention": o{"interval": "0s"},
 		"nats": o{"stream": x.stream, "subject": strings.ToLower(x.stream) + ".{event_type}"},
 	})
 	m.must(err)
@@ -426,6 +428,7 @@ func (m *model) lose() bool {
 		m.events[n].lost = true
 	}
 	m.start(x)
+	m.settle(x) // before retention may drop the rows
 	return true
 }
 
@@ -439,16 +442,17 @@ func (m *model) attach() bool {
 	return true
 }
 
-// retain has what was delivered be old, and makes a pass of retention. No row goes that is not stored.
+// retain makes a pass of retention, which takes what is older than a millisecond. No row goes that is not stored.
 func (m *model) retain() bool {
 	m.t.Helper()
 	if m.away != nil || len(m.parts) == 0 {
 		return false
 	}
 	m.endAll()
-	upTo := m.parts[m.rng.IntN(min(3, len(m.parts)))].to
-	m.exec(`UPDATE outbox_journal SET processed_at = processed_at - interval '2 hours' WHERE range_merge(ids) <@ int8range(NULL, $1::bigint)`, upTo)
-	m.walpost(m.any(), "retention")
+	box := outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical().Journaled(), Mark: outbox.MarkJournal, Where: m.any().where()}
+	_, err := retention.Run(m.t.Context(), table.Config{URL: m.url, Settings: stream.Settings},
+		retention.Options{Tables: []*outbox.Table{&box}, DeleteAfter: time.Millisecond})
+	m.must(err)
 	times, dropped := m.stored(), false
 	m.parts = slices.DeleteFunc(m.parts, func(p *modelPart) bool {
 		gone := m.query1(`SELECT to_regclass($1)::text`, p.name) == "<nil>"
