@@ -92,7 +92,8 @@ type modelEvent struct {
 	lost      bool // its message was, and is stored again
 }
 
-const modelPartition = 200
+// modelPartition is how many ids a partition has, and modelPartitions how many there are.
+const modelPartition, modelPartitions = 50, 60
 
 func newModel(t *testing.T, seed uint64, did map[string]int) *model {
 	t.Helper()
@@ -102,12 +103,12 @@ func newModel(t *testing.T, seed uint64, did map[string]int) *model {
 	r.exec(`ALTER TABLE outbox_messages RENAME TO model;
 		CREATE TABLE outbox_messages (LIKE model INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY RANGE (id);
 		ALTER TABLE outbox_messages ADD PRIMARY KEY (id); DROP TABLE model`)
-	for from := int64(1); from <= 20*modelPartition; from += modelPartition {
+	for from := int64(1); from <= modelPartitions*modelPartition; from += modelPartition {
 		p := &modelPart{fmt.Sprintf("p%d", from), from, from + modelPartition}
 		m.parts = append(m.parts, p)
 		r.exec(fmt.Sprintf(`CREATE TABLE %s PARTITION OF outbox_messages FOR VALUES FROM (%d) TO (%d)`, p.name, p.from, p.to))
 	}
-	r.exec(fmt.Sprintf(`CREATE TABLE rest PARTITION OF outbox_messages FOR VALUES FROM (%d) TO (MAXVALUE)`, 20*modelPartition+1))
+	r.exec(fmt.Sprintf(`CREATE TABLE rest PARTITION OF outbox_messages FOR VALUES FROM (%d) TO (MAXVALUE)`, modelPartitions*modelPartition+1))
 	box := outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical().Journaled(), Mark: outbox.MarkJournal}
 	r.exec(strings.Join(table.AppendOnlySQL(&box, "public."+table.AppendOnly), ";"))
 	for i, kinds := range [][]string{{"a"}, {"b"}} {
@@ -449,6 +450,10 @@ func (m *model) retain() bool {
 		return false
 	}
 	m.endAll()
+	for _, x := range m.relays {
+		m.settle(x)
+	}
+	time.Sleep(2 * time.Second) // for a step of the progress
 	box := outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical().Journaled(), Mark: outbox.MarkJournal, Where: m.any().where()}
 	_, err := retention.Run(m.t.Context(), table.Config{URL: m.url, Settings: stream.Settings},
 		retention.Options{Tables: []*outbox.Table{&box}, DeleteAfter: time.Millisecond})
