@@ -168,12 +168,18 @@ const spaceSQL = `coalesce((SELECT ' TABLESPACE ' || quote_ident(spcname) FROM p
 	WHERE s.oid = m.reltablespace AND has_tablespace_privilege(s.oid, 'CREATE')), '')`
 
 // refuseSQL gives the table $2 the triggers for TRUNCATE of $1: a partition takes over only those for rows.
+// Each name and argument is quoted by itself: they are the owner's, and a superuser may run this.
 const refuseSQL = `
-	SELECT replace(pg_get_triggerdef(g.oid), format(' ON %I.%I ', n.nspname, c.relname),
-			format(' ON %s ', $2::text)) || CASE tgenabled
+	SELECT format('CREATE TRIGGER %I BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION %I.%I(%s)',
+			tgname, $2::text, n.nspname, f.proname, (
+				SELECT string_agg(quote_literal(convert_from(decode(a, 'escape'), getdatabaseencoding())),
+					', ' ORDER BY i)
+				FROM unnest(string_to_array(encode(tgargs, 'escape'), '\000')) WITH ORDINALITY x(a, i)
+				WHERE i <= tgnargs)) || CASE tgenabled
 		WHEN 'A' THEN format('; ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', $2::text, tgname) ELSE '' END
-	FROM pg_trigger g JOIN pg_class c ON c.oid = tgrelid JOIN pg_namespace n ON n.oid = relnamespace
-	WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgtype & 32 = 32 AND tgenabled IN ('O', 'A')`
+	FROM pg_trigger g JOIN pg_proc f ON f.oid = tgfoid JOIN pg_namespace n ON n.oid = pronamespace
+	WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgqual IS NULL
+		AND tgtype & 34 = 34 AND tgenabled IN ('O', 'A')` // before, and TRUNCATE
 
 // storageSQL is the storage parameters of m, " WITH (...)", or "" where it has none.
 const storageSQL = `coalesce((SELECT format(' WITH (%s)', string_agg(

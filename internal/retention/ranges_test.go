@@ -247,6 +247,7 @@ func TestRangesBelongToTheOwner(t *testing.T) {
 			ALTER TABLE outbox_events_rest REPLICA IDENTITY FULL;
 			CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON outbox_events_rest FOR EACH STATEMENT EXECUTE FUNCTION outbox_append_only();
 			ALTER TABLE outbox_events_rest ENABLE ALWAYS TRIGGER outbox_no_truncate;
+			CREATE TRIGGER "a ON public.outbox_events ; SELECT 1/0; --" BEFORE TRUNCATE ON outbox_events FOR EACH STATEMENT EXECUTE FUNCTION outbox_append_only('it''s \ é', 'b');
 			ALTER TABLE outbox_events OWNER TO %[1]s; ALTER TABLE outbox_events_rest OWNER TO %[1]s`, role))
 		space := ""
 		if b.text(`SELECT current_setting('server_version_num')::int >= 150000`) == "true" {
@@ -267,6 +268,8 @@ func TestRangesBelongToTheOwner(t *testing.T) {
 		all("1")
 		b.retain() // as a superuser
 		all("3")
+		b.wantText("another trigger", `SELECT string_agg(substring(pg_get_triggerdef(oid) FROM ' EXECUTE .*'), '') FROM pg_trigger
+			WHERE tgrelid = 'outbox_events_100'::regclass AND tgname LIKE 'a ON %'`, ` EXECUTE FUNCTION outbox_append_only('it''s \ é', 'b')`)
 		b.exec(insertEvents, 450) // the last partition has rows
 		b.retain()
 		all("4")
