@@ -70,12 +70,14 @@ SELECT s.n, s.last, t.id FROM span s LEFT JOIN (
 // table may take minutes, while events go on. The relay delivers what it finds pending. It returns false
 // where the progress of the outbox is not known.
 func (db *DB) SearchAgain(ctx context.Context, t *outbox.Table, ids []int64) (known bool, err error) {
-	again := "{[-9223372036854775808,)}"
+	var again *string // nil: every id
 	if ids != nil {
-		again = ranges(ids)
+		some := ranges(ids)
+		again = &some
 	}
 	err = db.QueryRow(ctx, []any{&known}, journalSQL(t, `WITH changed AS (
-			UPDATE {known} k SET unsettled = k.unsettled + $1::int8multirange, updated_at = now()
+			UPDATE {known} k SET unsettled = k.unsettled + coalesce($1::int8multirange, `+everySQL+`),
+				updated_at = now()
 			WHERE k.outbox = {outbox} AND k.condition = {condition} RETURNING 1
 		) SELECT EXISTS (SELECT FROM changed)`), again)
 	if err != nil {
