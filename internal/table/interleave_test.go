@@ -278,3 +278,24 @@ func TestLockedTableKeepsNoMark(t *testing.T) {
 	b.exec(`ROLLBACK`)
 	b.must(<-held)
 }
+
+// TestSearchAgain: some ids are searched again, or every id.
+func TestSearchAgain(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkJournal)
+	b.exec(`UPDATE outbox_known SET unsettled = '{[9,)}'`)
+	again := func(ids []int64, want string) {
+		t.Helper()
+		known, err := b.db.SearchAgain(t.Context(), b.table, ids)
+		b.must(err)
+		if got := b.text(`SELECT unsettled FROM outbox_known`); !known || got != want {
+			t.Errorf("unsettled %s, want %s (known %t)", got, want, known)
+		}
+	}
+	again([]int64{3, 4, 7}, "{[3,5),[7,8),[9,)}")
+	again(nil, "{[-9223372036854775808,)}")
+	b.exec(`DELETE FROM outbox_known`)
+	known, err := b.db.SearchAgain(t.Context(), b.table, nil)
+	if b.must(err); known {
+		t.Error("the progress of an outbox that is not known was changed")
+	}
+}
