@@ -102,19 +102,16 @@ func (c *comparison) giveUp(since time.Time) {
 type tableLosses struct {
 	lost        int
 	first, last string // ids
-	changed     int
+	changed     map[string]struct{}
 }
 
-// add counts rows that are pending again. left are still marked.
-func (f *tableLosses) add(lost, left []table.MarkedRow) {
-	marked := make(map[string]struct{}, len(left))
-	for _, row := range left {
-		marked[row.ID] = struct{}{}
-	}
+// add counts the rows of some lost ones that are pending again, each once: it may have had two marks.
+func (f *tableLosses) add(lost []table.MarkedRow, pending map[string]struct{}) {
 	for _, row := range lost {
-		if _, ok := marked[row.ID]; ok {
+		if _, ok := pending[row.ID]; !ok {
 			continue
 		}
+		delete(pending, row.ID)
 		if f.lost == 0 {
 			f.first = row.ID
 		}
@@ -125,7 +122,7 @@ func (f *tableLosses) add(lost, left []table.MarkedRow) {
 // compare makes the lost rows of a table pending again. They are delivered from the table, before any WAL
 // is read.
 func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
-	var found tableLosses
+	found := tableLosses{changed: map[string]struct{}{}}
 	// Rows that are pending again are not found a second time, however this ends.
 	defer func() { c.report(t, &found) }()
 	for _, times := range c.notes.between(t, c.marks.sinceOf(t)) {
@@ -190,7 +187,7 @@ func (c *comparison) notRead(
 		}
 		_, ok := c.marks.changed[changed{t, row.ID}]
 		if ok {
-			found.changed++
+			found.changed[row.ID] = struct{}{}
 		}
 		return ok
 	})
@@ -208,8 +205,8 @@ func (c *comparison) heal(
 			return err
 		}
 	}
-	left, err := c.unmark(ctx, t, lost)
-	found.add(lost, left)
+	pending, err := c.unmark(ctx, t, lost)
+	found.add(lost, pending)
 	if err == nil {
 		crash.At("unmarked")
 	}
@@ -217,8 +214,8 @@ func (c *comparison) heal(
 }
 
 func (c *comparison) report(t *outbox.Table, found *tableLosses) {
-	if found.changed > 0 && !c.reporter.limited("rows_changed/"+t.String(), time.Hour) {
-		c.reporter.alarm(alarm.RowsChanged, zapTable(t), zap.Int("rows", found.changed))
+	if len(found.changed) > 0 && !c.reporter.limited("rows_changed/"+t.String(), time.Hour) {
+		c.reporter.alarm(alarm.RowsChanged, zapTable(t), zap.Int("rows", len(found.changed)))
 	}
 	if found.lost == 0 {
 		return
@@ -251,16 +248,20 @@ func (c *comparison) confirm(ctx context.Context) error {
 	return c.servers.stream.ScanForward(ctx, c.info.LastSeq+1, info.LastSeq, more)
 }
 
-// unmark waits for rows that are locked: nothing of their aggregates may be delivered before them. left
-// are the rows that are still marked at an error.
+// unmark waits for rows that are locked: nothing of their aggregates may be delivered before them. pending
+// are the ids of the rows that are, even at an error.
 func (c *comparison) unmark(
 	ctx context.Context, t *outbox.Table, rows []table.MarkedRow,
-) (left []table.MarkedRow, err error) {
+) (pending map[string]struct{}, err error) {
+	pending = make(map[string]struct{}, len(rows))
 	for begun, named := time.Now(), false; ; {
-		_, left, err := c.db.Unmark(ctx, t, rows)
+		some, left, err := c.db.Unmark(ctx, t, rows)
+		for _, row := range some {
+			pending[row.ID] = struct{}{}
+		}
 		switch {
 		case err != nil && (!waitsOut(err) || !c.db.Alive()):
-			return rows, err
+			return pending, err
 		case err != nil:
 			c.reporter.trouble("rows that the stream has lost cannot be made pending: trying again",
 				err, zapTable(t))
@@ -271,7 +272,7 @@ func (c *comparison) unmark(
 		case len(left) == 0:
 			c.reporter.over(lockedKind(t), alarm.RowLocked,
 				zapTable(t))
-			return nil, nil
+			return pending, nil
 		default:
 			rows = left
 			if !named && time.Since(begun) > lockedAlarm {
@@ -286,7 +287,7 @@ func (c *comparison) unmark(
 			}
 		}
 		if !sleep.For(ctx, 200*time.Millisecond) {
-			return rows, ctx.Err()
+			return pending, ctx.Err()
 		}
 	}
 }

@@ -53,13 +53,14 @@ func (v *comparison) walk(
 ) error {
 	var suspects []table.MarkedRow
 	var cursor table.MarkCursor
+	listed := newIDs() // a row may have been marked twice
 	for {
 		rows, err := list(ctx, t.Table, v.since, &cursor, batch)
 		if err != nil {
 			return err
 		}
 		for _, row := range rows {
-			if !moved.IsZero() && row.Archived.Before(moved) {
+			if !moved.IsZero() && row.Archived.Before(moved) || !listed.add(row.ID) {
 				continue
 			}
 			v.report.Rows++

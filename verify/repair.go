@@ -21,11 +21,11 @@ func (v *comparison) repair(ctx context.Context, t *comparedTable, archived, mar
 		}
 	}
 	for part := range slices.Chunk(marked, batch) {
-		n, locked, err := v.db.Unmark(ctx, t.Table, part)
+		pending, locked, err := v.db.Unmark(ctx, t.Table, part)
+		v.report.Repaired += int64(len(pending))
 		if err != nil {
 			return err
 		}
-		v.report.Repaired += int64(n)
 		if len(locked) > 0 {
 			v.note("rows of %s are locked by another session and were not repaired: run it again", t)
 		}

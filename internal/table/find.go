@@ -138,7 +138,8 @@ func (db *DB) ArchivedSince(
 	if fits := t.WhereSQL("t"); fits != "" {
 		own += " AND " + fits
 	}
-	rows, err := db.markedSince(ctx, t, db.own.archive, "t.archived_at", own, since, next, limit)
+	archive := source{marked: db.own.archive}
+	rows, err := db.markedSince(ctx, t, archive, "t.archived_at", own, since, next, limit)
 	if lacksArchive(err) {
 		return nil, nil
 	}

@@ -97,6 +97,9 @@ const (
 
 	notDeferredSQL = `NOT EXISTS (SELECT FROM {deferred} d WHERE d.outbox = {outbox} AND d.id = e.{id})`
 
+	// widthSQL is how many ids are in a range r.
+	widthSQL = `(coalesce(upper(r)::numeric, 9223372036854775808) - lower(r))`
+
 	// inRangeSQL is the rows without a deferral whose ids are in a range r.
 	inRangeSQL = `(SELECT ` + rowColumns + `, ` + undeferredColumns + ` FROM {table} e
 		WHERE {within} AND ` + notDeferredSQL + `)`
@@ -145,6 +148,13 @@ func (journaled) source(t *outbox.Table) source {
 		markedByID: journalSQL(t, `(SELECT `+rowColumns+`, `+markedColumns+`
 		FROM {table} e, LATERAL (SELECT j.processed_at FROM {entries} j
 			WHERE `+inEntrySQL("e")+` AND j.kind = 'stored' ORDER BY j.processed_at DESC LIMIT 1) j)`),
+		page: journalSQL(t, `SELECT coalesce(min(at) FILTER (WHERE ids >= $2),
+			CASE count(*) WHEN 1000 THEN max(at) END)
+		FROM (SELECT j.processed_at AS at, sum({count}) OVER (ORDER BY j.processed_at) AS ids
+			FROM (SELECT j.processed_at, j.ids FROM {entries} j
+				WHERE j.outbox = {outbox} AND j.kind = 'stored' AND j.processed_at >= $1
+				ORDER BY j.processed_at LIMIT 1000) j) j`,
+			"{count}", "(SELECT sum("+widthSQL+") FROM unnest(j.ids) r)"),
 	}
 }
 
@@ -431,7 +441,7 @@ WITH free AS MATERIALIZED (
 	UPDATE {entries} j SET ids = j.ids - {ranges} WHERE j.outbox = {outbox}
 		AND range_merge(j.ids) && range_merge({ranges}) AND j.ids && {ranges}
 ), done AS ({set})
-SELECT count(*)::int, false FROM done WHERE {own}`,
+SELECT min(ord)::int, false FROM free WHERE {own} GROUP BY id ORDER BY 1`,
 		"{byid}", byIDSQL(t, sourceOf(t).all, ""), "{same}", same, "{ranges}", rangesSQL("free"),
 		"{set}", j.set(t, pendingSets(t, lostNote)), "{own}", pg.OwnPath)
 }
@@ -454,7 +464,7 @@ WITH skipped AS MATERIALIZED (
 ), undeferred AS (
 	DELETE FROM {deferred} d USING skipped x WHERE d.outbox = {outbox} AND x.ids @> d.id
 )
-SELECT coalesce(sum(coalesce(upper(r)::numeric, 9223372036854775808) - lower(r)), 0)::bigint
+SELECT coalesce(sum(`+widthSQL+`), 0)::bigint
 FROM skipped, unnest(ids) r WHERE {own}`,
 		"{own}", pg.OwnPath)
 }

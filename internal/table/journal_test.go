@@ -185,17 +185,29 @@ func TestJournalHealing(t *testing.T) {
 			ids += r.ID + " "
 		}
 		b.is("marked rows", ids, "1 2 3 4 6 7 ")
-		n, locked, err := b.db.Unmark(t.Context(), b.table, lost[1:5])
+		pending, locked, err := b.db.Unmark(t.Context(), b.table, lost[1:5])
 		b.must(err)
-		if n != 4 || len(locked) != 0 {
-			t.Errorf("unmarked %d, locked %v", n, locked)
+		if len(pending) != 4 || len(locked) != 0 {
+			t.Errorf("unmarked %d, locked %v", len(pending), locked)
 		}
 		b.is("after the loss", b.states(rows), "mrrrmrmmmm")
 		b.is("to be tried", b.recorded(), "2 3 4 6")
 		b.mark(rows[1:2])
-		n, _, err = b.db.Unmark(t.Context(), b.table, lost[1:2])
+		pending, _, err = b.db.Unmark(t.Context(), b.table, lost[1:2])
 		b.must(err)
-		b.is("another mark", fmt.Sprint(n, " ", b.states(rows)), "0 mmrrmrmmmm")
+		b.is("another mark", fmt.Sprint(len(pending), " ", b.states(rows)), "0 mmrrmrmmmm")
+
+		b.mark(rows[1:4])
+		b.mark(rows[2:4]) // by a second relay, say
+		lost = b.listed(false)[3:]
+		ids = ""
+		for _, r := range lost {
+			ids += r.ID + " "
+		}
+		b.is("rows, for each mark", ids, "2 3 4 3 4 ")
+		pending, _, err = b.db.Unmark(t.Context(), b.table, lost)
+		b.must(err)
+		b.is("rows with two marks", fmt.Sprint(len(pending), " ", b.states(rows)), "3 mrrrmrmmmm")
 	})
 }
 

@@ -178,7 +178,7 @@ func (db *DB) MarkedSince(
 	if fits := t.WhereSQL("t"); fits != "" {
 		where += " AND " + fits
 	}
-	return db.markedSince(ctx, t, sourceOf(t).marked, "NULL::timestamptz", where, since, next, limit)
+	return db.markedSince(ctx, t, sourceOf(t), "NULL::timestamptz", where, since, next, limit)
 }
 
 // AsMarks makes of times what marks of a table that were made then are: a column may have no zone, or be
@@ -210,22 +210,29 @@ func sentSQL(t *outbox.Table) string {
 // markedPage is how many rows one statement reads where some may be other shards'.
 const markedPage = 5000
 
+// markedListSQL lists $3 marked rows: the id, the mark and more of each, from the time $1 and the id $2 on,
+// up to the time $4 where they come by pages.
+func markedListSQL(t *outbox.Table, from source, more, where string) string {
+	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
+	if from.page != "" {
+		where += " AND " + processed + " <= coalesce($4::timestamptz, 'infinity')"
+	}
+	return fmt.Sprintf(`SELECT concat(%[1]s), %[2]s%[6]s FROM %[3]s t WHERE %[5]s AND %[2]s >= $1
+			AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[4]s)
+		ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, from.marked, t.IDType, where, more)
+}
+
 // markedSince passes over other shards' rows here and not in a statement: there may be
 // more of them between two of this one's than a statement has time for.
 func (db *DB) markedSince(
-	ctx context.Context, t *outbox.Table, from, moved, where string,
+	ctx context.Context, t *outbox.Table, from source, moved, where string,
 	since time.Time, next *MarkCursor, limit int,
 ) (rows []MarkedRow, err error) {
 	page, own := limit, "true"
 	if !t.Shard.All() {
 		page, own = markedPage, t.ShardSQL("t")
 	}
-	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
-	list := func(more string) string {
-		return fmt.Sprintf(`SELECT concat(%[1]s), %[2]s%[6]s FROM %[3]s t WHERE %[5]s AND %[2]s >= $1
-				AND (%[2]s > $1 OR $2 = '' OR %[1]s > nullif($2, '')::text::%[4]s)
-			ORDER BY %[2]s, %[1]s LIMIT $3`, id, processed, from, t.IDType, where, more)
-	}
+	list := func(more string) string { return markedListSQL(t, from, more, where) }
 	sql, pass := list(fmt.Sprintf(", %s, %s, %s", t.HashSQL("t"), moved, own)), list("")
 	all := page
 	most := all // 1 where the next row may be one that cannot be rendered
@@ -235,9 +242,17 @@ func (db *DB) markedSince(
 		if start.at.IsZero() {
 			start = MarkCursor{at: since}
 		}
+		args := []any{start.at, start.id, page}
+		var last *time.Time
+		if from.page != "" {
+			if err = db.QueryRow(ctx, []any{&last}, from.page, start.at, page); err != nil {
+				break
+			}
+			args = append(args, last)
+		}
 		read = 0
 		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-			result, _ := conn.Query(ctx, sql, start.at, start.id, page)
+			result, _ := conn.Query(ctx, sql, args...)
 			row := MarkedRow{Ref: outbox.Ref{Table: t}}
 			var hash *int64
 			var archived *time.Time
@@ -270,10 +285,14 @@ func (db *DB) markedSince(
 		case isUnreadable(err) && page > 1:
 			most, read, err = 1, page, nil
 		case isUnreadable(err):
-			err, read = db.QueryRow(ctx, []any{&next.id, &next.at}, pass, start.at, start.id, 1), page
+			args[2] = 1
+			err, read = db.QueryRow(ctx, []any{&next.id, &next.at}, pass, args...), page
 			if errors.Is(err, pgx.ErrNoRows) { // it is gone
 				err = nil
 			}
+		case err == nil && read < page && last != nil && len(rows) < limit:
+			*next, read = MarkCursor{at: last.Add(time.Microsecond)}, page
+			fallthrough
 		default:
 			most = all
 		}
@@ -287,37 +306,38 @@ func (db *DB) markedSince(
 // Unmark makes rows pending again that are marked and were lost, as held ones
 // where the layout allows it: until they are delivered, the later rows of their
 // aggregates wait. One that carries another mark by now has been delivered again,
-// and stays. It returns how many it has made pending, and those that somebody has
-// locked, which it leaves as they are.
+// and stays. It returns those that it has made pending, at an error those before it, and
+// those that somebody has locked, which it leaves as they are.
 func (db *DB) Unmark(
 	ctx context.Context, t *outbox.Table, rows []MarkedRow,
-) (n int, locked []MarkedRow, err error) {
+) (pending, locked []MarkedRow, err error) {
 	sql := unmarkSQL(t)
 	err = portions[MarkedRow]{size: &db.portion, do: func(some []MarkedRow) error {
 		ids, hashes, marks := markArgs(some)
-		return db.moving(ctx, t, func(ctx context.Context, q queryer) error {
+		var done, left []MarkedRow
+		err := db.moving(ctx, t, func(ctx context.Context, q queryer) error {
 			result, _ := q.Query(ctx, sql, ids, hashes, marks)
-			var number, done int
+			var number int
 			var isLocked bool
-			var left []MarkedRow
 			_, err := pgx.ForEachRow(result, []any{&number, &isLocked}, func() error {
 				if isLocked {
 					left = append(left, some[number-1])
 				} else {
-					done = number
+					done = append(done, some[number-1])
 				}
 				return nil
 			})
-			if err == nil { // a statement may be cancelled after its last row
-				n, locked = n+done, append(locked, left...)
-			}
 			return err
 		})
+		if err == nil { // a statement may be cancelled after its last row
+			pending, locked = append(pending, done...), append(locked, left...)
+		}
+		return err
 	}}.run(rows)
 	if err != nil {
-		return 0, nil, fmt.Errorf("make rows of %s pending again: %w", t, err)
+		return pending, nil, fmt.Errorf("make rows of %s pending again: %w", t, err)
 	}
-	return n, locked, nil
+	return pending, locked, nil
 }
 
 func unmarkSQL(t *outbox.Table) string {
@@ -342,10 +362,8 @@ WITH lost AS MATERIALIZED (
 		LATERAL (SELECT t.tableoid AS place, t.ctid AS at FROM {table} t
 			WHERE t.{id} = w.id AND {same} FOR UPDATE SKIP LOCKED) t
 ), done AS (UPDATE {table} t SET {set} WHERE {free} RETURNING t.{id} AS id)
-SELECT ord::int, true FROM lost WHERE {own}
-	AND ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT id FROM done)) IS TRUE)
-UNION ALL
-SELECT count(*)::int, false FROM done WHERE {own}`)
+SELECT ord::int, ord NOT IN (SELECT f.ord FROM free f WHERE (f.id IN (SELECT id FROM done)) IS TRUE)
+FROM lost WHERE {own} ORDER BY ord`)
 }
 
 func markArgs(rows []MarkedRow) (ids []string, hashes []int64, marks []time.Time) {
@@ -371,17 +389,17 @@ func (db *DB) HasMarks(ctx context.Context, t *outbox.Table) (bool, error) {
 
 // hasMarkedRows reports whether any row that is in the table is marked.
 func (db *DB) hasMarkedRows(ctx context.Context, t *outbox.Table) (has bool, err error) {
-	marked := sourceOf(t).marked
+	s := sourceOf(t)
 	if !Keeps(t) && !MarkOf(t).Stays() {
 		return false, nil
 	}
 	if !t.Shard.All() && MarkOf(t).Stays() {
 		var start MarkCursor
-		rows, err := db.markedSince(ctx, t, marked, "NULL::timestamptz", "true", time.Time{}, &start, 1)
+		rows, err := db.markedSince(ctx, t, s, "NULL::timestamptz", "true", time.Time{}, &start, 1)
 		return len(rows) > 0, err
 	}
 	err = db.QueryRow(ctx, []any{&has}, fmt.Sprintf(
-		`SELECT EXISTS (SELECT FROM %s t WHERE %s%s)`, marked, MarkedSQL(t, "t"), FilterSQL(t, "t")))
+		`SELECT EXISTS (SELECT FROM %s t WHERE %s%s)`, s.marked, MarkedSQL(t, "t"), FilterSQL(t, "t")))
 	if err != nil {
 		return false, fmt.Errorf("look for marked rows of %s: %w", t, err)
 	}

@@ -28,7 +28,7 @@ type Mark interface {
 	// id of each.
 	set(t *outbox.Table, s *sets) string
 	// unmarkSQL makes delivered rows pending again, as held ones: those t that are the same as one of w. It
-	// returns numbers, with whether that is one of a locked row or how many were changed.
+	// returns the numbers in w of those, with whether the row is locked and stays as it is.
 	unmarkSQL(t *outbox.Table, same string) string
 	// wakeSQL is [WakeSQL], with the assignments.
 	wakeSQL(t *outbox.Table, s *sets) string
@@ -49,6 +49,9 @@ type source struct {
 	// in which they were, and markedByID for statements that ask for some ids. due has the pending ones for
 	// statements that go by the time when they are due; where no index does, only the first of them.
 	all, pending, marked, markedByID, due string
+	// page is a statement for the last mark of some $2 marked rows from the time $1 on, NULL where these are
+	// all; empty where an index has the rows in their order, and a LIMIT does.
+	page string
 	// first are where the first pending rows are looked for, one by one.
 	first []search
 	// lock ends a statement that passes over rows that another session is changing.

@@ -49,9 +49,9 @@ func TestUnmarkLeavesAnotherMarkAlone(t *testing.T) {
 			_, err := holder.Exec(t.Context(), sql)
 			b.must(err)
 		}
-		n, locked, err := b.db.Unmark(t.Context(), b.table, rows)
+		pending, locked, err := b.db.Unmark(t.Context(), b.table, rows)
 		b.must(err)
-		if n != 2 || len(locked) != 1 || locked[0].ID != "4" {
+		if n := len(pending); n != 2 || len(locked) != 1 || locked[0].ID != "4" {
 			t.Errorf("%d rows were unmarked, and %v are locked, want 2 and row 4", n, locked)
 		}
 		if got := b.text(`SELECT string_agg(id::text, ' ' ORDER BY id) FROM outbox_messages WHERE processed_at IS NULL`); got != "1 2 5" {
@@ -94,9 +94,9 @@ func TestCancelledAfterItsLastRow(t *testing.T) {
 	lost := b.listed(false)
 	b.exec(`SELECT setval('commits', 99)`)
 	lock()
-	n, left, err := b.db.Unmark(t.Context(), b.table, lost)
+	pending, left, err := b.db.Unmark(t.Context(), b.table, lost)
 	b.must(err)
-	if n != 19 || len(left) != 1 || left[0].ID != "4" {
+	if n := len(pending); n != 19 || len(left) != 1 || left[0].ID != "4" {
 		t.Errorf("%d rows were unmarked, and %v are locked, want 19 and row 4", n, left)
 	}
 }
