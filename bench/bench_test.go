@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/bench"
 	"github.com/walpost/walpost/internal/testenv"
@@ -97,15 +95,9 @@ func TestBench(t *testing.T) {
 	if err != nil || left != 0 {
 		t.Errorf("%d databases and slots are left: %v", left, err)
 	}
-	nc, err := nats.Connect(n.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	nc := testenv.ConnectNATS(t, n.URL())
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := testenv.JetStream(t, nc)
 	if _, err := js.Stream(t.Context(), bench.Stream); err == nil {
 		t.Error("the stream is left")
 	}

@@ -53,12 +53,8 @@ func rigOn(t testing.TB, pg *testenv.Postgres, opts testenv.NATSOptions) *rig {
 	t.Helper()
 	r := &rig{t: t, url: copyDB(t, pg), nats: testenv.NewNATS(t, opts), log: &lockedBuffer{}, metrics: prometheus.NewRegistry()}
 	r.pool = r.newPool(r.url)
-	var err error
-	r.nc, err = nats.Connect(r.nats.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
-	r.must(err)
-	t.Cleanup(r.nc.Close)
-	r.js, err = jetstream.New(r.nc)
-	r.must(err)
+	r.nc = testenv.ConnectNATS(r.t, r.nats.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	r.js = testenv.JetStream(r.t, r.nc)
 	r.createStream(nil)
 	t.Cleanup(func() {
 		if t.Failed() {

@@ -75,7 +75,7 @@ func TestClassOf(t *testing.T) {
 // TestServerErrors provokes on a real server what the classes are made for.
 func TestServerErrors(t *testing.T) {
 	nc, _ := newStream(t, testenv.NATSOptions{MaxPayload: 40 << 20}, nil)
-	js := must(natsjs.New(nc))(t)
+	js := testenv.JetStream(t, nc)
 	make := func(name string, edit func(*natsjs.StreamConfig)) {
 		cfg := natsjs.StreamConfig{Name: name, Subjects: []string{name}}
 		edit(&cfg)

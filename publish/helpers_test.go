@@ -69,7 +69,7 @@ func newStream(tb testing.TB, opts testenv.NATSOptions, edit func(*natsjs.Stream
 	if edit != nil {
 		edit(&cfg)
 	}
-	return nc, must(must(natsjs.New(nc))(tb).CreateStream(tb.Context(), cfg))(tb)
+	return nc, must(testenv.JetStream(tb, nc).CreateStream(tb.Context(), cfg))(tb)
 }
 
 // wantError checks the parts of an error's text, and that it carries a hint.

@@ -38,8 +38,7 @@ func newPublisherRigOver(t *testing.T, n *testenv.NATS, conn jetstream.ConnConfi
 	r.nc, err = jetstream.Connect(t.Context(), conn)
 	r.must(err)
 	t.Cleanup(r.nc.Close)
-	r.js, err = natsjs.New(r.nc)
-	r.must(err)
+	r.js = testenv.JetStream(r.t, r.nc)
 	cfg := natsjs.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}}
 	if change != nil {
 		change(&cfg)

@@ -168,7 +168,7 @@ func TestServerStoresRenderedSubjects(t *testing.T) {
 	types := []string{"a", "order.placed", `!"#$%&'()+,-/:;<=?@[\]^_{|}~`, strings.Repeat("t.", 300) + "t"}
 	ids := []string{"*", ">", "a.b", "x\r\ny", "\x00", "ü€😀", strings.Repeat("z", 300)}
 	tpl := must(NewTemplate("e.{event_type}.{aggregate_id}"))(t)
-	js := must(natsjs.New(nc))(t)
+	js := testenv.JetStream(t, nc)
 	for _, typ := range types {
 		for _, id := range ids {
 			subject := string(must(tpl.Render(nil, testEvent(outbox.EventType, typ, outbox.AggregateID, id)))(t))

@@ -47,12 +47,9 @@ func TestBatchesComeBack(t *testing.T) {
 // openBatch opens a batch in another stream, and returns what ends it.
 func (r *rig) openBatch(kind jetstream.Batching) (end func()) {
 	r.t.Helper()
-	nc, err := nats.Connect(r.nats.URL())
-	r.must(err)
-	r.t.Cleanup(nc.Close)
-	js, err := natsjs.New(nc)
-	r.must(err)
-	_, err = js.CreateStream(r.t.Context(), natsjs.StreamConfig{Name: "OTHER", Subjects: []string{"other"}, AllowBatchPublish: true, AllowAtomicPublish: true})
+	nc := testenv.ConnectNATS(r.t, r.nats.URL())
+	js := testenv.JetStream(r.t, nc)
+	_, err := js.CreateStream(r.t.Context(), natsjs.StreamConfig{Name: "OTHER", Subjects: []string{"other"}, AllowBatchPublish: true, AllowAtomicPublish: true})
 	r.must(err)
 	inbox := nc.NewInbox()
 	replies, err := nc.SubscribeSync(inbox + ".>")

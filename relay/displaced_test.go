@@ -18,9 +18,7 @@ func TestForeignMessageDisplacesARow(t *testing.T) {
 	r := newRig(t, testenv.SharedPostgres(t))
 	r.cfg.Stream.Batching = jetstream.BatchSingle
 	x := r.start().streaming()
-	nc, err := nats.Connect(r.nats.URL())
-	r.must(err)
-	defer nc.Close()
+	nc := testenv.ConnectNATS(r.t, r.nats.URL())
 	c := r.conn()
 	const rows, rounds = 10_000, 10
 	late, last := 0, 0

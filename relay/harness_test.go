@@ -323,15 +323,9 @@ func (r *rig) stored() []*natsjs.RawStreamMsg {
 
 func readStream(t *testing.T, url, name string) []*natsjs.RawStreamMsg {
 	t.Helper()
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nc := testenv.ConnectNATS(t, url)
 	defer nc.Close()
-	js, err := natsjs.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := testenv.JetStream(t, nc)
 	s, err := js.Stream(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)

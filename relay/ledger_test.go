@@ -209,15 +209,9 @@ func (l *ledger) compareBut(eventType string) {
 // eachHeader reads the headers of a whole stream, in order.
 func eachHeader(t *testing.T, url, name string, each func(seq uint64, h nats.Header)) {
 	t.Helper()
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nc := testenv.ConnectNATS(t, url)
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := testenv.JetStream(t, nc)
 	s, err := js.Stream(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)

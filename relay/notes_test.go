@@ -552,9 +552,7 @@ func TestStartWaitsForItsNote(t *testing.T) {
 // while NATS runs.
 func (r *rig) snapshot() (restore func()) {
 	r.t.Helper()
-	nc, err := nats.Connect(r.nats.URL())
-	r.must(err)
-	r.t.Cleanup(nc.Close)
+	nc := testenv.ConnectNATS(r.t, r.nats.URL())
 	ask := func(subject string, data []byte) *nats.Msg {
 		r.t.Helper()
 		reply, err := nc.Request(subject, data, time.Minute)

@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -244,11 +244,8 @@ func (r *rig) rewind() {
 // js is a client of the test's own.
 func (r *rig) js() natsjs.JetStream {
 	r.t.Helper()
-	nc, err := nats.Connect(r.nats.URL())
-	r.must(err)
-	r.t.Cleanup(nc.Close)
-	js, err := natsjs.New(nc)
-	r.must(err)
+	nc := testenv.ConnectNATS(r.t, r.nats.URL())
+	js := testenv.JetStream(r.t, nc)
 	return js
 }
 

@@ -61,12 +61,9 @@ func all(rows []row, err error) iter.Seq2[row, error] {
 // stream is an empty one, as the relay would have made it.
 func stream(t *testing.T) jetstream.JetStream {
 	t.Helper()
-	nc, err := nats.Connect(testenv.NewNATS(t, testenv.NATSOptions{}).URL())
-	check(t, err)
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	check(t, err)
-	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: streamName, Subjects: []string{"events.>"}})
+	nc := testenv.ConnectNATS(t, testenv.NewNATS(t, testenv.NATSOptions{}).URL())
+	js := testenv.JetStream(t, nc)
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: streamName, Subjects: []string{"events.>"}})
 	check(t, err)
 	return js
 }

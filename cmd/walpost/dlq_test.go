@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -57,11 +56,8 @@ func newOffice(t *testing.T, pg *testenv.Postgres, n *testenv.NATS, outboxes str
 	o.must(err)
 	t.Cleanup(func() { _ = o.conn.Close(context.Background()) })
 	slot := fmt.Sprintf("office%d", serial.Add(1))
-	nc, err := nats.Connect(n.URL())
-	o.must(err)
-	t.Cleanup(nc.Close)
-	o.js, err = jetstream.New(nc)
-	o.must(err)
+	nc := testenv.ConnectNATS(t, n.URL())
+	o.js = testenv.JetStream(t, nc)
 	o.stream = jetstream.StreamConfig{Name: slot, Subjects: []string{slot + ".soon.>"}}
 	_, err = o.js.CreateStream(t.Context(), o.stream)
 	o.must(err)

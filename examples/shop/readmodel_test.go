@@ -61,11 +61,8 @@ func TestPartitionsDoNotWaitForEachOther(t *testing.T) {
 	t.Cleanup(pool.Close)
 	_, err = pool.Exec(t.Context(), shop.Schema)
 	must(err)
-	nc, err := nats.Connect(testenv.NewNATS(t, testenv.NATSOptions{Process: true}).URL())
-	must(err)
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	must(err)
+	nc := testenv.ConnectNATS(t, testenv.NewNATS(t, testenv.NATSOptions{Process: true}).URL())
+	js := testenv.JetStream(t, nc)
 	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
 	must(err)
 

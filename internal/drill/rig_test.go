@@ -54,11 +54,8 @@ func newRig(t *testing.T, pg *testenv.Postgres) *rig {
 		"PATH=" + os.Getenv("PATH"), "WALPOST_POSTGRES_URL=" + url, "WALPOST_NATS_URL=" + r.nats.URL(),
 		"WALPOST_HTTP_LISTEN=", "WALPOST_SLOT=" + r.db, "WALPOST_FALLBACK_INTERVAL=1s",
 	}
-	nc, err := nats.Connect(r.nats.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
-	r.must(err)
-	t.Cleanup(nc.Close)
-	r.js, err = natsjs.New(nc)
-	r.must(err)
+	nc := testenv.ConnectNATS(r.t, r.nats.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	r.js = testenv.JetStream(r.t, nc)
 	return r
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walpost/walpost/consume"
@@ -70,8 +69,7 @@ func (r *rig) consumers(all ...consume.Config) (stop func()) {
 	r.t.Helper()
 	pool, err := pgxpool.New(r.t.Context(), r.url)
 	r.must(err)
-	nc, err := nats.Connect(r.nats.URL())
-	r.must(err)
+	nc := testenv.ConnectNATS(r.t, r.nats.URL())
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, cfg := range all {

@@ -97,12 +97,9 @@ func (r *rig) command(args ...string) *exec.Cmd {
 
 func (r *rig) createStream() {
 	r.t.Helper()
-	nc, err := nats.Connect(r.nats.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
-	r.must(err)
-	r.t.Cleanup(nc.Close)
-	r.js, err = jetstream.New(nc)
-	r.must(err)
-	_, err = r.js.CreateStream(r.t.Context(), jetstream.StreamConfig{
+	nc := testenv.ConnectNATS(r.t, r.nats.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	r.js = testenv.JetStream(r.t, nc)
+	_, err := r.js.CreateStream(r.t.Context(), jetstream.StreamConfig{
 		Name: streamName, Subjects: []string{"events.>"}, Discard: jetstream.DiscardNew,
 	})
 	r.must(err)

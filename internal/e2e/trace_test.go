@@ -21,7 +21,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/propagation"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -185,9 +184,7 @@ func TestTracesReachACollector(t *testing.T) {
 	if text, err := r.command("migrate", "up", "--only", "consumer").CombinedOutput(); err != nil {
 		t.Fatalf("walpost migrate up: %v\n%s", err, text)
 	}
-	nc, err := nats.Connect(r.nats.URL())
-	r.must(err)
-	defer nc.Close()
+	nc := testenv.ConnectNATS(r.t, r.nats.URL())
 	handling, stop := context.WithCancel(t.Context())
 	handled := make(chan error, 1)
 	go func() {

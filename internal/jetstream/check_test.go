@@ -156,7 +156,7 @@ func TestCreateAndInfo(t *testing.T) {
 		c.Duplicates != 5*time.Second || c.Replicas != 1 || c.AllowRollup || c.MaxMsgs != -1 || !slices.Equal(c.Subjects, []string{"events.>"}) {
 		t.Errorf("created %+v", c)
 	}
-	js := must(jetstream.New(nc))(t)
+	js := testenv.JetStream(t, nc)
 	for range 3 {
 		must(js.Publish(t.Context(), "events.x", nil))(t)
 	}

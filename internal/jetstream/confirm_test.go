@@ -14,7 +14,7 @@ import (
 // the other nodes.
 func replicated(t *testing.T, c *testenv.NATSCluster) (s *Stream, others []*testenv.NATS) {
 	t.Helper()
-	js := must(jetstream.New(connect(t, ConnConfig{URL: c.URL()})))(t)
+	js := testenv.JetStream(t, connect(t, ConnConfig{URL: c.URL()}))
 	deadline := time.Now().Add(testenv.Patience)
 	var stream jetstream.Stream
 	for err := error(context.Canceled); err != nil; {

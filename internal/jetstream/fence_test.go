@@ -156,7 +156,7 @@ func TestFenceOfALostConnection(t *testing.T) {
 func TestFenceAwaitsWhatWasAcknowledged(t *testing.T) {
 	t.Parallel()
 	nc := connect(t, ConnConfig{URL: testenv.NewNATSCluster(t, 3).Nodes[0].URL()})
-	js := must(jetstream.New(nc))(t)
+	js := testenv.JetStream(t, nc)
 	for _, replicas := range []int{3, 1} {
 		name := fmt.Sprintf("R%d", replicas)
 		must(js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}, Replicas: replicas}))(t)

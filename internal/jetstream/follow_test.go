@@ -180,7 +180,7 @@ func TestFollowOutlivesTheLeader(t *testing.T) {
 	t.Parallel()
 	c := testenv.NewNATSCluster(t, 3)
 	nc := connect(t, ConnConfig{URL: c.URL()})
-	js := must(jetstream.New(nc))(t)
+	js := testenv.JetStream(t, nc)
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	must(js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}, Replicas: 3}))(t)
@@ -367,7 +367,7 @@ func TestFollowNeedsThesePermissions(t *testing.T) {
 	admin.User, admin.InboxPrefix = "admin", ""
 	nc := connect(t, admin)
 	store(t, nc, "events.order.placed", "1")
-	js := must(jetstream.New(nc))(t)
+	js := testenv.JetStream(t, nc)
 	var sig signals
 	sig.set(&cfg)
 	s := must(NewStream(connect(t, cfg), StreamConfig{Name: "EVENTS", Pattern: "events.>"}))(t)

@@ -43,7 +43,7 @@ func newStream(tb testing.TB, opts testenv.NATSOptions, edit func(*jetstream.Str
 	if edit != nil {
 		edit(&cfg)
 	}
-	return nc, must(must(jetstream.New(nc))(tb).CreateStream(tb.Context(), cfg))(tb)
+	return nc, must(testenv.JetStream(tb, nc).CreateStream(tb.Context(), cfg))(tb)
 }
 
 func writeFile(tb testing.TB, name, text string) string {
@@ -91,8 +91,7 @@ func newRigOver(t *testing.T, conn ConnConfig) *rig {
 	r.nc, err = Connect(t.Context(), conn)
 	r.must(err)
 	t.Cleanup(r.nc.Close)
-	r.js, err = jetstream.New(r.nc)
-	r.must(err)
+	r.js = testenv.JetStream(r.t, r.nc)
 	_, err = r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
 	r.must(err)
 	r.stream, err = NewStream(r.nc, StreamConfig{Name: "EVENTS", Pattern: "events.>"})

@@ -63,7 +63,7 @@ func TestMinimalPermissionsSuffice(t *testing.T) {
 	if _, _, err := s.Check(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	js := must(jetstream.New(nc))(t)
+	js := testenv.JetStream(t, nc)
 	for i := range 10 {
 		must(js.PublishMsg(t.Context(), &nats.Msg{Subject: "events.order.placed", Header: nats.Header{
 			nats.MsgIdHdr: {fmt.Sprintf("7300/shop/public.outbox_messages/%d/%016x", i, i+1)}, PositionHeader: {"7300/1/1/10/1/0/20"},

@@ -18,10 +18,7 @@ import (
 // TestMessageHasThePayloadsSum in either format, whatever the payload is.
 func TestMessageHasThePayloadsSum(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{})
-	nc, err := nats.Connect(n.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	nc := testenv.ConnectNATS(t, n.URL())
 	defer nc.Close()
 	s, err := jetstream.NewStream(nc, jetstream.StreamConfig{Name: "SUMS", Pattern: "sums.>"})
 	if err != nil {
@@ -31,7 +28,7 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 		t.Fatal(err)
 	}
 	table := &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical(), IDType: "bigint"}
-	js := jetstream.Must(natsjs.New(nc))(t)
+	js := testenv.JetStream(t, nc)
 	seq := uint64(0)
 	for _, format := range []publish.Format{publish.FormatBinary, publish.FormatCloudEvents} {
 		e, err := publish.NewEnvelope(publish.EnvelopeConfig{Source: "test", Stream: "SUMS", Format: format})
@@ -77,7 +74,7 @@ func TestMessageGone(t *testing.T) {
 	if _, err := s.Message(t.Context(), 1); !errors.Is(err, jetstream.ErrMessageGone) {
 		t.Errorf("of an empty stream: %v", err)
 	}
-	if err := jetstream.Must(natsjs.New(nc))(t).DeleteStream(t.Context(), "GONE"); err != nil {
+	if err := testenv.JetStream(t, nc).DeleteStream(t.Context(), "GONE"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Message(t.Context(), 1); errors.Is(err, jetstream.ErrMessageGone) || !errors.Is(err, natsjs.ErrStreamNotFound) {

@@ -132,11 +132,8 @@ func client(t *testing.T, url string, opts ...nats.Option) jetstream.JetStream {
 	t.Helper()
 	opts = append(opts, nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // the default prints what is provoked here
-	nc, err := nats.Connect(url, opts...)
-	check(t, err)
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	check(t, err)
+	nc := ConnectNATS(t, url, opts...)
+	js := JetStream(t, nc)
 	return js
 }
 

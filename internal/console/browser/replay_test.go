@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/walpost/walpost/internal/testenv"
 )
 
 // testReplay has three rows published again: counted, confirmed, done.
@@ -92,9 +94,7 @@ func (r *rig) replayed() (sent int, state string) {
 // stored is how many messages of a subject the stream has.
 func (r *rig) stored(subject string) int {
 	r.t.Helper()
-	nc, err := nats.Connect(r.nats.URL())
-	r.must(err)
-	defer nc.Close()
+	nc := testenv.ConnectNATS(r.t, r.nats.URL())
 	js, err := nc.JetStream()
 	r.must(err)
 	info, err := js.StreamInfo("EVENTS", &nats.StreamInfoRequest{SubjectsFilter: subject})

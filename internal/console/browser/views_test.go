@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/walpost/walpost/internal/testenv"
 )
 
@@ -250,9 +248,7 @@ func testAlarm(t *testing.T, r *rig, address string) {
 	b := r.newTab()
 	b.open(address)
 	b.wait(`document.querySelectorAll('.tile').length === 8`)
-	nc, err := nats.Connect(r.nats.URL())
-	r.must(err)
-	defer nc.Close()
+	nc := testenv.ConnectNATS(r.t, r.nats.URL())
 	r.must(nc.Publish("events.order.placed", []byte("{}")))
 	r.must(nc.Flush())
 	b.wait(`document.querySelector('.verdict.warn')?.innerText.includes('Alarm foreign_message')`)

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/txtar"
 
@@ -64,11 +63,8 @@ func newSite(t *testing.T, pg *testenv.Postgres) *site {
 
 func (s *site) jetStream(user string) jetstream.JetStream {
 	s.t.Helper()
-	nc, err := nats.Connect(s.natsURL(user))
-	s.must(err)
-	s.t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	s.must(err)
+	nc := testenv.ConnectNATS(s.t, s.natsURL(user))
+	js := testenv.JetStream(s.t, nc)
 	return js
 }
 
