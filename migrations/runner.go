@@ -124,6 +124,10 @@ func (r *Runner) run(
 		}
 		tables := pg.Polite{Begin: pg.BeginOn(conn), Lock: tableLock, Tries: 1}
 		return tables.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			b, err := newBeside(ctx, tx, schema)
+			if err != nil {
+				return err
+			}
 			for _, s := range choose(states) {
 				begun := time.Now()
 				if err := s.run(ctx, tx, schema, down); err != nil {
@@ -131,7 +135,7 @@ func (r *Runner) run(
 				}
 				done = append(done, Applied{Migration: s.Migration, Duration: time.Since(begun)})
 			}
-			return nil
+			return b.give(ctx, tx)
 		})
 	})
 	if err != nil {

@@ -1,0 +1,59 @@
+package migrations
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// beside gives to the owner of walpost's tables what a superuser makes beside them: otherwise the owner could
+// neither migrate nor read on.
+type beside struct {
+	owner  string // "" where there is no other one
+	schema string
+	before []uint32 // the tables and functions that were there
+}
+
+// madeSQL lists the tables and functions of a schema.
+const madeSQL = `
+	SELECT oid, 'TABLE ' || oid::regclass AS name FROM pg_class
+	WHERE relnamespace = to_regnamespace(quote_ident($1)) AND relkind IN ('r', 'p')
+	UNION ALL SELECT oid, 'FUNCTION ' || oid::regprocedure FROM pg_proc
+	WHERE pronamespace = to_regnamespace(quote_ident($1))`
+
+// newBeside is called before anything is made.
+func newBeside(ctx context.Context, tx pgx.Tx, schema string) (*beside, error) {
+	b := &beside{schema: schema}
+	var versions []string
+	for _, l := range lines {
+		versions = append(versions, l.versionTable(schema))
+	}
+	err := tx.QueryRow(ctx, `SELECT coalesce((SELECT quote_ident(pg_get_userbyid(c.relowner))
+			FROM unnest($2::text[]) name JOIN pg_class c ON c.oid = to_regclass(name)
+				JOIN pg_roles o ON o.oid = c.relowner
+			WHERE NOT o.rolsuper AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) LIMIT 1), ''),
+		ARRAY(SELECT oid FROM (`+madeSQL+`) x)`, schema, versions).Scan(&b.owner, &b.before)
+	if err != nil {
+		return nil, fmt.Errorf("read the owner of walpost's tables: %w", err)
+	}
+	return b, nil
+}
+
+// give is called when all is made.
+func (b *beside) give(ctx context.Context, tx pgx.Tx) error {
+	if b.owner == "" {
+		return nil
+	}
+	rows, _ := tx.Query(ctx, `SELECT name FROM (`+madeSQL+`) x WHERE NOT oid = ANY ($2)`, b.schema, b.before)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	for _, name := range names {
+		if err == nil {
+			_, err = tx.Exec(ctx, "ALTER "+name+" OWNER TO "+b.owner)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("give what was made to the owner of walpost's tables: %w", err)
+	}
+	return nil
+}
