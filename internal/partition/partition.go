@@ -18,7 +18,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -80,6 +82,11 @@ type Table struct {
 type Part struct {
 	Name, SQL string // SQL is quoted, with the schema
 	From, To  int64
+	// What was found, if it was: somebody may have detached it since, and made another table of that name.
+	oid   uint32
+	bound string
+	// checked: it has the constraint of a cut that did not come to its end.
+	checked bool
 }
 
 func (t *Table) part(name string, from, to int64) Part {
@@ -118,13 +125,19 @@ func Read(ctx context.Context, conn *pgx.Conn, table, column string, by By) (*Ta
 	}
 	rows, _ := conn.Query(ctx, `
 		SELECT c.relname::text, format('%I.%I', n.nspname, c.relname),
-			coalesce(`+by.boundSQL("FROM")+`, $2), coalesce(`+by.boundSQL("TO")+`, $3)
+			coalesce(`+by.boundSQL("FROM")+`, $2), coalesce(`+by.boundSQL("TO")+`, $3), c.oid, bound,
+			EXISTS (SELECT FROM pg_constraint o WHERE o.conrelid = c.oid AND o.conname = $4)
 		FROM pg_inherits i
 			JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace,
 			LATERAL pg_get_expr(c.relpartbound, c.oid) AS bound
 		WHERE i.inhparent = to_regclass($1) AND bound <> 'DEFAULT' ORDER BY 3`,
-		table, int64(math.MinInt64), int64(math.MaxInt64))
-	t.Parts, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Part])
+		table, int64(math.MinInt64), int64(math.MaxInt64), Constraint)
+	var p Part
+	columns := []any{&p.Name, &p.SQL, &p.From, &p.To, &p.oid, &p.bound, &p.checked}
+	_, err = pgx.ForEachRow(rows, columns, func() error {
+		t.Parts = append(t.Parts, p)
+		return nil
+	})
 	return t, err
 }
 
@@ -324,13 +337,42 @@ func (t *Table) CutFilled(ctx context.Context, p pg.Polite, part, next Part) err
 		})
 	}
 	if err != nil && checked {
-		err = errors.Join(err, p.Exec(context.WithoutCancel(ctx), uncheck(part.SQL)))
+		err = errors.Join(err, t.uncheckSurely(ctx, p, part.SQL))
 	}
 	return err
 }
 
-// Drop drops a partition that may go. It asks behind a lock: of the whole table, which stops all its users,
-// or of the partition, which stops its writers.
+// uncheckSurely takes the constraint away, for as long as it takes: it refuses rows. A reader may hold the
+// table for longer than a lock is tried for.
+func (t *Table) uncheckSurely(ctx context.Context, p pg.Polite, table string) (err error) {
+	for begun := time.Now(); ; {
+		err = p.Exec(context.WithoutCancel(ctx), uncheck(table))
+		if err == nil || time.Since(begun) > validateLimit || !sleep.For(ctx, time.Second) {
+			break
+		}
+	}
+	if err != nil {
+		err = hint.Errorf("end the sessions that hold the table, and then: "+uncheck(table),
+			"rows may be refused by constraint %s of %s: %w", Constraint, table, err)
+	}
+	return err
+}
+
+// Uncheck takes the constraint away where a cut has left it behind, as one does whose process is killed.
+func (t *Table) Uncheck(ctx context.Context, p pg.Polite) error {
+	for _, part := range t.Parts {
+		if !part.checked {
+			continue
+		}
+		if err := t.uncheckSurely(ctx, p, part.SQL); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Drop drops a partition that may go, and that is one still. It asks behind a lock: of the whole table, which
+// stops all its users, or of the partition, which stops its writers.
 func (t *Table) Drop(
 	ctx context.Context, p pg.Polite, part Part, whole bool, may func(context.Context, pgx.Tx) (bool, error),
 ) (dropped bool, err error) {
@@ -341,6 +383,12 @@ func (t *Table) Drop(
 	err = p.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		err := execAll(ctx, tx, lock)
 		if err == nil {
+			err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+				WHERE c.oid = $1 AND c.oid = to_regclass($2) AND i.inhparent = to_regclass($3)
+					AND NOT i.inhdetachpending AND pg_get_expr(c.relpartbound, c.oid) = $4)`,
+				part.oid, part.SQL, t.SQL, part.bound).Scan(&dropped)
+		}
+		if err == nil && dropped {
 			dropped, err = may(ctx, tx)
 		}
 		if err != nil || !dropped {

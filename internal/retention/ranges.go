@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,9 +29,8 @@ const (
 	mostCurrent = 24 * time.Hour
 	// mostCuts bounds the partitions that one pass cuts.
 	mostCuts = 16
-	// Producers wait for as long as a statement waits for its lock, which it does so often.
-	rangeLock  = 50 * time.Millisecond
-	rangeTries = 20
+	// Producers wait for as long as a statement waits for its lock, which it does rangeTries times.
+	rangeLock = 50 * time.Millisecond
 	// Ids that are leastRange so often ahead, or a partition, are refused while a filled one is cut.
 	refusedAfter = 10
 	// mostCut is an id behind which sizes cannot be added any more.
@@ -41,6 +41,9 @@ const (
 
 // leastRange is how many ids a partition has at least.
 var leastRange int64 = 1_000_000
+
+// rangeTries is a variable for tests.
+var rangeTries = 20
 
 // keepRanges cuts and drops partitions of an outbox. It reports false where the outbox has none by ids: its
 // old rows are deleted one by one.
@@ -55,15 +58,15 @@ func (r *pass) keepRanges(ctx context.Context, t *outbox.Table) (has bool, err e
 	if p.Parts[len(p.Parts)-1].To != math.MaxInt64 {
 		r.note("%s has no partition to MAXVALUE, so no partition is cut: "+
 			"rows are refused behind the last one", t)
-	} else if err := r.cutRanges(ctx, t, p); err != nil {
-		return true, fmt.Errorf("cut partitions of %s: %w", t, err)
+	} else if err = r.cutRanges(ctx, t, p); err != nil {
+		err = fmt.Errorf("cut partitions of %s: %w", t, err)
 	}
 	if r.opts.DeleteAfter > 0 {
-		if err := r.dropRanges(ctx, t, p); err != nil {
-			return true, fmt.Errorf("drop partitions of %s: %w", t, err)
+		if failed := r.dropRanges(ctx, t, p); failed != nil {
+			err = errors.Join(err, fmt.Errorf("drop partitions of %s: %w", t, failed))
 		}
 	}
-	return true, nil
+	return true, err
 }
 
 func (r *pass) readRanges(ctx context.Context, t *outbox.Table) (*partition.Table, error) {
@@ -74,6 +77,9 @@ func (r *pass) readRanges(ctx context.Context, t *outbox.Table) (*partition.Tabl
 // that has taken ids for too long.
 func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Table) error {
 	last := p.Parts[len(p.Parts)-1]
+	if err := p.Uncheck(ctx, r.noting(t)); err != nil {
+		return r.settle(err)
+	}
 	taken, err := r.taken(ctx, t, p)
 	if err != nil {
 		return err
@@ -319,6 +325,9 @@ func (r *pass) rowsOf(
 // dropRanges drops partitions that no relay needs and whose rows all have an entry, and then the entries of
 // their ids.
 func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Table) error {
+	if err := r.forgetDropped(ctx, t); err != nil {
+		return r.settle(err)
+	}
 	for _, p := range of.Parts[:len(of.Parts)-1] {
 		settled, open, kept, err := r.rowsOf(ctx, t, p)
 		switch {
@@ -335,6 +344,11 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 			err = tx.QueryRow(ctx, `SELECT `+settledSQL(t)+` AND NOT EXISTS (
 				`+r.keptSQL(t, p, "$5::int8multirange")+`)`,
 				t.String(), p.From, p.To, r.now.Add(-r.opts.DeleteAfter), open).Scan(&may)
+			if err == nil && may {
+				_, err = tx.Exec(ctx, `UPDATE `+t.Journal.Known+` SET dropped = dropped
+					+ int8multirange(int8range($2::bigint, $3::bigint)) WHERE outbox = $1`,
+					t.String(), p.From, p.To)
+			}
 			return may, err
 		}
 		dropped, err := of.Drop(ctx, r.noting(t), p, true, may)
@@ -345,32 +359,49 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 			return nil
 		}
 		r.report.Dropped = append(r.report.Dropped, p.Name)
-		if err := r.forgetDropped(ctx, t, p); err != nil {
-			return err
+		if err := r.forgetDropped(ctx, t); err != nil {
+			return r.settle(err)
 		}
 	}
 	return nil
 }
 
-// forgetDropped takes the ids of a partition that was dropped out of the entries. Those of one that somebody
-// has detached stay: it may come back.
-func (r *pass) forgetDropped(ctx context.Context, t *outbox.Table, p partition.Part) error {
-	const within = `int8range($2::bigint, $3::bigint)`
-	for n := int64(1); n > 0; {
+// forgetDropped takes the ids of partitions that were dropped out of the entries, those that an earlier pass
+// has left, too. The ids of a partition that somebody has detached stay: it may come back.
+func (r *pass) forgetDropped(ctx context.Context, t *outbox.Table) error {
+	of, err := r.readRanges(ctx, t)
+	if err != nil || of == nil {
+		return err
+	}
+	var present []string // a partition that was made since may have the ids
+	for _, p := range of.Parts {
+		present = append(present, fmt.Sprintf("[%d,%d)", p.From, p.To))
+	}
+	var ids *string
+	err = r.db.QueryRow(ctx, []any{&ids}, fmt.Sprintf(`WITH left_over AS (
+			UPDATE %s SET dropped = dropped - $2::int8multirange WHERE outbox = $1 AND NOT isempty(dropped)
+			RETURNING dropped
+		) SELECT range_agg(d)::text FROM left_over, unnest(dropped) d`, t.Journal.Known),
+		t.String(), "{"+strings.Join(present, ",")+"}")
+	if err != nil || ids == nil {
+		return err
+	}
+	for n := 1; n > 0; {
 		err := r.db.QueryRow(ctx, []any{&n}, fmt.Sprintf(`WITH found AS MATERIALIZED (
-				SELECT j.ctid AS place, range_merge(j.ids) <@ `+within+` AS whole FROM %s j
-				WHERE j.outbox = $1 AND range_merge(j.ids) && `+within+` AND j.ids && `+within+`
-				LIMIT %d FOR UPDATE
+				SELECT j.ctid AS place, j.ids <@ $2::int8multirange AS whole FROM %s j
+				WHERE j.outbox = $1 AND range_merge(j.ids) && range_merge($2::int8multirange)
+					AND j.ids && $2::int8multirange LIMIT %d FOR UPDATE
 			), gone AS (
 				DELETE FROM %[1]s j WHERE j.ctid = ANY (ARRAY(SELECT f.place FROM found f WHERE f.whole))
 			), cut AS (
-				UPDATE %[1]s j SET ids = j.ids - int8multirange(`+within+`)
+				UPDATE %[1]s j SET ids = j.ids - $2::int8multirange
 				WHERE j.ctid = ANY (ARRAY(SELECT f.place FROM found f WHERE NOT f.whole))
-			) SELECT count(*) FROM found`,
-			t.Journal.Entries, sweepRows), t.String(), p.From, p.To)
+			) SELECT count(*) FROM found`, t.Journal.Entries, sweepRows), t.String(), *ids)
 		if err != nil {
-			return r.settle(err)
+			return err
 		}
 	}
-	return nil
+	return r.db.QueryRow(ctx, []any{new(int)}, fmt.Sprintf(`WITH done AS (
+			UPDATE %s SET dropped = dropped - $2::int8multirange WHERE outbox = $1 RETURNING 1
+		) SELECT count(*) FROM done`, t.Journal.Known), t.String(), *ids)
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
@@ -129,7 +131,6 @@ func TestRangesWaitPolitely(t *testing.T) {
 	retention.SetLeastRange(100)
 	b := newAppend(t, testenv.SharedPostgres(t))
 	b.exec(insertEvents, 10)
-	b.exec(`ALTER TABLE outbox_events_rest ADD CONSTRAINT walpost_bounds CHECK (id < 50) NOT VALID`)
 	producer, err := b.connect().Begin(t.Context())
 	b.must(err)
 	_, err = producer.Exec(t.Context(), insertEvents, 1)
@@ -375,4 +376,114 @@ func TestRangeSizes(t *testing.T) {
 			t.Errorf("the last ids: %+v", r)
 		}
 	})
+}
+
+// delivered has every row so far delivered, as a relay that has seen the present partitions.
+func (b *bench) deliveredTo(id int) {
+	b.t.Helper()
+	b.exec(testenv.SettledTo("public.outbox_events", int64(id), ""))
+	b.exec(`UPDATE outbox_known k SET partitions = (SELECT hashtextextended(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), 0) FROM pg_partition_tree('outbox_events')),
+		unsettled = unsettled - '{[1,` + strconv.Itoa(id) + `]}'`)
+}
+
+// TestPartitionDetachedDuringAPass: a pass waits for a reader before it drops partitions, and somebody detaches one meanwhile. It
+// keeps that, although the relay knows of it already. A table of its name is not dropped either.
+func TestPartitionDetachedDuringAPass(t *testing.T) {
+	retention.SetLeastRange(100)
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newAppend(t, pg)
+		b.retain()
+		b.exec(insertEvents, 450)
+		b.retain()
+		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at) VALUES ('public.outbox_events', 'stored', '{[1,451)}', now() - interval '2 hours')`)
+		b.deliveredTo(450)
+		t.Cleanup(retention.SetRangeTries(10_000))
+		reader := b.session(`BEGIN; SELECT FROM outbox_events_100 LIMIT 1`)
+		reports := make(chan *retention.Report, 1)
+		go func() {
+			r, err := retention.Run(t.Context(), b.config(), retention.Options{Tables: []*outbox.Table{b.table}, DeleteAfter: time.Hour})
+			if err != nil {
+				t.Error(err)
+			}
+			reports <- r
+		}()
+		b.until("the pass waits for the reader", `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'outbox_events_100'::regclass AND NOT granted AND mode = 'AccessExclusiveLock')`)
+		b.exec(`ALTER TABLE outbox_events DETACH PARTITION outbox_events_200`)
+		b.deliveredTo(450)
+		reader()
+		if r := <-reports; !slices.Equal(r.Dropped, []string{"outbox_events_100"}) {
+			t.Errorf("dropped %q, %v", r.Dropped, r.Complaints())
+		}
+		b.wantText("rows of the detached partition", `SELECT count(*) FROM outbox_events_200`, "100")
+	})
+}
+
+// session runs statements on a connection of its own, until end is called.
+func (b *bench) session(sql string) (end func()) {
+	b.t.Helper()
+	conn := b.connect()
+	_, err := conn.Exec(b.t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+	b.must(err)
+	return func() { b.must(conn.Close(b.t.Context())) }
+}
+
+func (b *bench) until(what, sql string) {
+	b.t.Helper()
+	for begun := time.Now(); b.text(sql) != "true"; time.Sleep(5 * time.Millisecond) {
+		if time.Since(begun) > testenv.Patience {
+			b.t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// TestConstraintThatACutHasLeft, as one does whose process is killed, refuses rows: the next pass takes it away, however long a
+// reader is in its way.
+func TestConstraintThatACutHasLeft(t *testing.T) {
+	retention.SetLeastRange(100)
+	b := newAppend(t, testenv.SharedPostgres(t))
+	b.retain()
+	b.exec(`ALTER TABLE outbox_events_rest ADD CONSTRAINT walpost_bounds CHECK (id < 300) NOT VALID`)
+	reader := b.session(`BEGIN; SELECT FROM outbox_events LIMIT 1`)
+	t.Cleanup(retention.SetRangeTries(1))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if r, err := b.tryRetain(t.Context()); err != nil || len(r.Complaints()) > 0 {
+			t.Errorf("%v, %v", err, r.Complaints())
+		}
+	}()
+	for range 3 {
+		b.until("the pass waits for the reader", `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'outbox_events_rest'::regclass AND NOT granted)`)
+		b.until("it has given up", `SELECT NOT EXISTS (SELECT FROM pg_locks WHERE relation = 'outbox_events_rest'::regclass AND NOT granted)`)
+	}
+	reader()
+	<-ended
+	b.wantText("constraints", `SELECT count(*) FROM pg_constraint WHERE conname = 'walpost_bounds'`, "0")
+}
+
+// TestEntriesOfDroppedPartitions go, also where the pass that has dropped them did not come to it, and where no partition can be cut
+// because a table has its name.
+func TestEntriesOfDroppedPartitions(t *testing.T) {
+	retention.SetLeastRange(100)
+	b := newAppend(t, testenv.SharedPostgres(t))
+	b.retain()
+	b.exec(insertEvents, 350)
+	b.retain()
+	b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at) SELECT 'public.outbox_events', 'stored', int8multirange(int8range(n, n + 70)), now() - interval '2 hours' FROM generate_series(1, 281, 70) n`)
+	b.deliveredTo(350)
+	drop := func(o *retention.Options) { o.DeleteAfter = time.Hour }
+	reader := b.session(`BEGIN; LOCK TABLE outbox_journal IN SHARE MODE`)
+	if r := b.retain(drop); !slices.Equal(r.Dropped, []string{"outbox_events_100"}) || len(r.Notes) != 1 {
+		t.Errorf("beside a reader of the journal: dropped %q, %q", r.Dropped, r.Notes)
+	}
+	b.wantText("entries", `SELECT range_agg(r)::text FROM outbox_journal, unnest(ids) r`, "{[1,351)}")
+	reader()
+	b.exec(`DO $$ BEGIN FOR n IN 1500..2000 LOOP EXECUTE 'CREATE TABLE outbox_events_' || n || ' ()'; END LOOP; END $$`)
+	b.exec(`SELECT setval('outbox_events_id_seq', 1500)`)
+	r, err := b.tryRetain(t.Context(), drop)
+	if err == nil || !strings.Contains(err.Error(), "already exists") || !slices.Equal(r.Dropped, []string{"outbox_events_200"}) {
+		t.Errorf("beside a table of the next name: dropped %q, %v", r.Dropped, err)
+	}
+	b.wantText("entries", `SELECT range_agg(r)::text FROM outbox_journal, unnest(ids) r`, "{[201,351)}")
+	b.wantText("ids to be forgotten", `SELECT string_agg(dropped::text, ' ') FROM outbox_known`, "{}")
 }

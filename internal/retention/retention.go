@@ -107,7 +107,7 @@ func (k Kept) String() string {
 // A row that is not processed is never touched. Each batch is one transaction: a pass may end anywhere, and
 // the next one goes on from there. It waits half a second at most for a lock. Work behind a lock that it did
 // not get is left to the next pass, with a note and without an error. Only one pass runs at a time in a
-// database.
+// database. Only a constraint that refuses rows is taken away for as long as it takes, ten minutes at most.
 //
 // The report is returned beside any error. A pass goes on after an error that concerns one table only. When
 // ctx is done it ends at once: the present batch is rolled back.

@@ -175,6 +175,8 @@ CREATE TABLE {schema}.outbox_known (
     -- With mark journal: the ids that searches for pending rows look at. A row with another id is in outbox_journal or
     -- outbox_deferred, or was never committed. Holes below the last range are ids whose transactions may still be open.
     unsettled    INT8MULTIRANGE NOT NULL DEFAULT '{[-9223372036854775808,)}',
+    -- The ids of partitions that retention has dropped and whose entries it has not deleted yet.
+    dropped      INT8MULTIRANGE NOT NULL DEFAULT '{}',
     updated_at   TIMESTAMPTZ    NOT NULL DEFAULT now()
 ) WITH (fillfactor = 50); -- updates stay in their page
 

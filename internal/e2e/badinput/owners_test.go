@@ -67,10 +67,24 @@ func TestOwnersAfterEveryCommand(t *testing.T) {
 			for round, role := range []string{"postgres", relay, owner} {
 				s.must(s.pg.Exec(t.Context(), name, insert))
 				for _, args := range [][]string{
-					up, {"migrate", "up", "--notify-trigger"}, {"migrate", "status"}, {"slot", "create"}, {"run", "--once"},
-					{"dlq", "give-up", "--yes", fmt.Sprint(30*round + 10)}, {"run", "--once"}, {"dlq", "retry", "--all"}, {"run", "--once"},
-					{"retention"}, {"outbox", "keep", table}, {"verify", "--repair"}, {"replay", "--all"}, {"run", "--once"},
-					{"status"}, {"doctor"}, {"outbox", "renew", table}, {"slot", "drop"},
+					up,
+					{"migrate", "up", "--notify-trigger"},
+					{"migrate", "status"},
+					{"slot", "create"},
+					{"run", "--once"},
+					{"dlq", "give-up", "--yes", fmt.Sprint(30*round + 10)},
+					{"run", "--once"},
+					{"dlq", "retry", "--all"},
+					{"run", "--once"},
+					{"retention"},
+					{"outbox", "keep", table},
+					{"verify", "--repair"},
+					{"replay", "--all"},
+					{"run", "--once"},
+					{"status"},
+					{"doctor"},
+					{"outbox", "renew", table},
+					{"slot", "drop"},
 				} {
 					as(role, args...)
 				}
