@@ -226,3 +226,27 @@ func TestEachDeadLetterIsInTheLog(t *testing.T) {
 		t.Errorf("the log names and counts %d dead letters, want 50", all)
 	}
 }
+
+// TestLargeDeadLettersLetOthersPass: while many large rows become dead letters, which is a copy of each, other rows are delivered
+// and marked.
+func TestLargeDeadLettersLetOthersPass(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.createStream(func(c *jetstream.StreamConfig) { c.Subjects = []string{"events.order.>"} })
+	r.cfg.Retry = table.Retry{Backoff: 10 * time.Millisecond, MaxAttempts: 1}
+	r.start().streaming()
+	const large = 800
+	r.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+		SELECT 'order', 1000 + n, 'payment.made', jsonb_build_object('n', n, 'text', (SELECT string_agg(md5(concat(n, i)), '') FROM generate_series(1, 3000) i))
+		FROM generate_series(1, $1) n`, large)
+	dead := func() int { return r.count(`SELECT count(*) FROM outbox_messages_dlq`) }
+	eventually(t, "the first one is a dead letter", func() bool { return dead() > 0 })
+	r.exec(putSQL, "order.placed", 1, 1)
+	eventually(t, "another row is marked", func() bool {
+		return r.count(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL`) == 1
+	})
+	if n := dead(); n > large/6 {
+		t.Errorf("%d of %d were dead letters before another row was marked", n, large)
+	}
+	eventually(t, "all are", func() bool { return dead() == large })
+}

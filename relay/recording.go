@@ -8,7 +8,14 @@ import (
 	"github.com/walpost/walpost/internal/table"
 )
 
-// record records what stands at the head of every line.
+const (
+	// recordBytes bounds what the rows of a statement hold: a dead letter is a copy.
+	recordBytes = 1 << 20
+	// recordTime is how long rows are recorded before those that are stored are marked.
+	recordTime = 250 * time.Millisecond
+)
+
+// record records what stands at the head of every line, or a part of it.
 func (w *marker) record(ctx context.Context) error {
 	now := time.Now()
 	batches := map[batchKey][][]*markTask{}
@@ -24,9 +31,12 @@ func (w *marker) record(ctx context.Context) error {
 		batches[key] = append(batches[key], line[:n])
 	}
 	for key, lines := range batches {
-		for len(lines) > 0 {
-			n, rows := 0, 0
-			for n < len(lines) && (n == 0 || rows+len(lines[n]) <= markBatch) {
+		for len(lines) > 0 && time.Since(now) < recordTime {
+			n, rows, bytes := 0, 0, 0
+			for n < len(lines) && (n == 0 || rows+len(lines[n]) <= markBatch && bytes <= recordBytes) {
+				for _, j := range lines[n] {
+					bytes += j.row.Bytes
+				}
 				rows += len(lines[n])
 				n++
 			}
