@@ -32,7 +32,8 @@ func newBeside(ctx context.Context, tx pgx.Tx, schema string) (*beside, error) {
 	err := tx.QueryRow(ctx, `SELECT coalesce((SELECT quote_ident(pg_get_userbyid(c.relowner))
 			FROM unnest($2::text[]) name JOIN pg_class c ON c.oid = to_regclass(name)
 				JOIN pg_roles o ON o.oid = c.relowner
-			WHERE NOT o.rolsuper AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) LIMIT 1), ''),
+			WHERE NOT o.rolsuper AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+			LIMIT 1), ''),
 		ARRAY(SELECT oid FROM (`+madeSQL+`) x)`, schema, versions).Scan(&b.owner, &b.before)
 	if err != nil {
 		return nil, fmt.Errorf("read the owner of walpost's tables: %w", err)

@@ -41,7 +41,7 @@ var rooms = map[string][]string{
 	"verify":              {module + "outbox", jetstream, table, sleep, "github.com/RoaringBitmap/roaring/v2/roaring64"},
 	"bench":               {hint, pg, sleep, pgx, nats},
 	"internal/pg":         {module + "outbox", hint, secretfile, sleep, pgx, pgerrcode},
-	"internal/partition":  {module + "outbox", hint, pg, pgx, pgerrcode},
+	"internal/partition":  {module + "outbox", hint, pg, sleep, pgx, pgerrcode},
 	"migrations":          {module + "outbox", partition, hint, pg, sleep, pgx, pgerrcode},
 
 	"internal/alarm": {},

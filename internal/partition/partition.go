@@ -345,9 +345,10 @@ func (t *Table) CutFilled(ctx context.Context, p pg.Polite, part, next Part) err
 // uncheckSurely takes the constraint away, for as long as it takes: it refuses rows. A reader may hold the
 // table for longer than a lock is tried for.
 func (t *Table) uncheckSurely(ctx context.Context, p pg.Polite, table string) (err error) {
+	p.Tries = 1
 	for begun := time.Now(); ; {
 		err = p.Exec(context.WithoutCancel(ctx), uncheck(table))
-		if err == nil || time.Since(begun) > validateLimit || !sleep.For(ctx, time.Second) {
+		if !pg.IsBlocked(err) || time.Since(begun) > validateLimit || !sleep.For(ctx, time.Second) {
 			break
 		}
 	}
@@ -383,7 +384,8 @@ func (t *Table) Drop(
 	err = p.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		err := execAll(ctx, tx, lock)
 		if err == nil {
-			err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+			err = tx.QueryRow(ctx, `SELECT EXISTS (
+				SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 				WHERE c.oid = $1 AND c.oid = to_regclass($2) AND i.inhparent = to_regclass($3)
 					AND NOT i.inhdetachpending AND pg_get_expr(c.relpartbound, c.oid) = $4)`,
 				part.oid, part.SQL, t.SQL, part.bound).Scan(&dropped)
