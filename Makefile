@@ -94,8 +94,8 @@ changes: deps ## change names, tables, slots, streams between a relay's runs for
 		go test -count 1 -timeout 0 -run '^TestChanges$$' ./relay
 
 .PHONY: model
-model: deps ## do to an append-only table what people do, for as long as FOR says, and compare it with a model
-	@. .ci/pgenv && WALPOST_TEST_ALL=1 WALPOST_CHANGES_FOR=$(FOR) \
+model: deps ## do to an append-only table what people do, for as long as FOR says, added to model.jsonl
+	@. .ci/pgenv && WALPOST_TEST_ALL=1 WALPOST_CHANGES_FOR=$(FOR) WALPOST_CHANGES_RESULTS=$(CURDIR)/model.jsonl \
 		go test -count 1 -timeout 0 -v -run '^TestAppendOnlyModel$$' ./relay
 
 .PHONY: bench

@@ -29,7 +29,8 @@ import (
 // stay open, partitions go and come back, retention drops them, messages are lost, relays are killed. Every row that fits is stored
 // once, and in order; none is deleted before; in the end nothing is deferred, and the progress is at the last row.
 //
-// WALPOST_CHANGES_FOR=1h goes on with other seeds for that long, and WALPOST_CHANGES_SEED repeats one.
+// WALPOST_CHANGES_FOR=1h goes on with other seeds for that long, and appends to the file that WALPOST_CHANGES_RESULTS names.
+// WALPOST_CHANGES_SEED repeats one.
 func TestAppendOnlyModel(t *testing.T) {
 	t.Parallel()
 	lasts, _ := time.ParseDuration(os.Getenv("WALPOST_CHANGES_FOR"))
@@ -39,7 +40,16 @@ func TestAppendOnlyModel(t *testing.T) {
 	}
 	did := map[string]int{}
 	for until, ok := time.Now().Add(lasts), true; ok && !t.Failed(); ok = time.Now().Before(until) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { newModel(t, seed, did).live(testenv.Size(t, 12, 80)) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			m, began := newModel(t, seed), time.Now()
+			defer func() {
+				for name, n := range m.did {
+					did[name] += n
+				}
+				noteWorld(t, map[string]any{"seed": seed, "events": len(m.events) - 1, "did": m.did}, began)
+			}()
+			m.live(testenv.Size(t, 12, 80))
+		})
 		seed = rand.Uint64() >> 20
 	}
 	t.Logf("%v", did)
@@ -72,7 +82,9 @@ type model struct {
 type modelRelay struct {
 	stream, slot string
 	kinds        []string
-	serial       int // of its publication
+	shard        outbox.Shard
+	aggregates   []int // of the shard; nil: all
+	serial       int   // of its publication
 	process      *process
 }
 
@@ -95,10 +107,10 @@ type modelEvent struct {
 // modelPartition is how many ids a partition has, and modelPartitions how many there are.
 const modelPartition, modelPartitions = 50, 60
 
-func newModel(t *testing.T, seed uint64, did map[string]int) *model {
+func newModel(t *testing.T, seed uint64) *model {
 	t.Helper()
 	r := newRig(t, testenv.NewPostgres(t, testenv.PGOptions{Settings: map[string]string{"wal_sender_timeout": "10s", "max_prepared_transactions": "20"}}))
-	m := &model{rig: r, rng: rand.New(rand.NewPCG(seed, 0)), did: did, events: []*modelEvent{nil}, dir: t.TempDir()}
+	m := &model{rig: r, rng: rand.New(rand.NewPCG(seed, 0)), did: map[string]int{}, events: []*modelEvent{nil}, dir: t.TempDir()}
 	t.Logf("WALPOST_CHANGES_SEED=%d", seed)
 	r.exec(`ALTER TABLE outbox_messages RENAME TO model;
 		CREATE TABLE outbox_messages (LIKE model INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY RANGE (id);
@@ -111,9 +123,17 @@ func newModel(t *testing.T, seed uint64, did map[string]int) *model {
 	r.exec(fmt.Sprintf(`CREATE TABLE rest PARTITION OF outbox_messages FOR VALUES FROM (%d) TO (MAXVALUE)`, modelPartitions*modelPartition+1))
 	box := outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical().Journaled(), Mark: outbox.MarkJournal}
 	r.exec(strings.Join(table.AppendOnlySQL(&box, "public."+table.AppendOnly), ";"))
+	sharded := m.rng.IntN(3) == 0 && r.pg.Version() >= 15 // the relays divide the table by aggregates
 	for i, kinds := range [][]string{{"a"}, {"b"}} {
 		x := &modelRelay{stream: fmt.Sprintf("E%d", i+1), slot: fmt.Sprintf("walpost_%d", i+1), kinds: kinds}
 		m.relays = append(m.relays, x)
+		if sharded {
+			x.kinds, x.shard = []string{"a", "b"}, outbox.Shard{Index: i + 1, Of: 2}
+			of := box
+			of.Shard = x.shard
+			m.must(r.conn().QueryRow(t.Context(), `SELECT array_agg(aggregate_id) FROM (SELECT 0::bigint AS id, n::bigint AS aggregate_id FROM generate_series(0, 5) n) t
+				WHERE `+of.ShardSQL("t")).Scan(&x.aggregates))
+		}
 		m.createStream(func(s *natsjs.StreamConfig) {
 			s.Name, s.Subjects, s.Duplicates = x.stream, []string{strings.ToLower(x.stream) + ".order.>"}, 100*time.Millisecond
 		})
@@ -126,7 +146,9 @@ func (x *modelRelay) where() string {
 	return "aggregate_type IN ('" + strings.Join(x.kinds, "', '") + "')"
 }
 
-func (x *modelRelay) covers(e *modelEvent) bool { return slices.Contains(x.kinds, e.kind) }
+func (x *modelRelay) covers(e *modelEvent) bool {
+	return slices.Contains(x.kinds, e.kind) && (x.shard.All() || slices.Contains(x.aggregates, e.aggregate))
+}
 
 func (m *model) configure(x *modelRelay) string {
 	m.t.Helper()
@@ -135,7 +157,7 @@ func (m *model) configure(x *modelRelay) string {
 		"postgres": o{"publication": fmt.Sprintf("%s_%d", x.slot, x.serial), "url": m.url, "slot": x.slot},
 		"outboxes": []o{{"table": "public.outbox_messages", "mark": "journal", "where": x.where()}},
 		"fallback": o{"interval": "1s", "backoff": "1s", "max_attempts": 3}, "retention": o{"interval": "0s"},
-		"nats": o{"stream": x.stream, "subject": strings.ToLower(x.stream) + ".{event_type}"},
+		"shard": x.shard.String(), "nats": o{"stream": x.stream, "subject": strings.ToLower(x.stream) + ".{event_type}"},
 	})
 	m.must(err)
 	path := filepath.Join(m.dir, x.slot+".yaml")
@@ -252,22 +274,26 @@ func (m *model) stored() []int {
 		eachHeader(m.t, m.nats.URL(), x.stream, func(_ uint64, h nats.Header) {
 			n, err := strconv.Atoi(h.Get("ce-traceid"))
 			m.must(err)
-			times[n]++
+			if !isReplay(h) {
+				times[n]++
+			}
 		})
 	}
 	return times
 }
 
+func isReplay(h nats.Header) bool { return strings.Contains(h.Get("Nats-Msg-Id"), "/replay-") }
+
 // lacks are the events that a relay should have stored by now, and has not.
-func (m *model) lacks(x *modelRelay) (n int) {
+func (m *model) lacks(x *modelRelay) (lacking []int) {
 	times := m.stored()
 	for i, e := range m.events[1:] {
 		isAway := m.away != nil && e.id >= m.away.from && e.id < m.away.to
 		if e.committed && !e.fails && !isAway && x.covers(e) && times[i+1] == 0 && !m.isBehindAFailure(e) {
-			n++
+			lacking = append(lacking, i+1)
 		}
 	}
-	return n
+	return lacking
 }
 
 // isBehindAFailure: an event waits behind a failed one of its aggregate.
@@ -277,11 +303,22 @@ func (m *model) isBehindAFailure(e *modelEvent) bool {
 
 func (m *model) settle(x *modelRelay) {
 	m.t.Helper()
+	var lacking []int
+	defer func() {
+		if !m.t.Failed() || len(lacking) == 0 {
+			return
+		}
+		id := m.events[lacking[0]].id
+		m.t.Logf("lacking %s, as event %d: %+v; %s", brief(lacking), lacking[0], *m.events[lacking[0]], m.query1(fmt.Sprintf(`SELECT concat_ws(' ',
+			(SELECT json_agg(e) FROM outbox_messages e WHERE id = %[1]d), (SELECT json_agg(d) FROM outbox_deferred d WHERE id = %[1]d), (SELECT json_agg(j) FROM outbox_journal j WHERE ids @> %[1]d::bigint),
+			(SELECT json_agg(k) FROM outbox_known k), (SELECT string_agg(concat_ws(' ', pid, application_name, state, wait_event, left(query, 100)), E'\n') FROM pg_stat_activity WHERE datname = current_database()))`, id)))
+	}()
 	eventually(m.t, "everything that "+x.slot+" has to deliver is stored", func() bool {
 		if x.process.ended() {
 			m.t.Fatalf("the relay ended: %s", x.process.logTail())
 		}
-		return m.lacks(x) == 0
+		lacking = m.lacks(x)
+		return len(lacking) == 0
 	})
 }
 
@@ -303,7 +340,7 @@ func (m *model) check() {
 			m.must(err)
 			e := m.events[n]
 			of := fmt.Sprint(e.kind, e.aggregate)
-			if e.late || e.lost {
+			if e.late || e.lost || isReplay(h) {
 				return
 			}
 			if n < last[of] {
@@ -388,7 +425,7 @@ var modelActs = []modelAct{
 	}},
 	{"widened", func(m *model) bool {
 		x := m.relays[0]
-		if len(x.kinds) > 1 {
+		if len(x.kinds) > 1 { // or the relays are shards
 			return false
 		}
 		x.process.terminate()
@@ -402,7 +439,19 @@ var modelActs = []modelAct{
 		return true
 	}},
 	{"searched", func(m *model) bool { m.walpost(m.any(), "outbox", "search", "public.outbox_messages"); return true }},
+	{"replayed", func(m *model) bool { return m.replay() }},
+	{"replay under way", func(m *model) bool { return m.replay("--no-wait") }},
 	{"dead letters retried", func(m *model) bool { m.walpost(m.any(), "dlq", "retry", "--all"); return true }},
+}
+
+// replay has a relay's delivered rows published again. It reports false where there are none.
+func (m *model) replay(args ...string) bool {
+	m.t.Helper()
+	out, err := m.run(m.any(), append([]string{"replay", "--all", "--yes"}, args...)...).CombinedOutput()
+	if err != nil && !strings.Contains(string(out), "no delivered row") {
+		m.t.Fatalf("walpost replay: %v: %s", err, out)
+	}
+	return err == nil
 }
 
 // lose deletes the last messages of a stream while its relay is stopped. They are stored again.
@@ -426,7 +475,7 @@ func (m *model) lose() bool {
 			break // retention has dropped its row, or it is away
 		}
 		m.must(s.DeleteMsg(m.t.Context(), seq))
-		m.events[n].lost = true
+		m.events[n].lost = m.events[n].lost || !isReplay(msg.Header)
 	}
 	m.start(x)
 	m.settle(x) // before retention may drop the rows
@@ -454,7 +503,8 @@ func (m *model) retain() bool {
 		m.settle(x)
 	}
 	time.Sleep(2 * time.Second) // for a step of the progress
-	box := outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical().Journaled(), Mark: outbox.MarkJournal, Where: m.any().where()}
+	x := m.any()
+	box := outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical().Journaled(), Mark: outbox.MarkJournal, Where: x.where(), Shard: x.shard}
 	_, err := retention.Run(m.t.Context(), table.Config{URL: m.url, Settings: stream.Settings},
 		retention.Options{Tables: []*outbox.Table{&box}, DeleteAfter: time.Millisecond})
 	m.must(err)
@@ -507,13 +557,18 @@ func (m *model) live(steps int) {
 		e.fails = false
 	}
 	m.exec(`UPDATE outbox_deferred SET available_at = now()`)
-	m.walpost(m.relays[0], "dlq", "retry", "--all")
+	eventually(m.t, "nothing is deferred, and no dead letter is left", func() bool {
+		if m.count(`SELECT count(*) FROM outbox_messages_dlq`) > 0 { // a relay looks at its stream every three seconds
+			m.walpost(m.relays[0], "dlq", "retry", "--all")
+			return false
+		}
+		return m.count(`SELECT count(*) FROM outbox_deferred`) == 0
+	})
 	for _, x := range m.relays {
 		m.settle(x)
 	}
-	eventually(m.t, "nothing is deferred", func() bool { return m.count(`SELECT count(*) FROM outbox_deferred`) == 0 })
 	eventually(m.t, "each progress is at the last row", func() bool {
-		return m.count(`SELECT count(*) FROM outbox_known WHERE `+testenv.Settled+` >= (SELECT max(id) FROM outbox_messages) AND isempty(`+testenv.Holes+`)`) == len(m.relays)
+		return m.count(`SELECT count(*) FROM outbox_known WHERE `+testenv.Settled+` >= (SELECT max(id) FROM outbox_messages) AND isempty(`+testenv.Holes+`)`) == m.count(`SELECT count(*) FROM outbox_known`)
 	})
 	m.check()
 }

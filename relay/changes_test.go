@@ -500,18 +500,29 @@ func (c *changing) open() bool {
 // note writes what was done.
 func (c *changing) note(began time.Time) {
 	c.t.Helper()
-	line, err := json.Marshal(map[string]any{
-		"seed": c.seed, "mark": c.mark, "events": len(c.events) - 1, "did": c.did, "seconds": int(time.Since(began).Seconds()), "failed": c.t.Failed(),
-	})
-	c.must(err)
-	c.t.Logf("%s", line)
+	noteWorld(c.t, map[string]any{"seed": c.seed, "mark": c.mark, "events": len(c.events) - 1, "did": c.did}, began)
+}
+
+// noteWorld logs what was done, and appends it to the file that WALPOST_CHANGES_RESULTS names.
+func noteWorld(t *testing.T, world map[string]any, began time.Time) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	world["seconds"], world["failed"] = int(time.Since(began).Seconds()), t.Failed()
+	line, err := json.Marshal(world)
+	must(err)
+	t.Logf("%s", line)
 	path := os.Getenv("WALPOST_CHANGES_RESULTS")
 	if path == "" {
 		return
 	}
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	c.must(err)
+	must(err)
 	_, err = f.Write(append(line, '\n'))
-	c.must(err)
-	c.must(f.Close())
+	must(err)
+	must(f.Close())
 }
