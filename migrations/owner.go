@@ -22,7 +22,8 @@ const madeSQL = `
 	UNION ALL SELECT oid, 'FUNCTION ' || oid::regprocedure FROM pg_proc
 	WHERE pronamespace = to_regnamespace(quote_ident($1))`
 
-// newBeside is called before anything is made.
+// newBeside is called before anything is made. A role counts as the owner only if nobody else, but superusers
+// and the schema's owner, may create tables in the schema: another one may have made those of these names.
 func newBeside(ctx context.Context, tx pgx.Tx, schema string) (*beside, error) {
 	b := &beside{schema: schema}
 	var versions []string
@@ -33,6 +34,10 @@ func newBeside(ctx context.Context, tx pgx.Tx, schema string) (*beside, error) {
 			FROM unnest($2::text[]) name JOIN pg_class c ON c.oid = to_regclass(name)
 				JOIN pg_roles o ON o.oid = c.relowner
 			WHERE NOT o.rolsuper AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+				AND NOT EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a
+					WHERE n.nspname = $1 AND a.privilege_type = 'CREATE'
+						AND a.grantee NOT IN (c.relowner, n.nspowner)
+						AND NOT EXISTS (SELECT FROM pg_roles s WHERE s.oid = a.grantee AND s.rolsuper))
 			LIMIT 1), ''),
 		ARRAY(SELECT oid FROM (`+madeSQL+`) x)`, schema, versions).Scan(&b.owner, &b.before)
 	if err != nil {

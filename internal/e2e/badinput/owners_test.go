@@ -75,7 +75,6 @@ func TestOwnersAfterEveryCommand(t *testing.T) {
 					{"dlq", "give-up", "--yes", fmt.Sprint(30*round + 10)},
 					{"run", "--once"},
 					{"dlq", "retry", "--all"},
-					{"run", "--once"},
 					{"retention"},
 					{"outbox", "keep", table},
 					{"verify", "--repair"},
@@ -96,6 +95,29 @@ func TestOwnersAfterEveryCommand(t *testing.T) {
 			as("postgres", "migrate", "up")
 		})
 	}
+}
+
+// TestSquatterGetsNoTables: somebody who may create tables has made the one that says what is applied. A superuser's tables stay the
+// superuser's.
+func TestSquatterGetsNoTables(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, testenv.NewPostgres(t, testenv.PGOptions{}))
+	const name = "squatted"
+	s.must(s.pg.Exec(t.Context(), "postgres", "CREATE DATABASE "+name+" TEMPLATE template0"))
+	s.must(s.pg.Exec(t.Context(), name, `CREATE ROLE squatter LOGIN; GRANT CREATE ON SCHEMA public TO squatter, PUBLIC; SET ROLE squatter;
+		CREATE TABLE walpost_migrations_idempotency (version bigint PRIMARY KEY, hash text, applied_at timestamptz DEFAULT now())`))
+	c := badStart{name: name, sql: leastSQL}
+	cmd := exec.CommandContext(t.Context(), s.program, "migrate", "up", "--only", "consumer")
+	cmd.Dir, cmd.Env = t.TempDir(), c.environment(s)
+	out, err := cmd.CombinedOutput()
+	t.Logf("%v: %s", err, out)
+	s.connected(name, func(conn *pgx.Conn) {
+		var squatted int
+		s.must(conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relowner = 'squatter'::regrole`).Scan(&squatted))
+		if squatted != 1 || err != nil {
+			t.Errorf("the squatter owns %d tables, want 1; %v", squatted, err)
+		}
+	})
 }
 
 // ownersAreRight compares what is in the schema with its owner, and partitions with each other. The function of --notify-trigger is
