@@ -245,8 +245,7 @@ func (r *rig) rewind() {
 func (r *rig) js() natsjs.JetStream {
 	r.t.Helper()
 	nc := testenv.ConnectNATS(r.t, r.nats.URL())
-	js := testenv.JetStream(r.t, nc)
-	return js
+	return testenv.JetStream(r.t, nc)
 }
 
 // createStream makes the stream as the relay would, with what change does to it.

@@ -1,9 +1,8 @@
 // Package partition creates, cuts, attaches, detaches and drops the partitions of tables that are partitioned
 // by ranges of one column: of ids, or of times, by months.
 //
-// A new partition belongs to the table's owner, and has the storage parameters and the replica identity of
-// the default partition, or of the last one. It has no privileges of its own: it is read and written through
-// the table.
+// A new partition belongs to the table's owner. It has the storage parameters, the tablespace, the replica
+// identity and the grants of the default partition, or of the last one.
 package partition
 
 import (
@@ -126,7 +125,8 @@ func Read(ctx context.Context, conn *pgx.Conn, table, column string, by By) (*Ta
 	rows, _ := conn.Query(ctx, `
 		SELECT c.relname::text, format('%I.%I', n.nspname, c.relname),
 			coalesce(`+by.boundSQL("FROM")+`, $2), coalesce(`+by.boundSQL("TO")+`, $3), c.oid, bound,
-			EXISTS (SELECT FROM pg_constraint o WHERE o.conrelid = c.oid AND o.conname = $4)
+			EXISTS (SELECT FROM pg_constraint o
+				WHERE o.conrelid = c.oid AND o.conname = $4 AND o.contype = 'c' AND o.coninhcount = 0)
 		FROM pg_inherits i
 			JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace,
 			LATERAL pg_get_expr(c.relpartbound, c.oid) AS bound
@@ -337,14 +337,14 @@ func (t *Table) CutFilled(ctx context.Context, p pg.Polite, part, next Part) err
 		})
 	}
 	if err != nil && checked {
-		err = errors.Join(err, t.uncheckSurely(ctx, p, part.SQL))
+		err = errors.Join(err, t.removeConstraint(ctx, p, part.SQL))
 	}
 	return err
 }
 
-// uncheckSurely takes the constraint away, for as long as it takes: it refuses rows. A reader may hold the
+// removeConstraint takes the constraint away, for as long as it takes: it refuses rows. A reader may hold the
 // table for longer than a lock is tried for.
-func (t *Table) uncheckSurely(ctx context.Context, p pg.Polite, table string) (err error) {
+func (t *Table) removeConstraint(ctx context.Context, p pg.Polite, table string) (err error) {
 	p.Tries = 1
 	for begun := time.Now(); ; {
 		err = p.Exec(context.WithoutCancel(ctx), uncheck(table))
@@ -365,7 +365,7 @@ func (t *Table) Uncheck(ctx context.Context, p pg.Polite) error {
 		if !part.checked {
 			continue
 		}
-		if err := t.uncheckSurely(ctx, p, part.SQL); err != nil {
+		if err := t.removeConstraint(ctx, p, part.SQL); err != nil {
 			return err
 		}
 	}

@@ -64,8 +64,7 @@ func newSite(t *testing.T, pg *testenv.Postgres) *site {
 func (s *site) jetStream(user string) jetstream.JetStream {
 	s.t.Helper()
 	nc := testenv.ConnectNATS(s.t, s.natsURL(user))
-	js := testenv.JetStream(s.t, nc)
-	return js
+	return testenv.JetStream(s.t, nc)
 }
 
 // called gives a value of this run its name in the wanted texts.
