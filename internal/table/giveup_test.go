@@ -72,3 +72,40 @@ func TestGiveUpInFlight(t *testing.T) {
 		})
 	}
 }
+
+// TestGiveUpBesideAFailure: a row is given up after the statement that records a failure of it has its snapshot, and before that locks
+// the deferral. A policy of the outbox, which applies to other roles than its owner, holds the statement while it reads the row.
+func TestGiveUpBesideAFailure(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkJournal)
+	rows := b.insert(1)
+	rows[0].Failure = "subject: bad"
+	retry := table.Retry{Backoff: time.Hour, MaxAttempts: 10}
+	_, err := b.db.Park(t.Context(), b.table, rows, retry)
+	b.must(err)
+	rows[0].Polled, rows[0].Attempts = true, 1
+
+	role := "recorder_" + b.text(`SELECT current_database()`)
+	b.exec(`CREATE ROLE ` + role + ` LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO ` + role + `;
+		CREATE FUNCTION held() RETURNS boolean VOLATILE LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN true; END $$;
+		ALTER TABLE outbox_messages ENABLE ROW LEVEL SECURITY; CREATE POLICY held ON outbox_messages USING (held())`)
+	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
+	recorder := b.open()
+	b.must(recorder.Use(t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SET row_security = on; SET ROLE `+role)
+		return err
+	}))
+	b.exec(`SELECT pg_advisory_lock(77)`)
+	recorded := make(chan error, 1)
+	go func() {
+		_, err := recorder.Park(t.Context(), b.table, rows, retry)
+		recorded <- err
+	}()
+	b.waits("1", func() bool { return len(recorded) > 0 })
+	if len(recorded) > 0 {
+		t.Fatalf("the failure is not held: %v", <-recorded)
+	}
+	b.must(b.db.GiveUp(t.Context(), b.table, "1", 10))
+	b.exec(`SELECT pg_advisory_unlock(77)`)
+	b.must(<-recorded)
+	b.is("the row that was given up", b.text(`SELECT concat_ws(' ', attempts, available_at <= now(), last_error) FROM outbox_deferred`), "10 t subject: bad")
+}
