@@ -112,14 +112,22 @@ func OtherTables(
 	return f, nil
 }
 
-// EnsurePublication creates the publication, or adds the tables that it lacks.
-// It never drops anything. It returns the statement that it ran, or "".
+// EnsurePublication creates the publication, or adds the tables that it lacks. It never drops anything. One
+// that a superuser creates is given to the tables' owner, who is to add others. It returns what it ran,
+// or "".
 func EnsurePublication(
 	ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table,
 ) (string, error) {
 	sql, err := PlanPublication(ctx, conn, name, tables)
 	if err != nil || sql == "" {
 		return "", err
+	}
+	if sql == PublicationSQL(name, tables) {
+		owner, err := ownerSQL(ctx, conn, name, tables)
+		if err != nil {
+			return "", err
+		}
+		sql += owner
 	}
 	if _, err := conn.Exec(ctx, sql); err != nil {
 		if pg.Code(err) == pgerrcode.DuplicateObject { // somebody else was faster
@@ -147,6 +155,28 @@ func PlanPublication(
 		return "", err
 	}
 	return addTablesSQL(name, missing), nil
+}
+
+// ownerSQL gives a superuser's publication to the one owner of its tables. Else it is "".
+func ownerSQL(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (string, error) {
+	names := make([]string, len(tables))
+	for i, t := range tables {
+		names[i] = t.SQL()
+	}
+	var owner string
+	err := conn.QueryRow(ctx, `SELECT coalesce(max(quote_ident(rolname)), '') FROM (
+			SELECT DISTINCT relowner FROM pg_class
+			WHERE oid IN (SELECT to_regclass(t) FROM unnest($1::text[]) t)
+		) c JOIN pg_roles o ON o.oid = relowner
+		HAVING count(*) = 1 AND NOT bool_or(rolsuper)
+			AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)`, names).Scan(&owner)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("read the owner of %s: %w", tables[0], err)
+	}
+	return fmt.Sprintf("; ALTER PUBLICATION %s OWNER TO %s", outbox.QuoteIdent(name), owner), nil
 }
 
 // mayFilter reports an error where some of a table's rows are asked of a server that cannot filter them.

@@ -92,6 +92,7 @@ func TestOwnersAfterEveryCommand(t *testing.T) {
 				}
 			}
 			as(owner, "migrate", "down", "--only", "idempotency", "--to", "0")
+			s.must(s.pg.Exec(t.Context(), name, "DROP PUBLICATION walpost"))
 			as("postgres", "migrate", "up")
 		})
 	}
@@ -130,6 +131,8 @@ func (s *site) ownersAreRight(database, after string) {
 			WHERE relnamespace = 'public'::regnamespace AND pg_get_userbyid(relowner) <> $1 AND relkind NOT IN ('i', 'I', 't')
 			UNION ALL SELECT format('%s belongs to %s', oid::regprocedure, pg_get_userbyid(proowner)) FROM pg_proc
 			WHERE pronamespace = 'public'::regnamespace AND pg_get_userbyid(proowner) <> $1 AND proname <> 'walpost_notify'
+			UNION ALL SELECT format('publication %s belongs to %s', pubname, pg_get_userbyid(pubowner)) FROM pg_publication
+			WHERE pg_get_userbyid(pubowner) <> $1
 			UNION ALL SELECT format('%s have %s', inhparent::regclass, string_agg(DISTINCT what, ', ')) FROM (
 				SELECT inhparent, concat_ws(' ', pg_get_userbyid(relowner), relreplident, reltablespace,
 					ARRAY(SELECT format('%s %s', grantee::regrole, privilege_type) FROM aclexplode(relacl) ORDER BY 1),
