@@ -36,6 +36,7 @@ func rollBack(ctx context.Context, w *world, rng *rand.Rand) error {
 	}
 	sleep.For(ctx, between(rng, 500*time.Millisecond, 4*time.Second))
 	w.lossy.Store(true)
+	w.losses.Add(1)
 	if err := n.Kill(); err != nil {
 		return err
 	}

@@ -26,6 +26,7 @@ type observer struct {
 	stream *audit.Reader
 	stored map[string]uint64 // the newest message of each key, by sequence
 	early  []sight
+	losses int64        // rollbacks of the store before the stream was read
 	since  time.Time    // of the marks that were not looked at yet
 	afresh bool         // since the promotion
 	judged atomic.Int64 // confirmed LSNs, with rows on their way
@@ -166,8 +167,9 @@ func (o *observer) judge(confirmed outbox.LSN, now sight) {
 
 // marked looks for rows that are marked and not in the stream.
 func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
-	if o.w.lossy.Load() { // they may be, until the relay notices
-		o.stream, o.stored, o.since = o.reader(), map[string]uint64{}, time.Time{}
+	losses := o.w.losses.Load()
+	if o.w.lossy.Load() || losses != o.losses { // they may be, until the relay notices
+		o.stream, o.stored, o.since, o.losses = o.reader(), map[string]uint64{}, time.Time{}, losses
 		return nil
 	}
 	o.w.deleting.RLock()
@@ -202,7 +204,7 @@ func (o *observer) marked(ctx context.Context, conn *pgx.Conn) error {
 			return err
 		}
 	}
-	if o.w.lossy.Load() {
+	if o.w.losses.Load() != losses {
 		return nil
 	}
 	for _, row := range rows {

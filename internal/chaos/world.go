@@ -106,6 +106,7 @@ type world struct {
 	js                     jetstream.JetStream
 	heldBack               bool              // the walsender waits for the standby
 	lossy                  atomic.Bool       // the store was rolled back, and the relay may not know yet
+	losses                 atomic.Int64      // how often it was
 	restored               uint64            // the stream's last sequence then
 	columns                int               // that the table was altered by
 	deleting               sync.RWMutex      // held while a message is being deleted
