@@ -179,13 +179,13 @@ func (k *slotKeeper) blockerOf(ctx context.Context, pid uint32) string {
 
 // ensurePublication creates the publication where that is possible.
 func (k *slotKeeper) ensurePublication(ctx context.Context) error {
-	if len(k.outboxes) == 0 { // all are set aside
-		return nil
-	}
 	db, err := table.Open(ctx, k.cfg.database())
 	if err != nil {
 		return err
 	}
 	defer db.Close()
+	if len(k.outboxes) == 0 { // all are set aside, and a new slot would end at once
+		return stream.CheckPublication(ctx, db.Conn(), k.cfg.Publication, nil)
+	}
 	return createPublication(ctx, k.reporter, db, k.cfg.Publication, k.outboxes)
 }

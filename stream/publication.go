@@ -174,7 +174,7 @@ func ownerSQL(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox
 	case errors.Is(err, pgx.ErrNoRows):
 		return "", nil
 	case err != nil:
-		return "", fmt.Errorf("read the owner of %s: %w", tables[0], err)
+		return "", fmt.Errorf("read the owner of %s: %w", strings.Join(names, ", "), err)
 	}
 	return fmt.Sprintf("; ALTER PUBLICATION %s OWNER TO %s", outbox.QuoteIdent(name), owner), nil
 }
