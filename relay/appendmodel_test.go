@@ -495,7 +495,7 @@ func (m *model) attach() bool {
 // retain makes a pass of retention, which takes what is older than a millisecond. No row goes that is not stored.
 func (m *model) retain() bool {
 	m.t.Helper()
-	if m.away != nil || len(m.parts) == 0 {
+	if len(m.parts) == 0 {
 		return false
 	}
 	m.endAll()
