@@ -400,10 +400,17 @@ var modelActs = []modelAct{
 			return false
 		}
 		m.endAll()
-		p := m.parts[m.rng.IntN(len(m.parts))]
-		if m.count(`SELECT count(*) FROM outbox_messages WHERE id >= $1`, p.to) == 0 {
-			return false // it takes new rows
+		// Of the partitions with rows, but for the last, which takes new ones, one that has deferrals comes first.
+		id := m.query1(`SELECT coalesce((SELECT t.id FROM outbox_messages t LEFT JOIN outbox_deferred d ON d.id = t.id
+			WHERE t.tableoid <> (SELECT tableoid FROM outbox_messages ORDER BY id DESC LIMIT 1) ORDER BY d.id IS NULL, random() LIMIT 1)::text, '')`)
+		i := slices.IndexFunc(m.parts, func(p *modelPart) bool {
+			n, err := strconv.ParseInt(id, 10, 64)
+			return err == nil && n >= p.from && n < p.to
+		})
+		if i < 0 {
+			return false
 		}
+		p := m.parts[i]
 		m.away = p
 		m.exec(`ALTER TABLE outbox_messages DETACH PARTITION ` + m.away.name)
 		for _, e := range m.events[1:] {
