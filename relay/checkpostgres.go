@@ -225,6 +225,10 @@ func (x *checker) findOverlooked(ctx context.Context, t *outbox.Table) (f check.
 	if !slices.Contains(x.tables, t) {
 		return nil
 	}
+	if err := x.db.CheckEntries(ctx, t); err != nil {
+		f.Failed(check.Error, "table-journal-index", err)
+		return f
+	}
 	begun := time.Now()
 	for from, more := int64(math.MinInt64), true; more && time.Since(begun) < lookFor; {
 		var ids []int64

@@ -176,10 +176,10 @@ func (r *rig) journal() {
 		CREATE SCHEMA seen;
 		CREATE VIEW seen.outbox_messages AS SELECT e.id, e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload,
 			e.occurred_at, coalesce(d.available_at, e.available_at) AS available_at,
-			(SELECT max(j.processed_at) FROM public.outbox_journal j WHERE range_merge(j.ids) @> e.id AND j.ids @> e.id) AS processed_at,
+			(SELECT max(j.processed_at) FROM public.outbox_journal j WHERE j.ids @> e.id) AS processed_at,
 			coalesce(d.attempts, 0::smallint) AS attempts, d.last_error, e.trace_id
 		FROM public.outbox_messages e LEFT JOIN public.outbox_deferred d ON d.outbox = 'public.outbox_messages' AND d.id = e.id
-		WHERE NOT EXISTS (SELECT FROM public.outbox_journal j WHERE j.kind = 'dead' AND range_merge(j.ids) @> e.id AND j.ids @> e.id);
+		WHERE NOT EXISTS (SELECT FROM public.outbox_journal j WHERE j.kind = 'dead' AND j.ids @> e.id);
 		CREATE FUNCTION seen.write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			IF TG_OP = 'INSERT' THEN
 				INSERT INTO public.outbox_messages ({columns}) OVERRIDING SYSTEM VALUE VALUES ({insert}) RETURNING id INTO NEW.id;

@@ -16,6 +16,9 @@ const lookAgain = 5 * time.Second
 
 // overlooked looks for pending rows that the relay's searches pass over.
 func (v *comparison) overlooked(ctx context.Context, t *comparedTable) error {
+	if err := v.db.CheckEntries(ctx, t.Table); err != nil {
+		return err
+	}
 	first, err := v.listOverlooked(ctx, t)
 	if err != nil || len(first) == 0 {
 		return err

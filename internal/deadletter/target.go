@@ -132,7 +132,9 @@ func (t *target) insertSQL(originals []string) (sql string, refusal error) {
 	}
 	return strings.NewReplacer(
 		"{dead}", t.letters, "{table}", t.table.SQL(), "{id}", t.table.Column(outbox.ID),
-		"{idvalue}", t.columns[id].valueSQL("d.original", t.table), "{isdead}", table.DeadSQL(t.table, "t"),
+		"{idvalue}", t.columns[id].valueSQL("d.original", t.table), "{isdead}", table.DeadSQL(t.table, "t",
+			"(SELECT "+t.columns[id].valueSQL("d.original", t.table)+" AS id FROM "+t.letters+
+				" d WHERE d.dead_letter_id = ANY ($1::bigint[]))"),
 		"{goneid}", t.columns[id].valueSQL("g.original", t.table),
 		"{columns}", strings.Join(columns, ", "), "{values}", strings.Join(values, ", ")).Replace(`
 WITH gone AS (

@@ -50,11 +50,12 @@ func MarkedSQL(t *outbox.Table, alias string) string {
 	return fmt.Sprintf("%s.%s IS NOT NULL", alias, t.Column(outbox.ProcessedAt))
 }
 
-// DeadSQL is the condition that a row that is still in its table is dead.
-func DeadSQL(t *outbox.Table, alias string) string { return MarkOf(t).deadSQL(t, alias) }
+// DeadSQL is the condition that a row that is still in its table is dead. ids is an item of a FROM list whose
+// column id has the ids of all rows that the statement asks about.
+func DeadSQL(t *outbox.Table, alias, ids string) string { return MarkOf(t).deadSQL(t, alias, ids) }
 
 // deadSQL implements Mark.
-func (inRow) deadSQL(t *outbox.Table, alias string) string {
+func (inRow) deadSQL(t *outbox.Table, alias, _ string) string {
 	if t.Layout.States[outbox.Dead] == "" {
 		return "false"
 	}

@@ -46,8 +46,9 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	for i := range refs {
 		all[i] = i
 	}
-	inOutbox := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, sourceOf(t).all, ""), t.HashSQL("t"))
-	inOutbox += " AND NOT " + DeadSQL(t, "t")
+	byID := byIDSQL(t, sourceOf(t).all(givenIDs), "")
+	inOutbox := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byID, t.HashSQL("t"))
+	inOutbox += " AND NOT " + DeadSQL(t, "t", givenIDs)
 	left, err := db.findIn(ctx, t, inOutbox, nameSQL(t), PendingSQL(t, "t"), refs, all, found, Marked)
 	if err != nil {
 		return nil, err
@@ -222,7 +223,7 @@ func (db *DB) Overdue(
 	}
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s
 			AND (t.%[5]s < now() - %[6]d * interval '1 microsecond') IS TRUE`,
-		t.Column(outbox.ID), sourceOf(t).all, t.IDType, UnmarkedSQL(t, "t"),
+		t.Column(outbox.ID), sourceOf(t).all(givenIDs), t.IDType, UnmarkedSQL(t, "t"),
 		t.Column(outbox.AvailableAt), by.Microseconds())
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		overdue = append(overdue, string(v[0]))

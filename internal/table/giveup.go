@@ -84,7 +84,7 @@ func (db *DB) whyNotParked(ctx context.Context, t *outbox.Table, id string) erro
 			ELSE 'parked' END
 		FROM %s t WHERE t.%s = $1::text::%s LIMIT 1`,
 		UnmarkedSQL(t, "t"), FilterSQL(t, "t"), recordedIs(t, "t"), keptIs(t, "t"), heldIs(t, "t"),
-		sourceOf(t).all, t.Column(outbox.ID), t.IDType), id)
+		sourceOf(t).all("(SELECT $1::text::bigint AS id)"), t.Column(outbox.ID), t.IDType), id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return hint.Errorf(parkedIDs, "there is no such row")
 	}

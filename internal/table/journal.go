@@ -75,9 +75,17 @@ func presentSQL(t *outbox.Table) string {
 // The columns of an outbox's rows that a statement may name, system columns among them.
 const rowColumns = "e.*, e.tableoid, e.ctid, e.xmin"
 
-// inEntrySQL is the condition that an entry j of the journal has the id of a row. GiST finds it by the range.
-func inEntrySQL(row string) string {
-	return "j.outbox = {outbox} AND range_merge(j.ids) @> " + row + ".{id} AND j.ids @> " + row + ".{id}"
+// entriesOfSQL are the entries j of the journal that have one of the wanted ids, a multirange. GiST finds
+// them by their ranges.
+//
+// A statement makes them once, for all rows that it asks for, and never row by row. PostgreSQL's GiST keeps
+// a note of dead tuples from one scan of a statement to the next: while the index is a single page, their
+// places stay noted. If another session splits that page meanwhile, the next scan marks those tuples dead
+// that have these places in a new one. No search by the index finds such an entry any more, and its rows are
+// sent again (TestIndexOfEntriesSplits).
+func entriesOfSQL(wanted string) string {
+	return "{entries} j WHERE j.outbox = {outbox} AND range_merge(j.ids) && " + wanted +
+		" AND j.ids && " + wanted
 }
 
 // undeferredSQL is the pending rows without a deferral whose ids are among some open ones, in any order.
@@ -135,7 +143,7 @@ func (journaled) source(t *outbox.Table) source {
 	return source{
 		free: " AND " + freeDeferralSQL(t, "t."+t.Column(outbox.ID),
 			"f.attempts = coalesce(t."+t.Column(outbox.Attempts)+", 0)"),
-		all:     allSQL(t, "(SELECT max(j.processed_at) FROM {entries} j WHERE "+inEntrySQL("e")+")"),
+		all:     func(ids string) string { return allSQL(t, rangesSQL(ids)) },
 		pending: "(SELECT * FROM " + undeferredSQL(t, open) + " t UNION ALL " + waiting + ")",
 		first:   []search{{over: "unnest(" + open + ") r, ", pending: inRange}, {pending: waiting}},
 		due: "(SELECT e.* FROM unnest(" + open + ") r, LATERAL (SELECT * FROM " + inRange + " e ORDER BY e." +
@@ -145,9 +153,12 @@ func (journaled) source(t *outbox.Table) source {
 		FROM {entries} j, unnest(j.ids) r, LATERAL (SELECT `+rowColumns+` FROM {table} e
 			WHERE {within} OFFSET 0) e
 		WHERE j.outbox = {outbox} AND j.kind = 'stored')`),
-		markedByID: journalSQL(t, `(SELECT `+rowColumns+`, `+markedColumns+`
-		FROM {table} e, LATERAL (SELECT j.processed_at FROM {entries} j
-			WHERE `+inEntrySQL("e")+` AND j.kind = 'stored' ORDER BY j.processed_at DESC LIMIT 1) j)`),
+		markedByID: func(ids string) string {
+			return journalSQL(t, `(WITH `+marksSQL(rangesSQL(ids), " AND j.kind = 'stored'")+`
+		SELECT `+rowColumns+`, `+markedColumns+`
+		FROM {table} e JOIN marks j ON j.id = e.{id})`)
+		},
+		lock: "OFFSET 0", // else the rows of all would be read, and not those that are asked for
 		page: journalSQL(t, `SELECT coalesce(min(at) FILTER (WHERE ids >= $2),
 			CASE count(*) WHEN 1000 THEN max(at) END)
 		FROM (SELECT j.processed_at AS at, sum({count}) OVER (ORDER BY j.processed_at) AS ids
@@ -166,20 +177,25 @@ func freeDeferralSQL(t *outbox.Table, id, so string) string {
 		"{row}", id, "{so}", so)
 }
 
-// allSQL is every row, with the time of its mark as processed gives it.
-func allSQL(t *outbox.Table, processed string) string {
-	return journalSQL(t, `(SELECT `+rowColumns+`, `+deferredColumns+`, `+processed+` AS {processed}
+// allSQL is every row, with the time of its mark where its id is among the wanted ones, a multirange.
+func allSQL(t *outbox.Table, wanted string) string {
+	return journalSQL(t, `(WITH `+marksSQL(wanted, "")+`
+		SELECT `+rowColumns+`, `+deferredColumns+`,
+			(SELECT m.processed_at FROM marks m WHERE m.id = e.{id}) AS {processed}
 		FROM {table} e LEFT JOIN {deferred} d ON d.outbox = {outbox} AND d.id = e.{id})`)
 }
 
-// lookedUpSQL is every row for a statement that asks for the ids of $4, after a CTE that reads the entries of
-// these, once: many rows share one.
-func lookedUpSQL(t *outbox.Table) (with, all string) {
-	return journalSQL(t, `WITH marks AS MATERIALIZED (
-	SELECT j.processed_at AS at, j.ids * $4::int8multirange AS ids FROM {entries} j
-	WHERE j.outbox = {outbox} AND range_merge(j.ids) && $4::int8multirange AND j.ids && $4::int8multirange
-)`), allSQL(t, "(SELECT max(m.at) FROM marks m WHERE m.ids @> e.{id})")
+// marksSQL is a CTE with the time of the last mark of each wanted id that has one.
+func marksSQL(wanted, and string) string {
+	return `marks AS MATERIALIZED (SELECT g.id, max(j.processed_at) AS processed_at
+			FROM (SELECT j.processed_at, unnest(j.ids * ` + wanted + `) AS r
+				FROM ` + entriesOfSQL(wanted) + and + `) j,
+				generate_series(lower(j.r), coalesce(upper(j.r) - 1, 9223372036854775807)) AS g(id)
+			GROUP BY 1)`
 }
+
+// givenIDs are the ids of $1, for [source.all].
+const givenIDs = "(SELECT unnest($1::text[])::bigint AS id)"
 
 const deferredColumns = `d.attempts AS {attempts}, d.last_error AS {error},
 	coalesce(d.available_at, {due}) AS {available}`
@@ -270,7 +286,7 @@ func (journaled) set(t *outbox.Table, s *sets) string {
 		WHERE t.{id} = ANY (ARRAY(SELECT f.id FROM free f))
 		ON CONFLICT (outbox, id) DO UPDATE SET {updates} RETURNING id`,
 		"{names}", strings.Join(names, ", "), "{values}", strings.Join(values, ", "),
-		"{updates}", strings.Join(updates, ", "), "{all}", sourceOf(t).all)
+		"{updates}", strings.Join(updates, ", "), "{all}", sourceOf(t).all("free"))
 }
 
 // mark implements Mark. An entry needs no row: it lies behind its rows in the WAL, and so no failover keeps
@@ -421,9 +437,9 @@ func ranges(ids []int64) string {
 func (journaled) aggregateHashSQL(*outbox.Table) string { return "t." + aggregateHash }
 
 // deadSQL implements Mark.
-func (journaled) deadSQL(t *outbox.Table, alias string) string {
-	return journalSQL(t, "coalesce((SELECT true FROM {entries} j WHERE "+inEntrySQL(alias)+
-		" AND j.kind = 'dead' LIMIT 1), false)")
+func (journaled) deadSQL(t *outbox.Table, alias, ids string) string {
+	return journalSQL(t, "coalesce((SELECT range_agg(m.r) FROM (SELECT unnest(j.ids) AS r FROM "+
+		entriesOfSQL(rangesSQL(ids))+" AND j.kind = 'dead') m) @> "+alias+".{id}::bigint, false)")
 }
 
 // rangesSQL are the ids of a CTE as an int8multirange.
@@ -442,7 +458,7 @@ WITH free AS MATERIALIZED (
 		AND range_merge(j.ids) && range_merge({ranges}) AND j.ids && {ranges}
 ), done AS ({set})
 SELECT min(ord)::int, false FROM free WHERE {own} GROUP BY id ORDER BY 1`,
-		"{byid}", byIDSQL(t, sourceOf(t).all, ""), "{same}", same, "{ranges}", rangesSQL("free"),
+		"{byid}", byIDSQL(t, sourceOf(t).all(givenIDs), ""), "{same}", same, "{ranges}", rangesSQL("free"),
 		"{set}", j.set(t, pendingSets(t, lostNote)), "{own}", pg.OwnPath)
 }
 
@@ -476,7 +492,7 @@ func (journaled) deadLetterSQL(t *outbox.Table, letters string) string {
 
 // keepSQL implements Mark.
 func (journaled) keepSQL(t *outbox.Table, letters, original string) string {
-	return letterAndEntrySQL(t, letters, sourceOf(t).all, original, "c.original", keptNote)
+	return letterAndEntrySQL(t, letters, sourceOf(t).all("free"), original, "c.original", keptNote)
 }
 
 // letterAndEntrySQL copies rows into the dead letters, and journals them as dead. original is what the letter

@@ -121,11 +121,11 @@ func lookUpSQL(t *outbox.Table) string {
 		processed = "t." + t.Column(outbox.ProcessedAt)
 	}
 	same := fmt.Sprintf("(w.hash = %d OR %s = w.hash)", outbox.UnknownHash, t.HashSQL("t"))
-	with, all := "", sourceOf(t).all
-	if Journals(t) {
-		with, all = lookedUpSQL(t)
+	all := sourceOf(t).all(givenIDs)
+	if Journals(t) { // ids that are no numbers are the ids of no row
+		all = allSQL(t, "$4::int8multirange")
 	}
-	return with + strings.NewReplacer(
+	return strings.NewReplacer(
 		"{byid}", byIDSQL(t, all, ""), "{id}", t.Column(outbox.ID), "{same}", same,
 		"{pending}", PendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed,
 	).Replace(`

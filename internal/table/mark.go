@@ -23,7 +23,7 @@ type Mark interface {
 	// aggregateHashSQL is the hash by which an index finds recorded rows t of an aggregate.
 	aggregateHashSQL(t *outbox.Table) string
 	// deadSQL is [DeadSQL].
-	deadSQL(t *outbox.Table, alias string) string
+	deadSQL(t *outbox.Table, alias, ids string) string
 	// set is the command that makes assignments to rows of t: those that the CTE "free" names. It returns the
 	// id of each.
 	set(t *outbox.Table, s *sets) string
@@ -45,10 +45,13 @@ type Mark interface {
 
 // source are items of a FROM list, without aliases.
 type source struct {
-	// all is every row, and pending has at least the pending ones. marked has the delivered ones in the order
-	// in which they were, and markedByID for statements that ask for some ids. due has the pending ones for
-	// statements that go by the time when they are due; where no index does, only the first of them.
-	all, pending, marked, markedByID, due string
+	// pending has at least the pending rows. marked has the delivered ones in the order in which they were.
+	// due has the pending ones for statements that go by the time when they are due; where no index does,
+	// only the first of them.
+	pending, marked, due string
+	// all is every row, and markedByID the delivered ones, for statements that ask for some ids: those of an
+	// item of a FROM list, its column id. What is said of other rows may be wrong.
+	all, markedByID func(ids string) string
 	// page is a statement for the last mark of some $2 marked rows from the time $1 on, NULL where these are
 	// all; empty where an index has the rows in their order, and a LIMIT does.
 	page string
@@ -92,7 +95,8 @@ type inRow struct{}
 func (inRow) source(t *outbox.Table) source {
 	sql := t.SQL()
 	return source{
-		all: sql, pending: sql, marked: sql, markedByID: sql, due: sql,
+		pending: sql, marked: sql, due: sql,
+		all: func(string) string { return sql }, markedByID: func(string) string { return sql },
 		first: []search{{pending: sql}},
 		lock:  "FOR UPDATE OF t SKIP LOCKED",
 	}

@@ -80,7 +80,8 @@ func (f *tableFacts) journaledProblems(t *outbox.Table, own *ownTables, p *check
 func forgetSQL(t *outbox.Table, own *ownTables) string {
 	by := *t
 	by.Journal = own.journal
-	return journalSQL(&by, `BEGIN; DELETE FROM {table} e USING {entries} j WHERE `+inEntrySQL("e")+`; `+
+	return journalSQL(&by, `BEGIN; DELETE FROM {table} e USING {entries} j, unnest(j.ids) r `+
+		`WHERE j.outbox = {outbox} AND {within}; `+
 		`DELETE FROM {entries} WHERE outbox = {outbox}; DELETE FROM {deferred} WHERE outbox = {outbox}; `+
 		`UPDATE {known} SET unsettled = DEFAULT WHERE outbox = {outbox}; COMMIT`)
 }

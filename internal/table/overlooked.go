@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -42,6 +43,40 @@ func (db *DB) Overlooked(
 		return nil, 0, false, fmt.Errorf("look for rows of %s that no search finds: %w", t, err)
 	}
 	return ids, next, more, nil
+}
+
+// CheckEntries reports an error where the index of the journal's ids lacks entries: rows of theirs count as
+// not delivered. A statement of somebody else's may have lost them, see entriesOfSQL. Other marks have no
+// such index.
+func (db *DB) CheckEntries(ctx context.Context, t *outbox.Table) error {
+	if !Journals(t) {
+		return nil
+	}
+	var there, found int64
+	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+		return pgx.BeginTxFunc(ctx, conn, snapshot, func(tx pgx.Tx) error {
+			const count = `SELECT count(*) FROM {entries} j WHERE `
+			err := tx.QueryRow(ctx, journalSQL(t, count+`NOT isempty(j.ids)`)).Scan(&there)
+			if err == nil {
+				_, err = tx.Exec(ctx, `SET LOCAL enable_seqscan = off`)
+			}
+			if err == nil {
+				indexed := count + `range_merge(j.ids) && int8range(NULL, NULL)`
+				err = tx.QueryRow(ctx, journalSQL(t, indexed)).Scan(&found)
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("count the entries of %s: %w", t.Journal.Entries, err)
+	}
+	if found < there {
+		return hint.Errorf("as its owner: REINDEX TABLE CONCURRENTLY "+t.Journal.Entries,
+			"the index of the ids of %s lacks %d of %d entries: rows of theirs may be delivered again",
+			t.Journal.Entries, there-found, there)
+	}
+	return nil
 }
 
 // overlookedSQL looks at $2 rows from id $1 on. A progress of another table, or of other partitions, is void.

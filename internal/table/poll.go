@@ -368,7 +368,7 @@ func fetchSQL(
 	columns, lengths, fields := valuesSQL(t, mostPayload, length)
 	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
 		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s %s`,
-		columns, sourceOf(t).all, lengths, t.Column(outbox.ID), t.IDType,
+		columns, sourceOf(t).all(givenIDs), lengths, t.Column(outbox.ID), t.IDType,
 		UnmarkedSQL(t, "t")+FilterSQL(t, "t")+" AND "+presentSQL(t), orderSQL(t, "t"), sourceOf(t).lock)
 	return sql, fields
 }
@@ -433,7 +433,7 @@ func (db *DB) stillPending(
 	ctx context.Context, t *outbox.Table, ids []string, and string,
 ) (pending []string, err error) {
 	sql := fmt.Sprintf(`SELECT t.%s FROM %s t WHERE t.%[1]s = ANY ($1::text[]::%[3]s[]) AND %[4]s`,
-		t.Column(outbox.ID), sourceOf(t).all, t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t")+and)
+		t.Column(outbox.ID), sourceOf(t).all(givenIDs), t.IDType, UnmarkedSQL(t, "t")+FilterSQL(t, "t")+and)
 	err = db.QueryText(ctx, sql, []any{ids}, func(v [][]byte) error {
 		pending = append(pending, string(v[0]))
 		return nil

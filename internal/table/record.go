@@ -168,7 +168,7 @@ func (inRow) wakeSQL(t *outbox.Table, s *sets) string {
 		return "woken AS (SELECT NULL::text AS id WHERE false)"
 	}
 	return fmt.Sprintf(`woken AS (UPDATE %s t SET %s WHERE t.%s = ANY (ARRAY(SELECT f.id FROM free f)) AND %s
-		RETURNING concat(t.%[3]s) AS id)`, t.SQL(), s.sql(), t.Column(outbox.ID), DeadSQL(t, "t"))
+		RETURNING concat(t.%[3]s) AS id)`, t.SQL(), s.sql(), t.Column(outbox.ID), DeadSQL(t, "t", ""))
 }
 
 func retrySets(t *outbox.Table, note string) *sets {

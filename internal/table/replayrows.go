@@ -65,7 +65,7 @@ func (db *DB) replaySource(ctx context.Context, t *outbox.Table, c ReplayChoice)
 	fits += " AND " + BoundSQL(t)
 	rows := sourceOf(t).marked
 	if c.IDs != nil {
-		rows = sourceOf(t).markedByID
+		rows = sourceOf(t).markedByID(givenIDs) // the first argument
 	}
 	s := &replaySource{table: t, relations: [][2]string{{rows, fits}}}
 	archived, err := db.sharesArchive(ctx, t)

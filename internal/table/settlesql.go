@@ -59,7 +59,7 @@ func (s settling) sql(t *outbox.Table) string {
 			visible, presentSQL(t), Gone.sql(), verdict)
 	}
 	return strings.NewReplacer(
-		"{table}", sourceOf(t).all, "{free}", sourceOf(t).free, "{lock}", sourceOf(t).lock,
+		"{table}", sourceOf(t).all("want"), "{free}", sourceOf(t).free, "{lock}", sourceOf(t).lock,
 		"{same}", fmt.Sprintf("t.%s = w.id AND %s", id, s.same), "{change}", s.change,
 		"{more}", s.more, "{want}", s.want, "{idtype}", "::"+t.IDType, "{own}", pg.OwnPath,
 		"{locked}", Locked.sql(), "{verdict}", verdict, "{left}", left,
