@@ -166,16 +166,16 @@ func (l *Poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	return nil
 }
 
-// recorded lists the recorded rows that may be tried now. Where only the passes deliver,
-// nothing else brings the rows before them that the last session had sent and knows
-// nothing of: those come first, and their aggregates are overtaken. Fresh ones are
-// held as soon as they are met.
+// recorded lists the recorded rows that may be tried now. A session may have recorded a row while earlier
+// ones of its aggregate were in its publisher, and have ended before these were stored. Those come first, and
+// their aggregates are overtaken: where only the passes deliver, at any time, and else until the WAL has
+// brought what such a session had. Fresh ones are held as soon as they are met.
 func (l *Poller) recorded(
 	ctx context.Context, t *outbox.Table,
 ) (cs []table.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
 	hold := l.cfg.OnPoison != Skip
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
-	if err != nil || len(cs) == 0 || !l.leads(t) || !hold {
+	if err != nil || len(cs) == 0 || !hold || !l.leads(t) && !l.wal.Recovering() {
 		return cs, nil, err
 	}
 	among := map[outbox.AggregateKey]bool{}

@@ -122,6 +122,8 @@ type WAL interface {
 	Buffered(each func(outbox.Ref))
 	// Leaves reports whether the rows of a table are left to the passes, although the WAL has them.
 	Leaves(t *outbox.Table) bool
+	// Recovering reports whether a row that an earlier session may have had in hand is not settled yet.
+	Recovering() bool
 }
 
 // Reporter tells an operator what the poller finds.

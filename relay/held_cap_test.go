@@ -3,6 +3,8 @@ package relay_test
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -69,6 +71,39 @@ func TestHeldPastTheCap(t *testing.T) {
 			r.exec(moveSQL, 1, 100, 0) // nothing is asked of the table any more
 			l.delivered()
 			x.halt()
+		})
+	}
+}
+
+// TestRecordedBeforeItsPredecessors: a session has ended after it had recorded the failure of a row, and before earlier ones of its
+// aggregate were stored. What it had failed for is over: the earlier ones come first.
+func TestRecordedBeforeItsPredecessors(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]relay.Mode{"streaming": relay.ModeAuto, "polling": relay.ModePoll} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testenv.SharedPostgres(t))
+			r.cfg.Mode, r.cfg.FallbackInterval = mode, 100*time.Millisecond
+			x := r.start().working(mode)
+			r.put(1, 3)
+			r.pending(0)
+			x.halt()
+			r.put(4, 9)
+			r.exec(`UPDATE outbox_messages SET attempts = 1, last_error = 'it was refused', available_at = now() WHERE id IN (6, 9)`)
+			c := r.conn()
+			r.must(run(t.Context(), c, `BEGIN; SELECT FROM outbox_messages WHERE id = 4 FOR UPDATE`)) // it cannot be recorded
+			r.start().working(mode)
+			for n := 10; n < 15; n++ { // passes
+				r.exec(strings.Replace(putSQL, "'order', 1", "'order', 2", 1), "order.placed", n, n)
+				eventually(t, "a row of another aggregate is stored", func() bool { return slices.Contains(r.numbers(), n) })
+				time.Sleep(200 * time.Millisecond)
+			}
+			r.must(run(t.Context(), c, `ROLLBACK`))
+			eventually(t, "all rows are stored", func() bool { return r.storedCount() >= 14 })
+			of := slices.DeleteFunc(r.numbers(), func(n int) bool { return n > 9 })
+			if !slices.Equal(of, []int{1, 2, 3, 4, 5, 6, 7, 8, 9}) {
+				t.Errorf("stored %v", of)
+			}
 		})
 	}
 }

@@ -71,6 +71,11 @@ func (w pollerWAL) Leaves(t *outbox.Table) bool {
 	return left && as != ""
 }
 
+// Recovering implements fallback.WAL.
+func (w pollerWAL) Recovering() bool {
+	return w.session.Tracker().Confirmed() < w.handler.recovered.recoveryLSN
+}
+
 // pollerReporter implements fallback.Reporter. The reporter must not have these exported methods: Relay
 // embeds it.
 type pollerReporter struct{ *reporter }
