@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
 )
 
 // swapSQL is how an outbox is partitioned: the new table takes the old one's name, and no
@@ -176,4 +177,21 @@ func TestPublicationLosesItsFilter(t *testing.T) {
 			x.halt()
 		})
 	}
+}
+
+// TestServerQuotesNames: the database has the server quote each name that it writes, also in conditions.
+func TestServerQuotesNames(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	box := *r.cfg.Outboxes[0]
+	box.Where = "event_type <> 'order.failed'"
+	r.cfg.Outboxes = []*outbox.Table{&box}
+	r.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET quote_all_identifiers = on', current_database()); END $$`)
+	for i := range 2 {
+		x := r.start().streaming()
+		r.put(1+3*i, 3+3*i)
+		r.pending(0)
+		x.halt()
+	}
+	r.storedIs(1, 6)
 }
