@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -273,7 +274,7 @@ func TestPathsOfHostileNames(t *testing.T) {
 // TestManyFaultsAreCut: a payload that is wrong everywhere has a short error, in bounded time.
 func TestManyFaultsAreCut(t *testing.T) {
 	c := load(t, "a.yaml", edit(t, "{$ref: '#/$defs/item'}}", "{type: string}, uniqueItems: true}"))
-	start := time.Now()
+	start := processors(t)
 	for _, item := range []string{"0", "1e400", "-1e-400", `{"a":1}`} {
 		payload := `{"total": 1, "currency": "EUR", "items": [` + strings.Repeat(item+",", 45_000) + item + `]}`
 		err := c.Validate("order.placed", 1, []byte(payload))
@@ -281,9 +282,19 @@ func TestManyFaultsAreCut(t *testing.T) {
 			t.Errorf("%s: %.600v", item, err)
 		}
 	}
-	if d := time.Since(start); d > 20*time.Second {
+	if d := processors(t) - start; d > 20*time.Second {
 		t.Errorf("four hostile payloads took %s", d)
 	}
+}
+
+// processors is the processors' time that this program has had, which other programs do not add to.
+func processors(t *testing.T) time.Duration {
+	t.Helper()
+	var had syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &had); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(had.Utime.Nano() + had.Stime.Nano())
 }
 
 func TestVersions(t *testing.T) {
