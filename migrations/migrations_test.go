@@ -325,8 +325,10 @@ func TestDownRefusesWhatIsUndelivered(t *testing.T) {
 			`INSERT INTO consumer_seen VALUES (gen_random_uuid(), 'mailer', now())`,
 			"consumer_seen holds the ids of handled events", `TRUNCATE consumer_seen`,
 		},
-		{
-			`INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'e', '{}')`,
+		{ // the progress was one of other partitions
+			`INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 1, 'e', '{}');
+			INSERT INTO outbox_known (outbox, condition, database_oid, own_oid, table_oid, timeline, partitions, table_name, source, unsettled)
+				VALUES ('public.outbox_events', '', 0, 0, 'outbox_events'::regclass, 1, 17, '', '', '{[2,)}')`,
 			"outbox_events holds 1 undelivered row(s)", `DELETE FROM outbox_events`,
 		},
 		{

@@ -78,6 +78,12 @@ WITH box AS (
         SELECT coalesce((
             SELECT range_agg(r) FROM {schema}.outbox_known k, unnest(k.unsettled) r
             WHERE k.outbox = (SELECT name FROM box) AND k.table_oid = '{schema}.outbox_events'::regclass
+            -- A progress of other partitions says nothing.
+            HAVING bool_and(k.partitions = (
+                SELECT pg_catalog.hashtextextended(
+                    string_agg(p.relid::pg_catalog.oid::text, ' ' ORDER BY p.relid::pg_catalog.oid), 0
+                ) FROM pg_catalog.pg_partition_tree('{schema}.outbox_events'::regclass) p
+            ))
         ), '{[-9223372036854775808,)}') AS ids OFFSET 0
     ) u
 )
