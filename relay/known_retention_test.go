@@ -3,6 +3,7 @@ package relay_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -72,13 +73,18 @@ func TestRetentionOfAReplacedTable(t *testing.T) {
 }
 
 // partitioned has the outbox in two partitions, p1 with ids up to 40.
-func (n *named) partitioned() {
+func (n *named) partitioned() { n.partitionedBy(`RANGE (id)`, range40, `id`) }
+
+// range40 makes these partitions.
+const range40 = `CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES FROM (1) TO (41);
+	CREATE TABLE p2 PARTITION OF outbox_messages FOR VALUES FROM (41) TO (MAXVALUE)`
+
+// partitionedBy makes the outbox a partitioned table.
+func (n *named) partitionedBy(by, partitions, key string) {
 	n.t.Helper()
 	n.exec(`ALTER TABLE outbox_messages RENAME TO model; DROP TRIGGER outbox_no_update ON model; DROP TRIGGER outbox_no_truncate ON model;
-		CREATE TABLE outbox_messages (LIKE model INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY RANGE (id);
-		CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES FROM (1) TO (41);
-		CREATE TABLE p2 PARTITION OF outbox_messages FOR VALUES FROM (41) TO (MAXVALUE);
-		ALTER TABLE outbox_messages ADD PRIMARY KEY (id); DROP TABLE model`)
+		CREATE TABLE outbox_messages (LIKE model INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY ` + by + `; ` + partitions + `;
+		ALTER TABLE outbox_messages ADD PRIMARY KEY (` + key + `); DROP TABLE model`)
 	n.appendOnly()
 }
 
@@ -126,6 +132,60 @@ func TestDetachedPartitionComesBack(t *testing.T) {
 	n.exec(attach)
 	n.settled(50)
 	n.delivered()
+}
+
+// TestDetachedOverRetention: a partition with delivered rows is detached, passes of retention delete what is old, and it is attached
+// again. Its rows are not delivered again, and then they are deleted, too.
+func TestDetachedOverRetention(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ by, partitions, key, detach, attach string }{
+		"by list": {
+			`LIST (tenant_id)`, `CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES IN (1); CREATE TABLE p2 PARTITION OF outbox_messages DEFAULT`,
+			`id, tenant_id`, detach, `ALTER TABLE outbox_messages ATTACH PARTITION p1 FOR VALUES IN (1)`,
+		},
+		"by id and time": {
+			`RANGE (id, occurred_at)`, `CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES FROM (1, MINVALUE) TO (41, MINVALUE);
+				CREATE TABLE p2 PARTITION OF outbox_messages FOR VALUES FROM (41, MINVALUE) TO (MAXVALUE, MAXVALUE)`,
+			`id, occurred_at`, detach, `ALTER TABLE outbox_messages ATTACH PARTITION p1 FOR VALUES FROM (1, MINVALUE) TO (41, MINVALUE)`,
+		},
+		"a part of a partition": {
+			`RANGE (id)`, `CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES FROM (1) TO (41) PARTITION BY HASH (id);
+				CREATE TABLE p1a PARTITION OF p1 FOR VALUES WITH (MODULUS 2, REMAINDER 0); CREATE TABLE p1b PARTITION OF p1 FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+				CREATE TABLE p2 PARTITION OF outbox_messages FOR VALUES FROM (41) TO (MAXVALUE)`,
+			`id`, `ALTER TABLE p1 DETACH PARTITION p1a`, `ALTER TABLE outbox_messages ATTACH PARTITION p1a FOR VALUES FROM (1) TO (41)`,
+		},
+		"another one in its place": {
+			`RANGE (id)`, range40, `id`,
+			`BEGIN; ` + detach + `; ALTER TABLE p1 RENAME TO aside; CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES FROM (1) TO (41); COMMIT`,
+			`ALTER TABLE outbox_messages ATTACH PARTITION aside FOR VALUES FROM (1) TO (41)`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNamed(t, outbox.MarkJournal, relay.ModeAuto)
+			n.partitionedBy(c.by, c.partitions, c.key)
+			n.start().working(relay.ModeAuto)
+			n.exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+				SELECT CASE WHEN n <= 40 THEN 1 ELSE 2 END, 'order', n, 'order.placed', jsonb_build_object('n', n) FROM generate_series(1, 50) n ORDER BY n`)
+			n.next = 51
+			n.delivered()
+			n.settled(50)
+			n.exec(c.detach)
+			n.settled(50)
+			for range 2 {
+				n.retain(n.bound(), time.Millisecond)
+			}
+			n.exec(c.attach)
+			n.settled(50)
+			n.delivered()
+			if !strings.HasPrefix(c.by, "RANGE (id)") { // the others keep their last partition
+				n.retain(n.bound(), time.Millisecond)
+				if rows := n.count(`SELECT count(*) FROM outbox_messages`) + n.count(`SELECT count(*) FROM outbox_journal`); rows != 0 {
+					t.Errorf("%d rows and entries are left", rows)
+				}
+			}
+		})
+	}
 }
 
 // TestDetachedRowsAreStillDeferred: a partition with rows that failed, rows held behind them, and delayed ones is detached while

@@ -125,6 +125,14 @@ func (r *pass) explainDelete(t *outbox.Table, err error) error {
 
 // deleteJournaled deletes rows whose marks stand in the journal, with their entries.
 func (r *pass) deleteJournaled(ctx context.Context, t *outbox.Table, report *TableReport) error {
+	detached, err := r.db.Detached(ctx, t)
+	if err != nil {
+		return err
+	}
+	if len(detached) > 0 {
+		r.note("%s may be a detached partition of %s: no row is deleted before it is attached, dropped, or "+
+			"has another column", detached[0], t)
+	}
 	before := r.now.Add(-r.opts.DeleteAfter)
 	for entries := 1; ; {
 		start := time.Now()

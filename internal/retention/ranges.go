@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/partition"
@@ -85,7 +87,7 @@ func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Tabl
 		return err
 	}
 	size := r.nextSize(taken)
-	for range mostCuts {
+	for cuts := range mostCuts {
 		newest, err := r.newestID(ctx, t)
 		if err != nil {
 			return err
@@ -95,7 +97,15 @@ func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Tabl
 			return nil
 		}
 		if last.From > newest && last.From-newest > rangesAhead*size {
-			return r.settle(r.cutEarly(ctx, t, p, taken, newest))
+			if cuts > 0 { // it may be one of these
+				if p, err = r.readRanges(ctx, t); err == nil {
+					taken, err = r.taken(ctx, t, p)
+				}
+			}
+			if err == nil {
+				err = r.cutEarly(ctx, t, p, taken, newest)
+			}
+			return r.settle(err)
 		}
 		next, err := r.cut(ctx, t, p, last, newest, size)
 		if err != nil {
@@ -367,8 +377,12 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 }
 
 // forgetDropped takes the ids of partitions that were dropped out of the entries, those that an earlier pass
-// has left, too. The ids of a partition that somebody has detached stay: it may come back.
+// has left, too. The ids of rows in a partition that somebody has detached stay: it may come back.
 func (r *pass) forgetDropped(ctx context.Context, t *outbox.Table) error {
+	detached, err := r.db.Detached(ctx, t) // if one is attached meanwhile, it is present
+	if err != nil {
+		return err
+	}
 	of, err := r.readRanges(ctx, t)
 	if err != nil || of == nil {
 		return err
@@ -377,12 +391,28 @@ func (r *pass) forgetDropped(ctx context.Context, t *outbox.Table) error {
 	for _, p := range of.Parts {
 		present = append(present, fmt.Sprintf("[%d,%d)", p.From, p.To))
 	}
+	again, err := r.db.Detached(ctx, t)
+	if err != nil {
+		return err
+	}
+	kept := "'{}'::int8multirange"
+	detached = slices.Compact(slices.Sorted(slices.Values(append(detached, again...))))
+	for _, name := range detached {
+		kept += fmt.Sprintf(` + coalesce((SELECT range_agg(int8range(t.%s, t.%[1]s, '[]'))
+			FROM left_over, unnest(dropped) r, %s t WHERE %s), '{}')`,
+			t.Column(outbox.ID), name, table.WithinSQL("t."+t.Column(outbox.ID)))
+	}
 	var ids *string
 	err = r.db.QueryRow(ctx, []any{&ids}, fmt.Sprintf(`WITH left_over AS (
 			UPDATE %s SET dropped = dropped - $2::int8multirange WHERE outbox = $1 AND NOT isempty(dropped)
 			RETURNING dropped
-		) SELECT range_agg(d)::text FROM left_over, unnest(dropped) d`, t.Journal.Known),
-		t.String(), "{"+strings.Join(present, ",")+"}")
+		) SELECT nullif(range_agg(d) - (%s), '{}')::text FROM left_over, unnest(dropped) d`,
+		t.Journal.Known, kept), t.String(), "{"+strings.Join(present, ",")+"}")
+	if pg.Code(err) == pgerrcode.InsufficientPrivilege && len(detached) > 0 {
+		r.note("entries of dropped partitions of %s stay: %s may be detached ones, and one cannot be read: "+
+			"%v", t, strings.Join(detached, ", "), err)
+		return nil
+	}
 	if err != nil || ids == nil {
 		return err
 	}

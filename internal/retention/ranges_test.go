@@ -378,6 +378,20 @@ func TestRangeSizes(t *testing.T) {
 	})
 }
 
+// TestCutTwice: no pass was made for two days, and the last partition has all rows. One pass cuts it, and again.
+func TestCutTwice(t *testing.T) {
+	retention.SetLeastRange(100)
+	b := newAppend(t, testenv.SharedPostgres(t))
+	b.exec(insertEvents, 450)
+	b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at) VALUES ('public.outbox_events', 'stored', '{[1,451)}', now() - interval '2 days')`)
+	b.deliveredTo(450)
+	r, err := retention.Run(t.Context(), b.config(), retention.Options{Tables: []*outbox.Table{b.table}, DeleteAfter: 72 * time.Hour})
+	if err != nil || len(r.Complaints()) > 0 {
+		t.Errorf("%v %q", err, r.Complaints())
+	}
+	b.wantText("partitions", `SELECT has FROM parts`, "outbox_events_rest FROM ('1451') TO (MAXVALUE), outbox_events_550 FROM (MINVALUE) TO ('551'), outbox_events_1450 FROM ('551') TO ('1451')")
+}
+
 // delivered has every row so far delivered, as a relay that has seen the present partitions.
 func (b *bench) deliveredTo(id int) {
 	b.t.Helper()

@@ -517,7 +517,8 @@ func letterAndEntrySQL(t *outbox.Table, letters, from, original, rendered, note 
 
 // DeleteJournaled deletes the rows that entries from before a moment name, and those entries, the oldest
 // first: of so many entries at most. It returns how many of both there were. Rows that the progress does not
-// know stay: one that the WAL brings again would look new.
+// know stay: one that the WAL brings again would look new. So do all while a partition is detached: its rows
+// have their marks in the entries (Detached).
 func (db *DB) DeleteJournaled(
 	ctx context.Context, t *outbox.Table, before time.Time, most int,
 ) (entries int, rows int64, err error) {
@@ -525,7 +526,7 @@ func (db *DB) DeleteJournaled(
 WITH old AS MATERIALIZED (
 	SELECT j.ctid AS place, j.ids FROM {entries} j
 	WHERE j.outbox = {outbox} AND j.processed_at < $1 AND {bound}
-		AND NOT j.ids && (SELECT `+unsettledByAnySQL+`)
+		AND NOT j.ids && (SELECT `+unsettledByAnySQL+`) AND NOT EXISTS `+detachedSQL(t)+`
 	ORDER BY j.processed_at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), gone AS (
 	DELETE FROM {table} t USING old o, unnest(o.ids) r

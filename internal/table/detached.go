@@ -1,0 +1,43 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// Detached lists the tables that may be attached to an outbox as partitions, and by all that shows were some:
+// they have its columns, draw no ids, and are no outboxes. Their rows have marks in the journal.
+func (db *DB) Detached(ctx context.Context, t *outbox.Table) (names []string, err error) {
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		rows, _ := conn.Query(ctx, `SELECT d.oid::regclass::text FROM `+detachedSQL(t)+` d ORDER BY d.oid`)
+		names, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("look for detached partitions of %s: %w", t, err)
+	}
+	return names, err
+}
+
+// detachedSQL are the OIDs of these tables, none for an outbox without partitions.
+func detachedSQL(t *outbox.Table) string {
+	const columns = `(SELECT array_agg(concat(a.attname, ' ', a.atttypid) ORDER BY a.attname)
+			FROM pg_attribute a WHERE a.attrelid = {of} AND a.attnum > 0 AND NOT a.attisdropped)`
+	return journalSQL(t, `(SELECT c.oid FROM pg_class o JOIN pg_class c ON c.oid <> o.oid
+	WHERE o.oid = to_regclass({regclass}) AND o.relkind = 'p' AND c.relkind IN ('r', 'p')
+		AND (NOT c.relispartition
+			OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid AND i.inhdetachpending))
+		AND NOT EXISTS (SELECT FROM {known} k WHERE k.table_oid = c.oid)
+		AND EXISTS (SELECT FROM pg_attribute a
+			WHERE a.attrelid = c.oid AND a.attname = {column} AND a.attidentity = '')
+		AND {its columns} = {columns})`,
+		"{regclass}", outbox.QuoteLiteral(t.SQL()),
+		"{column}", outbox.QuoteLiteral(t.Layout.Columns[outbox.ID]),
+		"{its columns}", strings.ReplaceAll(columns, "{of}", "c.oid"),
+		"{columns}", strings.ReplaceAll(columns, "{of}", "o.oid"))
+}
