@@ -174,8 +174,9 @@ func (l *Poller) recorded(
 	ctx context.Context, t *outbox.Table,
 ) (cs []table.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
 	hold := l.cfg.OnPoison != Skip
+	may := hold && (l.leads(t) || l.wal.Recovering()) // asked first: then the list has what was recorded
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
-	if err != nil || len(cs) == 0 || !hold || !l.leads(t) && !l.wal.Recovering() {
+	if err != nil || len(cs) == 0 || !may {
 		return cs, nil, err
 	}
 	among := map[outbox.AggregateKey]bool{}

@@ -24,8 +24,6 @@ var Settings = map[string]string{
 	"intervalstyle":      "postgres",
 	"extra_float_digits": "3",
 	"bytea_output":       "hex",
-	// Conditions are read as the server words them.
-	"quote_all_identifiers": "off",
 }
 
 // walSenderTimeout is how long the server keeps a walsender whose relay has
