@@ -66,11 +66,7 @@ func ReadColumnNames(ctx context.Context, conn *pgx.Conn, table string) ([]strin
 // readOutput is the only column of a query, as the planner has it.
 func readOutput(ctx context.Context, conn *pgx.Conn, query string) (string, error) {
 	var text []byte
-	// The server may be set to quote each name, our alias, too.
-	_, err := conn.Exec(ctx, `SET quote_all_identifiers = off`)
-	if err == nil {
-		err = conn.QueryRow(ctx, "EXPLAIN (VERBOSE, FORMAT JSON) "+query).Scan(&text)
-	}
+	err := conn.QueryRow(ctx, "EXPLAIN (VERBOSE, FORMAT JSON) "+query).Scan(&text)
 	if err != nil {
 		return "", explainCondition(err)
 	}

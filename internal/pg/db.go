@@ -63,7 +63,7 @@ func (db *DB) prepare(ctx context.Context) error {
 	// no bitmap of all. And they are short: to compile one (jit) takes longer than to run it.
 	sql := fmt.Sprintf(`SET idle_session_timeout = %d; SET idle_in_transaction_session_timeout = %[1]d;
 		SET lock_timeout = %d;
-		SET synchronous_commit = local; SET row_security = off;
+		SET synchronous_commit = local; SET row_security = off; SET quote_all_identifiers = off;
 		SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
 		SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
 		SET enable_bitmapscan = off; SET jit = off;
