@@ -174,9 +174,10 @@ func (l *Poller) recorded(
 	ctx context.Context, t *outbox.Table,
 ) (cs []table.Candidate, overtaken map[outbox.AggregateKey]bool, err error) {
 	hold := l.cfg.OnPoison != Skip
-	may := hold && (l.leads(t) || l.wal.Recovering()) // asked first: then the list has what was recorded
+	// Asked before the rows are listed: if it is over, the list has everything that was recorded till then.
+	mayBeOvertaken := hold && (l.leads(t) || l.wal.Recovering())
 	cs, err = l.db.Recorded(ctx, t, hold, passRows)
-	if err != nil || len(cs) == 0 || !may {
+	if err != nil || len(cs) == 0 || !mayBeOvertaken {
 		return cs, nil, err
 	}
 	among := map[outbox.AggregateKey]bool{}

@@ -87,7 +87,7 @@ func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Tabl
 		return err
 	}
 	size := r.nextSize(taken)
-	for cuts := range mostCuts {
+	for range mostCuts {
 		newest, err := r.newestID(ctx, t)
 		if err != nil {
 			return err
@@ -97,15 +97,7 @@ func (r *pass) cutRanges(ctx context.Context, t *outbox.Table, p *partition.Tabl
 			return nil
 		}
 		if last.From > newest && last.From-newest > rangesAhead*size {
-			if cuts > 0 { // it may be one of these
-				if p, err = r.readRanges(ctx, t); err == nil {
-					taken, err = r.taken(ctx, t, p)
-				}
-			}
-			if err == nil {
-				err = r.cutEarly(ctx, t, p, taken, newest)
-			}
-			return r.settle(err)
+			return r.settle(r.cutEarly(ctx, t, newest))
 		}
 		next, err := r.cut(ctx, t, p, last, newest, size)
 		if err != nil {
@@ -173,11 +165,14 @@ func (r *pass) nextSize(of []taken) int64 {
 
 // cutEarly ends the partition that takes the newest ids where it has done so for too long: it would be kept
 // as long again.
-func (r *pass) cutEarly(
-	ctx context.Context, t *outbox.Table, p *partition.Table, of []taken, newest int64,
-) error {
-	if len(of) == 0 || newest < of[0].part.From || newest >= of[0].part.To {
-		return nil
+func (r *pass) cutEarly(ctx context.Context, t *outbox.Table, newest int64) error {
+	p, err := r.readRanges(ctx, t) // again: this pass may have cut it
+	if err != nil || p == nil {
+		return err
+	}
+	of, err := r.taken(ctx, t, p)
+	if err != nil || len(of) == 0 || newest < of[0].part.From || newest >= of[0].part.To {
+		return err
 	}
 	now := of[0]
 	took := r.now.Sub(now.began)
@@ -391,7 +386,7 @@ func (r *pass) forgetDropped(ctx context.Context, t *outbox.Table) error {
 	for _, p := range of.Parts {
 		present = append(present, fmt.Sprintf("[%d,%d)", p.From, p.To))
 	}
-	again, err := r.db.Detached(ctx, t)
+	again, err := r.db.Detached(ctx, t) // if one is detached meanwhile, it was present or is among these
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,8 @@ import (
 )
 
 // Detached lists the tables that may be attached to an outbox as partitions, and by all that shows were some:
-// they have its columns, draw no ids, and are no outboxes. Their rows have marks in the journal.
+// they have its columns, belong to its owner or to a superuser, draw no ids, and are no outboxes. Their rows
+// have marks in the journal.
 func (db *DB) Detached(ctx context.Context, t *outbox.Table) (names []string, err error) {
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		rows, _ := conn.Query(ctx, `SELECT d.oid::regclass::text FROM `+detachedSQL(t)+` d ORDER BY d.oid`)
@@ -32,6 +33,7 @@ func detachedSQL(t *outbox.Table) string {
 	WHERE o.oid = to_regclass({regclass}) AND o.relkind = 'p' AND c.relkind IN ('r', 'p')
 		AND (NOT c.relispartition
 			OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid AND i.inhdetachpending))
+		AND (c.relowner = o.relowner OR (SELECT s.rolsuper FROM pg_roles s WHERE s.oid = c.relowner))
 		AND NOT EXISTS (SELECT FROM {known} k WHERE k.table_oid = c.oid)
 		AND EXISTS (SELECT FROM pg_attribute a
 			WHERE a.attrelid = c.oid AND a.attname = {column} AND a.attidentity = '')
