@@ -146,6 +146,6 @@ func (w *world) keepLogs(o *options, r *result) {
 		if len(text) > 6000 {
 			text = text[len(text)-6000:]
 		}
-		r.Details += fmt.Sprintf("\nrelay %d ends:\n%s", i, text)
+		r.Details = fmt.Sprintf("\nrelay %d ends:\n%s\n", i, text) + r.Details
 	}
 }
