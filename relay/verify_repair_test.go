@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
@@ -169,5 +170,36 @@ func TestVerifyFindsWhatNoSearchFinds(t *testing.T) {
 	}
 	if len(seen) != 100 {
 		t.Errorf("%d rows are stored, want 100", len(seen))
+	}
+}
+
+// TestJournalIndexLacksEntries: verify and doctor say so, and how to mend it.
+func TestJournalIndexLacksEntries(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	if !marksInJournal {
+		r.journal()
+	}
+	x := r.start().streaming()
+	r.put(1, 10)
+	r.pending(0)
+	x.halt()
+	ready := func(is bool) {
+		r.exec(`UPDATE pg_index SET indisready = $1 FROM pg_class c
+			WHERE indexrelid = c.oid AND relname LIKE 'outbox_journal%' AND relam = (SELECT oid FROM pg_am WHERE amname = 'gist')`, is)
+	}
+	ready(false)
+	r.exec(`INSERT INTO outbox_journal (outbox, kind, ids) SELECT outbox, kind, '{[5,6)}' FROM outbox_journal LIMIT 1`)
+	ready(true)
+	if _, err := r.tryVerify(); err == nil || !strings.Contains(err.Error(), "lacks 1 of") || !strings.HasPrefix(hint.Of(err), "as its owner: REINDEX") {
+		t.Errorf("%v, want that an entry is lacking, and a hint", err)
+	}
+	if found := r.examine(); !strings.Contains(found, "error table-journal-index") {
+		t.Errorf("doctor finds %s", found)
+	}
+	r.exec(`REINDEX TABLE CONCURRENTLY outbox_journal`)
+	r.finds(r.verify(), map[verify.Kind]int64{})
+	if found := r.examine(); strings.Contains(found, "table-journal-index") {
+		t.Errorf("doctor finds %s", found)
 	}
 }
