@@ -112,24 +112,14 @@ func newModel(t *testing.T, seed uint64) *model {
 	r := newRig(t, testenv.NewPostgres(t, testenv.PGOptions{Settings: map[string]string{"wal_sender_timeout": "10s", "max_prepared_transactions": "20"}}))
 	m := &model{rig: r, rng: rand.New(rand.NewPCG(seed, 0)), did: map[string]int{}, events: []*modelEvent{nil}, dir: t.TempDir()}
 	t.Logf("WALPOST_CHANGES_SEED=%d", seed)
-	r.exec(`ALTER TABLE outbox_messages RENAME TO model;
-		CREATE TABLE outbox_messages (LIKE model INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY RANGE (id);
-		ALTER TABLE outbox_messages ADD PRIMARY KEY (id); DROP TABLE model`)
-	for from := int64(1); from <= modelPartitions*modelPartition; from += modelPartition {
-		p := &modelPart{fmt.Sprintf("p%d", from), from, from + modelPartition}
-		m.parts = append(m.parts, p)
-		r.exec(fmt.Sprintf(`CREATE TABLE %s PARTITION OF outbox_messages FOR VALUES FROM (%d) TO (%d)`, p.name, p.from, p.to))
-	}
-	r.exec(fmt.Sprintf(`CREATE TABLE rest PARTITION OF outbox_messages FOR VALUES FROM (%d) TO (MAXVALUE)`, modelPartitions*modelPartition+1))
-	box := outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical().Journaled(), Mark: outbox.MarkJournal}
-	r.exec(strings.Join(table.AppendOnlySQL(&box, "public."+table.AppendOnly), ";"))
+	m.makeTable()
 	sharded := m.rng.IntN(3) == 0 && r.pg.Version() >= 15 // the relays divide the table by aggregates
 	for i, kinds := range [][]string{{"a"}, {"b"}} {
 		x := &modelRelay{stream: fmt.Sprintf("E%d", i+1), slot: fmt.Sprintf("walpost_%d", i+1), kinds: kinds}
 		m.relays = append(m.relays, x)
 		if sharded {
 			x.kinds, x.shard = []string{"a", "b"}, outbox.Shard{Index: i + 1, Of: 2}
-			of := box
+			of := modelTable()
 			of.Shard = x.shard
 			m.must(r.conn().QueryRow(t.Context(), `SELECT array_agg(aggregate_id) FROM (SELECT 0::bigint AS id, n::bigint AS aggregate_id FROM generate_series(0, 5) n) t
 				WHERE `+of.ShardSQL("t")).Scan(&x.aggregates))
@@ -139,6 +129,26 @@ func newModel(t *testing.T, seed uint64) *model {
 		})
 	}
 	return m
+}
+
+func modelTable() *outbox.Table {
+	return &outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical().Journaled(), Mark: outbox.MarkJournal}
+}
+
+// makeTable makes the table with its partitions in place of the one that is there.
+func (m *model) makeTable() {
+	m.t.Helper()
+	m.exec(`ALTER TABLE outbox_messages RENAME TO model;
+		CREATE TABLE outbox_messages (LIKE model INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY RANGE (id);
+		DROP TABLE model CASCADE; ALTER TABLE outbox_messages ADD PRIMARY KEY (id)`)
+	m.parts = nil
+	for from := int64(1); from <= modelPartitions*modelPartition; from += modelPartition {
+		p := &modelPart{fmt.Sprintf("p%d", from), from, from + modelPartition}
+		m.parts = append(m.parts, p)
+		m.exec(fmt.Sprintf(`CREATE TABLE %s PARTITION OF outbox_messages FOR VALUES FROM (%d) TO (%d)`, p.name, p.from, p.to))
+	}
+	m.exec(fmt.Sprintf(`CREATE TABLE rest PARTITION OF outbox_messages FOR VALUES FROM (%d) TO (MAXVALUE)`, modelPartitions*modelPartition+1))
+	m.exec(strings.Join(table.AppendOnlySQL(modelTable(), "public."+table.AppendOnly), ";"))
 }
 
 // where is a relay's condition.
@@ -448,6 +458,35 @@ var modelActs = []modelAct{
 	{"searched", func(m *model) bool { m.walpost(m.any(), "outbox", "search", "public.outbox_messages"); return true }},
 	{"replayed", func(m *model) bool { return m.replay() }},
 	{"replay under way", func(m *model) bool { return m.replay("--no-wait") }},
+	{"table made again", func(m *model) bool {
+		m.quiet()
+		m.makeTable()
+		m.forget(1)
+		m.exec(`DELETE FROM outbox_messages_dlq`) // nobody can retry them any more
+		for _, x := range m.relays {
+			m.walpost(x, "migrate", "up")
+			m.start(x)
+		}
+		return true
+	}},
+	{"dump restored", func(m *model) bool {
+		m.endAll()
+		m.attach()
+		dump, next := filepath.Join(m.dir, "dump.sql"), len(m.events)
+		pgCommand(m.t, "pg_dump", "--file", dump, "--dbname", m.url)
+		m.commit(false, "now()", "order.placed")
+		m.quiet()
+		m.exec(`DO $$ DECLARE name text; BEGIN
+			FOR name IN SELECT pubname FROM pg_publication LOOP EXECUTE format('DROP PUBLICATION %I', name); END LOOP; END $$;
+			DROP SCHEMA public CASCADE; CREATE SCHEMA public`)
+		pgCommand(m.t, "psql", "--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--file", dump, "--dbname", m.url)
+		m.forget(next)
+		for _, x := range m.relays {
+			m.walpost(x, "outbox", "keep", "public.outbox_messages")
+			m.start(x)
+		}
+		return true
+	}},
 	{"dead letters retried", func(m *model) bool { m.walpost(m.any(), "dlq", "retry", "--all"); return true }},
 }
 
@@ -461,7 +500,8 @@ func (m *model) replay(args ...string) bool {
 	return err == nil
 }
 
-// lose deletes the last messages of a stream while its relay is stopped. They are stored again.
+// lose deletes the last messages of a stream while its relay is stopped. They are stored again. One of the table's stays: where none
+// does, the relay's alarm says that nothing can be compared.
 func (m *model) lose() bool {
 	m.t.Helper()
 	x := m.any()
@@ -470,6 +510,8 @@ func (m *model) lose() bool {
 	s, err := m.js().Stream(m.t.Context(), x.stream)
 	m.must(err)
 	state := s.CachedInfo().State
+	var last uint64 // of the message after this one, and its event
+	var of *modelEvent
 	for seq := state.LastSeq; seq > state.FirstSeq && seq+uint64(1+m.rng.IntN(15)) > state.LastSeq; seq-- {
 		msg, err := s.GetMsg(m.t.Context(), seq)
 		if errors.Is(err, natsjs.ErrMsgNotFound) {
@@ -481,12 +523,41 @@ func (m *model) lose() bool {
 		if m.count(`SELECT count(*) FROM outbox_messages WHERE id = $1`, m.events[n].id) == 0 {
 			break // retention has dropped its row, or it is away
 		}
-		m.must(s.DeleteMsg(m.t.Context(), seq))
-		m.events[n].lost = m.events[n].lost || !isReplay(msg.Header)
+		if isReplay(msg.Header) {
+			m.must(s.DeleteMsg(m.t.Context(), seq))
+			continue
+		}
+		if of != nil {
+			m.must(s.DeleteMsg(m.t.Context(), last))
+			of.lost = true
+		}
+		last, of = seq, m.events[n]
 	}
 	m.start(x)
 	m.settle(x) // before retention may drop the rows
 	return true
+}
+
+// quiet stops the relays when they have stored what they can.
+func (m *model) quiet() {
+	m.t.Helper()
+	m.endAll()
+	m.attach()
+	for _, x := range m.relays {
+		m.settle(x)
+		x.process.terminate()
+	}
+}
+
+// forget: the rows of events from number next on are not there any more. What was not stored then never is.
+func (m *model) forget(next int) {
+	m.t.Helper()
+	times := m.stored()
+	for i, e := range m.events {
+		if i >= next {
+			e.id, e.fails, e.committed = 0, false, times[i] > 0
+		}
+	}
 }
 
 func (m *model) attach() bool {
@@ -511,9 +582,10 @@ func (m *model) retain() bool {
 	}
 	time.Sleep(2 * time.Second) // for a step of the progress
 	x := m.any()
-	box := outbox.Table{Schema: "public", Name: "outbox_messages", Layout: outbox.Canonical().Journaled(), Mark: outbox.MarkJournal, Where: x.where(), Shard: x.shard}
+	box := modelTable()
+	box.Where, box.Shard = x.where(), x.shard
 	_, err := retention.Run(m.t.Context(), table.Config{URL: m.url, Settings: stream.Settings},
-		retention.Options{Tables: []*outbox.Table{&box}, DeleteAfter: time.Millisecond})
+		retention.Options{Tables: []*outbox.Table{box}, DeleteAfter: time.Millisecond})
 	m.must(err)
 	times, dropped := m.stored(), false
 	m.parts = slices.DeleteFunc(m.parts, func(p *modelPart) bool {
@@ -563,19 +635,20 @@ func (m *model) live(steps int) {
 	for _, e := range m.events[1:] {
 		e.fails = false
 	}
+	const known = `(SELECT * FROM outbox_known WHERE table_oid = 'outbox_messages'::regclass) k`
 	m.exec(`UPDATE outbox_deferred SET available_at = now()`)
 	eventually(m.t, "nothing is deferred, and no dead letter is left", func() bool {
 		if m.count(`SELECT count(*) FROM outbox_messages_dlq`) > 0 { // a relay looks at its stream every three seconds
 			m.walpost(m.relays[0], "dlq", "retry", "--all")
 			return false
 		}
-		return m.count(`SELECT count(*) FROM outbox_deferred`) == 0
+		return m.count(`SELECT count(*) FROM outbox_deferred d JOIN `+known+` USING (outbox)`) == 0
 	})
 	for _, x := range m.relays {
 		m.settle(x)
 	}
 	eventually(m.t, "each progress is at the last row", func() bool {
-		return m.count(`SELECT count(*) FROM outbox_known WHERE `+testenv.Settled+` >= (SELECT max(id) FROM outbox_messages) AND isempty(`+testenv.Holes+`)`) == m.count(`SELECT count(*) FROM outbox_known`)
+		return m.count(`SELECT count(*) FROM `+known+` WHERE `+testenv.Settled+` < (SELECT max(id) FROM outbox_messages) OR NOT isempty(`+testenv.Holes+`)`) == 0
 	})
 	m.check()
 }
