@@ -103,6 +103,7 @@ const dueSQL = `SELECT k.number FROM {parked} k
 	WHERE k.consumer_name = $1::text AND k.dead_at IS NULL AND k.next_attempt_at <= pg_catalog.now()
 		AND k.partition_hash % $2::bigint = $3::bigint
 		AND NOT EXISTS (SELECT FROM {parked} e WHERE e.consumer_name = $1::text AND e.dead_at IS NULL
+			AND pg_catalog.sha256(e.aggregate) = pg_catalog.sha256(k.aggregate)
 			AND e.aggregate = k.aggregate AND e.number < k.number)
 	ORDER BY k.number LIMIT 100`
 
@@ -167,8 +168,9 @@ const (
 	// unparkSQL also finds the next event of the aggregate.
 	unparkSQL = `WITH gone AS (DELETE FROM {parked} k WHERE k.number = $1::bigint AND k.dead_at IS NULL)
 		SELECT coalesce((SELECT k.number FROM {parked} k
-			WHERE k.consumer_name = $2::text AND k.aggregate = $3::bytea AND k.dead_at IS NULL
-				AND k.number > $1::bigint
+			WHERE k.consumer_name = $2::text AND k.dead_at IS NULL
+				AND pg_catalog.sha256(k.aggregate) = pg_catalog.sha256($3::bytea)
+				AND k.aggregate = $3::bytea AND k.number > $1::bigint
 			ORDER BY k.number LIMIT 1), 0)`
 
 	failedSQL = `UPDATE {parked} k SET attempts = $2::integer, last_error = $3::text,

@@ -95,6 +95,30 @@ func TestDeadLetter(t *testing.T) {
 	}
 }
 
+// TestLongAggregate: the events of an aggregate with a name that no index takes wait behind a failed one, and no others.
+func TestLongAggregate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var healed atomic.Bool
+	long := r.text(`SELECT left(string_agg(md5(n::text), ''), 6080) FROM generate_series(1, 200) n`)
+	r.run(r.config(), func(ctx context.Context, tx pgx.Tx, e consume.Event) error {
+		if e.ID == "1001" && !healed.Load() {
+			return errors.New("no")
+		}
+		return effect(ctx, tx, e)
+	})
+	r.put(10, 2)
+	for _, id := range []string{"1001", "1002"} {
+		<-r.store(id, long, "order.placed").Ok()
+	}
+	r.put(10, 2)
+	r.effects(20)
+	r.waitFor(`SELECT count(*) FROM consumer_parked`, "2")
+	healed.Store(true)
+	r.effects(22)
+	r.is(`SELECT count(*) FROM consumer_parked`, "0")
+}
+
 // TestSkipPoison lets the aggregate's later events pass.
 func TestSkipPoison(t *testing.T) {
 	t.Parallel()

@@ -66,6 +66,13 @@ func originalSQL(t *outbox.Table, row string) string {
 				END) AS v(text))`)
 }
 
+// lettersOfSQL is the condition that the dead letter named is one of the table's row whose id is the text in
+// an expression. The table of dead letters has an index for it.
+func lettersOfSQL(t *outbox.Table, named, id string) string {
+	const same = "hashtextextended(%[1]s.row_id, 0) = hashtextextended(%[2]s, 0) AND %[1]s.row_id = %[2]s"
+	return fmt.Sprintf(same+" AND %[1]s.outbox = %[3]s", named, id, pg.QuoteLiteral(t.String()))
+}
+
 // letterSQL inserts dead letters of a table from the CTE letter(row_id, original,
 // failure). Their other columns are there to be read and searched: what is not
 // mapped, or does not fit, stays NULL, and nothing in a row can make it fail.

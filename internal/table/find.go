@@ -63,8 +63,8 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	}
 	if len(left) > 0 {
 		amongDead := fmt.Sprintf(`JOIN LATERAL (
-			SELECT FROM %s t WHERE t.outbox = %s AND t.row_id = w.id LIMIT 1) t ON true`,
-			db.own.deadLetters, pg.QuoteLiteral(t.String()))
+			SELECT FROM %s t WHERE %s LIMIT 1) t ON true`,
+			db.own.deadLetters, lettersOfSQL(t, "t", "w.id"))
 		_, err = db.findIn(ctx, t, amongDead, "NULL", "NULL", refs, left, found, Dead)
 		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
 			return nil, err

@@ -153,9 +153,8 @@ func unkeptSQL(t *outbox.Table, letters string) string {
 	if keptSets(t) != "" {
 		return "true"
 	}
-	return fmt.Sprintf("(SELECT true FROM %s d WHERE d.outbox = %s AND d.row_id = concat(t.%s)"+
-		" AND d.original ->> '%s' = concat(t.xmin) LIMIT 1) IS NULL",
-		letters, pg.QuoteLiteral(t.String()), t.Column(outbox.ID), KeptKey)
+	const none = "(SELECT true FROM %s d WHERE %s AND d.original ->> '%s' = concat(t.xmin) LIMIT 1) IS NULL"
+	return fmt.Sprintf(none, letters, lettersOfSQL(t, "d", "concat(t."+t.Column(outbox.ID)+")"), KeptKey)
 }
 
 // shownSQL is the part of a row that its dead letter shows: its short mapped values, and

@@ -173,6 +173,29 @@ func TestKeptWithoutRecord(t *testing.T) {
 	fresh("1")
 }
 
+// TestDeadLetterOfALongID: an id that a key takes becomes a dead letter.
+func TestDeadLetterOfALongID(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	long := &outbox.Table{Schema: "public", Name: "long", Layout: outbox.Debezium(), Mark: outbox.MarkDelete}
+	b.exec(`CREATE TABLE long (id text PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text);
+		INSERT INTO long SELECT left(string_agg(md5(n::text), ''), 2690), 'order', '1', 'order cursed', '{}' FROM generate_series(1, 100) n`)
+	b.must(b.db.CheckTable(t.Context(), long))
+	f, err := b.db.Fetch(t.Context(), long, []string{b.text(`SELECT id FROM long`)}, 1<<20)
+	b.must(err)
+	row := table.RowOf(f.Rows[0])
+	row.Failure = "subject: holds a space"
+	verdicts, err := b.db.Park(t.Context(), long, []table.Row{row}, table.Retry{MaxAttempts: 10})
+	b.must(err)
+	b.want(verdicts, table.Done)
+	if got := b.text(`SELECT concat((SELECT count(*) FROM long), '|', count(*), '|', min(length(row_id))) FROM outbox_messages_dlq`); got != "0|1|2690" {
+		t.Errorf("rows, dead letters and the length of their id: %s, want 0|1|2690", got)
+	}
+	done, left := b.retry(b.dlq(long), deadletter.Filter{})
+	if len(done) != 1 || len(left) != 0 || b.text(`SELECT count(*) FROM long`) != "1" {
+		t.Errorf("retried are %v, left %v", done, left)
+	}
+}
+
 // TestOmittedIsNotTheID: a row that has got the id of one whose content is not known is left alone.
 func TestOmittedIsNotTheID(t *testing.T) {
 	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)

@@ -88,7 +88,8 @@ CREATE TABLE {schema}.consumer_parked (
     dead_at         TIMESTAMPTZ
 );
 
-CREATE INDEX consumer_parked_aggregate ON {schema}.consumer_parked (consumer_name, aggregate, number) WHERE dead_at IS NULL;
+-- An aggregate's name may be too long for an index.
+CREATE INDEX consumer_parked_aggregate ON {schema}.consumer_parked (consumer_name, sha256(aggregate), number) WHERE dead_at IS NULL;
 CREATE INDEX consumer_parked_dead ON {schema}.consumer_parked (consumer_name, dead_at) WHERE dead_at IS NOT NULL;
 
 -- What a consumer in another language than Go calls: docs/CONSUME.md, "Other languages". The functions run with the caller's

@@ -26,7 +26,8 @@ CREATE TABLE {schema}.outbox_messages_dlq (
 );
 
 -- Not unique: an id that comes again, after TRUNCATE ... RESTART IDENTITY or a failover, is another event and may die too.
-CREATE INDEX outbox_messages_dlq_row_idx ON {schema}.outbox_messages_dlq (outbox, row_id);
+-- A row's id may be too long for an index.
+CREATE INDEX outbox_messages_dlq_row_idx ON {schema}.outbox_messages_dlq (hashtextextended(row_id, 0), outbox);
 
 -- Delivered rows after their time in the outbox. Partitioned by month, so that old months are dropped as whole tables
 -- instead of being deleted row by row. The months are made by retention, before it moves rows into them.
