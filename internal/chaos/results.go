@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/walpost/walpost/outbox"
 )
 
 // result is what became of one run.
@@ -230,6 +232,7 @@ func printSummary(w io.Writer, name string) error {
 		return !strings.HasSuffix(r.Servers, ", mark journal")
 	})
 	addUp(&b, "of these with `mark: journal`", journaled)
+	addUpRollbacks(&b, runs)
 	b.WriteString("\n### Recovery\n\n" +
 		"| Fault | Times | alone | p50 | max |\n" +
 		"| --- | --: | --: | --: | --: |\n")
@@ -244,6 +247,30 @@ func printSummary(w io.Writer, name string) error {
 	addUpFailed(&b, runs)
 	_, err = io.WriteString(w, b.String())
 	return err
+}
+
+// addUpRollbacks counts the stores that were rolled back, and how often a relay had to store rows again.
+func addUpRollbacks(w io.Writer, runs []*result) {
+	fmt.Fprint(w, "\n### Stores rolled back\n\n"+
+		"| Mark | Runs | Rollbacks | Healed | Events | Lost | Duplicated | Reordered |\n"+
+		"| --- | --: | --: | --: | --: | --: | --: | --: |\n")
+	for _, mark := range marks {
+		var sum result
+		n, rollbacks, healed := 0, 0, 0
+		for _, r := range runs {
+			of, journals := r.Faults["store rolled back"], strings.HasSuffix(r.Servers, ", mark journal")
+			if of == 0 || journals != (mark == string(outbox.MarkJournal)) {
+				continue
+			}
+			n, rollbacks, healed = n+1, rollbacks+of, healed+r.Alarms["stream_rolled_back"]
+			sum.Events += r.Events
+			sum.Lost += r.Lost
+			sum.Duplicated += r.Duplicated
+			sum.Reordered += r.Reordered
+		}
+		fmt.Fprintf(w, "| `%s` | %d | %d | %d | %d | %d | %d | %d |\n", mark, n, rollbacks, healed,
+			sum.Events, sum.Lost, sum.Duplicated, sum.Reordered)
+	}
 }
 
 // addUpFailed tells of every run that failed.
