@@ -11,11 +11,27 @@ import (
 )
 
 // compile makes a schema ready for use. A compiler of its own: after an error one has half of a schema.
-func (f *files) compile(address string) (*jsonschema.Schema, error) {
+func (f *files) compile(address string) (*budgeted, error) {
 	c := jsonschema.NewCompiler()
 	c.DefaultDraft(jsonschema.Draft2020)
 	c.UseLoader(f)
-	return c.Compile(address)
+	var all []*jsonschema.Schema
+	c.RegisterVocabulary(collected(&all))
+	c.AssertVocabs()
+	schema, err := c.Compile(address)
+	if err != nil {
+		return nil, err
+	}
+	const not = catalogURL + "not"
+	err = c.AddResource(not, map[string]any{"not": map[string]any{"$ref": address}})
+	if err != nil {
+		return nil, err
+	}
+	misfit, err := c.Compile(not)
+	if err != nil {
+		return nil, err
+	}
+	return newBudgeted(schema, misfit, all), nil
 }
 
 // inlineAddress is that of a schema in a YAML file, which its author does not know.

@@ -2,8 +2,6 @@ package catalog
 
 import (
 	"fmt"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
 // Replay says what happens when consumers get an event a second time on purpose.
@@ -38,7 +36,7 @@ type Entry struct {
 
 	schema     node
 	schemaFile string // as the entry names it
-	compiled   *jsonschema.Schema
+	compiled   *budgeted
 	faulty     bool // it has a problem with which it cannot be used
 }
 

@@ -16,35 +16,40 @@ const (
 	MaxNumber = 400
 )
 
+// size is how large a payload is.
+type size struct{ values, depth int }
+
 // checkLimits reads the bytes once, whether they are JSON or not.
-func checkLimits(payload []byte) *Fault {
-	depth, values := 0, 1
+func checkLimits(payload []byte) (s size, f *Fault) {
+	depth := 0
+	s.values = 1
 	for i := 0; i < len(payload); i++ {
 		switch c := payload[i]; {
 		case c == '"':
 			i = skipText(payload, i)
 		case c == '{' || c == '[':
 			depth++
-			values++
+			s.depth = max(s.depth, depth)
+			s.values++
 		case c == '}' || c == ']':
 			depth--
 		case c == ',':
-			values++
+			s.values++
 		case c == '-' || c >= '0' && c <= '9':
 			end := i + numberLength(payload[i:])
 			if !isReasonable(payload[i:end]) {
-				return faultf("a number has more than %d characters, or such an exponent", MaxNumber)
+				return s, faultf("a number has more than %d characters, or such an exponent", MaxNumber)
 			}
 			i = end - 1
 		}
 		if depth > MaxDepth {
-			return faultf("it is nested deeper than %d", MaxDepth)
+			return s, faultf("it is nested deeper than %d", MaxDepth)
 		}
 	}
-	if values > MaxValues {
-		return faultf("it has more than %d values", MaxValues)
+	if s.values > MaxValues {
+		return s, faultf("it has more than %d values", MaxValues)
 	}
-	return nil
+	return s, nil
 }
 
 // skipText returns the index of the closing quote of the text that begins at i.

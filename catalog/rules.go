@@ -11,6 +11,7 @@ import (
 // checkRules reports what the entry's name and fields do not keep to.
 func (e *Entry) checkRules(f *files, r *report) {
 	e.checkName(r)
+	e.checkSteps(r)
 	for _, one := range f.fields(e.schema) {
 		switch _, isBool := one.pii.(bool); {
 		case one.pii != nil && !isBool:
@@ -21,6 +22,16 @@ func (e *Entry) checkRules(f *files, r *report) {
 				"add x-pii: true to the property, or x-pii: false where it is not about a person",
 				"%s: %s may be personal data, and has no x-pii", e, one.path)
 		}
+	}
+}
+
+func (e *Entry) checkSteps(r *report) {
+	if e.compiled == nil { // which is a problem already
+		return
+	}
+	if n := e.compiled.alternatives(); n > 1 {
+		r.doubt(e.at(), "catalog-steps", "choose one with if and then, by a value that tells them apart",
+			"%s: a schema contains itself in %d alternatives: nested payloads may take too many steps", e, n)
 	}
 }
 

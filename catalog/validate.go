@@ -47,8 +47,8 @@ func (e *PayloadError) Error() string {
 // a [*PayloadError], or wraps [ErrUnknown].
 //
 // Numbers are compared exactly. The keyword format is an annotation, as JSON Schema 2020-12 has it by
-// default: write a pattern where a text has to have a form. [MaxDepth], [MaxValues] and [MaxNumber] hold for
-// every payload.
+// default: write a pattern where a text has to have a form. [MaxDepth], [MaxValues], [MaxNumber] and
+// [MaxSteps] hold for every payload.
 func (c *Catalog) Validate(eventType string, version int, payload []byte) error {
 	e := c.Find(eventType, version)
 	if e == nil {
@@ -73,15 +73,16 @@ func (c *Catalog) CheckMessage(m outbox.Message) error {
 	return c.Validate(m.EventType, int(m.EventVersion), m.Payload)
 }
 
-func check(schema *jsonschema.Schema, payload []byte) []Fault {
-	if f := checkLimits(payload); f != nil {
+func check(schema *budgeted, payload []byte) []Fault {
+	size, f := checkLimits(payload)
+	if f != nil {
 		return []Fault{*f}
 	}
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(payload))
 	if err != nil {
 		return []Fault{{"", "it is not JSON"}}
 	}
-	return faultsOf(schema.Validate(value))
+	return schema.check(value, size)
 }
 
 // mostFaults is how many faults an error names.
