@@ -476,10 +476,12 @@ var modelActs = []modelAct{
 		pgCommand(m.t, "pg_dump", "--file", dump, "--dbname", m.url)
 		m.commit(false, "now()", "order.placed")
 		m.quiet()
+		last := m.count(`SELECT nextval(pg_get_serial_sequence('outbox_messages', 'id'))`)
 		m.exec(`DO $$ DECLARE name text; BEGIN
 			FOR name IN SELECT pubname FROM pg_publication LOOP EXECUTE format('DROP PUBLICATION %I', name); END LOOP; END $$;
 			DROP SCHEMA public CASCADE; CREATE SCHEMA public`)
 		pgCommand(m.t, "psql", "--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--file", dump, "--dbname", m.url)
+		m.exec(`SELECT setval(pg_get_serial_sequence('outbox_messages', 'id'), $1)`, last) // as OPERATIONS says
 		m.forget(next)
 		for _, x := range m.relays {
 			m.walpost(x, "outbox", "keep", "public.outbox_messages")
