@@ -115,7 +115,8 @@ func (l *Poller) Settle(ctx context.Context) error {
 func (l *Poller) advanceNow(ctx context.Context, db *table.DB, t *outbox.Table) {
 	var a table.Advance
 	for range 2 { // the first sees how far, the second goes there
-		if err := db.Advance(ctx, t, &a); err != nil {
+		err := db.Search(ctx, func(ctx context.Context) error { return db.Advance(ctx, t, &a) })
+		if err != nil {
 			l.reporter.Trouble("the journal's progress does not move: the next run tries again", err)
 			return
 		}

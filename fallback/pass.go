@@ -99,7 +99,10 @@ func (l *Poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	var err error
 	if p.looks = l.looks(t); p.looks {
 		begun := time.Now()
-		recorded, overtaken, err = l.recorded(ctx, t)
+		err = l.db.Search(ctx, func(ctx context.Context) (err error) {
+			recorded, overtaken, err = l.recorded(ctx, t)
+			return err
+		})
 		l.lookAt[t] = time.Now().Add(max(recordedPause, recordedShare*time.Since(begun)))
 		if err != nil {
 			return err
@@ -107,7 +110,10 @@ func (l *Poller) pass(ctx context.Context, t *outbox.Table, p *pass) error {
 	}
 	var fresh []table.Candidate
 	if !l.healing || l.heals(t) {
-		fresh, err = l.db.Fresh(ctx, t, l.cfg.DelayThreshold, passRows)
+		err = l.db.Search(ctx, func(ctx context.Context) (err error) {
+			fresh, err = l.db.Fresh(ctx, t, l.cfg.DelayThreshold, passRows)
+			return err
+		})
 	}
 	if err != nil || len(recorded)+len(fresh) == 0 {
 		return err

@@ -401,7 +401,7 @@ func (l *Poller) advance(ctx context.Context, t *outbox.Table) error {
 		return nil
 	}
 	a.at = time.Now()
-	err := l.db.Advance(ctx, t, &a.Advance)
+	err := l.db.Search(ctx, func(ctx context.Context) error { return l.db.Advance(ctx, t, &a.Advance) })
 	if err == nil && a.Whole != nil {
 		l.reporter.Searched(t, *a.Whole)
 	}
@@ -415,7 +415,12 @@ func (l *Poller) advance(ctx context.Context, t *outbox.Table) error {
 
 // schedule sets the clock for the next row that falls due.
 func (l *Poller) schedule(ctx context.Context, t *outbox.Table) error {
-	wait, ok, err := l.db.NextDue(ctx, t)
+	var wait time.Duration
+	var ok bool
+	err := l.db.Search(ctx, func(ctx context.Context) (err error) {
+		wait, ok, err = l.db.NextDue(ctx, t)
+		return err
+	})
 	if ok {
 		l.DueIn(wait)
 	}

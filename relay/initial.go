@@ -126,7 +126,11 @@ func (b *beginning) refuseMany(ctx context.Context, t *outbox.Table) error {
 	if now := b.sent(t); now.IsNoted(b.known) {
 		return nil
 	}
-	n, err := b.db.PendingCount(ctx, t, initialLimit+1)
+	var n int
+	err := b.db.Search(ctx, func(ctx context.Context) (err error) {
+		n, err = b.db.PendingCount(ctx, t, initialLimit+1)
+		return err
+	})
 	if err != nil || n <= initialLimit {
 		return err
 	}

@@ -102,6 +102,23 @@ func (db *DB) AnyBytes() bool { return AnyBytes(db.conn.PgConn()) }
 // sooner, by TCP keepalives.
 const StatementTimeout = 2 * time.Minute
 
+// SearchTimeout is the limit of a statement of a [DB.Search].
+const SearchTimeout = 30 * time.Minute
+
+// searching is the key of a context in which statements may take SearchTimeout.
+type searching struct{}
+
+// Search calls f for statements that may have to read all of a large table. If one of them takes longer than
+// statements may, it calls f again with a context in which each may take SearchTimeout. Then they end with
+// ctx, and the connection with them.
+func (db *DB) Search(ctx context.Context, f func(context.Context) error) error {
+	err := f(ctx)
+	if Code(err) != pgerrcode.QueryCanceled || ctx.Err() != nil {
+		return err
+	}
+	return f(context.WithValue(ctx, searching{}, true))
+}
+
 // Use runs statements as the connection's only user. They are not cancelled with
 // ctx: pgx closes a connection whose statement is cancelled, and with it would go
 // the lock. They are short, and StatementTimeout bounds them.
@@ -112,18 +129,25 @@ func (db *DB) Use(ctx context.Context, f func(ctx context.Context, conn *pgx.Con
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if !db.unbound {
+	timeout, searches := StatementTimeout, ctx.Value(searching{}) != nil
+	if searches {
+		timeout += SearchTimeout
+	} else if !db.unbound {
 		ctx = context.WithoutCancel(ctx)
 	}
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, StatementTimeout) // not while another statement runs
+	ctx, cancel := context.WithTimeout(ctx, timeout) // not while another statement runs
 	defer cancel()
 	if db.lost != nil {
 		return fmt.Errorf("the connection is lost: %w", db.lost)
 	}
 	began := time.Since(epoch)
-	err := f(ctx, db.conn)
+	run := f
+	if searches {
+		run = db.long(f)
+	}
+	err := run(ctx, db.conn)
 	switch {
 	case err == nil:
 		db.answered.Store(int64(began))
@@ -134,6 +158,30 @@ func (db *DB) Use(ctx context.Context, f func(ctx context.Context, conn *pgx.Con
 		return hint.Wrap(err, "another session has a lock on the table, such as for ALTER TABLE: "+
 			"end its transaction, or wait until it ends")
 	}
+	return err
+}
+
+// long has the statements of f take SearchTimeout each.
+func (db *DB) long(
+	f func(ctx context.Context, conn *pgx.Conn) error,
+) func(ctx context.Context, conn *pgx.Conn) error {
+	return func(ctx context.Context, conn *pgx.Conn) error {
+		err := setTimeout(ctx, conn, SearchTimeout)
+		if err == nil {
+			err = f(ctx, conn)
+		}
+		if conn.IsClosed() {
+			return err
+		}
+		if short := setTimeout(ctx, conn, db.limit); err == nil {
+			err = short
+		}
+		return err
+	}
+}
+
+func setTimeout(ctx context.Context, conn *pgx.Conn, d time.Duration) error {
+	_, err := conn.Exec(ctx, fmt.Sprintf(`SET statement_timeout = %d`, d.Milliseconds()))
 	return err
 }
 
@@ -205,8 +253,8 @@ func (db *DB) User() string { return db.conn.Config().User }
 // Limit bounds every later statement of the connection.
 func (db *DB) Limit(ctx context.Context, d time.Duration) error {
 	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, fmt.Sprintf(`SET statement_timeout = %d`, d.Milliseconds()))
-		return err
+		db.limit = d
+		return setTimeout(ctx, conn, d)
 	})
 }
 

@@ -20,8 +20,9 @@ type Advance struct {
 	// holesTo was seen, too. writers are the transactions that may still insert rows with ids up to there.
 	holesTo int64
 	writers []string
-	// Whole is set by a call that has searched the whole table, and found no row pending.
+	// Whole is set by a call that has ended a search of the whole table, and found no row pending.
 	Whole *Search
+	whole *Search // of earlier calls, up to a row that was pending
 }
 
 // Search is what a search of a whole table took.
@@ -57,14 +58,21 @@ func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 	if a.writers = stillOpen(a.writers, now); len(a.writers) == 0 {
 		ended = a.holesTo
 	}
-	done := true
-	if a.Whole = nil; a.to > 0 {
-		if done, a.Whole, err = db.settleTo(ctx, t, a.to, ended); err != nil {
+	a.Whole = nil
+	for s := (step{ended: ended}); a.to > 0 && s.to < a.to; {
+		err = db.QueryRow(ctx, []any{&s.to}, stepSQL(t), s.from, a.to, mostSearched)
+		if err != nil {
 			return err
 		}
+		done, err := db.take(ctx, t, s, a)
+		if err != nil || !done { // a row up to there is pending
+			return err
+		}
+		from := s.to
+		s.from = &from
 	}
-	if !done {
-		return nil // a row up to there is pending
+	if a.to > 0 {
+		a.Whole, a.whole = a.whole, nil
 	}
 	var seen, settled int64
 	var hasHoles bool
@@ -156,18 +164,36 @@ const mostDeferred = 10_000
 // entries, which are read again.
 var mostHoles = 10_000
 
-// settleTo defers the rows up to an id that are due later, and writes the progress if no other row is
-// pending there, of any shard. Holes up to ended go.
-func (db *DB) settleTo(
-	ctx context.Context, t *outbox.Table, to, ended int64,
-) (done bool, whole *Search, err error) {
+// mostSearched bounds how many rows one statement looks at. A variable for tests.
+var mostSearched = 1_000_000
+
+// step is a part of the way of the progress: from behind an id, nil for all, to another one. Holes up to
+// ended go.
+type step struct {
+	from      *int64
+	to, ended int64
+}
+
+// stepSQL is how far from id $1 towards id $2 the next step goes: $3 rows lie between.
+func stepSQL(t *outbox.Table) string {
+	return journalSQL(t, `
+WITH open AS MATERIALIZED (SELECT {open} AS ids)
+SELECT CASE count(*) WHEN $3 THEN max(x.id) ELSE $2 END
+FROM (SELECT e.id FROM open o, unnest(o.ids) r, LATERAL (SELECT e.{id}::bigint AS id FROM {table} e
+		WHERE `+WithinSQL("e.{id}")+` ORDER BY e.{id} LIMIT $3) e
+	LIMIT $3) x`, "{open}", betweenSQL(t, "$1", "$2"))
+}
+
+// take defers the rows of a step that are due later, and writes the progress if no other row is pending
+// there, of any shard.
+func (db *DB) take(ctx context.Context, t *outbox.Table, s step, a *Advance) (done bool, err error) {
 	events := "true" // rows that do not fit are none
 	if fits := t.WhereSQL("t"); fits != "" {
 		events = fits
 	}
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		if t.Layout.Has(outbox.AvailableAt) {
-			if err := deferLater(ctx, conn, t, to, events); err != nil {
+			if err := deferLater(ctx, conn, t, s, events); err != nil {
 				return err
 			}
 		}
@@ -175,7 +201,8 @@ func (db *DB) settleTo(
 		var rows int64
 		var left, was string
 		var isWhole bool
-		err := conn.QueryRow(ctx, toSettleSQL(t, events), to, ended).Scan(&rows, &left, &was, &isWhole)
+		err := conn.QueryRow(ctx, toSettleSQL(t, events), s.from, s.to, s.ended).
+			Scan(&rows, &left, &was, &isWhole)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
@@ -184,26 +211,31 @@ func (db *DB) settleTo(
 		}
 		// What was found stays so: a row has an entry or a deferral, and gets the other one. The search may
 		// take long, and holds no lock for which records and marks would wait.
-		tag, err := conn.Exec(ctx, settleToSQL(t), to, left, mostHoles, was)
-		if done = tag.RowsAffected() == 1; done && isWhole {
-			whole = &Search{rows, time.Since(begun)}
+		tag, err := conn.Exec(ctx, settledSQL(t), s.from, s.to, left, mostHoles, was)
+		done = tag.RowsAffected() == 1
+		if isWhole {
+			a.whole = &Search{}
+		}
+		if done && a.whole != nil {
+			a.whole.Rows += rows
+			a.whole.Took += time.Since(begun)
 		}
 		return err
 	})
-	return done, whole, err
+	return done, err
 }
 
-// deferLater writes deferrals of rows up to an id that are due later. It looks for them before it takes the
+// deferLater writes deferrals of rows of a step that are due later. It looks for them before it takes the
 // lock.
-func deferLater(ctx context.Context, conn *pgx.Conn, t *outbox.Table, to int64, events string) error {
+func deferLater(ctx context.Context, conn *pgx.Conn, t *outbox.Table, s step, events string) error {
 	later := func(ids string) string {
 		return journalSQL(t, `{undeferred} t WHERE t.{available} > now() AND {events} AND {bound}`,
-			"{undeferred}", undeferredSQL(t, ids), "{events}", events)
+			"{undeferred}", inTurnSQL(t, ids), "{events}", events)
 	}
 	var ids *string // nil: none
 	err := conn.QueryRow(ctx, journalSQL(t, `SELECT range_agg(int8range(x.id, x.id, '[]'))::text
-		FROM (SELECT t.{id} AS id FROM {later} ORDER BY t.{id} LIMIT $2) x`,
-		"{later}", later(upToSQL(t, "$1"))), to, mostDeferred).Scan(&ids)
+		FROM (SELECT t.{id} AS id FROM {later} ORDER BY t.{id} LIMIT $3) x`,
+		"{later}", later(betweenSQL(t, "$1", "$2"))), s.from, s.to, mostDeferred).Scan(&ids)
 	if err != nil || ids == nil {
 		return err
 	}
@@ -231,40 +263,49 @@ const (
 	mostSettled = math.MaxInt64 - 1
 )
 
-// toSettleSQL finds which ids would be left if the progress was at id $1, without holes up to $2, and what
-// the progress is. It returns no row where an event is pending there, or the progress is one of other
-// partitions, or of another table.
+// toSettleSQL finds which ids would be left if the progress went from id $1 to id $2, without holes up to
+// $3, and what the progress is. It returns no row where an event is pending there, or the progress is one of
+// other partitions, or of another table.
 func toSettleSQL(t *outbox.Table, events string) string {
 	return journalSQL(t, `
 WITH open AS MATERIALIZED (
 	SELECT {open} AS ids, `+unsettledSQL+` AS was
 )
-SELECT s.rows, (o.ids - int8multirange(int8range(NULL, $2::bigint, '(]')) - s.ids)::text, o.was::text,
+SELECT s.rows, (o.ids - int8multirange(int8range(NULL, $3::bigint, '(]')) - s.ids)::text, o.was::text,
 	o.was @> -9223372036854775808
 FROM open o, LATERAL (
 	SELECT count(*) AS rows, coalesce(range_agg(int8range(e.{id}, e.{id}, '[]')), '{}') AS ids
-	FROM unnest(o.ids) r, {table} e WHERE `+WithinSQL("e.{id}")+`) s
+	FROM unnest(o.ids) r, LATERAL (SELECT e.{id} FROM {table} e
+		WHERE `+WithinSQL("e.{id}")+` OFFSET 0) e) s
 WHERE EXISTS (SELECT FROM `+progressSQL+` AND {same})
 	AND NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})`,
-		"{same}", sameTableSQL(t), "{open}", upToSQL(t, "$1::bigint"),
-		"{undeferred}", undeferredSQL(t, upToSQL(t, "$1")), "{events}", events)
+		"{same}", sameTableSQL(t), "{open}", betweenSQL(t, "$1", "$2"),
+		"{undeferred}", inTurnSQL(t, betweenSQL(t, "$1", "$2")), "{events}", events)
 }
 
-// settleToSQL writes the progress to id $1, with the ids $2 left, and about $3 ranges of them at most. It
-// writes nothing where the progress has become void since it was $4. What the relay of another shard has
-// settled meanwhile stays so.
-func settleToSQL(t *outbox.Table) string {
+// inTurnSQL is undeferredSQL, range by range (OFFSET 0). Statistics may have the planner read the whole table
+// once instead, and hold each row against each range.
+func inTurnSQL(t *outbox.Table, ids string) string {
+	return journalSQL(t, "(SELECT e.* FROM unnest({ids}) r, LATERAL (SELECT * FROM "+inRangeSQL+
+		" e OFFSET 0) e)", "{ids}", ids)
+}
+
+// settledSQL writes the progress of a step from id $1 to id $2, with the ids $3 left, and about $4 ranges of
+// them at most up to there. It writes nothing where the progress has become void since it was $5. What the
+// relay of another shard has settled meanwhile stays so.
+func settledSQL(t *outbox.Table) string {
 	return journalSQL(t, `
-UPDATE {known} k SET updated_at = now(),
-	unsettled = CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $3
+UPDATE {known} k SET updated_at = now(), unsettled = (
+	SELECT CASE WHEN (SELECT count(*) FROM unnest(u.ids)) <= $4
 		THEN k.unsettled * (u.ids + {above}) ELSE (
 		SELECT range_agg(int8range(lower(r) / s.size * s.size,
-			least(((upper(r) - 1) / s.size * s.size)::numeric + s.size, $1 + 1)::bigint))
-		FROM unnest(u.ids) r, (SELECT ($1 - lower(u.ids)) / $3 + 1 AS size) s) + {above} END
-FROM (SELECT $2::int8multirange AS ids) u
-WHERE k.outbox = {outbox} AND k.condition = {condition} AND k.unsettled <@ $4::int8multirange
+			least(((upper(r) - 1) / s.size * s.size)::numeric + s.size, $2 + 1)::bigint))
+		FROM unnest(u.ids) r, (SELECT ($2 - lower(u.ids)) / $4 + 1 AS size) s) + {above} END
+	FROM (SELECT $3::int8multirange + CASE WHEN $1::bigint IS NULL THEN '{}'
+		ELSE k.unsettled * int8multirange(int8range(NULL, $1, '(]')) END AS ids) u)
+WHERE k.outbox = {outbox} AND k.condition = {condition} AND k.unsettled <@ $5::int8multirange
 	AND {same}`,
-		"{above}", "int8multirange(int8range($1::bigint, NULL, '()'))", "{same}", sameTableSQL(t))
+		"{above}", "int8multirange(int8range($2::bigint, NULL, '()'))", "{same}", sameTableSQL(t))
 }
 
 // sameTableSQL is the condition that a row k of outbox_known is of the table as it is.

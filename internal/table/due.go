@@ -30,6 +30,14 @@ type Backlog struct {
 
 // Left names a row that is left, or returns "". It can be called again after an error.
 func (b *Backlog) Left(ctx context.Context, db *DB) (left string, err error) {
+	err = db.Search(ctx, func(ctx context.Context) (err error) {
+		left, err = b.left(ctx, db)
+		return err
+	})
+	return left, err
+}
+
+func (b *Backlog) left(ctx context.Context, db *DB) (left string, err error) {
 	if !b.counted {
 		if b.unlisted, err = db.PendingCount(ctx, b.Table, math.MaxInt); err != nil {
 			return "", err

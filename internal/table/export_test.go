@@ -1,7 +1,7 @@
 package table
 
-// MostHoles is mostHoles.
-var MostHoles = &mostHoles
+// MostHoles is mostHoles, and MostSearched mostSearched.
+var MostHoles, MostSearched = &mostHoles, &mostSearched
 
 // BacklogList is backlogList.
 var BacklogList = &backlogList

@@ -93,10 +93,11 @@ func undeferredSQL(t *outbox.Table, ids string) string {
 	return journalSQL(t, "(SELECT e.* FROM unnest({ids}) r, LATERAL "+inRangeSQL+" e)", "{ids}", ids)
 }
 
-// upToSQL are the open ids up to an argument. There are few below the greatest journaled one: rows that were
-// rolled back, or that wait.
-func upToSQL(t *outbox.Table, to string) string {
-	return journalSQL(t, openSQL+` * int8multirange(int8range(NULL, {to}, '(]'))`, "{to}", to)
+// betweenSQL are the open ids behind an argument, which may be NULL, and up to another one. There are few
+// below the greatest journaled one: rows that were rolled back, or that wait.
+func betweenSQL(t *outbox.Table, from, to string) string {
+	return journalSQL(t, openSQL+` * int8multirange(int8range({from}::bigint, {to}::bigint, '(]'))`,
+		"{from}", from, "{to}", to)
 }
 
 const (

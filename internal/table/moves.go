@@ -18,7 +18,7 @@ import (
 //	                         dead letters (recorder), makes rows pending again (Unmark), skips rows (Begin),
 //	                         retries dead letters
 //	beside    ROW SHARE      marks rows (entrySQL), deletes old ones (DeleteJournaled)
-//	progress  ROW EXCLUSIVE  moves the progress (settleToSQL), or makes it void (Know, SearchAgain)
+//	progress  ROW EXCLUSIVE  moves the progress (settledSQL), or makes it void (Know, SearchAgain)
 //
 // One that is alone waits for all others, and they for it. What is left are these pairs:
 //
@@ -27,7 +27,7 @@ import (
 //	beside, progress    A mark makes a row that the progress takes for pending a marked one. Only rows are
 //	                    deleted that every progress has passed; one that begins meanwhile finds none.
 //	progress, progress  A row's progress becomes less by each of them, unless it became void: then
-//	                    settleToSQL writes nothing.
+//	                    settledSQL writes nothing.
 //	give up, record     GiveUp takes no lock: the failure of an attempt from before it is not recorded,
 //	                    because the deferral has other attempts once it is locked.
 //	give up, others     It changes a deferral, and a mark that deletes it waits for that, or was first.
