@@ -80,6 +80,7 @@ type Table struct {
 // Part is a partition with the values From <= v < To.
 type Part struct {
 	Name, SQL string // SQL is quoted, with the schema
+	schema    string
 	From, To  int64
 	// What was found, if it was: somebody may have detached it since, and made another table of that name.
 	oid   uint32
@@ -89,8 +90,13 @@ type Part struct {
 }
 
 func (t *Table) part(name string, from, to int64) Part {
-	quoted := outbox.QuoteIdent(t.Schema) + "." + outbox.QuoteIdent(name)
-	return Part{Name: name, SQL: quoted, From: from, To: to}
+	return Part{Name: name, From: from, To: to}.in(t.Schema)
+}
+
+// in is the partition in a schema.
+func (p Part) in(schema string) Part {
+	p.schema, p.SQL = schema, outbox.QuoteIdent(schema)+"."+outbox.QuoteIdent(p.Name)
+	return p
 }
 
 // Part is the partition of ids that ends before to.
@@ -123,17 +129,17 @@ func Read(ctx context.Context, conn *pgx.Conn, table, column string, by By) (*Ta
 		return nil, err
 	}
 	rows, _ := conn.Query(ctx, `
-		SELECT c.relname::text, format('%I.%I', n.nspname, c.relname),
+		SELECT c.relname::text, format('%I.%I', n.nspname, c.relname), n.nspname::text,
 			coalesce(`+by.boundSQL("FROM")+`, $2), coalesce(`+by.boundSQL("TO")+`, $3), c.oid, bound,
 			EXISTS (SELECT FROM pg_constraint o
 				WHERE o.conrelid = c.oid AND o.conname = $4 AND o.contype = 'c' AND o.coninhcount = 0)
 		FROM pg_inherits i
 			JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace,
 			LATERAL pg_get_expr(c.relpartbound, c.oid) AS bound
-		WHERE i.inhparent = to_regclass($1) AND bound <> 'DEFAULT' ORDER BY 3`,
+		WHERE i.inhparent = to_regclass($1) AND bound <> 'DEFAULT' ORDER BY 4`,
 		table, int64(math.MinInt64), int64(math.MaxInt64), Constraint)
 	var p Part
-	columns := []any{&p.Name, &p.SQL, &p.From, &p.To, &p.oid, &p.bound, &p.checked}
+	columns := []any{&p.Name, &p.SQL, &p.schema, &p.From, &p.To, &p.oid, &p.bound, &p.checked}
 	_, err = pgx.ForEachRow(rows, columns, func() error {
 		t.Parts = append(t.Parts, p)
 		return nil
@@ -319,14 +325,16 @@ func (t *Table) CutEmpty(ctx context.Context, p pg.Polite, last, next Part) erro
 	})
 }
 
-// CutFilled ends a partition at the end of next, whose name it gets, and puts an empty one behind it.
+// CutFilled ends a partition at the end of next, whose name it gets, and puts an empty one behind it. Both
+// are in its schema.
 func (t *Table) CutFilled(ctx context.Context, p pg.Polite, part, next Part) error {
+	next = next.in(part.schema)
 	checked, err := t.prove(ctx, p, part.SQL, next, validateLimit)
 	if err == nil {
 		err = p.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			err := execAll(ctx, tx, t.lock(), t.detach(part),
 				fmt.Sprintf(`ALTER TABLE %s RENAME TO %s`, part.SQL, outbox.QuoteIdent(next.Name)))
-			rest := t.part(part.Name, next.To, part.To)
+			rest := t.part(part.Name, next.To, part.To).in(part.schema)
 			if err == nil {
 				err = t.create(ctx, tx, rest.SQL, next.SQL)
 			}

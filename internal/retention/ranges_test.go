@@ -506,3 +506,16 @@ func TestEntriesOfDroppedPartitions(t *testing.T) {
 	b.wantText("entries", `SELECT range_agg(r)::text FROM outbox_journal, unnest(ids) r`, "{[201,351)}")
 	b.wantText("ids to be forgotten", `SELECT string_agg(dropped::text, ' ') FROM outbox_known`, "{}")
 }
+
+// TestRangesInAnotherSchema: a filled partition is cut where it is.
+func TestRangesInAnotherSchema(t *testing.T) {
+	retention.SetLeastRange(100)
+	b := newAppend(t, testenv.SharedPostgres(t))
+	b.exec(`CREATE SCHEMA "the parts"; ALTER TABLE outbox_events_rest SET SCHEMA "the parts"`)
+	b.exec(insertEvents, 50)
+	b.retain()
+	b.wantText("partitions", `SELECT string_agg(concat(n.nspname, '.', c.relname), ' ' ORDER BY c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+		JOIN pg_namespace n ON n.oid = c.relnamespace WHERE inhparent = 'outbox_events'::regclass`, "the parts.outbox_events_1050 the parts.outbox_events_rest")
+	b.exec(insertEvents, 1000)
+	b.wantText("rows", `SELECT count(*) FROM outbox_events`, "1050")
+}
