@@ -121,7 +121,7 @@ CREATE TABLE {schema}.outbox_journal (
     -- stored: their messages are in the stream. dead: they are dead letters. skipped: they were not to be sent.
     kind         TEXT           NOT NULL CHECK (kind IN ('stored', 'dead', 'skipped')),
     ids          INT8MULTIRANGE NOT NULL,
-    processed_at TIMESTAMPTZ    NOT NULL DEFAULT now()
+    processed_at TIMESTAMPTZ    NOT NULL DEFAULT now() CHECK (isfinite(processed_at))
 );
 
 -- Entries change where rows are made pending again, or deleted. Without a key that would fail in a database that has a
