@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/walpost/walpost/outbox"
 )
@@ -20,6 +21,8 @@ type Advance struct {
 	// holesTo was seen, too. writers are the transactions that may still insert rows with ids up to there.
 	holesTo int64
 	writers []string
+	// Settled is what the progress had passed at the last call that found no row pending.
+	Settled *Settled
 	// Whole is set by a call that has ended a search of the whole table, and found no row pending.
 	Whole *Search
 	whole *Search // of earlier calls, up to a row that was pending
@@ -76,17 +79,19 @@ func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 	}
 	var seen, settled int64
 	var hasHoles bool
+	var open pgtype.Multirange[pgtype.Range[pgtype.Int8]]
 	// An id that was not drawn from the sequence says nothing of lesser ones.
-	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles}, journalSQL(t, `SELECT coalesce(
+	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles, &open}, journalSQL(t, `SELECT coalesce(
 			least(max(e.{id}),
 				pg_sequence_last_value(pg_get_serial_sequence({regclass}, {column})::regclass)), 0),
 		coalesce((SELECT `+SettledSQL+` FROM `+progressSQL+`), 0),
-		EXISTS (SELECT FROM `+progressSQL+` AND `+holesSQL+` > 0)
+		EXISTS (SELECT FROM `+progressSQL+` AND `+holesSQL+` > 0), `+unsettledSQL+`
 		FROM {table} e WHERE {bound}`, "{regclass}", outbox.QuoteLiteral(t.SQL()),
 		"{column}", outbox.QuoteLiteral(t.Layout.Columns[outbox.ID])))
 	if err != nil {
 		return err
 	}
+	a.Settled = &Settled{open}
 	seen = max(min(seen, mostSettled), settled)
 	if a.to = 0; seen > settled || hasHoles {
 		a.to = seen
@@ -201,8 +206,18 @@ func (db *DB) take(ctx context.Context, t *outbox.Table, s step, a *Advance) (do
 		var rows int64
 		var left, was string
 		var isWhole bool
-		err := conn.QueryRow(ctx, toSettleSQL(t, events), s.from, s.to, s.ended).
-			Scan(&rows, &left, &was, &isWhole)
+		err := steady(ctx, conn, t, func(tx pgx.Tx) error {
+			const same = `SELECT FROM ` + progressSQL + ` AND {same}`
+			known, err := tx.Exec(ctx, journalSQL(t, same, "{same}", sameTableSQL(t)))
+			if err == nil && known.RowsAffected() == 0 {
+				err = pgx.ErrNoRows
+			}
+			if err != nil {
+				return err
+			}
+			return tx.QueryRow(ctx, toSettleSQL(t, events), s.from, s.to, s.ended).
+				Scan(&rows, &left, &was, &isWhole)
+		})
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
@@ -281,6 +296,18 @@ WHERE EXISTS (SELECT FROM `+progressSQL+` AND {same})
 	AND NOT EXISTS (SELECT FROM {undeferred} t WHERE {events})`,
 		"{same}", sameTableSQL(t), "{open}", betweenSQL(t, "$1", "$2"),
 		"{undeferred}", inTurnSQL(t, betweenSQL(t, "$1", "$2")), "{events}", events)
+}
+
+// steady has f run its statements while no partition is detached from the table. If f first asks for a
+// partition, and finds it there, or again for all and finds no other, then its statements read what it asked
+// for: one waits for locks behind its plan, and partitions that are attached meanwhile are not in that.
+func steady(ctx context.Context, conn *pgx.Conn, t *outbox.Table, f func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+t.SQL()+` IN ACCESS SHARE MODE`); err != nil {
+			return err
+		}
+		return f(tx)
+	})
 }
 
 // inTurnSQL is undeferredSQL, range by range (OFFSET 0). Statistics may have the planner read the whole table

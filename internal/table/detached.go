@@ -11,8 +11,8 @@ import (
 )
 
 // Detached lists the tables that may be attached to an outbox as partitions, and by all that shows were some:
-// they have its columns, belong to its owner or to a superuser, draw no ids, and are no outboxes. Their rows
-// have marks in the journal.
+// they have its columns, but for those that no event needs and it may have got since, belong to its owner or
+// to a superuser, draw no ids, and are no outboxes. Their rows have marks in the journal.
 func (db *DB) Detached(ctx context.Context, t *outbox.Table) (names []string, err error) {
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		rows, _ := conn.Query(ctx, `SELECT d.oid::regclass::text FROM `+detachedSQL(t)+` d ORDER BY d.oid`)
@@ -29,6 +29,12 @@ func (db *DB) Detached(ctx context.Context, t *outbox.Table) (names []string, er
 func detachedSQL(t *outbox.Table) string {
 	const columns = `(SELECT array_agg(concat(a.attname, ' ', a.atttypid) ORDER BY a.attname)
 			FROM pg_attribute a WHERE a.attrelid = {of} AND a.attnum > 0 AND NOT a.attisdropped)`
+	var needed []string
+	for _, name := range t.Layout.Columns {
+		if name != "" {
+			needed = append(needed, outbox.QuoteLiteral(name))
+		}
+	}
 	return journalSQL(t, `(SELECT c.oid FROM pg_class o JOIN pg_class c ON c.oid <> o.oid
 	WHERE o.oid = to_regclass({regclass}) AND o.relkind = 'p' AND c.relkind IN ('r', 'p')
 		AND (NOT c.relispartition
@@ -36,10 +42,13 @@ func detachedSQL(t *outbox.Table) string {
 		AND (c.relowner = o.relowner OR (SELECT s.rolsuper FROM pg_roles s WHERE s.oid = c.relowner))
 		AND NOT EXISTS (SELECT FROM {known} k WHERE k.table_oid = c.oid)
 		AND EXISTS (SELECT FROM pg_attribute a
-			WHERE a.attrelid = c.oid AND a.attname = {column} AND a.attidentity = '')
-		AND {its columns} = {columns})`,
+			WHERE a.attrelid = c.oid AND a.attname = {column} AND (a.attidentity = '' OR c.relispartition))
+		AND {its columns} <@ {columns} AND NOT EXISTS (SELECT FROM pg_attribute n
+			WHERE n.attrelid = o.oid AND n.attname = ANY ({needed}) AND NOT EXISTS (
+				SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = n.attname)))`,
 		"{regclass}", outbox.QuoteLiteral(t.SQL()),
 		"{column}", outbox.QuoteLiteral(t.Layout.Columns[outbox.ID]),
+		"{needed}", "ARRAY["+strings.Join(needed, ", ")+"]::text[]",
 		"{its columns}", strings.ReplaceAll(columns, "{of}", "c.oid"),
 		"{columns}", strings.ReplaceAll(columns, "{of}", "o.oid"))
 }

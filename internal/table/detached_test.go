@@ -24,6 +24,8 @@ func TestDetached(t *testing.T) {
 		like("superusers", "postgres", "")
 		like("strangers", stranger, "")
 		like("more_columns", owner, ", more int")
+		exec(`CREATE TABLE public.lacks_columns (id bigint, event_type text); ALTER TABLE public.lacks_columns OWNER TO ` + owner)
+		exec(`ALTER TABLE public.outbox_events ADD COLUMN later int`)
 		like("draws_ids", owner, " INCLUDING IDENTITY")
 		exec(`DO $$ BEGIN EXECUTE format('ALTER TABLE public.outbox_events DETACH PARTITION %s', (SELECT min(relid::text)
 			FROM pg_partition_tree('public.outbox_events') WHERE isleaf)); END $$`)

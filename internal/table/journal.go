@@ -208,7 +208,8 @@ const markedColumns = `NULL::smallint AS {attempts}, NULL::text AS {error}, {due
 const aggregateHash = `"deferred.aggregate_hash"`
 
 // LookUpInserted is LookUp for rows that the WAL brings. Of a table with a journal it asks the journal first:
-// a row that the progress does not know and that is in neither of the journal's tables is pending.
+// a row that is in the table, that the progress does not know, and that is in neither of the journal's tables
+// is pending.
 func (db *DB) LookUpInserted(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
 	if !Journals(t) {
 		return db.LookUp(ctx, t, rows)
@@ -257,6 +258,7 @@ func (db *DB) known(ctx context.Context, t *outbox.Table, rows []Row) (known []i
 func knownSQL(t *outbox.Table) string {
 	return journalSQL(t, `SELECT w.ord::int - 1 FROM unnest($1::bigint[]) WITH ORDINALITY AS w(id, ord)
 		WHERE NOT (SELECT `+unsettledSQL+`) @> w.id
+			OR NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = w.id OFFSET 0)
 			OR (SELECT coalesce(range_agg(r), '{}')
 				FROM {entries} j, unnest(j.ids) r WHERE j.outbox = {outbox}
 					AND range_merge(j.ids) && $2::int8multirange AND r && $2) @> w.id
@@ -523,7 +525,7 @@ func letterAndEntrySQL(t *outbox.Table, letters, from, original, rendered, note 
 func (db *DB) DeleteJournaled(
 	ctx context.Context, t *outbox.Table, before time.Time, most int,
 ) (entries int, rows int64, err error) {
-	err = db.QueryRow(ctx, []any{&entries, &rows}, journalSQL(t, `
+	sql := journalSQL(t, `
 WITH old AS MATERIALIZED (
 	SELECT j.ctid AS place, j.ids FROM {entries} j
 	WHERE j.outbox = {outbox} AND j.processed_at < $1 AND {bound}
@@ -536,7 +538,16 @@ WITH old AS MATERIALIZED (
 	DELETE FROM {entries} j WHERE j.ctid = ANY (ARRAY(SELECT o.place FROM old o)) RETURNING 1
 )
 SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone)
-WHERE `+besideSQL+` AND `+pg.OwnPath), before, most)
+WHERE `+besideSQL+` AND `+pg.OwnPath)
+	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return steady(ctx, conn, t, func(tx pgx.Tx) error {
+			detached, err := tx.Exec(ctx, `SELECT FROM `+detachedSQL(t)+` d`)
+			if err != nil || detached.RowsAffected() > 0 {
+				return err
+			}
+			return tx.QueryRow(ctx, sql, before, most).Scan(&entries, &rows)
+		})
+	})
 	return entries, rows, err
 }
 
@@ -544,13 +555,21 @@ WHERE `+besideSQL+` AND `+pg.OwnPath), before, most)
 // are events no more. A partition that is detached keeps them.
 func (db *DB) ForgetDeferred(ctx context.Context, t *outbox.Table) error {
 	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, journalSQL(t, `DELETE FROM {deferred} d
-			WHERE d.outbox = {outbox} AND NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = d.id)
-				AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = d.partition_oid AND c.oid NOT IN (
-					SELECT to_regclass({regclass})
-					UNION SELECT relid FROM pg_partition_tree(to_regclass({regclass}))))
-				AND {bound} AND `+pg.OwnPath, "{regclass}", outbox.QuoteLiteral(t.SQL())))
-		return err
+		return steady(ctx, conn, t, func(tx pgx.Tx) error {
+			var present []uint32
+			err := tx.QueryRow(ctx, `SELECT array_agg(o) FROM (
+				SELECT to_regclass($1)::oid AS o
+				UNION SELECT relid::oid FROM pg_partition_tree(to_regclass($1))) p`, t.SQL()).Scan(&present)
+			if err != nil {
+				return err
+			}
+			_, err = tx.Exec(ctx, journalSQL(t, `DELETE FROM {deferred} d
+				WHERE d.outbox = {outbox} AND NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = d.id)
+					AND NOT EXISTS (SELECT FROM pg_class c
+						WHERE c.oid = d.partition_oid AND c.oid <> ALL ($1::oid[]))
+					AND {bound} AND `+pg.OwnPath), present)
+			return err
+		})
 	})
 }
 
