@@ -185,13 +185,17 @@ func New(ctx context.Context, cfg Config, parts Parts) (*Poller, error) {
 	if err != nil {
 		return nil, err
 	}
+	advances := map[*outbox.Table]*advance{}
+	for _, t := range cfg.Outboxes {
+		advances[t] = &advance{}
+	}
 	return &Poller{
 		cfg: cfg, log: parts.Log, reporter: parts.Reporter, publisher: parts.Publisher, marker: parts.Marker,
 		holds: parts.Holds, moved: parts.Moved, recovered: parts.Recovered, db: db,
 		wake:   make(chan struct{}, 1),
 		lookAt: map[*outbox.Table]time.Time{}, again: map[*outbox.Table]bool{},
 		lockedSince: map[*outbox.Table]time.Time{}, blockedSince: map[string]time.Time{},
-		advances: map[*outbox.Table]*advance{},
+		advances: advances,
 	}, nil
 }
 
@@ -387,21 +391,26 @@ const advancePause = time.Second
 // advance is the next step of a table's progress.
 type advance struct {
 	table.Advance
-	at time.Time
+	at      time.Time
+	settled atomic.Pointer[table.Settled]
+}
+
+// Passed reports whether the progress of the row's table has passed its id: the row was delivered, or its id
+// was not drawn.
+func (l *Poller) Passed(ev *outbox.Event) bool {
+	a := l.advances[ev.Table]
+	return a != nil && a.settled.Load().Has(ev)
 }
 
 // advance has later passes begin their search where all earlier rows are settled, with mark journal.
 func (l *Poller) advance(ctx context.Context, t *outbox.Table) error {
 	a := l.advances[t]
-	if a == nil {
-		a = &advance{}
-		l.advances[t] = a
-	}
 	if time.Since(a.at) < advancePause {
 		return nil
 	}
 	a.at = time.Now()
 	err := l.db.Search(ctx, func(ctx context.Context) error { return l.db.Advance(ctx, t, &a.Advance) })
+	a.settled.Store(a.Advance.Settled)
 	if err == nil && a.Whole != nil {
 		l.reporter.Searched(t, *a.Whole)
 	}

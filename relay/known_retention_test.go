@@ -134,6 +134,34 @@ func TestDetachedPartitionComesBack(t *testing.T) {
 	n.delivered()
 }
 
+// TestDeliveredRowsAreInsertedAgain: delivered rows are moved to a partition of their own, or were deleted and are put back by COPY.
+func TestDeliveredRowsAreInsertedAgain(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]string{
+		"moved": `DELETE FROM outbox_messages WHERE id <= 40; CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES FROM (1) TO (41);
+			INSERT INTO outbox_messages OVERRIDING SYSTEM VALUE SELECT * FROM taken`,
+		"put back": `DELETE FROM outbox_messages WHERE id <= 40; COMMIT; BEGIN; INSERT INTO outbox_messages OVERRIDING SYSTEM VALUE SELECT * FROM taken`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNamed(t, outbox.MarkJournal, relay.ModeAuto)
+			n.partitionedBy(`RANGE (id)`, `CREATE TABLE rest PARTITION OF outbox_messages DEFAULT`, `id`)
+			n.start().working(relay.ModeAuto)
+			n.add(50)
+			n.delivered()
+			n.settled(50)
+			// A pass that delivers a delayed row is a later one than that which has read how far the progress is.
+			n.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at)
+				VALUES ('reminder', 1, 'order.placed', '{"n": 51}', clock_timestamp() + interval '2 seconds')`)
+			n.next++
+			n.delivered()
+			n.exec(`BEGIN; CREATE TABLE taken AS SELECT * FROM outbox_messages WHERE id <= 40; ` + change + `; COMMIT`)
+			n.add(10)
+			n.delivered()
+		})
+	}
+}
+
 // TestDetachedOverRetention: a partition with delivered rows is detached, passes of retention delete what is old, and it is attached
 // again. Its rows are not delivered again, and then they are deleted, too.
 func TestDetachedOverRetention(t *testing.T) {
