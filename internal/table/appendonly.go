@@ -23,9 +23,10 @@ type appendOnlyFacts struct {
 	// sequence is where they come from, quoted, or "". ordered: one by one, upwards from 1 or more, once.
 	sequence string
 	ordered  bool
-	// last is the sequence's value, and settled an id up to which rows are delivered. last is -1 where it
-	// cannot be read.
+	// last is the id before the sequence's next one, where it is readable, and settled an id up to which rows
+	// are delivered.
 	last, settled int64
+	readable      bool
 	// Triggers refuse changes, also those of a session that replays other servers' changes.
 	refusesUpdate, refusesTruncate bool
 	// marked: rows were delivered with another mark, and the journal has none.
@@ -83,8 +84,7 @@ func (f *appendOnlyFacts) read(ctx context.Context, conn *pgx.Conn, t *outbox.Ta
 	err := conn.QueryRow(ctx, `SELECT a.atttypid = 'bigint'::regtype, a.attidentity = 'a',
 			coalesce(quote_ident(n.nspname) || '.' || quote_ident(c.relname), ''),
 			coalesce(s.seqcache = 1 AND s.seqincrement > 0 AND NOT s.seqcycle AND s.seqmin > 0, false),
-			CASE WHEN has_sequence_privilege(c.oid, 'SELECT')
-				THEN coalesce(pg_sequence_last_value(c.oid), 0) ELSE -1 END
+			coalesce(has_sequence_privilege(c.oid, 'SELECT'), false)
 		FROM pg_attribute a
 		LEFT JOIN (pg_depend d JOIN pg_sequence s ON s.seqrelid = d.objid
 				JOIN pg_class c ON c.oid = d.objid JOIN pg_namespace n ON n.oid = c.relnamespace)
@@ -92,9 +92,13 @@ func (f *appendOnlyFacts) read(ctx context.Context, conn *pgx.Conn, t *outbox.Ta
 				AND d.refobjid = a.attrelid AND d.refobjsubid = a.attnum AND d.deptype = 'i'
 		WHERE a.attrelid = to_regclass($1) AND a.attname = $2 AND NOT a.attisdropped`,
 		t.SQL(), t.Layout.Columns[outbox.ID]).
-		Scan(&f.bigint, &f.always, &f.sequence, &f.ordered, &f.last)
+		Scan(&f.bigint, &f.always, &f.sequence, &f.ordered, &f.readable)
 	if errors.Is(err, pgx.ErrNoRows) { // a column is missing, which is told elsewhere
 		f.bigint, f.always, f.ordered, err = true, true, true, nil
+	}
+	if err == nil && f.readable {
+		// Its next id may have been set, and not drawn yet.
+		err = conn.QueryRow(ctx, `SELECT last_value - (NOT is_called)::int FROM `+f.sequence).Scan(&f.last)
 	}
 	if err != nil {
 		return fmt.Errorf("read the ids of %s: %w", t, err)
@@ -173,7 +177,7 @@ func (f *appendOnlyFacts) readJournal(
 			f.lacking = append(f.lacking, lackingPrivileges{need.Table, names[i], lacking})
 		}
 	}
-	if f.sequence != "" && f.last < 0 {
+	if f.sequence != "" && !f.readable {
 		f.lacking = append(f.lacking, lackingPrivileges{
 			"sequence " + f.sequence, "SEQUENCE " + f.sequence, "SELECT",
 		})
@@ -236,7 +240,7 @@ func (f *appendOnlyFacts) problems(t *outbox.Table, own *ownTables, p *check.Fin
 			t.SQL(), outbox.QuoteIdent(t.Layout.Unjournaled)),
 		"rows of %s were delivered with another mark, and the journal does not have them: "+
 			"they would be delivered again", t))
-	p.If(f.last >= 0 && f.last < f.settled, "table-ids-again", hint.Errorf(
+	p.If(f.readable && f.last < f.settled, "table-ids-again", hint.Errorf(
 		fmt.Sprintf("SELECT setval('%s', %d), before more rows are inserted; those that were inserted since "+
 			"are not delivered from the table", strings.ReplaceAll(f.sequence, "'", "''"), f.settled),
 		"the sequence of %s stands at %d, and rows up to id %d are delivered: "+

@@ -58,6 +58,16 @@ func TestAppendOnly(t *testing.T) {
 				t.Errorf("checked: %v", err)
 			}
 		})
+		t.Run("the next id is set", func(t *testing.T) {
+			b := newBench(t, pg, outbox.MarkJournal)
+			b.exec(testenv.SettledTo("public.outbox_messages", 10, ""))
+			for sql, again := range map[string]bool{"RESTART WITH 11": false, "RESTART WITH 10": true, "DROP IDENTITY, ALTER id ADD GENERATED ALWAYS AS IDENTITY (START WITH 11)": false} {
+				b.exec(`ALTER TABLE outbox_messages ALTER id ` + sql)
+				if err := b.db.CheckTable(t.Context(), b.table); (hint.CodeOf(err) == "table-ids-again") != again {
+					t.Errorf("%s: checked: %v", sql, err)
+				}
+			}
+		})
 		t.Run("other marks", func(t *testing.T) {
 			b := newBench(t, pg, outbox.MarkUpdate)
 			b.mark(b.insert(5)[:2])
