@@ -361,6 +361,8 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 			return r.settle(err)
 		}
 		if !dropped {
+			r.note("partition %s of %s stays, and later ones: it is being detached, or has pending rows",
+				p.Name, t)
 			return nil
 		}
 		r.report.Dropped = append(r.report.Dropped, p.Name)

@@ -427,6 +427,8 @@ func TestPartitionDetachedDuringAPass(t *testing.T) {
 		reader()
 		if r := <-reports; !slices.Equal(r.Dropped, []string{"outbox_events_100"}) {
 			t.Errorf("dropped %q, %v", r.Dropped, r.Complaints())
+		} else if notes := fmt.Sprint(r.Notes); !strings.Contains(notes, "partition outbox_events_200 of public.outbox_events stays") {
+			t.Errorf("the notes are %s", notes)
 		}
 		b.wantText("rows of the detached partition", `SELECT count(*) FROM outbox_events_200`, "100")
 	})
