@@ -13,6 +13,7 @@ import (
 	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 	"github.com/walpost/walpost/verify"
 )
@@ -201,5 +202,26 @@ func TestJournalIndexLacksEntries(t *testing.T) {
 	r.finds(r.verify(), map[verify.Kind]int64{})
 	if found := r.examine(); strings.Contains(found, "table-journal-index") {
 		t.Errorf("doctor finds %s", found)
+	}
+}
+
+// TestVerifyAfterRetention: messages of rows that retention has deleted are no faults.
+func TestVerifyAfterRetention(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	if !marksInJournal {
+		r.journal()
+	}
+	x := r.start().streaming()
+	r.put(1, 10)
+	r.pending(0)
+	x.halt()
+	r.exec(`DELETE FROM outbox_messages WHERE id <= 4`)
+	r.exec(`UPDATE outbox_journal SET ids = ids - '{[1,5)}'`)
+	r.finds(r.verify(), map[verify.Kind]int64{verify.Unknown: 4})
+	report := r.verify(func(c *verify.Config) { c.KeptFor = func(*outbox.Table) time.Duration { return time.Millisecond } })
+	r.finds(report, map[verify.Kind]int64{})
+	if notes := fmt.Sprint(report.Notes); !strings.Contains(notes, "4 messages are older than the rows that are kept") {
+		t.Errorf("the notes are %s", notes)
 	}
 }

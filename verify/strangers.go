@@ -60,7 +60,11 @@ func (v *comparison) judgeStrangers(ctx context.Context) error {
 
 // old reports whether the row of such a message may have been deleted from table and archive by now.
 func (v *comparison) old(m jetstream.Message) bool {
-	return v.cfg.KeptFor > 0 && time.Since(m.Stored) > v.cfg.KeptFor
+	if v.cfg.KeptFor == nil {
+		return false
+	}
+	kept := v.cfg.KeptFor(v.tables[m.ID.Table].Table)
+	return kept > 0 && time.Since(m.Stored) > kept
 }
 
 // awaitRows waits until every transaction has ended that may have written one of the

@@ -42,9 +42,9 @@ type Config struct {
 	Phantom func(outbox.Position) bool
 	// Since, by this machine's clock, limits the comparison to later messages and marks; zero is everything.
 	Since time.Time
-	// KeptFor is how long after its mark a row is in the table or the archive; 0 is
-	// for ever. Messages that are older may have no row.
-	KeptFor time.Duration
+	// KeptFor is how long after its mark a row is in its table or the archive; 0, and a nil function, are for
+	// ever. Messages that are older may have no row.
+	KeptFor func(*outbox.Table) time.Duration
 	// DelayThreshold and FallbackInterval are the relay's: which rows were meant for
 	// later, and how long it pauses between two searches of the tables.
 	DelayThreshold, FallbackInterval time.Duration

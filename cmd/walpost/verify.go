@@ -123,12 +123,17 @@ func runVerify(cmd *cobra.Command, cfg *Config, since time.Time, repair bool) (*
 	return report, err
 }
 
-// keptFor is how long a delivered row is to be found.
-func keptFor(cfg *Config) time.Duration {
-	if cfg.Retention.ArchiveAfter == 0 {
-		return 0
+// keptFor is how long a delivered row of a table is to be found.
+func keptFor(cfg *Config) func(*outbox.Table) time.Duration {
+	return func(t *outbox.Table) time.Duration {
+		switch {
+		case !table.IsArchived(t):
+			return cfg.Retention.DeleteAfter
+		case cfg.Retention.ArchiveAfter == 0:
+			return 0
+		}
+		return cfg.Retention.DropAfter
 	}
-	return cfg.Retention.DropAfter
 }
 
 // identifySource finds the relay's source and the history of the server's timelines, which takes a
