@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -80,6 +81,51 @@ func TestAttachedMeanwhile(t *testing.T) {
 				t.Errorf("entries, rows, pending ones: %v, want %s", got, c.want)
 			}
 		})
+	}
+}
+
+// TestDetachedMeanwhile: DETACH CONCURRENTLY begins while a statement waits that has asked for the partitions. The deferrals of its
+// rows stay.
+func TestDetachedMeanwhile(t *testing.T) {
+	db, table, exec := withJournal(t, testenv.SharedPostgres(t))
+	exec(`INSERT INTO public.outbox_events (aggregate_type, aggregate_id, event_type, payload) SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 10) g`)
+	exec(`INSERT INTO public.outbox_deferred (outbox, id, available_at, partition_oid) SELECT 'public.outbox_events', id, '-infinity', tableoid FROM public.outbox_events`)
+	exec(`SET lock_timeout = '1min'`)
+	connect := func() *pgx.Conn {
+		t.Helper()
+		conn, err := pgx.Connect(t.Context(), db.Conn().Config().ConnString())
+		must(t, err)
+		t.Cleanup(func() { conn.Close(context.Background()) })
+		return conn
+	}
+	other, detacher := connect(), connect()
+	until := func(sql string) {
+		t.Helper()
+		for is, begun := false, time.Now(); !is; time.Sleep(5 * time.Millisecond) {
+			must(t, other.QueryRow(t.Context(), sql).Scan(&is))
+			if time.Since(begun) > testenv.Patience {
+				t.Fatalf("waited in vain for %s", sql)
+			}
+		}
+	}
+	_, err := other.Exec(t.Context(), `BEGIN; LOCK TABLE public.outbox_deferred IN ACCESS EXCLUSIVE MODE`)
+	must(t, err)
+	forgotten, detached := make(chan error, 1), make(chan error, 1)
+	go func() { forgotten <- db.ForgetDeferred(t.Context(), table) }()
+	until(`SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'public.outbox_deferred'::regclass AND NOT granted)`)
+	go func() {
+		_, err := detacher.Exec(t.Context(), `ALTER TABLE public.outbox_events DETACH PARTITION public.outbox_events_1000000 CONCURRENTLY`)
+		detached <- err
+	}()
+	until(`SELECT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = 'public.outbox_events_1000000'::regclass AND inhdetachpending)`)
+	_, err = other.Exec(t.Context(), `COMMIT`)
+	must(t, err)
+	must(t, <-forgotten)
+	must(t, <-detached)
+	var left int
+	must(t, db.Conn().QueryRow(t.Context(), `SELECT count(*) FROM public.outbox_deferred`).Scan(&left))
+	if left != 10 {
+		t.Errorf("%d deferrals are left, want 10", left)
 	}
 }
 

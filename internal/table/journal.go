@@ -556,18 +556,19 @@ WHERE `+besideSQL+` AND `+pg.OwnPath)
 func (db *DB) ForgetDeferred(ctx context.Context, t *outbox.Table) error {
 	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		return steady(ctx, conn, t, func(tx pgx.Tx) error {
-			var present []uint32
-			err := tx.QueryRow(ctx, `SELECT array_agg(o) FROM (
-				SELECT to_regclass($1)::oid AS o
-				UNION SELECT relid::oid FROM pg_partition_tree(to_regclass($1))) p`, t.SQL()).Scan(&present)
+			parts := `(SELECT to_regclass({regclass})::oid AS oid
+				UNION SELECT relid FROM pg_partition_tree(to_regclass({regclass})))`
+			parts = strings.ReplaceAll(parts, "{regclass}", outbox.QuoteLiteral(t.SQL()))
+			var before []uint32
+			err := tx.QueryRow(ctx, `SELECT array_agg(p.oid) FROM `+parts+` p`).Scan(&before)
 			if err != nil {
 				return err
 			}
 			_, err = tx.Exec(ctx, journalSQL(t, `DELETE FROM {deferred} d
 				WHERE d.outbox = {outbox} AND NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = d.id)
-					AND NOT EXISTS (SELECT FROM pg_class c
-						WHERE c.oid = d.partition_oid AND c.oid <> ALL ($1::oid[]))
-					AND {bound} AND `+pg.OwnPath), present)
+					AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = d.partition_oid
+						AND (c.oid <> ALL ($1::oid[]) OR c.oid NOT IN {parts}))
+					AND {bound} AND `+pg.OwnPath, "{parts}", parts), before)
 			return err
 		})
 	})
