@@ -299,9 +299,9 @@ WHERE EXISTS (SELECT FROM `+progressSQL+` AND {same})
 }
 
 // steady has f run its statements behind a lock of the table, so that no partition comes off and back on
-// between them. A statement may wait for locks behind its plan, and partitions that are attached meanwhile are
-// not in that. So f asks for the partitions before, and its statement does at its end: a partition that both
-// have found was in the plan. One of the two is not enough: DETACH CONCURRENTLY begins beside the lock.
+// between them. A statement may wait for locks behind its plan, and partitions that are attached meanwhile
+// are not in that. So f asks for the partitions before, and its statement does at its end: a partition that
+// both have found was in the plan. One of the two is not enough: DETACH CONCURRENTLY begins beside the lock.
 func steady(ctx context.Context, conn *pgx.Conn, t *outbox.Table, f func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+t.SQL()+` IN ACCESS SHARE MODE`); err != nil {

@@ -164,3 +164,26 @@ func TestInsertedRowIsGone(t *testing.T) {
 		t.Errorf("the row is %+v", states[0])
 	}
 }
+
+// TestInsertedAgainBeforeItIsVisible: the WAL brings a transaction before the server shows it. A row of it that was delivered before is
+// not sent for that.
+func TestInsertedAgainBeforeItIsVisible(t *testing.T) {
+	db, table, exec := withJournal(t, testenv.SharedPostgres(t))
+	exec(testenv.SettledTo("public.outbox_events", 10, ""))
+	exec(`INSERT INTO public.outbox_journal (outbox, kind, ids) VALUES ('public.outbox_events', 'stored', '{[5,6)}')`)
+	other, err := pgx.Connect(t.Context(), db.Conn().Config().ConnString())
+	must(t, err)
+	defer other.Close(t.Context())
+	var xid int64
+	_, err = other.Exec(t.Context(), `BEGIN`)
+	must(t, err)
+	must(t, other.QueryRow(t.Context(), `SELECT pg_current_xact_id()::xid::text::bigint`).Scan(&xid))
+	row := func(id string) Row {
+		return Row{Ref: outbox.Ref{Table: table, ID: id, Hash: 1}, XID: uint32(xid)}
+	}
+	states, err := db.LookUpInserted(t.Context(), table, []Row{row("5"), row("6")})
+	must(t, err)
+	if states[0].Publish() || !states[1].Publish() {
+		t.Errorf("a delivered row and a new one are %+v", states)
+	}
+}

@@ -214,7 +214,7 @@ func (db *DB) LookUpInserted(ctx context.Context, t *outbox.Table, rows []Row) (
 	if !Journals(t) {
 		return db.LookUp(ctx, t, rows)
 	}
-	known, err := db.known(ctx, t, rows)
+	known, marked, err := db.known(ctx, t, rows)
 	if err != nil {
 		return nil, err
 	}
@@ -234,34 +234,45 @@ func (db *DB) LookUpInserted(ctx context.Context, t *outbox.Table, rows []Row) (
 		return nil, err
 	}
 	for i, n := range known {
-		states[n] = asked[i]
+		if states[n] = asked[i]; marked[i] && !asked[i].Visible {
+			states[n].Visible = true // it is delivered, whenever the table shows it
+		}
 	}
 	return states, nil
 }
 
-// known are the indexes of the rows that the journal may know.
-func (db *DB) known(ctx context.Context, t *outbox.Table, rows []Row) (known []int, err error) {
+// known are the indexes of the rows that the journal may know, and which of these have an entry.
+func (db *DB) known(
+	ctx context.Context, t *outbox.Table, rows []Row,
+) (known []int, marked []bool, err error) {
 	ids, err := idsOf(rows)
 	if err == nil {
 		err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			result, _ := conn.Query(ctx, knownSQL(t), ids, ranges(slices.Clone(ids)))
-			known, err = pgx.CollectRows(result, pgx.RowTo[int])
+			var n int
+			var has bool
+			_, err := pgx.ForEachRow(result, []any{&n, &has}, func() error {
+				known, marked = append(known, n), append(marked, has)
+				return nil
+			})
 			return err
 		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look up rows of %s in the journal: %w", t, err)
+		return nil, nil, fmt.Errorf("look up rows of %s in the journal: %w", t, err)
 	}
-	return known, nil
+	return known, marked, nil
 }
 
 func knownSQL(t *outbox.Table) string {
-	return journalSQL(t, `SELECT w.ord::int - 1 FROM unnest($1::bigint[]) WITH ORDINALITY AS w(id, ord)
+	return journalSQL(t, `WITH marked AS MATERIALIZED (SELECT coalesce(range_agg(r), '{}') AS ids
+			FROM {entries} j, unnest(j.ids) r WHERE j.outbox = {outbox}
+				AND range_merge(j.ids) && $2::int8multirange AND r && $2)
+		SELECT w.ord::int - 1, m.ids @> w.id
+		FROM marked m, unnest($1::bigint[]) WITH ORDINALITY AS w(id, ord)
 		WHERE NOT (SELECT `+unsettledSQL+`) @> w.id
 			OR NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = w.id OFFSET 0)
-			OR (SELECT coalesce(range_agg(r), '{}')
-				FROM {entries} j, unnest(j.ids) r WHERE j.outbox = {outbox}
-					AND range_merge(j.ids) && $2::int8multirange AND r && $2) @> w.id
+			OR m.ids @> w.id
 			OR w.id = ANY (ARRAY(SELECT d.id FROM {deferred} d
 				WHERE d.outbox = {outbox} AND d.id = ANY ($1::bigint[])))
 		ORDER BY 1`)
