@@ -2,6 +2,8 @@ package relay_test
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -195,6 +197,54 @@ func TestReplaced(t *testing.T) {
 				n.delivered()
 				n.add(5)
 				n.delivered()
+			})
+		}
+	}
+}
+
+// TestTableBecomesAPartition of a new table of its name, by the statements of docs/TABLES.md. It is the same outbox.
+func TestTableBecomesAPartition(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/TABLES.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, statements, _ := strings.Cut(string(page), "**To partition it,**")
+	_, statements, _ = strings.Cut(statements, "```sql\n")
+	statements, _, ok := strings.Cut(statements, "```")
+	if !ok {
+		t.Fatal("docs/TABLES.md has no such statements")
+	}
+	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
+		for _, runs := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/%v", mark, runs), func(t *testing.T) {
+				t.Parallel()
+				n := newNamed(t, mark, relay.ModeAuto)
+				x := n.start().streaming()
+				n.add(100)
+				n.delivered()
+				n.marked()
+				sql := statements
+				if mark != outbox.MarkJournal {
+					sql = regexp.MustCompile(`(?m)^(DROP TRIGGER|CREATE TRIGGER|ALTER TABLE \w+ ENABLE).*$`).ReplaceAllString(sql, "")
+				}
+				if !runs {
+					x.halt()
+					n.add(10)
+				}
+				n.exec(sql)
+				n.add(10)
+				if !runs {
+					n.start().streaming()
+				}
+				n.delivered()
+				n.duplicateWindowPasses(100 * time.Millisecond)
+				n.add(10)
+				n.delivered()
+				n.marked()
+				if id := n.stored()[n.next-2].Header.Get("Nats-Msg-Id"); !strings.Contains(id, "/public.outbox_messages/") {
+					t.Errorf("message id %s", id)
+				}
 			})
 		}
 	}

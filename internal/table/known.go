@@ -35,13 +35,15 @@ type known struct {
 	system bool
 	// gone: there is no such table here.
 	gone bool
+	// root is the partitioned table that it has become a partition of, or 0.
+	root uint32
 	// copied is the database that the row was copied from, if that still exists on this server.
 	copied string
 }
 
 // nameOf finds the name of an outbox in the rows of outbox_known. The OID of its table tells it, whatever the
 // table is called now. Rows that a dump has brought tell it by the table's name. Another table under the name
-// of a known one is another outbox.
+// of a known one is another outbox, unless that has become its partition.
 func nameOf(t *outbox.Table, rows []known) (name, copied string) {
 	first := t.FirstName()
 	taken := map[string]bool{}
@@ -50,6 +52,11 @@ func nameOf(t *outbox.Table, rows []known) (name, copied string) {
 			return k.name, ""
 		}
 		taken[k.name] = taken[k.name] || k.here
+	}
+	for _, k := range rows {
+		if k.here && k.root != 0 && k.root == t.OID && (k.name == first || k.table == t.Relation()) {
+			return k.name, ""
+		}
 	}
 	for _, byOID := range []bool{true, false} {
 		for _, k := range rows {
@@ -142,10 +149,12 @@ func (own *ownTables) readKnown(
 			coalesce(k.system_id = h.system, false),
 			NOT EXISTS (SELECT FROM pg_class WHERE oid = k.table_oid),
 			coalesce((SELECT d.datname::text FROM pg_database d
-				WHERE k.system_id = h.system AND d.oid = k.database_oid AND d.oid <> h.database), '')
+				WHERE k.system_id = h.system AND d.oid = k.database_oid AND d.oid <> h.database), ''),
+			coalesce(pg_partition_root(k.table_oid)::oid, 0)
 		FROM `+own.known+` k, `+own.hereSQL()+` h ORDER BY k.updated_at DESC, k.id`)
 	rows, err = pgx.CollectRows(result, func(row pgx.CollectableRow) (k known, err error) {
-		err = row.Scan(&k.name, &k.relation, &k.table, &k.source, &k.here, &k.system, &k.gone, &k.copied)
+		err = row.Scan(&k.name, &k.relation, &k.table, &k.source, &k.here, &k.system, &k.gone, &k.copied,
+			&k.root)
 		return k, err
 	})
 	if err != nil {

@@ -16,6 +16,11 @@ func TestNameOf(t *testing.T) {
 		k.system = true
 		return k
 	}
+	partOf := func(name, at string, root uint32) known {
+		k := row(name, 6, at, true)
+		k.root = root
+		return k
+	}
 	for name, c := range map[string]struct {
 		given string
 		rows  []known
@@ -33,6 +38,11 @@ func TestNameOf(t *testing.T) {
 		"a copy":                                 {"", []known{copied("public.old", 7, ""), row("public.box", 9, "public.box", false)}, "public.old"},
 		"a dump that lacks a table":              {"", []known{row("public.box", 6, "", false)}, "public.box/2"},
 		"a dump of another table":                {"", []known{row("public.old", 7, "public.old", false)}, "public.box"},
+		"it has become a partition":              {"", []known{partOf("public.box", "public.box", 7)}, "public.box"},
+		"it has, with another name":              {"", []known{partOf("public.box", "public.box_old", 7)}, "public.box"},
+		"it has, by its table's name":            {"", []known{partOf("public.old", "public.box", 7)}, "public.old"},
+		"another one has":                        {"", []known{partOf("public.other", "public.other", 7)}, "public.box"},
+		"it has become one of another table":     {"", []known{partOf("public.box", "public.box_old", 8)}, "public.box/2"},
 		"a dump that was taken over":             {"", []known{row("public.old", 6, "public.box", true), row("public.old", 5, "public.box", false)}, "public.box"},
 	} {
 		box := &outbox.Table{Schema: "public", Name: "box", Given: c.given, OID: 7}
