@@ -196,7 +196,7 @@ func (x *checker) checkGrowth(ctx context.Context, t *outbox.Table) check.Findin
 		retention.Options{DeleteAfter: r.DeleteAfter, ExcludedAfter: r.ExcludedAfter})
 	found.Failed(check.Warn, "table-unreadable", err)
 	for _, k := range kept {
-		found.Note("table-grows", "set retention.excluded_after", "partition %s", k)
+		found.Note("table-grows", k.Fix(t), "partition %s", k)
 	}
 	return found
 }

@@ -11,7 +11,9 @@ import (
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/partition"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
@@ -185,7 +187,7 @@ func (r *pass) cutEarly(ctx context.Context, t *outbox.Table, newest int64) erro
 	if next.To >= now.part.To {
 		return nil
 	}
-	if err := p.CutFilled(ctx, r.noting(t), now.part, next); err != nil {
+	if err := r.cutFilled(ctx, t, p, now.part, next); err != nil {
 		return err
 	}
 	r.report.Created = append(r.report.Created, next.Name)
@@ -200,9 +202,22 @@ func (r *pass) cut(
 	err := p.CutEmpty(ctx, r.noting(t), last, next)
 	if errors.Is(err, partition.ErrFilled) {
 		next = p.Part(last.From, newest+max(size, refusedAfter*leastRange)+1)
-		err = p.CutFilled(ctx, r.noting(t), last, next)
+		err = r.cutFilled(ctx, t, p, last, next)
 	}
 	return next, err
+}
+
+func (r *pass) cutFilled(
+	ctx context.Context, t *outbox.Table, p *partition.Table, part, next partition.Part,
+) error {
+	err := p.CutFilled(ctx, r.noting(t), part, next)
+	if pg.Code(err) == pgerrcode.CheckViolation {
+		return hint.Errorf(fmt.Sprintf("when they are delivered: DELETE FROM %s WHERE %s >= %d",
+			part.SQL, t.Column(outbox.ID), next.To),
+			"rows of %s have ids far ahead of the sequence, which somebody has given them: %w",
+			part.Name, err)
+	}
+	return err
 }
 
 // noting is politely for a table of which outbox_known says how far its progress is: a transaction that
@@ -239,15 +254,33 @@ func (r *pass) noting(t *outbox.Table) pg.Polite {
 // settledSQL is the condition that no relay needs a partition: every id in $2 to $3 of outbox $1 is done
 // with, under each condition, and was before $4. A progress of other partitions says nothing.
 func settledSQL(t *outbox.Table) string {
-	return fmt.Sprintf(`(SELECT bool_and(NOT k.unsettled && int8range($2::bigint, $3::bigint)
-				AND k.table_oid = to_regclass(%s) AND k.partitions = %s)
-			FROM %s k WHERE k.outbox = $1) IS TRUE AND %s
+	return fmt.Sprintf(`(SELECT bool_and(%s) FROM %s k WHERE k.outbox = $1) IS TRUE AND %s`,
+		passedSQL(t), t.Journal.Known, oldSQL(t))
+}
+
+// passedSQL is the condition that the progress in a row k of outbox_known is behind these ids.
+func passedSQL(t *outbox.Table) string {
+	return fmt.Sprintf(`NOT k.unsettled && int8range($2::bigint, $3::bigint)
+		AND k.table_oid = to_regclass(%s) AND k.partitions = %s`,
+		pg.QuoteLiteral(t.SQL()), table.PartitionsSQL(t))
+}
+
+// oldSQL is the condition that none of these ids is deferred, and none has an entry since $4.
+func oldSQL(t *outbox.Table) string {
+	return fmt.Sprintf(`%s
 		AND NOT EXISTS (SELECT FROM %s d WHERE d.outbox = $1 AND d.id >= $2::bigint AND d.id < $3::bigint)
 		AND NOT EXISTS (SELECT FROM %s j WHERE j.outbox = $1 AND j.processed_at >= $4::timestamptz
 			AND range_merge(j.ids) && int8range($2::bigint, $3::bigint)
 			AND j.ids && int8range($2::bigint, $3::bigint))`,
-		pg.QuoteLiteral(t.SQL()), table.PartitionsSQL(t), t.Journal.Known, table.BoundSQL(t),
-		t.Journal.Deferred, t.Journal.Entries)
+		table.BoundSQL(t), t.Journal.Deferred, t.Journal.Entries)
+}
+
+// behindSQL is another condition of the outbox whose progress has not come to the end of these ids, where
+// that of $5 has. NULL: there is none.
+func behindSQL(t *outbox.Table) string {
+	return fmt.Sprintf(`(SELECT min(k.condition) FROM %s k WHERE k.outbox = $1 AND (%s) IS NOT TRUE
+		AND EXISTS (SELECT FROM %[1]s k WHERE k.outbox = $1 AND k.condition = $5 AND %[2]s) AND %[3]s)`,
+		t.Journal.Known, passedSQL(t), oldSQL(t))
 }
 
 // openIDsSQL are the ids in $2 to $3 of outbox $1 that no entry has.
@@ -296,11 +329,11 @@ func FindKept(ctx context.Context, db *table.DB, t *outbox.Table, opts Options) 
 		if err != nil {
 			return nil, fmt.Errorf("look for rows that keep partitions of %s: %w", t, err)
 		}
+		if kept.is() {
+			all = append(all, kept)
+		}
 		if !settled {
 			break // the later ones are younger
-		}
-		if kept.Rows > 0 {
-			all = append(all, kept)
 		}
 	}
 	return all, nil
@@ -315,7 +348,11 @@ func (r *pass) rowsOf(
 		args := []any{t.String(), p.From, p.To}
 		before := r.now.Add(-r.opts.DeleteAfter)
 		err := tx.QueryRow(ctx, `SELECT `+settledSQL(t), append(args, before)...).Scan(&settled)
-		if err != nil || !settled {
+		if err == nil && !settled {
+			return tx.QueryRow(ctx, `SELECT `+behindSQL(t), append(args, before, t.Where)...).
+				Scan(&kept.Behind)
+		}
+		if err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, `WITH open AS MATERIALIZED (SELECT `+openIDsSQL(t)+` AS ids)
@@ -335,13 +372,16 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 	}
 	for _, p := range of.Parts[:len(of.Parts)-1] {
 		settled, open, kept, err := r.rowsOf(ctx, t, p)
-		switch {
-		case err != nil:
+		if err != nil {
 			return r.settle(err)
-		case !settled:
-			return nil // the later ones are younger
-		case kept.Rows > 0:
+		}
+		if kept.is() {
 			r.report.Kept = append(r.report.Kept, kept)
+		}
+		if !settled {
+			return nil // the later ones are younger
+		}
+		if kept.is() {
 			continue
 		}
 		// Asked again behind the lock: rows may have been inserted, or made pending again.
@@ -357,6 +397,11 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 			return may, err
 		}
 		dropped, err := of.Drop(ctx, r.noting(t), p, true, may)
+		var refused *pgconn.PgError
+		if errors.As(err, &refused) && refused.Code == pgerrcode.DependentObjectsStillExist {
+			r.note("partition %s of %s stays until what needs it is dropped: %s", p.Name, t, refused.Detail)
+			continue
+		}
 		if err != nil {
 			return r.settle(err)
 		}

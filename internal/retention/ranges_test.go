@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/retention"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
@@ -520,4 +521,59 @@ func TestRangesInAnotherSchema(t *testing.T) {
 		JOIN pg_namespace n ON n.oid = c.relnamespace WHERE inhparent = 'outbox_events'::regclass`, "the parts.outbox_events_1050 the parts.outbox_events_rest")
 	b.exec(insertEvents, 1000)
 	b.wantText("rows", `SELECT count(*) FROM outbox_events`, "1050")
+}
+
+// TestPartitionsThatStay: what keeps a partition from being dropped or cut, and the later ones or not, is said with what helps.
+func TestPartitionsThatStay(t *testing.T) {
+	retention.SetLeastRange(100)
+	ready := func(t *testing.T) *bench {
+		b := newAppend(t, testenv.SharedPostgres(t))
+		b.retain()
+		b.exec(insertEvents, 450)
+		b.retain()
+		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at) VALUES ('public.outbox_events', 'stored', '{[1,301)}', now() - interval '2 hours')`)
+		b.deliveredTo(450)
+		return b
+	}
+	drop := func(o *retention.Options) { o.DeleteAfter = time.Hour }
+	t.Run("a view", func(t *testing.T) {
+		b := ready(t)
+		b.exec(`CREATE VIEW report AS SELECT * FROM outbox_events_100`)
+		r := b.retain(drop)
+		if notes := fmt.Sprint(r.Complaints()); !slices.Equal(r.Dropped, []string{"outbox_events_200"}) ||
+			!strings.Contains(notes, "partition outbox_events_100 of public.outbox_events stays until what needs it is dropped: view public.report depends on table public.outbox_events_100") {
+			t.Errorf("dropped %q; %s", r.Dropped, notes)
+		}
+	})
+	t.Run("another condition", func(t *testing.T) {
+		b := ready(t)
+		b.exec(`INSERT INTO outbox_known (outbox, condition, system_id, database_oid, own_oid, table_oid, timeline, partitions, table_name, source, unsettled)
+			SELECT outbox, 'tenant_id = ''2''', system_id, database_oid, own_oid, table_oid, timeline, partitions, table_name, source, '{[150,)}' FROM outbox_known`)
+		r := b.retain(drop)
+		if kept := fmt.Sprint(r.Kept); !slices.Equal(r.Dropped, []string{"outbox_events_100"}) ||
+			!strings.Contains(kept, `outbox_events_200 is kept, and later ones: the progress of outboxes[].where "tenant_id = '2'" has not come so far`) {
+			t.Fatalf("dropped %q; kept %s", r.Dropped, kept)
+		}
+		b.exec(r.Kept[0].Fix(&outbox.Table{Known: "public.outbox_events", Journal: outbox.Journal{Known: "outbox_known"}})[len("if no relay has that condition any more: "):])
+		if r := b.retain(drop); !slices.Equal(r.Dropped, []string{"outbox_events_200"}) || len(r.Kept) > 0 {
+			t.Errorf("dropped %q; kept %v", r.Dropped, r.Kept)
+		}
+	})
+	t.Run("a row far ahead", func(t *testing.T) {
+		b := ready(t)
+		b.exec(`INSERT INTO outbox_events (id, tenant_id, aggregate_type, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE SELECT 300000, 1, 'order', '1', 'order.placed', '{}'`)
+		b.exec(insertEvents, 3000)
+		_, err := b.tryRetain(t.Context())
+		if want := "rows of outbox_events_rest have ids far ahead of the sequence"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Fatalf("%v, want %q", err, want)
+		}
+		_, fix, ok := strings.Cut(hint.Of(err), "when they are delivered: ")
+		if !ok {
+			t.Fatalf("hint %q", hint.Of(err))
+		}
+		b.exec(fix)
+		if r := b.retain(); len(r.Created) == 0 || len(r.Complaints()) > 0 {
+			t.Errorf("created %q; %v", r.Created, r.Complaints())
+		}
+	})
 }

@@ -82,15 +82,23 @@ type TableReport struct {
 	Obstacle bool `json:"obstacle,omitempty"`
 }
 
-// Kept is a partition of an append-only outbox that a pass has not dropped because of rows that no relay has
-// delivered: the outbox's condition excludes them.
+// Kept is a partition of an append-only outbox whose time has come, and that a pass has not dropped: no relay
+// has delivered some of its rows, as the outbox's condition excludes them, or another condition's progress
+// has not come so far.
 type Kept struct {
-	Partition string `json:"partition"`
-	Rows      int64  `json:"rows"`     // counted up to 1000
-	First     int64  `json:"first_id"` // of them
+	Partition string  `json:"partition"`
+	Rows      int64   `json:"rows"`             // counted up to 1000
+	First     int64   `json:"first_id"`         // of them
+	Behind    *string `json:"behind,omitempty"` // the other condition
 }
 
+func (k Kept) is() bool { return k.Rows > 0 || k.Behind != nil }
+
 func (k Kept) String() string {
+	if k.Behind != nil {
+		return fmt.Sprintf("%s is kept, and later ones: the progress of outboxes[].where %q has not come "+
+			"so far (if no relay has that any more, its row of outbox_known may go)", k.Partition, *k.Behind)
+	}
 	rows := fmt.Sprint(k.Rows)
 	if k.Rows == mostKept {
 		rows += " or more"
@@ -98,6 +106,15 @@ func (k Kept) String() string {
 	return fmt.Sprintf("%s is kept: no relay has delivered %s of its rows, from id %d on, "+
 		"as outboxes[].where excludes them (retention.excluded_after says when they go)",
 		k.Partition, rows, k.First)
+}
+
+// Fix is what has it dropped.
+func (k Kept) Fix(t *outbox.Table) string {
+	if k.Behind != nil {
+		return fmt.Sprintf("if no relay has that condition any more: DELETE FROM %s WHERE outbox = %s "+
+			"AND condition = %s", t.Journal.Known, pg.QuoteLiteral(t.String()), pg.QuoteLiteral(*k.Behind))
+	}
+	return "set retention.excluded_after"
 }
 
 // Run makes one pass: processed rows move from their outboxes to the archive,

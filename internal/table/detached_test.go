@@ -36,3 +36,27 @@ func TestDetached(t *testing.T) {
 		}
 	})
 }
+
+// TestHalfCut: a constraint that a cut has left on a partition is named, with the statement that takes it away.
+func TestHalfCut(t *testing.T) {
+	db, table, exec := withJournal(t, testenv.SharedPostgres(t))
+	find := func(want int) []string {
+		t.Helper()
+		found, err := db.SizeFindings(t.Context(), table)
+		must(t, err)
+		if len(found) != want {
+			t.Fatalf("found %+v, want %d", found, want)
+		}
+		if want == 0 {
+			return nil
+		}
+		if found[0].Code != "table-half-partitioned" || !strings.Contains(found[0].Text, "CHECK ((id < 3000000))") {
+			t.Errorf("found %+v", found)
+		}
+		return strings.SplitAfter(found[0].Fix, "or: ")
+	}
+	find(0)
+	exec(`ALTER TABLE public.outbox_events_rest ADD CONSTRAINT walpost_bounds CHECK (id < 3000000) NOT VALID`)
+	exec(find(1)[1])
+	find(0)
+}

@@ -142,27 +142,34 @@ func (db *DB) IndexFindings(ctx context.Context, t *outbox.Table) (f check.Findi
 // manyRows is how many rows a table has before it pays to partition it.
 const manyRows = 50_000_000
 
-// SizeFindings say that a table is so large that it should be partitioned, or that this was broken off.
+// SizeFindings say that a table is so large that it should be partitioned, or that this was broken off, or
+// the cutting of a partition was.
 func (db *DB) SizeFindings(ctx context.Context, t *outbox.Table) (f check.Findings, err error) {
-	if !Changes(t) || !t.Layout.Has(outbox.OccurredAt) {
-		return nil, nil
-	}
 	var rows float64 // as of the last ANALYZE, or VACUUM
-	var refuses *string
-	err = db.QueryRow(ctx, []any{&rows, &refuses}, `
+	var refusing, refuses string
+	err = db.QueryRow(ctx, []any{&rows, &refusing, &refuses}, `
 		SELECT CASE c.relkind WHEN 'r' THEN c.reltuples ELSE 0 END,
-			(SELECT pg_get_constraintdef(k.oid) FROM pg_constraint k
-				WHERE k.conrelid = c.oid AND k.conname = $2)
-		FROM pg_class c WHERE c.oid = to_regclass($1)`, t.SQL(), partition.Constraint)
+			coalesce(k.conrelid::regclass::text, ''), coalesce(pg_get_constraintdef(k.oid), '')
+		FROM pg_class c LEFT JOIN pg_constraint k ON k.conname = $2 AND k.contype = 'c' AND k.coninhcount = 0
+			AND k.conrelid = ANY (c.oid || ARRAY(SELECT relid::oid FROM pg_partition_tree(c.oid)))
+		WHERE c.oid = to_regclass($1) LIMIT 1`, t.SQL(), partition.Constraint)
 	if err != nil {
 		return nil, fmt.Errorf("read the size of %s: %w", t, err)
 	}
-	if refuses != nil {
+	byMonth := Changes(t) && t.Layout.Has(outbox.OccurredAt)
+	switch {
+	case refuses != "" && Journals(t):
+		f.Warning("table-half-partitioned",
+			fmt.Sprintf("run `walpost retention`, or: ALTER TABLE %s DROP CONSTRAINT %s",
+				refusing, partition.Constraint),
+			"partition %s of %s was to be cut, which was broken off, or is being done: meanwhile it has %s",
+			refusing, t, refuses)
+	case refuses != "" && byMonth:
 		f.Warning("table-half-partitioned", fmt.Sprintf("run `walpost migrate up --partition month` again, "+
 			"or: ALTER TABLE %s DROP CONSTRAINT %s", t.SQL(), partition.Constraint),
 			"%s was to be partitioned by month, which was broken off, or is being done: meanwhile it has %s",
-			t, *refuses)
-	} else if rows > manyRows {
+			t, refuses)
+	case byMonth && rows > manyRows:
 		f.Warning("table-large", "run `walpost migrate up --partition month`, and see docs/TABLES.md: "+
 			"months go as a whole, instead of row by row",
 			"%s has about %.0f million rows and is not partitioned", t, rows/1e6)
