@@ -391,15 +391,7 @@ const advancePause = time.Second
 // advance is the next step of a table's progress.
 type advance struct {
 	table.Advance
-	at      time.Time
-	settled atomic.Pointer[table.Settled]
-}
-
-// Passed reports whether the progress of the row's table has passed its id: the row was delivered, or its id
-// was not drawn.
-func (l *Poller) Passed(ev *outbox.Event) bool {
-	a := l.advances[ev.Table]
-	return a != nil && a.settled.Load().Has(ev)
+	at time.Time
 }
 
 // advance has later passes begin their search where all earlier rows are settled, with mark journal.
@@ -410,7 +402,6 @@ func (l *Poller) advance(ctx context.Context, t *outbox.Table) error {
 	}
 	a.at = time.Now()
 	err := l.db.Search(ctx, func(ctx context.Context) error { return l.db.Advance(ctx, t, &a.Advance) })
-	a.settled.Store(a.Advance.Settled)
 	if err == nil && a.Whole != nil {
 		l.reporter.Searched(t, *a.Whole)
 	}

@@ -405,30 +405,18 @@ var modelActs = []modelAct{
 		return true
 	}},
 	{"messages lost", (*model).lose},
-	{"detached", func(m *model) bool {
-		if m.away != nil || len(m.parts) == 0 {
-			return false
-		}
-		m.endAll()
-		// Of the partitions with rows, but for the last, which takes new ones, one that has deferrals comes first.
-		id := m.query1(`SELECT coalesce((SELECT t.id FROM outbox_messages t LEFT JOIN outbox_deferred d ON d.id = t.id
-			WHERE t.tableoid <> (SELECT tableoid FROM outbox_messages ORDER BY id DESC LIMIT 1) ORDER BY d.id IS NULL, random() LIMIT 1)::text, '')`)
-		i := slices.IndexFunc(m.parts, func(p *modelPart) bool {
-			n, err := strconv.ParseInt(id, 10, 64)
-			return err == nil && n >= p.from && n < p.to
-		})
-		if i < 0 {
-			return false
-		}
-		p := m.parts[i]
-		m.away = p
-		m.exec(`ALTER TABLE outbox_messages DETACH PARTITION ` + m.away.name)
-		for _, e := range m.events[1:] {
-			e.late = e.late || e.id >= m.away.from && e.id < m.away.to
-		}
-		return true
-	}},
+	{"detached", (*model).detach},
 	{"attached", (*model).attach},
+	{"detached over retention", func(m *model) bool {
+		m.attach()
+		m.commit(true, "now()", "payment.taken")
+		m.commit(true, "now() + interval '4 seconds'", "order.placed")
+		last := m.events[len(m.events)-1]
+		m.exec(`SELECT setval(pg_get_serial_sequence('outbox_messages', 'id'), $1)`, last.id+modelPartition)
+		m.commit(false, "now()", "order.placed")
+		return m.detach() && m.retain() && m.attach()
+	}},
+	{"inserted again", (*model).insertAgain},
 	{"retention", (*model).retain},
 	{"truncated", func(m *model) bool {
 		c := m.conn()
@@ -490,6 +478,22 @@ var modelActs = []modelAct{
 		return true
 	}},
 	{"dead letters retried", func(m *model) bool { m.walpost(m.any(), "dlq", "retry", "--all"); return true }},
+}
+
+// insertAgain deletes rows that have an entry, and inserts them again.
+func (m *model) insertAgain() bool {
+	m.t.Helper()
+	between := ""
+	if m.rng.IntN(2) == 0 {
+		between = "COMMIT; BEGIN;"
+	}
+	m.exec(fmt.Sprintf(`BEGIN; CREATE TABLE taken AS SELECT * FROM outbox_messages WHERE id IN (SELECT e.id FROM outbox_messages e
+			WHERE EXISTS (SELECT FROM outbox_journal j WHERE j.ids @> e.id AND j.kind = 'stored') ORDER BY random() LIMIT %d);
+		DELETE FROM outbox_messages WHERE id IN (SELECT id FROM taken); %s
+		INSERT INTO outbox_messages OVERRIDING SYSTEM VALUE SELECT * FROM taken; COMMIT`, 1+m.rng.IntN(30), between))
+	some := m.count(`SELECT count(*) FROM taken`) > 0
+	m.exec(`DROP TABLE taken`)
+	return some
 }
 
 // replay has a relay's delivered rows published again. It reports false where there are none.
@@ -560,6 +564,32 @@ func (m *model) forget(next int) {
 			e.id, e.fails, e.committed = 0, false, times[i] > 0
 		}
 	}
+}
+
+// detach takes a partition away. It reports false where there is none with rows.
+func (m *model) detach() bool {
+	m.t.Helper()
+	if m.away != nil || len(m.parts) == 0 {
+		return false
+	}
+	m.endAll()
+	// Of the partitions with rows, but for the last, which takes new ones, one that has deferrals comes first.
+	id := m.query1(`SELECT coalesce((SELECT t.id FROM outbox_messages t LEFT JOIN outbox_deferred d ON d.id = t.id
+		WHERE t.tableoid <> (SELECT tableoid FROM outbox_messages ORDER BY id DESC LIMIT 1) ORDER BY d.id IS NULL, random() LIMIT 1)::text, '')`)
+	i := slices.IndexFunc(m.parts, func(p *modelPart) bool {
+		n, err := strconv.ParseInt(id, 10, 64)
+		return err == nil && n >= p.from && n < p.to
+	})
+	if i < 0 {
+		return false
+	}
+	p := m.parts[i]
+	m.away = p
+	m.exec(`ALTER TABLE outbox_messages DETACH PARTITION ` + m.away.name)
+	for _, e := range m.events[1:] {
+		e.late = e.late || e.id >= m.away.from && e.id < m.away.to
+	}
+	return true
 }
 
 func (m *model) attach() bool {

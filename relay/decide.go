@@ -27,9 +27,9 @@ const (
 
 // decide says what becomes of a row: a marked one is noted, a delayed one, or one of an outbox that joins,
 // left to the table, a recorded one to the poller. The table is asked about a row that an earlier session may
-// have sent, that was taken from the WAL or the table before, that may be recorded, or whose id the progress
-// of a journal has passed: somebody may have moved a delivered row, or put it back. Every other row is new. A
-// *outbox.RowError means that the row can never be sent.
+// have sent, that was taken from the WAL or the table before, or that may be recorded: somebody may have moved
+// a delivered row, or put it back. Every other row is new. A *outbox.RowError means that the row can never be
+// sent.
 func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if table.IsMarked(ev) {
 		if ev.Table.Partitioned {
@@ -51,14 +51,16 @@ func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, er
 	if h.isRecorded(ev) {
 		return toLeave, nil
 	}
-	ask := false
+	inHand, ask := false, false
 	if ev.Table.Partitioned {
-		inHand := false
-		if inHand, ask, err = h.takeMoved(ctx, ev); err != nil || inHand {
-			return toSkip, err
-		}
+		inHand, ask, err = h.takeMoved(ctx, ev)
+	} else if table.Journals(ev.Table) {
+		inHand, ask, err = h.takeID(ctx, ev)
 	}
-	if ask || h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || h.poller.Passed(ev) {
+	if err != nil || inHand {
+		return toSkip, err
+	}
+	if ask || h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) {
 		return toAsk, nil
 	}
 	return toSend, nil

@@ -134,7 +134,8 @@ func TestDetachedPartitionComesBack(t *testing.T) {
 	n.delivered()
 }
 
-// TestDeliveredRowsAreInsertedAgain: delivered rows are moved to a partition of their own, or were deleted and are put back by COPY.
+// TestDeliveredRowsAreInsertedAgain: delivered rows are moved to a partition of their own, or were deleted and are put back by COPY, at
+// once, or by and by, or when another session has begun.
 func TestDeliveredRowsAreInsertedAgain(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]string{
@@ -142,23 +143,26 @@ func TestDeliveredRowsAreInsertedAgain(t *testing.T) {
 			INSERT INTO outbox_messages OVERRIDING SYSTEM VALUE SELECT * FROM taken`,
 		"put back": `DELETE FROM outbox_messages WHERE id <= 40; COMMIT; BEGIN; INSERT INTO outbox_messages OVERRIDING SYSTEM VALUE SELECT * FROM taken`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNamed(t, outbox.MarkJournal, relay.ModeAuto)
-			n.partitionedBy(`RANGE (id)`, `CREATE TABLE rest PARTITION OF outbox_messages DEFAULT`, `id`)
-			n.start().working(relay.ModeAuto)
-			n.add(50)
-			n.delivered()
-			n.settled(50)
-			// A pass that delivers a delayed row is a later one than that which has read how far the progress is.
-			n.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at)
-				VALUES ('reminder', 1, 'order.placed', '{"n": 51}', clock_timestamp() + interval '2 seconds')`)
-			n.next++
-			n.delivered()
-			n.exec(`BEGIN; CREATE TABLE taken AS SELECT * FROM outbox_messages WHERE id <= 40; ` + change + `; COMMIT`)
-			n.add(10)
-			n.delivered()
-		})
+		for _, when := range []string{"at once", "settled", "restarted"} {
+			t.Run(name+"/"+when, func(t *testing.T) {
+				t.Parallel()
+				n := newNamed(t, outbox.MarkJournal, relay.ModeAuto)
+				n.partitionedBy(`RANGE (id)`, `CREATE TABLE rest PARTITION OF outbox_messages DEFAULT`, `id`)
+				x := n.start().working(relay.ModeAuto)
+				n.add(50)
+				n.delivered()
+				switch when {
+				case "settled":
+					n.settled(50)
+				case "restarted":
+					x.halt()
+					n.start().working(relay.ModeAuto)
+				}
+				n.exec(`BEGIN; CREATE TABLE taken AS SELECT * FROM outbox_messages WHERE id <= 40; ` + change + `; COMMIT`)
+				n.add(10)
+				n.delivered()
+			})
+		}
 	}
 }
 

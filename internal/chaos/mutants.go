@@ -140,7 +140,7 @@ var mutants = []mutant{
 	// Nothing overtakes the recovery buffer`,
 		}, {
 			"relay/decide.go",
-			"	if ask || h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || h.poller.Passed(ev) {",
+			"	if ask || h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) {",
 			"	if !h.recovered.tail.Covers(ev.Commit, ev.N) && " +
 				"(h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) || ask) {",
 		}},

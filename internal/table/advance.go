@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/walpost/walpost/outbox"
 )
@@ -21,8 +20,6 @@ type Advance struct {
 	// holesTo was seen, too. writers are the transactions that may still insert rows with ids up to there.
 	holesTo int64
 	writers []string
-	// Settled is what the progress had passed at the last call that found no row pending.
-	Settled *Settled
 	// Whole is set by a call that has ended a search of the whole table, and found no row pending.
 	Whole *Search
 	whole *Search // of earlier calls, up to a row that was pending
@@ -79,19 +76,17 @@ func (db *DB) advance(ctx context.Context, t *outbox.Table, a *Advance) error {
 	}
 	var seen, settled int64
 	var hasHoles bool
-	var open pgtype.Multirange[pgtype.Range[pgtype.Int8]]
 	// An id that was not drawn from the sequence says nothing of lesser ones.
-	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles, &open}, journalSQL(t, `SELECT coalesce(
+	err = db.QueryRow(ctx, []any{&seen, &settled, &hasHoles}, journalSQL(t, `SELECT coalesce(
 			least(max(e.{id}),
 				pg_sequence_last_value(pg_get_serial_sequence({regclass}, {column})::regclass)), 0),
 		coalesce((SELECT `+SettledSQL+` FROM `+progressSQL+`), 0),
-		EXISTS (SELECT FROM `+progressSQL+` AND `+holesSQL+` > 0), `+unsettledSQL+`
+		EXISTS (SELECT FROM `+progressSQL+` AND `+holesSQL+` > 0)
 		FROM {table} e WHERE {bound}`, "{regclass}", outbox.QuoteLiteral(t.SQL()),
 		"{column}", outbox.QuoteLiteral(t.Layout.Columns[outbox.ID])))
 	if err != nil {
 		return err
 	}
-	a.Settled = &Settled{open}
 	seen = max(min(seen, mostSettled), settled)
 	if a.to = 0; seen > settled || hasHoles {
 		a.to = seen

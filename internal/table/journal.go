@@ -264,6 +264,28 @@ func (db *DB) known(
 	return known, marked, nil
 }
 
+// TakenTo is an id that no row which was delivered exceeds. Where the progress is void, it is the last id that
+// was drawn.
+func (db *DB) TakenTo(ctx context.Context, t *outbox.Table) (id int64, err error) {
+	err = db.QueryRow(ctx, []any{&id}, takenToSQL(t))
+	if err != nil {
+		err = fmt.Errorf("look for the last id of %s: %w", t, err)
+	}
+	return id, err
+}
+
+func takenToSQL(t *outbox.Table) string {
+	return journalSQL(t, `WITH p AS MATERIALIZED (
+			SELECT coalesce((SELECT `+SettledSQL+` FROM `+progressSQL+`),
+				pg_sequence_last_value(pg_get_serial_sequence({regclass}, {column})::regclass), 0) AS settled)
+		SELECT greatest(p.settled,
+			(SELECT max(upper(r)) - 1 FROM {entries} j, unnest(j.ids) r
+				WHERE j.outbox = {outbox} AND range_merge(j.ids) && int8range(p.settled, NULL, '()')),
+			(SELECT max(d.id) FROM {deferred} d WHERE d.outbox = {outbox}))
+		FROM p`, "{regclass}", outbox.QuoteLiteral(t.SQL()),
+		"{column}", outbox.QuoteLiteral(t.Layout.Columns[outbox.ID]))
+}
+
 func knownSQL(t *outbox.Table) string {
 	return journalSQL(t, `WITH marked AS MATERIALIZED (SELECT coalesce(range_agg(r), '{}') AS ids
 			FROM {entries} j, unnest(j.ids) r WHERE j.outbox = {outbox}

@@ -70,6 +70,7 @@ func TestPlansOfJournal(t *testing.T) {
 				"overtaken":   of(overtakenSQL(table, time.Second)),
 				"look up":     of(lookUpSQL(table), ids, hashes, make([]*string, 1000), ranges(slices.Clone(known))),
 				"progress":    of(toSettleSQL(table, "true"), nil, 100_500, 0),
+				"taken to":    of(takenToSQL(table)),
 				"step":        of(stepSQL(table), nil, 100_500, 1000),
 				"page":        of(sourceOf(table).page, time.Time{}, 1000),
 				"marked":      of(markedListSQL(table, sourceOf(table), "", "true"), time.Now().Add(-5*time.Hour), "", 1000, time.Now().Add(-5*time.Hour).Add(199*time.Second)),
