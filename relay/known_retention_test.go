@@ -37,9 +37,7 @@ func (n *named) retain(box *outbox.Table, after time.Duration) {
 func (n *named) settled(id int) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("the progress has come to id %d", id), func() bool {
-		return n.count(`SELECT count(*) FROM outbox_known WHERE table_oid = 'outbox_messages'::regclass AND `+testenv.Settled+` = $1 AND partitions = (
-			SELECT hashtextextended(coalesce(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), ''), 0)
-			FROM pg_partition_tree('outbox_messages'))`, id) == 1
+		return n.count(`SELECT count(*) FROM outbox_known WHERE table_oid = 'outbox_messages'::regclass AND `+testenv.Settled+` = $1 AND partitions = `+testenv.PartitionsOf("outbox_messages"), id) == 1
 	})
 }
 

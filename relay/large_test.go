@@ -83,8 +83,7 @@ func TestLargeAppendOnlyTable(t *testing.T) {
 			FROM generate_series($1::bigint, $2::bigint, 1000) g`, from, to)
 	}
 	settle(2_000_001, 2_000_000+rows)
-	r.exec(`UPDATE outbox_known SET unsettled = int8multirange(int8range($1::bigint, NULL, '()')), partitions = (
-		SELECT hashtextextended(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), 0) FROM pg_partition_tree('outbox_events'))`, 2_000_000+rows)
+	r.exec(`UPDATE outbox_known SET unsettled = int8multirange(int8range($1::bigint, NULL, '()')), partitions = `+testenv.PartitionsOf("outbox_events"), 2_000_000+rows)
 	r.dropSlot(r.cfg.Slot) // its WAL has all of them
 	r.start().streaming().halt()
 	r.exec(`ANALYZE outbox_events`)

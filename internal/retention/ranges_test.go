@@ -89,7 +89,7 @@ func TestRangesUnderLoad(t *testing.T) {
 	retention.SetLeastRange(5000)
 	b := newAppend(t, testenv.SharedPostgres(t))
 	b.exec(testenv.SettledTo("public.outbox_events", 0, ""))
-	const partitions = `(SELECT hashtextextended(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), 0) FROM pg_partition_tree('outbox_events'))`
+	partitions := testenv.PartitionsOf("outbox_events")
 	b.exec(`UPDATE outbox_known SET partitions = ` + partitions)
 	ctx, stop := context.WithCancel(t.Context())
 	var writers sync.WaitGroup
@@ -397,7 +397,7 @@ func TestCutTwice(t *testing.T) {
 func (b *bench) deliveredTo(id int) {
 	b.t.Helper()
 	b.exec(testenv.SettledTo("public.outbox_events", int64(id), ""))
-	b.exec(`UPDATE outbox_known k SET partitions = (SELECT hashtextextended(string_agg(relid::oid::text, ' ' ORDER BY relid::oid), 0) FROM pg_partition_tree('outbox_events')),
+	b.exec(`UPDATE outbox_known k SET partitions = ` + testenv.PartitionsOf("outbox_events") + `,
 		unsettled = unsettled - '{[1,` + strconv.Itoa(id) + `]}'`)
 }
 

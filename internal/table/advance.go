@@ -198,21 +198,15 @@ func (db *DB) take(ctx context.Context, t *outbox.Table, s step, a *Advance) (do
 			}
 		}
 		begun := time.Now()
-		var rows int64
+		var partitions, rows int64
 		var left, was string
 		var isWhole bool
-		err := steady(ctx, conn, t, func(tx pgx.Tx) error {
-			const same = `SELECT FROM ` + progressSQL + ` AND {same}`
-			known, err := tx.Exec(ctx, journalSQL(t, same, "{same}", sameTableSQL(t)))
-			if err == nil && known.RowsAffected() == 0 {
-				err = pgx.ErrNoRows
-			}
-			if err != nil {
-				return err
-			}
-			return tx.QueryRow(ctx, toSettleSQL(t, events), s.from, s.to, s.ended).
+		// Asked before the search: one that is attached meanwhile may not be in its plan.
+		err := conn.QueryRow(ctx, `SELECT `+PartitionsSQL(t)).Scan(&partitions)
+		if err == nil {
+			err = conn.QueryRow(ctx, toSettleSQL(t, events), s.from, s.to, s.ended).
 				Scan(&rows, &left, &was, &isWhole)
-		})
+		}
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
@@ -221,7 +215,7 @@ func (db *DB) take(ctx context.Context, t *outbox.Table, s step, a *Advance) (do
 		}
 		// What was found stays so: a row has an entry or a deferral, and gets the other one. The search may
 		// take long, and holds no lock for which records and marks would wait.
-		tag, err := conn.Exec(ctx, settledSQL(t), s.from, s.to, left, mostHoles, was)
+		tag, err := conn.Exec(ctx, settledSQL(t), s.from, s.to, left, mostHoles, was, partitions)
 		done = tag.RowsAffected() == 1
 		if isWhole {
 			a.whole = &Search{}
@@ -293,17 +287,31 @@ WHERE EXISTS (SELECT FROM `+progressSQL+` AND {same})
 		"{undeferred}", inTurnSQL(t, betweenSQL(t, "$1", "$2")), "{events}", events)
 }
 
-// steady has f run its statements behind a lock of the table, so that no partition comes off and back on
-// between them. A statement may wait for locks behind its plan, and partitions that are attached meanwhile
-// are not in that. So f asks for the partitions before, and its statement does at its end: a partition that
-// both have found was in the plan. One of the two is not enough: DETACH CONCURRENTLY begins beside the lock.
-func steady(ctx context.Context, conn *pgx.Conn, t *outbox.Table, f func(pgx.Tx) error) error {
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+t.SQL()+` IN ACCESS SHARE MODE`); err != nil {
-			return err
+// steady has f run statements for which no partition may come or go meanwhile. A statement may wait for locks
+// behind its plan, and partitions that are attached by then are not in that. Where that was so, nothing is
+// done.
+func steady(
+	ctx context.Context, conn *pgx.Conn, t *outbox.Table, f func(pgx.Tx) error,
+) (done bool, err error) {
+	changed := errors.New("the partitions changed")
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		var before, after int64
+		err := tx.QueryRow(ctx, `SELECT `+PartitionsSQL(t)).Scan(&before)
+		if err == nil {
+			err = f(tx)
 		}
-		return f(tx)
+		if err == nil {
+			err = tx.QueryRow(ctx, `SELECT `+PartitionsSQL(t)).Scan(&after)
+		}
+		if err == nil && after != before {
+			err = changed
+		}
+		return err
 	})
+	if errors.Is(err, changed) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // inTurnSQL is undeferredSQL, range by range (OFFSET 0). Statistics may have the planner read the whole table
@@ -314,8 +322,8 @@ func inTurnSQL(t *outbox.Table, ids string) string {
 }
 
 // settledSQL writes the progress of a step from id $1 to id $2, with the ids $3 left, and about $4 ranges of
-// them at most up to there. It writes nothing where the progress has become void since it was $5. What the
-// relay of another shard has settled meanwhile stays so.
+// them at most up to there. It writes nothing where the progress has become void since it was $5, or the
+// partitions are not those of $6. What the relay of another shard has settled meanwhile stays so.
 func settledSQL(t *outbox.Table) string {
 	return journalSQL(t, `
 UPDATE {known} k SET updated_at = now(), unsettled = (
@@ -327,7 +335,7 @@ UPDATE {known} k SET updated_at = now(), unsettled = (
 	FROM (SELECT $3::int8multirange + CASE WHEN $1::bigint IS NULL THEN '{}'
 		ELSE k.unsettled * int8multirange(int8range(NULL, $1, '(]')) END AS ids) u)
 WHERE k.outbox = {outbox} AND k.condition = {condition} AND k.unsettled <@ $5::int8multirange
-	AND {same}`,
+	AND k.partitions = $6 AND {same}`,
 		"{above}", "int8multirange(int8range($2::bigint, NULL, '()'))", "{same}", sameTableSQL(t))
 }
 

@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -131,8 +133,8 @@ func TestDetachedMeanwhile(t *testing.T) {
 
 // TestDetachPending: a partition whose DETACH CONCURRENTLY did not come to its end is detached, with its identity, too.
 func TestDetachPending(t *testing.T) {
-	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
-		db, table, exec := withJournal(t, pg)
+	testenv.Clusters(t, func(t *testing.T, server *testenv.Postgres) {
+		db, table, exec := withJournal(t, server)
 		other, err := pgx.Connect(t.Context(), db.Conn().Config().ConnString())
 		must(t, err)
 		defer other.Close(t.Context())
@@ -185,5 +187,113 @@ func TestInsertedAgainBeforeItIsVisible(t *testing.T) {
 	must(t, err)
 	if states[0].Publish() || !states[1].Publish() {
 		t.Errorf("a delivered row and a new one are %+v", states)
+	}
+}
+
+// TestAttachedBesideAWholeSearch: a whole search has read the table without a partition. That is attached, and the progress, which was void,
+// becomes void again. The search writes nothing of what it found.
+func TestAttachedBesideAWholeSearch(t *testing.T) {
+	db, table, exec := withJournal(t, testenv.SharedPostgres(t))
+	exec(`INSERT INTO public.outbox_events (aggregate_type, aggregate_id, event_type, payload) SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 10) g`)
+	exec(`ALTER TABLE public.outbox_events DETACH PARTITION public.outbox_events_1000000`)
+	must(t, db.Know(t.Context(), table, "source"))
+	exec(`UPDATE public.outbox_known SET unsettled = DEFAULT`)
+	connect := func() *pgx.Conn {
+		conn, err := pgx.Connect(t.Context(), db.Conn().Config().ConnString())
+		must(t, err)
+		t.Cleanup(func() { conn.Close(context.Background()) })
+		return conn
+	}
+	other, looker := connect(), connect()
+	exec(`SET lock_timeout = '1min'`)
+	var path, search string
+	must(t, db.Conn().QueryRow(t.Context(), `SELECT current_setting('walpost.search_path'), current_setting('search_path')`).Scan(&path, &search))
+	_, err := other.Exec(t.Context(), `SELECT set_config('walpost.search_path', $1, false), set_config('search_path', $2, false)`, path, search)
+	must(t, err)
+	_, err = other.Exec(t.Context(), `BEGIN; LOCK TABLE public.outbox_known IN EXCLUSIVE MODE`)
+	must(t, err)
+	done := make(chan error, 1)
+	go func() {
+		timeless := *table
+		timeless.Layout.Columns[outbox.AvailableAt] = ""
+		ok, err := db.take(t.Context(), &timeless, step{to: 10, ended: 10}, &Advance{})
+		t.Log("the progress was written:", ok)
+		done <- err
+	}()
+	for waits := false; !waits; time.Sleep(5 * time.Millisecond) {
+		must(t, looker.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'public.outbox_known'::regclass AND NOT granted)`).Scan(&waits))
+	}
+	_, err = other.Exec(t.Context(), `ALTER TABLE public.outbox_events ATTACH PARTITION public.outbox_events_1000000 FOR VALUES FROM (MINVALUE) TO (1000001)`)
+	must(t, err)
+	// what Know does
+	var n int
+	must(t, other.QueryRow(t.Context(), db.own.knowSQL(table), table.String(), table.Where, table.Relation(), "source", table.OID).Scan(&n))
+	_, err = other.Exec(t.Context(), `COMMIT`)
+	must(t, err)
+	must(t, <-done)
+	var unsettled string
+	must(t, looker.QueryRow(t.Context(), `SELECT unsettled::text FROM public.outbox_known`).Scan(&unsettled))
+	pending, err := db.PendingCount(t.Context(), table, 100)
+	must(t, err)
+	if pending != 10 {
+		t.Errorf("%d rows are pending, want 10; unsettled %s", pending, unsettled)
+	}
+}
+
+// TestPartOfAPartitionMeanwhile: a partition of a partition comes off while a statement waits for a lock, and back on while it is planned.
+func TestPartOfAPartitionMeanwhile(t *testing.T) {
+	db, table, exec := withJournal(t, testenv.SharedPostgres(t))
+	exec(`DROP TABLE public.outbox_events_1000000`)
+	exec(`CREATE TABLE public.two PARTITION OF public.outbox_events FOR VALUES FROM (MINVALUE) TO (1000001) PARTITION BY RANGE (id)`)
+	exec(`CREATE TABLE public.sub PARTITION OF public.two FOR VALUES FROM (MINVALUE) TO (1000001)`)
+	exec(`INSERT INTO public.outbox_events (aggregate_type, aggregate_id, event_type, payload) SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 10) g`)
+	must(t, db.Know(t.Context(), table, "source"))
+	exec(`INSERT INTO public.outbox_journal (outbox, kind, ids, processed_at) VALUES ('public.outbox_events', 'stored', '{[1,11)}', now() - interval '1 day'); UPDATE public.outbox_known SET unsettled = '{[11,)}'`)
+	connect := func() *pgx.Conn {
+		conn, err := pgx.Connect(t.Context(), db.Conn().Config().ConnString())
+		must(t, err)
+		t.Cleanup(func() { conn.Close(context.Background()) })
+		return conn
+	}
+	journal, last, looker := connect(), connect(), connect()
+	run := func(conn *pgx.Conn, sql string) {
+		t.Helper()
+		_, err := conn.Exec(t.Context(), sql)
+		must(t, err)
+	}
+	waitsFor := func(name string) {
+		for waits := false; !waits; time.Sleep(5 * time.Millisecond) {
+			must(t, looker.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = '`+name+`'::regclass AND NOT granted)`).Scan(&waits))
+		}
+	}
+	exec(`SET lock_timeout = '1min'`)
+	run(journal, `BEGIN; LOCK TABLE public.outbox_journal IN ACCESS EXCLUSIVE MODE`)
+	done := make(chan error, 1)
+	var entries int
+	var rows int64
+	go func() {
+		var err error
+		entries, rows, err = db.DeleteJournaled(t.Context(), table, time.Now(), 10)
+		done <- err
+	}()
+	waitsFor("public.outbox_journal")
+	run(looker, `SET lock_timeout = '200ms'`)
+	if _, err := looker.Exec(t.Context(), `ALTER TABLE public.two DETACH PARTITION public.sub`); err == nil {
+		run(last, `BEGIN; LOCK TABLE public.outbox_events_rest IN ACCESS EXCLUSIVE MODE`)
+		run(journal, `COMMIT`)
+		waitsFor("public.outbox_events_rest")
+		run(looker, `ALTER TABLE public.two ATTACH PARTITION public.sub FOR VALUES FROM (MINVALUE) TO (1000001)`)
+		run(last, `COMMIT`)
+	} else if pg.Code(err) != pgerrcode.LockNotAvailable { // else it waits, and so cannot come off
+		t.Fatal(err)
+	} else {
+		run(journal, `COMMIT`)
+	}
+	must(t, <-done)
+	var left, there int
+	must(t, looker.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM public.outbox_journal), (SELECT count(*) FROM public.outbox_events)`).Scan(&left, &there))
+	t.Logf("deleted %d entries, %d rows; %d entries and %d rows are left", entries, rows, left, there)
+	if there > 0 && left == 0 {
+		t.Errorf("%d delivered rows have no entry any more", there)
 	}
 }

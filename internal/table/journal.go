@@ -573,13 +573,13 @@ WITH old AS MATERIALIZED (
 SELECT (SELECT count(*)::int FROM forgotten), (SELECT count(*) FROM gone)
 WHERE `+besideSQL+` AND `+pg.OwnPath)
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		return steady(ctx, conn, t, func(tx pgx.Tx) error {
-			detached, err := tx.Exec(ctx, `SELECT FROM `+detachedSQL(t)+` d`)
-			if err != nil || detached.RowsAffected() > 0 {
-				return err
-			}
+		done, err := steady(ctx, conn, t, func(tx pgx.Tx) error {
 			return tx.QueryRow(ctx, sql, before, most).Scan(&entries, &rows)
 		})
+		if !done {
+			entries, rows = 0, 0
+		}
+		return err
 	})
 	return entries, rows, err
 }
@@ -588,22 +588,18 @@ WHERE `+besideSQL+` AND `+pg.OwnPath)
 // are events no more. A partition that is detached keeps them.
 func (db *DB) ForgetDeferred(ctx context.Context, t *outbox.Table) error {
 	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		return steady(ctx, conn, t, func(tx pgx.Tx) error {
+		_, err := steady(ctx, conn, t, func(tx pgx.Tx) error {
 			parts := `(SELECT to_regclass({regclass})::oid AS oid
 				UNION SELECT relid FROM pg_partition_tree(to_regclass({regclass})))`
 			parts = strings.ReplaceAll(parts, "{regclass}", outbox.QuoteLiteral(t.SQL()))
-			var before []uint32
-			err := tx.QueryRow(ctx, `SELECT array_agg(p.oid) FROM `+parts+` p`).Scan(&before)
-			if err != nil {
-				return err
-			}
-			_, err = tx.Exec(ctx, journalSQL(t, `DELETE FROM {deferred} d
+			_, err := tx.Exec(ctx, journalSQL(t, `DELETE FROM {deferred} d
 				WHERE d.outbox = {outbox} AND NOT EXISTS (SELECT FROM {table} e WHERE e.{id} = d.id)
 					AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = d.partition_oid
-						AND (c.oid <> ALL ($1::oid[]) OR c.oid NOT IN {parts}))
-					AND {bound} AND `+pg.OwnPath, "{parts}", parts), before)
+						AND c.oid NOT IN {parts})
+					AND {bound} AND `+pg.OwnPath, "{parts}", parts))
 			return err
 		})
+		return err
 	})
 }
 

@@ -329,11 +329,13 @@ WITH now AS MATERIALIZED (
 SELECT (SELECT count(*) FROM replaced) + (SELECT count(*) FROM noted) WHERE {own}`)
 }
 
-// PartitionsSQL is a hash of the OIDs of a table's partitions, as outbox_known has it.
+// PartitionsSQL is a hash of a table's partitions and of the transactions that attached them, as outbox_known
+// has it: one that came off and back on is another one.
 func PartitionsSQL(t *outbox.Table) string {
 	return fmt.Sprintf(`(SELECT hashtextextended(
-			coalesce(string_agg(p.relid::oid::text, ' ' ORDER BY p.relid::oid), ''), 0)
-		FROM pg_partition_tree(to_regclass(%s)) p)`, pg.QuoteLiteral(t.SQL()))
+			coalesce(string_agg(concat(p.relid::oid, ' ', i.xmin), ' ' ORDER BY p.relid::oid), ''), 0)
+		FROM pg_partition_tree(to_regclass(%s)) p LEFT JOIN pg_inherits i ON i.inhrelid = p.relid)`,
+		pg.QuoteLiteral(t.SQL()))
 }
 
 // ByOID returns the tables by their OIDs, and by those of their partitions: a table may have become one.

@@ -161,7 +161,7 @@ CREATE TABLE {schema}.outbox_known (
     -- outboxes[].where. Empty: every row.
     condition    TEXT        NOT NULL,
     -- What the progress was computed for. When one of these is another, the whole table is searched once. own_oid is this table:
-    -- of rows that a dump has brought, OIDs say nothing. partitions is a hash of their OIDs.
+    -- of rows that a dump has brought, OIDs say nothing. partitions is a hash of their OIDs, and of the transactions that attached them.
     system_id    TEXT,
     database_oid OID         NOT NULL,
     own_oid      OID         NOT NULL,
