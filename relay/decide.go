@@ -27,9 +27,9 @@ const (
 
 // decide says what becomes of a row: a marked one is noted, a delayed one, or one of an outbox that joins,
 // left to the table, a recorded one to the poller. The table is asked about a row that an earlier session may
-// have sent, that was taken from the WAL or the table before, or that may be recorded: somebody may have moved
-// a delivered row, or put it back. Every other row is new. A *outbox.RowError means that the row can never be
-// sent.
+// have sent, that was taken from the WAL or the table before, or that may be recorded: somebody may have
+// moved a delivered row, or put it back. Every other row is new. A *outbox.RowError means that the row can
+// never be sent.
 func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
 	if table.IsMarked(ev) {
 		if ev.Table.Partitioned {

@@ -15,6 +15,7 @@ import (
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/relay"
+	"github.com/walpost/walpost/verify"
 )
 
 // named is a rig whose outbox is renamed and replaced.
@@ -425,6 +426,32 @@ func testDividedAndMerged(n *named, half func(*rig, int) *rig) {
 	}
 	if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
 		t.Errorf("stored %d messages %s", len(got), brief(got))
+	}
+	if !table.MarkOf(&n.box).Stays() {
+		return
+	}
+	// What the other one has delivered is not missing, and what it had no part in is.
+	report := n.verify()
+	n.finds(report, nil)
+	if notes := strings.Join(report.Notes, "\n"); !strings.Contains(notes, "while they were delivered to stream OTHER") {
+		t.Errorf("notes %q", notes)
+	}
+	if !strings.HasSuffix(t.Name(), "/where") {
+		return // nothing tells here which rows the other half had
+	}
+	x.halt()
+	s, err := n.js().Stream(t.Context(), "EVENTS")
+	n.must(err)
+	msg, err := s.GetMsg(t.Context(), 2, natsjs.WithGetMsgSubject("events.order.placed"))
+	n.must(err)
+	n.must(s.DeleteMsg(t.Context(), msg.Sequence))
+	n.finds(n.verify(), map[verify.Kind]int64{verify.Missing: 1})
+	// It is stored again, and nothing else is.
+	x = n.start().streaming()
+	put()
+	eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
+	if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
+		t.Errorf("stored %d messages, want %d: %s", len(got), to, brief(got))
 	}
 }
 

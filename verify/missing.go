@@ -100,6 +100,9 @@ func (v *comparison) judgeMissing(ctx context.Context, t *comparedTable, suspect
 		suspects = v.unseen(t, suspects)
 	}
 	suspects, err := v.kept(ctx, suspects)
+	if err == nil {
+		suspects, err = v.db.Here(ctx, t.elsewhere, suspects)
+	}
 	if err != nil {
 		return err
 	}

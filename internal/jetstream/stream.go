@@ -84,6 +84,9 @@ func NewStream(nc *nats.Conn, cfg StreamConfig) (*Stream, error) {
 // Name is the stream's name.
 func (s *Stream) Name() string { return s.cfg.Name }
 
+// Domain is the stream's, "" where it has none.
+func (s *Stream) Domain() string { return s.cfg.Domain }
+
 // APISubject is the subject of a JetStream API request, such as
 // "STREAM.MSG.GET.EVENTS", in the stream's domain.
 func (s *Stream) APISubject(request string) string {

@@ -402,6 +402,10 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 			r.note("partition %s of %s stays until what needs it is dropped: %s", p.Name, t, refused.Detail)
 			continue
 		}
+		if pg.Code(err) == pgerrcode.InsufficientPrivilege { // it is another role's than the table
+			r.note("partition %s of %s stays: %v", p.Name, t, err)
+			continue
+		}
 		if err != nil {
 			return r.settle(err)
 		}

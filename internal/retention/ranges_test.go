@@ -545,6 +545,21 @@ func TestPartitionsThatStay(t *testing.T) {
 			t.Errorf("dropped %q; %s", r.Dropped, notes)
 		}
 	})
+	t.Run("another role", func(t *testing.T) {
+		b := ready(t)
+		owner := "owner_of_" + b.text(`SELECT current_database()`)
+		b.exec(`CREATE ROLE ` + owner + ` LOGIN; GRANT ALL ON SCHEMA public TO ` + owner)
+		b.exec(`DO $$ DECLARE name text; BEGIN
+			FOR name IN SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND relname <> 'outbox_events_100'
+			LOOP EXECUTE format('ALTER TABLE %s OWNER TO ` + owner + `', name); END LOOP; END $$; GRANT SELECT ON outbox_events_100 TO ` + owner)
+		cfg := b.config()
+		cfg.URL = strings.Replace(cfg.URL, "postgres@", owner+"@", 1)
+		r, err := retention.Run(t.Context(), cfg, retention.Options{Tables: []*outbox.Table{b.table}, DeleteAfter: time.Hour})
+		b.must(err)
+		if notes := fmt.Sprint(r.Complaints()); !slices.Equal(r.Dropped, []string{"outbox_events_200"}) || !strings.Contains(notes, "partition outbox_events_100 of public.outbox_events stays: ") {
+			t.Errorf("dropped %q; %s", r.Dropped, notes)
+		}
+	})
 	t.Run("another condition", func(t *testing.T) {
 		b := ready(t)
 		b.exec(`INSERT INTO outbox_known (outbox, condition, system_id, database_oid, own_oid, table_oid, timeline, partitions, table_name, source, unsettled)

@@ -415,12 +415,14 @@ func (db *DB) sampleGone(ctx context.Context, t *outbox.Table, rows []Row) (gone
 	return gone
 }
 
-// goneSQL numbers, from 0, the ids of $1 that no row has although the transactions $2 are visible.
+// goneSQL numbers, from 0, the ids of $1 that no row has although the transactions $2 are visible. While a
+// partition is detached, rows may be there.
 func goneSQL(t *outbox.Table) string {
 	return journalSQL(t, `SELECT w.ord::int - 1
 		FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS w(id, xid, ord)
 		WHERE pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot())
-			AND NOT EXISTS (SELECT FROM {table} t WHERE t.{id} = w.id::{type} OFFSET 0)
+			AND CASE WHEN EXISTS (SELECT FROM {table} t WHERE t.{id} = w.id::{type} OFFSET 0) THEN false
+				ELSE NOT EXISTS `+detachedSQL(t)+` END
 			AND {bound} AND `+pg.OwnPath, "{type}", t.IDType)
 }
 
