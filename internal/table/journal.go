@@ -264,8 +264,8 @@ func (db *DB) known(
 	return known, marked, nil
 }
 
-// TakenTo is an id that no row which was delivered exceeds. Where the progress is void, it is the last id that
-// was drawn.
+// TakenTo is an id that no row which was delivered exceeds. Where the progress is void, it is the last id
+// that was drawn.
 func (db *DB) TakenTo(ctx context.Context, t *outbox.Table) (id int64, err error) {
 	err = db.QueryRow(ctx, []any{&id}, takenToSQL(t))
 	if err != nil {

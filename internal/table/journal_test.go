@@ -347,3 +347,24 @@ func TestJournalHoles(t *testing.T) {
 func (b *bench) row(id string) table.Row {
 	return table.Row{Ref: outbox.Ref{Table: b.table, ID: id, Hash: outbox.UnknownHash}}
 }
+
+// TestReplayOfRowsThatHaveTwoEntries: a replay has each once, with the last of its marks from before its end.
+func TestReplayOfRowsThatHaveTwoEntries(t *testing.T) {
+	testenv.Clusters(t, func(t *testing.T, pg *testenv.Postgres) {
+		b := newBench(t, pg, outbox.MarkJournal)
+		b.insert(20)
+		b.exec(`INSERT INTO outbox_journal (outbox, kind, ids, processed_at) VALUES ('public.outbox_messages', 'stored', '{[1,11)}', '2026-01-01'),
+			('public.outbox_messages', 'stored', '{[5,8),[12,13)}', '2026-01-02'), ('public.outbox_messages', 'stored', '{[7,7],[15,21)}', '2026-01-03')`)
+		read := func(until string, from table.ReplayCursor) string {
+			t.Helper()
+			at, err := time.Parse(time.DateOnly, until)
+			b.must(err)
+			ids, err := b.replayIDs(table.ReplayChoice{Until: &at}, from, func(table.ReplayRow) error { return nil })
+			b.must(err)
+			return strings.Trim(fmt.Sprint(ids), "[]")
+		}
+		b.is("all", read("2026-02-01", table.ReplayCursor{}), "1 2 3 4 8 9 10 5 6 12 7 15 16 17 18 19 20")
+		b.is("up to the second mark", read("2026-01-02", table.ReplayCursor{}), "1 2 3 4 5 6 7 8 9 10")
+		b.is("behind a row", read("2026-02-01", table.ReplayCursor{At: "2026-01-02 00:00:00+00", ID: "5"}), "6 12 7 15 16 17 18 19 20")
+	})
+}

@@ -27,7 +27,8 @@ import (
 //	beside, progress    A mark makes a row that the progress takes for pending a marked one. Only rows are
 //	                    deleted that every progress has passed; one that begins meanwhile finds none.
 //	progress, progress  A row's progress becomes less by each of them, unless it became void: then
-//	                    settledSQL writes nothing. One that was void already has other partitions, or the same.
+//	                    settledSQL writes nothing. One that was void already has other partitions, or the
+//	                    same.
 //	give up, record     GiveUp takes no lock: the failure of an attempt from before it is not recorded,
 //	                    because the deferral has other attempts once it is locked.
 //	give up, others     It changes a deferral, and a mark that deletes it waits for that, or was first.

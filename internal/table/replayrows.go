@@ -66,6 +66,8 @@ func (db *DB) replaySource(ctx context.Context, t *outbox.Table, c ReplayChoice)
 	rows := sourceOf(t).marked
 	if c.IDs != nil {
 		rows = sourceOf(t).markedByID(givenIDs) // the first argument
+	} else if Journals(t) {
+		rows = markedOnceSQL(t, c.Until)
 	}
 	s := &replaySource{table: t, relations: [][2]string{{rows, fits}}}
 	archived, err := db.sharesArchive(ctx, t)
@@ -86,6 +88,26 @@ func (db *DB) replaySource(ctx context.Context, t *outbox.Table, c ReplayChoice)
 	s.and(processed+" >= {}::timestamptz", c.Since, c.Since != nil)
 	s.and(processed+" < {}::timestamptz", c.Until, c.Until != nil)
 	return s, err
+}
+
+// markedOnceSQL is the marked rows of a table with a journal. One that several entries have, as after a crash, is
+// there with the last of them, of those from before until.
+func markedOnceSQL(t *outbox.Table, until *time.Time) string {
+	and := " AND j.kind = 'stored'"
+	if until != nil {
+		and += " AND j.processed_at < " + pg.QuoteLiteral(until.Format(time.RFC3339Nano)) + "::timestamptz"
+	}
+	return journalSQL(t, `(WITH ranges AS (
+			SELECT r, max(upper(r)) OVER (
+				ORDER BY lower(r) ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+			FROM {entries} j, unnest(j.ids) r WHERE j.outbox = {outbox} AND j.kind = 'stored'
+		), twice AS MATERIALIZED (
+			SELECT coalesce(range_agg(int8range(lower(r), least(upper(r), before))), '{}') AS ids
+			FROM ranges WHERE lower(r) < before
+		), `) + journalSQL(t, marksSQL("(SELECT ids FROM twice)", and)) + `
+		SELECT m.* FROM ` + sourceOf(t).marked + journalSQL(t, ` m
+		WHERE NOT (SELECT ids FROM twice) @> m.{id}
+			OR m.{processed} = (SELECT k.processed_at FROM marks k WHERE k.id = m.{id}))`)
 }
 
 // sharesArchive reports whether the archive can have rows of the outbox: it is there, its ids are of the same
