@@ -153,7 +153,7 @@ func TestUnknownVersion(t *testing.T) {
 	_, zero := group.Up(t.Context(), 0)
 	_, down := group.Down(t.Context(), 99)
 	_, some := whole.Up(t.Context(), 1)
-	printed := migrations.Print(&bytes.Buffer{}, 99, outboxes(), migrations.Consumer)
+	printed := migrations.Print(&bytes.Buffer{}, 99, "public", outboxes(), migrations.Consumer)
 	for want, errs := range map[string][]error{"in group consumer": {up, zero, down, printed}, "without a group": {some}} {
 		for _, err := range errs {
 			if !errors.Is(err, migrations.ErrNoVersion) || !strings.Contains(err.Error(), want) || hint.Of(err) == "" {
@@ -195,7 +195,7 @@ func TestPrintOfGroups(t *testing.T) {
 	pg := testenv.SharedPostgres(t)
 	for _, g := range migrations.Groups() {
 		var sql bytes.Buffer
-		if err := migrations.Print(&sql, migrations.Latest, outboxes(), g); err != nil {
+		if err := migrations.Print(&sql, migrations.Latest, "public", outboxes(), g); err != nil {
 			t.Fatal(err)
 		}
 		printed, upped := pg.NewDB(t), pg.NewDB(t)

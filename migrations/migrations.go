@@ -67,8 +67,8 @@ func CheckOutboxes(ctx context.Context, conn *pgx.Conn, outboxes []*outbox.Table
 		}
 		if !exists {
 			advice := fmt.Sprintf("create the table first, or check outboxes[].table, outboxes[].layout "+
-				"and the search_path: in its first schema, %[1]s, migrations make %[1]s.outbox_messages "+
-				"for layout canonical, and %[1]s.outbox_events for append", schema)
+				"and postgres.schema: migrations make %[1]s.outbox_messages for layout canonical, "+
+				"and %[1]s.outbox_events for append", schema)
 			return hint.Errorf(advice, "table %s does not exist, and the migrations do not make it", t)
 		}
 	}

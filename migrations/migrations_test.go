@@ -255,7 +255,7 @@ func TestPrintMakesTheSameSchema(t *testing.T) {
 	pg := testenv.SharedPostgres(t)
 	for _, tables := range [][]*outbox.Table{outboxes(), foreign()} {
 		var sql bytes.Buffer
-		if err := migrations.Print(&sql, migrations.Latest, tables); err != nil {
+		if err := migrations.Print(&sql, migrations.Latest, "public", tables); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(sql.String(), "drop below") || strings.Contains(sql.String(), "DROP ") || strings.Contains(sql.String(), "{schema}") {
@@ -269,6 +269,7 @@ func TestPrintMakesTheSameSchema(t *testing.T) {
 				exec(t, conn, sql.String())
 			} else {
 				r := newRunner(t, url, tables)
+				r.Own.Schema = "public"
 				if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
 					t.Fatal(err)
 				}
@@ -286,7 +287,7 @@ func TestPrintOffersIndexesForShards(t *testing.T) {
 	tables := outboxes()
 	tables[0].Mark, tables[0].Shard = outbox.MarkUpdate, outbox.Shard{Index: 2, Of: 3}
 	var sql bytes.Buffer
-	if err := migrations.Print(&sql, migrations.Latest, tables); err != nil {
+	if err := migrations.Print(&sql, migrations.Latest, "public", tables); err != nil {
 		t.Fatal(err)
 	}
 	conn := connect(t, testenv.SharedPostgres(t).NewDB(t))
@@ -408,6 +409,7 @@ func TestForeignOutboxTable(t *testing.T) {
 func TestOtherOutbox(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
 	conn, r := connect(t, url), newRunner(t, url, foreign())
+	r.Own.Schema = "public"
 	without := []string{"relay/0001_tables.sql", "consumer/0001_tables.sql", "idempotency/0001_table.sql"}
 	done, err := r.Up(t.Context(), migrations.Latest)
 	if err != nil || !slices.Equal(appliedNames(done), without) {
@@ -441,28 +443,28 @@ func TestOtherOutbox(t *testing.T) {
 	}
 }
 
-func TestSearchPath(t *testing.T) {
+// TestSchema: the tables are made in the first outbox's schema, whatever the role's search_path is. One that does not exist is named.
+func TestSchema(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
-	exec(t, connect(t, url), `CREATE SCHEMA relay`)
+	conn := connect(t, url)
+	exec(t, conn, `CREATE SCHEMA relay`)
 	tables := outboxes()
 	for _, table := range tables {
 		table.Schema = "relay"
 	}
-	r := newRunner(t, withSearchPath(url, "relay"), tables)
-	if done, err := r.Up(t.Context(), migrations.Latest); err != nil || len(done) != len(all()) {
+	if done, err := newRunner(t, url, tables).Up(t.Context(), migrations.Latest); err != nil || len(done) != len(all()) {
 		t.Fatalf("up = %+v, %v", done, err)
 	}
-	_, err := newRunner(t, withSearchPath(url, "nowhere"), tables).Up(t.Context(), migrations.Latest)
-	if err == nil || hint.Of(err) == "" {
+	var others int
+	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace`).Scan(&others); err != nil || others > 0 {
+		t.Errorf("%d tables in public, %v", others, err)
+	}
+	r := newRunner(t, url, tables)
+	r.Own.Schema = "nowhere"
+	_, err := r.Up(t.Context(), migrations.Latest)
+	if err == nil || !strings.Contains(hint.Of(err), "create the schema") {
 		t.Errorf("up without a schema = %v, hint %q", err, hint.Of(err))
 	}
-}
-
-func withSearchPath(url, schema string) string {
-	if strings.Contains(url, "?") {
-		return url + "&search_path=" + schema
-	}
-	return url + "?search_path=" + schema
 }
 
 // Up, down and status refuse a database that other files have made, and change nothing.
@@ -515,7 +517,7 @@ func TestOtherBuilds(t *testing.T) {
 func TestOutboxElsewhere(t *testing.T) {
 	conn := connect(t, testenv.SharedPostgres(t).NewDB(t))
 	err := migrations.CheckOutboxes(t.Context(), conn, outboxes(), "app")
-	if err == nil || !strings.Contains(hint.Of(err), "in its first schema, app, migrations make app.outbox_messages") {
+	if err == nil || !strings.Contains(hint.Of(err), "migrations make app.outbox_messages") {
 		t.Errorf("error %v, hint %q", err, hint.Of(err))
 	}
 }

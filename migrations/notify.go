@@ -41,7 +41,7 @@ func NotifySQL(outboxes []*outbox.Table) string {
 }
 
 // InstallNotify has every insert into the outboxes announced, for relays that poll: see
-// [outbox.NotifyTrigger]. The function is made in the first schema of the search_path. It returns the tables
+// [outbox.NotifyTrigger]. The function is made in the schema of walpost's tables. It returns the outboxes
 // that did not have the trigger, or had it disabled, as far as it came; the others it does not touch. It
 // tries for some twenty seconds to get a table's lock, and holds up its producers for half a second at a
 // time.

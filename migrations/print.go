@@ -11,9 +11,9 @@ import (
 )
 
 // Print writes the migrations up to and including the version, or [Latest], as plain SQL: what up would do in
-// a database whose first schema is public. Each part says which file it comes from. Where groups are named,
-// the others are left out.
-func Print(w io.Writer, to int64, outboxes []*outbox.Table, only ...Group) error {
+// a schema that has nothing yet. Each part says which file it comes from. Where groups are named, the others
+// are left out.
+func Print(w io.Writer, to int64, schema string, outboxes []*outbox.Table, only ...Group) error {
 	if to != Latest {
 		if err := checkTarget(to, 1, only); err != nil {
 			return err
@@ -23,7 +23,8 @@ func Print(w io.Writer, to int64, outboxes []*outbox.Table, only ...Group) error
 	b.WriteString("-- The tables of walpost, for a migration tool of your own or for psql:\n" +
 		"--   psql --single-transaction --set ON_ERROR_STOP=1 --file=FILE\n" +
 		"-- A database gets them from here or from `walpost migrate up`, never from both.\n")
-	for _, m := range All(outboxes, "public", only...) {
+	fmt.Fprintf(&b, "SET search_path = %s;\n", outbox.QuoteIdent(schema))
+	for _, m := range All(outboxes, schema, only...) {
 		if m.Version > to {
 			continue
 		}

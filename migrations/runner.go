@@ -27,6 +27,9 @@ const (
 // Runner applies the migrations to one database. One goroutine uses it. Several runners, also of several
 // processes, may work at the same time: an advisory lock has them take turns, for at most a minute.
 type Runner struct {
+	// Own says where the tables are made: by default in the first outbox's schema, or public.
+	Own pg.Own
+
 	cfg      *pgx.ConnConfig
 	conn     *pgx.Conn // nil until it is needed
 	outboxes []*outbox.Table
@@ -50,12 +53,12 @@ func (s State) isApplied() bool { return !s.AppliedAt.IsZero() }
 
 func laterApplied(a, b State) int { return a.AppliedAt.Compare(b.AppliedAt) }
 
-// New prepares a runner and does not connect. The tables are made in the first schema of the connection's
-// search_path; outbox_messages and outbox_events only where one of the outboxes is that very table in the
-// canonical layout, or in layout append, the others always. Where groups are named, the runner knows the
-// migrations of these and no others: it applies none of the others, takes none of them back and lists none.
+// New prepares a runner and does not connect. outbox_messages and outbox_events are made only where one of
+// the outboxes is that very table in the canonical layout, or in layout append, the others always. Where
+// groups are named, the runner knows the migrations of these and no others: it applies none of the others,
+// takes none of them back and lists none.
 func New(cfg *pgx.ConnConfig, outboxes []*outbox.Table, only ...Group) *Runner {
-	return &Runner{cfg: cfg, outboxes: outboxes, only: only}
+	return &Runner{Own: pg.OwnOf("", "", outboxes), cfg: cfg, outboxes: outboxes, only: only}
 }
 
 // Close closes the connection.
@@ -66,19 +69,21 @@ func (r *Runner) Close() error {
 	return r.conn.Close(context.Background())
 }
 
-// connect returns the connection, and the schema of the tables: the first one of the role's own search_path.
+// connect returns the connection, and the schema of the tables.
 func (r *Runner) connect(ctx context.Context) (_ *pgx.Conn, schema string, err error) {
 	if r.conn == nil || r.conn.IsClosed() {
 		if r.conn, err = pg.ConnectConfig(ctx, r.cfg); err != nil {
 			return nil, "", err
 		}
 	}
-	schemas := pg.Schemas(r.conn.PgConn())
-	if len(schemas) == 0 {
-		return nil, "", hint.Errorf("create the schema, or name one that exists in the search_path of "+
-			"postgres.url", "choose a schema: no schema of the search_path exists")
+	var exists bool
+	err = r.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, r.Own.Schema).
+		Scan(&exists)
+	if err == nil && !exists {
+		err = hint.Errorf("create the schema, or name another one in postgres.schema",
+			"schema %s does not exist: walpost's tables are to be there", r.Own.Schema)
 	}
-	return r.conn, schemas[0], nil
+	return r.conn, r.Own.Schema, err
 }
 
 // Up applies what is missing up to and including the version of each line, or [Latest], and returns what it
@@ -172,7 +177,7 @@ func (r *Runner) withLock(ctx context.Context, f func(*pgx.Conn, string) error) 
 // PartitionByMonth makes partitioned tables of the outboxes: see [partition.ByMonth].
 func (r *Runner) PartitionByMonth(ctx context.Context) (done []string, err error) {
 	err = r.withLock(ctx, func(conn *pgx.Conn, _ string) (err error) {
-		done, err = partition.ByMonth(ctx, conn, r.cfg, r.outboxes)
+		done, err = partition.ByMonth(ctx, conn, r.cfg, r.Own, r.outboxes)
 		return err
 	})
 	return done, explainNotify(err)

@@ -24,6 +24,8 @@ type Config struct {
 	Publication   string
 	// Outboxes are the tables. The relay works with copies: it adds what the catalog says of them.
 	Outboxes []*outbox.Table
+	// Own says where walpost's own tables are: in the first outbox's schema where it is zero.
+	Own pg.Own
 	// Source is the namespace of message ids; empty means
 	// "<system id>/<database>".
 	Source string
@@ -108,6 +110,6 @@ func (c *Config) database() table.Config {
 		URL: c.PostgresURL, Files: c.PostgresFiles, Settings: stream.Settings,
 		Dial: stream.Dialer().DialContext,
 		Slot: c.Slot, Serves: table.Serving(c.Outboxes, c.Stream.Name, c.Stream.Domain),
-		Schema: c.Outboxes[0].Schema,
+		Own: pg.OwnOf(c.Own.Schema, c.Own.Owner, c.Outboxes),
 	}
 }

@@ -101,7 +101,7 @@ func TestFirstStartIsNotGuessed(t *testing.T) {
 // noteSent writes what walpost outbox keep writes, or renew.
 func (r *rig) noteSent(o *outbox.Table, keep bool) {
 	r.t.Helper()
-	db, err := table.Open(r.t.Context(), table.Config{URL: r.url, Slot: r.cfg.Slot, Schema: "public"})
+	db, err := table.Open(r.t.Context(), table.Config{URL: r.url, Slot: r.cfg.Slot})
 	r.must(err)
 	defer db.Close()
 	r.must(db.NoteSent(r.t.Context(), table.Sent{

@@ -17,7 +17,7 @@ import (
 // bound is the outbox as a relay knows it now.
 func (n *named) bound() *outbox.Table {
 	n.t.Helper()
-	db, err := table.Open(n.t.Context(), table.Config{URL: n.url, Slot: n.cfg.Slot, Schema: "public"})
+	db, err := table.Open(n.t.Context(), table.Config{URL: n.url, Slot: n.cfg.Slot})
 	n.must(err)
 	defer db.Close()
 	box := n.box
@@ -28,7 +28,7 @@ func (n *named) bound() *outbox.Table {
 // retain makes a pass of retention, with the outbox as somebody knew it.
 func (n *named) retain(box *outbox.Table, after time.Duration) {
 	n.t.Helper()
-	cfg := table.Config{URL: n.url, Slot: n.cfg.Slot, Schema: "public"}
+	cfg := table.Config{URL: n.url, Slot: n.cfg.Slot}
 	_, err := retention.Run(n.t.Context(), cfg, retention.Options{Tables: []*outbox.Table{box}, DeleteAfter: after})
 	n.must(err)
 }

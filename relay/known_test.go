@@ -447,7 +447,7 @@ func testDividedAndMerged(n *named, half func(*rig, int) *rig) {
 	n.must(s.DeleteMsg(t.Context(), msg.Sequence))
 	n.finds(n.verify(), map[verify.Kind]int64{verify.Missing: 1})
 	// It is stored again, and nothing else is.
-	x = n.start().streaming()
+	n.start().streaming()
 	put()
 	eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
 	if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
@@ -488,7 +488,7 @@ func TestRestoredTable(t *testing.T) {
 // keep says that the table is the outbox that its name says, as walpost outbox keep does.
 func (n *named) keep() {
 	n.t.Helper()
-	db, err := table.Open(n.t.Context(), table.Config{URL: n.url, Slot: n.cfg.Slot, Schema: "public"})
+	db, err := table.Open(n.t.Context(), table.Config{URL: n.url, Slot: n.cfg.Slot})
 	n.must(err)
 	defer db.Close()
 	box := *n.cfg.Outboxes[0]

@@ -59,7 +59,7 @@ func TestNamesAreTheCatalogs(t *testing.T) {
 
 			r.setSubjects("events.order.>", "events.payment.>")
 			dlq, err := deadletter.Open(t.Context(), deadletter.Config{
-				Config: table.Config{URL: r.cfg.PostgresURL, Schema: "public"}, Outboxes: r.cfg.Outboxes,
+				Config: table.Config{URL: r.cfg.PostgresURL}, Outboxes: r.cfg.Outboxes,
 			})
 			r.must(err)
 			defer dlq.Close()

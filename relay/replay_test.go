@@ -26,7 +26,7 @@ import (
 // request writes a request as `walpost replay` does.
 func (r *rig) request(c table.ReplayChoice, change ...func(*table.Replay)) (id int64) {
 	r.t.Helper()
-	db, err := table.Open(r.t.Context(), table.Config{URL: r.url, Slot: r.cfg.Slot, Schema: "public"})
+	db, err := table.Open(r.t.Context(), table.Config{URL: r.url, Slot: r.cfg.Slot})
 	r.must(err)
 	defer db.Close()
 	request := &table.Replay{Slot: r.cfg.Slot, Outbox: r.cfg.Outboxes[0].String(), ReplayChoice: c}

@@ -38,6 +38,12 @@ type PostgresConfig struct {
 	Publication    string
 	MaxRetainedWAL int64
 	Initial        string
+	Schema, Owner  string
+}
+
+// own is where walpost's own tables are.
+func (p *PostgresConfig) own(outboxes []*outbox.Table) pg.Own {
+	return pg.OwnOf(p.Schema, p.Owner, outboxes)
 }
 
 // server is the database of the outboxes.

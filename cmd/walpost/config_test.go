@@ -89,6 +89,8 @@ func TestContract(t *testing.T) {
 		"postgres.publication":      {"WALPOST_PUBLICATION", "walpost"},
 		"postgres.max_retained_wal": {"WALPOST_MAX_RETAINED_WAL", "10GB"},
 		"postgres.initial":          {"WALPOST_INITIAL", ""},
+		"postgres.schema":           {"WALPOST_SCHEMA", ""},
+		"postgres.owner":            {"WALPOST_OWNER", ""},
 		"source":                    {"WALPOST_SOURCE", ""},
 		"shard":                     {"WALPOST_SHARD", ""},
 		"outboxes[0].table":         {"WALPOST_TABLE", "public.outbox_messages"},

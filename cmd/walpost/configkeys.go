@@ -104,6 +104,19 @@ func (c *Config) postgresKeys() []key {
 				"publish them (pending) or mark them as processed (none). " +
 				"Empty publishes up to 100,000 rows and asks when there are more.",
 		},
+		{
+			"postgres.schema", "WALPOST_SCHEMA", "",
+			stringValue{p: &p.Schema, check: checkName},
+			"The schema of walpost's own tables: where `walpost migrate up` makes them, and where alone " +
+				"they are looked for. Empty is the first outbox's.",
+		},
+		{
+			"postgres.owner", "WALPOST_OWNER", "",
+			stringValue{p: &p.Owner, check: checkName},
+			"A further role whose tables are walpost's own. Trusted without it are the session's role, " +
+				"superusers, and the owners of the database, of the schema and of the outboxes: " +
+				"any other role's table counts as missing.",
+		},
 	}
 }
 

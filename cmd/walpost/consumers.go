@@ -26,17 +26,22 @@ func newConsumersCommand() *cobra.Command {
 func consumersCommand(
 	cmd *cobra.Command, do func(context.Context, *cobra.Command, *consumers.Tables, []string) error,
 ) *cobra.Command {
-	schema := cmd.Flags().String("schema", "public", "the schema of the consumers' tables")
 	addConfigFlags(cmd)
+	schema := cmd.Flags().Lookup("schema")
+	schema.Usage, schema.Hidden = "the schema of the consumers' tables (default the first outbox's)", false
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		cfg, err := loadConfig(cmd)
+		if err != nil {
+			return err
+		}
+		tables, err := cfg.Tables()
 		if err != nil {
 			return err
 		}
 		settings := map[string]string{"application_name": cmd.CommandPath()}
 		t, err := consumers.Open(cmd.Context(), pg.Config{
 			URL: cfg.Postgres.URL, Files: cfg.Postgres.files(), Settings: settings,
-		}, *schema)
+		}, cfg.Postgres.own(tables).Schema)
 		if err != nil {
 			return err
 		}

@@ -32,18 +32,14 @@ func grant(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) erro
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its transaction has ended
-	schemas := pg.Schemas(conn.PgConn())
-	if len(schemas) == 0 {
-		return hint.Errorf("set search_path to a schema that exists",
-			"grant privileges: the connection's search_path names no schema")
-	}
-	statements := groupGrants(o.only, schemas[0], o.grant)
+	schema := cfg.Postgres.own(tables).Schema
+	statements := groupGrants(o.only, schema, o.grant)
 	if o.relay() {
 		sequences, err := table.Sequences(ctx, conn, tables)
 		if err != nil {
 			return err
 		}
-		statements = grants(tables, sequences, schemas[0], o.grant)
+		statements = grants(tables, sequences, schema, o.grant)
 	}
 	if _, err := conn.Exec(ctx, strings.Join(statements, "; ")); err != nil {
 		return hint.Wrap(fmt.Errorf("grant privileges to role %s: %w", o.grant, err), adviseGrant(err, o))

@@ -25,7 +25,7 @@ import (
 
 // initOptions are the flags of init beside those of the configuration.
 type initOptions struct {
-	owner, role, app                     string
+	role, app                            string
 	poll, yes, print, force, newPassword bool
 }
 
@@ -49,7 +49,6 @@ func newInitCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.role, "role", "walpost", "the relay's role")
-	flags.StringVar(&o.owner, "owner", "", "the role that owns the tables (default the relay's role)")
 	flags.StringVar(&o.app, "app", "", "the role of the application that inserts events")
 	flags.BoolVar(&o.poll, "poll", false, "set up a relay that polls the table: mode: poll")
 	flags.BoolVar(&o.yes, "yes", false, "do not ask")
@@ -57,6 +56,8 @@ func newInitCommand() *cobra.Command {
 	flags.BoolVar(&o.force, "force", false, "replace a configuration file that says something else")
 	flags.BoolVar(&o.newPassword, "new-password", false, "give the relay's role a new password")
 	addConfigFlags(cmd)
+	owner := flags.Lookup("owner")
+	owner.Usage, owner.Hidden = "the role that owns the tables (default the relay's role)", false
 	return cmd
 }
 
@@ -98,7 +99,7 @@ func (o *initOptions) run(cmd *cobra.Command, t talk) error {
 	if err != nil {
 		return err
 	}
-	if err := c.makeRelays(o, s); err != nil {
+	if err := c.makeRelays(ctx, o, s); err != nil {
 		return err
 	}
 	file, err := c.file(o.force)

@@ -182,14 +182,15 @@ func (c *initConfig) askPassword(ctx context.Context, t talk) error {
 func (c *initConfig) setup(o *initOptions) setup.Config {
 	tables, _ := c.cfg.Tables() // they were checked when they were read
 	return setup.Config{
-		Admin: c.admin, Owner: o.owner, Role: o.role, App: o.app, Outboxes: tables,
+		Admin: c.admin, Owner: c.cfg.Postgres.Owner, Role: o.role, App: o.app, Outboxes: tables,
+		Schema:      c.cfg.Postgres.own(tables).Schema,
 		Publication: c.cfg.Postgres.Publication, Poll: o.poll,
 		PasswordFile: c.passwordFile, NewPassword: o.newPassword,
 	}
 }
 
 // makeRelays turns the configuration into the relay's.
-func (c *initConfig) makeRelays(o *initOptions, s *setup.Setup) error {
+func (c *initConfig) makeRelays(ctx context.Context, o *initOptions, s *setup.Setup) error {
 	url, err := setup.RelayURL(c.admin, o.role, s.Database())
 	if err != nil {
 		return err
@@ -199,6 +200,13 @@ func (c *initConfig) makeRelays(o *initOptions, s *setup.Setup) error {
 	delete(c.origin, "postgres.url_file")
 	for _, name := range []string{"postgres.url", "postgres.password_file", "nats.url"} {
 		c.origin[name] = "init"
+	}
+	owner, err := s.OwnersName(ctx)
+	if err != nil {
+		return err
+	}
+	if owner != "" {
+		p.Owner, c.origin["postgres.owner"] = owner, "init"
 	}
 	for _, k := range c.cfg.keys() {
 		if isPath[k.name] && k.String() != "" && !strings.HasPrefix(c.origin[k.name], c.path+":") {

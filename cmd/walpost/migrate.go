@@ -128,7 +128,9 @@ func newRunner(cfg *Config, o migrateOptions) (*migrations.Runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	return migrations.New(conn, tables, o.only...), nil
+	r := migrations.New(conn, tables, o.only...)
+	r.Own = cfg.Postgres.own(tables)
+	return r, nil
 }
 
 func migrationConn(cfg *Config) (*pgx.ConnConfig, error) {
@@ -159,11 +161,7 @@ func checkOutboxes(ctx context.Context, cfg *Config, o migrateOptions) error {
 	if err := table.CheckColumns(ctx, conn, tables); err != nil {
 		return err
 	}
-	schemas := pg.Schemas(conn.PgConn())
-	if len(schemas) == 0 {
-		return nil // which the migrations refuse
-	}
-	return migrations.CheckOutboxes(ctx, conn, tables, schemas[0])
+	return migrations.CheckOutboxes(ctx, conn, tables, cfg.Postgres.own(tables).Schema)
 }
 
 func migrateUp(ctx context.Context, w io.Writer, cfg *Config, o migrateOptions) (err error) {
@@ -323,7 +321,8 @@ func migratePrint(_ context.Context, w io.Writer, cfg *Config, o migrateOptions)
 		return err
 	}
 	w = trusted(w) // an escaped name would be another one, and only the configuration's names are in it
-	if err := migrations.Print(w, o.to, tables, o.only...); err != nil || !o.relay() {
+	err = migrations.Print(w, o.to, cfg.Postgres.own(tables).Schema, tables, o.only...)
+	if err != nil || !o.relay() {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "\n-- The publication that walpost reads. "+

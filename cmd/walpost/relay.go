@@ -62,6 +62,7 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 		Slot:          cfg.Postgres.Slot,
 		Publication:   cfg.Postgres.Publication,
 		Outboxes:      tables,
+		Own:           cfg.Postgres.own(tables),
 		Source:        cfg.Source,
 		NATS:          natsConn(&cfg.NATS),
 		Stream: jetstream.StreamConfig{

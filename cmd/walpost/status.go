@@ -61,7 +61,7 @@ func database(cfg *Config, name string) table.Config {
 	tables, _ := cfg.Tables() // they were checked when they were read
 	return table.Config{
 		URL: cfg.Postgres.URL, Files: cfg.Postgres.files(), Settings: settings,
-		Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot, Schema: tables[0].Schema,
+		Dial: stream.Dialer().DialContext, Slot: cfg.Postgres.Slot, Own: cfg.Postgres.own(tables),
 		Serves: table.Serving(tables, cfg.NATS.Stream, cfg.NATS.Domain),
 	}
 }

@@ -192,6 +192,13 @@ func checkPublication(s string) error {
 	return nil
 }
 
+func checkName(s string) error {
+	if len(s) > 63 || strings.ContainsRune(s, 0) {
+		return fmt.Errorf("%q is not a name, want at most 63 bytes", s)
+	}
+	return nil
+}
+
 // checkSource leaves the judgement to the package that sends it.
 func checkSource(s string) error {
 	if s == "" {

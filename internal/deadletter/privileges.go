@@ -25,7 +25,7 @@ func (q *Queue) retryNeeds(ctx context.Context) (all []need) {
 		if !table.Journals(t) {
 			continue
 		}
-		journal, err := table.FindJournal(ctx, q.conn, q.cfg.Schema)
+		journal, err := table.FindJournal(ctx, q.conn, q.cfg.Own)
 		if err != nil {
 			continue
 		}

@@ -56,24 +56,24 @@ func Open(ctx context.Context, cfg Config) (*Queue, error) {
 
 // On works on a connection of package table's that is there, and is not to be closed.
 func On(ctx context.Context, conn *pgx.Conn, cfg Config) (*Queue, error) {
-	name, err := findTable(ctx, conn, cfg.Schema)
+	name, err := findTable(ctx, conn, cfg.Own)
 	if err != nil {
 		return nil, err
 	}
-	if err := table.Bind(ctx, conn, cfg.Schema, cfg.Outboxes); err != nil {
+	if err := table.Bind(ctx, conn, cfg.Own, cfg.Outboxes); err != nil {
 		return nil, err
 	}
 	return &Queue{conn: conn, table: name, cfg: cfg, targets: map[string]*target{}}, nil
 }
 
-func findTable(ctx context.Context, conn *pgx.Conn, schema string) (string, error) {
+func findTable(ctx context.Context, conn *pgx.Conn, where pg.Own) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	found, err := pg.FindTables(ctx, conn, schema, table.DeadLetters)
+	found, err := where.Find(ctx, conn, table.DeadLetters)
 	if err != nil {
 		return "", err
 	}
-	return found[0], nil
+	return found[0].SQL, nil
 }
 
 // Close closes the connection.

@@ -61,7 +61,7 @@ func (q *Queue) target(ctx context.Context, tx pgx.Tx, name string) (*target, er
 		t.columns[c.Name] = c
 	}
 	if table.Journals(t.table) {
-		if t.table.Journal, err = table.FindJournal(ctx, q.conn, q.cfg.Schema); err != nil {
+		if t.table.Journal, err = table.FindJournal(ctx, q.conn, q.cfg.Own); err != nil {
 			return nil, err
 		}
 	}

@@ -27,7 +27,7 @@ import (
 //
 // A failed attempt is taken back on a connection of cfg: where a statement was cancelled, conn is closed.
 func ByMonth(
-	ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig, outboxes []*outbox.Table,
+	ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig, own pg.Own, outboxes []*outbox.Table,
 ) (done []string, err error) {
 	for _, t := range outboxes {
 		if t.Mark == outbox.MarkJournal || !t.Layout.Has(outbox.OccurredAt) {
@@ -39,7 +39,7 @@ func ByMonth(
 	for _, t := range outboxes {
 		of := Table{Schema: t.Schema, Name: t.Name, SQL: t.SQL(), By: Months}
 		of.Column = t.Layout.Columns[outbox.OccurredAt]
-		c := &conversion{Table: of, cfg: cfg, conn: conn, tables: pg.PoliteOn(conn)}
+		c := &conversion{Table: of, cfg: cfg, conn: conn, tables: pg.PoliteOn(conn), own: own}
 		did, err := c.run(ctx)
 		if err != nil {
 			return done, fmt.Errorf("partition %s by month: %w", t, err)
@@ -63,7 +63,8 @@ type conversion struct {
 	key     string    // the primary key's name, quoted; "" where it has none
 	index   string    // that is to become the primary key; "" where it need not change
 	checked bool      // the table has the constraint
-	known   string    // outbox_known, quoted; "" where it does not exist
+	own     pg.Own
+	known   string // outbox_known, quoted; "" where it does not exist
 }
 
 func (c *conversion) at() string { return outbox.QuoteIdent(c.Column) }
@@ -103,22 +104,23 @@ func (c *conversion) run(ctx context.Context) (did string, err error) {
 
 // findKnown finds outbox_known, which says by the table's OID what outbox it is.
 func (c *conversion) findKnown(ctx context.Context) error {
-	found, err := pg.FindTables(ctx, c.conn, c.Schema, "outbox_known")
+	found, err := c.own.Find(ctx, c.conn, "outbox_known")
 	if err != nil {
 		return err
 	}
 	var exists, writes bool
 	err = c.conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL,
-			coalesce(has_table_privilege(to_regclass($1), 'UPDATE'), false)`, found[0]).Scan(&exists, &writes)
+			coalesce(has_table_privilege(to_regclass($1), 'UPDATE'), false)`, found[0].SQL).
+		Scan(&exists, &writes)
 	if err != nil || !exists {
 		return err
 	}
 	if !writes {
-		return hint.Errorf(fmt.Sprintf("GRANT UPDATE ON %s TO %s", found[0],
+		return hint.Errorf(fmt.Sprintf("GRANT UPDATE ON %s TO %s", found[0].SQL,
 			outbox.QuoteIdent(c.conn.Config().User)),
 			"the role lacks privilege UPDATE on table outbox_known, which has the OID of %s", c.String())
 	}
-	c.known = found[0]
+	c.known = found[0].SQL
 	return nil
 }
 

@@ -35,30 +35,3 @@ func ForeignTypeSQL(oid string) string {
 		SELECT FROM base b JOIN pg_type t USING (oid)
 		WHERE t.typtype <> 'd' AND t.typnamespace <> 'pg_catalog'::regnamespace)`
 }
-
-// FindTables finds walpost's own tables, and returns each one's name with its schema, quoted. They are looked
-// for in a schema, which the configuration names, and then along the role's own search_path. A table that is
-// in none of them gets the name that it would have in the first.
-func FindTables(ctx context.Context, conn *pgx.Conn, schema string, names ...string) ([]string, error) {
-	schemas := Schemas(conn.PgConn())
-	if schema != "" {
-		schemas = append([]string{schema}, schemas...)
-	}
-	if len(schemas) == 0 {
-		schemas = []string{"public"}
-	}
-	rows, _ := conn.Query(ctx, `
-		SELECT coalesce((SELECT s.name FROM unnest($2::text[]) WITH ORDINALITY s(name, n)
-			JOIN pg_namespace ns ON ns.nspname = s.name
-			JOIN pg_class c ON c.relnamespace = ns.oid AND c.relname = t.name AND c.relkind IN ('r', 'p')
-			ORDER BY s.n LIMIT 1), ($2::text[])[1])
-		FROM unnest($1::text[]) WITH ORDINALITY t(name, n) ORDER BY t.n`, names, schemas)
-	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("find walpost's tables: %w", err)
-	}
-	for i, s := range found {
-		found[i] = outbox.QuoteIdent(s) + "." + outbox.QuoteIdent(names[i])
-	}
-	return found, nil
-}

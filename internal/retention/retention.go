@@ -148,7 +148,7 @@ func Run(ctx context.Context, cfg table.Config, opts Options) (*Report, error) {
 	}
 	defer db.Close()
 	r.db = db
-	if err := r.begin(ctx, cfg.Schema); err != nil || r.report.Busy {
+	if err := r.begin(ctx, cfg.Own); err != nil || r.report.Busy {
 		return r.report, err
 	}
 	defer r.end(ctx)
@@ -181,11 +181,11 @@ type pass struct {
 // ownTables are walpost's tables with the schemas in which the connection found them, quoted.
 type ownTables struct{ archive, keys string }
 
-func (r *pass) findTables(ctx context.Context, schema string) error {
+func (r *pass) findTables(ctx context.Context, where pg.Own) error {
 	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		found, err := pg.FindTables(ctx, conn, schema, table.Archive, keys.Table)
+		found, err := where.Find(ctx, conn, table.Archive, keys.Table)
 		if err == nil {
-			r.tables = ownTables{found[0], found[1]}
+			r.tables = ownTables{found[0].SQL, found[1].SQL}
 		}
 		return err
 	})
@@ -194,7 +194,7 @@ func (r *pass) findTables(ctx context.Context, schema string) error {
 // statementLimit bounds a statement. A batch takes hundredths of a second.
 const statementLimit = 20 * time.Second
 
-func (r *pass) begin(ctx context.Context, schema string) error {
+func (r *pass) begin(ctx context.Context, where pg.Own) error {
 	// A cancelled statement may end this connection: its lock is not the relay's. A crash of the server may
 	// roll the last batches back: the next pass moves them again.
 	err := r.db.Unbind(ctx)
@@ -204,7 +204,7 @@ func (r *pass) begin(ctx context.Context, schema string) error {
 	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
 	}
-	if err = r.findTables(ctx, schema); err != nil {
+	if err = r.findTables(ctx, where); err != nil {
 		return err
 	}
 	if err := r.db.Bind(ctx, r.opts.Tables...); err != nil {

@@ -4,6 +4,7 @@
 package setup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -28,6 +29,7 @@ type Config struct {
 	// role that inserts events, "" for none.
 	Owner, Role, App string
 	Outboxes         []*outbox.Table
+	Schema           string // of walpost's own tables; "" is the first outbox's
 	Publication      string
 	// Poll: the relay reads the tables only. It needs neither wal_level, REPLICATION nor a publication.
 	Poll bool
@@ -136,6 +138,18 @@ func (s *Setup) Owner() string {
 	return s.facts.Owner
 }
 
+// OwnersName is what the relay needs as postgres.owner: the owner of walpost's tables that are there, where
+// the relay's role does not trust that one without it.
+func (s *Setup) OwnersName(ctx context.Context) (name string, err error) {
+	own := pg.OwnOf(s.schema(), "", s.cfg.Outboxes)
+	err = s.conn.QueryRow(ctx, `SELECT coalesce((
+		SELECT r.rolname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			JOIN pg_roles r ON r.oid = c.relowner
+		WHERE c.oid = to_regclass($1) AND NOT `+pg.TrustedSQL("c", "n", "r", "$2", "$3")+`), '')`,
+		own.Named(table.DeadLetters), s.cfg.Role, own.Outboxes).Scan(&name)
+	return name, err
+}
+
 func (s *Setup) relayOwns() bool { return s.facts.Owner == s.cfg.Role }
 
 // Restart says that the server has to be restarted before the relay can stream, once the plan is done; or "".
@@ -231,7 +245,13 @@ func (s *Setup) ownerConfig() (*pgx.ConnConfig, error) {
 }
 
 // schema has the tables.
-func (s *Setup) schema() string { return s.cfg.Outboxes[0].Schema }
+func (s *Setup) schema() string { return cmp.Or(s.cfg.Schema, s.cfg.Outboxes[0].Schema) }
+
+func (s *Setup) migrations(cfg *pgx.ConnConfig) *migrations.Runner {
+	r := migrations.New(cfg, s.cfg.Outboxes, migrations.Relay)
+	r.Own.Schema = s.schema()
+	return r
+}
 
 const theTables = "The tables: outbox, dead letters, archive, requests for replays, journal."
 
@@ -246,7 +266,7 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 			if err != nil {
 				return err
 			}
-			r := migrations.New(cfg, s.cfg.Outboxes, migrations.Relay)
+			r := s.migrations(cfg)
 			defer r.Close() //nolint:errcheck // its statements have ended
 			_, err = r.Up(ctx, migrations.Latest)
 			return err
@@ -260,9 +280,9 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 		step.SQL = append(step.SQL, "-- migration "+m.Name)
 	}
 	step.Script = "-- walpost migrate up --only relay\n"
-	if fresh && s.schema() == "public" {
+	if fresh {
 		var b strings.Builder
-		err = migrations.Print(&b, migrations.Latest, s.cfg.Outboxes, migrations.Relay)
+		err = migrations.Print(&b, migrations.Latest, s.schema(), s.cfg.Outboxes, migrations.Relay)
 		step.Script = b.String()
 	}
 	if step.Done = len(missing) == 0; step.Done {
@@ -293,7 +313,7 @@ func (s *Setup) missingMigrations(
 		return nil, false, err
 	}
 	delete(cfg.RuntimeParams, "role") // which may not exist yet
-	r := migrations.New(cfg, s.cfg.Outboxes, migrations.Relay)
+	r := s.migrations(cfg)
 	defer r.Close() //nolint:errcheck // its statements have ended
 	states, err := r.Status(ctx)
 	if err != nil {

@@ -29,9 +29,8 @@ type Config struct {
 	Dial pgconn.DialFunc
 	// Slot names the advisory lock, and Serves what its holder delivers: see [Serving].
 	Slot, Serves string
-	// Schema is the first outbox's. Walpost looks for its own tables there first, and then in the role's
-	// search_path.
-	Schema string
+	// Own says where walpost's own tables are.
+	Own pg.Own
 }
 
 // DB is the relay's connection to its database. It is safe for concurrent use:
@@ -58,7 +57,7 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	db := &DB{}
 	if db.DB, err = pg.NewDB(ctx, conn, cfg.Slot, statementLimit); err == nil {
 		db.Serves = cfg.Serves
-		db.own, err = findOwn(ctx, conn, cfg.Schema)
+		db.own, err = findOwn(ctx, conn, cfg.Own)
 	}
 	if err != nil {
 		_ = conn.Close(ctx)

@@ -94,8 +94,8 @@ func (own *ownTables) bind(
 
 // Bind sets by what outboxes are known, for statements on a connection that no [DB] has opened. A table that
 // does not exist stays as it is.
-func Bind(ctx context.Context, conn *pgx.Conn, schema string, tables []*outbox.Table) error {
-	own, err := findOwn(ctx, conn, schema)
+func Bind(ctx context.Context, conn *pgx.Conn, where pg.Own, tables []*outbox.Table) error {
+	own, err := findOwn(ctx, conn, where)
 	for i := 0; err == nil && i < len(tables); i++ {
 		err = own.bindOne(ctx, conn, tables[i])
 	}

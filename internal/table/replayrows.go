@@ -90,8 +90,8 @@ func (db *DB) replaySource(ctx context.Context, t *outbox.Table, c ReplayChoice)
 	return s, err
 }
 
-// markedOnceSQL is the marked rows of a table with a journal. One that several entries have, as after a crash, is
-// there with the last of them, of those from before until.
+// markedOnceSQL is the marked rows of a table with a journal. One that several entries have, as after a
+// crash, is there with the last of them, of those from before until.
 func markedOnceSQL(t *outbox.Table, until *time.Time) string {
 	and := " AND j.kind = 'stored'"
 	if until != nil {

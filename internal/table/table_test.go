@@ -62,7 +62,7 @@ func (b *bench) migrate(url string) {
 }
 
 func (b *bench) config() table.Config {
-	return table.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost"}
+	return table.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost", Own: pg.OwnOf("", "", []*outbox.Table{b.table})}
 }
 
 // open connects without the limits that a slow machine meets: a relay pings its connection.

@@ -1,0 +1,97 @@
+package pg
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/outbox"
+)
+
+// Own says where walpost's own tables are, and whose they may be.
+type Own struct {
+	// Schema is postgres.schema: the first outbox's by default, and public where there is none.
+	Schema string
+	// Owner is postgres.owner, a further role that is trusted, or "".
+	Owner string
+	// Outboxes are tables, quoted, whose owners are trusted.
+	Outboxes []string
+}
+
+// OwnOf is where the tables of outboxes are. schema and owner are those of the configuration, or "".
+func OwnOf(schema, owner string, outboxes []*outbox.Table) Own {
+	o := Own{Schema: schema, Owner: owner}
+	for _, t := range outboxes {
+		o.Schema = cmp.Or(o.Schema, t.Schema)
+		o.Outboxes = append(o.Outboxes, t.SQL())
+	}
+	o.Schema = cmp.Or(o.Schema, "public")
+	return o
+}
+
+// Named is a table's name in the schema, quoted.
+func (o Own) Named(name string) string {
+	return outbox.QuoteIdent(cmp.Or(o.Schema, "public")) + "." + outbox.QuoteIdent(name)
+}
+
+// OwnTable is one of walpost's own tables, as a session has found it.
+type OwnTable struct {
+	// SQL is its name with its schema, quoted. That of a table that counts as missing is a name that no table
+	// has: PostgreSQL makes no schema whose name begins with pg_.
+	SQL string
+	// Stranger says what a table of that name is that counts as missing, "" where there is none.
+	Stranger string
+}
+
+// nowhere is a schema that does not exist.
+const nowhere = "pg_missing"
+
+// Find finds tables in the schema. A session uses ordinary and partitioned tables whose owner it trusts: its
+// own role, superusers, the owners of the database, the schema and the outboxes, and the one that the
+// configuration names. Code of the owner, such as a trigger's, runs as the session's role, and its rows are
+// believed. Every other table counts as missing.
+func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) ([]OwnTable, error) {
+	rows, _ := conn.Query(ctx, `
+		SELECT t.name, c.oid IS NOT NULL, coalesce(c.relkind IN ('r', 'p'), false),
+			coalesce(pg_get_userbyid(c.relowner)::text, ''),
+			coalesce(o.rolname = $3 OR (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+				OR `+TrustedSQL("c", "n", "o", "current_user", "$4")+`, false)
+		FROM unnest($2::text[]) WITH ORDINALITY t(name, ord)
+			LEFT JOIN (pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid)
+				ON n.nspname = $1 AND c.relname = t.name
+			LEFT JOIN pg_roles o ON o.oid = c.relowner
+		ORDER BY t.ord`, cmp.Or(o.Schema, "public"), names, o.Owner, o.Outboxes)
+	var found []OwnTable
+	var name, owner string
+	var exists, isTable, trusted bool
+	_, err := pgx.ForEachRow(rows, []any{&name, &exists, &isTable, &owner, &trusted}, func() error {
+		t := OwnTable{SQL: o.Named(name)}
+		switch {
+		case exists && !isTable:
+			t.Stranger = "is not a table"
+		case exists && !trusted:
+			t.Stranger = fmt.Sprintf("belongs to role %q, which role %q does not trust",
+				owner, conn.Config().User)
+		}
+		if !exists || t.Stranger != "" {
+			t.SQL = nowhere + "." + outbox.QuoteIdent(name)
+		}
+		found = append(found, t)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find walpost's tables: %w", err)
+	}
+	return found, nil
+}
+
+// TrustedSQL is the condition that a role trusts the owner r of a table c in a schema n, beside the one that
+// the configuration names. outboxes is an array of their names.
+func TrustedSQL(c, n, r, role, outboxes string) string {
+	return fmt.Sprintf(`(%[3]s.rolsuper OR %[3]s.rolname = %[4]s OR %[1]s.relowner IN (%[2]s.nspowner,
+			(SELECT datdba FROM pg_database WHERE datname = current_database()))
+		OR %[1]s.relowner IN (SELECT x.relowner FROM unnest(%[5]s::text[]) b
+			JOIN pg_class x ON x.oid = to_regclass(b)))`, c, n, r, role, outboxes)
+}
