@@ -30,12 +30,18 @@ const (
 // have sent, that was taken from the WAL or the table before, or that may be recorded: somebody may have
 // moved a delivered row, or put it back. Every other row is new. A *outbox.RowError means that the row can
 // never be sent.
-func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, error) {
+func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (d decision, err error) {
 	if table.IsMarked(ev) {
 		if ev.Table.Partitioned {
 			return toSkip, nil // it was inserted so, or marked and moved from another partition
 		}
 		return toNoteInserted, nil
+	}
+	inHand, ask := false, false
+	if table.Journals(ev.Table) { // also of a row that is left to the table
+		if inHand, ask, err = h.takeID(ctx, ev); err != nil || inHand {
+			return toSkip, err
+		}
 	}
 	if _, left := h.leaves(ev.Table); left {
 		return toSkip, nil
@@ -51,14 +57,10 @@ func (h *walHandler) decide(ctx context.Context, ev *outbox.Event) (decision, er
 	if h.isRecorded(ev) {
 		return toLeave, nil
 	}
-	inHand, ask := false, false
 	if ev.Table.Partitioned {
-		inHand, ask, err = h.takeMoved(ctx, ev)
-	} else if table.Journals(ev.Table) {
-		inHand, ask, err = h.takeID(ctx, ev)
-	}
-	if err != nil || inHand {
-		return toSkip, err
+		if inHand, ask, err = h.takeMoved(ctx, ev); err != nil || inHand {
+			return toSkip, err
+		}
 	}
 	if ask || h.recovered.mayHaveBeenSent(ev) || h.mayBeRecorded(ev) {
 		return toAsk, nil

@@ -147,7 +147,14 @@ func TestDeliveredRowsAreInsertedAgain(t *testing.T) {
 				n := newNamed(t, outbox.MarkJournal, relay.ModeAuto)
 				n.partitionedBy(`RANGE (id)`, `CREATE TABLE rest PARTITION OF outbox_messages DEFAULT`, `id`)
 				x := n.start().working(relay.ModeAuto)
-				n.add(50)
+				n.add(5)
+				n.delivered()
+				// Some are due later: those are delivered from the table.
+				n.exec(`INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload, available_at)
+					SELECT 'reminder', n, 'order.placed', json_build_object('n', n), clock_timestamp() + interval '1500 ms' FROM generate_series(6, 10) n`)
+				n.next += 5
+				n.delivered()
+				n.add(40)
 				n.delivered()
 				switch when {
 				case "settled":
