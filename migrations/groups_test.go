@@ -244,3 +244,38 @@ func TestGroupWithoutOutbox(t *testing.T) {
 		t.Errorf("up = %+v, %v", done, err)
 	}
 }
+
+// TestStrangersVersionTables: a role that may create objects in the schema makes the table that says which migrations are applied, before
+// walpost does, or a view of its name. A superuser neither reads it nor writes to it.
+func TestStrangersVersionTables(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	conn := connect(t, url)
+	of := conn.Config().Database
+	exec(t, conn, `CREATE ROLE stranger_`+of+`; GRANT CREATE ON SCHEMA public TO stranger_`+of+`; CREATE SCHEMA lair AUTHORIZATION stranger_`+of+`; SET ROLE stranger_`+of+`;
+		CREATE TABLE lair.caught (who text);
+		CREATE FUNCTION lair.spy() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN INSERT INTO lair.caught VALUES (current_user); RETURN false; END';
+		CREATE FUNCTION lair.trigger() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO lair.caught VALUES (current_user); RETURN NEW; END'; RESET ROLE`)
+	const columns = `(version bigint, hash text, applied_at timestamptz DEFAULT now())`
+	for name, sql := range map[string]string{
+		"a view":  `CREATE VIEW walpost_migrations_relay AS SELECT 1::bigint AS version, ''::text AS hash, now() AS applied_at WHERE lair.spy()`,
+		"a table": `CREATE TABLE walpost_migrations_relay ` + columns + `; CREATE TRIGGER spy BEFORE INSERT ON walpost_migrations_relay FOR EACH ROW EXECUTE FUNCTION lair.trigger()`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			exec(t, conn, `SET ROLE stranger_`+of+`; `+sql+`; RESET ROLE`)
+			r := newRunner(t, url, outboxes())
+			_, status := r.Status(t.Context())
+			_, up := r.Up(t.Context(), migrations.Latest)
+			for _, err := range []error{status, up} {
+				if err == nil || !strings.Contains(err.Error(), `"public"."walpost_migrations_relay" `) || hint.Of(err) == "" {
+					t.Errorf("error %v, hint %q", err, hint.Of(err))
+				}
+			}
+			var caught int
+			if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM lair.caught`).Scan(&caught); err != nil || caught > 0 {
+				t.Errorf("%d calls, %v", caught, err)
+			}
+			kind, _, _ := strings.Cut(strings.TrimPrefix(sql, "CREATE "), " ")
+			exec(t, conn, `DROP `+kind+` walpost_migrations_relay`)
+		})
+	}
+}

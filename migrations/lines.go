@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -128,19 +129,23 @@ func (l *line) versionTable(schema string) string {
 
 // applied reads when each file of the line was applied. It refuses a database that other files have made, and
 // one whose record it cannot trust.
-func (l *line) applied(ctx context.Context, conn *pgx.Conn, schema string) (at []time.Time, err error) {
-	table := l.versionTable(schema)
-	exists, err := checkOwner(ctx, conn, table)
-	if err != nil || !exists {
-		return nil, err
-	}
-	rows, _ := conn.Query(ctx, `SELECT version, hash, applied_at FROM `+table+` ORDER BY version`)
+func (l *line) applied(ctx context.Context, conn *pgx.Conn, own pg.Own) (at []time.Time, err error) {
+	table := l.versionTable(own.Schema)
 	type record struct {
 		Version int64
 		Hash    string
 		At      time.Time
 	}
-	records, err := pgx.CollectRows(rows, pgx.RowToStructByPos[record])
+	var records []record
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		exists, err := l.checkOwner(ctx, tx, own, false)
+		if err != nil || !exists {
+			return err
+		}
+		rows, _ := tx.Query(ctx, `SELECT version, hash, applied_at FROM `+table+` ORDER BY version`)
+		records, err = pgx.CollectRows(rows, pgx.RowToStructByPos[record])
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -163,22 +168,45 @@ func (l *line) applied(ctx context.Context, conn *pgx.Conn, schema string) (at [
 	return at, nil
 }
 
-// checkOwner reports whether a version table exists. It refuses one of a role that the present one has no
-// right to act for: its triggers would run as the migrating role, and its rows would say what is to be left
-// out.
-func checkOwner(ctx context.Context, conn *pgx.Conn, table string) (exists bool, err error) {
-	var owner string
-	err = conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL, coalesce((
-		SELECT pg_get_userbyid(c.relowner)::text FROM pg_class c JOIN pg_roles o ON o.oid = c.relowner
-		WHERE c.oid = to_regclass($1) AND NOT o.rolsuper AND NOT pg_has_role(c.relowner, 'USAGE')), '')`,
-		table).Scan(&exists, &owner)
-	if err == nil && owner != "" {
-		advice := fmt.Sprintf("name a URL of role %q, or of a member of it: "+
-			"--postgres-url, or postgres.url; if walpost did not make that table, drop it", owner)
-		err = hint.Errorf(advice, "migrate as the owner of walpost's tables: %s belongs to role %q",
-			table, owner)
+// checkOwner reports whether the version table exists. It refuses what is no table, and one of a role that
+// the present one neither trusts nor has the right to act for: its code would run as the migrating role, and
+// its rows would say what is to be left out. A superuser reads another role's, but none that has code, behind
+// a lock until the transaction ends, and does not change it.
+func (l *line) checkOwner(
+	ctx context.Context, tx pgx.Tx, own pg.Own, changes bool,
+) (exists bool, err error) {
+	found, err := own.Find(ctx, tx.Conn(), VersionTable+"_"+l.name)
+	if err != nil || found[0].Trusted {
+		return err == nil, err
 	}
-	return exists, err
+	table := own.Named(VersionTable + "_" + l.name)
+	if found[0].SQL == table { // a superuser's session uses it
+		if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+table+` IN ACCESS SHARE MODE`); err != nil {
+			return false, err
+		}
+	}
+	var owner string
+	var is, super, acts, plain bool
+	err = tx.QueryRow(ctx, `
+		SELECT c.oid IS NOT NULL, coalesce(pg_get_userbyid(c.relowner)::text, ''), me.rolsuper,
+			coalesce(c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE'), false),
+			coalesce(c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT c.relhassubclass
+				AND NOT EXISTS (SELECT FROM pg_index
+					WHERE indrelid = c.oid AND num_nonnulls(indexprs, indpred) > 0)
+				AND NOT EXISTS (SELECT FROM pg_attribute
+					WHERE attrelid = c.oid AND attgenerated <> ''), false)
+		FROM (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) me
+			LEFT JOIN pg_class c ON c.oid = to_regclass($1)`, table).
+		Scan(&is, &owner, &super, &acts, &plain)
+	switch {
+	case err != nil || !is:
+		return false, err
+	case super && plain && !changes, !super && acts:
+		return true, nil
+	}
+	return true, hint.Errorf(fmt.Sprintf("name a URL of role %q, or of a member of it: --postgres-url, or "+
+		"postgres.url; or name it in postgres.owner; if walpost did not make that table, drop it", owner),
+		"migrate as the owner of walpost's tables: %s belongs to role %q", table, owner)
 }
 
 // run applies the migration, or takes it back, and records it.

@@ -134,6 +134,9 @@ func (r *Runner) run(
 				return err
 			}
 			for _, s := range choose(states) {
+				if _, err := s.file.line.checkOwner(ctx, tx, r.Own, true); err != nil {
+					return err
+				}
 				begun := time.Now()
 				if err := s.run(ctx, tx, schema, down); err != nil {
 					return err
@@ -199,7 +202,7 @@ func (r *Runner) states(ctx context.Context, conn *pgx.Conn, schema string) (sta
 		return nil, err
 	}
 	for _, l := range linesOf(r.only) {
-		at, err := l.applied(ctx, conn, schema)
+		at, err := l.applied(ctx, conn, r.Own)
 		if err != nil {
 			return nil, fmt.Errorf("read which migrations are applied: %w", err)
 		}

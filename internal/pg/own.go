@@ -43,6 +43,8 @@ type OwnTable struct {
 	SQL string
 	// Stranger says what a table of that name is that counts as missing, "" where there is none.
 	Stranger string
+	// Trusted: its owner is. A superuser's session uses other tables, too.
+	Trusted bool
 }
 
 // nowhere is a schema that does not exist.
@@ -56,8 +58,8 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) ([]OwnTa
 	rows, _ := conn.Query(ctx, `
 		SELECT t.name, c.oid IS NOT NULL, coalesce(c.relkind IN ('r', 'p'), false),
 			coalesce(pg_get_userbyid(c.relowner)::text, ''),
-			coalesce(o.rolname = $3 OR (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
-				OR `+TrustedSQL("c", "n", "o", "current_user", "$4")+`, false)
+			coalesce(o.rolname = $3 OR `+TrustedSQL("c", "n", "o", "current_user", "$4")+`, false),
+			(SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
 		FROM unnest($2::text[]) WITH ORDINALITY t(name, ord)
 			LEFT JOIN (pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid)
 				ON n.nspname = $1 AND c.relname = t.name
@@ -65,13 +67,13 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) ([]OwnTa
 		ORDER BY t.ord`, cmp.Or(o.Schema, "public"), names, o.Owner, o.Outboxes)
 	var found []OwnTable
 	var name, owner string
-	var exists, isTable, trusted bool
-	_, err := pgx.ForEachRow(rows, []any{&name, &exists, &isTable, &owner, &trusted}, func() error {
-		t := OwnTable{SQL: o.Named(name)}
+	var exists, isTable, trusted, super bool
+	_, err := pgx.ForEachRow(rows, []any{&name, &exists, &isTable, &owner, &trusted, &super}, func() error {
+		t := OwnTable{SQL: o.Named(name), Trusted: exists && isTable && trusted}
 		switch {
 		case exists && !isTable:
 			t.Stranger = "is not a table"
-		case exists && !trusted:
+		case exists && !trusted && !super:
 			t.Stranger = fmt.Sprintf("belongs to role %q, which role %q does not trust",
 				owner, conn.Config().User)
 		}
