@@ -99,7 +99,7 @@ func TestRenamed(t *testing.T) {
 		},
 		"another schema": func(n *named) {
 			n.exec(`CREATE SCHEMA app; ALTER TABLE ` + n.box.SQL() + ` SET SCHEMA app`)
-			n.box.Schema = "app"
+			n.box.Schema, n.cfg.Own.Schema = "app", "public" // where walpost's tables stay
 		},
 		"the schema": func(n *named) {
 			n.exec(`ALTER SCHEMA public RENAME TO app; CREATE SCHEMA public`)

@@ -133,6 +133,7 @@ func existingRig(t *testing.T, e existing, mode relay.Mode) *rig {
 	if r.exec(e.create); e.create == "" {
 		r.migrate(r.cfg.Outboxes...)
 	}
+	r.cfg.Own.Schema = "public"
 	r.cfg.Publication = "existing"
 	r.cfg.Mode, r.cfg.FallbackInterval = mode, 200*time.Millisecond
 	r.createStream(func(c *natsjs.StreamConfig) {

@@ -16,8 +16,8 @@ type Own struct {
 	Schema string
 	// Owner is postgres.owner, a further role that is trusted, or "".
 	Owner string
-	// Outboxes are tables, quoted, whose owners are trusted.
-	Outboxes []string
+	// Outboxes are tables whose owners are trusted, by their schemas and names.
+	Schemas, Names []string
 }
 
 // OwnOf is where the tables of outboxes are. schema and owner are those of the configuration, or "".
@@ -25,7 +25,7 @@ func OwnOf(schema, owner string, outboxes []*outbox.Table) Own {
 	o := Own{Schema: schema, Owner: owner}
 	for _, t := range outboxes {
 		o.Schema = cmp.Or(o.Schema, t.Schema)
-		o.Outboxes = append(o.Outboxes, t.SQL())
+		o.Schemas, o.Names = append(o.Schemas, t.Schema), append(o.Names, t.Name)
 	}
 	o.Schema = cmp.Or(o.Schema, "public")
 	return o
@@ -58,13 +58,13 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) ([]OwnTa
 	rows, _ := conn.Query(ctx, `
 		SELECT t.name, c.oid IS NOT NULL, coalesce(c.relkind IN ('r', 'p'), false),
 			coalesce(pg_get_userbyid(c.relowner)::text, ''),
-			coalesce(o.rolname = $3 OR `+TrustedSQL("c", "n", "o", "current_user", "$4")+`, false),
+			coalesce(o.rolname = $3 OR `+TrustedSQL("c", "n", "o", "current_user", "$4", "$5")+`, false),
 			(SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
 		FROM unnest($2::text[]) WITH ORDINALITY t(name, ord)
 			LEFT JOIN (pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid)
 				ON n.nspname = $1 AND c.relname = t.name
 			LEFT JOIN pg_roles o ON o.oid = c.relowner
-		ORDER BY t.ord`, cmp.Or(o.Schema, "public"), names, o.Owner, o.Outboxes)
+		ORDER BY t.ord`, cmp.Or(o.Schema, "public"), names, o.Owner, o.Schemas, o.Names)
 	var found []OwnTable
 	var name, owner string
 	var exists, isTable, trusted, super bool
@@ -90,10 +90,12 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) ([]OwnTa
 }
 
 // TrustedSQL is the condition that a role trusts the owner r of a table c in a schema n, beside the one that
-// the configuration names. outboxes is an array of their names.
-func TrustedSQL(c, n, r, role, outboxes string) string {
+// the configuration names. schemas and names are arrays, of the outboxes.
+func TrustedSQL(c, n, r, role, schemas, names string) string {
 	return fmt.Sprintf(`(%[3]s.rolsuper OR %[3]s.rolname = %[4]s OR %[1]s.relowner IN (%[2]s.nspowner,
 			(SELECT datdba FROM pg_database WHERE datname = current_database()))
-		OR %[1]s.relowner IN (SELECT x.relowner FROM unnest(%[5]s::text[]) b
-			JOIN pg_class x ON x.oid = to_regclass(b)))`, c, n, r, role, outboxes)
+		OR %[1]s.relowner IN (SELECT x.relowner FROM unnest(%[5]s::text[], %[6]s::text[]) b(schema, name)
+			JOIN pg_namespace bn ON bn.nspname = b.schema
+			JOIN pg_class x ON x.relnamespace = bn.oid AND x.relname = b.name))`,
+		c, n, r, role, schemas, names)
 }

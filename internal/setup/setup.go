@@ -145,8 +145,8 @@ func (s *Setup) OwnersName(ctx context.Context) (name string, err error) {
 	err = s.conn.QueryRow(ctx, `SELECT coalesce((
 		SELECT r.rolname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 			JOIN pg_roles r ON r.oid = c.relowner
-		WHERE c.oid = to_regclass($1) AND NOT `+pg.TrustedSQL("c", "n", "r", "$2", "$3")+`), '')`,
-		own.Named(table.DeadLetters), s.cfg.Role, own.Outboxes).Scan(&name)
+		WHERE c.oid = to_regclass($1) AND NOT `+pg.TrustedSQL("c", "n", "r", "$2", "$3", "$4")+`), '')`,
+		own.Named(table.DeadLetters), s.cfg.Role, own.Schemas, own.Names).Scan(&name)
 	return name, err
 }
 

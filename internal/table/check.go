@@ -232,13 +232,8 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 		return f, hint.Coded("table-missing",
 			hint.Errorf(adviseMissing(ctx, conn, t), "table %s does not exist", t.Relation()))
 	}
-	if pg.Code(err) == pgerrcode.InsufficientPrivilege {
-		return f, hint.Coded("table-schema", hint.Wrap(fmt.Errorf("read table %s: %w", t.Relation(), err),
-			fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url",
-				outbox.QuoteIdent(t.Schema))))
-	}
 	if err != nil {
-		return f, fmt.Errorf("read table %s: %w", t, err)
+		return f, explainSchema(t, err)
 	}
 	if err = f.readColumns(ctx, conn, t); err != nil {
 		return f, err
@@ -258,6 +253,17 @@ func readTable(ctx context.Context, conn *pgx.Conn, t *outbox.Table, dead string
 		return f, fmt.Errorf("read indexes of %s: %w", t, err)
 	}
 	return f, f.readPrivileges(ctx, conn, t, dead)
+}
+
+// explainSchema says what is wrong where a role has no right to look a table's name up.
+func explainSchema(t *outbox.Table, err error) error {
+	err = fmt.Errorf("read table %s: %w", t.Relation(), err)
+	if pg.Code(err) != pgerrcode.InsufficientPrivilege {
+		return err
+	}
+	return hint.Coded("table-schema", hint.Wrap(err,
+		fmt.Sprintf("as the schema's owner: GRANT USAGE ON SCHEMA %s TO the role of postgres.url",
+			outbox.QuoteIdent(t.Schema))))
 }
 
 // readPrivileges asks for what marking, recording and moving to the dead letters do to the table,

@@ -115,8 +115,11 @@ func (db *DB) Bind(ctx context.Context, tables ...*outbox.Table) error {
 func (own *ownTables) bindOne(ctx context.Context, conn *pgx.Conn, t *outbox.Table) error {
 	var oid *uint32
 	err := conn.QueryRow(ctx, `SELECT to_regclass($1)::oid`, t.SQL()).Scan(&oid)
-	if err != nil || oid == nil {
-		return err
+	if err != nil {
+		return explainSchema(t, err)
+	}
+	if oid == nil {
+		return nil
 	}
 	now, _, err := own.bind(ctx, conn, *t, *oid)
 	if err == nil {
