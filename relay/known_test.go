@@ -427,32 +427,6 @@ func testDividedAndMerged(n *named, half func(*rig, int) *rig) {
 	if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
 		t.Errorf("stored %d messages %s", len(got), brief(got))
 	}
-	if !table.MarkOf(&n.box).Stays() {
-		return
-	}
-	// What the other one has delivered is not missing, and what it had no part in is.
-	report := n.verify()
-	n.finds(report, nil)
-	if notes := strings.Join(report.Notes, "\n"); !strings.Contains(notes, "while they were delivered to stream OTHER") {
-		t.Errorf("notes %q", notes)
-	}
-	if !strings.HasSuffix(t.Name(), "/where") {
-		return // nothing tells here which rows the other half had
-	}
-	x.halt()
-	s, err := n.js().Stream(t.Context(), "EVENTS")
-	n.must(err)
-	msg, err := s.GetMsg(t.Context(), 2, natsjs.WithGetMsgSubject("events.order.placed"))
-	n.must(err)
-	n.must(s.DeleteMsg(t.Context(), msg.Sequence))
-	n.finds(n.verify(), map[verify.Kind]int64{verify.Missing: 1})
-	// It is stored again, and nothing else is.
-	n.start().streaming()
-	put()
-	eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
-	if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
-		t.Errorf("stored %d messages, want %d: %s", len(got), to, brief(got))
-	}
 }
 
 // TestRestoredTable: the table is dropped and restored from a dump. Its rows count as delivered if an operator says that it is
@@ -631,6 +605,63 @@ func TestKeepOfAnOlderDump(t *testing.T) {
 			n.add(5)
 			n.delivered()
 			x.halt()
+		})
+	}
+}
+
+// TestJoinedAndThenLost: an outbox is divided and joined again, and then a message is lost. What the other half's last session has
+// delivered is not missing, and is not delivered again; what it had no part in is.
+func TestJoinedAndThenLost(t *testing.T) {
+	t.Parallel()
+	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
+		t.Run(string(mark), func(t *testing.T) {
+			t.Parallel()
+			n, to := newNamed(t, mark, relay.ModeAuto), 0
+			n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
+			put := func() {
+				n.exec(strings.Replace(putSQL, "1, $1", "n % 10, $1::text || (ARRAY['placed', 'paid'])[1 + n % 2]", 1), "order.", to+1, to+20)
+				to += 20
+			}
+			stored := func() {
+				t.Helper()
+				eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
+				n.marked()
+				if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
+					t.Errorf("stored %d messages, want %d: %s", len(got), to, brief(got))
+				}
+			}
+			x := n.start().streaming()
+			put()
+			stored()
+			x.halt()
+			a, b := n.beside(""), n.beside("_b").toOther()
+			a.fit("event_type = 'order.placed'", outbox.Shard{})
+			a.cfg.Publication += "0"
+			b.fit("event_type <> 'order.placed'", outbox.Shard{})
+			b.cfg.Publication += "1"
+			x, y := a.start().streaming(), b.start().streaming()
+			put()
+			stored()
+			x.halt()
+			y.halt()
+			put()
+			x = n.start().streaming()
+			stored()
+			x.halt()
+			report := n.verify()
+			n.finds(report, nil)
+			if notes := strings.Join(report.Notes, "\n"); !strings.Contains(notes, "while they were delivered to stream OTHER") {
+				t.Errorf("notes %q", notes)
+			}
+			s, err := n.js().Stream(t.Context(), "EVENTS")
+			n.must(err)
+			msg, err := s.GetMsg(t.Context(), 2, natsjs.WithGetMsgSubject("events.order.placed"))
+			n.must(err)
+			n.must(s.DeleteMsg(t.Context(), msg.Sequence))
+			n.finds(n.verify(), map[verify.Kind]int64{verify.Missing: 1})
+			n.start().streaming()
+			put()
+			stored()
 		})
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Elsewhere is a delivery of an outbox to another stream, or from another source. Rows that it has marked are
-// not in this one.
+// Elsewhere is the last session of a delivery of an outbox to another stream, or from another source. Rows
+// that it has marked are not in this one. Of earlier sessions nothing tells which rows of their time they
+// have marked: those count as this delivery's.
 type Elsewhere struct {
 	Sent
 	LeftOut int64 // rows, by Here
@@ -33,11 +34,11 @@ func (db *DB) ReadElsewhere(ctx context.Context, t *outbox.Table, one Sent) (all
 		return nil, err
 	}
 	for _, k := range known {
-		if k.BegunAt == nil || k.SameMessages(&one) || !k.Overlaps(&one) {
+		if k.ReadAt == nil || k.SameMessages(&one) || !k.Overlaps(&one) {
 			continue
 		}
 		e := &Elsewhere{Sent: k, rows: *t}
-		times := []time.Time{*k.BegunAt}
+		times := []time.Time{*k.ReadAt}
 		if k.EndedAt != nil {
 			times = append(times, *k.EndedAt)
 		}

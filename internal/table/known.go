@@ -53,9 +53,18 @@ func nameOf(t *outbox.Table, rows []known) (name, copied string) {
 		}
 		taken[k.name] = taken[k.name] || k.here
 	}
+	parts := map[string]bool{} // the outboxes whose tables are its partitions now
 	for _, k := range rows {
-		if k.here && k.root != 0 && k.root == t.OID && (k.name == first || k.table == t.Relation()) {
-			return k.name, ""
+		if k.here && k.root != 0 && k.root == t.OID {
+			parts[k.name] = true
+		}
+	}
+	if parts[first] {
+		return first, ""
+	}
+	if len(parts) == 1 {
+		for name = range parts {
+			return name, ""
 		}
 	}
 	for _, byOID := range []bool{true, false} {

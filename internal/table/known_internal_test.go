@@ -41,7 +41,8 @@ func TestNameOf(t *testing.T) {
 		"it has become a partition":              {"", []known{partOf("public.box", "public.box", 7)}, "public.box"},
 		"it has, with another name":              {"", []known{partOf("public.box", "public.box_old", 7)}, "public.box"},
 		"it has, by its table's name":            {"", []known{partOf("public.old", "public.box", 7)}, "public.old"},
-		"another one has":                        {"", []known{partOf("public.other", "public.other", 7)}, "public.box"},
+		"it has, and nothing else tells it":      {"", []known{partOf("public.old", "public.box_old", 7)}, "public.old"},
+		"two others have":                        {"", []known{partOf("public.old", "public.old", 7), partOf("public.other", "public.other", 7)}, "public.box"},
 		"it has become one of another table":     {"", []known{partOf("public.box", "public.box_old", 8)}, "public.box/2"},
 		"a dump that was taken over":             {"", []known{row("public.old", 6, "public.box", true), row("public.old", 5, "public.box", false)}, "public.box"},
 	} {
