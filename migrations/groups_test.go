@@ -245,9 +245,9 @@ func TestGroupWithoutOutbox(t *testing.T) {
 	}
 }
 
-// TestStrangersVersionTables: a role that may create objects in the schema makes the table that says which migrations are applied, before
+// TestUntrustedVersionTables: a role that may create objects in the schema makes the table that says which migrations are applied, before
 // walpost does, or a view of its name. A superuser neither reads it nor writes to it.
-func TestStrangersVersionTables(t *testing.T) {
+func TestUntrustedVersionTables(t *testing.T) {
 	url := testenv.SharedPostgres(t).NewDB(t)
 	conn := connect(t, url)
 	of := conn.Config().Database

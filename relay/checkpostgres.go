@@ -300,7 +300,7 @@ func (x *checker) checkSchemas(ctx context.Context) check.Findings {
 	}
 	found, err := x.db.WritableSchemas(ctx, x.cfg.Outboxes)
 	found.Failed(check.Error, "pg-unreachable", err)
-	return append(found, x.db.StrangerFindings()...)
+	return found
 }
 
 // checkPublication: a standby cannot answer.

@@ -389,14 +389,18 @@ func TestDividedAndMerged(t *testing.T) {
 	}
 }
 
+// putTypes commits 20 rows behind a number, of two event types by turns, and returns the last one's number.
+func (n *named) putTypes(behind int) (last int) {
+	n.t.Helper()
+	n.exec(strings.Replace(putSQL, "1, $1", "n % 10, $1::text || (ARRAY['placed', 'paid'])[1 + n % 2]", 1), "order.", behind+1, behind+20)
+	return behind + 20
+}
+
 func testDividedAndMerged(n *named, half func(*rig, int) *rig) {
 	t := n.t
 	n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
 	to := 0
-	put := func() {
-		n.exec(strings.Replace(putSQL, "1, $1", "n % 10, $1::text || (ARRAY['placed', 'paid'])[1 + n % 2]", 1), "order.", to+1, to+20)
-		to += 20
-	}
+	put := func() { to = n.putTypes(to) }
 	delivered := func() {
 		t.Helper()
 		eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
@@ -618,10 +622,7 @@ func TestJoinedAndThenLost(t *testing.T) {
 			t.Parallel()
 			n, to := newNamed(t, mark, relay.ModeAuto), 0
 			n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
-			put := func() {
-				n.exec(strings.Replace(putSQL, "1, $1", "n % 10, $1::text || (ARRAY['placed', 'paid'])[1 + n % 2]", 1), "order.", to+1, to+20)
-				to += 20
-			}
+			put := func() { to = n.putTypes(to) }
 			stored := func() {
 				t.Helper()
 				eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })

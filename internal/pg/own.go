@@ -16,7 +16,7 @@ type Own struct {
 	Schema string
 	// Owner is postgres.owner, a further role that is trusted, or "".
 	Owner string
-	// Outboxes are tables whose owners are trusted, by their schemas and names.
+	// Schemas and Names are those of outboxes, whose owners are trusted.
 	Schemas, Names []string
 }
 
@@ -41,9 +41,10 @@ type OwnTable struct {
 	// SQL is its name with its schema, quoted. That of a table that counts as missing is a name that no table
 	// has: PostgreSQL makes no schema whose name begins with pg_.
 	SQL string
-	// Stranger says what a table of that name is that counts as missing, "" where there is none.
-	Stranger string
-	// Trusted: its owner is. A superuser's session uses other tables, too.
+	// Untrusted is why something of that name is not used: "not a table", say. "" where it is, or where
+	// there is nothing.
+	Untrusted string
+	// Trusted reports whether its owner is trusted. A superuser's session uses other tables, too.
 	Trusted bool
 }
 
@@ -72,12 +73,12 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) ([]OwnTa
 		t := OwnTable{SQL: o.Named(name), Trusted: exists && isTable && trusted}
 		switch {
 		case exists && !isTable:
-			t.Stranger = "is not a table"
+			t.Untrusted = "not a table"
 		case exists && !trusted && !super:
-			t.Stranger = fmt.Sprintf("belongs to role %q, which role %q does not trust",
+			t.Untrusted = fmt.Sprintf("of role %q, which role %q does not trust",
 				owner, conn.Config().User)
 		}
-		if !exists || t.Stranger != "" {
+		if !exists || t.Untrusted != "" {
 			t.SQL = nowhere + "." + outbox.QuoteIdent(name)
 		}
 		found = append(found, t)

@@ -329,7 +329,7 @@ func FindKept(ctx context.Context, db *table.DB, t *outbox.Table, opts Options) 
 		if err != nil {
 			return nil, fmt.Errorf("look for rows that keep partitions of %s: %w", t, err)
 		}
-		if kept.is() {
+		if kept.known() {
 			all = append(all, kept)
 		}
 		if !settled {
@@ -375,13 +375,13 @@ func (r *pass) dropRanges(ctx context.Context, t *outbox.Table, of *partition.Ta
 		if err != nil {
 			return r.settle(err)
 		}
-		if kept.is() {
+		if kept.known() {
 			r.report.Kept = append(r.report.Kept, kept)
 		}
-		if !settled {
+		switch {
+		case !settled:
 			return nil // the later ones are younger
-		}
-		if kept.is() {
+		case kept.known():
 			continue
 		}
 		// Asked again behind the lock: rows may have been inserted, or made pending again.

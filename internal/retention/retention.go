@@ -92,7 +92,8 @@ type Kept struct {
 	Behind    *string `json:"behind,omitempty"` // the other condition
 }
 
-func (k Kept) is() bool { return k.Rows > 0 || k.Behind != nil }
+// known reports whether it is told what keeps the partition.
+func (k Kept) known() bool { return k.Rows > 0 || k.Behind != nil }
 
 func (k Kept) String() string {
 	if k.Behind != nil {

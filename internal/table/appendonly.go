@@ -204,11 +204,10 @@ func (f *appendOnlyFacts) problems(t *outbox.Table, own *ownTables, p *check.Fin
 		"use outboxes[].mark: update or delete, which take any type",
 		"mark \"journal\" needs ids of type bigint, and those of %s are not", t))
 	p.If(!f.journal, "table-journal-missing", hint.Errorf(
-		"run `walpost migrate up` as the tables' owner; one that was dropped comes back from a backup, "+
-			"or is made as `walpost migrate print` shows",
-		"tables %s, %s and %s do not all exist: mark \"journal\" of %s needs them%s",
-		JournalEntries, JournalDeferred, KnownTable, t,
-		own.strangersOf(JournalEntries, JournalDeferred, KnownTable)))
+		"run `walpost migrate up` as the tables' owner; if they are there in another schema, name that in "+
+			"postgres.schema; one that was dropped is made as `walpost migrate print` shows",
+		"tables %s, %s and %s do not all exist: mark \"journal\" of %s needs them",
+		JournalEntries, JournalDeferred, KnownTable, t))
 	var lacks, advice []string
 	lack := func(is bool, what string, statements ...string) {
 		if is {

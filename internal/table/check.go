@@ -121,6 +121,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 			now.Text[field], now.JSON[field] = isText(typ), isJSON(typ)
 		}
 	}
+	p.IfShared(db.own.untrusted != nil, "table-untrusted", db.own.untrusted)
 	f.kindProblems(t, &p)
 	f.nameProblems(t, &p)
 	f.columnProblems(t, &p)
@@ -130,7 +131,7 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 		f.journaledProblems(t, &db.own, &p)
 		f.identity.problems(t, &p)
 	}
-	f.privilegeProblems(t, &db.own, &p)
+	f.privilegeProblems(t, &p)
 	p.IfShared(f.unknown != nil, "table-known-privileges", f.unknown)
 	return now, p, nil
 }
@@ -449,31 +450,30 @@ func called(column string, field outbox.Field) string {
 	return fmt.Sprintf("%q (%s)", column, field)
 }
 
-func (f *tableFacts) privilegeProblems(t *outbox.Table, own *ownTables, p *check.Findings) {
+func (f *tableFacts) privilegeProblems(t *outbox.Table, p *check.Findings) {
 	role := outbox.QuoteIdent(f.role)
 	p.IfShared(!f.dlqExists, "table-dead-letters-missing",
 		hint.Errorf(fmt.Sprintf("run `walpost migrate up` as the tables' owner; if it is there already, "+
 			"GRANT USAGE ON its schema TO %s, and name that in postgres.schema", role),
-			"table %s does not exist: rows of %s that cannot be delivered go there%s", DeadLetters, t,
-			own.strangersOf(DeadLetters)))
+			"table %s does not exist: rows of %s that cannot be delivered go there", DeadLetters, t))
 	lackingDLQ := f.lackingDLQ
 	if !f.dlqExists {
 		lackingDLQ = nil
 	}
 	var lacks, grants []string
-	more := false // it lacks privileges not only on the dead letters
+	own := false // it lacks privileges not only on the dead letters
 	for _, on := range append([]lackingPrivileges{
 		{t.String(), t.SQL(), strings.Join(f.lacking, ", ")},
 		{DeadLetters, DeadLetters, strings.Join(lackingDLQ, ", ")},
 	}, f.appendOnly.lacking...) {
 		if on.privileges != "" {
-			more = more || on.name != DeadLetters
+			own = own || on.name != DeadLetters
 			lacks = append(lacks, on.privileges+" on "+on.name)
 			grants = append(grants, fmt.Sprintf("GRANT %s ON %s TO %s", on.privileges, on.sql, role))
 		}
 	}
 	lacking := hint.Errorf("as the tables' owner: "+strings.Join(grants, "; "),
 		"role %q may not relay %s: it lacks %s", f.role, t, strings.Join(lacks, ", and "))
-	p.If(more, "table-privileges", lacking)
-	p.IfShared(!more && len(lacks) > 0, "table-privileges", lacking)
+	p.If(own, "table-privileges", lacking)
+	p.IfShared(!own && len(lacks) > 0, "table-privileges", lacking)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/walpost/walpost/internal/testenv"
+	"github.com/walpost/walpost/outbox"
 )
 
 // TestDetached: a detached partition counts, and so does what may be one. A stranger's table is none.
@@ -59,4 +60,24 @@ func TestHalfCut(t *testing.T) {
 	exec(`ALTER TABLE public.outbox_events_rest ADD CONSTRAINT walpost_bounds CHECK (id < 3000000) NOT VALID`)
 	exec(find(1)[1])
 	find(0)
+}
+
+// TestRowOfADetachedPartition: a row that the WAL brings is not deleted because its partition is detached. One that is nowhere is.
+func TestRowOfADetachedPartition(t *testing.T) {
+	db, table, exec := withJournal(t, testenv.SharedPostgres(t))
+	exec(`INSERT INTO public.outbox_events (aggregate_type, aggregate_id, event_type, payload) SELECT 'order', g, 'order.placed', '{}' FROM generate_series(1, 2) g`)
+	var xid int64
+	must(t, db.Conn().QueryRow(t.Context(), `SELECT pg_current_xact_id()::xid::text::bigint`).Scan(&xid))
+	gone := func(want int) {
+		t.Helper()
+		rows := []Row{{Ref: outbox.Ref{Table: table, ID: "1", Hash: 1}, XID: uint32(xid)}}
+		if got := db.sampleGone(t.Context(), table, rows); len(got) != want {
+			t.Errorf("gone are %v, want %d", got, want)
+		}
+	}
+	gone(0)
+	exec(`ALTER TABLE public.outbox_events DETACH PARTITION public.outbox_events_1000000`)
+	gone(0)
+	exec(`ALTER TABLE public.outbox_events ATTACH PARTITION public.outbox_events_1000000 FOR VALUES FROM (MINVALUE) TO (1000001); DELETE FROM public.outbox_events WHERE id = 1`)
+	gone(1)
 }

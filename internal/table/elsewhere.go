@@ -50,10 +50,13 @@ func (db *DB) ReadElsewhere(ctx context.Context, t *outbox.Table, one Sent) (all
 		}
 		e.rows.Where, e.rows.Filter = k.Condition, ""
 		e.rows.Shard, _ = outbox.ParseShard(k.Shard)
-		if db.Complete(ctx, &e.rows) != nil { // a column of the condition is gone, say
-			e.rows.Where = ""
+		err := db.Complete(ctx, &e.rows)
+		if err != nil && (IsTemporary(err) || !db.Alive()) {
+			return nil, err
 		}
-		all = append(all, e)
+		if err == nil { // else a column of the condition is gone, say: nothing tells its rows
+			all = append(all, e)
+		}
 	}
 	return all, nil
 }

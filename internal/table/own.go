@@ -2,14 +2,13 @@ package table
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
@@ -17,9 +16,8 @@ import (
 // ownTables are walpost's own tables with their schemas, quoted, as a connection has found them.
 type ownTables struct {
 	deadLetters, archive, replays, sent, known string
-	// strangers are tables with their names that count as missing, by what they are.
-	strangers map[string][]string
-	schema    string
+	// untrusted is what has their names and is not used, or nil.
+	untrusted error
 	// system is the server's identifier, "" where the role may not know it.
 	system string
 
@@ -57,36 +55,24 @@ func findOwn(ctx context.Context, conn *pgx.Conn, where pg.Own) (own ownTables, 
 	if err != nil {
 		return own, err
 	}
-	own.strangers, own.schema = map[string][]string{}, where.Schema
+	untrusted := map[string][]string{} // by why they are not used
 	for i, p := range places {
 		*p.sql = found[i].SQL
-		if is := found[i].Stranger; is != "" {
-			own.strangers[is] = append(own.strangers[is], p.name)
+		if why := found[i].Untrusted; why != "" {
+			untrusted[why] = append(untrusted[why], p.name)
 		}
+	}
+	var all []string
+	for _, why := range slices.Sorted(maps.Keys(untrusted)) {
+		all = append(all, strings.Join(untrusted[why], ", ")+": "+why)
+	}
+	if len(all) > 0 {
+		own.untrusted = hint.Errorf(
+			"if walpost made it, name its owner in postgres.owner, or give it to the outboxes' owner; else "+
+				"drop it, and run `walpost migrate up`",
+			"walpost's tables in schema %s: %s", where.Schema, strings.Join(all, "; "))
 	}
 	own.journal.Known, own.appendOnly = own.known, where.Named(AppendOnly)
 	own.system, err = pg.SystemIdentifier(ctx, conn)
 	return own, err
-}
-
-// StrangerFindings warn of tables with the names of walpost's own that count as missing.
-func (db *DB) StrangerFindings() (f check.Findings) {
-	for _, is := range slices.Sorted(maps.Keys(db.own.strangers)) {
-		f.Warning("table-stranger",
-			"if walpost made it, name its owner in postgres.owner, or give it to the outboxes' owner; "+
-				"else drop it",
-			"what is called %s in schema %s %s: it counts as missing",
-			strings.Join(db.own.strangers[is], ", "), db.own.schema, is)
-	}
-	return f
-}
-
-// strangersOf says what the tables are that count as missing, behind what a missing one means.
-func (own *ownTables) strangersOf(names ...string) (why string) {
-	for _, is := range slices.Sorted(maps.Keys(own.strangers)) {
-		if slices.ContainsFunc(own.strangers[is], func(n string) bool { return slices.Contains(names, n) }) {
-			why += fmt.Sprintf("; what is called so in schema %s %s", own.schema, is)
-		}
-	}
-	return why
 }

@@ -156,8 +156,8 @@ func tableFindings() []finding {
 			fresh + ", warn table-half-partitioned",
 		},
 		{
-			badStart{name: "stranger", sql: published + `DROP TABLE outbox_replays; CREATE VIEW outbox_replays AS SELECT 1 AS replay_id`},
-			fresh + ", warn table-stranger, warn table-replays",
+			badStart{name: "untrusted", sql: published + `DROP TABLE outbox_replays; CREATE VIEW outbox_replays AS SELECT 1 AS replay_id`},
+			"error table-untrusted, warn stream-missing, info slot-missing",
 		},
 		{
 			badStart{name: "rows", sql: published + oneRow + `INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`},
