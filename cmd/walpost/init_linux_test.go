@@ -81,7 +81,7 @@ func TestInitHidesThePassword(t *testing.T) {
 	const password = "s3 cret&+%/@"
 	for _, sql := range []string{
 		"CREATE ROLE boss LOGIN SUPERUSER PASSWORD '" + password + "'",
-		`COPY (SELECT) TO PROGRAM 'sed -i "1i host all boss all scram-sha-256" pg_hba.conf'`,
+		`COPY (SELECT) TO PROGRAM 'cat > /dev/null; sed -i "1i host all boss all scram-sha-256" pg_hba.conf'`,
 	} {
 		if err := pg.Exec(t.Context(), "postgres", sql); err != nil {
 			t.Fatal(err)
