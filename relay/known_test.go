@@ -613,8 +613,8 @@ func TestKeepOfAnOlderDump(t *testing.T) {
 	}
 }
 
-// TestJoinedAndThenLost: an outbox is divided and joined again, and then a message is lost. What the other half's last session has
-// delivered is not missing, and is not delivered again; what it had no part in is.
+// TestJoinedAndThenLost: an outbox is divided and joined again and again, and then messages of several of these times are lost. They
+// are delivered again, and what the other half has delivered is not.
 func TestJoinedAndThenLost(t *testing.T) {
 	t.Parallel()
 	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
@@ -622,7 +622,6 @@ func TestJoinedAndThenLost(t *testing.T) {
 			t.Parallel()
 			n, to := newNamed(t, mark, relay.ModeAuto), 0
 			n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
-			put := func() { to = n.putTypes(to) }
 			stored := func() {
 				t.Helper()
 				eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
@@ -631,38 +630,49 @@ func TestJoinedAndThenLost(t *testing.T) {
 					t.Errorf("stored %d messages, want %d: %s", len(got), to, brief(got))
 				}
 			}
-			x := n.start().streaming()
-			put()
-			stored()
-			x.halt()
+			while := func(runs ...*running) {
+				t.Helper()
+				to = n.putTypes(to)
+				stored()
+				for _, x := range runs {
+					x.halt()
+				}
+			}
 			a, b := n.beside(""), n.beside("_b").toOther()
 			a.fit("event_type = 'order.placed'", outbox.Shard{})
 			a.cfg.Publication += "0"
 			b.fit("event_type <> 'order.placed'", outbox.Shard{})
 			b.cfg.Publication += "1"
-			x, y := a.start().streaming(), b.start().streaming()
-			put()
-			stored()
-			x.halt()
-			y.halt()
-			put()
-			x = n.start().streaming()
-			stored()
-			x.halt()
+			while(n.start().streaming())
+			for range 2 {
+				while(a.start().streaming(), b.start().streaming())
+				while(n.start().streaming())
+			}
 			report := n.verify()
 			n.finds(report, nil)
-			if notes := strings.Join(report.Notes, "\n"); !strings.Contains(notes, "while they were delivered to stream OTHER") {
-				t.Errorf("notes %q", notes)
-			}
 			s, err := n.js().Stream(t.Context(), "EVENTS")
 			n.must(err)
-			msg, err := s.GetMsg(t.Context(), 2, natsjs.WithGetMsgSubject("events.order.placed"))
-			n.must(err)
-			n.must(s.DeleteMsg(t.Context(), msg.Sequence))
-			n.finds(n.verify(), map[verify.Kind]int64{verify.Missing: 1})
-			n.start().streaming()
-			put()
+			lose := func(from, to uint64) {
+				t.Helper()
+				for seq := from; seq <= to; seq++ {
+					n.must(s.DeleteMsg(t.Context(), seq))
+				}
+			}
+			// In the stream are 20, 10, 20, 10, 20 messages.
+			lose(18, 18)
+			lose(28, 28)
+			report = n.verify()
+			n.finds(report, map[verify.Kind]int64{verify.Missing: 2})
+			if notes := strings.Join(report.Notes, "\n"); !strings.Contains(notes, "20 rows of") ||
+				!strings.Contains(notes, "while they were delivered to stream OTHER") {
+				t.Errorf("notes %q", notes)
+			}
+			x := n.start().streaming()
 			stored()
+			x.halt()
+			lose(35, 80)
+			while(n.start().streaming())
+			n.finds(n.verify(), nil)
 		})
 	}
 }

@@ -123,14 +123,14 @@ func (f *tableLosses) add(lost []table.MarkedRow, pending map[string]struct{}) {
 // is read.
 func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 	found := tableLosses{changed: map[string]struct{}{}}
-	elsewhere, err := c.db.ReadElsewhere(ctx, t, c.servers.sent(t))
+	deliveries, err := c.db.ReadDeliveries(ctx, t, c.servers.sent(t))
 	if err != nil {
 		return err
 	}
 	// Rows that are pending again are not found a second time, however this ends.
 	defer func() { c.report(t, &found) }()
 	for _, times := range c.notes.between(t, c.marks.sinceOf(t)) {
-		if err := c.compareMarked(ctx, t, times, elsewhere, &found); err != nil {
+		if err := c.compareMarked(ctx, t, times, deliveries, &found); err != nil {
 			return err
 		}
 	}
@@ -138,7 +138,7 @@ func (c *comparison) compare(ctx context.Context, t *outbox.Table) error {
 }
 
 func (c *comparison) compareMarked(
-	ctx context.Context, t *outbox.Table, times marked, elsewhere []*table.Elsewhere, found *tableLosses,
+	ctx context.Context, t *outbox.Table, times marked, deliveries *table.Deliveries, found *tableLosses,
 ) error {
 	since := times.from
 	if c.trimmed { // of the rows that were marked together at that time, some may have been dropped
@@ -154,7 +154,7 @@ func (c *comparison) compareMarked(
 		if early := markedBy(times.until, marked); len(early) < len(marked) {
 			marked, last = early, true
 		}
-		lost, err := c.db.Here(ctx, elsewhere, c.notRead(t, marked, found))
+		lost, err := c.db.Here(ctx, deliveries, c.notRead(t, marked, found))
 		if err != nil {
 			return err
 		}

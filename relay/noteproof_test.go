@@ -28,7 +28,7 @@ func TestEnough(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			info := &jetstream.StreamInfo{Created: created}
 			info.FirstSeq, info.LastSeq, info.LastDeleted = x.first, 100, x.deleted
-			n := &notes{of: map[*outbox.Table]*note{{}: noteOf(&sent, []table.Sent{sent}, nil, info)}, complete: true}
+			n := &notes{of: map[*outbox.Table]*note{{}: noteOf(&sent, []table.Sent{sent}, info)}, complete: true}
 			if got := n.enough(x.newest); got != x.want {
 				t.Errorf("enough: %t, want %t", got, x.want)
 			}
@@ -47,25 +47,23 @@ func TestBetween(t *testing.T) {
 		return s
 	}
 	for name, x := range map[string]struct {
-		now             string
-		here, elsewhere []table.Sent
-		want            []marked
+		now  string
+		here []table.Sent
+		want []marked
 	}{
-		"its own":                                {"", []table.Sent{sent("", 5, 9)}, nil, []marked{{at(5), at(9)}}},
-		"it has crashed":                         {"", []table.Sent{sent("", 5, 0)}, nil, []marked{{at(5), time.Time{}}}},
-		"narrowed":                               {"a", []table.Sent{sent("", 5, 9)}, nil, []marked{{at(5), at(9)}}},
-		"narrowed and widened":                   {"", []table.Sent{sent("", 5, 9), sent("a", 20, 25)}, nil, []marked{{at(5), at(9)}, {at(20), at(25)}}},
-		"narrowed, widened and narrowed":         {"a", []table.Sent{sent("a", 5, 9), sent("", 20, 25)}, nil, []marked{{at(20), at(25)}}},
-		"another condition":                      {"b", []table.Sent{sent("a", 5, 9), sent("c", 20, 25)}, nil, []marked{{at(5), at(9)}, {at(20), at(25)}}},
-		"another one goes on while it has ended": {"b", []table.Sent{sent("b", 5, 9), sent("a", 2, 0)}, nil, []marked{{at(5), time.Time{}}}},
-		"widened, the other part was elsewhere":  {"", []table.Sent{sent("a", 5, 9)}, []table.Sent{sent("b", 1, 7)}, nil},
-		"widened, and elsewhere before":          {"", []table.Sent{sent("a", 5, 9)}, []table.Sent{sent("b", 1, 3)}, []marked{{at(5), at(9)}}},
-		"narrowed, elsewhere meanwhile":          {"a", []table.Sent{sent("", 5, 9)}, []table.Sent{sent("", 11, 17)}, []marked{{at(5), at(9)}}},
+		"its own":                                {"", []table.Sent{sent("", 5, 9)}, []marked{{at(5), at(9)}}},
+		"it has crashed":                         {"", []table.Sent{sent("", 5, 0)}, []marked{{at(5), time.Time{}}}},
+		"narrowed":                               {"a", []table.Sent{sent("", 5, 9)}, []marked{{at(5), at(9)}}},
+		"narrowed and widened":                   {"", []table.Sent{sent("", 5, 9), sent("a", 20, 25)}, []marked{{at(5), at(9)}, {at(20), at(25)}}},
+		"narrowed, widened and narrowed":         {"a", []table.Sent{sent("a", 5, 9), sent("", 20, 25)}, []marked{{at(20), at(25)}}},
+		"another condition":                      {"b", []table.Sent{sent("a", 5, 9), sent("c", 20, 25)}, []marked{{at(5), at(9)}, {at(20), at(25)}}},
+		"another one goes on while it has ended": {"b", []table.Sent{sent("b", 5, 9), sent("a", 2, 0)}, []marked{{at(5), time.Time{}}}},
+		"widened":                                {"", []table.Sent{sent("a", 5, 9)}, []marked{{at(5), at(9)}}},
 	} {
 		info := &jetstream.StreamInfo{Created: at(0)}
 		info.FirstSeq, info.LastSeq = 1, 100
 		box := &outbox.Table{}
-		n := &notes{of: map[*outbox.Table]*note{box: noteOf(&table.Sent{Source: "s", Condition: x.now}, x.here, x.elsewhere, info)}}
+		n := &notes{of: map[*outbox.Table]*note{box: noteOf(&table.Sent{Source: "s", Condition: x.now}, x.here, info)}}
 		if got := n.between(box, at(1)); !slices.Equal(got, x.want) {
 			t.Errorf("%s: %v, want %v", name, got, x.want)
 		}

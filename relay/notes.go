@@ -107,7 +107,7 @@ func (n *note) asMarks(ctx context.Context, db *table.DB, t *outbox.Table) error
 // take looks for an outbox in the rows of outbox_sent.
 func (n *notes) take(t *outbox.Table, now *table.Sent, known []table.Sent, info *jetstream.StreamInfo) {
 	var own *table.Sent
-	var others, here, elsewhere []table.Sent
+	var others, here []table.Sent
 	for _, k := range known {
 		is := k.SameDelivery(now)
 		if is {
@@ -125,7 +125,6 @@ func (n *notes) take(t *outbox.Table, now *table.Sent, known []table.Sent, info 
 			here = append(here, k)
 		} else {
 			n.elsewhere[t] = true
-			elsewhere = append(elsewhere, k)
 		}
 	}
 	n.meanwhile = n.meanwhile || slices.ContainsFunc(others, func(k table.Sent) bool {
@@ -134,26 +133,19 @@ func (n *notes) take(t *outbox.Table, now *table.Sent, known []table.Sent, info 
 	if len(here) == 0 {
 		return
 	}
-	n.of[t] = noteOf(now, here, elsewhere, info)
+	n.of[t] = noteOf(now, here, info)
 	if own != nil && own.EndedAt != nil {
 		n.of[t].endedAt = *own.EndedAt
 	}
 }
 
-// noteOf leaves out a delivery that does not cover this one's rows if the outbox was delivered elsewhere
-// since it began, because nothing tells which rows of that time it has marked.
-func noteOf(now *table.Sent, here, elsewhere []table.Sent, info *jetstream.StreamInfo) *note {
+func noteOf(now *table.Sent, here []table.Sent, info *jetstream.StreamInfo) *note {
 	n := &note{last: math.MaxUint64}
 	for _, k := range latest(now, here) {
 		s := spanOf(&k, info)
 		n.last = min(n.last, s.last)
 		s.covers = k.Covers(now)
-		beside := slices.ContainsFunc(elsewhere, func(e table.Sent) bool {
-			return k.ReadAt == nil || e.EndedAt == nil || e.EndedAt.After(*k.ReadAt)
-		})
-		if s.covers || !beside {
-			n.of = append(n.of, s)
-		}
+		n.of = append(n.of, s)
 	}
 	return n
 }

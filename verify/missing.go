@@ -101,7 +101,7 @@ func (v *comparison) judgeMissing(ctx context.Context, t *comparedTable, suspect
 	}
 	suspects, err := v.kept(ctx, suspects)
 	if err == nil {
-		suspects, err = v.db.Here(ctx, t.elsewhere, suspects)
+		suspects, err = v.db.Here(ctx, t.deliveries, suspects)
 	}
 	if err != nil {
 		return err

@@ -80,7 +80,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 			return nil, err
 		}
 		compared := &comparedTable{Table: t, seen: newIDs()}
-		if err := v.findElsewhere(ctx, compared); err != nil {
+		if err := v.findDeliveries(ctx, compared); err != nil {
 			return nil, err
 		}
 		v.tables[t.String()] = compared
@@ -120,8 +120,8 @@ type comparison struct {
 
 type comparedTable struct {
 	*outbox.Table
-	seen      *ids // of the rows that the stream has
-	elsewhere []*table.Elsewhere
+	seen       *ids // of the rows that the stream has
+	deliveries *table.Deliveries
 }
 
 func (v *comparison) run(ctx context.Context) error {
@@ -177,9 +177,8 @@ func (v *comparison) note(format string, args ...any) {
 	}
 }
 
-// findElsewhere finds the outbox's deliveries to other streams.
-func (v *comparison) findElsewhere(ctx context.Context, t *comparedTable) (err error) {
-	t.elsewhere, err = v.db.ReadElsewhere(ctx, t.Table, table.Sent{
+func (v *comparison) findDeliveries(ctx context.Context, t *comparedTable) (err error) {
+	t.deliveries, err = v.db.ReadDeliveries(ctx, t.Table, table.Sent{
 		Outbox: t.String(), Source: v.cfg.Source, Shard: t.Shard.String(),
 		Stream: v.cfg.Stream.Name(), Domain: v.cfg.Stream.Domain(),
 	})
@@ -188,7 +187,7 @@ func (v *comparison) findElsewhere(ctx context.Context, t *comparedTable) (err e
 
 func (v *comparison) noteElsewhere() {
 	for _, t := range v.tables {
-		for _, e := range t.elsewhere {
+		for _, e := range t.deliveries.Elsewhere {
 			if e.LeftOut == 0 {
 				continue
 			}

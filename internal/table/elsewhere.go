@@ -12,82 +12,146 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
-// Elsewhere is the last session of a delivery of an outbox to another stream, or from another source. Rows
-// that it has marked are not in this one. Of earlier sessions nothing tells which rows of their time they
-// have marked: those count as this delivery's.
-type Elsewhere struct {
-	Sent
-	LeftOut int64 // rows, by Here
+// Deliveries are those of the rows of an outbox that outbox_sent knows: under the same ids to the same
+// stream, and others.
+type Deliveries struct{ Here, Elsewhere []*Delivery }
 
-	rows         outbox.Table // those that it delivers
-	begun, ended time.Time    // as marks of the table; zero: it goes on
+// Delivery is a delivery of all rows of an outbox, or of some.
+type Delivery struct {
+	Sent
+	LeftOut int64 // rows, by [DB.Here]
+
+	rows         outbox.Table
+	readable     bool        // else a column of the condition is gone, say
+	begun, ended []time.Time // its sessions, as marks of the table; no end: it goes on
 }
 
-// ReadElsewhere reads from outbox_sent the other deliveries of an outbox than one. A role that may not read
-// that knows of none.
-func (db *DB) ReadElsewhere(ctx context.Context, t *outbox.Table, one Sent) (all []*Elsewhere, err error) {
+// ReadDeliveries reads from outbox_sent the deliveries of an outbox beside one. A role that may not read that
+// knows of none.
+func (db *DB) ReadDeliveries(ctx context.Context, t *outbox.Table, one Sent) (*Deliveries, error) {
+	all := &Deliveries{}
 	known, _, err := db.Sent(ctx, "SELECT")
 	if hint.CodeOf(err) != "" {
-		return nil, nil
+		return all, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	for _, k := range known {
-		if k.ReadAt == nil || k.SameMessages(&one) || !k.Overlaps(&one) {
+		if !k.Overlaps(&one) {
 			continue
 		}
-		e := &Elsewhere{Sent: k, rows: *t}
-		times := []time.Time{*k.ReadAt}
-		if k.EndedAt != nil {
-			times = append(times, *k.EndedAt)
-		}
-		if times, err = db.AsMarks(ctx, t, times); err != nil {
+		d, err := db.readDelivery(ctx, t, k)
+		if err != nil {
 			return nil, err
 		}
-		if e.begun = times[0]; len(times) > 1 {
-			e.ended = times[1]
-		}
-		e.rows.Where, e.rows.Filter = k.Condition, ""
-		e.rows.Shard, _ = outbox.ParseShard(k.Shard)
-		err := db.Complete(ctx, &e.rows)
-		if err != nil && (IsTemporary(err) || !db.Alive()) {
-			return nil, err
-		}
-		if err == nil { // else a column of the condition is gone, say: nothing tells its rows
-			all = append(all, e)
+		if k.SameMessages(&one) {
+			all.Here = append(all.Here, d)
+		} else {
+			all.Elsewhere = append(all.Elsewhere, d)
 		}
 	}
 	return all, nil
 }
 
-// Here leaves out marked rows that other deliveries may have marked: those that they deliver, from the time
-// when they went on. Of an archived row only the time is compared.
-func (db *DB) Here(ctx context.Context, others []*Elsewhere, rows []MarkedRow) ([]MarkedRow, error) {
-	for _, e := range others {
-		went := func(row MarkedRow) bool {
-			return !row.Marked.Before(e.begun) && (e.ended.IsZero() || !row.Marked.After(e.ended))
+func (db *DB) readDelivery(ctx context.Context, t *outbox.Table, of Sent) (d *Delivery, err error) {
+	d = &Delivery{Sent: of, rows: *t}
+	for _, session := range of.delivered {
+		d.begun = append(d.begun, session.Lower.Time)
+		if session.Upper.Valid {
+			d.ended = append(d.ended, session.Upper.Time)
 		}
-		var ids []string
-		for _, row := range rows {
-			if went(row) {
-				ids = append(ids, row.ID)
-			}
-		}
-		if len(ids) == 0 {
-			continue
-		}
-		fit, err := db.fitting(ctx, &e.rows, ids)
+	}
+	if d.begun, err = db.AsMarks(ctx, t, d.begun); err == nil {
+		d.ended, err = db.AsMarks(ctx, t, d.ended)
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.rows.Where, d.rows.Filter = of.Condition, ""
+	d.rows.Shard, _ = outbox.ParseShard(of.Shard)
+	err = db.Complete(ctx, &d.rows)
+	if err != nil && (IsTemporary(err) || !db.Alive()) {
+		return nil, err
+	}
+	d.readable = err == nil
+	return d, nil
+}
+
+// ran reports whether a session was under way.
+func (d *Delivery) ran(at time.Time) bool {
+	n, begins := slices.BinarySearchFunc(d.begun, at, time.Time.Compare)
+	if !begins {
+		n--
+	}
+	return n >= 0 && (n == len(d.ended) || !at.After(d.ended[n]))
+}
+
+// Here leaves out the marked rows that were delivered elsewhere: they were marked while a delivery to another
+// stream, or from another source, was under way that takes them, and none to this stream. Where nothing tells
+// whether one takes them, because they are archived or its condition cannot be read any more, one elsewhere
+// does, and one here does not.
+func (db *DB) Here(ctx context.Context, all *Deliveries, rows []MarkedRow) ([]MarkedRow, error) {
+	for _, e := range all.Elsewhere {
+		away, err := db.delivered(ctx, e, rows, true)
 		if err != nil {
 			return nil, err
 		}
-		here := slices.DeleteFunc(slices.Clone(rows), func(row MarkedRow) bool {
-			return went(row) && (fit[row.ID] || !row.Archived.IsZero())
-		})
-		e.LeftOut += int64(len(rows) - len(here))
-		rows = here
+		if !slices.Contains(away, true) {
+			continue
+		}
+		for _, d := range all.Here {
+			here, err := db.delivered(ctx, d, rows, false)
+			if err != nil {
+				return nil, err
+			}
+			for i := range rows {
+				away[i] = away[i] && !here[i]
+			}
+		}
+		var left []MarkedRow
+		for i, row := range rows {
+			if away[i] {
+				e.LeftOut++
+			} else {
+				left = append(left, row)
+			}
+		}
+		rows = left
 	}
 	return rows, nil
+}
+
+// delivered says which marked rows a delivery takes that was under way then. unknown is the answer where
+// nothing tells.
+func (db *DB) delivered(ctx context.Context, d *Delivery, rows []MarkedRow, unknown bool) ([]bool, error) {
+	its := make([]bool, len(rows))
+	var ids []string
+	for i, row := range rows {
+		if its[i] = d.ran(row.Marked); its[i] {
+			ids = append(ids, row.ID)
+		}
+	}
+	if len(ids) == 0 || d.Condition == "" && d.rows.Shard.All() {
+		return its, nil
+	}
+	var fit map[string]bool
+	if d.readable {
+		var err error
+		if fit, err = db.fitting(ctx, &d.rows, ids); err != nil {
+			return nil, err
+		}
+	}
+	for i, row := range rows {
+		switch {
+		case !its[i]:
+		case d.readable && row.Archived.IsZero():
+			its[i] = fit[row.ID]
+		default:
+			its[i] = unknown
+		}
+	}
+	return its, nil
 }
 
 // fitting are the rows with these ids that an outbox delivers, by its condition and its shard.

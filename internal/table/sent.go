@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
@@ -60,6 +61,9 @@ type Noted struct {
 	// EndedAt is when the relay stopped, or another relay of the outbox began after it had crashed: no row
 	// was marked by it later. nil while it runs, and where the clock has gone back.
 	EndedAt *time.Time `json:"ended_at"`
+	// delivered are the times of all sessions. The last one has no end while it runs, or where it crashed and no
+	// other delivery of the outbox has begun since.
+	delivered pgtype.Multirange[pgtype.Range[pgtype.Timestamptz]]
 }
 
 // SameDelivery reports whether both rows are of the same rows of an outbox, from the same source to the
@@ -183,13 +187,13 @@ func (db *DB) readSent(
 		SELECT id, outbox, source, shard, condition, stream, domain, slot, initial, begun_at,
 			coalesce(published_as, ''),
 			stream_created, coalesce(read_sequence, 0), coalesce(read_message, ''), read_at,
-			coalesce(last_sequence, 0), noted_at, ended_at
+			coalesce(last_sequence, 0), noted_at, ended_at, delivered
 		FROM `+db.own.sent+` ORDER BY outbox, source, stream, domain, condition, shard, id`)
 	known, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sent, err error) {
 		err = row.Scan(&s.id, &s.Outbox, &s.Source, &s.Shard, &s.Condition, &s.Stream, &s.Domain,
 			&s.Slot, &s.Initial, &s.BegunAt, &s.PublishedAs,
 			&s.StreamCreated, &s.ReadSequence, &s.ReadMessage, &s.ReadAt,
-			&s.LastSequence, &s.NotedAt, &s.EndedAt)
+			&s.LastSequence, &s.NotedAt, &s.EndedAt, &s.delivered)
 		return s, err
 	})
 	if err != nil {
@@ -381,9 +385,13 @@ func (db *DB) SlotInUse(ctx context.Context, of Sent) (used bool, err error) {
 func (db *DB) NoteRead(ctx context.Context, of []Sent, read Noted, compared []Sent) error {
 	return db.changeSent(ctx, `
 WITH noted AS (
-	UPDATE {sent} SET stream_created = $2, read_sequence = $3, read_message = $4,
+	UPDATE {sent} s SET stream_created = $2, read_sequence = $3, read_message = $4,
 		read_at = CASE WHEN id = ANY($5) THEN now() END, last_sequence = $6,
-		noted_at = greatest(noted_at, now()), ended_at = NULL
+		noted_at = greatest(noted_at, now()), ended_at = NULL,
+		delivered = delivered + tstzmultirange(tstzrange(CASE WHEN upper(delivered) > now() OR EXISTS (
+			SELECT FROM {sent} o, unnest(o.delivered) d
+			WHERE o.outbox = s.outbox AND o.id <> s.id AND lower(d) >= upper(s.delivered)
+		) THEN now() ELSE coalesce(upper(delivered), now()) END, NULL))
 	WHERE id = ANY($1) RETURNING 1
 )
 SELECT count(*) FROM noted WHERE `+pg.OwnPath,
@@ -398,7 +406,8 @@ func (db *DB) NoteLast(ctx context.Context, of []Sent, seq uint64, ended bool) e
 WITH noted AS (
 	UPDATE {sent} SET last_sequence = $2,
 		read_at = CASE WHEN noted_at <= now() THEN read_at END, noted_at = greatest(noted_at, now()),
-		ended_at = CASE WHEN $3 AND noted_at <= now() THEN now() END
+		ended_at = CASE WHEN $3 AND noted_at <= now() THEN now() END,
+		delivered = CASE WHEN $3 THEN {until} ELSE delivered END
 	WHERE id = ANY($1) RETURNING 1
 )
 SELECT count(*) FROM noted WHERE `+pg.OwnPath, ids(of), int64(seq), ended)
@@ -440,8 +449,9 @@ func (db *DB) EndOthers(ctx context.Context, of []Sent) error {
 	}
 	return db.changeSent(ctx, `
 WITH ended AS (
-	UPDATE {sent} s SET ended_at = now()
-	WHERE outbox = ANY($1) AND id <> ALL($2) AND ended_at IS NULL AND noted_at <= now()
+	UPDATE {sent} s SET ended_at = CASE WHEN noted_at <= now() THEN now() END, delivered = {until}
+	WHERE outbox = ANY($1) AND id <> ALL($2)
+		AND ended_at IS NULL AND (noted_at <= now() OR upper_inf(delivered))
 		AND NOT EXISTS (SELECT FROM pg_locks l
 			WHERE `+heldSQL(deliversKeySQL)+` AND l.pid <> pg_backend_pid())
 	RETURNING 1
@@ -454,6 +464,9 @@ func (db *DB) SentBlocker(ctx context.Context) (who string, err error) {
 	return db.blocker(ctx, nil, []string{db.own.sent})
 }
 
+// deliveredUntilSQL is delivered when a session has ended. Its marks may be as late as its notes.
+const deliveredUntilSQL = `delivered * tstzmultirange(tstzrange(NULL, greatest(noted_at, now()), '[]'))`
+
 func ids(of []Sent) []int64 {
 	all := make([]int64, len(of))
 	for i := range of {
@@ -464,7 +477,8 @@ func ids(of []Sent) []int64 {
 
 func (db *DB) changeSent(ctx context.Context, sql string, args ...any) error {
 	var n int
-	err := db.QueryRow(ctx, []any{&n}, strings.ReplaceAll(sql, "{sent}", db.own.sent), args...)
+	sql = strings.NewReplacer("{sent}", db.own.sent, "{until}", deliveredUntilSQL).Replace(sql)
+	err := db.QueryRow(ctx, []any{&n}, sql, args...)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", SentTable, err)
 	}

@@ -145,6 +145,54 @@ func TestNoteLast(t *testing.T) {
 	}
 }
 
+// TestDeliveredTimes: sessions that follow each other are one unless another delivery has begun between them, and nothing is left
+// open when that begins.
+func TestDeliveredTimes(t *testing.T) {
+	b := newBench(t, testenv.SharedPostgres(t), outbox.MarkUpdate)
+	for _, stream := range []string{"E", "F"} {
+		b.must(b.db.NoteSent(t.Context(), table.Sent{Outbox: "o", Source: "s", Stream: stream, Slot: stream, Initial: "pending"}, true))
+	}
+	all, _, err := b.db.Sent(t.Context(), table.SentPrivileges)
+	b.must(err)
+	created := time.Now()
+	begin := func(of []table.Sent) {
+		t.Helper()
+		b.must(b.db.EndOthers(t.Context(), of))
+		b.must(b.db.NoteRead(t.Context(), of, table.Noted{StreamCreated: &created}, nil))
+	}
+	is := func(what, want string) {
+		t.Helper()
+		b.is(what, b.text(`SELECT string_agg(concat(stream, (SELECT count(*) FROM unnest(delivered)), CASE WHEN upper_inf(delivered) THEN '+' END),
+			' ' ORDER BY id) FROM outbox_sent`), want)
+	}
+	e, f := all[:1], all[1:]
+	for range 5 {
+		begin(e)
+		begin(e) // again when it has marked what it has read back, or after a crash
+		b.must(b.db.NoteLast(t.Context(), e, 1, false))
+		is("it runs", "E1+ F0")
+		b.must(b.db.NoteLast(t.Context(), e, 1, true))
+		is("it has ended", "E1 F0")
+	}
+	begin(f)
+	is("another begins", "E1 F1+")
+	begin(e)
+	is("the other had crashed", "E2+ F1")
+	b.must(b.db.NoteLast(t.Context(), e, 2, true))
+	begin(e)
+	is("it goes on", "E2+ F1")
+	b.exec(`UPDATE outbox_sent SET noted_at = now() + interval '1 hour'`)
+	begin(f)
+	b.must(b.db.NoteLast(t.Context(), f, 2, true))
+	is("the clock has gone back", "E2 F2")
+	begin(e)
+	is("the clock has gone back, and it goes on", "E2+ F2")
+	if apart := b.text(`SELECT count(*) FROM outbox_sent e, outbox_sent f, unnest(f.delivered) d
+		WHERE e.stream = 'E' AND f.stream = 'F' AND e.delivered && d`); apart != "1" {
+		t.Errorf("%s of F's times are E's too, want the one whose end is not known", apart)
+	}
+}
+
 // TestAsMarks: a time becomes what a mark of that time is, whatever the column's type and the session's zone.
 func TestAsMarks(t *testing.T) {
 	for typ, want := range map[string]string{

@@ -226,6 +226,9 @@ CREATE TABLE {schema}.outbox_sent (
     noted_at       TIMESTAMPTZ,
     -- When the relay stopped. NULL: it runs, it crashed, or the clock has gone back.
     ended_at       TIMESTAMPTZ,
+    -- The times of all its sessions: what was marked at another time, another delivery has marked. Sessions are one where no other
+    -- delivery of the outbox began between them. Without an end: it runs, or it crashed and none has begun since.
+    delivered      TSTZMULTIRANGE NOT NULL DEFAULT '{}',
     CHECK (isfinite(stream_created) IS NOT FALSE AND isfinite(read_at) IS NOT FALSE
         AND isfinite(noted_at) IS NOT FALSE AND isfinite(ended_at) IS NOT FALSE)
 ) WITH (fillfactor = 50); -- updates stay in their page
