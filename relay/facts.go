@@ -145,9 +145,15 @@ func (s *session) judgeStream(info *jetstream.StreamInfo) error {
 // compares it with the tables.
 var errStreamReplaced = errors.New("the stream was deleted and recreated")
 
-// checkStream returns what ends the session: the stream is gone, is another one, or is unfit. Where JetStream
-// is away, the publisher notices. A relay without events notices a missing stream only here.
+// errStreamLost means that the stream ends before a message that was acknowledged: it has lost that, or
+// another client has acknowledged it. The next session compares marks with the stream.
+var errStreamLost = errors.New("the stream lacks acknowledged messages")
+
+// checkStream returns what ends the session: the stream is gone, is another one, is unfit, or ends before
+// what was acknowledged. Where JetStream is away, the publisher notices. A relay without events notices that
+// only here.
 func (s *session) checkStream(ctx context.Context) error {
+	acknowledged := s.publisher.LastSeq()
 	info, err := s.stream.Info(ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
@@ -156,6 +162,9 @@ func (s *session) checkStream(ctx context.Context) error {
 		return nil
 	case !info.Created.Equal(s.past.created):
 		return errStreamReplaced
+	case info.LastSeq < acknowledged:
+		return fmt.Errorf("%w: it ends at sequence %d, and %d was acknowledged",
+			errStreamLost, info.LastSeq, acknowledged)
 	}
 	return s.judgeStream(info)
 }

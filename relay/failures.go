@@ -149,8 +149,8 @@ var failures = map[place][]failure{
 	},
 	inCheck: {
 		on("the table is another one, or its ids are", isAny(table.ErrTableChanged), endTerm),
-		on("the stream is gone, recreated or unfit",
-			isAny(jetstream.ErrStreamNotFound, errStreamReplaced, errStreamUnfit), endSession),
+		on("the stream is gone, recreated or unfit, or lacks acknowledged messages",
+			isAny(jetstream.ErrStreamNotFound, errStreamReplaced, errStreamUnfit, errStreamLost), endSession),
 		on("the publication has an outbox in another way", isAny(errModeChanged), endSession).
 			and("that outbox joins"),
 		on("anything else", anyError, waitOut),
@@ -199,6 +199,8 @@ var failures = map[place][]failure{
 			as("stream_gone").alarms(alarm.StreamGone),
 		on("the stream was deleted and recreated", isAny(errStreamReplaced), endSession).
 			as("stream_replaced").alarms(alarm.StreamReplaced),
+		on("the stream ends before an acknowledged message", isAny(errStreamLost), endSession).
+			and("the next one compares marks with the stream").as("stream_lost"),
 		on("the stream was edited into one that a start refuses", isAny(errStreamUnfit), endSession).
 			as("stream_unfit").alarms(alarm.StreamUnfit),
 		on("PostgreSQL is away, stops or is full, or a table is locked", postgresAway, endSession).passing(),

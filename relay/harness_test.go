@@ -54,7 +54,7 @@ func newRigWith(t *testing.T, pg *testenv.Postgres, n *testenv.NATS) *rig {
 	slot := "walpost_" + r.query1("SELECT current_database()::text")
 	r.cfg = relay.Config{
 		PostgresURL: r.url, Slot: slot, Publication: "walpost", Outboxes: []*outbox.Table{table},
-		NATS:         jetstream.ConnConfig{URL: n.URL()},
+		NATS:         jetstream.ConnConfig{URL: n.URL(), InboxPrefix: "_WALPOST." + slot},
 		Stream:       jetstream.StreamConfig{Name: "EVENTS", Batching: batching(t)},
 		CreateStream: true, Subject: "events.{event_type}",
 		Window: 4096, WindowBytes: 32 << 20, DelayThreshold: time.Second,

@@ -123,7 +123,7 @@ func checkBench(b *bench.Config, window time.Duration) error {
 }
 
 func runBench(ctx context.Context, cfg *Config, b bench.Config, stderr io.Writer) (*bench.Report, error) {
-	nc, err := jetstream.Connect(ctx, natsConn(&cfg.NATS))
+	nc, err := jetstream.Connect(ctx, natsConn(cfg))
 	if err != nil {
 		return nil, err
 	}

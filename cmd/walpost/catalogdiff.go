@@ -160,7 +160,7 @@ func (d *catalogDiff) lookAtStream(ctx context.Context, cfg *Config) error {
 	defer done()
 	info, err := s.Info(ctx)
 	if err != nil {
-		return s.ExplainFollow(err, cfg.NATS.InboxPrefix)
+		return s.ExplainFollow(err)
 	}
 	if info.Messages == 0 {
 		return nil
@@ -168,7 +168,7 @@ func (d *catalogDiff) lookAtStream(ctx context.Context, cfg *Config) error {
 	from := max(info.FirstSeq, info.LastSeq-min(info.LastSeq, uint64(d.newest))+1)
 	types, err := s.EventTypes(ctx, from, info.LastSeq, template.Pattern())
 	if err != nil {
-		return s.ExplainFollow(err, cfg.NATS.InboxPrefix)
+		return s.ExplainFollow(err)
 	}
 	for one, n := range types {
 		d.at(one.EventType, one.Version, true).Messages += uint64(n)

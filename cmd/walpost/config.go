@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -39,6 +40,11 @@ type PostgresConfig struct {
 	MaxRetainedWAL int64
 	Initial        string
 	Schema, Owner  string
+}
+
+// inboxPrefix is where acknowledgements come back: others may be kept from it.
+func (c *Config) inboxPrefix() string {
+	return cmp.Or(c.NATS.InboxPrefix, "_WALPOST."+c.Postgres.Slot)
 }
 
 // own is where walpost's own tables are.

@@ -56,7 +56,7 @@ func newConfigCheckCommand() *cobra.Command {
 // cannot use.
 func checkFiles(cfg *Config) error {
 	_, postgres := pg.Parse(cfg.Postgres.server())
-	nats := natsConn(&cfg.NATS)
+	nats := natsConn(cfg)
 	_, events := eventCheck(&cfg.Catalog)
 	_, token := cfg.HTTP.token()
 	var all problems

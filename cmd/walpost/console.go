@@ -30,7 +30,7 @@ func consoleConfig(cfg *Config, name string, log *zap.Logger) (console.Config, e
 	if err != nil {
 		return console.Config{}, &usageError{err}
 	}
-	conn := natsConn(&cfg.NATS)
+	conn := natsConn(cfg)
 	conn.Name = name
 	return console.Config{
 		Version:  buildVersion().Version,

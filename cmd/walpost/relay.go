@@ -64,7 +64,7 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 		Outboxes:      tables,
 		Own:           cfg.Postgres.own(tables),
 		Source:        cfg.Source,
-		NATS:          natsConn(&cfg.NATS),
+		NATS:          natsConn(cfg),
 		Stream: jetstream.StreamConfig{
 			Name:       cfg.NATS.Stream,
 			Domain:     cfg.NATS.Domain,
@@ -93,14 +93,15 @@ func relayConfig(cfg *Config) (relay.Config, error) {
 	}, err
 }
 
-func natsConn(n *NATSConfig) jetstream.ConnConfig {
+func natsConn(cfg *Config) jetstream.ConnConfig {
+	n := &cfg.NATS
 	return jetstream.ConnConfig{
 		URL: n.URL, Creds: n.Creds, NKey: n.NKey, User: n.User, PasswordFile: n.PasswordFile,
 		TokenFile: n.TokenFile,
 		TLS: jetstream.TLSConfig{
 			CA: n.TLS.CA, Cert: n.TLS.Cert, Key: n.TLS.Key, First: n.TLS.HandshakeFirst,
 		},
-		InboxPrefix: n.InboxPrefix,
+		InboxPrefix: cfg.inboxPrefix(),
 	}
 }
 
@@ -111,7 +112,7 @@ func openStream(ctx context.Context, cfg *Config, name string) (
 	if t, err = publish.NewTemplate(cfg.NATS.Subject); err != nil {
 		return nil, nil, nil, &usageError{err}
 	}
-	conn := natsConn(&cfg.NATS)
+	conn := natsConn(cfg)
 	conn.Name = name
 	nc, err := jetstream.Connect(ctx, conn)
 	if err != nil {

@@ -88,7 +88,7 @@ func askPostgres(ctx context.Context, r *status.Report, cfg *Config) error {
 }
 
 func askNATS(ctx context.Context, r *status.Report, cfg *Config) error {
-	conn := natsConn(&cfg.NATS)
+	conn := natsConn(cfg)
 	conn.Name = "walpost status"
 	nc, err := jetstream.Connect(ctx, conn)
 	if err != nil {

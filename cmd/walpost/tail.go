@@ -78,14 +78,14 @@ func tail(
 	defer done()
 	info, err := s.Info(ctx)
 	if err != nil {
-		return s.ExplainFollow(err, cfg.NATS.InboxPrefix)
+		return s.ExplainFollow(err)
 	}
 	switch {
 	case from == 0 && since == 0:
 		from = info.LastSeq + 1
 	case since > 0:
 		if from, err = s.SeqSince(ctx, time.Now().Add(-since)); err != nil {
-			return s.ExplainFollow(err, cfg.NATS.InboxPrefix)
+			return s.ExplainFollow(err)
 		}
 	}
 	fmt.Fprintf(stderr, "following stream %s from sequence %d on\n", cfg.NATS.Stream, from)
@@ -97,7 +97,7 @@ func tail(
 		}
 		return print(m)
 	})
-	return s.ExplainFollow(err, cfg.NATS.InboxPrefix)
+	return s.ExplainFollow(err)
 }
 
 // tellWaiting says once a minute why nothing comes, and when it goes on.

@@ -122,7 +122,7 @@ func (c *Console) follow(ctx context.Context, w http.ResponseWriter, types publi
 	pinging.Go(func() { cancel(f.out.ping(ctx)) })
 	defer pinging.Wait()
 	defer cancel(nil)
-	if err := f.stream.ExplainFollow(f.run(ctx), c.cfg.NATS.InboxPrefix); err != nil && ctx.Err() == nil {
+	if err := f.stream.ExplainFollow(f.run(ctx)); err != nil && ctx.Err() == nil {
 		// The status has been sent: the error is a line.
 		_ = f.out.write(map[string]string{
 			"error": hint.OneLine(err.Error()), "hint": hint.OneLine(hint.Of(err)),
@@ -168,7 +168,7 @@ func (c *Console) newFollower(ctx context.Context, types publish.Types) (*follow
 	}
 	nc.Close()
 	if f.stream != nil {
-		err = f.stream.ExplainFollow(err, c.cfg.NATS.InboxPrefix)
+		err = f.stream.ExplainFollow(err)
 	}
 	return nil, nil, err
 }

@@ -6,7 +6,7 @@
 // grows ([Stream.Follow]). Nothing here writes into a stream: package publish does.
 //
 // The least that a relay of stream EVENTS, subject events.{event_type} and inbox
-// prefix _RELAY.a1 needs to be allowed:
+// prefix _WALPOST.a1 needs to be allowed:
 //
 //	publish:   events.>
 //	           $JS.API.STREAM.INFO.EVENTS
@@ -15,7 +15,7 @@
 //	           $JS.API.CONSUMER.MSG.NEXT.EVENTS.>
 //	           $JS.API.CONSUMER.DELETE.EVENTS.>
 //	           $JS.API.STREAM.CREATE.EVENTS    where it is to create the stream
-//	subscribe: _RELAY.a1.>                     or _INBOX.> without a prefix
+//	subscribe: _WALPOST.a1.>
 //
 // In a JetStream domain, $JS.API is $JS.<domain>.API.
 package jetstream

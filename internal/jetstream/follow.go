@@ -179,12 +179,13 @@ func (f *follower) heard() {
 }
 
 // ExplainFollow names every permission that Follow needs, and not only the first that is missing.
-func (s *Stream) ExplainFollow(err error, inboxPrefix string) error {
+func (s *Stream) ExplainFollow(err error) error {
 	if !errors.Is(err, nats.ErrPermissionViolation) {
 		return err
 	}
-	inbox, name := cmp.Or(inboxPrefix, "_INBOX"), s.cfg.Name
-	return hint.Wrap(err, fmt.Sprintf("let the user publish on %s, %s, %s and %s, and subscribe to %s.>",
+	name := s.cfg.Name
+	return hint.Wrap(err, fmt.Sprintf("let the user publish on %s, %s, %s and %s, and subscribe to %s",
 		s.APISubject("STREAM.INFO."+name), s.APISubject("CONSUMER.CREATE."+name+".>"),
-		s.APISubject("CONSUMER.MSG.NEXT."+name+".>"), s.APISubject("CONSUMER.DELETE."+name+".>"), inbox))
+		s.APISubject("CONSUMER.MSG.NEXT."+name+".>"), s.APISubject("CONSUMER.DELETE."+name+".>"),
+		s.inboxes()))
 }

@@ -33,6 +33,11 @@ func (s *Stream) Examine(ctx context.Context, info *StreamInfo) (f check.Finding
 			"max_payload is %d bytes, and a message's headers may have %d: larger rows are parked",
 			most, MaxHeader)
 	}
+	if inboxes := s.inboxes(); strings.HasPrefix(inboxes, nats.InboxPrefix) {
+		f.Warning("nats-inbox", "leave nats.inbox_prefix empty, and let no other user publish on _WALPOST.>",
+			"acknowledgements come back on %s, where consumers often may publish, too: "+
+				"who does can have rows marked whose messages are not stored", inboxes)
+	}
 	if !s.serverIs(2, 14, 0) && s.cfg.Batching == BatchAuto && !s.cfg.Shared {
 		f.Note("nats-no-fast-batches", "upgrade nats-server to 2.14 or newer",
 			"nats-server %s takes no fast batches", version)

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -160,6 +161,11 @@ func (s *Stream) serverIs(major, minor, patch int) bool {
 	return slices.Compare(v[:], []int{major, minor, patch}) >= 0
 }
 
+// inboxes are the subjects on which the server's replies come back.
+func (s *Stream) inboxes() string {
+	return cmp.Or(s.nc.Opts.InboxPrefix, strings.TrimSuffix(nats.InboxPrefix, ".")) + ".>"
+}
+
 // explain names the request that failed and what helps.
 func (s *Stream) explain(verb, request string, err error) error {
 	subject := s.APISubject(request + "." + s.cfg.Name)
@@ -187,8 +193,7 @@ func (s *Stream) explain(verb, request string, err error) error {
 			"no reply: let the user publish on "+subject+", or create the stream yourself")
 	case late:
 		return hint.Wrap(wrapped, "no reply: let the user publish on "+subject+
-			" and subscribe to its inbox prefix (nats.inbox_prefix, else _INBOX.>), "+
-			"and check that the stream has a leader")
+			" and subscribe to "+s.inboxes()+", and check that the stream has a leader")
 	case errors.As(err, &api):
 		if code := int(api.ErrorCode); code == 10039 || code == 10076 {
 			wrapped = hint.Coded("nats-no-jetstream", wrapped)

@@ -40,7 +40,7 @@ accounts {
 			{user: nocreate, password: secret, permissions: {publish: {deny: "$JS.API.STREAM.CREATE.>"}}}
 			{user: noread, password: secret, permissions: {publish: {deny: ["$JS.API.STREAM.MSG.GET.>", "$JS.API.CONSUMER.>"]}}}
 			{user: nopublish, password: secret, permissions: {publish: {deny: "nopublish.>"}}}
-			{user: noinbox, password: secret, permissions: {subscribe: {deny: "_INBOX.>"}}}
+			{user: noinbox, password: secret, permissions: {subscribe: {deny: "_WALPOST.>"}}}
 		]
 	}
 	FULL { jetstream: {max_streams: 1}, users: [{user: full, password: secret}] }

@@ -171,7 +171,7 @@ var varying = []struct {
 	is string
 }{
 	{regexp.MustCompile(`127\.0\.0\.1:\d+->`), "HERE->"}, // this side's address
-	{regexp.MustCompile(`_INBOX\.\w+`), "_INBOX.x"},
+	{regexp.MustCompile(`(_WALPOST\.\w+)\.\w+`), "$1.x"},
 	{regexp.MustCompile(`(startup parameter:) \w+`), "$1 x"}, // they are sent in any order
 }
 
