@@ -208,7 +208,7 @@ func TestRewindOfParkedEvents(t *testing.T) {
 	r.put(12, 4)
 	r.effects(10)
 	r.exec(`TRUNCATE effects`)
-	tables, err := consumers.Open(t.Context(), pg.Config{URL: r.url}, "public")
+	tables, err := consumers.Open(t.Context(), pg.Config{URL: r.url}, pg.Own{Schema: "public"})
 	r.must(err)
 	defer tables.Close()
 	_, _, err = tables.Rewind(t.Context(), consumers.Rewind{Name: "test", Sequence: 1, Reapply: time.Unix(1, 0)})

@@ -175,27 +175,35 @@ func (l *line) applied(ctx context.Context, conn *pgx.Conn, own pg.Own) (at []ti
 func (l *line) checkOwner(
 	ctx context.Context, tx pgx.Tx, own pg.Own, changes bool,
 ) (exists bool, err error) {
-	found, err := own.Find(ctx, tx.Conn(), VersionTable+"_"+l.name)
-	if err != nil || found[0].Trusted {
-		return err == nil, err
-	}
 	table := own.Named(VersionTable + "_" + l.name)
-	if found[0].SQL == table { // a superuser's session uses it
-		if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+table+` IN ACCESS SHARE MODE`); err != nil {
-			return false, err
-		}
+	found, err := own.Find(ctx, tx.Conn(), VersionTable+"_"+l.name)
+	if !pg.IsUntrusted(err) {
+		return err == nil && found[0] == table, err
+	}
+	var locks bool
+	err = tx.QueryRow(ctx, `SELECT `+pg.SuperSQL+` AND EXISTS (
+			SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'r')`, table).Scan(&locks)
+	if err == nil && locks {
+		_, err = tx.Exec(ctx, `LOCK TABLE ONLY `+table+` IN ACCESS SHARE MODE`)
+	}
+	if err != nil {
+		return false, err
 	}
 	var owner string
 	var is, super, acts, plain bool
 	err = tx.QueryRow(ctx, `
-		SELECT c.oid IS NOT NULL, coalesce(pg_get_userbyid(c.relowner)::text, ''), me.rolsuper,
+		SELECT c.oid IS NOT NULL, coalesce(pg_get_userbyid(c.relowner)::text, ''), me.super,
 			coalesce(c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE'), false),
 			coalesce(c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT c.relhassubclass
+				AND NOT c.relispartition
 				AND NOT EXISTS (SELECT FROM pg_index
 					WHERE indrelid = c.oid AND num_nonnulls(indexprs, indpred) > 0)
-				AND NOT EXISTS (SELECT FROM pg_attribute
-					WHERE attrelid = c.oid AND attgenerated <> ''), false)
-		FROM (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) me
+				AND NOT EXISTS (SELECT FROM pg_statistic_ext WHERE stxrelid = c.oid)
+				AND NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = c.oid AND contype = 'c')
+				AND NOT EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+					WHERE a.attrelid = c.oid AND (a.attgenerated <> ''
+						OR t.typnamespace <> 'pg_catalog'::regnamespace)), false)
+		FROM (SELECT `+pg.SuperSQL+` AS super) me
 			LEFT JOIN pg_class c ON c.oid = to_regclass($1)`, table).
 		Scan(&is, &owner, &super, &acts, &plain)
 	switch {
@@ -213,9 +221,11 @@ func (l *line) checkOwner(
 func (m Migration) run(ctx context.Context, tx pgx.Tx, schema string, down bool) error {
 	table := m.file.line.versionTable(schema)
 	verb, sql := "apply", m.file.up
-	record := fmt.Sprintf(`CREATE TABLE IF NOT EXISTS %s (version bigint PRIMARY KEY, hash text NOT NULL,
-			applied_at timestamptz NOT NULL DEFAULT clock_timestamp());
-		INSERT INTO %[1]s (version, hash) VALUES (%d, '%s')`, table, m.Version, m.file.hash)
+	record := fmt.Sprintf(`INSERT INTO %s (version, hash) VALUES (%d, '%s')`, table, m.Version, m.file.hash)
+	if m.Version == 1 { // it fails if somebody else has made it meanwhile
+		record = fmt.Sprintf(`CREATE TABLE %s (version bigint PRIMARY KEY, hash text NOT NULL,
+			applied_at timestamptz NOT NULL DEFAULT clock_timestamp()); `, table) + record
+	}
 	if down {
 		verb, sql = "take back", m.file.down
 		record = fmt.Sprintf(`DELETE FROM %s WHERE version = %d`, table, m.Version)

@@ -2,6 +2,7 @@ package migrations
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -47,7 +48,7 @@ func NotifySQL(outboxes []*outbox.Table) string {
 // time.
 func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 	err = r.withLock(ctx, func(conn *pgx.Conn, schema string) error {
-		if err := makeNotifyFunction(ctx, conn, schema); err != nil {
+		if err := r.makeNotifyFunction(ctx, conn, schema); err != nil {
 			return fmt.Errorf("create function %s: %w", outbox.NotifyTrigger, err)
 		}
 		for _, t := range r.outboxes {
@@ -74,17 +75,38 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 
 // makeNotifyFunction leaves a superuser's function as it is. It fails where the function is another role's:
 // what that does would be done with the producers' privileges.
-func makeNotifyFunction(ctx context.Context, conn *pgx.Conn, schema string) error {
-	const find = `SELECT EXISTS (SELECT FROM pg_proc p
-		JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
-		WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0
-			AND o.rolsuper AND NOT pg_has_role(o.oid, 'USAGE'))`
-	var kept bool
-	err := conn.QueryRow(ctx, find, schema, outbox.NotifyTrigger).Scan(&kept)
-	if err == nil && !kept {
-		_, err = conn.Exec(ctx, notifyFunctionSQL(notifyFunction(schema)))
-	}
-	return err
+func (r *Runner) makeNotifyFunction(ctx context.Context, conn *pgx.Conn, schema string) error {
+	const find = `SELECT o.rolname::text, o.rolsuper, o.rolname = $3 OR CASE
+			WHEN ` + pg.SuperSQL + ` THEN o.rolsuper
+			ELSE pg_has_role(o.oid, 'USAGE') END
+		FROM pg_proc p JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
+		WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0`
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		sql := strings.Replace(notifyFunctionSQL(notifyFunction(schema)), " OR REPLACE", "", 1)
+		var owner string
+		var super, acts bool
+		err := tx.QueryRow(ctx, find, schema, outbox.NotifyTrigger, r.Own.Owner).Scan(&owner, &super, &acts)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows): // it fails if somebody else makes it meanwhile
+		case err != nil:
+			return err
+		case acts:
+			sql = notifyFunctionSQL(notifyFunction(schema))
+		case super:
+			return nil
+		default:
+			return hint.Errorf("run `walpost migrate` as that role; if walpost did not make it, drop it",
+				"function %s belongs to role %q", notifyFunction(schema), owner)
+		}
+		if _, err = tx.Exec(ctx, sql); err != nil {
+			return err
+		}
+		err = tx.QueryRow(ctx, find, schema, outbox.NotifyTrigger, r.Own.Owner).Scan(&owner, &super, &acts)
+		if err == nil && !acts {
+			err = fmt.Errorf("role %q has made the function meanwhile", owner)
+		}
+		return err
+	})
 }
 
 func notifyFunction(schema string) string {

@@ -7,8 +7,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// beside gives to the owner of walpost's tables what a superuser makes beside them: otherwise the owner could
-// neither migrate nor read on.
+// beside gives to the owner of walpost's tables what another role makes beside them: otherwise the owner
+// could neither migrate nor read on. It does so at the end of the transaction: until then nobody else can
+// change it.
 type beside struct {
 	owner  string // "" where there is no other one
 	schema string
@@ -17,14 +18,16 @@ type beside struct {
 
 // madeSQL lists the tables and functions of a schema.
 const madeSQL = `
-	SELECT oid, 'TABLE ' || oid::regclass AS name FROM pg_class
-	WHERE relnamespace = to_regnamespace(quote_ident($1)) AND relkind IN ('r', 'p')
+	SELECT oid, CASE relkind WHEN 'v' THEN 'VIEW ' ELSE 'TABLE ' END || oid::regclass AS name
+	FROM pg_class
+	WHERE relnamespace = to_regnamespace(quote_ident($1)) AND relkind IN ('r', 'p', 'v')
 	UNION ALL SELECT oid, 'FUNCTION ' || oid::regprocedure FROM pg_proc
 	WHERE pronamespace = to_regnamespace(quote_ident($1))`
 
-// newBeside is called before anything is made. A role counts as the owner only if nobody else, but superusers
-// and the schema's owner, may create tables in the schema: another one may have made those of these names.
-func newBeside(ctx context.Context, tx pgx.Tx, schema string) (*beside, error) {
+// newBeside is called before anything is made. The owner of the tables that are there is to have it, or else
+// owner, if that is not "". A role counts as the tables' owner only if nobody else, but superusers and the
+// schema's owner, may create tables in the schema: another one may have made those of these names.
+func newBeside(ctx context.Context, tx pgx.Tx, schema, owner string) (*beside, error) {
 	b := &beside{schema: schema}
 	var versions []string
 	for _, l := range lines {
@@ -38,8 +41,8 @@ func newBeside(ctx context.Context, tx pgx.Tx, schema string) (*beside, error) {
 					WHERE n.nspname = $1 AND a.privilege_type = 'CREATE'
 						AND a.grantee NOT IN (c.relowner, n.nspowner)
 						AND NOT EXISTS (SELECT FROM pg_roles s WHERE s.oid = a.grantee AND s.rolsuper))
-			LIMIT 1), ''),
-		ARRAY(SELECT oid FROM (`+madeSQL+`) x)`, schema, versions).Scan(&b.owner, &b.before)
+			LIMIT 1), quote_ident(nullif($3, '')), ''),
+		ARRAY(SELECT oid FROM (`+madeSQL+`) x)`, schema, versions, owner).Scan(&b.owner, &b.before)
 	if err != nil {
 		return nil, fmt.Errorf("read the owner of walpost's tables: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -12,7 +13,7 @@ import (
 
 // Print writes the migrations up to and including the version, or [Latest], as plain SQL: what up would do in
 // a schema that has nothing yet. Each part says which file it comes from. Where groups are named, the others
-// are left out.
+// are left out. Names are resolved as in up: nothing of what others have made in the schema is called.
 func Print(w io.Writer, to int64, schema string, outboxes []*outbox.Table, only ...Group) error {
 	if to != Latest {
 		if err := checkTarget(to, 1, only); err != nil {
@@ -23,12 +24,12 @@ func Print(w io.Writer, to int64, schema string, outboxes []*outbox.Table, only 
 	b.WriteString("-- The tables of walpost, for a migration tool of your own or for psql:\n" +
 		"--   psql --single-transaction --set ON_ERROR_STOP=1 --file=FILE\n" +
 		"-- A database gets them from here or from `walpost migrate up`, never from both.\n")
-	fmt.Fprintf(&b, "SET search_path = %s;\n", outbox.QuoteIdent(schema))
+	b.WriteString("SET search_path = pg_catalog, pg_temp;\n")
 	for _, m := range All(outboxes, schema, only...) {
 		if m.Version > to {
 			continue
 		}
-		up := strings.ReplaceAll(m.file.up, schemaMark, "")
+		up := strings.ReplaceAll(m.file.up, schemaMark, outbox.QuoteIdent(schema)+".")
 		fmt.Fprintf(&b, "\n-- From %s\n\n%s", m.Name, up)
 		if m.Name == canonicalFile {
 			b.WriteString(sizeCheck)
@@ -36,6 +37,22 @@ func Print(w io.Writer, to int64, schema string, outboxes []*outbox.Table, only 
 	}
 	if to == Latest && (len(only) == 0 || slices.Contains(only, Relay)) {
 		printShardIndexes(&b, outboxes)
+	}
+	b.WriteString("\nRESET search_path;\n")
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+var madeInFile = regexp.MustCompile(`(?m)^CREATE (TABLE|VIEW|FUNCTION) (\{schema\}\.\w+(?:\(\))?)`)
+
+// PrintOwner writes the statements that give a role what [Print] makes for a relay.
+func PrintOwner(w io.Writer, owner, schema string, outboxes []*outbox.Table) error {
+	var b bytes.Buffer
+	for _, m := range All(outboxes, schema, Relay) {
+		for _, made := range madeInFile.FindAllStringSubmatch(m.file.up, -1) {
+			name := strings.ReplaceAll(made[2], schemaMark, outbox.QuoteIdent(schema)+".")
+			fmt.Fprintf(&b, "ALTER %s %s OWNER TO %s;\n", made[1], name, outbox.QuoteIdent(owner))
+		}
 	}
 	_, err := w.Write(b.Bytes())
 	return err

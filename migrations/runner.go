@@ -29,6 +29,9 @@ const (
 type Runner struct {
 	// Own says where the tables are made: by default in the first outbox's schema, or public.
 	Own pg.Own
+	// Owner is given what is made, "" where that is the connection's own role. Where there are tables already
+	// their owner is.
+	Owner string
 
 	cfg      *pgx.ConnConfig
 	conn     *pgx.Conn // nil until it is needed
@@ -129,7 +132,7 @@ func (r *Runner) run(
 		}
 		tables := pg.Polite{Begin: pg.BeginOn(conn), Lock: tableLock, Tries: 1}
 		return tables.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			b, err := newBeside(ctx, tx, schema)
+			b, err := newBeside(ctx, tx, schema, r.Owner)
 			if err != nil {
 				return err
 			}

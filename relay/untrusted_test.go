@@ -43,7 +43,7 @@ func untrusted(t *testing.T) (r *rig, caught func() string) {
 	}
 }
 
-// TestUntrustedTables: what a role makes by the names of walpost's tables counts as missing, wherever it is. None of its code runs,
+// TestUntrustedTables: what a role makes by the names of walpost's tables is not used, wherever it is. None of its code runs,
 // and no dead letter goes there.
 func TestUntrustedTables(t *testing.T) {
 	t.Parallel()

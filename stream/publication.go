@@ -157,7 +157,8 @@ func PlanPublication(
 	return addTablesSQL(name, missing), nil
 }
 
-// ownerSQL gives a superuser's publication to the one owner of its tables. Else it is "".
+// ownerSQL gives a publication to the one owner of its tables, where the session's role is another and may
+// do so. Else it is "".
 func ownerSQL(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox.Table) (string, error) {
 	names := make([]string, len(tables))
 	for i, t := range tables {
@@ -168,8 +169,10 @@ func ownerSQL(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox
 			SELECT DISTINCT relowner FROM pg_class
 			WHERE oid IN (SELECT to_regclass(t) FROM unnest($1::text[]) t)
 		) c JOIN pg_roles o ON o.oid = relowner
-		HAVING count(*) = 1 AND NOT bool_or(rolsuper)
-			AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)`, names).Scan(&owner)
+		HAVING count(*) = 1 AND NOT bool_or(rolsuper OR rolname = current_user)
+			AND ((SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+				OR bool_and(pg_has_role(relowner, 'MEMBER')
+					AND has_database_privilege(relowner, current_database(), 'CREATE')))`, names).Scan(&owner)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return "", nil

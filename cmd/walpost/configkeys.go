@@ -115,7 +115,8 @@ func (c *Config) postgresKeys() []key {
 			stringValue{p: &p.Owner, check: checkName},
 			"A further role whose tables are walpost's own. Trusted without it are the session's role, " +
 				"superusers, and the owners of the database, of the schema and of the outboxes: " +
-				"any other role's table counts as missing.",
+				"any other role's table is refused. " +
+				"A superuser's session trusts superusers and this role only.",
 		},
 	}
 }
@@ -193,8 +194,8 @@ func (c *Config) natsKeys() []key {
 		{
 			"nats.inbox_prefix", "WALPOST_NATS_INBOX_PREFIX", "",
 			stringValue{p: &n.InboxPrefix, check: checkInboxPrefix},
-			"The subject prefix under which acknowledgements come back, " +
-				"for accounts that restrict subscriptions. Empty is _INBOX.",
+			"The subject prefix under which acknowledgements come back. Empty is _WALPOST. and the slot's " +
+				"name: no other user should be permitted to publish or subscribe there.",
 		},
 		{
 			"nats.shared", "WALPOST_SHARED", "false",

@@ -41,7 +41,7 @@ func consumersCommand(
 		settings := map[string]string{"application_name": cmd.CommandPath()}
 		t, err := consumers.Open(cmd.Context(), pg.Config{
 			URL: cfg.Postgres.URL, Files: cfg.Postgres.files(), Settings: settings,
-		}, cfg.Postgres.own(tables).Schema)
+		}, cfg.Postgres.own(tables))
 		if err != nil {
 			return err
 		}

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/walpost/walpost/internal/setup"
-	"github.com/walpost/walpost/outbox"
 )
 
 // printScript writes the plan for psql, with the SQL of the migrations.
@@ -20,13 +19,7 @@ func printScript(w io.Writer, c *initConfig, steps []*setup.Step, nats string) e
 			continue
 		}
 		fmt.Fprintf(w, "\n-- %s\n", cmp.Or(step.ScriptWhy, step.Why))
-		if step.AsOwner != "" {
-			fmt.Fprintf(w, "SET ROLE %s;\n", outbox.QuoteIdent(step.AsOwner))
-		}
 		fmt.Fprint(w, script(step))
-		if step.AsOwner != "" {
-			fmt.Fprintln(w, "RESET ROLE;")
-		}
 	}
 	fmt.Fprintf(w, "\n-- %s\n\n-- Write this into %s:\n%s", nats, c.path, indented(c.yaml()))
 	_, err := fmt.Fprintf(w, "\n-- Then: %s\n-- And:  %s\n", c.command("doctor"), c.start())

@@ -29,7 +29,12 @@ func (c *Console) consumers(_ http.ResponseWriter, r *http.Request) (any, error)
 		var all []*consumers.Consumer
 		err := c.servers.postgres(ctx, func(db *table.DB) error {
 			return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
-				all, err = consumers.On(conn, consumersSchema).List(ctx, "")
+				own := c.servers.cfg.Postgres.Own
+				own.Schema = consumersSchema
+				t, err := consumers.On(ctx, conn, own)
+				if err == nil {
+					all, err = t.List(ctx, "")
+				}
 				return err
 			})
 		})

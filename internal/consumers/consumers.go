@@ -22,16 +22,23 @@ type Tables struct {
 }
 
 // Open connects.
-func Open(ctx context.Context, cfg pg.Config, schema string) (*Tables, error) {
+func Open(ctx context.Context, cfg pg.Config, own pg.Own) (*Tables, error) {
 	conn, err := pg.Connect(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	return On(conn, schema), nil
+	t, err := On(ctx, conn, own)
+	if err != nil {
+		_ = conn.Close(ctx)
+	}
+	return t, err
 }
 
 // On works on a connection that is there, and is not to be closed.
-func On(conn *pgx.Conn, schema string) *Tables { return &Tables{conn, schema} }
+func On(ctx context.Context, conn *pgx.Conn, own pg.Own) (*Tables, error) {
+	_, err := own.Find(ctx, conn, "consumer_definitions", "consumer_offsets", "consumer_seen", "consumer_parked")
+	return &Tables{conn, own.Schema}, err
+}
 
 // Close closes the connection.
 func (t *Tables) Close() {

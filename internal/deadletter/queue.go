@@ -73,7 +73,7 @@ func findTable(ctx context.Context, conn *pgx.Conn, where pg.Own) (string, error
 	if err != nil {
 		return "", err
 	}
-	return found[0].SQL, nil
+	return found[0], nil
 }
 
 // Close closes the connection.

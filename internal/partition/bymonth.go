@@ -110,17 +110,17 @@ func (c *conversion) findKnown(ctx context.Context) error {
 	}
 	var exists, writes bool
 	err = c.conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL,
-			coalesce(has_table_privilege(to_regclass($1), 'UPDATE'), false)`, found[0].SQL).
+			coalesce(has_table_privilege(to_regclass($1), 'UPDATE'), false)`, found[0]).
 		Scan(&exists, &writes)
 	if err != nil || !exists {
 		return err
 	}
 	if !writes {
-		return hint.Errorf(fmt.Sprintf("GRANT UPDATE ON %s TO %s", found[0].SQL,
+		return hint.Errorf(fmt.Sprintf("GRANT UPDATE ON %s TO %s", found[0],
 			outbox.QuoteIdent(c.conn.Config().User)),
 			"the role lacks privilege UPDATE on table outbox_known, which has the OID of %s", c.String())
 	}
-	c.known = found[0].SQL
+	c.known = found[0]
 	return nil
 }
 

@@ -3,10 +3,15 @@ package pg
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -36,58 +41,120 @@ func (o Own) Named(name string) string {
 	return outbox.QuoteIdent(cmp.Or(o.Schema, "public")) + "." + outbox.QuoteIdent(name)
 }
 
-// OwnTable is one of walpost's own tables, as a session has found it.
-type OwnTable struct {
-	// SQL is its name with its schema, quoted. That of a table that counts as missing is a name that no table
-	// has: PostgreSQL makes no schema whose name begins with pg_.
-	SQL string
-	// Untrusted is why something of that name is not used: "not a table", say. "" where it is, or where
-	// there is nothing.
-	Untrusted string
-	// Trusted reports whether its owner is trusted. A superuser's session uses other tables, too.
-	Trusted bool
-}
-
-// nowhere is a schema that does not exist.
+// nowhere is a schema that does not exist: PostgreSQL makes none whose name begins with pg_.
 const nowhere = "pg_missing"
 
-// Find finds tables in the schema. A session uses ordinary and partitioned tables whose owner it trusts: its
-// own role, superusers, the owners of the database, the schema and the outboxes, and the one that the
-// configuration names. Code of the owner, such as a trigger's, runs as the session's role, and its rows are
-// believed. Every other table counts as missing.
-func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) ([]OwnTable, error) {
+func untrusted(fix, format string, args ...any) error {
+	return hint.Coded("table-untrusted", hint.Errorf(fix, format, args...))
+}
+
+// IsUntrusted reports whether walpost would run code of a role that the session does not trust.
+func IsUntrusted(err error) bool { return hint.CodeOf(err) == "table-untrusted" }
+
+// SuperSQL reports whether the session is a superuser's, whatever role it has taken on: code may give that
+// up.
+const SuperSQL = `(SELECT bool_or(rolsuper) FROM pg_roles WHERE rolname IN (current_user, session_user))`
+
+// Find finds walpost's tables in the schema, and returns their names with it, quoted: for one that is
+// missing, a name that no table has. It fails unless they are ordinary or partitioned tables of owners that
+// the session trusts: code of the owner, such as a trigger's, runs as the session's role, and its rows are
+// believed. A session trusts its own role, superusers, the owners of the database, the schema and the
+// outboxes, and the one that the configuration names.
+//
+// A superuser's session trusts superusers and the one that the configuration names, and no other. It fails
+// where the schema, or an outbox, whose code it would run, too, is another role's.
+func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) (tables []string, err error) {
+	schema := cmp.Or(o.Schema, "public")
+	var super bool
+	err = conn.QueryRow(ctx, `SELECT `+SuperSQL).Scan(&super)
+	if err == nil && super {
+		err = o.superTrusts(ctx, conn)
+	}
+	if err != nil {
+		return nil, err
+	}
 	rows, _ := conn.Query(ctx, `
-		SELECT t.name, c.oid IS NOT NULL, coalesce(c.relkind IN ('r', 'p'), false),
-			coalesce(pg_get_userbyid(c.relowner)::text, ''),
-			coalesce(o.rolname = $3 OR `+TrustedSQL("c", "n", "o", "current_user", "$4", "$5")+`, false),
-			(SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+		SELECT t.name, c.oid IS NOT NULL, CASE WHEN c.relkind NOT IN ('r', 'p') THEN 'not a table'
+			WHEN c.oid IS NOT NULL AND NOT (o.rolname = $3
+				OR CASE WHEN $6 THEN o.rolsuper ELSE `+
+		TrustedSQL("c", "n", "o", "current_user", "$4", "$5")+` END)
+			THEN format('of role "%s", which role "%s" does not trust', o.rolname, current_user)
+			ELSE '' END
 		FROM unnest($2::text[]) WITH ORDINALITY t(name, ord)
 			LEFT JOIN (pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid)
 				ON n.nspname = $1 AND c.relname = t.name
 			LEFT JOIN pg_roles o ON o.oid = c.relowner
-		ORDER BY t.ord`, cmp.Or(o.Schema, "public"), names, o.Owner, o.Schemas, o.Names)
-	var found []OwnTable
-	var name, owner string
-	var exists, isTable, trusted, super bool
-	_, err := pgx.ForEachRow(rows, []any{&name, &exists, &isTable, &owner, &trusted, &super}, func() error {
-		t := OwnTable{SQL: o.Named(name), Trusted: exists && isTable && trusted}
-		switch {
-		case exists && !isTable:
-			t.Untrusted = "not a table"
-		case exists && !trusted && !super:
-			t.Untrusted = fmt.Sprintf("of role %q, which role %q does not trust",
-				owner, conn.Config().User)
+		ORDER BY t.ord`, schema, names, o.Owner, o.Schemas, o.Names, super)
+	because := map[string][]string{} // tables, by why they are not used
+	var name, why string
+	var exists bool
+	_, err = pgx.ForEachRow(rows, []any{&name, &exists, &why}, func() error {
+		if why != "" {
+			because[why] = append(because[why], name)
 		}
-		if !exists || t.Untrusted != "" {
-			t.SQL = nowhere + "." + outbox.QuoteIdent(name)
+		if exists {
+			tables = append(tables, o.Named(name))
+		} else {
+			tables = append(tables, nowhere+"."+outbox.QuoteIdent(name))
 		}
-		found = append(found, t)
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("find walpost's tables: %w", err)
 	}
-	return found, nil
+	var all []string
+	for _, why := range slices.Sorted(maps.Keys(because)) {
+		all = append(all, strings.Join(because[why], ", ")+": "+why)
+	}
+	if len(all) == 0 {
+		return tables, nil
+	}
+	fix := "if walpost made it, name its owner in postgres.owner, or give it to the outboxes' owner"
+	if super {
+		fix = superFix
+	}
+	fix += "; else drop it, and run `walpost migrate up`"
+	return nil, untrusted(fix, "walpost's tables in schema %s: %s", schema, strings.Join(all, "; "))
+}
+
+const superFix = "use another role's URL in postgres.url, such as the owner's or the relay's; or name the " +
+	"owner in postgres.owner, which trusts it with what a superuser may do"
+
+// superTrusts fails where a superuser's session would run code of a role that is none, and that the
+// configuration does not name: of an outbox or its partitions, or of what the schema's owner makes there in
+// place of a table.
+func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn) error {
+	var what, owner string
+	err := conn.QueryRow(ctx, `
+		WITH RECURSIVE outboxes(oid) AS (
+			SELECT c.oid FROM unnest($2::text[], $3::text[]) b(schema, name)
+				JOIN pg_namespace n ON n.nspname = b.schema
+				JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = b.name
+			UNION SELECT i.inhrelid FROM outboxes o JOIN pg_inherits i ON i.inhparent = o.oid
+		), schemas AS (
+			SELECT oid, nspname, CASE WHEN pg_get_userbyid(nspowner) = 'pg_database_owner'
+				THEN (SELECT datdba FROM pg_database WHERE datname = current_database())
+				ELSE nspowner END AS owner
+			FROM pg_namespace WHERE nspname = $1
+				OR oid IN (SELECT relnamespace FROM pg_class c JOIN outboxes USING (oid))
+		)
+		SELECT w.what, r.rolname::text FROM (
+			SELECT 1, concat('table ', c.oid::regclass) AS what, c.relowner AS owner
+			FROM pg_class c JOIN outboxes USING (oid)
+			UNION ALL SELECT 2, concat('schema ', nspname), owner FROM schemas
+		) w (ord, what, owner) JOIN pg_roles r ON r.oid = w.owner
+		WHERE NOT r.rolsuper AND r.rolname <> $4
+		ORDER BY w.ord, w.what LIMIT 1`,
+		cmp.Or(o.Schema, "public"), o.Schemas, o.Names, o.Owner).Scan(&what, &owner)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("find the owners of walpost's tables: %w", err)
+	}
+	return untrusted(superFix,
+		"%s belongs to role %q, and role %q is a superuser: code of the owner would run with its rights",
+		what, owner, conn.Config().User)
 }
 
 // TrustedSQL is the condition that a role trusts the owner r of a table c in a schema n, beside the one that

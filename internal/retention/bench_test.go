@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/migrations"
@@ -22,6 +23,7 @@ type bench struct {
 	url   string
 	app   *pgx.Conn
 	table *outbox.Table
+	owner string // postgres.owner
 }
 
 func newBench(t *testing.T, pg *testenv.Postgres, mark outbox.Mark) *bench {
@@ -44,7 +46,7 @@ func (b *bench) migrate(url string) {
 }
 
 func (b *bench) config() table.Config {
-	return table.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost"}
+	return table.Config{URL: b.url, Settings: stream.Settings, Slot: "walpost", Own: pg.Own{Owner: b.owner}}
 }
 
 func (b *bench) connect() *pgx.Conn {

@@ -113,6 +113,7 @@ func TestMonthsBelongToTheOwner(t *testing.T) {
 		GRANT SELECT ON rest, outbox_messages_archive_default TO months_reader;
 		ALTER TABLE outbox_messages OWNER TO months_owner; ALTER TABLE outbox_messages_archive OWNER TO months_owner;
 		INSERT INTO outbox_messages (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 1, 'order.created', '{}')`)
+	b.owner = "months_owner"
 	layout := b.table.Layout
 	layout.Name, layout.Columns[outbox.OccurredAt] = "custom", "Made at"
 	for _, f := range []outbox.Field{outbox.TenantID, outbox.EventVersion, outbox.TraceID} {

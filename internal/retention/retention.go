@@ -186,7 +186,7 @@ func (r *pass) findTables(ctx context.Context, where pg.Own) error {
 	return r.db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		found, err := where.Find(ctx, conn, table.Archive, keys.Table)
 		if err == nil {
-			r.tables = ownTables{found[0].SQL, found[1].SQL}
+			r.tables = ownTables{found[0], found[1]}
 		}
 		return err
 	})

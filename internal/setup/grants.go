@@ -239,7 +239,7 @@ func (s *Setup) granting(
 	if err != nil {
 		return nil, err
 	}
-	step := &Step{Why: why, Done: true, AsOwner: s.otherOwner()}
+	step := &Step{Why: why, Done: true}
 	for _, g := range planned {
 		step.SQL = append(step.SQL, g.SQL())
 		held, err := g.held(ctx, s.conn, s.present(role))
@@ -253,14 +253,12 @@ func (s *Setup) granting(
 		if err != nil {
 			return err
 		}
-		return s.asOwner(ctx, func(conn *pgx.Conn) error {
-			for _, g := range all {
-				if _, err := conn.Exec(ctx, g.SQL()); err != nil {
-					return err
-				}
+		for _, g := range all {
+			if _, err := s.conn.Exec(ctx, g.SQL()); err != nil {
+				return err
 			}
-			return nil
-		})
+		}
+		return nil
 	}
 	return []*Step{step}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -50,8 +51,6 @@ type Step struct {
 	Done bool
 	// ByHand: somebody else has to do it. Do does nothing, and the other steps do not need it.
 	ByHand bool
-	// AsOwner is the role that the statements run as, "" for the connection's own.
-	AsOwner string
 	// Script is the step for psql, where SQL is not.
 	Script string
 	// File is what the step writes beside the database, or "".
@@ -218,39 +217,17 @@ func run(ctx context.Context, conn *pgx.Conn, statements ...string) error {
 	return nil
 }
 
-// asOwner gives do a connection of the owner's, whose search_path is the schema of the tables.
-func (s *Setup) asOwner(ctx context.Context, do func(*pgx.Conn) error) error {
-	cfg, err := s.ownerConfig()
-	if err != nil {
-		return err
-	}
-	conn, err := pg.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its statements have ended
-	return do(conn)
-}
+// schema has the tables.
+func (s *Setup) schema() string { return cmp.Or(s.cfg.Schema, s.cfg.Outboxes[0].Schema) }
 
-func (s *Setup) ownerConfig() (*pgx.ConnConfig, error) {
+func (s *Setup) migrations() (*migrations.Runner, error) {
 	cfg, err := pg.Parse(s.cfg.Admin)
 	if err != nil {
 		return nil, err
 	}
-	cfg.RuntimeParams["search_path"] = outbox.QuoteIdent(s.schema())
-	if owner := s.otherOwner(); owner != "" {
-		cfg.RuntimeParams["role"] = owner
-	}
-	return cfg, nil
-}
-
-// schema has the tables.
-func (s *Setup) schema() string { return cmp.Or(s.cfg.Schema, s.cfg.Outboxes[0].Schema) }
-
-func (s *Setup) migrations(cfg *pgx.ConnConfig) *migrations.Runner {
 	r := migrations.New(cfg, s.cfg.Outboxes, migrations.Relay)
-	r.Own.Schema = s.schema()
-	return r
+	r.Own.Schema, r.Owner = s.schema(), s.otherOwner()
+	return r, nil
 }
 
 const theTables = "The tables: outbox, dead letters, archive, requests for replays, journal."
@@ -260,13 +237,11 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 	step := &Step{
 		Why:       theTables,
 		ScriptWhy: theTables,
-		AsOwner:   s.otherOwner(),
 		do: func(ctx context.Context) error {
-			cfg, err := s.ownerConfig()
+			r, err := s.migrations()
 			if err != nil {
 				return err
 			}
-			r := s.migrations(cfg)
 			defer r.Close() //nolint:errcheck // its statements have ended
 			_, err = r.Up(ctx, migrations.Latest)
 			return err
@@ -280,10 +255,12 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 		step.SQL = append(step.SQL, "-- migration "+m.Name)
 	}
 	step.Script = "-- walpost migrate up --only relay\n"
-	if fresh {
-		var b strings.Builder
-		err = migrations.Print(&b, migrations.Latest, s.schema(), s.cfg.Outboxes, migrations.Relay)
-		step.Script = b.String()
+	switch {
+	case fresh:
+		step.Script, err = s.tablesScript()
+	case s.facts.Superuser && s.otherOwner() != "" && slices.ContainsFunc(missing, changesTables):
+		step.ByHand = true
+		step.SQL = []string{"-- with the URL of role " + s.facts.Owner + ": walpost migrate up --only relay"}
 	}
 	if step.Done = len(missing) == 0; step.Done {
 		step.SQL = []string{"-- every migration of group relay"}
@@ -291,6 +268,23 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 		step.Why += " --print shows their SQL. They belong to " + s.facts.Owner + "."
 	}
 	return []*Step{step}, err
+}
+
+// changesTables reports whether a migration changes tables that are there: of another role's, a superuser
+// changes none.
+func changesTables(m migrations.Migration) bool { return m.Version > 1 }
+
+// tablesScript makes the tables in one transaction, in which their owner gets them last.
+func (s *Setup) tablesScript() (string, error) {
+	var b strings.Builder
+	b.WriteString("BEGIN;\n")
+	err := migrations.Print(&b, migrations.Latest, s.schema(), s.cfg.Outboxes, migrations.Relay)
+	if owner := s.otherOwner(); err == nil && owner != "" {
+		b.WriteByte('\n')
+		err = migrations.PrintOwner(&b, owner, s.schema(), s.cfg.Outboxes)
+	}
+	b.WriteString("COMMIT;\n")
+	return b.String(), err
 }
 
 // otherOwner is the owner where it is another role than the connection's.
@@ -308,12 +302,10 @@ func (s *Setup) missingMigrations(
 	if !s.facts.SchemaExists {
 		return migrations.All(s.cfg.Outboxes, s.schema(), migrations.Relay), true, nil
 	}
-	cfg, err := s.ownerConfig()
+	r, err := s.migrations()
 	if err != nil {
 		return nil, false, err
 	}
-	delete(cfg.RuntimeParams, "role") // which may not exist yet
-	r := s.migrations(cfg)
 	defer r.Close() //nolint:errcheck // its statements have ended
 	states, err := r.Status(ctx)
 	if err != nil {
@@ -351,16 +343,19 @@ func (s *Setup) publication(ctx context.Context) ([]*Step, error) {
 	name := s.cfg.Publication
 	step := &Step{
 		Why: "The publication: the slot brings the rows that are inserted into these tables.",
-		SQL: []string{stream.PublicationSQL(name, s.cfg.Outboxes)}, AsOwner: s.otherOwner(),
+		SQL: []string{stream.PublicationSQL(name, s.cfg.Outboxes)},
 		do: func(ctx context.Context) error {
-			return s.asOwner(ctx, func(conn *pgx.Conn) error {
-				_, err := stream.EnsurePublication(ctx, conn, name, s.cfg.Outboxes)
-				return err
-			})
+			_, err := stream.EnsurePublication(ctx, s.conn, name, s.cfg.Outboxes)
+			return err
 		},
 	}
+	owner := ""
+	if other := s.otherOwner(); other != "" {
+		owner = fmt.Sprintf("ALTER PUBLICATION %s OWNER TO %s;\n",
+			outbox.QuoteIdent(name), outbox.QuoteIdent(other))
+	}
 	if there, err := s.tablesExist(ctx); err != nil || !there {
-		step.Script = stream.EnsurePublicationSQL(name, s.cfg.Outboxes) + ";\n"
+		step.Script = stream.EnsurePublicationSQL(name, s.cfg.Outboxes) + ";\n" + owner
 		return []*Step{step}, err
 	}
 	sql, err := stream.PlanPublication(ctx, s.conn, name, s.cfg.Outboxes)
@@ -369,6 +364,9 @@ func (s *Setup) publication(ctx context.Context) ([]*Step, error) {
 	}
 	if step.Done = sql == ""; !step.Done {
 		step.SQL = []string{sql}
+	}
+	if sql == stream.PublicationSQL(name, s.cfg.Outboxes) {
+		step.Script = sql + ";\n" + owner
 	}
 	return []*Step{step}, nil
 }

@@ -102,7 +102,7 @@ func (s *site) golden(file string, steps []*Step) {
 	s.t.Helper()
 	var b strings.Builder
 	for _, step := range steps {
-		fmt.Fprintf(&b, "%s done=%t by-hand=%t as=%q\n", step.Why, step.Done, step.ByHand, step.AsOwner)
+		fmt.Fprintf(&b, "%s done=%t by-hand=%t\n", step.Why, step.Done, step.ByHand)
 		for _, sql := range step.SQL {
 			fmt.Fprintf(&b, "\t%s\n", strings.ReplaceAll(sql, s.cfg.PasswordFile, "FILE"))
 		}
@@ -327,6 +327,8 @@ func TestFailure(t *testing.T) {
 func TestTablesOfAnotherTool(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, testenv.NewPostgres(t, testenv.PGOptions{}), "shop")
+	s.exec(`CREATE ROLE deploy`)
+	s.cfg.Owner = "deploy"
 	for _, step := range s.plan(0) {
 		if strings.Contains(step.Script, "CREATE TABLE") {
 			s.exec(step.Script)
@@ -334,7 +336,9 @@ func TestTablesOfAnotherTool(t *testing.T) {
 	}
 	s.plan(-1)
 	s.complete()
-	s.exec(`DO $$ BEGIN ASSERT to_regclass('walpost_migrations_relay') IS NULL; END $$`)
+	s.exec(`DO $$ BEGIN ASSERT to_regclass('walpost_migrations_relay') IS NULL;
+		ASSERT (SELECT count(*) = 0 FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relowner <> 'deploy'::regrole);
+		ASSERT (SELECT count(*) = 0 FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proowner <> 'deploy'::regrole); END $$`)
 }
 
 func TestRelayURL(t *testing.T) {

@@ -121,7 +121,6 @@ func (db *DB) Inspect(ctx context.Context, t *outbox.Table) (now outbox.Table, p
 			now.Text[field], now.JSON[field] = isText(typ), isJSON(typ)
 		}
 	}
-	p.IfShared(db.own.untrusted != nil, "table-untrusted", db.own.untrusted)
 	f.kindProblems(t, &p)
 	f.nameProblems(t, &p)
 	f.columnProblems(t, &p)

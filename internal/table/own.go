@@ -2,13 +2,9 @@ package table
 
 import (
 	"context"
-	"maps"
-	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
@@ -16,8 +12,6 @@ import (
 // ownTables are walpost's own tables with their schemas, quoted, as a connection has found them.
 type ownTables struct {
 	deadLetters, archive, replays, sent, known string
-	// untrusted is what has their names and is not used, or nil.
-	untrusted error
 	// system is the server's identifier, "" where the role may not know it.
 	system string
 
@@ -55,22 +49,8 @@ func findOwn(ctx context.Context, conn *pgx.Conn, where pg.Own) (own ownTables, 
 	if err != nil {
 		return own, err
 	}
-	untrusted := map[string][]string{} // by why they are not used
 	for i, p := range places {
-		*p.sql = found[i].SQL
-		if why := found[i].Untrusted; why != "" {
-			untrusted[why] = append(untrusted[why], p.name)
-		}
-	}
-	var all []string
-	for _, why := range slices.Sorted(maps.Keys(untrusted)) {
-		all = append(all, strings.Join(untrusted[why], ", ")+": "+why)
-	}
-	if len(all) > 0 {
-		own.untrusted = hint.Errorf(
-			"if walpost made it, name its owner in postgres.owner, or give it to the outboxes' owner; else "+
-				"drop it, and run `walpost migrate up`",
-			"walpost's tables in schema %s: %s", where.Schema, strings.Join(all, "; "))
+		*p.sql = found[i]
 	}
 	own.journal.Known, own.appendOnly = own.known, where.Named(AppendOnly)
 	own.system, err = pg.SystemIdentifier(ctx, conn)

@@ -61,8 +61,8 @@ type Noted struct {
 	// EndedAt is when the relay stopped, or another relay of the outbox began after it had crashed: no row
 	// was marked by it later. nil while it runs, and where the clock has gone back.
 	EndedAt *time.Time `json:"ended_at"`
-	// delivered are the times of all sessions. The last one has no end while it runs, or where it crashed and no
-	// other delivery of the outbox has begun since.
+	// delivered are the times of all sessions. The last one has no end while it runs, or where it crashed and
+	// no other delivery of the outbox has begun since.
 	delivered pgtype.Multirange[pgtype.Range[pgtype.Timestamptz]]
 }
 

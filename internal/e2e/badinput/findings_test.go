@@ -157,7 +157,7 @@ func tableFindings() []finding {
 		},
 		{
 			badStart{name: "untrusted", sql: published + `DROP TABLE outbox_replays; CREATE VIEW outbox_replays AS SELECT 1 AS replay_id`},
-			"error table-untrusted, warn stream-missing, info slot-missing",
+			"error table-untrusted, warn stream-missing",
 		},
 		{
 			badStart{name: "rows", sql: published + oneRow + `INSERT INTO outbox_messages_dlq (outbox, row_id) VALUES ('public.outbox_messages', '1')`},
@@ -264,6 +264,7 @@ func streamFindings(s *site) []finding {
 		{of("counter", func(c *jetstream.StreamConfig) { c.AllowMsgCounter = true }), exists + "error stream-counter"},
 		{of("noread", plain, "WALPOST_NATS_URL", s.natsURL("noread")), exists + "error nats-api-denied"},
 		{of("nopublish", plain, "WALPOST_NATS_URL", s.natsURL("nopublish")), exists + "warn nats-publish-denied"},
+		{of("inbox", plain, "WALPOST_NATS_INBOX_PREFIX", "_INBOX"), exists + "warn nats-inbox"},
 		{
 			badStart{name: "small", sql: published, env: map[string]string{"WALPOST_NATS_URL": small.URL()}},
 			fresh + ", warn nats-max-payload",

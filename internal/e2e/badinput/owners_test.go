@@ -46,7 +46,7 @@ func TestOwnersAfterEveryCommand(t *testing.T) {
 				t.Helper()
 				c := badStart{name: name, sql: ownersSQL, user: role, env: map[string]string{
 					"WALPOST_LAYOUT": layout, "WALPOST_FALLBACK_MAX_ATTEMPTS": "2", "WALPOST_FALLBACK_BACKOFF": "1h",
-					"WALPOST_RETENTION_DELETE_AFTER": "1m",
+					"WALPOST_RETENTION_DELETE_AFTER": "1m", "WALPOST_OWNER": owner, // as a superuser, nothing is done with tables of a role that is not named
 				}}
 				cmd := exec.CommandContext(t.Context(), s.program, args...)
 				cmd.Dir, cmd.Env = t.TempDir(), c.environment(&s)
