@@ -36,7 +36,8 @@ func Open(ctx context.Context, cfg pg.Config, own pg.Own) (*Tables, error) {
 
 // On works on a connection that is there, and is not to be closed.
 func On(ctx context.Context, conn *pgx.Conn, own pg.Own) (*Tables, error) {
-	_, err := own.Find(ctx, conn, "consumer_definitions", "consumer_offsets", "consumer_seen", "consumer_parked")
+	_, err := own.Find(ctx, conn,
+		"consumer_definitions", "consumer_offsets", "consumer_seen", "consumer_parked")
 	return &Tables{conn, own.Schema}, err
 }
 
