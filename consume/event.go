@@ -39,6 +39,18 @@ type Event struct {
 	Epoch int64
 }
 
+// size is about what the event takes in memory, in bytes: anybody who may publish chooses the headers.
+func (e *Event) size() int {
+	n := 512 + len(e.Subject) + len(e.Payload)
+	for name, values := range e.Header {
+		n += 64 + len(name)
+		for _, value := range values {
+			n += 16 + len(value)
+		}
+	}
+	return n
+}
+
 // Partition is which of n partitions the event belongs to.
 func (e *Event) Partition(n int) int { return int(e.hash() % uint32(n)) }
 

@@ -51,7 +51,7 @@ type queue struct {
 	feed     *feed
 	key      int
 	events   []Event
-	size     int    // of the events' payloads, in bytes
+	size     int    // of the events, in bytes
 	received uint64 // the highest sequence that was in it
 	reader   *reader
 	filled   chan struct{} // has a token after an event came
@@ -59,7 +59,7 @@ type queue struct {
 }
 
 const (
-	// queueMost bounds a queue: events, and bytes of payload.
+	// queueMost bounds a queue: events, and their bytes, headers included.
 	queueMost  = 2000
 	queueBytes = 16 << 20
 	// patience is how long the main reader waits for a full queue.
@@ -184,7 +184,7 @@ func (r *reader) deliver(ctx context.Context, m jetstream.Received) error {
 	taken := r.Replays || e.ReplayOf == ""
 	if taken && q != nil && q.reader == r && e.Sequence > q.received {
 		q.events, q.received = append(q.events, e), e.Sequence
-		q.size += len(e.Payload)
+		q.size += e.size()
 		notify(q.filled)
 	}
 	if e.Sequence > r.pos {
@@ -308,8 +308,8 @@ func (q *queue) drop(offset uint64) {
 	q.feed.mu.Lock()
 	defer q.feed.mu.Unlock()
 	for len(q.events) > 0 && q.events[0].Sequence <= offset {
-		q.size -= len(q.events[0].Payload)
-		q.events[0] = Event{} // nothing else keeps the payload
+		q.size -= q.events[0].size()
+		q.events[0] = Event{} // nothing else keeps what it has
 		q.events = q.events[1:]
 	}
 	notify(q.drained)

@@ -20,8 +20,12 @@ type metrics struct {
 
 	mu    sync.Mutex      // guards below
 	feed  *feed           // of the session, nil between two
-	types map[string]bool // every event_type that had a lag
+	types map[string]bool // the labels in use; true: it had a lag
 }
+
+// mostTypes bounds the labels: anybody who may publish chooses event types. Further ones, and those that are
+// longer than longestType bytes, are "other".
+const mostTypes, longestType = 200, 100
 
 func newMetrics(c *Config) (*metrics, error) {
 	name := prometheus.Labels{"consumer": c.Name}
@@ -59,11 +63,28 @@ func (m *metrics) unregister() {
 	}
 }
 
-// A label that is not UTF-8 would panic, and anybody may publish one.
+func (m *metrics) processed(eventType string) { m.handled.WithLabelValues(m.label(eventType)).Inc() }
 
-func (m *metrics) processed(eventType string) { m.handled.WithLabelValues(storable(eventType)).Inc() }
+func (m *metrics) failed(eventType string) { m.failures.WithLabelValues(m.label(eventType)).Inc() }
 
-func (m *metrics) failed(eventType string) { m.failures.WithLabelValues(storable(eventType)).Inc() }
+func (m *metrics) label(eventType string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.labelLocked(eventType)
+}
+
+// labelLocked is called with the lock. A label that is not UTF-8 would panic.
+func (m *metrics) labelLocked(eventType string) string {
+	name := storable(eventType)
+	if _, known := m.types[name]; known {
+		return name
+	}
+	if len(m.types) >= mostTypes || len(name) > longestType {
+		return "other"
+	}
+	m.types[name] = false
+	return name
+}
 
 // observe takes the lag from the queues of a session.
 func (m *metrics) observe(f *feed) {
@@ -87,16 +108,22 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	oldest := m.feed.oldest()
-	for eventType := range oldest {
-		m.types[eventType] = true
+	oldest := map[string]time.Time{}
+	for eventType, at := range m.feed.oldest() {
+		name := m.labelLocked(eventType)
+		if before, found := oldest[name]; !found || at.Before(before) {
+			oldest[name] = at
+		}
+		m.types[name] = true
 	}
-	for eventType := range m.types {
+	for name, lagged := range m.types {
 		lag := 0.0
-		if at, waits := oldest[eventType]; waits {
+		if at, waits := oldest[name]; waits {
 			lag = max(time.Since(at).Seconds(), 0)
 		}
-		out <- prometheus.MustNewConstMetric(m.lag, prometheus.GaugeValue, lag, eventType)
+		if lagged {
+			out <- prometheus.MustNewConstMetric(m.lag, prometheus.GaugeValue, lag, name)
+		}
 	}
 }
 
@@ -115,9 +142,8 @@ func (f *feed) oldest() map[string]time.Time {
 	for _, q := range f.queues {
 		for i := range q.events {
 			e := &q.events[i]
-			name := storable(e.Type)
-			if at, found := oldest[name]; !found || e.StoredAt.Before(at) {
-				oldest[name] = e.StoredAt
+			if at, found := oldest[e.Type]; !found || e.StoredAt.Before(at) {
+				oldest[e.Type] = e.StoredAt
 			}
 		}
 	}
