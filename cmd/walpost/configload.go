@@ -297,7 +297,21 @@ func (l *loader) file(flags *pflag.FlagSet) error {
 	if err != nil || path == "" {
 		return err
 	}
-	data, err := os.ReadFile(path)
+	file, err := os.Open(path)
+	if err != nil {
+		return unreadable(err)
+	}
+	defer file.Close() //nolint:errcheck // it is only read
+	if path == defaultConfigFile && !flags.Changed("config") {
+		info, err := file.Stat()
+		if err == nil {
+			err = checkImplicit(path, info)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	data, err := io.ReadAll(file)
 	if err != nil {
 		return unreadable(err)
 	}

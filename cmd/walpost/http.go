@@ -74,8 +74,7 @@ func (s *httpServer) mount(config *console.Config) {
 	if config == nil {
 		return
 	}
-	config.Loopback = isLoopback(s.Addr())
-	if config.Token == "" && !config.Loopback {
+	if config.Token == "" && !isLoopback(s.Addr()) {
 		config.Log.Warn("everybody who reaches the console's address can read it; nobody can change anything",
 			zap.String("http", s.Addr()),
 			zap.String("hint", "set http.token_file, or let http.listen be a loopback address"))
@@ -122,6 +121,9 @@ func (s *httpServer) Run(ctx context.Context) error {
 		ended := make(chan struct{})
 		go func() { defer close(ended); s.ui.Run(running) }() // what follows the stream ends with it
 		defer func() { end(); <-ended }()
+	}
+	if isLoopback(s.Addr()) {
+		s.server.Handler = console.LoopbackOnly(s.server.Handler)
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- s.server.Serve(s.ln) }()

@@ -63,6 +63,42 @@ func get(t *testing.T, s *httpServer, path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
+// TestHTTPOfAnotherHost: a browser that a page's name leads to a loopback address gets nothing. Probes send pods' addresses, to
+// other listeners.
+func TestHTTPOfAnotherHost(t *testing.T) {
+	for address, want := range map[string]int{"127.0.0.1:0": 421, "0.0.0.0:0": 200} {
+		s := listen(t, address, fakeHealth{})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		_, port, err := net.SplitHostPort(s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{"/metrics", "/status", "/healthz", "/readyz", "/"} {
+			for host, code := range map[string]int{"evil.example": want, "evil.example:" + port: want, "10.0.0.7:9464": want, "localhost:" + port: 200, "[::1]": 200} {
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:"+port+path, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Host = host
+				resp, err := http.DefaultClient.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = resp.Body.Close()
+				if resp.StatusCode != code {
+					t.Errorf("%s of host %s at %s: %d, want %d", path, host, address, resp.StatusCode, code)
+				}
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestHTTP(t *testing.T) {
 	s := listen(t, "127.0.0.1:0", fakeHealth{ready: errors.New("no stream yet")})
 	ctx, cancel := context.WithCancel(t.Context())

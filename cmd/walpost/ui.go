@@ -50,7 +50,7 @@ func serveUI(cmd *cobra.Command, cfg *Config, address, relay string) error {
 	if err != nil {
 		return err
 	}
-	config.Token, config.Loopback = rand.Text(), true
+	config.Token = rand.Text()
 	config.Relay, config.Metrics = console.RelayAt(relay)
 	ui := console.New(config)
 	server := newUIServer(ui, log)

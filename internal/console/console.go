@@ -24,8 +24,6 @@ type Config struct {
 	// Token is what every call of the API has to carry. Without one, reads are open and nothing can be
 	// changed.
 	Token string
-	// Loopback: the listener is on a loopback address. Requests for another host are refused then.
-	Loopback bool
 
 	Postgres table.Config
 	Outboxes []*outbox.Table

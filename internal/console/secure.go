@@ -28,11 +28,18 @@ func (c *Console) secure(next http.Handler) http.Handler {
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cache-Control", "no-store")
-		if c.cfg.Loopback && !isLoopback(r.Host) {
-			// A name that somebody points at 127.0.0.1 would be of the same origin as their page.
+		next.ServeHTTP(w, r)
+	})
+}
+
+// LoopbackOnly is for a server that listens on a loopback address. It refuses requests for other hosts: a name
+// that somebody points at 127.0.0.1 would be of the same origin as their page.
+func LoopbackOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isLoopback(r.Host) {
 			answer(w, nil, refuse(http.StatusMisdirectedRequest,
 				"open it as http://127.0.0.1 or http://localhost",
-				"the console is for this machine, not for host %q", r.Host))
+				"this server is for its own machine, not for host %q", r.Host))
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -6,10 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
+	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	otelprometheus "go.opentelemetry.io/contrib/bridges/prometheus"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
@@ -18,6 +22,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/walpost/walpost/internal/hint"
 )
@@ -65,12 +70,37 @@ func CheckEndpoint(endpoint string) error {
 	return nil
 }
 
+// checkHeaders refuses headers that the SDK cannot read: it would leave them out, and log them.
+func checkHeaders() error {
+	for _, name := range []string{
+		"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
+	} {
+		text := os.Getenv(name)
+		if text == "" {
+			continue
+		}
+		for i, header := range strings.Split(text, ",") {
+			key, value, found := strings.Cut(header, "=")
+			_, err := url.PathUnescape(value)
+			if !found || err != nil || !httpguts.ValidHeaderFieldName(strings.TrimSpace(key)) {
+				return hint.Errorf("write NAME=VALUE, and commas between them; in a value, % and , are %25 and %2C",
+					"%s: header %d is malformed", name, i+1)
+			}
+		}
+	}
+	return nil
+}
+
 // New begins to send. It does not wait for the collector.
 func New(ctx context.Context, cfg Config) (*Exporter, error) {
 	e := &Exporter{}
 	if cfg.Endpoint == "" {
 		return e, nil
 	}
+	if err := checkHeaders(); err != nil {
+		return nil, err
+	}
+	otel.SetLogger(logr.Discard()) // it writes the values of variables that it cannot read
 	about, err := describe(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("describe the relay for OpenTelemetry: %w", err)

@@ -2,7 +2,10 @@ package telemetry
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -79,5 +82,41 @@ func TestOff(t *testing.T) {
 	}
 	if err := e.Close(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestMalformedHeaders are refused, and nothing prints their values: they have passwords. A process of its own says what the SDK
+// writes to standard error.
+func TestMalformedHeaders(t *testing.T) {
+	if os.Getenv("WALPOST_TEST_HEADERS") != "" {
+		e, err := New(t.Context(), Config{
+			Endpoint: "http://127.0.0.1:1", Traces: true, MetricsInterval: time.Hour, Metrics: prometheus.NewRegistry(), OnError: func(error) {},
+		})
+		fmt.Printf("New: %v; hint: %s\n", err, hint.Of(err))
+		if e != nil {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_ = e.Close(ctx)
+		}
+		return
+	}
+	for name, text := range map[string]string{
+		"OTEL_EXPORTER_OTLP_HEADERS":         "a=b,Bearer secret",
+		"OTEL_EXPORTER_OTLP_TRACES_HEADERS":  "Authorization=Basic%2secret",
+		"OTEL_EXPORTER_OTLP_METRICS_HEADERS": "the secret=1",
+		"OTEL_EXPORTER_OTLP_ENDPOINT":        "http://me:secret%zz@localhost",
+	} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestMalformedHeaders$")
+		cmd.Env = append(os.Environ(), "WALPOST_TEST_HEADERS=1", name+"="+text)
+		said, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(said), "New: ") {
+			t.Fatalf("%v: %s", err, said)
+		}
+		if strings.Contains(string(said), "secret") {
+			t.Errorf("%s: it says %s", name, said)
+		}
+		if strings.HasSuffix(name, "HEADERS") && !strings.Contains(string(said), "is malformed; hint: write NAME=VALUE") {
+			t.Errorf("%s is taken: %s", name, said)
+		}
 	}
 }
