@@ -157,6 +157,9 @@ func (l *Poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	row := table.RowOf(ev)
 	row.Polled, row.Attempts = true, attemptsOf(ev)
 	recorded := table.IsRecorded(ev)
+	if id, err := strconv.ParseInt(row.Ref.ID, 10, 64); err == nil && table.Journals(row.Ref.Table) {
+		l.moved.TakeID(row.Ref.Table, id)
+	}
 	if behind, ok := l.recovered.StoredBefore(row.Ref, recorded); ok {
 		p.add()
 		return l.marker.Stored(ctx, row, behind, p) // it was read in the stream

@@ -28,11 +28,27 @@ type Moved struct {
 	polled map[outbox.Ref]bool
 	// until: up to there the WAL may bring rows that were settled and forgotten.
 	until outbox.LSN
+	// ids are those of append-only tables that the session has taken.
+	ids map[*outbox.Table]*idSet
 }
 
 // NewMoved makes one. Past most rows from the WAL, or from the poller, settled ones are forgotten.
 func NewMoved(most int) *Moved {
-	return &Moved{most: most, taken: map[outbox.Ref]uint64{}, polled: map[outbox.Ref]bool{}}
+	return &Moved{
+		most: most, taken: map[outbox.Ref]uint64{}, polled: map[outbox.Ref]bool{},
+		ids: map[*outbox.Table]*idSet{},
+	}
+}
+
+// TakeID notes the id of an append-only table's row that the WAL has brought, or the poller sends. It reports
+// whether that was taken before.
+func (m *Moved) TakeID(t *outbox.Table, id int64) (again bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ids[t] == nil {
+		m.ids[t] = &idSet{}
+	}
+	return m.ids[t].add(id)
 }
 
 // Take notes that the WAL has brought a row. It reports whether the row was taken before, whether

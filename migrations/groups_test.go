@@ -245,6 +245,34 @@ func TestGroupWithoutOutbox(t *testing.T) {
 	}
 }
 
+// TestMembersOfTheOwner: the owner is a group, and its members migrate. What each of them makes is the group's.
+func TestMembersOfTheOwner(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	conn := connect(t, url)
+	of := conn.Config().Database
+	exec(t, conn, strings.ReplaceAll(`CREATE ROLE team_{of}; CREATE ROLE one_{of} LOGIN IN ROLE team_{of}; CREATE ROLE two_{of} LOGIN IN ROLE team_{of};
+		ALTER SCHEMA public OWNER TO team_{of}`, "{of}", of))
+	for i, role := range []string{"one_", "two_"} {
+		cfg, err := pgx.ParseConfig(strings.Replace(url, "postgres@", role+of+"@", 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := migrations.New(cfg, outboxes(), []migrations.Group{migrations.Relay, migrations.Consumer}[:i+1]...)
+		r.Own.Owner = "team_" + of
+		defer r.Close() //nolint:errcheck // its statements have ended
+		if _, err := r.Up(t.Context(), migrations.Latest); err != nil {
+			t.Fatalf("%s: %v", role, err)
+		}
+	}
+	var owners string
+	err := conn.QueryRow(t.Context(), `SELECT string_agg(DISTINCT pg_get_userbyid(o), ' ') FROM (
+		SELECT relowner AS o FROM pg_class WHERE relnamespace = 'public'::regnamespace
+		UNION ALL SELECT proowner FROM pg_proc WHERE pronamespace = 'public'::regnamespace) x`).Scan(&owners)
+	if err != nil || owners != "team_"+of {
+		t.Errorf("owners %s, %v", owners, err)
+	}
+}
+
 // TestUntrustedVersionTables: a role that may create objects in the schema makes the table that says which migrations are applied, before
 // walpost does, or a view of its name. A superuser neither reads it nor writes to it.
 func TestUntrustedVersionTables(t *testing.T) {

@@ -1,6 +1,7 @@
 package migrations
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -29,8 +30,8 @@ const (
 type Runner struct {
 	// Own says where the tables are made: by default in the first outbox's schema, or public.
 	Own pg.Own
-	// Owner is given what is made, "" where that is the connection's own role. Where there are tables already
-	// their owner is.
+	// Owner is given what is made, "" for the one that Own names, or else the connection's own role. Where
+	// there are tables already their owner is given what a superuser makes.
 	Owner string
 
 	cfg      *pgx.ConnConfig
@@ -132,7 +133,7 @@ func (r *Runner) run(
 		}
 		tables := pg.Polite{Begin: pg.BeginOn(conn), Lock: tableLock, Tries: 1}
 		return tables.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			b, err := newBeside(ctx, tx, schema, r.Owner)
+			b, err := newBeside(ctx, tx, schema, cmp.Or(r.Owner, r.Own.Owner))
 			if err != nil {
 				return err
 			}

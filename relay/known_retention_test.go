@@ -171,6 +171,34 @@ func TestDeliveredRowsAreInsertedAgain(t *testing.T) {
 	}
 }
 
+// TestMissedRowsAreInsertedAgain: rows came with a partition, and were delivered from the table. They are put back while the session
+// goes on.
+func TestMissedRowsAreInsertedAgain(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []relay.Mode{relay.ModeAuto, relay.ModePoll} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			n := newNamed(t, outbox.MarkJournal, mode)
+			n.partitionedBy(`LIST (tenant_id)`, `CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES IN (1); CREATE TABLE p2 PARTITION OF outbox_messages DEFAULT`, `id, tenant_id`)
+			n.start().working(mode)
+			n.add(5)
+			n.delivered()
+			n.exec(`ALTER TABLE outbox_messages DETACH PARTITION p1;
+				INSERT INTO p1 (id, tenant_id, aggregate_type, aggregate_id, event_type, payload)
+				SELECT nextval(pg_get_serial_sequence('outbox_messages', 'id')), 1, 'order', n, 'order.placed', jsonb_build_object('n', n) FROM generate_series(6, 25) n ORDER BY n;
+				ALTER TABLE outbox_messages ATTACH PARTITION p1 FOR VALUES IN (1)`)
+			n.next += 20
+			n.delivered()
+			n.marked()
+			n.settled(25)
+			n.exec(`CREATE TABLE taken AS SELECT * FROM p1`)
+			n.exec(`BEGIN; DELETE FROM p1; INSERT INTO outbox_messages OVERRIDING SYSTEM VALUE SELECT * FROM taken; COMMIT`)
+			n.add(10)
+			n.delivered()
+		})
+	}
+}
+
 // TestDetachedOverRetention: a partition with delivered rows is detached, passes of retention delete what is old, and it is attached
 // again. Its rows are not delivered again, and then they are deleted, too.
 func TestDetachedOverRetention(t *testing.T) {
@@ -179,6 +207,12 @@ func TestDetachedOverRetention(t *testing.T) {
 		"by list": {
 			`LIST (tenant_id)`, `CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES IN (1); CREATE TABLE p2 PARTITION OF outbox_messages DEFAULT`,
 			`id, tenant_id`, detach, `ALTER TABLE outbox_messages ATTACH PARTITION p1 FOR VALUES IN (1)`,
+		},
+		"a column changes": {
+			`LIST (tenant_id)`, `CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES IN (1); CREATE TABLE p2 PARTITION OF outbox_messages DEFAULT;
+				ALTER TABLE outbox_messages ADD note varchar(9)`,
+			`id, tenant_id`, detach + `; ALTER TABLE outbox_messages ALTER note TYPE text`,
+			`ALTER TABLE p1 ALTER note TYPE text; ALTER TABLE outbox_messages ATTACH PARTITION p1 FOR VALUES IN (1)`,
 		},
 		"by id and time": {
 			`RANGE (id, occurred_at)`, `CREATE TABLE p1 PARTITION OF outbox_messages FOR VALUES FROM (1, MINVALUE) TO (41, MINVALUE);

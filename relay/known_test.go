@@ -676,3 +676,101 @@ func TestJoinedAndThenLost(t *testing.T) {
 		})
 	}
 }
+
+// TestDividedThenChanged: the parts of an outbox are joined again when its rows do not fit the conditions any more, or these cannot be
+// computed. What the other half has delivered is not delivered again, and what the whole had is, if it is lost.
+func TestDividedThenChanged(t *testing.T) {
+	t.Parallel()
+	for _, mark := range []outbox.Mark{outbox.MarkUpdate, outbox.MarkJournal} {
+		for name, code := range map[string]int{"fits none": 3, "cannot be computed": 2} {
+			t.Run(string(mark)+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				n, to := newNamed(t, mark, relay.ModeAuto), 0
+				n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
+				n.exec(`CREATE SEQUENCE codes; ALTER TABLE ` + n.box.SQL() + ` ADD code int NOT NULL DEFAULT nextval('codes') % 2`)
+				while := func(runs ...*running) {
+					t.Helper()
+					to = n.putTypes(to)
+					eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
+					n.marked()
+					for _, x := range runs {
+						x.halt()
+					}
+				}
+				a, b := n.beside(""), n.beside("_b").toOther()
+				a.fit("1 / (2 - code) = 0", outbox.Shard{})
+				a.cfg.Publication += "0"
+				b.fit("1 / (2 - code) = 1", outbox.Shard{})
+				b.cfg.Publication += "1"
+				while(n.start().streaming())
+				while(a.start().streaming(), b.start().streaming())
+				n.exec(`DROP PUBLICATION ` + a.cfg.Publication + `; DROP PUBLICATION ` + b.cfg.Publication)
+				if mark == outbox.MarkJournal {
+					n.exec(`ALTER TABLE ` + n.box.SQL() + ` DISABLE TRIGGER USER`)
+				}
+				n.exec(`UPDATE ` + n.box.SQL() + fmt.Sprintf(` SET code = %d`, code))
+				if mark == outbox.MarkJournal {
+					n.exec(`ALTER TABLE ` + n.box.SQL() + ` ENABLE ALWAYS TRIGGER outbox_no_update; ALTER TABLE ` + n.box.SQL() + ` ENABLE ALWAYS TRIGGER outbox_no_truncate`)
+				}
+				s, err := n.js().Stream(t.Context(), "EVENTS")
+				n.must(err)
+				n.must(s.DeleteMsg(t.Context(), 18))
+				while(n.start().streaming())
+				n.finds(n.verify(), nil)
+				if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
+					t.Errorf("stored %d messages, want %d: %s", len(got), to, brief(got))
+				}
+			})
+		}
+	}
+}
+
+// TestMovedWithinASecond: the marks have whole seconds, and an outbox goes to another stream and back within one.
+func TestMovedWithinASecond(t *testing.T) {
+	t.Parallel()
+	n, to := newNamed(t, outbox.MarkUpdate, relay.ModePoll), 0
+	n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
+	n.exec(`ALTER TABLE outbox_messages ALTER COLUMN processed_at TYPE timestamptz(0)`)
+	b := n.beside("").toOther()
+	for i := range 8 {
+		x := []*rig{n.rig, b}[i%2].start().working(relay.ModePoll)
+		to = n.putTypes(to)
+		eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) >= to })
+		n.marked()
+		x.halt()
+		x.quiet("events_lost")
+	}
+	if got := n.numbersIn("EVENTS", "OTHER"); !slices.Equal(got, span(1, to)) {
+		t.Errorf("stored %d messages, want %d: %s", len(got), to, brief(got))
+	}
+}
+
+// TestArchivedOfParts: the parts of an outbox have streams of their own, and their rows are archived. verify of one finds what is lost
+// of its own, and leaves out the other's.
+func TestArchivedOfParts(t *testing.T) {
+	t.Parallel()
+	n := newNamed(t, outbox.MarkUpdate, relay.ModeAuto)
+	n.createStream(func(c *natsjs.StreamConfig) { c.Name, c.Subjects = "OTHER", []string{"other.>"} })
+	a, b := n.beside(""), n.beside("_b").toOther()
+	a.fit("event_type = 'order.placed'", outbox.Shard{})
+	b.fit("event_type <> 'order.placed'", outbox.Shard{})
+	b.cfg.Publication += "1"
+	a.start().streaming()
+	b.start().streaming()
+	n.putTypes(0)
+	eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) == 20 })
+	n.marked()
+	n.archiveOldest(15)
+	n.putTypes(20)
+	eventually(t, "all rows are stored", func() bool { return len(n.numbersIn("EVENTS", "OTHER")) == 40 })
+	n.marked()
+	for _, x := range []*rig{a, b} {
+		x.finds(x.verify(), nil)
+	}
+	s, err := n.js().Stream(t.Context(), "EVENTS")
+	n.must(err)
+	n.must(s.DeleteMsg(t.Context(), 2))
+	n.must(s.DeleteMsg(t.Context(), 12))
+	a.finds(a.verify(), map[verify.Kind]int64{verify.Missing: 2})
+	b.finds(b.verify(), nil)
+}

@@ -292,6 +292,7 @@ type noter struct {
 	reporter *reporter
 	db       *table.DB
 	slot     string
+	tables   []*outbox.Table
 	exists   bool // outbox_sent
 	rows     []table.Sent
 	seq      uint64    // of the last note
@@ -308,6 +309,9 @@ func (n *noter) begin(ctx context.Context, read table.Noted, compared []table.Se
 	const kind = "table_locked/" + table.SentTable + "/"
 	for begun := time.Now(); ; {
 		err := n.db.EndOthers(ctx, n.rows)
+		if err == nil {
+			err = n.waitApart(ctx)
+		}
 		if err == nil {
 			err = n.db.LeaveOut(ctx, n.rows, n.slot)
 		}
@@ -330,6 +334,23 @@ func (n *noter) begin(ctx context.Context, read table.Noted, compared []table.Se
 			return ctx.Err()
 		}
 	}
+}
+
+// waitApart waits until the session's marks tell it from others': for a second at most, where a column has
+// whole seconds.
+func (n *noter) waitApart(ctx context.Context) error {
+	for _, t := range n.tables {
+		for apart := false; !apart; {
+			var err error
+			if apart, err = n.db.Apart(ctx, t); err != nil {
+				return err
+			}
+			if !apart && !sleep.For(ctx, 20*time.Millisecond) {
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
 }
 
 // alarmLocked names who has a lock on outbox_sent, every 30 seconds.

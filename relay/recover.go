@@ -67,7 +67,8 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		return nil, err
 	}
 	r.noter = &noter{
-		reporter: r.reporter, db: r.db, slot: r.cfg.Slot, exists: known.exists, rows: known.rows,
+		reporter: r.reporter, db: r.db, slot: r.cfg.Slot, tables: r.outboxes,
+		exists: known.exists, rows: known.rows,
 	}
 	compared := slices.DeleteFunc(slices.Clone(known.rows), func(row table.Sent) bool {
 		return c.incomplete[r.outbox(&row)]

@@ -141,7 +141,7 @@ func (s *session) readWAL(ctx context.Context, info *jetstream.StreamInfo) error
 	handler := &walHandler{
 		reporter: s.reporter, cfg: s.cfg, db: s.db, publisher: s.publisher,
 		marker: s.marker, holds: s.holds, poller: s.poller, recovered: s.recovered,
-		moved: s.moved, taken: map[*outbox.Table]*idSet{},
+		moved: s.moved, takenTo: map[*outbox.Table]int64{},
 		altered: s.altered, leaves: s.leaves, checkPublished: s.readPublished,
 	}
 	s.poller.Beside(pollerWAL{s.wal, handler})

@@ -26,7 +26,7 @@ type walHandler struct {
 	poller    *fallback.Poller
 	recovered *recoveryState
 	moved     *fallback.Moved
-	taken     map[*outbox.Table]*idSet // of append-only tables
+	takenTo   map[*outbox.Table]int64 // the ids of append-only tables that the journal knew
 	altered   chan<- struct{}
 	leaves    func(*outbox.Table) (as string, leaves bool)
 	// checkPublished ends the session where the publication has an outbox in another way.

@@ -59,7 +59,7 @@ var rooms = map[string][]string{
 	"internal/site":       {"github.com/yuin/goldmark"},
 	"internal/sleep":      {},
 	"internal/status":     {module + "outbox", module + "stream", consumers, hint, jetstream, pg, table, pgerrcode},
-	"internal/telemetry":  {hint, prometheus, otel + "/", "go.opentelemetry.io/contrib/bridges/prometheus"},
+	"internal/telemetry":  {hint, prometheus, otel, otel + "/", "github.com/go-logr/logr", "go.opentelemetry.io/contrib/bridges/prometheus"},
 	"internal/table":      {module + "outbox", check, hint, partition, pg, pgx, pgerrcode},
 }
 

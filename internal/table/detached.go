@@ -11,8 +11,8 @@ import (
 )
 
 // Detached lists the tables that may be attached to an outbox as partitions, and by all that shows were some:
-// they have its columns, but for those that no event needs and it may have got since, belong to its owner or
-// to a superuser, draw no ids, and are no outboxes. Their rows have marks in the journal.
+// they have columns of its names, but for those that no event needs and it may have got since, belong to its
+// owner or to a superuser, draw no ids, and are no outboxes. Their rows have marks in the journal.
 func (db *DB) Detached(ctx context.Context, t *outbox.Table) (names []string, err error) {
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		rows, _ := conn.Query(ctx, `SELECT d.oid::regclass::text FROM `+detachedSQL(t)+` d ORDER BY d.oid`)
@@ -27,8 +27,8 @@ func (db *DB) Detached(ctx context.Context, t *outbox.Table) (names []string, er
 
 // detachedSQL are the OIDs of these tables, none for an outbox without partitions.
 func detachedSQL(t *outbox.Table) string {
-	const columns = `(SELECT array_agg(concat(a.attname, ' ', a.atttypid) ORDER BY a.attname)
-			FROM pg_attribute a WHERE a.attrelid = {of} AND a.attnum > 0 AND NOT a.attisdropped)`
+	const columns = `(SELECT array_agg(a.attname) FROM pg_attribute a
+			WHERE a.attrelid = {of} AND a.attnum > 0 AND NOT a.attisdropped)`
 	var needed []string
 	for _, name := range t.Layout.Columns {
 		if name != "" {
@@ -45,7 +45,8 @@ func detachedSQL(t *outbox.Table) string {
 			WHERE a.attrelid = c.oid AND a.attname = {column} AND (a.attidentity = '' OR c.relispartition))
 		AND {its columns} <@ {columns} AND NOT EXISTS (SELECT FROM pg_attribute n
 			WHERE n.attrelid = o.oid AND n.attname = ANY ({needed}) AND NOT EXISTS (
-				SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = n.attname)))`,
+				SELECT FROM pg_attribute a
+				WHERE a.attrelid = c.oid AND a.attname = n.attname AND a.atttypid = n.atttypid)))`,
 		"{regclass}", outbox.QuoteLiteral(t.SQL()),
 		"{column}", outbox.QuoteLiteral(t.Layout.Columns[outbox.ID]),
 		"{needed}", "ARRAY["+strings.Join(needed, ", ")+"]::text[]",

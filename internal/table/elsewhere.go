@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -22,7 +23,6 @@ type Delivery struct {
 	LeftOut int64 // rows, by [DB.Here]
 
 	rows         outbox.Table
-	readable     bool        // else a column of the condition is gone, say
 	begun, ended []time.Time // its sessions, as marks of the table; no end: it goes on
 }
 
@@ -65,17 +65,9 @@ func (db *DB) readDelivery(ctx context.Context, t *outbox.Table, of Sent) (d *De
 	if d.begun, err = db.AsMarks(ctx, t, d.begun); err == nil {
 		d.ended, err = db.AsMarks(ctx, t, d.ended)
 	}
-	if err != nil {
-		return nil, err
-	}
 	d.rows.Where, d.rows.Filter = of.Condition, ""
 	d.rows.Shard, _ = outbox.ParseShard(of.Shard)
-	err = db.Complete(ctx, &d.rows)
-	if err != nil && (IsTemporary(err) || !db.Alive()) {
-		return nil, err
-	}
-	d.readable = err == nil
-	return d, nil
+	return d, err
 }
 
 // ran reports whether a session was under way.
@@ -87,86 +79,87 @@ func (d *Delivery) ran(at time.Time) bool {
 	return n >= 0 && (n == len(d.ended) || !at.After(d.ended[n]))
 }
 
-// Here leaves out the marked rows that were delivered elsewhere: they were marked while a delivery to another
-// stream, or from another source, was under way that takes them, and none to this stream. Where nothing tells
-// whether one takes them, because they are archived or its condition cannot be read any more, one elsewhere
-// does, and one here does not.
-func (db *DB) Here(ctx context.Context, all *Deliveries, rows []MarkedRow) ([]MarkedRow, error) {
+// Here leaves out the marked rows that were delivered elsewhere: a delivery to another stream, or from another
+// source, was under way when they were marked, and none to this stream that takes them. A row that a condition
+// took and does not take any more, because a column has changed or is gone, is left out, too.
+func (db *DB) Here(ctx context.Context, all *Deliveries, rows []MarkedRow) (here []MarkedRow, err error) {
+	away := make([]*Delivery, len(rows))
+	some := false
 	for _, e := range all.Elsewhere {
-		away, err := db.delivered(ctx, e, rows, true)
+		for i, row := range rows {
+			if away[i] == nil && e.ran(row.Marked) {
+				away[i], some = e, true
+			}
+		}
+	}
+	if !some {
+		return rows, nil
+	}
+	for _, d := range all.Here {
+		var asked []MarkedRow
+		for i, row := range rows {
+			if away[i] != nil && d.ran(row.Marked) {
+				asked = append(asked, row)
+			}
+		}
+		takes, err := db.takes(ctx, &d.rows, asked)
 		if err != nil {
 			return nil, err
 		}
-		if !slices.Contains(away, true) {
-			continue
-		}
-		for _, d := range all.Here {
-			here, err := db.delivered(ctx, d, rows, false)
-			if err != nil {
-				return nil, err
-			}
-			for i := range rows {
-				away[i] = away[i] && !here[i]
-			}
-		}
-		var left []MarkedRow
 		for i, row := range rows {
-			if away[i] {
-				e.LeftOut++
-			} else {
-				left = append(left, row)
+			if takes[row.ID] && d.ran(row.Marked) {
+				away[i] = nil
 			}
 		}
-		rows = left
-	}
-	return rows, nil
-}
-
-// delivered says which marked rows a delivery takes that was under way then. unknown is the answer where
-// nothing tells.
-func (db *DB) delivered(ctx context.Context, d *Delivery, rows []MarkedRow, unknown bool) ([]bool, error) {
-	its := make([]bool, len(rows))
-	var ids []string
-	for i, row := range rows {
-		if its[i] = d.ran(row.Marked); its[i] {
-			ids = append(ids, row.ID)
-		}
-	}
-	if len(ids) == 0 || d.Condition == "" && d.rows.Shard.All() {
-		return its, nil
-	}
-	var fit map[string]bool
-	if d.readable {
-		var err error
-		if fit, err = db.fitting(ctx, &d.rows, ids); err != nil {
-			return nil, err
-		}
 	}
 	for i, row := range rows {
-		switch {
-		case !its[i]:
-		case d.readable && row.Archived.IsZero():
-			its[i] = fit[row.ID]
-		default:
-			its[i] = unknown
+		if away[i] == nil {
+			here = append(here, row)
+		} else {
+			away[i].LeftOut++
 		}
 	}
-	return its, nil
+	return here, nil
 }
 
-// fitting are the rows with these ids that an outbox delivers, by its condition and its shard.
-func (db *DB) fitting(ctx context.Context, t *outbox.Table, ids []string) (fit map[string]bool, err error) {
-	fit = map[string]bool{}
-	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+// takes are the ids of those of the rows that an outbox delivers, by its condition and its shard. A condition
+// that cannot be computed any more takes none.
+func (db *DB) takes(ctx context.Context, t *outbox.Table, rows []MarkedRow) (map[string]bool, error) {
+	takes := map[string]bool{}
+	ids := map[string][]string{} // by the tables that have the rows
+	archive := fmt.Sprintf(`(SELECT * FROM %s WHERE outbox = %s)`, db.own.archive, pg.QuoteLiteral(t.String()))
+	for _, row := range rows {
+		in := t.SQL()
+		if !row.Archived.IsZero() {
+			in = archive
+		}
+		ids[in] = append(ids[in], row.ID)
+		takes[row.ID] = t.Where == "" && t.Shard.All()
+	}
+	if t.Where == "" && t.Shard.All() {
+		return takes, nil
+	}
+	for in, some := range ids {
+		err := db.Complete(ctx, t)
+		if err == nil && (t.Where == "" || t.Filter != "") { // else the role may not read a column
+			err = db.fitting(ctx, t, in, some, takes)
+		}
+		if err != nil && (IsTemporary(err) || !db.Alive() || ctx.Err() != nil) {
+			return nil, fmt.Errorf("look up rows of %s: %w", t, err)
+		}
+	}
+	return takes, nil
+}
+
+func (db *DB) fitting(
+	ctx context.Context, t *outbox.Table, in string, ids []string, fit map[string]bool,
+) error {
+	return db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		rows, _ := conn.Query(ctx, fmt.Sprintf(`SELECT concat(t.%s) FROM %s t
 			WHERE t.%[1]s = ANY ($1::text[]::%[3]s[])%[4]s`,
-			t.Column(outbox.ID), t.SQL(), t.IDType, FilterSQL(t, "t")), ids)
+			t.Column(outbox.ID), in, t.IDType, FilterSQL(t, "t")), ids)
 		var id string
 		_, err := pgx.ForEachRow(rows, []any{&id}, func() error { fit[id] = true; return nil })
 		return err
 	})
-	if err != nil {
-		err = fmt.Errorf("look up rows of %s: %w", t, err)
-	}
-	return fit, err
 }

@@ -184,19 +184,26 @@ func (db *DB) MarkedSince(
 // AsMarks makes of times what marks of a table that were made then are: a column may have no zone, or be
 // rounded. A time that is not after another one does not become one that is.
 func (db *DB) AsMarks(ctx context.Context, t *outbox.Table, times []time.Time) ([]time.Time, error) {
-	if !MarkOf(t).Stays() || Journals(t) || len(times) == 0 {
-		return times, nil
-	}
-	var typ string
-	err := db.QueryRow(ctx, []any{&typ}, `SELECT format_type(atttypid, atttypmod) FROM pg_attribute
-		WHERE attrelid = $1::regclass AND attname = $2`, t.SQL(), t.Layout.Columns[outbox.ProcessedAt])
-	if err != nil || typ == "timestamp with time zone" {
+	typ, err := db.markType(ctx, t)
+	if err != nil || typ == "" || len(times) == 0 {
 		return times, err
 	}
 	var marks []time.Time
 	err = db.QueryRow(ctx, []any{&marks}, `SELECT array_agg(at::`+typ+` ORDER BY n)
 		FROM unnest($1::timestamptz[]) WITH ORDINALITY x (at, n)`, times)
 	return marks, err
+}
+
+// markType is the type of a table's marks, "" where they are as PostgreSQL's clock has them.
+func (db *DB) markType(ctx context.Context, t *outbox.Table) (typ string, err error) {
+	if !MarkOf(t).Stays() || Journals(t) {
+		return "", nil
+	}
+	err = db.QueryRow(ctx, []any{&typ}, `SELECT CASE format_type(atttypid, atttypmod)
+			WHEN 'timestamp with time zone' THEN '' ELSE format_type(atttypid, atttypmod) END
+		FROM pg_attribute WHERE attrelid = $1::regclass AND attname = $2`,
+		t.SQL(), t.Layout.Columns[outbox.ProcessedAt])
+	return typ, err
 }
 
 // sentSQL leaves out the rows that were not to be sent.

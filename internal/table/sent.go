@@ -459,6 +459,22 @@ WITH ended AS (
 SELECT count(*) FROM ended WHERE `+pg.OwnPath, names, ids(of))
 }
 
+// Apart reports whether marks of a table that are made from now on are later than those of every delivery
+// of the outbox that has ended: a column may have whole seconds only.
+func (db *DB) Apart(ctx context.Context, t *outbox.Table) (apart bool, err error) {
+	typ, err := db.markType(ctx, t)
+	if err != nil || typ == "" {
+		return true, err
+	}
+	err = db.QueryRow(ctx, []any{&apart}, `SELECT NOT EXISTS (SELECT FROM `+db.own.sent+`
+		WHERE outbox = $1 AND upper(delivered) <= now() AND upper(delivered)::`+typ+` >= now()::`+typ+`)`,
+		t.String())
+	if err != nil {
+		err = fmt.Errorf("read %s: %w", SentTable, err)
+	}
+	return apart, err
+}
+
 // SentBlocker describes the session that has a lock on outbox_sent or on a row of it, or "".
 func (db *DB) SentBlocker(ctx context.Context) (who string, err error) {
 	return db.blocker(ctx, nil, []string{db.own.sent})

@@ -22,7 +22,6 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
-	"golang.org/x/net/http/httpguts"
 
 	"github.com/walpost/walpost/internal/hint"
 )
@@ -82,7 +81,8 @@ func checkHeaders() error {
 		for i, header := range strings.Split(text, ",") {
 			key, value, found := strings.Cut(header, "=")
 			_, err := url.PathUnescape(value)
-			if !found || err != nil || !httpguts.ValidHeaderFieldName(strings.TrimSpace(key)) {
+			key = strings.TrimSpace(key)
+			if !found || err != nil || key == "" || strings.ContainsFunc(key, inNoName) {
 				return hint.Errorf("write NAME=VALUE, and commas between them; in a value, % and , are %25 and %2C",
 					"%s: header %d is malformed", name, i+1)
 			}
@@ -90,6 +90,9 @@ func checkHeaders() error {
 	}
 	return nil
 }
+
+// inNoName reports whether a header's name cannot have the character (RFC 9110).
+func inNoName(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r) }
 
 // New begins to send. It does not wait for the collector.
 func New(ctx context.Context, cfg Config) (*Exporter, error) {
