@@ -41,8 +41,8 @@ func newBeside(ctx context.Context, tx pgx.Tx, schema, owner string) (*beside, e
 					WHERE n.nspname = $1 AND a.privilege_type = 'CREATE'
 						AND a.grantee NOT IN (c.relowner, n.nspowner)
 						AND NOT EXISTS (SELECT FROM pg_roles s WHERE s.oid = a.grantee AND s.rolsuper))
-			LIMIT 1), (SELECT quote_ident(rolname) FROM pg_roles WHERE rolname = $3 AND rolname <> current_user
-				AND pg_has_role(oid, 'MEMBER')), ''),
+			LIMIT 1), (SELECT quote_ident(rolname) FROM pg_roles
+			WHERE rolname = $3 AND rolname <> current_user AND pg_has_role(oid, 'MEMBER')), ''),
 		ARRAY(SELECT oid FROM (`+madeSQL+`) x)`, schema, versions, owner).Scan(&b.owner, &b.before)
 	if err != nil {
 		return nil, fmt.Errorf("read the owner of walpost's tables: %w", err)

@@ -72,7 +72,9 @@ func CheckEndpoint(endpoint string) error {
 // checkHeaders refuses headers that the SDK cannot read: it would leave them out, and log them.
 func checkHeaders() error {
 	for _, name := range []string{
-		"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
+		"OTEL_EXPORTER_OTLP_HEADERS",
+		"OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+		"OTEL_EXPORTER_OTLP_METRICS_HEADERS",
 	} {
 		text := os.Getenv(name)
 		if text == "" {
