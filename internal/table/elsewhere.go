@@ -127,7 +127,7 @@ func (db *DB) Here(ctx context.Context, all *Deliveries, rows []MarkedRow) (here
 func (db *DB) takes(ctx context.Context, t *outbox.Table, rows []MarkedRow) (map[string]bool, error) {
 	takes := map[string]bool{}
 	ids := map[string][]string{} // by the tables that have the rows
-	archive := fmt.Sprintf(`(SELECT * FROM %s WHERE outbox = %s)`, db.own.archive, pg.QuoteLiteral(t.String()))
+	archive := "(SELECT * FROM " + db.own.archive + " WHERE outbox = " + pg.QuoteLiteral(t.String()) + ")"
 	for _, row := range rows {
 		in := t.SQL()
 		if !row.Archived.IsZero() {
