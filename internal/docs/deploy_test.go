@@ -174,9 +174,9 @@ func TestDeployedConfigurationsAreAccepted(t *testing.T) {
 	}
 }
 
-// interpolated has each ${NAME:-default} at its default.
+// interpolated has a value for each ${NAME:?what to do}.
 func interpolated(s string) string {
-	return regexp.MustCompile(`\$\{\w+:-(\w*)\}`).ReplaceAllString(s, "$1")
+	return regexp.MustCompile(`\$\{\w+:\?[^}]+\}`).ReplaceAllString(s, "value")
 }
 
 func checkConfig(t *testing.T, name, text string, env ...string) {

@@ -79,9 +79,9 @@ func (d *Delivery) ran(at time.Time) bool {
 	return n >= 0 && (n == len(d.ended) || !at.After(d.ended[n]))
 }
 
-// Here leaves out the marked rows that were delivered elsewhere: a delivery to another stream, or from another
-// source, was under way when they were marked, and none to this stream that takes them. A row that a condition
-// took and does not take any more, because a column has changed or is gone, is left out, too.
+// Here leaves out the marked rows that were delivered elsewhere: a delivery to another stream, or from
+// another source, was under way when they were marked, and none to this stream that takes them. A row that a
+// condition took and does not take any more, because a column has changed or is gone, is left out, too.
 func (db *DB) Here(ctx context.Context, all *Deliveries, rows []MarkedRow) (here []MarkedRow, err error) {
 	away := make([]*Delivery, len(rows))
 	some := false

@@ -85,7 +85,7 @@ func checkHeaders() error {
 			_, err := url.PathUnescape(value)
 			key = strings.TrimSpace(key)
 			if !found || err != nil || key == "" || strings.ContainsFunc(key, inNoName) {
-				const advice = "write NAME=VALUE, and commas between them; in a value, % and , are %25 and %2C"
+				const advice = "write NAME=VALUE with commas between; in a value, % and , are %25 and %2C"
 				return hint.Errorf(advice, "%s: header %d is malformed", name, i+1)
 			}
 		}
