@@ -32,8 +32,8 @@ func (c *Console) secure(next http.Handler) http.Handler {
 	})
 }
 
-// LoopbackOnly is for a server that listens on a loopback address. It refuses requests for other hosts: a name
-// that somebody points at 127.0.0.1 would be of the same origin as their page.
+// LoopbackOnly is for a server that listens on a loopback address. It refuses requests for other hosts: a
+// name that somebody points at 127.0.0.1 would be of the same origin as their page.
 func LoopbackOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLoopback(r.Host) {
