@@ -207,7 +207,11 @@ func (p *parser) number() (value, error) {
 	case float:
 		p.castable = p.castable && digits <= maxDigits
 		f, _ := strconv.ParseFloat(text, 64) // out of range is infinite, as in Python
-		return value{text: reprFloat(f)}, nil
+		repr := reprFloat(f)
+		if exact := decimal(text); exact != decimal(repr) {
+			return value{text: exact}, nil
+		}
+		return value{text: repr}, nil
 	case digits > maxDigits:
 		return value{}, errNotJSON
 	case text == "-0":

@@ -2,12 +2,13 @@ package idempotency
 
 import (
 	"math"
+	"math/big"
 	"strconv"
 	"strings"
 )
 
 // canonicalJSON is what Python's json.dumps(json.loads(text), sort_keys=True, separators=(',', ':')) returns
-// for UTF-8 text. It fails where Python does, and beyond [maxDepth].
+// for UTF-8 text, but that a number of which a double is another one stands with all its digits. It fails where Python does, and beyond [maxDepth].
 func canonicalJSON(text []byte) ([]byte, error) {
 	d, err := parseJSON(text)
 	if err != nil {
@@ -49,6 +50,28 @@ func appendObject(b []byte, members []member) []byte {
 		b = appendValue(b, m.value)
 	}
 	return append(b, '}')
+}
+
+// decimal is the value of a number's text: its sign, its digits without zeros around them, and the power of
+// ten. Texts of the same value are equal. A double may have fewer digits.
+func decimal(text string) string {
+	sign, text := text[:len(text)-len(strings.TrimPrefix(text, "-"))], strings.TrimPrefix(text, "-")
+	mantissa, power := text, "0"
+	if i := strings.IndexAny(text, "eE"); i >= 0 {
+		mantissa, power = text[:i], text[i+1:]
+	}
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	digits := strings.TrimLeft(whole+fraction, "0")
+	short := strings.TrimRight(digits, "0")
+	if short == "" {
+		return sign + "0"
+	}
+	exponent, ok := new(big.Int).SetString(power, 10)
+	if !ok { // Infinity
+		return sign + text
+	}
+	exponent.Add(exponent, big.NewInt(int64(len(digits)-len(short)-len(fraction))))
+	return sign + short + "e" + exponent.String()
 }
 
 // reprFloat is Python's repr of a float: the shortest digits that read back as the same number, with a point
