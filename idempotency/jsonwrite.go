@@ -8,7 +8,8 @@ import (
 )
 
 // canonicalJSON is what Python's json.dumps(json.loads(text), sort_keys=True, separators=(',', ':')) returns
-// for UTF-8 text, but that a number of which a double is another one stands with all its digits. It fails where Python does, and beyond [maxDepth].
+// for UTF-8 text, but that a number of which a double is another one stands with all its digits. It fails
+// where Python does, and beyond [maxDepth].
 func canonicalJSON(text []byte) ([]byte, error) {
 	d, err := parseJSON(text)
 	if err != nil {
