@@ -43,8 +43,14 @@ func (p Position) Covers(commit LSN, n uint32) bool {
 	return commit < p.Commit || commit == p.Commit && n <= p.N
 }
 
+// maxPosition is longer than every position that a server writes.
+const maxPosition = 200
+
 // ParsePosition reads the header form.
 func ParsePosition(s string) (Position, error) {
+	if len(s) > maxPosition {
+		return Position{}, fmt.Errorf("parse a position of %d bytes: at most %d", len(s), maxPosition)
+	}
 	f := strings.Split(s, "/") // each LSN has a slash
 	if len(f) != 7 || f[0] == "" {
 		const want = "<system id>/<timeline>/<commit LSN>/<n>/<passed LSN>"

@@ -40,6 +40,7 @@ func TestParsePositionErrors(t *testing.T) {
 		"7/1/0/0/1/0/100000000":      "passed LSN",
 		"7/1/0/0/1//0":               "passed LSN",
 		"7/1/100000000/100000000/1/": "want <system id>",
+		strings.Repeat("7", 200) + "/1/0/0/1/0/0": "a position of 212 bytes",
 	} {
 		if p, err := outbox.ParsePosition(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("parse %q: %+v, %v, want %q", s, p, err, want)

@@ -118,8 +118,12 @@ func (m MessageID) String() string {
 	return string(dst)
 }
 
+// MaxID is how many bytes the id of a row has at most. A start keeps the ids of thousands of messages, and
+// anybody who may publish chooses those.
+const MaxID = 4096
+
 // ParseMessageID takes a Nats-Msg-Id apart; ok is false where it is not of this
-// source.
+// source, or longer than those of rows.
 func ParseMessageID(source, s string) (m MessageID, ok bool) {
 	rest, ok := strings.CutPrefix(s, source+"/")
 	if !ok {
@@ -133,11 +137,14 @@ func ParseMessageID(source, s string) (m MessageID, ok bool) {
 	case len(f) != 3:
 		return m, false
 	}
+	if len(f[0]) > MaxID || len(f[1]) > 3*MaxID {
+		return MessageID{}, false
+	}
 	table, ok1 := unescape(f[0])
 	id, ok2 := unescape(f[1])
 	h, err := strconv.ParseUint(f[2], 16, 64)
 	// An id with UnknownHash names no row's content.
-	if !ok1 || !ok2 || err != nil || len(f[2]) != 16 || h == UnknownHash {
+	if !ok1 || !ok2 || len(id) > MaxID || err != nil || len(f[2]) != 16 || h == UnknownHash {
 		return m, false
 	}
 	m.Table, m.ID, m.Hash = table, id, h

@@ -192,6 +192,9 @@ func checkAttributes(ev *outbox.Event) error {
 			n, jetstream.MaxHeader)
 	case len(ev.Values[outbox.ID]) == 0:
 		return rowErrorf(outbox.RowHeaders, "id is NULL or empty")
+	case len(ev.Values[outbox.ID]) > outbox.MaxID:
+		return rowErrorf(outbox.RowHeaders, "id has %d bytes, the limit is %d",
+			len(ev.Values[outbox.ID]), outbox.MaxID)
 	case len(ev.Values[outbox.EventType]) == 0:
 		return rowErrorf(outbox.RowHeaders, "event_type is NULL or empty")
 	}

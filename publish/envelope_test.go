@@ -251,7 +251,7 @@ func TestEnvelopeRefuses(t *testing.T) {
 	}{
 		"no event type": {testEvent(outbox.EventType, ""), outbox.RowHeaders},
 		"no id":         {testEvent(outbox.ID, ""), outbox.RowHeaders},
-		"long id":       {testEvent(outbox.ID, long), outbox.RowHeaders},
+		"long id":       {testEvent(outbox.ID, long[:outbox.MaxID+1]), outbox.RowHeaders},
 		"long trace":    {testEvent(outbox.TraceID, long), outbox.RowHeaders},
 		"encoded long":  {testEvent(outbox.AggregateType, strings.Repeat(" ", 25_000)), outbox.RowHeaders},
 		"payload":       {testEvent(outbox.Payload, strings.Repeat("x", 2<<20)), outbox.RowSize},
