@@ -27,13 +27,21 @@ type budgeted struct {
 	misfit *jsonschema.Schema // not schema: it collects no errors
 	all    []*jsonschema.Schema
 	left   int // steps
+	// names are those of members that the schemas have.
+	names map[string]bool
 }
 
 // newBudgeted makes every check of a schema, and of those that it leads to, take a step.
 func newBudgeted(schema, misfit *jsonschema.Schema, all []*jsonschema.Schema) *budgeted {
-	b := &budgeted{schema: schema, misfit: misfit, all: all}
+	b := &budgeted{schema: schema, misfit: misfit, all: all, names: map[string]bool{}}
 	for _, s := range all {
 		s.Format = b.counting(s.Format)
+		for name := range s.Properties {
+			b.names[name] = true
+		}
+		for _, name := range s.Required {
+			b.names[name] = true
+		}
 	}
 	return b
 }
@@ -76,7 +84,7 @@ func (b *budgeted) check(value any, size size) []Fault {
 	if b.left < 0 {
 		return []Fault{*faultf("it does not fit, and it takes too long to say where")}
 	}
-	return faultsOf(err)
+	return faultsOf(err, value, b.names)
 }
 
 // collected is a vocabulary without keywords, by which a compiler hands over every schema that it makes.

@@ -362,3 +362,24 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// TestNamesOfMembers: what the relay writes into logs and last_error has no names of members but those of the schema.
+func TestNamesOfMembers(t *testing.T) {
+	c := load(t, "a.yaml", edit(t, "email: {type: string, x-pii: true}", "email: {type: object, additionalProperties: {type: object, properties: {total: {type: integer}}}}"))
+	for payload, want := range map[string]string{
+		`{"total": 1, "currency": "EUR", "ann@example.com": 1, "items": []}`:                                            "the payload: the schema does not allow 1 of its members",
+		`{"total": 1, "currency": "EUR", "email": {"ann@example.com": {"total": "x"}, "491701234567": {"total": "x"}}}`: "/email/*/total: string instead of integer; /email/*/total: string instead of integer",
+		`{"total": 1, "currency": "EUR", "items": [{"sku": "A"}, {"sku": "secret"}]}`:                                   `/items/1/sku: it does not match the pattern "^[A-Z]+$"`,
+		`{"total": 1`: "the payload: it is not JSON",
+	} {
+		ev := &outbox.Event{}
+		ev.Values[outbox.EventType], ev.Values[outbox.EventVersion], ev.Values[outbox.Payload] = []byte("order.placed"), []byte("1"), []byte(payload)
+		var row *outbox.RowError
+		if err := c.CheckEvent(ev, false); !errors.As(err, &row) || row.Reason != "order.placed version 1: "+want {
+			t.Errorf("%s: %v, want %q", payload, err, want)
+		}
+		if err := c.Validate("order.placed", 1, []byte(payload)); strings.Contains(payload, "ann") && !strings.Contains(err.Error(), "ann@example.com") {
+			t.Errorf("a producer is not told the name: %v", err)
+		}
+	}
+}

@@ -17,7 +17,12 @@ func (c *Catalog) CheckEvent(ev *outbox.Event, parkUnknown bool) error {
 	if err == nil || errors.Is(err, ErrUnknown) && !parkUnknown {
 		return nil
 	}
-	return &outbox.RowError{Class: outbox.RowSchema, Reason: cut(err.Error(), maxReason)}
+	reason := err.Error()
+	var misfit *PayloadError
+	if errors.As(err, &misfit) {
+		reason = misfit.discreet() // logs and last_error are read by others than payloads
+	}
+	return &outbox.RowError{Class: outbox.RowSchema, Reason: cut(reason, maxReason)}
 }
 
 // eventVersion is 0 where the row has none, and -1, which no catalogue has, where it is no version.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -30,18 +31,29 @@ type Fault struct {
 	Path string
 	// Text never has a value of the payload: it may be personal. It is printable ASCII.
 	Text string
+
+	// discreet is both without names of members that the schema does not have: they may be personal, too.
+	discreet string
 }
 
 func (e *PayloadError) Error() string {
-	text := fmt.Sprintf("%s version %d: ", printable(e.EventType), e.Version)
-	for i, f := range e.Faults {
-		if i > 0 {
-			text += "; "
-		}
-		text += cmp.Or(f.Path, "the payload") + ": " + f.Text
-	}
-	return text
+	return e.text(func(f Fault) string { return told(f.Path, f.Text) })
 }
+
+// discreet is the error for those who may not read payloads.
+func (e *PayloadError) discreet() string {
+	return e.text(func(f Fault) string { return cmp.Or(f.discreet, told(f.Path, f.Text)) })
+}
+
+func (e *PayloadError) text(of func(Fault) string) string {
+	var faults []string
+	for _, f := range e.Faults {
+		faults = append(faults, of(f))
+	}
+	return fmt.Sprintf("%s version %d: %s", printable(e.EventType), e.Version, strings.Join(faults, "; "))
+}
+
+func told(path, text string) string { return cmp.Or(path, "the payload") + ": " + text }
 
 // Validate checks a payload against the schema of its event type and version; version 0 means 1. Its error is
 // a [*PayloadError], or wraps [ErrUnknown].
@@ -80,7 +92,7 @@ func check(schema *budgeted, payload []byte) []Fault {
 	}
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(payload))
 	if err != nil {
-		return []Fault{{"", "it is not JSON"}}
+		return []Fault{{Text: "it is not JSON"}}
 	}
 	return schema.check(value, size)
 }
@@ -88,23 +100,34 @@ func check(schema *budgeted, payload []byte) []Fault {
 // mostFaults is how many faults an error names.
 const mostFaults = 3
 
-func faultsOf(err error) (faults []Fault) {
+// faultsOf tells what is wrong with a value. The schema has the known names.
+func faultsOf(err error, value any, known map[string]bool) (faults []Fault) {
 	if err == nil {
 		return nil
 	}
 	var invalid *invalidity
 	if !errors.As(err, &invalid) {
-		return []Fault{{"", "it cannot be checked"}}
+		return []Fault{{Text: "it cannot be checked"}}
 	}
 	all := leaves(invalid, nil)
 	slices.SortStableFunc(all, func(a, b *invalidity) int {
 		return slices.Compare(a.InstanceLocation, b.InstanceLocation)
 	})
 	for _, leaf := range all[:min(len(all), mostFaults)] {
-		faults = append(faults, Fault{pointer(leaf.InstanceLocation), kindText(leaf.ErrorKind)})
+		text := kindText(leaf.ErrorKind)
+		discreet := text
+		if k, ok := leaf.ErrorKind.(*kind.AdditionalProperties); ok {
+			discreet = fmt.Sprintf("the schema does not allow %d of its members", len(k.Properties))
+		}
+		faults = append(faults, Fault{
+			Path: pointer(leaf.InstanceLocation), Text: text,
+			discreet: told(pointer(discreetPath(leaf.InstanceLocation, value, known)), discreet),
+		})
 	}
 	if more := len(all) - mostFaults; more > 0 {
-		faults[mostFaults-1].Text += fmt.Sprintf(" (and %d more)", more)
+		and := fmt.Sprintf(" (and %d more)", more)
+		faults[mostFaults-1].Text += and
+		faults[mostFaults-1].discreet += and
 	}
 	return faults
 }
@@ -125,6 +148,27 @@ func leaves(err *invalidity, all []*invalidity) []*invalidity {
 		all = leaves(cause, all)
 	}
 	return all
+}
+
+// discreetPath has a star in place of each name that the schema does not have.
+func discreetPath(tokens []string, value any, known map[string]bool) []string {
+	path := slices.Clone(tokens)
+	for i, token := range tokens {
+		switch in := value.(type) {
+		case map[string]any:
+			if value = in[token]; !known[token] {
+				path[i] = "*"
+			}
+		case []any:
+			n, err := strconv.Atoi(token)
+			if value = nil; err == nil && n >= 0 && n < len(in) {
+				value = in[n]
+			}
+		default:
+			path[i] = "*"
+		}
+	}
+	return path
 }
 
 var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
