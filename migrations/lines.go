@@ -129,7 +129,9 @@ func (l *line) versionTable(schema string) string {
 
 // applied reads when each file of the line was applied. It refuses a database that other files have made, and
 // one whose record it cannot trust.
-func (l *line) applied(ctx context.Context, conn *pgx.Conn, own pg.Own) (at []time.Time, err error) {
+func (l *line) applied(
+	ctx context.Context, conn *pgx.Conn, own pg.Own, setUp bool,
+) (at []time.Time, err error) {
 	table := l.versionTable(own.Schema)
 	type record struct {
 		Version int64
@@ -138,7 +140,7 @@ func (l *line) applied(ctx context.Context, conn *pgx.Conn, own pg.Own) (at []ti
 	}
 	var records []record
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		exists, err := l.checkOwner(ctx, tx, own, false)
+		exists, err := l.exists(ctx, tx, own, setUp)
 		if err != nil || !exists {
 			return err
 		}
@@ -168,53 +170,42 @@ func (l *line) applied(ctx context.Context, conn *pgx.Conn, own pg.Own) (at []ti
 	return at, nil
 }
 
-// checkOwner reports whether the version table exists. It refuses what is no table, and one of a role that
-// the present one neither trusts nor has the right to act for: its code would run as the migrating role, and
-// its rows would say what is to be left out. A superuser reads another role's, but none that has code, behind
-// a lock until the transaction ends, and does not change it.
-func (l *line) checkOwner(
-	ctx context.Context, tx pgx.Tx, own pg.Own, changes bool,
-) (exists bool, err error) {
-	table := own.Named(VersionTable + "_" + l.name)
-	found, err := own.Find(ctx, tx.Conn(), VersionTable+"_"+l.name)
-	if !pg.IsUntrusted(err) {
-		return err == nil && found[0] == table, err
-	}
-	var locks bool
-	err = tx.QueryRow(ctx, `SELECT `+pg.SuperSQL+` AND EXISTS (
-			SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'r')`, table).Scan(&locks)
-	if err == nil && locks {
-		_, err = tx.Exec(ctx, `LOCK TABLE ONLY `+table+` IN ACCESS SHARE MODE`)
-	}
-	if err != nil {
+// exists reports whether the version table exists. It refuses what is no table, and one of a role that the
+// present one neither trusts nor has the right to act for: its code would run as the migrating role, and its
+// rows would say what is to be left out. A superuser makes one in another role's schema only in a set-up.
+func (l *line) exists(ctx context.Context, tx pgx.Tx, own pg.Own, setUp bool) (exists bool, err error) {
+	var super bool
+	if err := tx.QueryRow(ctx, `SELECT `+pg.SuperSQL).Scan(&super); err != nil {
 		return false, err
+	}
+	if super {
+		own.Schemas, own.Names = nil, nil // nothing is done with the outboxes
+	}
+	table := own.Named(VersionTable + "_" + l.name)
+	found, untrusted := own.Find(ctx, tx.Conn(), VersionTable+"_"+l.name)
+	if !pg.IsUntrusted(untrusted) {
+		return untrusted == nil && found[0] == table, untrusted
 	}
 	var owner string
-	var is, super, acts, plain bool
+	var acts bool
 	err = tx.QueryRow(ctx, `
-		SELECT c.oid IS NOT NULL, coalesce(pg_get_userbyid(c.relowner)::text, ''), me.super,
-			coalesce(c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE'), false),
-			coalesce(c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT c.relhassubclass
-				AND NOT c.relispartition
-				AND NOT EXISTS (SELECT FROM pg_index
-					WHERE indrelid = c.oid AND num_nonnulls(indexprs, indpred) > 0)
-				AND NOT EXISTS (SELECT FROM pg_statistic_ext WHERE stxrelid = c.oid)
-				AND NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = c.oid AND contype = 'c')
-				AND NOT EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-					WHERE a.attrelid = c.oid AND (a.attgenerated <> ''
-						OR t.typnamespace <> 'pg_catalog'::regnamespace)), false)
-		FROM (SELECT `+pg.SuperSQL+` AS super) me
-			LEFT JOIN pg_class c ON c.oid = to_regclass($1)`, table).
-		Scan(&is, &owner, &super, &acts, &plain)
+		SELECT c.oid IS NOT NULL, coalesce(pg_get_userbyid(c.relowner)::text, ''),
+			coalesce(c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE'), false)
+		FROM (SELECT) x LEFT JOIN pg_class c ON c.oid = to_regclass($1)`, table).
+		Scan(&exists, &owner, &acts)
 	switch {
-	case err != nil || !is:
+	case err != nil:
 		return false, err
-	case super && plain && !changes, !super && acts:
+	case exists && acts && !super:
 		return true, nil
+	case exists:
+		return true, pg.Untrusted(fmt.Sprintf("name a URL of role %q, or of a member of it: --postgres-url, or "+
+			"postgres.url; or name it in postgres.owner; if walpost did not make that table, drop it", owner),
+			"migrate as the owner of walpost's tables: %s belongs to role %q", table, owner)
+	case super && !setUp:
+		return false, untrusted
 	}
-	return true, hint.Errorf(fmt.Sprintf("name a URL of role %q, or of a member of it: --postgres-url, or "+
-		"postgres.url; or name it in postgres.owner; if walpost did not make that table, drop it", owner),
-		"migrate as the owner of walpost's tables: %s belongs to role %q", table, owner)
+	return false, nil
 }
 
 // run applies the migration, or takes it back, and records it.
@@ -222,9 +213,11 @@ func (m Migration) run(ctx context.Context, tx pgx.Tx, schema string, down bool)
 	table := m.file.line.versionTable(schema)
 	verb, sql := "apply", m.file.up
 	record := fmt.Sprintf(`INSERT INTO %s (version, hash) VALUES (%d, '%s')`, table, m.Version, m.file.hash)
-	if m.Version == 1 { // it fails if somebody else has made it meanwhile
-		record = fmt.Sprintf(`CREATE TABLE %s (version bigint PRIMARY KEY, hash text NOT NULL,
-			applied_at timestamptz NOT NULL DEFAULT clock_timestamp()); `, table) + record
+	if m.Version == 1 { // no row is written into what somebody else has made meanwhile
+		record = fmt.Sprintf(`CREATE TABLE %s AS SELECT %d::bigint AS version, '%s'::text AS hash,
+				clock_timestamp() AS applied_at;
+			ALTER TABLE %[1]s ADD PRIMARY KEY (version), ALTER hash SET NOT NULL, ALTER applied_at SET NOT NULL,
+				ALTER applied_at SET DEFAULT clock_timestamp()`, table, m.Version, m.file.hash)
 	}
 	if down {
 		verb, sql = "take back", m.file.down

@@ -32,11 +32,13 @@ func notifyTriggerSQL(table, function string) string {
 		outbox.NotifyTrigger, table, function)
 }
 
-// NotifySQL is what [Runner.InstallNotify] does, as plain SQL that can be applied again and again.
-func NotifySQL(outboxes []*outbox.Table) string {
-	statements := []string{notifyFunctionSQL(outbox.NotifyTrigger) + ";\n"}
+// NotifySQL is what [Runner.InstallNotify] does, as plain SQL. It fails where the function is there: somebody
+// else may have made it.
+func NotifySQL(schema string, outboxes []*outbox.Table) string {
+	function := notifyFunction(schema)
+	statements := []string{strings.Replace(notifyFunctionSQL(function), " OR REPLACE", "", 1) + ";\n"}
 	for _, t := range outboxes {
-		statements = append(statements, notifyTriggerSQL(t.SQL(), outbox.NotifyTrigger)+";\n")
+		statements = append(statements, notifyTriggerSQL(t.SQL(), function)+";\n")
 	}
 	return strings.Join(statements, "\n")
 }
@@ -48,7 +50,11 @@ func NotifySQL(outboxes []*outbox.Table) string {
 // time.
 func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 	err = r.withLock(ctx, func(conn *pgx.Conn, schema string) error {
-		if err := r.makeNotifyFunction(ctx, conn, schema); err != nil {
+		_, err := r.Own.Find(ctx, conn) // whether a superuser may do this here
+		if err == nil {
+			err = r.makeNotifyFunction(ctx, conn, schema)
+		}
+		if err != nil {
 			return fmt.Errorf("create function %s: %w", outbox.NotifyTrigger, err)
 		}
 		for _, t := range r.outboxes {
@@ -63,7 +69,13 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 				continue
 			}
 			create := notifyTriggerSQL(t.SQL(), notifyFunction(schema))
-			if err := pg.PoliteOn(conn).Exec(ctx, create); err != nil {
+			err = pg.PoliteOn(conn).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, create); err != nil {
+					return err
+				}
+				return r.checkNotifyFunction(ctx, tx, schema)
+			})
+			if err != nil {
 				return fmt.Errorf("create trigger on %s: %w", t, err)
 			}
 			done = append(done, t.String())
@@ -73,40 +85,51 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 	return done, explainNotify(err)
 }
 
+// notifyOwnerSQL is whose the function $2 in schema $1 is, whether that is a superuser, and whether the
+// session makes it again: $3 is the role that the configuration names.
+const notifyOwnerSQL = `SELECT o.rolname::text, o.rolsuper, o.rolname = $3 OR CASE
+		WHEN ` + pg.SuperSQL + ` THEN o.rolsuper ELSE pg_has_role(o.oid, 'USAGE') END
+	FROM pg_proc p JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
+	WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0`
+
 // makeNotifyFunction leaves a superuser's function as it is. It fails where the function is another role's:
 // what that does would be done with the producers' privileges.
 func (r *Runner) makeNotifyFunction(ctx context.Context, conn *pgx.Conn, schema string) error {
-	const find = `SELECT o.rolname::text, o.rolsuper, o.rolname = $3 OR CASE
-			WHEN ` + pg.SuperSQL + ` THEN o.rolsuper
-			ELSE pg_has_role(o.oid, 'USAGE') END
-		FROM pg_proc p JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
-		WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0`
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		sql := strings.Replace(notifyFunctionSQL(notifyFunction(schema)), " OR REPLACE", "", 1)
+		sql := notifyFunctionSQL(notifyFunction(schema))
 		var owner string
 		var super, acts bool
-		err := tx.QueryRow(ctx, find, schema, outbox.NotifyTrigger, r.Own.Owner).Scan(&owner, &super, &acts)
+		err := tx.QueryRow(ctx, notifyOwnerSQL, schema, outbox.NotifyTrigger, r.Own.Owner).
+			Scan(&owner, &super, &acts)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows): // it fails if somebody else makes it meanwhile
+			sql = strings.Replace(sql, " OR REPLACE", "", 1)
 		case err != nil:
 			return err
-		case acts:
-			sql = notifyFunctionSQL(notifyFunction(schema))
-		case super:
+		case super && !acts:
 			return nil
-		default:
-			return hint.Errorf("run `walpost migrate` as that role; if walpost did not make it, drop it",
-				"function %s belongs to role %q", notifyFunction(schema), owner)
+		}
+		if err == nil && !acts {
+			return r.checkNotifyFunction(ctx, tx, schema)
 		}
 		if _, err = tx.Exec(ctx, sql); err != nil {
 			return err
 		}
-		err = tx.QueryRow(ctx, find, schema, outbox.NotifyTrigger, r.Own.Owner).Scan(&owner, &super, &acts)
-		if err == nil && !acts {
-			err = fmt.Errorf("role %q has made the function meanwhile", owner)
-		}
-		return err
+		return r.checkNotifyFunction(ctx, tx, schema)
 	})
+}
+
+// checkNotifyFunction fails where the function is another role's.
+func (r *Runner) checkNotifyFunction(ctx context.Context, tx pgx.Tx, schema string) error {
+	var owner string
+	var super, acts bool
+	err := tx.QueryRow(ctx, notifyOwnerSQL, schema, outbox.NotifyTrigger, r.Own.Owner).
+		Scan(&owner, &super, &acts)
+	if err == nil && !super && !acts {
+		err = hint.Errorf("run `walpost migrate` as that role; if walpost did not make it, drop it",
+			"function %s belongs to role %q", notifyFunction(schema), owner)
+	}
+	return err
 }
 
 func notifyFunction(schema string) string {

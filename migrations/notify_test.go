@@ -34,7 +34,7 @@ func TestNotifyTrigger(t *testing.T) {
 		if done, err := r.InstallNotify(t.Context()); err != nil || len(done) > 0 {
 			t.Errorf("install again = %q, %v", done, err)
 		}
-		exec(t, conn, migrations.NotifySQL(append(outboxes()[:1], odd)))
+		exec(t, conn, `DROP FUNCTION walpost_notify CASCADE; `+migrations.NotifySQL("public", append(outboxes()[:1], odd)))
 
 		exec(t, conn, "LISTEN "+outbox.NotifyChannel)
 		for _, insert := range []string{

@@ -24,26 +24,13 @@ const madeSQL = `
 	UNION ALL SELECT oid, 'FUNCTION ' || oid::regprocedure FROM pg_proc
 	WHERE pronamespace = to_regnamespace(quote_ident($1))`
 
-// newBeside is called before anything is made. The owner of the tables that are there is to have it, or else
-// owner, if that is not "". A role counts as the tables' owner only if nobody else, but superusers and the
-// schema's owner, may create tables in the schema: another one may have made those of these names.
+// newBeside is called before anything is made. owner is the role that is to have it; "" is the present one.
+// What another role may have made does not tell who is.
 func newBeside(ctx context.Context, tx pgx.Tx, schema, owner string) (*beside, error) {
 	b := &beside{schema: schema}
-	var versions []string
-	for _, l := range lines {
-		versions = append(versions, l.versionTable(schema))
-	}
-	err := tx.QueryRow(ctx, `SELECT coalesce((SELECT quote_ident(pg_get_userbyid(c.relowner))
-			FROM unnest($2::text[]) name JOIN pg_class c ON c.oid = to_regclass(name)
-				JOIN pg_roles o ON o.oid = c.relowner
-			WHERE NOT o.rolsuper AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
-				AND NOT EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a
-					WHERE n.nspname = $1 AND a.privilege_type = 'CREATE'
-						AND a.grantee NOT IN (c.relowner, n.nspowner)
-						AND NOT EXISTS (SELECT FROM pg_roles s WHERE s.oid = a.grantee AND s.rolsuper))
-			LIMIT 1), (SELECT quote_ident(rolname) FROM pg_roles
-			WHERE rolname = $3 AND rolname <> current_user AND pg_has_role(oid, 'MEMBER')), ''),
-		ARRAY(SELECT oid FROM (`+madeSQL+`) x)`, schema, versions, owner).Scan(&b.owner, &b.before)
+	err := tx.QueryRow(ctx, `SELECT coalesce((SELECT quote_ident(rolname) FROM pg_roles
+			WHERE rolname = $2 AND rolname <> current_user AND pg_has_role(oid, 'MEMBER')), ''),
+		ARRAY(SELECT oid FROM (`+madeSQL+`) x)`, schema, owner).Scan(&b.owner, &b.before)
 	if err != nil {
 		return nil, fmt.Errorf("read the owner of walpost's tables: %w", err)
 	}

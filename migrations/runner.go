@@ -30,9 +30,11 @@ const (
 type Runner struct {
 	// Own says where the tables are made: by default in the first outbox's schema, or public.
 	Own pg.Own
-	// Owner is given what is made, "" for the one that Own names, or else the connection's own role. Where
-	// there are tables already their owner is given what a superuser makes.
+	// Owner is given what is made, "" for the one that Own names, or else the connection's own role.
 	Owner string
+	// SetUp: what is recorded in tables of other roles is not read by a superuser. They count as complete,
+	// and further ones are made beside them.
+	SetUp bool
 
 	cfg      *pgx.ConnConfig
 	conn     *pgx.Conn // nil until it is needed
@@ -138,7 +140,7 @@ func (r *Runner) run(
 				return err
 			}
 			for _, s := range choose(states) {
-				if _, err := s.file.line.checkOwner(ctx, tx, r.Own, true); err != nil {
+				if _, err := s.file.line.exists(ctx, tx, r.Own, r.SetUp); err != nil {
 					return err
 				}
 				begun := time.Now()
@@ -206,7 +208,10 @@ func (r *Runner) states(ctx context.Context, conn *pgx.Conn, schema string) (sta
 		return nil, err
 	}
 	for _, l := range linesOf(r.only) {
-		at, err := l.applied(ctx, conn, r.Own)
+		at, err := l.applied(ctx, conn, r.Own, r.SetUp)
+		if pg.IsUntrusted(err) && r.SetUp {
+			at, err = slices.Repeat([]time.Time{time.Now()}, len(l.steps)), nil
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read which migrations are applied: %w", err)
 		}

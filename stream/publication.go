@@ -32,6 +32,7 @@ func EnsurePublicationSQL(name string, tables []*outbox.Table) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `DO $walpost$
 BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF NOT EXISTS (SELECT FROM pg_publication WHERE pubname = %[1]s) THEN
         %[2]s;
     ELSIF NOT (SELECT pubinsert FROM pg_publication WHERE pubname = %[1]s) THEN

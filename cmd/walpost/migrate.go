@@ -330,7 +330,7 @@ func migratePrint(_ context.Context, w io.Writer, cfg *Config, o migrateOptions)
 		stream.EnsurePublicationSQL(cfg.Postgres.Publication, tables))
 	if err == nil && o.notify {
 		_, err = fmt.Fprintf(w, "\n-- The trigger that wakes a relay that polls.\n\n%s",
-			migrations.NotifySQL(tables))
+			migrations.NotifySQL(cfg.Postgres.own(tables).Schema, tables))
 	}
 	return err
 }

@@ -238,3 +238,72 @@ outboxes: [{table: %[1]s.outbox_messages, layout: canonical}, {table: %[1]s.outb
 		}
 	}
 }
+
+// TestTrapsOnASuperusersTables: the outbox and the schema are the superuser's, and a stranger may make triggers or tables there. None of
+// his code runs as the superuser.
+func TestTrapsOnASuperusersTables(t *testing.T) {
+	pg, nats := testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{})
+	url := pg.NewDB(t)
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background()) //nolint:errcheck // the test is over
+	name := conn.Config().Database
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), strings.ReplaceAll(sql, "{of}", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(t.TempDir())
+	t.Setenv("WALPOST_HTTP_LISTEN", "")
+	t.Setenv("WALPOST_POSTGRES_URL", url)
+	t.Setenv("WALPOST_NATS_URL", nats.URL())
+	t.Setenv("WALPOST_STREAM", name)
+	t.Setenv("WALPOST_SUBJECT", name+".{event_type}")
+	call := func(args ...string) (said string) {
+		t.Helper()
+		var out bytes.Buffer
+		if execute(t.Context(), args, &out, &out) == 0 {
+			t.Errorf("%q ended well: %s", args, &out)
+		}
+		return out.String()
+	}
+	exec(`CREATE ROLE thief_{of}; GRANT CREATE, USAGE ON SCHEMA public TO thief_{of}`)
+	for _, args := range [][]string{{"status"}, {"doctor"}, {"run", "--once"}} {
+		if said := call(args...); !strings.Contains(said, `the right to make table public.outbox_messages, which is missing, belongs to role "thief_`) {
+			t.Errorf("%q says %s", args, said)
+		}
+	}
+	exec(`CREATE TABLE caught (who text); GRANT ALL ON caught TO PUBLIC`)
+	var out bytes.Buffer
+	if execute(t.Context(), []string{"migrate", "up", "--only", "relay"}, &out, &out) != 0 {
+		t.Fatal(&out)
+	}
+	exec(`GRANT ALL ON outbox_messages, outbox_sent TO thief_{of}; SET ROLE thief_{of};
+		CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO caught VALUES (current_user); RETURN NEW; END'; RESET ROLE`)
+	for _, table := range []string{"outbox_messages", "outbox_sent"} {
+		exec(`SET ROLE thief_{of}; CREATE TRIGGER spy BEFORE INSERT OR UPDATE ON ` + table + ` FOR EACH ROW EXECUTE FUNCTION spy(); RESET ROLE`)
+		commands := [][]string{{"run", "--once"}, {"outbox", "keep", "public.outbox_messages"}, {"migrate", "up", "--notify-trigger"}}
+		if table == "outbox_sent" {
+			commands = commands[:2] // the last one does nothing with it
+		}
+		for _, args := range commands {
+			if said := call(args...); !strings.Contains(said, "the function of trigger spy of public."+table) {
+				t.Errorf("%q says %s", args, said)
+			}
+		}
+		exec(`DROP TRIGGER spy ON ` + table)
+	}
+	// Somebody else's record of what is applied neither tells the owner, nor is it read.
+	exec(`DROP TABLE IF EXISTS walpost_migrations_idempotency; SET ROLE thief_{of};
+		CREATE TABLE walpost_migrations_idempotency (version bigint PRIMARY KEY, hash text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now()); RESET ROLE`)
+	if said := call("migrate", "up"); !strings.Contains(said, `"public"."walpost_migrations_idempotency" belongs to role "thief_`) {
+		t.Errorf("migrate up says %s", said)
+	}
+	var n int
+	if err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM caught) + (SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox%' AND pg_get_userbyid(relowner) LIKE 'thief%')`).Scan(&n); err != nil || n > 0 {
+		t.Errorf("%d times his code ran, or tables are his; %v", n, err)
+	}
+}

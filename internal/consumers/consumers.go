@@ -36,6 +36,7 @@ func Open(ctx context.Context, cfg pg.Config, own pg.Own) (*Tables, error) {
 
 // On works on a connection that is there, and is not to be closed.
 func On(ctx context.Context, conn *pgx.Conn, own pg.Own) (*Tables, error) {
+	own.Schemas, own.Names = nil, nil // the outboxes may be in another database, and their owners there
 	_, err := own.Find(ctx, conn,
 		"consumer_definitions", "consumer_offsets", "consumer_seen", "consumer_parked")
 	return &Tables{conn, own.Schema}, err

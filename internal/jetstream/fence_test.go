@@ -42,7 +42,7 @@ func TestFence(t *testing.T) {
 // TestFenceWithoutPermission: where the relay may not ask, it waits until the stream is
 // quiet, and says so. It does not ask again on the same connection.
 func TestFenceWithoutPermission(t *testing.T) {
-	n, cfg := restricted(t, `{ publish { allow: [ "$JS.API.>", "events.order.>" ] }, subscribe { allow: "_RELAY.a1.>" } }`)
+	n, cfg := restricted(t, `{ publish { allow: [ "$JS.API.>", "events.order.>" ] }, subscribe { allow: "_WALPOST.a1.>" } }`)
 	createAs(t, "admin", cfg)
 	var s *Stream
 	denied := make(chan string, 10)

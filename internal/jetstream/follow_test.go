@@ -357,7 +357,7 @@ const readOnly = `{
 		"$JS.API.CONSUMER.MSG.NEXT.EVENTS.>"
 		"$JS.API.CONSUMER.DELETE.EVENTS.>"
 	] }
-	subscribe { allow: [ "_RELAY.a1.>" ] }
+	subscribe { allow: [ "_WALPOST.a1.>" ] }
 }`
 
 func TestFollowNeedsThesePermissions(t *testing.T) {

@@ -21,7 +21,7 @@ import (
 )
 
 // minimal are the permissions that the package's documentation tells operators to give a
-// relay of stream EVENTS with inbox prefix _RELAY.a1.
+// relay of stream EVENTS with inbox prefix _WALPOST.a1.
 const minimal = `{
 	publish { allow: [
 		"events.>"
@@ -31,7 +31,7 @@ const minimal = `{
 		"$JS.API.CONSUMER.MSG.NEXT.EVENTS.>"
 		"$JS.API.CONSUMER.DELETE.EVENTS.>"
 	] }
-	subscribe { allow: [ "_RELAY.a1.>" ] }
+	subscribe { allow: [ "_WALPOST.a1.>" ] }
 }`
 
 // restricted is a server whose user relay has the given permissions, and whose
@@ -41,7 +41,7 @@ func restricted(tb testing.TB, permissions string) (*testenv.NATS, ConnConfig) {
 		{ user: admin, password: secret }
 		{ user: relay, password: secret, permissions: ` + permissions + ` }
 	] }`})
-	return srv, ConnConfig{URL: srv.URL(), User: "relay", PasswordFile: writeFile(tb, "password", "secret"), InboxPrefix: "_RELAY.a1"}
+	return srv, ConnConfig{URL: srv.URL(), User: "relay", PasswordFile: writeFile(tb, "password", "secret"), InboxPrefix: "_WALPOST.a1"}
 }
 
 func createAs(tb testing.TB, user string, cfg ConnConfig) {
@@ -109,7 +109,7 @@ func TestMinimalPermissionsAreDocumented(t *testing.T) {
 }
 
 func TestPermissionErrorsNameTheSubject(t *testing.T) {
-	_, cfg := restricted(t, `{ publish { allow: [ "events.>" ], deny: [ "events.secret.>" ] }, subscribe { allow: [ "_RELAY.a1.>" ] } }`)
+	_, cfg := restricted(t, `{ publish { allow: [ "events.>" ], deny: [ "events.secret.>" ] }, subscribe { allow: [ "_WALPOST.a1.>" ] } }`)
 	createAs(t, "admin", cfg)
 	var sig signals
 	sig.set(&cfg)

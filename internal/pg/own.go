@@ -44,11 +44,12 @@ func (o Own) Named(name string) string {
 // nowhere is a schema that does not exist: PostgreSQL makes none whose name begins with pg_.
 const nowhere = "pg_missing"
 
-func untrusted(fix, format string, args ...any) error {
+// Untrusted is the error where walpost would run code of a role that the session does not trust.
+func Untrusted(fix, format string, args ...any) error {
 	return hint.Coded("table-untrusted", hint.Errorf(fix, format, args...))
 }
 
-// IsUntrusted reports whether walpost would run code of a role that the session does not trust.
+// IsUntrusted reports whether an error is that of [Untrusted].
 func IsUntrusted(err error) bool { return hint.CodeOf(err) == "table-untrusted" }
 
 // SuperSQL reports whether the session is a superuser's, whatever role it has taken on: code may give that
@@ -68,7 +69,7 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) (tables 
 	var super bool
 	err = conn.QueryRow(ctx, `SELECT `+SuperSQL).Scan(&super)
 	if err == nil && super {
-		err = o.superTrusts(ctx, conn)
+		err = o.superTrusts(ctx, conn, names)
 	}
 	if err != nil {
 		return nil, err
@@ -114,45 +115,60 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) (tables 
 		fix = superFix
 	}
 	fix += "; else drop it, and run `walpost migrate up`"
-	return nil, untrusted(fix, "walpost's tables in schema %s: %s", schema, strings.Join(all, "; "))
+	return nil, Untrusted(fix, "walpost's tables in schema %s: %s", schema, strings.Join(all, "; "))
 }
 
 const superFix = "use another role's URL in postgres.url, such as the owner's or the relay's; or name the " +
 	"owner in postgres.owner, which trusts it with what a superuser may do"
 
 // superTrusts fails where a superuser's session would run code of a role that is none, and that the
-// configuration does not name: of an outbox or its partitions, or of what the schema's owner makes there in
-// place of a table.
-func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn) error {
+// configuration does not name: of an outbox or its partitions, of a trigger, of what the schema's owner makes
+// there in place of a table, or of an outbox that is missing until somebody makes it.
+func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) error {
 	var what, owner string
 	err := conn.QueryRow(ctx, `
-		WITH RECURSIVE outboxes(oid) AS (
-			SELECT c.oid FROM unnest($2::text[], $3::text[]) b(schema, name)
-				JOIN pg_namespace n ON n.nspname = b.schema
-				JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = b.name
+		WITH RECURSIVE named AS (
+			SELECT b.schema, b.name, n.oid AS namespace, c.oid
+			FROM unnest($2::text[], $3::text[]) b(schema, name)
+				LEFT JOIN pg_namespace n ON n.nspname = b.schema
+				LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = b.name
+		), outboxes(oid) AS (
+			SELECT oid FROM named WHERE oid IS NOT NULL
 			UNION SELECT i.inhrelid FROM outboxes o JOIN pg_inherits i ON i.inhparent = o.oid
-		), schemas AS (
-			SELECT oid, nspname, CASE WHEN pg_get_userbyid(nspowner) = 'pg_database_owner'
-				THEN (SELECT datdba FROM pg_database WHERE datname = current_database())
-				ELSE nspowner END AS owner
-			FROM pg_namespace WHERE nspname = $1
-				OR oid IN (SELECT relnamespace FROM pg_class c JOIN outboxes USING (oid))
+		), database AS (
+			SELECT datdba AS owner, coalesce(datacl, acldefault('d', datdba)) AS acl
+			FROM pg_database WHERE datname = current_database()
 		)
-		SELECT w.what, r.rolname::text FROM (
+		SELECT w.what, coalesce(r.rolname::text, 'PUBLIC') FROM (
 			SELECT 1, concat('table ', c.oid::regclass) AS what, c.relowner AS owner
 			FROM pg_class c JOIN outboxes USING (oid)
-			UNION ALL SELECT 2, concat('schema ', nspname), owner FROM schemas
-		) w (ord, what, owner) JOIN pg_roles r ON r.oid = w.owner
-		WHERE NOT r.rolsuper AND r.rolname <> $4
+			UNION ALL SELECT 2, concat('schema ', nspname), nspowner
+			FROM pg_namespace WHERE nspname = $1
+				OR oid IN (SELECT relnamespace FROM pg_class c JOIN outboxes USING (oid))
+			UNION ALL SELECT 3, concat('the function of trigger ', g.tgname, ' of ', g.tgrelid::regclass), p.proowner
+			FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
+			WHERE NOT g.tgisinternal AND (g.tgrelid IN (SELECT oid FROM outboxes) OR g.tgrelid IN (
+				SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+				WHERE n.nspname = $1 AND c.relname = ANY ($5)))
+			UNION ALL SELECT 4, concat('the right to make table ', m.schema, '.', m.name, ', which is missing,'),
+				a.grantee
+			FROM named m CROSS JOIN database d LEFT JOIN pg_namespace n ON n.oid = m.namespace
+				CROSS JOIN aclexplode(CASE WHEN n.oid IS NULL THEN d.acl
+					ELSE coalesce(n.nspacl, acldefault('n', n.nspowner)) END) a
+			WHERE m.oid IS NULL AND a.privilege_type = 'CREATE'
+		) w (ord, what, owner) LEFT JOIN pg_roles r ON r.oid = CASE
+			WHEN w.owner <> 0 AND pg_get_userbyid(w.owner) = 'pg_database_owner'
+			THEN (SELECT owner FROM database) ELSE w.owner END
+		WHERE (r.rolsuper OR r.rolname = $4) IS NOT TRUE
 		ORDER BY w.ord, w.what LIMIT 1`,
-		cmp.Or(o.Schema, "public"), o.Schemas, o.Names, o.Owner).Scan(&what, &owner)
+		cmp.Or(o.Schema, "public"), o.Schemas, o.Names, o.Owner, names).Scan(&what, &owner)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil
 	case err != nil:
 		return fmt.Errorf("find the owners of walpost's tables: %w", err)
 	}
-	return untrusted(superFix,
+	return Untrusted(superFix,
 		"%s belongs to role %q, and role %q is a superuser: code of the owner would run with its rights",
 		what, owner, conn.Config().User)
 }

@@ -26,6 +26,9 @@ type facts struct {
 	RoleExists, RoleLogsIn              bool
 	RoleReplicates                      bool
 	AppExists                           bool
+	// Found is the owner of the tables that are there, where nobody has named one and it is neither a relay's
+	// role, the acting one, the database's owner nor a superuser: it may be anybody.
+	Found string
 
 	managed  *stream.Managed // nil where the server seems to be nobody's service
 	fileSays bool            // wal_level is logical after the next restart
@@ -41,7 +44,9 @@ const factsSQL = `SELECT current_user::text, current_database()::text, current_s
 	coalesce(relay.rolsuper OR relay.rolreplication, false)
 		OR EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication'
 			AND pg_has_role(relay.oid, r.oid, 'MEMBER')),
-	EXISTS (SELECT FROM pg_roles WHERE rolname = $4)
+	EXISTS (SELECT FROM pg_roles WHERE rolname = $4),
+	CASE WHEN $1 = '' AND o.name NOT IN ($2, current_user, pg_get_userbyid(d.datdba))
+		AND NOT (owner.rolsuper OR owner.rolreplication) THEN o.name ELSE '' END
 FROM pg_roles me
 JOIN pg_database d ON d.datname = current_database()
 LEFT JOIN pg_roles relay ON relay.rolname = $2
@@ -97,6 +102,10 @@ func (s *Setup) refuse() error {
 	case s.cfg.App != "" && !f.AppExists:
 		return hint.Errorf("create it first, or check the name behind --app",
 			"role %q of the application does not exist", s.cfg.App)
+	case f.Found != "":
+		return hint.Errorf(fmt.Sprintf("--owner %s, if the tables are to be that role's; else drop what has their "+
+			"names", outbox.QuoteIdent(f.Found)),
+			"%s, or one of walpost's tables, is there and belongs to role %q", s.cfg.Outboxes[0], f.Found)
 	}
 	return nil
 }

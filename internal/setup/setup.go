@@ -226,7 +226,7 @@ func (s *Setup) migrations() (*migrations.Runner, error) {
 		return nil, err
 	}
 	r := migrations.New(cfg, s.cfg.Outboxes, migrations.Relay)
-	r.Own.Schema, r.Owner = s.schema(), s.otherOwner()
+	r.Own.Schema, r.Owner, r.SetUp = s.schema(), s.otherOwner(), true
 	return r, nil
 }
 

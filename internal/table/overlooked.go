@@ -99,11 +99,16 @@ func (db *DB) SearchAgain(ctx context.Context, t *outbox.Table, ids []int64) (kn
 		some := ranges(ids)
 		again = &some
 	}
-	err = db.QueryRow(ctx, []any{&known}, journalSQL(t, `WITH changed AS (
-			UPDATE {known} k SET unsettled = k.unsettled + coalesce($1::int8multirange, `+everySQL+`),
-				updated_at = now()
-			WHERE k.outbox = {outbox} AND k.condition = {condition} RETURNING 1
-		) SELECT EXISTS (SELECT FROM changed)`), again)
+	for tries := 0; ; tries++ { // a relay writes the row, too
+		err = db.QueryRow(ctx, []any{&known}, journalSQL(t, `WITH changed AS (
+				UPDATE {known} k SET unsettled = k.unsettled + coalesce($1::int8multirange, `+everySQL+`),
+					updated_at = now()
+				WHERE k.outbox = {outbox} AND k.condition = {condition} RETURNING 1
+			) SELECT EXISTS (SELECT FROM changed)`), again)
+		if !IsLocked(err) || tries == 20 || ctx.Err() != nil {
+			break // it has waited for half a second
+		}
+	}
 	if err != nil {
 		return false, fmt.Errorf("have %s searched again: %w", t, err)
 	}

@@ -94,7 +94,9 @@ func checkHeaders() error {
 }
 
 // inNoName reports whether a header's name cannot have the character (RFC 9110).
-func inNoName(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r) }
+func inNoName(r rune) bool {
+	return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
+}
 
 // New begins to send. It does not wait for the collector.
 func New(ctx context.Context, cfg Config) (*Exporter, error) {
