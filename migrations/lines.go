@@ -199,8 +199,9 @@ func (l *line) exists(ctx context.Context, tx pgx.Tx, own pg.Own, setUp bool) (e
 	case exists && acts && !super:
 		return true, nil
 	case exists:
-		return true, pg.Untrusted(fmt.Sprintf("name a URL of role %q, or of a member of it: --postgres-url, or "+
-			"postgres.url; or name it in postgres.owner; if walpost did not make that table, drop it", owner),
+		const advice = "name a URL of role %q, or of a member of it: --postgres-url, or postgres.url; " +
+			"or name it in postgres.owner; if walpost did not make that table, drop it"
+		return true, pg.Untrusted(fmt.Sprintf(advice, owner),
 			"migrate as the owner of walpost's tables: %s belongs to role %q", table, owner)
 	case super && !setUp:
 		return false, untrusted
@@ -216,8 +217,8 @@ func (m Migration) run(ctx context.Context, tx pgx.Tx, schema string, down bool)
 	if m.Version == 1 { // no row is written into what somebody else has made meanwhile
 		record = fmt.Sprintf(`CREATE TABLE %s AS SELECT %d::bigint AS version, '%s'::text AS hash,
 				clock_timestamp() AS applied_at;
-			ALTER TABLE %[1]s ADD PRIMARY KEY (version), ALTER hash SET NOT NULL, ALTER applied_at SET NOT NULL,
-				ALTER applied_at SET DEFAULT clock_timestamp()`, table, m.Version, m.file.hash)
+			ALTER TABLE %[1]s ADD PRIMARY KEY (version), ALTER hash SET NOT NULL,
+				ALTER applied_at SET NOT NULL, ALTER applied_at SET DEFAULT clock_timestamp()`, table, m.Version, m.file.hash)
 	}
 	if down {
 		verb, sql = "take back", m.file.down

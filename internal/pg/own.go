@@ -145,13 +145,14 @@ func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) er
 			UNION ALL SELECT 2, concat('schema ', nspname), nspowner
 			FROM pg_namespace WHERE nspname = $1
 				OR oid IN (SELECT relnamespace FROM pg_class c JOIN outboxes USING (oid))
-			UNION ALL SELECT 3, concat('the function of trigger ', g.tgname, ' of ', g.tgrelid::regclass), p.proowner
+			UNION ALL SELECT 3, concat('the function of trigger ', g.tgname, ' of ', g.tgrelid::regclass),
+				p.proowner
 			FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
 			WHERE NOT g.tgisinternal AND (g.tgrelid IN (SELECT oid FROM outboxes) OR g.tgrelid IN (
 				SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 				WHERE n.nspname = $1 AND c.relname = ANY ($5)))
-			UNION ALL SELECT 4, concat('the right to make table ', m.schema, '.', m.name, ', which is missing,'),
-				a.grantee
+			UNION ALL SELECT 4,
+				concat('the right to make table ', m.schema, '.', m.name, ', which is missing,'), a.grantee
 			FROM named m CROSS JOIN database d LEFT JOIN pg_namespace n ON n.oid = m.namespace
 				CROSS JOIN aclexplode(CASE WHEN n.oid IS NULL THEN d.acl
 					ELSE coalesce(n.nspacl, acldefault('n', n.nspowner)) END) a

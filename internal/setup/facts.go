@@ -103,8 +103,8 @@ func (s *Setup) refuse() error {
 		return hint.Errorf("create it first, or check the name behind --app",
 			"role %q of the application does not exist", s.cfg.App)
 	case f.Found != "":
-		return hint.Errorf(fmt.Sprintf("--owner %s, if the tables are to be that role's; else drop what has their "+
-			"names", outbox.QuoteIdent(f.Found)),
+		const advice = "--owner %s, if the tables are to be that role's; else drop what has their names"
+		return hint.Errorf(fmt.Sprintf(advice, outbox.QuoteIdent(f.Found)),
 			"%s, or one of walpost's tables, is there and belongs to role %q", s.cfg.Outboxes[0], f.Found)
 	}
 	return nil
