@@ -218,7 +218,8 @@ func (m Migration) run(ctx context.Context, tx pgx.Tx, schema string, down bool)
 		record = fmt.Sprintf(`CREATE TABLE %s AS SELECT %d::bigint AS version, '%s'::text AS hash,
 				clock_timestamp() AS applied_at;
 			ALTER TABLE %[1]s ADD PRIMARY KEY (version), ALTER hash SET NOT NULL,
-				ALTER applied_at SET NOT NULL, ALTER applied_at SET DEFAULT clock_timestamp()`, table, m.Version, m.file.hash)
+				ALTER applied_at SET NOT NULL, ALTER applied_at SET DEFAULT clock_timestamp()`,
+			table, m.Version, m.file.hash)
 	}
 	if down {
 		verb, sql = "take back", m.file.down
