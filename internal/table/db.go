@@ -55,14 +55,14 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 		return nil, err
 	}
 	db := &DB{}
-	if db.DB, err = pg.NewDB(ctx, conn, cfg.Slot, statementLimit); err == nil {
-		db.Serves = cfg.Serves
-		db.own, err = findOwn(ctx, conn, cfg.Own)
+	if db.own, err = findOwn(ctx, conn, cfg.Own); err == nil {
+		db.DB, err = pg.NewDB(ctx, conn, cfg.Slot, statementLimit)
 	}
 	if err != nil {
 		_ = conn.Close(ctx)
 		return nil, err
 	}
+	db.Serves = cfg.Serves
 	return db, nil
 }
 
