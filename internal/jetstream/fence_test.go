@@ -146,8 +146,20 @@ func TestFenceOfALostConnection(t *testing.T) {
 	lost.Close() // all is written, and most of it has not arrived
 	info, doubt, err := r.stream.Fence(t.Context(), true, 0)
 	r.must(errors.Join(err, doubt))
-	if info.LastSeq != many {
-		t.Errorf("the fence was passed at sequence %d, before %d", info.LastSeq, many)
+	if info.LastSeq == many {
+		return
+	}
+	js, stored := testenv.JetStream(t, r.nc), []time.Time{}
+	s, err := js.Stream(t.Context(), "EVENTS")
+	r.must(err)
+	for len(stored) < 2 {
+		msg, err := s.GetMsg(t.Context(), info.LastSeq+uint64(len(stored)))
+		if err == nil {
+			stored = append(stored, msg.Time)
+		}
+	}
+	if stopped := stored[1].Sub(stored[0]); stopped < 200*time.Millisecond {
+		t.Errorf("the fence was passed at sequence %d, before %d, and nothing stopped for more than %s", info.LastSeq, many, stopped)
 	}
 }
 
