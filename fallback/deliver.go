@@ -157,8 +157,10 @@ func (l *Poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 	row := table.RowOf(ev)
 	row.Polled, row.Attempts = true, attemptsOf(ev)
 	recorded := table.IsRecorded(ev)
-	if id, err := strconv.ParseInt(row.Ref.ID, 10, 64); err == nil && table.Journals(row.Ref.Table) {
-		l.moved.TakeID(row.Ref.Table, id)
+	if table.Journals(row.Ref.Table) {
+		if id, err := strconv.ParseInt(row.Ref.ID, 10, 64); err == nil {
+			l.moved.TakeID(row.Ref.Table, id)
+		}
 	}
 	if behind, ok := l.recovered.StoredBefore(row.Ref, recorded); ok {
 		p.add()

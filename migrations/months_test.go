@@ -60,7 +60,7 @@ func TestPartitionByMonth(t *testing.T) {
 			CREATE VIEW facts AS SELECT concat_ws(E'\n', (SELECT string_agg(x, ' ' ORDER BY x) FROM unnest(c.relacl::text[]) x), pg_get_userbyid(relowner),
 				(SELECT string_agg(concat(attname, attacl, attnotnull, attidentity), ' ' ORDER BY attnum) FROM pg_attribute a WHERE attrelid = c.oid AND attnum > 0),
 				(SELECT string_agg(concat(tgname, tgenabled), ' ' ORDER BY tgname) FROM pg_trigger WHERE tgrelid = c.oid),
-				(SELECT string_agg(regexp_replace(pg_get_indexdef(i.indexrelid), '^.* USING', ''), ' ' ORDER BY 1) FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indisprimary),
+				(SELECT string_agg(regexp_replace(pg_get_indexdef(i.indexrelid), '^.* USING', ''), ' ' ORDER BY regexp_replace(pg_get_indexdef(i.indexrelid), '^.* USING', '')) FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indisprimary),
 				(SELECT string_agg(tablename, ' ') FROM pg_publication_tables WHERE pubname = 'walpost'), obj_description(c.oid, 'pg_class')) AS fact
 			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relname = 'outbox_messages' AND n.nspname = 'public'`
 		exec(t, conn, setUp)

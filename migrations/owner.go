@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/walpost/walpost/internal/pg"
 )
 
 // beside gives to the owner of walpost's tables what another role makes beside them: otherwise the owner
@@ -29,7 +31,7 @@ const madeSQL = `
 func newBeside(ctx context.Context, tx pgx.Tx, schema, owner string) (*beside, error) {
 	b := &beside{schema: schema}
 	err := tx.QueryRow(ctx, `SELECT coalesce((SELECT quote_ident(rolname) FROM pg_roles
-			WHERE rolname = $2 AND rolname <> current_user AND pg_has_role(oid, 'MEMBER')), ''),
+			WHERE rolname = $2 AND rolname <> current_user AND `+pg.GivesToSQL("oid")+`), ''),
 		ARRAY(SELECT oid FROM (`+madeSQL+`) x)`, schema, owner).Scan(&b.owner, &b.before)
 	if err != nil {
 		return nil, fmt.Errorf("read the owner of walpost's tables: %w", err)

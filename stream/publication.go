@@ -172,7 +172,7 @@ func ownerSQL(ctx context.Context, conn *pgx.Conn, name string, tables []*outbox
 		) c JOIN pg_roles o ON o.oid = relowner
 		HAVING count(*) = 1 AND NOT bool_or(rolsuper OR rolname = current_user)
 			AND ((SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
-				OR bool_and(pg_has_role(relowner, 'MEMBER')
+				OR bool_and(`+pg.GivesToSQL("relowner")+`
 					AND has_database_privilege(relowner, current_database(), 'CREATE')))`, names).Scan(&owner)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):

@@ -196,7 +196,8 @@ func (v *comparison) noteElsewhere() {
 				where = " where " + e.Condition
 			}
 			v.note("%d rows of %s were not looked for: they were marked while they were delivered to stream "+
-				"%s%s: compare that one, too", e.LeftOut, t, e.Stream, where)
+				"%s%s: compare that one, too. Rows that no longer fit this stream's condition may be "+
+				"among them", e.LeftOut, t, e.Stream, where)
 		}
 	}
 }

@@ -56,6 +56,13 @@ func IsUntrusted(err error) bool { return hint.CodeOf(err) == "table-untrusted" 
 // up.
 const SuperSQL = `(SELECT bool_or(rolsuper) FROM pg_roles WHERE rolname IN (current_user, session_user))`
 
+// GivesToSQL is the condition that the session may give what it owns to a role, by its OID. Up to PostgreSQL
+// 15 every member may.
+func GivesToSQL(role string) string {
+	return `(CASE WHEN current_setting('server_version_num')::int >= 160000
+		THEN pg_has_role(` + role + `, 'SET') ELSE pg_has_role(` + role + `, 'MEMBER') END)`
+}
+
 // Find finds walpost's tables in the schema, and returns their names with it, quoted: for one that is
 // missing, a name that no table has. It fails unless they are ordinary or partitioned tables of owners that
 // the session trusts: code of the owner, such as a trigger's, runs as the session's role, and its rows are
@@ -121,7 +128,7 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) (tables 
 const superFix = "use another role's URL in postgres.url, such as the owner's or the relay's; or name the " +
 	"owner in postgres.owner, which trusts it with what a superuser may do"
 
-// superTrusts fails where a superuser's session would run code of a role that is none, and that the
+// superTrusts fails where a superuser's session would run code of a role that is no superuser, and that the
 // configuration does not name: of an outbox or its partitions, of a trigger, of what the schema's owner makes
 // there in place of a table, or of an outbox that is missing until somebody makes it.
 func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) error {

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/hint"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -34,10 +35,10 @@ type facts struct {
 	fileSays bool            // wal_level is logical after the next restart
 }
 
-const factsSQL = `SELECT current_user::text, current_database()::text, current_setting('server_version'),
+var factsSQL = `SELECT current_user::text, current_database()::text, current_setting('server_version'),
 	me.rolsuper, me.rolsuper OR me.rolcreaterole, me.rolsuper OR me.rolreplication,
 	coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')), pg_is_in_recovery(),
-	o.name, owner.oid IS NOT NULL, coalesce(pg_has_role(owner.oid, 'MEMBER'), false), n.oid IS NOT NULL,
+	o.name, owner.oid IS NOT NULL, coalesce(` + pg.GivesToSQL("owner.oid") + `, false), n.oid IS NOT NULL,
 	coalesce(has_database_privilege(owner.oid, d.oid, 'CREATE'), false),
 	coalesce(has_schema_privilege(owner.oid, n.oid, 'CREATE'), false),
 	relay.oid IS NOT NULL, coalesce(relay.rolcanlogin, false),

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -255,12 +254,8 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 		step.SQL = append(step.SQL, "-- migration "+m.Name)
 	}
 	step.Script = "-- walpost migrate up --only relay\n"
-	switch {
-	case fresh:
+	if fresh {
 		step.Script, err = s.tablesScript()
-	case s.facts.Superuser && s.otherOwner() != "" && slices.ContainsFunc(missing, changesTables):
-		step.ByHand = true
-		step.SQL = []string{"-- with the URL of role " + s.facts.Owner + ": walpost migrate up --only relay"}
 	}
 	if step.Done = len(missing) == 0; step.Done {
 		step.SQL = []string{"-- every migration of group relay"}
@@ -269,10 +264,6 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 	}
 	return []*Step{step}, err
 }
-
-// changesTables reports whether a migration changes tables that are there: of another role's, a superuser
-// changes none.
-func changesTables(m migrations.Migration) bool { return m.Version > 1 }
 
 // tablesScript makes the tables in one transaction, in which their owner gets them last.
 func (s *Setup) tablesScript() (string, error) {

@@ -226,8 +226,8 @@ CREATE TABLE {schema}.outbox_sent (
     noted_at       TIMESTAMPTZ,
     -- When the relay stopped. NULL: it runs, it crashed, or the clock has gone back.
     ended_at       TIMESTAMPTZ,
-    -- The times of all its sessions: what was marked at another time, another delivery has marked. Sessions are one where no other
-    -- delivery of the outbox began between them. Without an end: it runs, or it crashed and none has begun since.
+    -- The times of all its sessions. Sessions that follow each other are one time, unless another delivery of the outbox began between
+    -- them. The last one has no end while it runs, or if it crashed and no other delivery has begun since.
     delivered      TSTZMULTIRANGE NOT NULL DEFAULT '{}',
     CHECK (isfinite(stream_created) IS NOT FALSE AND isfinite(read_at) IS NOT FALSE
         AND isfinite(noted_at) IS NOT FALSE AND isfinite(ended_at) IS NOT FALSE)
