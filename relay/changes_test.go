@@ -141,8 +141,10 @@ func (c *changing) configure() string {
 		}
 	}
 	text, err := json.Marshal(m{
-		"postgres": m{"initial": c.initial, "publication": "walpost_" + strconv.Itoa(c.serial), "url": c.url, "slot": c.cfg.Slot,
-			"schema": "public"}, // walpost's tables stay where they are when the outbox goes to another schema
+		"postgres": m{
+			"initial": c.initial, "publication": "walpost_" + strconv.Itoa(c.serial), "url": c.url, "slot": c.cfg.Slot,
+			"schema": "public", // walpost's tables stay where they are when the outbox goes to another schema
+		},
 		"source": c.source, "outboxes": boxes, "mode": c.mode, "fallback": m{"interval": "1s"},
 		"nats": m{"stream": c.streamN, "subject": strings.ToLower(c.streamN) + ".{event_type}"},
 	})
