@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -404,6 +405,7 @@ var modelActs = []modelAct{
 		m.start(x)
 		return true
 	}},
+	{"due soon", (*model).dueSoon},
 	{"messages lost", (*model).lose},
 	{"detached", (*model).detach},
 	{"attached", (*model).attach},
@@ -416,6 +418,7 @@ var modelActs = []modelAct{
 		m.commit(false, "now()", "order.placed")
 		return m.detach() && m.retain() && m.attach()
 	}},
+	{"detached with its insert", (*model).detachInserted},
 	{"inserted again", (*model).insertAgain},
 	{"retention", (*model).retain},
 	{"truncated", func(m *model) bool {
@@ -478,6 +481,40 @@ var modelActs = []modelAct{
 		return true
 	}},
 	{"dead letters retried", func(m *model) bool { m.walpost(m.any(), "dlq", "retry", "--all"); return true }},
+}
+
+// dueSoon runs a relay until nothing is pending, beside producers whose rows are due within the threshold: they come by the WAL, and are
+// deferred meanwhile.
+func (m *model) dueSoon() bool {
+	m.t.Helper()
+	m.endAll()
+	x := m.any()
+	x.process.terminate()
+	var producers sync.WaitGroup
+	for range 3 {
+		c := m.conn()
+		var es [][]*modelEvent
+		var sqls []string
+		for range 8 {
+			e, sql := m.rows(true, "clock_timestamp() + interval '900 ms'", "order.placed")
+			es, sqls = append(es, e), append(sqls, sql)
+		}
+		producers.Go(func() {
+			for i := range es {
+				m.insert(c, es[i], sqls[i])
+				for _, e := range es[i] {
+					e.committed = true
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+		})
+	}
+	for range 3 {
+		m.walpost(x, "run", "--once")
+	}
+	producers.Wait()
+	m.start(x)
+	return true
 }
 
 // insertAgain deletes rows that have an entry, and inserts them again.
@@ -590,6 +627,40 @@ func (m *model) detach() bool {
 		e.late = e.late || e.id >= m.away.from && e.id < m.away.to
 	}
 	return true
+}
+
+// detachInserted takes a partition away in the transaction that inserts delayed rows into it, so that no relay sees them before it is
+// attached again. Later rows are delivered meanwhile.
+func (m *model) detachInserted() bool {
+	m.t.Helper()
+	m.endAll()
+	m.attach()
+	es, sql := m.rows(true, "now() + interval '1 second'", "order.placed")
+	c := m.conn()
+	m.must(run(m.t.Context(), c, `BEGIN`))
+	m.insert(c, es, sql)
+	i := slices.IndexFunc(m.parts, func(p *modelPart) bool { return es[0].id >= p.from && es[0].id < p.to })
+	if i >= 0 {
+		m.away = m.parts[i]
+		m.must(run(m.t.Context(), c, `ALTER TABLE outbox_messages DETACH PARTITION `+m.away.name))
+		m.must(run(m.t.Context(), c, fmt.Sprintf(`SELECT setval(pg_get_serial_sequence('outbox_messages', 'id'), greatest(%d, %d))`, m.away.to, es[len(es)-1].id)))
+	}
+	m.must(errors.Join(run(m.t.Context(), c, `COMMIT`), c.Close(m.t.Context())))
+	for _, e := range es {
+		e.committed = true
+	}
+	if i < 0 {
+		return false
+	}
+	for _, e := range m.events[1:] {
+		e.late = e.late || e.id >= m.away.from && e.id < m.away.to
+	}
+	m.commit(false, "now()", "order.placed")
+	for _, x := range m.relays {
+		m.settle(x)
+	}
+	time.Sleep(2 * time.Second) // for a step of the progress
+	return m.attach()
 }
 
 func (m *model) attach() bool {
