@@ -162,7 +162,9 @@ func (l *Poller) send(ctx context.Context, p *pass, ev *outbox.Event, scheduled 
 			l.moved.TakeID(row.Ref.Table, id)
 		}
 	}
-	if behind, ok := l.recovered.StoredBefore(row.Ref, recorded); ok {
+	if behind, stored, err := l.recovered.StoredBefore(ctx, ev, recorded); err != nil {
+		return err
+	} else if stored {
 		p.add()
 		return l.marker.Stored(ctx, row, behind, p) // it was read in the stream
 	}

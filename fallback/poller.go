@@ -111,7 +111,7 @@ type Marker interface {
 type Recovered interface {
 	// StoredBefore reports whether the row's message was read although the table does not show the row
 	// as stored, and how many of the relay's messages follow it.
-	StoredBefore(ref outbox.Ref, recorded bool) (n uint64, stored bool)
+	StoredBefore(ctx context.Context, ev *outbox.Event, recorded bool) (n uint64, stored bool, err error)
 }
 
 // WAL is what a session reads beside the poller.

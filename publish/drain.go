@@ -91,10 +91,10 @@ func (p *Publisher) isOwn(ctx context.Context, d Delivery, seq uint64) (bool, er
 	if err != nil || m.ID != id {
 		return false, err
 	}
-	if p.cfg.IsGenuine == nil || d.Replay != 0 {
+	if p.cfg.IsGenuine == nil {
 		return true, nil
 	}
-	return p.cfg.IsGenuine(ctx, d, seq, m)
+	return p.cfg.IsGenuine(ctx, d, m)
 }
 
 // awaitReplies ends early with the connection that the messages were sent on: the client may have made

@@ -67,8 +67,8 @@ type PublisherConfig struct {
 	// Trace, if set, is called before each row is sent. It returns nil for a row that is not traced.
 	Trace func(ev *outbox.Event, subject string) Trace
 	// IsGenuine, if set, is asked by Drain about a message with a row's id that JetStream
-	// stored before: whether it has the row's payload.
-	IsGenuine func(ctx context.Context, d Delivery, seq uint64, m jetstream.StoredMessage) (bool, error)
+	// stored before: whether it is what was published for the row.
+	IsGenuine func(ctx context.Context, d Delivery, m jetstream.StoredMessage) (bool, error)
 }
 
 // Stored are so many messages of one commit that a PubAck was for.

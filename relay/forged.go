@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"sync"
@@ -22,9 +21,9 @@ const (
 	readers      = 4
 )
 
-// genuine leaves out the messages that have a pending row's id and another payload: another
-// writer has forged them, and their rows are still to be sent. Only rows that a crash has
-// left unmarked are pending here, so few bodies are read.
+// genuine leaves out the messages that have a pending row's id, and are not what the relay has published for
+// it: another writer has forged them, and their rows are still to be sent. Only rows that a crash has left
+// unmarked are pending here, so few bodies are read.
 func (f *forwardScan) genuine(
 	ctx context.Context, t *outbox.Table, ms []jetstream.Message, rows []table.Row,
 ) (kept []table.Row, behind []uint64, err error) {
@@ -34,21 +33,26 @@ func (f *forwardScan) genuine(
 			size += ms[n].Size
 			n++
 		}
-		var sums [][]byte
+		seqs := make([]uint64, n)
+		for i := range seqs {
+			seqs[i] = ms[i].Seq
+		}
+		stored, err := readMessages(ctx, f.stream, seqs)
+		if err != nil {
+			return nil, nil, err
+		}
+		forged := make([]bool, n)
 		const trouble = "rows that were read back cannot be compared: trying again"
-		err := f.rows.patiently(ctx, t, trouble, func() (err error) {
-			sums, err = f.rows.db.PayloadSums(ctx, t, rows[:n])
-			return err
+		err = f.rows.patiently(ctx, t, trouble, func() error {
+			return f.rows.db.Whole(ctx, t, rows[:n], longest(stored), func(i int, ev *outbox.Event) {
+				forged[i] = stored[i] != nil && !f.rows.like.is(ev, 0, stored[i])
+			})
 		})
 		if err != nil {
 			return nil, nil, err
 		}
-		stored, err := readMessages(ctx, f.stream, ms[:n])
-		if err != nil {
-			return nil, nil, err
-		}
-		for i, s := range stored {
-			if s != nil && sums[i] != nil && !bytes.Equal(sums[i], s.Sum[:]) {
+		for i := range n {
+			if forged[i] {
 				f.rows.reporter.alarmForged(rows[i].Ref, ms[i].Seq)
 				continue
 			}
@@ -59,16 +63,26 @@ func (f *forwardScan) genuine(
 	return kept, behind, nil
 }
 
+// longest is the length of the longest body, in bytes: no payload of these messages is longer.
+func longest(ms []*jetstream.StoredMessage) (n int) {
+	for _, m := range ms {
+		if m != nil {
+			n = max(n, len(m.Body))
+		}
+	}
+	return n
+}
+
 // readMessages reads whole messages. One that is gone since is nil.
 func readMessages(
-	ctx context.Context, from *jetstream.Stream, ms []jetstream.Message,
+	ctx context.Context, from *jetstream.Stream, seqs []uint64,
 ) ([]*jetstream.StoredMessage, error) {
-	stored, errs := make([]*jetstream.StoredMessage, len(ms)), make([]error, len(ms))
+	stored, errs := make([]*jetstream.StoredMessage, len(seqs)), make([]error, len(seqs))
 	var all sync.WaitGroup
-	for worker := range readers {
+	for worker := range min(readers, len(seqs)) {
 		all.Go(func() {
-			for i := worker; i < len(ms); i += readers {
-				if m, err := from.Message(ctx, ms[i].Seq); err == nil {
+			for i := worker; i < len(seqs); i += readers {
+				if m, err := from.Message(ctx, seqs[i]); err == nil {
 					stored[i] = &m
 				} else if !errors.Is(err, jetstream.ErrMessageGone) {
 					errs[i] = err
@@ -81,23 +95,29 @@ func readMessages(
 	return stored, errors.Join(errs...)
 }
 
-// isGenuine reports whether a message that JetStream takes for a row's own has the row's
-// payload. The WAL brings a row before its table shows it: isGenuine
-// waits for that, and where ctx is done first its error says that nothing is known.
+// isGenuine reports whether a message that JetStream takes for a row's own is that. The WAL brings a row
+// before its table shows it: isGenuine waits for that, and where ctx is done first its error says that
+// nothing is known.
 func (s *session) isGenuine(
-	ctx context.Context, d publish.Delivery, seq uint64, m jetstream.StoredMessage,
+	ctx context.Context, d publish.Delivery, m jetstream.StoredMessage,
 ) (bool, error) {
 	row := []table.Row{{Ref: d.Ref, XID: d.XID}}
 	for {
-		sums, err := s.db.PayloadSums(ctx, d.Ref.Table, row)
-		switch {
-		case err != nil:
+		seen, own := false, false
+		err := s.db.Whole(ctx, d.Ref.Table, row, len(m.Body), func(_ int, ev *outbox.Event) {
+			seen, own = true, s.recovered.like.is(ev, d.Replay, &m)
+		})
+		if err != nil {
 			return false, err
-		case sums[0] != nil && bytes.Equal(sums[0], m.Sum[:]):
-			return true, nil
-		case sums[0] != nil:
-			s.alarmForged(d.Ref, seq)
-			return false, nil
+		}
+		if seen {
+			if !own {
+				s.alarmForged(d.Ref, m.Seq)
+			}
+			return own, nil
+		}
+		if d.Replay != 0 {
+			return true, nil // the row is archived, or was changed: in any case it is refused
 		}
 		states, err := s.db.LookUp(ctx, d.Ref.Table, row)
 		if err != nil {

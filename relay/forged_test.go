@@ -93,7 +93,7 @@ func TestForgedMessageOfAnInvisibleRow(t *testing.T) {
 		go func() { committed <- run(t.Context(), c, fmt.Sprintf(knownRowSQL, 1000)) }()
 		eventually(t, "the payloads are compared", func() bool {
 			return r.query1(`SELECT count(*) FROM pg_stat_activity
-				WHERE application_name = 'walpost' AND query LIKE '%sha256(convert_to(btrim(%'`) != "0"
+				WHERE application_name = 'walpost' AND query LIKE '%ORDINALITY AS w(id, hash, ord)%'`) != "0"
 		})
 		r.synchronous("")
 		r.must(<-committed)

@@ -36,10 +36,9 @@ func (s *servers) beginning(ctx context.Context, db *table.DB, newStream bool) (
 
 // sent is the row of outbox_sent of an outbox.
 func (s *servers) sent(t *outbox.Table) table.Sent {
-	return table.Sent{
-		Outbox: t.String(), Source: s.envelope.Source(), Shard: t.Shard.String(), Condition: t.Where,
-		Stream: s.cfg.Stream.Name, Domain: s.cfg.Stream.Domain, Slot: s.cfg.Slot,
-	}
+	now := table.SentOf(t, s.envelope.Source(), s.cfg.Stream.Name, s.cfg.Stream.Domain)
+	now.Slot = s.cfg.Slot
+	return now
 }
 
 // isFirst reports whether the next start of an outbox is its first one. A trace says why that is not known:

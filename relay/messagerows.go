@@ -16,9 +16,11 @@ type messageRows struct {
 	reporter *reporter
 	db       *table.DB
 	tables   map[string]*outbox.Table
+	like     *Likenesses
 }
 
-// rowBatch is what one table says about the rows of some messages.
+// rowBatch is what one table says about the rows of some messages. Those are left out that have the id of a
+// row, and not its subject and headers: others have published them.
 type rowBatch struct {
 	table    *outbox.Table
 	messages []jetstream.Message
@@ -26,8 +28,8 @@ type rowBatch struct {
 	states   []table.State
 }
 
-func newMessageRows(p *reporter, db *table.DB, tables []*outbox.Table) *messageRows {
-	m := &messageRows{reporter: p, db: db, tables: map[string]*outbox.Table{}}
+func newMessageRows(p *reporter, db *table.DB, tables []*outbox.Table, like *Likenesses) *messageRows {
+	m := &messageRows{reporter: p, db: db, tables: map[string]*outbox.Table{}, like: like}
 	for _, t := range tables {
 		m.tables[t.String()] = t
 	}
@@ -42,12 +44,16 @@ func (m *messageRows) each(ctx context.Context, messages []jetstream.Message, do
 			for i, message := range ms {
 				batch.rows[i] = table.Row{Ref: refOf(t, message), Bytes: message.Size}
 			}
+			forged := make([]bool, len(ms))
 			const trouble = "rows that were read back cannot be looked up: trying again"
 			err := m.patiently(ctx, t, trouble, func() (err error) {
-				batch.states, err = m.db.LookUp(ctx, t, batch.rows)
+				batch.states, err = m.db.LookUpValues(ctx, t, batch.rows, func(i int, ev *outbox.Event) {
+					forged[i] = !m.like.Has(t, &ms[i], ev)
+				})
 				return err
 			})
 			if err == nil {
+				m.leaveOut(&batch, forged)
 				err = do(batch)
 			}
 			if err != nil {
@@ -56,6 +62,22 @@ func (m *messageRows) each(ctx context.Context, messages []jetstream.Message, do
 		}
 	}
 	return nil
+}
+
+func (m *messageRows) leaveOut(batch *rowBatch, forged []bool) {
+	if !slices.Contains(forged, true) {
+		return
+	}
+	kept := rowBatch{table: batch.table}
+	for i := range forged {
+		if forged[i] {
+			m.reporter.alarmForged(batch.rows[i].Ref, batch.messages[i].Seq)
+			continue
+		}
+		kept.messages, kept.rows = append(kept.messages, batch.messages[i]), append(kept.rows, batch.rows[i])
+		kept.states = append(kept.states, batch.states[i])
+	}
+	*batch = kept
 }
 
 func refOf(t *outbox.Table, m jetstream.Message) outbox.Ref {

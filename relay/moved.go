@@ -24,7 +24,7 @@ func (h *walHandler) takeMoved(ctx context.Context, ev *outbox.Event) (inHand, a
 	}
 	ref := ev.Ref()
 	again, polling, until := h.moved.Take(ref)
-	if _, waits := h.recovered.StoredBefore(ref, false); waits {
+	if h.recovered.wasRead(ref) {
 		return false, true, nil // its transaction waits for the mark, too
 	}
 	inHand = polling || again && h.poller.InHand().Has(ref)

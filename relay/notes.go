@@ -48,6 +48,7 @@ type span struct {
 type notes struct {
 	exists bool         // outbox_sent
 	rows   []table.Sent // of it
+	like   *Likenesses
 	// of lacks outboxes of which nothing was noted yet for this stream.
 	of map[*outbox.Table]*note
 	// complete: of the outboxes that of lacks, none has a marked row.
@@ -68,10 +69,11 @@ func (s *servers) readNotes(ctx context.Context, db *table.DB, info *jetstream.S
 	}
 	n := &notes{
 		exists: exists, of: map[*outbox.Table]*note{}, elsewhere: map[*outbox.Table]bool{}, complete: true,
+		like: s.form().Likenesses(s.outboxes, known, info),
 	}
 	for _, t := range s.outboxes {
 		now := s.sent(t)
-		n.take(t, &now, known, info)
+		n.take(t, &now, known, info, s.form().of(t))
 		one := n.of[t]
 		if one == nil {
 			marked, err := db.HasMarks(ctx, t)
@@ -105,12 +107,15 @@ func (n *note) asMarks(ctx context.Context, db *table.DB, t *outbox.Table) error
 }
 
 // take looks for an outbox in the rows of outbox_sent.
-func (n *notes) take(t *outbox.Table, now *table.Sent, known []table.Sent, info *jetstream.StreamInfo) {
+func (n *notes) take(
+	t *outbox.Table, now *table.Sent, known []table.Sent, info *jetstream.StreamInfo, next publish.Form,
+) {
 	var own *table.Sent
 	var others, here []table.Sent
 	for _, k := range known {
 		is := k.SameDelivery(now)
 		if is {
+			k.Forms = formsOf(&k, next, info)
 			n.rows = append(n.rows, k)
 		}
 		if !k.Overlaps(now) || k.NotedAt == nil {
@@ -164,12 +169,18 @@ func latest(now *table.Sent, here []table.Sent) []table.Sent {
 	})
 }
 
+// isOf reports whether a delivery's last session wrote to this stream, and not to another one of its name.
+func isOf(s *table.Sent, info *jetstream.StreamInfo) bool {
+	return s.StreamCreated != nil &&
+		s.StreamCreated.Equal(info.Created.Truncate(time.Microsecond)) // as PostgreSQL has it
+}
+
 func spanOf(s *table.Sent, info *jetstream.StreamInfo) *span {
 	n := &span{}
 	if s.EndedAt != nil {
 		n.endedAt = *s.EndedAt
 	}
-	if !s.StreamCreated.Equal(info.Created.Truncate(time.Microsecond)) { // as PostgreSQL has it
+	if !isOf(s, info) {
 		n.last = math.MaxUint64 // of another stream
 		return n
 	}

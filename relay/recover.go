@@ -10,6 +10,7 @@ import (
 	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
+	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
 )
 
@@ -37,7 +38,6 @@ type recovery struct {
 
 func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	r.noticeLoss()
-	rows := newMessageRows(r.reporter, r.db, r.outboxes)
 	options := jetstream.ScanOptions{
 		Source: r.envelope.Source(), Phantom: r.sys.Phantom, NoConsumer: r.alarmNoConsumer,
 	}
@@ -45,6 +45,7 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	if err != nil {
 		return nil, err
 	}
+	rows := newMessageRows(r.reporter, r.db, r.outboxes, known.like)
 	options.Passes = func(m jetstream.Message) bool {
 		known.see(m)
 		// Nothing may say how far behind the messages of other outboxes those of this relay are.
@@ -54,7 +55,9 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &recoveryState{found: back.found, notShown: back.notShown}
+	s = &recoveryState{
+		found: back.found, notShown: back.notShown, like: known.like, isOwn: r.isOwn(known.like),
+	}
 	if err := r.resolveRecoveryLSN(ctx, s, known); err != nil {
 		return nil, err
 	}
@@ -104,6 +107,17 @@ func (r *recovery) read(found jetstream.Found) table.Noted {
 	}
 	read.LastSequence = read.ReadSequence
 	return read
+}
+
+// isOwn is that of the recoveryState.
+func (r *recovery) isOwn(like *Likenesses) func(context.Context, *outbox.Event, uint64) (bool, error) {
+	return func(ctx context.Context, ev *outbox.Event, seq uint64) (bool, error) {
+		own, err := like.own(ctx, r.stream, ev, 0, seq)
+		if err == nil && !own {
+			r.alarmForged(ev.Ref(), seq)
+		}
+		return own, err
+	}
 }
 
 // noticeLoss compares the stream with what this process has seen of it.

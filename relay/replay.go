@@ -126,8 +126,8 @@ type replay struct {
 	table  *outbox.Table
 	sender replaySender
 	begun  time.Time
-	// found are rows that an earlier session has sent behind the cursor.
-	found map[outbox.Ref]struct{}
+	// found are rows that an earlier session has sent behind the cursor, and where their messages are.
+	found map[outbox.Ref]uint64
 
 	written   time.Time // when the cursor was
 	unwritten int       // rows since
@@ -178,13 +178,13 @@ func (p *replay) start(ctx context.Context) (err error) {
 	}
 	p.noteLoss(info)
 	p.written = time.Time{} // the first chunk shows that it gets on
-	p.found = map[outbox.Ref]struct{}{}
+	p.found = map[outbox.Ref]uint64{}
 	err = p.sender.stream.ScanForward(ctx, p.Cursor.Sequence+1, info.LastSeq, jetstream.ScanOptions{
 		Source: p.envelope.Source(), NoConsumer: p.alarmNoConsumer,
 		Step: func(messages []jetstream.Message) (bool, error) {
 			for _, m := range messages {
 				if m.ID.Request == p.ID && m.ID.Table == p.Outbox {
-					p.found[refOf(p.table, m)] = struct{}{}
+					p.found[refOf(p.table, m)] = m.Seq
 				}
 			}
 			return true, nil

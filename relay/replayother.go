@@ -45,7 +45,8 @@ func openOtherSender(ctx context.Context, s *session, name string) (l replaySend
 	if err != nil {
 		return l, fmt.Errorf("%w: %w", errReplay, err)
 	}
-	template, err := publish.NewTemplate(prefix + "." + s.cfg.Subject)
+	subject := prefix + "." + s.cfg.Subject
+	template, err := publish.NewTemplate(subject)
 	if err != nil {
 		return l, fmt.Errorf("%w: %w", errReplay, err)
 	}
@@ -70,7 +71,8 @@ func openOtherSender(ctx context.Context, s *session, name string) (l replaySend
 	publisher.Adapt(info)
 	s.other.Store(publisher)
 	return replaySender{
-		publisher: publisher, stream: to, window: 2 * mostChunk, acks: newReplayAcks(), chunk: leastChunk,
+		publisher: publisher, stream: to, like: s.otherLikenesses(subject, info),
+		window: 2 * mostChunk, acks: newReplayAcks(), chunk: leastChunk,
 		close: func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainOther)
 			defer cancel()

@@ -146,10 +146,17 @@ func (p *replay) send(ctx context.Context, row table.ReplayRow) (sent bool, err 
 	}
 	if len(p.found)+len(p.past.unreplayable) > 0 {
 		ref := row.Ref()
-		if _, ok := p.found[ref]; ok {
+		if seq, ok := p.found[ref]; ok {
 			delete(p.found, ref)
-			p.Sent++
-			return false, nil
+			own, err := p.sender.like.own(ctx, p.sender.stream, row.Event, p.ID, seq)
+			if err != nil {
+				return false, err
+			}
+			if own {
+				p.Sent++
+				return false, nil
+			}
+			p.alarmForged(ref, seq)
 		}
 		if failure := p.past.unreplayable[replayedRow{p.ID, ref}]; failure != nil {
 			p.refuse(row, failure)

@@ -35,6 +35,7 @@ const (
 type replaySender struct {
 	publisher *publish.Publisher
 	stream    *jetstream.Stream
+	like      *Likenesses // of its messages
 	close     func()
 	window    int // of the publisher
 	acks      *replayAcks
@@ -50,8 +51,8 @@ type replaySender struct {
 
 func newOwnSender(s *session) replaySender {
 	return replaySender{
-		publisher: s.publisher, stream: s.servers.stream, close: func() {}, window: s.cfg.Window,
-		acks: newReplayAcks(), chunk: leastChunk,
+		publisher: s.publisher, stream: s.servers.stream, like: s.recovered.like, close: func() {},
+		window: s.cfg.Window, acks: newReplayAcks(), chunk: leastChunk,
 	}
 }
 

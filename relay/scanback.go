@@ -21,14 +21,14 @@ type backwardScan struct {
 	// oldest is the oldest message whose row is pending; Seq is 0 without one.
 	oldest   jetstream.Message
 	marks    *marksRead
-	notShown map[outbox.Ref]uint64 // see recoveryState
+	notShown map[outbox.Ref]readBack // see recoveryState
 }
 
 func scanBackward(
 	ctx context.Context, from *jetstream.Stream, rows *messageRows, n *notes,
 	info *jetstream.StreamInfo, o jetstream.ScanOptions,
 ) (*backwardScan, error) {
-	b := &backwardScan{rows: rows, notes: n, marks: newMarksRead(), notShown: map[outbox.Ref]uint64{}}
+	b := &backwardScan{rows: rows, notes: n, marks: newMarksRead(), notShown: map[outbox.Ref]readBack{}}
 	o.Step = func(messages []jetstream.Message) (bool, error) { return b.step(ctx, messages) }
 	var err error
 	b.found, err = from.ScanBackward(ctx, info.FirstSeq, info.LastSeq, o)
@@ -65,7 +65,7 @@ func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref
 		}
 		// Gone, or not visible yet: then its message lies within U of the tail.
 		if b.steps <= 2 {
-			b.notShown[ref] = m.Behind
+			b.notShown[ref] = readBack{m.Seq, m.Behind}
 		}
 		return false
 	case s.Pending:

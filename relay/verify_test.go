@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"testing"
@@ -46,6 +47,10 @@ func (r *rig) tryVerify(change ...func(*verify.Config)) (*verify.Report, error) 
 		Postgres: table.Config{URL: r.url, Settings: stream.Settings}, Slot: r.cfg.Slot, Outboxes: tables,
 		Stream: s, Source: relay.DefaultSource(sys.ID, sys.Database), Phantom: sys.Phantom,
 		DelayThreshold: r.cfg.DelayThreshold, FallbackInterval: r.cfg.FallbackInterval,
+		Own: relay.Form{
+			Source: cmp.Or(r.cfg.Source, relay.DefaultSource(sys.ID, sys.Database)), Stream: "EVENTS",
+			Subject: r.cfg.Subject, Format: r.cfg.Format,
+		}.Own,
 	}
 	for _, f := range change {
 		f(&cfg)

@@ -220,43 +220,34 @@ func sameTable(batch []fallback.PendingRow) int {
 	return n
 }
 
-// askTable sends the rows that the table holds pending and unrecorded, or does not show yet. Rows that
-// were read in the stream are not asked about: they wait for their marks.
+// askTable sends the rows that the table holds pending and unrecorded, or does not show yet. Those that were
+// read in the stream wait for their marks.
 func (h *walHandler) askTable(ctx context.Context, batch []fallback.PendingRow) error {
-	var ask []fallback.PendingRow
-	var rows []table.Row
-	for _, r := range batch {
-		row := table.RowOf(r.Event)
-		if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok {
-			// It was read in the stream. Whatever the table shows, it is not sent.
-			if err := h.marker.Stored(ctx, row, behind, r.By); err != nil {
-				return err
-			}
-			continue
-		}
-		ask, rows = append(ask, r), append(rows, row)
+	rows := make([]table.Row, len(batch))
+	evs := make([]*outbox.Event, len(batch))
+	for i, r := range batch {
+		rows[i], evs[i] = table.RowOf(r.Event), r.Event
 	}
-	if len(ask) == 0 {
-		return nil
-	}
-	states, err := h.lookUp(ctx, ask[0].Event.Table, rows)
+	states, err := h.lookUp(ctx, batch[0].Event.Table, rows)
 	if err != nil {
 		return err
-	}
-	evs := make([]*outbox.Event, len(ask))
-	for i, r := range ask {
-		evs[i] = r.Event
 	}
 	asked, err := h.askRecords(ctx, evs...)
 	if err != nil {
 		return err
 	}
-	for i, r := range ask {
+	for i, r := range batch {
 		if !states[i].Publish() {
 			r.By.Settled()
 			continue
 		}
-		if err := h.sendOrHold(ctx, r.Event, r.By, asked); err != nil {
+		behind, stored, err := h.recovered.StoredBefore(ctx, r.Event, false)
+		if stored {
+			err = h.marker.Stored(ctx, rows[i], behind, r.By)
+		} else if err == nil {
+			err = h.sendOrHold(ctx, r.Event, r.By, asked)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -52,6 +52,11 @@ type Config struct {
 	Skip bool
 	// Repair makes missing rows pending again: the running relay delivers them.
 	Repair bool
+	// Own, if set, tells the messages of rows from those that others have published under their ids, by what
+	// outbox_sent has. The events have no payload.
+	Own func(
+		[]*outbox.Table, []table.Sent, *jetstream.StreamInfo,
+	) func(*outbox.Table, *jetstream.Message, *outbox.Event) bool
 	// Progress, where it is set, is told how far the reading of the stream is.
 	Progress func(done, total uint64)
 }
@@ -115,7 +120,9 @@ type comparison struct {
 	strangers         []jetstream.Message // without a row, so far
 	twice             map[string]struct{} // message ids of rows that were met more than once
 	// late are such messages that are reordered, by sequence, unless they are duplicates.
-	late map[uint64]Case
+	late  map[uint64]Case
+	known []table.Sent                                                // outbox_sent
+	own   func(*outbox.Table, *jetstream.Message, *outbox.Event) bool // of [Config.Own]
 }
 
 type comparedTable struct {
@@ -145,6 +152,9 @@ func (v *comparison) run(ctx context.Context) error {
 		v.next = v.first
 	}
 	v.trim(info)
+	if v.cfg.Own != nil {
+		v.own = v.cfg.Own(v.cfg.Outboxes, v.known, info)
+	}
 	v.report.FirstSeq = v.first
 	if err := v.catchUp(ctx); err != nil {
 		return err
@@ -178,10 +188,11 @@ func (v *comparison) note(format string, args ...any) {
 }
 
 func (v *comparison) findDeliveries(ctx context.Context, t *comparedTable) (err error) {
-	t.deliveries, err = v.db.ReadDeliveries(ctx, t.Table, table.Sent{
-		Outbox: t.String(), Source: v.cfg.Source, Shard: t.Shard.String(),
-		Stream: v.cfg.Stream.Name(), Domain: v.cfg.Stream.Domain(),
-	})
+	t.deliveries, err = v.db.ReadDeliveries(ctx, t.Table,
+		table.SentOf(t.Table, v.cfg.Source, v.cfg.Stream.Name(), v.cfg.Stream.Domain()))
+	if err == nil {
+		v.known = t.deliveries.Known
+	}
 	return err
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
+	"github.com/walpost/walpost/publish"
 	"github.com/walpost/walpost/relay"
 	"github.com/walpost/walpost/stream"
 	"github.com/walpost/walpost/verify"
@@ -116,6 +117,10 @@ func runVerify(cmd *cobra.Command, cfg *Config, since time.Time, repair bool) (*
 		DelayThreshold:   cfg.Fallback.DelayThreshold,
 		FallbackInterval: cfg.Fallback.Interval,
 		Progress:         progressBar(cmd.ErrOrStderr()),
+		Own: relay.Form{
+			Source: source, Stream: s.Name(), Domain: s.Domain(),
+			Subject: cfg.NATS.Subject, Format: publish.Format(cfg.NATS.Format),
+		}.Own,
 	})
 	if report != nil && unknown != "" {
 		report.Notes = append(report.Notes, unknown)

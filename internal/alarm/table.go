@@ -11,7 +11,7 @@ var (
 	ForeignMessage = entry("foreign_message", Warning,
 		"another writer publishes into an exclusive stream")
 	ForgedMessage = entry("forged_message", Warning,
-		"another writer published under a pending row's message id; the row is delivered all the same")
+		"another writer published under a row's message id; the row is delivered all the same")
 	InsertedMarked = entry("inserted_marked", Warning,
 		"a producer inserts rows as processed; they are not delivered")
 	MissedRows = entry("missed_rows", Warning,

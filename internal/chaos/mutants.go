@@ -73,8 +73,8 @@ var mutants = []mutant{
 		edits: []testenv.Edit{
 			{
 				"relay/walhandler.go",
-				"if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok {",
-				"if behind, ok := h.recovered.StoredBefore(row.Ref, false); ok && false {",
+				"		if stored {",
+				"		if stored && false {",
 			},
 			{"relay/walhandler.go", "if !states[i].Publish() {", "if states[i].Publish() && false {"},
 		},

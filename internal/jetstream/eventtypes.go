@@ -20,7 +20,7 @@ func (s *Stream) EventTypes(
 	all := map[TypeVersion]int{}
 	for ; from <= to; from += U {
 		err := s.headers(ctx, from, min(from+U-1, to), filter, func(error) {},
-			func(_ uint64, _ time.Time, h nats.Header) {
+			func(_ uint64, _ time.Time, _ string, h nats.Header) {
 				one := TypeVersion{unpercent(h.Get("ce-type")), unpercent(h.Get("ce-eventversion"))}
 				if one.EventType == "" {
 					return

@@ -8,9 +8,6 @@ import (
 
 // What the tests outside the package need: they read what package publish writes, which imports this one.
 
-// JSONSpace is jsonSpace.
-const JSONSpace = jsonSpace
-
 // ReceivedFrom is received.
 var ReceivedFrom = received
 

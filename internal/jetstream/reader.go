@@ -22,10 +22,11 @@ var ErrMessageGone = errors.New("message is gone")
 
 // gotMessage is what STREAM.MSG.GET says of a message.
 type gotMessage struct {
-	Seq    uint64    `json:"seq"`
-	Header []byte    `json:"hdrs"`
-	Data   []byte    `json:"data"`
-	Time   time.Time `json:"time"`
+	Subject string    `json:"subject"`
+	Seq     uint64    `json:"seq"`
+	Header  []byte    `json:"hdrs"`
+	Data    []byte    `json:"data"`
+	Time    time.Time `json:"time"`
 }
 
 // headers are the message's.
@@ -61,8 +62,8 @@ func (s *Stream) getMessage(ctx context.Context, request []byte) (gotMessage, er
 	}
 }
 
-// eachHeaders is called with the headers of one message after the other.
-type eachHeaders func(seq uint64, at time.Time, h nats.Header)
+// eachHeaders is called with the subject and the headers of one message after the other.
+type eachHeaders func(seq uint64, at time.Time, subject string, h nats.Header)
 
 // headers reads the headers of the messages from one sequence to another, both
 // included, in order; deleted ones are passed over. An empty filter is every
@@ -181,7 +182,7 @@ func (s *Stream) consume(
 				return false, silent("its message %d", delivered)
 			}
 			if meta.Sequence.Stream <= to {
-				each(meta.Sequence.Stream, meta.Timestamp, msg.Header)
+				each(meta.Sequence.Stream, meta.Timestamp, msg.Subject, msg.Header)
 			}
 			last, pending = min(meta.Sequence.Stream, to), meta.NumPending
 			return last < to, nil
@@ -220,7 +221,7 @@ func (s *Stream) walk(
 			h = nats.Header{} // nobody's of the relay
 		}
 		h.Set(nats.MsgSize, strconv.Itoa(len(m.Data)))
-		each(m.Seq, m.Time, h)
+		each(m.Seq, m.Time, m.Subject, h)
 		last, from = m.Seq, m.Seq+1
 	}
 	return last, nil

@@ -29,6 +29,7 @@ type Message struct {
 	Seq      uint64
 	Stored   time.Time
 	Size     int // of the body, in bytes
+	Sum      Sum
 	ID       outbox.MessageID
 	Position outbox.Position // zero where the header is missing or unreadable
 	// Polled: the row came from the table, or it had to wait, or was published again on purpose. The position
@@ -163,7 +164,7 @@ func (s *Stream) readChunk(
 		filter = s.cfg.Pattern // a great deal may be none of the relay's business
 	}
 	var system string
-	err := s.headers(ctx, from, to, filter, o.NoConsumer, func(seq uint64, at time.Time, h nats.Header) {
+	each := func(seq uint64, at time.Time, subject string, h nats.Header) {
 		m := Message{Seq: seq, Stored: at}
 		var own bool
 		// Copies: a header's values are pieces of one string with all of them.
@@ -192,8 +193,10 @@ func (s *Stream) readChunk(
 			return
 		}
 		m.Size, _ = strconv.Atoi(h.Get(nats.MsgSize))
+		m.Sum = SumOf(subject, h)
 		chunk = append(chunk, m)
-	})
+	}
+	err := s.headers(ctx, from, to, filter, o.NoConsumer, each)
 	return chunk, err
 }
 

@@ -3,7 +3,6 @@ package jetstream
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -20,19 +19,23 @@ const (
 	plainTextType     = "text/plain;charset=utf-8"
 )
 
-// jsonSpace is what may stand around a JSON value: an envelope does not tell it from the payload's own.
-const jsonSpace = " \t\n\r"
+// Space is what may stand around a JSON value.
+const Space = " \t\n\r"
 
-// StoredMessage is a message's id and what tells its payload from another one.
+// StoredMessage is a whole message.
 type StoredMessage struct {
-	Seq uint64
-	At  time.Time // when it was stored
-	ID  string
+	Seq     uint64
+	At      time.Time // when it was stored
+	Subject string
+	ID      string
 	// Position is the value of its header.
 	Position string
-	// Sum is the SHA-256 of the payload without white space (blank, tab, LF, CR) around it.
-	Sum [sha256.Size]byte
+	Header   nats.Header
+	Body     []byte
 }
+
+// Sum is [SumOf] the message.
+func (m *StoredMessage) Sum() Sum { return SumOf(m.Subject, m.Header) }
 
 // Message reads one message from the stream's leader. It returns ErrMessageGone where
 // there is no such message.
@@ -71,22 +74,26 @@ func (s *Stream) Next(ctx context.Context, from uint64, filter string) (uint64, 
 
 func (m *gotMessage) stored() (StoredMessage, error) {
 	h, err := m.headers()
-	sum := sha256.Sum256(bytes.Trim(payloadOf(&nats.Msg{Header: h, Data: m.Data}), jsonSpace))
-	return StoredMessage{m.Seq, m.Time, h.Get(nats.MsgIdHdr), h.Get(PositionHeader), sum}, err
+	return StoredMessage{
+		m.Seq, m.Time, m.Subject, h.Get(nats.MsgIdHdr), h.Get(PositionHeader), h, m.Data,
+	}, err
 }
 
-// payloadOf takes the payload out of a message in either format.
-func payloadOf(msg *nats.Msg) []byte {
-	if !strings.HasPrefix(msg.Header.Get(contentTypeHeader), structuredType) {
-		return msg.Data
+// Payload is the payload of a message in either format, without white space (blank, tab, LF, CR) around it:
+// an envelope does not tell that from its own.
+func (m *StoredMessage) Payload() []byte { return bytes.Trim(m.payload(), Space) }
+
+func (m *StoredMessage) payload() []byte {
+	if !strings.HasPrefix(m.Header.Get(contentTypeHeader), structuredType) {
+		return m.Body
 	}
 	var e struct {
 		Type   string `json:"datacontenttype"`
 		Data   json.RawMessage
 		Base64 []byte `json:"data_base64"`
 	}
-	if json.Unmarshal(msg.Data, &e) != nil {
-		return msg.Data
+	if json.Unmarshal(m.Body, &e) != nil {
+		return m.Body
 	}
 	var text string
 	switch {

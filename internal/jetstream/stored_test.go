@@ -1,7 +1,6 @@
 package jetstream_test
 
 import (
-	"crypto/sha256"
 	"errors"
 	"strings"
 	"testing"
@@ -15,8 +14,8 @@ import (
 	"github.com/walpost/walpost/publish"
 )
 
-// TestMessageHasThePayloadsSum in either format, whatever the payload is.
-func TestMessageHasThePayloadsSum(t *testing.T) {
+// TestStoredMessage has the payload in either format, whatever that is, and the sum of the row's subject and headers.
+func TestStoredMessage(t *testing.T) {
 	n := testenv.NewNATS(t, testenv.NATSOptions{})
 	nc := testenv.ConnectNATS(t, n.URL())
 	defer nc.Close()
@@ -44,7 +43,7 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 			}
 			msg := nats.NewMsg("sums.a")
 			for line := range strings.SplitSeq(string(header), "\r\n") {
-				if name, value, ok := strings.Cut(line, ": "); ok && !strings.HasPrefix(name, "Nats-") {
+				if name, value, ok := strings.Cut(line, ": "); ok && name != nats.ExpectedStreamHdr {
 					msg.Header.Set(name, value)
 				}
 			}
@@ -57,8 +56,11 @@ func TestMessageHasThePayloadsSum(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := sha256.Sum256([]byte(strings.Trim(payload, jetstream.JSONSpace))); m.Sum != want {
-				t.Errorf("%s, payload %q: another sum", format, payload)
+			if want := strings.Trim(payload, jetstream.Space); string(m.Payload()) != want {
+				t.Errorf("%s: payload %q, want %q", format, m.Payload(), want)
+			}
+			if m.Sum() != jetstream.SumOfBlock("sums.a", header) {
+				t.Errorf("%s, payload %q: the sum is another than the row's", format, payload)
 			}
 		}
 	}

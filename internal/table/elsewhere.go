@@ -15,7 +15,10 @@ import (
 
 // Deliveries are those of the rows of an outbox that outbox_sent knows: under the same ids to the same
 // stream, and others.
-type Deliveries struct{ Here, Elsewhere []*Delivery }
+type Deliveries struct {
+	Here, Elsewhere []*Delivery
+	Known           []Sent // all of outbox_sent
+}
 
 // Delivery is a delivery of all rows of an outbox, or of some.
 type Delivery struct {
@@ -31,6 +34,7 @@ type Delivery struct {
 func (db *DB) ReadDeliveries(ctx context.Context, t *outbox.Table, one Sent) (*Deliveries, error) {
 	all := &Deliveries{}
 	known, _, err := db.Sent(ctx, "SELECT")
+	all.Known = known
 	if hint.CodeOf(err) != "" {
 		return all, nil
 	}

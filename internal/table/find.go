@@ -41,6 +41,15 @@ type Finding struct {
 // the archive, then among the dead letters. A row that moves meanwhile, in this
 // direction, is not missed.
 func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]Finding, error) {
+	return db.FindValues(ctx, t, refs, nil)
+}
+
+// FindValues is Find. see, if set, is called with the values of each row that is in the outbox or the
+// archive, except its payload, and its place among refs. They are valid until it returns. It may be called
+// again for a row.
+func (db *DB) FindValues(
+	ctx context.Context, t *outbox.Table, refs []outbox.Ref, see func(n int, ev *outbox.Event),
+) ([]Finding, error) {
 	found := make([]Finding, len(refs))
 	all := make([]int, len(refs))
 	for i := range refs {
@@ -49,14 +58,14 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 	byID := byIDSQL(t, sourceOf(t).all(givenIDs), "")
 	inOutbox := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byID, t.HashSQL("t"))
 	inOutbox += " AND NOT " + DeadSQL(t, "t", givenIDs)
-	left, err := db.findIn(ctx, t, inOutbox, nameSQL(t), PendingSQL(t, "t"), refs, all, found, Marked)
+	left, err := db.findIn(ctx, t, inOutbox, nameSQL(t), PendingSQL(t, "t"), refs, all, found, Marked, see)
 	if err != nil {
 		return nil, err
 	}
 	if IsArchived(t) && len(left) > 0 {
 		own := fmt.Sprintf("t.outbox = %s AND ", pg.QuoteLiteral(t.String()))
 		inArchive := fmt.Sprintf(`JOIN %s ON %s = w.hash`, byIDSQL(t, db.own.archive, own), t.HashSQL("t"))
-		left, err = db.findIn(ctx, t, inArchive, nameSQL(t), "NULL", refs, left, found, Archived)
+		left, err = db.findIn(ctx, t, inArchive, nameSQL(t), "NULL", refs, left, found, Archived, see)
 		if err != nil && !lacksArchive(err) {
 			return nil, err
 		}
@@ -65,7 +74,7 @@ func (db *DB) Find(ctx context.Context, t *outbox.Table, refs []outbox.Ref) ([]F
 		amongDead := fmt.Sprintf(`JOIN LATERAL (
 			SELECT FROM %s t WHERE %s LIMIT 1) t ON true`,
 			db.own.deadLetters, lettersOfSQL(t, "t", "w.id"))
-		_, err = db.findIn(ctx, t, amongDead, "NULL", "NULL", refs, left, found, Dead)
+		_, err = db.findIn(ctx, t, amongDead, "NULL", "NULL", refs, left, found, Dead, nil)
 		if err != nil && pg.Code(err) != pgerrcode.UndefinedTable {
 			return nil, err
 		}
@@ -88,11 +97,16 @@ func IsArchived(t *outbox.Table) bool {
 // there. An id that the type cannot hold is nowhere.
 func (db *DB) findIn(
 	ctx context.Context, t *outbox.Table, join, aggregate, pending string,
-	refs []outbox.Ref, left []int, found []Finding, place Place,
+	refs []outbox.Ref, left []int, found []Finding, place Place, see func(n int, ev *outbox.Event),
 ) ([]int, error) {
-	sql := fmt.Sprintf(`SELECT w.ord, %s, %s
-		FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord) %s`,
-		aggregate, pending, join)
+	var fields []outbox.Field
+	if see != nil {
+		fields = attributesOf(t)
+	}
+	values, lengths := attributesSQL(t, fields)
+	sql := fmt.Sprintf(`SELECT w.ord, %s, %s%s
+		FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS w(id, hash, ord) %s %s`,
+		aggregate, pending, values, join, lengths)
 	err := portions[int]{
 		size: &db.portion,
 		do: func(some []int) error {
@@ -110,6 +124,10 @@ func (db *DB) findIn(
 					f.Place = Pending
 				}
 				f.Aggregate = outbox.KeyOfAggregateName(v[1])
+				if see != nil {
+					ev := eventOf(t, fields, v[3:])
+					see(some[ord-1], &ev)
+				}
 				return nil
 			})
 		},

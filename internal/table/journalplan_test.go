@@ -68,7 +68,7 @@ func TestPlansOfJournal(t *testing.T) {
 				"oldest":      of(oldestSQL(table, db.own.deadLetters)),
 				"recorded":    of(recordedListSQL(table, true, "now()", "") + " ORDER BY " + listedSQL(table) + " LIMIT 1000"),
 				"overtaken":   of(overtakenSQL(table, time.Second)),
-				"look up":     of(lookUpSQL(table), ids, hashes, make([]*string, 1000), ranges(slices.Clone(known))),
+				"look up":     of(lookUpSQL(table, nil), ids, hashes, make([]*string, 1000), ranges(slices.Clone(known))),
 				"progress":    of(toSettleSQL(table, "true"), nil, 100_500, 0),
 				"taken to":    of(takenToSQL(table)),
 				"step":        of(stepSQL(table), nil, 100_500, 1000),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,11 +44,20 @@ func (s State) Publish() bool {
 // cannot hold is no row of it. A row whose content the server cannot render is another
 // one by now: it has rendered that of the row which the caller knows.
 func (db *DB) LookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
+	return db.LookUpValues(ctx, t, rows, nil)
+}
+
+// LookUpValues is LookUp. see, if set, is called with the values of each row whose content is the same,
+// except its payload, and its place among rows. They are valid until it returns. It may be called again for a
+// row.
+func (db *DB) LookUpValues(
+	ctx context.Context, t *outbox.Table, rows []Row, see func(n int, ev *outbox.Event),
+) ([]State, error) {
 	states := make([]State, 0, len(rows))
 	err := portions[Row]{
 		size: &db.portion, bytes: rowBytes,
 		do: func(rows []Row) error {
-			some, err := db.lookUp(ctx, t, rows)
+			some, err := db.lookUp(ctx, t, rows, from(len(states), see))
 			states = append(states, some...)
 			return err
 		},
@@ -66,6 +76,14 @@ func (db *DB) LookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State,
 	return states, nil
 }
 
+// from is see for rows of which the first one has this place.
+func from(first int, see func(n int, ev *outbox.Event)) func(n int, ev *outbox.Event) {
+	if see == nil {
+		return nil
+	}
+	return func(n int, ev *outbox.Event) { see(first+n, ev) }
+}
+
 // exists reports whether the table has a row with an id, whatever else is in it.
 func (db *DB) exists(ctx context.Context, t *outbox.Table, id string) (exists bool, err error) {
 	err = db.QueryRow(ctx, []any{&exists}, fmt.Sprintf(
@@ -81,21 +99,35 @@ func (db *DB) exists(ctx context.Context, t *outbox.Table, id string) (exists bo
 }
 
 // lookUp reads the states in one snapshot.
-func (db *DB) lookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State, error) {
+func (db *DB) lookUp(
+	ctx context.Context, t *outbox.Table, rows []Row, see func(n int, ev *outbox.Event),
+) ([]State, error) {
 	states := make([]State, len(rows))
+	var fields []outbox.Field
+	if see != nil {
+		fields = attributesOf(t)
+	}
+	sql := lookUpSQL(t, fields)
 	err := db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		args := db.args(rows).known()
 		if Journals(t) {
 			args = append(args, rangesOf(rows))
 		}
-		result, _ := conn.Query(ctx, lookUpSQL(t), args...)
+		if see != nil {
+			args = append([]any{pgx.QueryResultFormats{pgx.TextFormatCode}}, args...)
+		}
+		result, _ := conn.Query(ctx, sql, args...)
 		var ord int
 		var s State
 		var marked *time.Time
 		columns := []any{&ord, &s.Exists, &s.Same, &s.Pending, &s.Recorded, &s.Visible, &marked}
-		_, err := pgx.ForEachRow(result, columns, func() error {
+		_, err := pgx.ForEachRow(result, append(columns, make([]any, 2*len(fields))...), func() error {
 			if states[ord-1].Same {
 				return nil // the id is not unique, and the very row was seen
+			}
+			if s.Same && see != nil {
+				ev := eventOf(t, fields, result.RawValues()[len(columns):])
+				see(ord-1, &ev)
 			}
 			s.ProcessedAt = time.Time{}
 			if marked != nil {
@@ -112,7 +144,25 @@ func (db *DB) lookUp(ctx context.Context, t *outbox.Table, rows []Row) ([]State,
 	return states, nil
 }
 
-func lookUpSQL(t *outbox.Table) string {
+// attributesOf are the fields of a table that an event is made of, except the payload.
+func attributesOf(t *outbox.Table) []outbox.Field {
+	return slices.DeleteFunc(fieldsOf(t), func(f outbox.Field) bool {
+		return f == outbox.Payload || f > outbox.LastHeader
+	})
+}
+
+// attributesSQL are the values of fields as further columns, and what is to be joined for them.
+func attributesSQL(t *outbox.Table, fields []outbox.Field) (values, join string) {
+	if len(fields) == 0 {
+		return "", ""
+	}
+	values, lengths := valuesSQL(t, fields, 0, lengthSQL)
+	return ", " + values, "LEFT JOIN LATERAL (SELECT " + lengths + " OFFSET 0) n ON true"
+}
+
+// lookUpSQL has the values of fields behind the state.
+func lookUpSQL(t *outbox.Table, fields []outbox.Field) string {
+	values, lengths := attributesSQL(t, fields)
 	recorded, processed := "false", "NULL::timestamptz"
 	if is := recordedIs(t, "t"); is != recorded {
 		recorded = "(" + is + ") IS TRUE"
@@ -128,13 +178,14 @@ func lookUpSQL(t *outbox.Table) string {
 	return strings.NewReplacer(
 		"{byid}", byIDSQL(t, all, ""), "{id}", t.Column(outbox.ID), "{same}", same,
 		"{pending}", PendingSQL(t, "t"), "{recorded}", recorded, "{processed}", processed,
+		"{values}", values, "{lengths}", lengths,
 	).Replace(`
 SELECT w.ord::int, t.{id} IS NOT NULL,
 	coalesce(t.{id} IS NOT NULL AND {same}, false), t.{id} IS NOT NULL AND {pending},
 	t.{id} IS NOT NULL AND {recorded},
-	w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}
+	w.xid IS NULL OR pg_visible_in_snapshot(w.xid::xid8, pg_current_snapshot()), {processed}{values}
 FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS w(id, hash, xid, ord)
-LEFT JOIN {byid} ON true`)
+LEFT JOIN {byid} ON true {lengths}`)
 }
 
 // byIDSQL is the rows of a relation that have the id of w, to be joined as t. OFFSET 0 leaves the planner no

@@ -47,15 +47,16 @@ func TestPlansGoByID(t *testing.T) {
 		known := []any{ids, hashes, make([]*string, portionRows)}
 		all := append(slices.Clone(known), ids, make([]*int, portionRows), make([]*time.Duration, portionRows), make([]*string, portionRows))
 		queries := map[string]query{
-			"update":       {markSQL(table, updateSQL(table)), known},
-			"delete":       {markSQL(&deleted, deleteSQL(&deleted)), known},
-			"park":         {parkSQL(table, time.Second), all},
-			"hold":         {holdSQL(table), all},
-			"dead letter":  {inRow{}.deadLetterSQL(table, db.own.deadLetters), all},
-			"look up":      {lookUpSQL(table), []any{ids, hashes, make([]*string, portionRows)}},
-			"payload sums": {payloadSumsSQL(table), []any{ids, hashes}},
-			"unmark":       {unmarkSQL(table), []any{ids, hashes, make([]time.Time, portionRows)}},
-			"return":       {returnSQL(table, db.own.archive, columns), []any{ids, hashes, make([]time.Time, portionRows)}},
+			"update":      {markSQL(table, updateSQL(table)), known},
+			"delete":      {markSQL(&deleted, deleteSQL(&deleted)), known},
+			"park":        {parkSQL(table, time.Second), all},
+			"hold":        {holdSQL(table), all},
+			"dead letter": {inRow{}.deadLetterSQL(table, db.own.deadLetters), all},
+			"look up":     {lookUpSQL(table, nil), []any{ids, hashes, make([]*string, portionRows)}},
+			"read back":   {lookUpSQL(table, attributesOf(table)), []any{ids, hashes, make([]*string, portionRows)}},
+			"whole rows":  {wholeSQL(table, fieldsOf(table), 1<<20), []any{ids, hashes}},
+			"unmark":      {unmarkSQL(table), []any{ids, hashes, make([]time.Time, portionRows)}},
+			"return":      {returnSQL(table, db.own.archive, columns), []any{ids, hashes, make([]time.Time, portionRows)}},
 		}
 		for _, empty := range [][]string{
 			{`UPDATE public.outbox_messages SET processed_at = now()`, `VACUUM ANALYZE public.outbox_messages`},
@@ -153,7 +154,7 @@ func TestPlansOfExistingTables(t *testing.T) {
 			all := append(slices.Clone(known), ids, make([]*int, portionRows), make([]*time.Duration, portionRows), make([]*string, portionRows))
 			for what, q := range map[string]query{
 				"mark": {markSQL(box, updateSQL(box)), known}, "park": {parkSQL(box, time.Second), all}, "hold": {holdSQL(box), all},
-				"dead letter": {inRow{}.deadLetterSQL(box, db.own.deadLetters), all}, "look up": {lookUpSQL(box), known},
+				"dead letter": {inRow{}.deadLetterSQL(box, db.own.deadLetters), all}, "look up": {lookUpSQL(box, nil), known},
 				"unmark": {unmarkSQL(box), []any{ids, hashes, make([]time.Time, portionRows)}},
 			} {
 				rows, err := db.Conn().Query(t.Context(), "EXPLAIN (COSTS OFF) "+q.sql, q.args...)

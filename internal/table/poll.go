@@ -365,7 +365,8 @@ type lengthExpr func(t *outbox.Table, f outbox.Field) string
 func fetchSQL(
 	t *outbox.Table, mostPayload int, length lengthExpr,
 ) (sql string, fields []outbox.Field) {
-	columns, lengths, fields := valuesSQL(t, mostPayload, length)
+	fields = fieldsOf(t)
+	columns, lengths := valuesSQL(t, fields, mostPayload, length)
 	sql = fmt.Sprintf(`SELECT %s FROM %s t, LATERAL (SELECT %s OFFSET 0) n
 		WHERE t.%s = ANY ($1::text[]::%s[]) AND %s ORDER BY %s %s`,
 		columns, sourceOf(t).all(givenIDs), lengths, t.Column(outbox.ID), t.IDType,
@@ -373,24 +374,30 @@ func fetchSQL(
 	return sql, fields
 }
 
+// fieldsOf are the fields that a table has.
+func fieldsOf(t *outbox.Table) (fields []outbox.Field) {
+	for f := outbox.ID; f < outbox.NumFields; f++ {
+		if t.Layout.Has(f) {
+			fields = append(fields, f)
+		}
+	}
+	return fields
+}
+
 // valuesSQL are the columns of t and n for each field: its value, and its length where it is too long.
 // lengths are the columns of n.
 func valuesSQL(
-	t *outbox.Table, mostPayload int, length lengthExpr,
-) (columns, lengths string, fields []outbox.Field) {
+	t *outbox.Table, fields []outbox.Field, mostPayload int, length lengthExpr,
+) (columns, lengths string) {
 	var values, sizes []string
-	for f := outbox.ID; f < outbox.NumFields; f++ {
-		if !t.Layout.Has(f) {
-			continue
-		}
+	for _, f := range fields {
 		c, n := "t."+t.Column(f), fmt.Sprintf("n.n%d", f)
 		sizes = append(sizes, fmt.Sprintf("CASE WHEN pg_column_size(%s) > 64 "+
 			"THEN nullif(greatest(%s, %d), %[3]d) END AS n%d", c, length(t, f), f.Most(mostPayload), f))
 		values = append(values,
 			fmt.Sprintf("CASE WHEN %s IS NULL THEN %s END AS v%d, %[1]s AS n%[3]d", n, c, f))
-		fields = append(fields, f)
 	}
-	return strings.Join(values, ", "), strings.Join(sizes, ", "), fields
+	return strings.Join(values, ", "), strings.Join(sizes, ", ")
 }
 
 // lengthSQL is a value's length as text, in bytes. Text is not read for it; other types are rendered.

@@ -45,7 +45,7 @@ func TestLargeRowsHavePortions(t *testing.T) {
 	must(t, err)
 
 	whole := func(db *DB) error {
-		_, err := db.lookUp(t.Context(), table, rows)
+		_, err := db.lookUp(t.Context(), table, rows, nil)
 		return err
 	}
 	db := openLimited(t, url, table, 2, whole) // a single row has to be done in that time, too, on a busy machine

@@ -268,7 +268,8 @@ func OpenReplay(
 		db.Close()
 		return nil, fmt.Errorf("read delivered rows of %s: %w", t, err)
 	}
-	columns, lengths, fields := valuesSQL(t, mostPayload, lengthSQL)
+	fields := fieldsOf(t)
+	columns, lengths := valuesSQL(t, fields, mostPayload, lengthSQL)
 	id, processed := "t."+t.Column(outbox.ID), "t."+t.Column(outbox.ProcessedAt)
 	n := len(r.source.args)
 	r.source.where += fmt.Sprintf(` AND ($%[1]d = '' OR %[3]s >= nullif($%[1]d, '')::timestamptz

@@ -2,6 +2,7 @@ package table
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -61,9 +62,25 @@ type Noted struct {
 	// EndedAt is when the relay stopped, or another relay of the outbox began after it had crashed: no row
 	// was marked by it later. nil while it runs, and where the clock has gone back.
 	EndedAt *time.Time `json:"ended_at"`
+	// Forms are what the messages were like, the oldest first.
+	Forms []SentForm `json:"forms"`
 	// delivered are the times of all sessions. The last one has no end while it runs, or where it crashed and
 	// no other delivery of the outbox has begun since.
 	delivered pgtype.Multirange[pgtype.Range[pgtype.Timestamptz]]
+}
+
+// SentOf is the delivery of an outbox from a source to a stream.
+func SentOf(t *outbox.Table, source, stream, domain string) Sent {
+	return Sent{
+		Outbox: t.String(), Source: source, Shard: t.Shard.String(), Condition: t.Where,
+		Stream: stream, Domain: domain,
+	}
+}
+
+// SentForm is what messages of a delivery are like, from a sequence on.
+type SentForm struct {
+	From uint64          `json:"from"`
+	Form json.RawMessage `json:"form"`
 }
 
 // SameDelivery reports whether both rows are of the same rows of an outbox, from the same source to the
@@ -187,13 +204,13 @@ func (db *DB) readSent(
 		SELECT id, outbox, source, shard, condition, stream, domain, slot, initial, begun_at,
 			coalesce(published_as, ''),
 			stream_created, coalesce(read_sequence, 0), coalesce(read_message, ''), read_at,
-			coalesce(last_sequence, 0), noted_at, ended_at, delivered
+			coalesce(last_sequence, 0), noted_at, ended_at, forms, delivered
 		FROM `+db.own.sent+` ORDER BY outbox, source, stream, domain, condition, shard, id`)
 	known, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sent, err error) {
 		err = row.Scan(&s.id, &s.Outbox, &s.Source, &s.Shard, &s.Condition, &s.Stream, &s.Domain,
 			&s.Slot, &s.Initial, &s.BegunAt, &s.PublishedAs,
 			&s.StreamCreated, &s.ReadSequence, &s.ReadMessage, &s.ReadAt,
-			&s.LastSequence, &s.NotedAt, &s.EndedAt, &s.delivered)
+			&s.LastSequence, &s.NotedAt, &s.EndedAt, &s.Forms, &s.delivered)
 		return s, err
 	})
 	if err != nil {
@@ -381,22 +398,31 @@ func (db *DB) SlotInUse(ctx context.Context, of Sent) (used bool, err error) {
 }
 
 // NoteRead writes that a session begins, of deliveries of which [DB.Sent] has returned the rows: before it
-// marks a row. Of those in compared all rows that are marked are in the stream, or pending again.
+// marks a row. Of those in compared all rows that are marked are in the stream, or pending again. The rows
+// have the forms that are to be written.
 func (db *DB) NoteRead(ctx context.Context, of []Sent, read Noted, compared []Sent) error {
+	forms := make([]string, len(of))
+	for i := range of {
+		text, err := json.Marshal(of[i].Forms)
+		if err != nil {
+			return err
+		}
+		forms[i] = string(text)
+	}
 	return db.changeSent(ctx, `
 WITH noted AS (
 	UPDATE {sent} s SET stream_created = $2, read_sequence = $3, read_message = $4,
-		read_at = CASE WHEN id = ANY($5) THEN now() END, last_sequence = $6,
-		noted_at = greatest(noted_at, now()), ended_at = NULL,
+		read_at = CASE WHEN s.id = ANY($5) THEN now() END, last_sequence = $6,
+		noted_at = greatest(noted_at, now()), ended_at = NULL, forms = n.forms::jsonb,
 		delivered = delivered + tstzmultirange(tstzrange(CASE WHEN upper(delivered) > now() OR EXISTS (
 			SELECT FROM {sent} o, unnest(o.delivered) d
 			WHERE o.outbox = s.outbox AND o.id <> s.id AND lower(d) >= upper(s.delivered)
 		) THEN now() ELSE coalesce(upper(delivered), now()) END, NULL))
-	WHERE id = ANY($1) RETURNING 1
+	FROM unnest($1::bigint[], $7::text[]) n (id, forms) WHERE s.id = n.id RETURNING 1
 )
 SELECT count(*) FROM noted WHERE `+pg.OwnPath,
 		ids(of), read.StreamCreated, int64(read.ReadSequence), read.ReadMessage, ids(compared),
-		int64(read.LastSequence))
+		int64(read.LastSequence), forms)
 }
 
 // NoteLast writes the greatest sequence that a session was told. ended: it marks nothing any more. Where the
