@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -305,5 +306,53 @@ func TestUntrustedVersionTables(t *testing.T) {
 			kind, _, _ := strings.Cut(strings.TrimPrefix(sql, "CREATE "), " ")
 			exec(t, conn, `DROP `+kind+` walpost_migrations_relay`)
 		})
+	}
+}
+
+// TestOnlyItsOwnIsGiven: while a superuser's migration waits for a name, the owner of the schema makes a function there, which would then
+// run as the tables' owner, and renames the schema. The function stays his, and the schema where it is.
+func TestOnlyItsOwnIsGiven(t *testing.T) {
+	url := testenv.SharedPostgres(t).NewDB(t)
+	conn, stranger, other := connect(t, url), connect(t, url), connect(t, url)
+	of := conn.Config().Database
+	exec(t, conn, strings.ReplaceAll(`CREATE ROLE stranger_{of}; CREATE ROLE owner_{of}; CREATE SCHEMA shop AUTHORIZATION stranger_{of}`, "{of}", of))
+	exec(t, stranger, `SET ROLE stranger_`+of+`; BEGIN; CREATE TABLE shop.outbox_sent ()`)
+	boxes := outboxes()
+	for i := range boxes {
+		boxes[i].Schema = "shop"
+	}
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := migrations.New(cfg, boxes, migrations.Relay)
+	defer r.Close() //nolint:errcheck // its statements have ended
+	r.Own.Schema, r.Owner, r.SetUp = "shop", "owner_"+of, true
+	up := make(chan error, 1)
+	go func() {
+		_, err := r.Up(t.Context(), migrations.Latest)
+		up <- err
+	}()
+	for waits, until := false, time.Now().Add(testenv.Patience); !waits; time.Sleep(10 * time.Millisecond) {
+		err := conn.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits)
+		if err != nil || time.Now().After(until) {
+			t.Fatalf("the migration does not wait: %v", err)
+		}
+	}
+	exec(t, other, `SET ROLE stranger_`+of+`; SET lock_timeout = '200ms'; CREATE FUNCTION shop.his() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN RETURN NEW; END'`)
+	if _, err := other.Exec(t.Context(), `ALTER SCHEMA shop RENAME TO away`); err == nil {
+		t.Error("the schema was renamed")
+	}
+	exec(t, stranger, `ROLLBACK`)
+	if err := <-up; err != nil {
+		t.Fatal(err)
+	}
+	var his, sent string
+	if err := conn.QueryRow(t.Context(), `SELECT (SELECT pg_get_userbyid(proowner) FROM pg_proc WHERE proname = 'his'),
+		(SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('shop.outbox_sent'))`).Scan(&his, &sent); err != nil {
+		t.Fatal(err)
+	}
+	if his != "stranger_"+of || sent != "owner_"+of {
+		t.Errorf("the function belongs to %s, and outbox_sent to %s", his, sent)
 	}
 }

@@ -112,7 +112,14 @@ func (r *Runner) makeNotifyFunction(ctx context.Context, conn *pgx.Conn, schema 
 		if err == nil && !acts {
 			return r.checkNotifyFunction(ctx, tx, schema)
 		}
+		b, err := newBeside(ctx, tx, schema, r.Own.Owner)
+		if err != nil {
+			return err
+		}
 		if _, err = tx.Exec(ctx, sql); err != nil {
+			return err
+		}
+		if err := b.give(ctx, tx); err != nil {
 			return err
 		}
 		return r.checkNotifyFunction(ctx, tx, schema)

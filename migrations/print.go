@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -24,7 +25,7 @@ func Print(w io.Writer, to int64, schema string, outboxes []*outbox.Table, only 
 	b.WriteString("-- The tables of walpost, for a migration tool of your own or for psql:\n" +
 		"--   psql --single-transaction --set ON_ERROR_STOP=1 --file=FILE\n" +
 		"-- A database gets them from here or from `walpost migrate up`, never from both.\n")
-	b.WriteString("SET search_path = pg_catalog, pg_temp;\n")
+	b.WriteString(pg.ScriptHead)
 	for _, m := range All(outboxes, schema, only...) {
 		if m.Version > to {
 			continue
@@ -38,7 +39,6 @@ func Print(w io.Writer, to int64, schema string, outboxes []*outbox.Table, only 
 	if to == Latest && (len(only) == 0 || slices.Contains(only, Relay)) {
 		printShardIndexes(&b, outboxes)
 	}
-	b.WriteString("\nRESET search_path;\n") // what follows names its schemas
 	_, err := w.Write(b.Bytes())
 	return err
 }

@@ -3,8 +3,10 @@ package migrations
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -143,6 +145,11 @@ func (r *Runner) run(
 				if _, err := s.file.line.exists(ctx, tx, r.Own, r.SetUp); err != nil {
 					return err
 				}
+				if down {
+					if err := r.trusts(ctx, tx, s); err != nil {
+						return err
+					}
+				}
 				begun := time.Now()
 				if err := s.run(ctx, tx, schema, down); err != nil {
 					return err
@@ -156,6 +163,19 @@ func (r *Runner) run(
 		return nil, explain(err)
 	}
 	return done, nil
+}
+
+// trusts fails where the session does not trust the owners of the tables that a migration takes back: it
+// reads them.
+func (r *Runner) trusts(ctx context.Context, tx pgx.Tx, s State) error {
+	var names []string
+	for _, made := range madeInFile.FindAllStringSubmatch(s.file.up, -1) {
+		if made[1] == "TABLE" {
+			names = append(names, strings.TrimPrefix(made[2], schemaMark))
+		}
+	}
+	_, err := r.Own.Find(ctx, tx.Conn(), names...)
+	return err
 }
 
 // withLock runs f on the connection, under a lock that keeps other runners out. It tries again and again for
@@ -210,7 +230,10 @@ func (r *Runner) states(ctx context.Context, conn *pgx.Conn, schema string) (sta
 	for _, l := range linesOf(r.only) {
 		at, err := l.applied(ctx, conn, r.Own, r.SetUp)
 		if pg.IsUntrusted(err) && r.SetUp {
-			at, err = slices.Repeat([]time.Time{time.Now()}, len(l.steps)), nil
+			var his bool
+			if his, err = r.madeByOwner(ctx, conn, l, err); his {
+				at = slices.Repeat([]time.Time{time.Now()}, len(l.steps))
+			}
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read which migrations are applied: %w", err)
@@ -227,6 +250,21 @@ func (r *Runner) states(ctx context.Context, conn *pgx.Conn, schema string) (sta
 		}
 	}
 	return states, nil
+}
+
+// madeByOwner reports whether a version table that a superuser does not read belongs to a role that the
+// relay's will trust, or to another relay's: then its tables are there. Else it returns the error.
+func (r *Runner) madeByOwner(ctx context.Context, conn *pgx.Conn, l *line, untrusted error) (bool, error) {
+	var his bool
+	err := conn.QueryRow(ctx, `SELECT `+pg.TrustedSQL("c", "n", "o", "$3", "$4", "$5")+` OR o.rolreplication
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_roles o ON o.oid = c.relowner
+		WHERE n.nspname = $1 AND c.relname = $2`,
+		r.Own.Schema, VersionTable+"_"+l.name, cmp.Or(r.Owner, r.Own.Owner), r.Own.Schemas, r.Own.Names).
+		Scan(&his)
+	if err == nil && !his || errors.Is(err, pgx.ErrNoRows) {
+		err = untrusted
+	}
+	return his, err
 }
 
 // checkOld refuses a database whose tables were made before each group had its own versions.

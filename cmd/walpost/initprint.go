@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/setup"
 )
 
@@ -13,6 +14,7 @@ import (
 func printScript(w io.Writer, c *initConfig, steps []*setup.Step, nats string) error {
 	fmt.Fprintln(w, "-- For psql, in the application's database. "+
 		"Nothing was changed, and no file was written: walpost init does both.")
+	fmt.Fprint(w, "\n"+pg.ScriptHead)
 	for _, step := range steps {
 		if step.Done {
 			fmt.Fprintf(w, "\n-- %s\n-- It is there already.\n", step.Why)

@@ -281,6 +281,32 @@ func TestTrapsOnASuperusersTables(t *testing.T) {
 	if execute(t.Context(), []string{"migrate", "up", "--only", "relay"}, &out, &out) != 0 {
 		t.Fatal(&out)
 	}
+	// What another role can do to a table, or has done, so that a superuser's statement would run his code.
+	exec(`CREATE FUNCTION mine() RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true'; ALTER FUNCTION mine() OWNER TO thief_{of}`)
+	for _, c := range []struct{ make, undo, want string }{
+		{`GRANT TRIGGER ON outbox_messages TO thief_{of}`, `REVOKE ALL ON outbox_messages FROM thief_{of}`, `the right TRIGGER on public.outbox_messages belongs to role "thief_`},
+		{`GRANT REFERENCES ON outbox_messages_archive TO thief_{of}`, `REVOKE ALL ON outbox_messages_archive FROM thief_{of}`, `the right REFERENCES on public.outbox_messages_archive belongs to role "thief_`},
+		{`GRANT REFERENCES (id) ON outbox_messages TO thief_{of}`, `REVOKE ALL (id) ON outbox_messages FROM thief_{of}`, `the right REFERENCES on public.outbox_messages belongs to role "thief_`},
+		{
+			`GRANT REFERENCES ON outbox_messages TO thief_{of}; SET ROLE thief_{of}; CREATE TABLE child (id bigint REFERENCES outbox_messages ON DELETE CASCADE); RESET ROLE; REVOKE ALL ON outbox_messages FROM thief_{of}`,
+			`DROP TABLE child`, `table public.child, which refers to public.outbox_messages, belongs to role "thief_`,
+		},
+		{`ALTER TABLE outbox_messages_archive_default OWNER TO thief_{of}`, `ALTER TABLE outbox_messages_archive_default OWNER TO CURRENT_USER; GRANT ALL ON outbox_messages_archive_default TO CURRENT_USER`, `table public.outbox_messages_archive_default belongs to role "thief_`},
+		{`ALTER TABLE outbox_messages ADD CONSTRAINT his CHECK (mine())`, `ALTER TABLE outbox_messages DROP CONSTRAINT his`, `function public.mine() of public.outbox_messages belongs to role "thief_`},
+		{`ALTER TABLE outbox_sent ALTER shard SET DEFAULT mine()::text`, `ALTER TABLE outbox_sent ALTER shard DROP DEFAULT`, `function public.mine() of public.outbox_sent belongs to role "thief_`},
+		{`CREATE INDEX his ON outbox_messages ((mine()))`, `DROP INDEX his`, `function public.mine() of public.outbox_messages belongs to role "thief_`},
+		{`CREATE DOMAIN his AS text; ALTER DOMAIN his OWNER TO thief_{of}; ALTER TABLE outbox_messages ADD x his`, `ALTER TABLE outbox_messages DROP x; DROP DOMAIN his`, `type public.his of public.outbox_messages belongs to role "thief_`},
+		{`ALTER DATABASE {of} OWNER TO thief_{of}`, `ALTER DATABASE {of} OWNER TO CURRENT_USER`, `belongs to role "thief_`},
+		{`CREATE ROLE boss_{of} SUPERUSER; ALTER TABLE outbox_messages OWNER TO thief_{of}; SET ROLE boss_{of}`, `RESET ROLE; ALTER TABLE outbox_messages OWNER TO CURRENT_USER`, `table public.outbox_messages belongs to role "thief_`},
+	} {
+		exec(c.make)
+		for _, args := range [][]string{{"dlq", "list"}, {"doctor"}, {"run", "--once"}} {
+			if said := call(args...); !strings.Contains(said, c.want) {
+				t.Errorf("%s: %q says %s", c.make, args, said)
+			}
+		}
+		exec(c.undo)
+	}
 	exec(`GRANT ALL ON outbox_messages, outbox_sent TO thief_{of}; SET ROLE thief_{of};
 		CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO caught VALUES (current_user); RETURN NEW; END'; RESET ROLE`)
 	for _, table := range []string{"outbox_messages", "outbox_sent"} {
@@ -290,7 +316,7 @@ func TestTrapsOnASuperusersTables(t *testing.T) {
 			commands = commands[:2] // the last one does nothing with it
 		}
 		for _, args := range commands {
-			if said := call(args...); !strings.Contains(said, "the function of trigger spy of public."+table) {
+			if said := call(args...); !strings.Contains(said, "function public.spy() of public."+table) {
 				t.Errorf("%q says %s", args, said)
 			}
 		}

@@ -52,9 +52,13 @@ func Untrusted(fix, format string, args ...any) error {
 // IsUntrusted reports whether an error is that of [Untrusted].
 func IsUntrusted(err error) bool { return hint.CodeOf(err) == "table-untrusted" }
 
-// SuperSQL reports whether the session is a superuser's, whatever role it has taken on: code may give that
-// up.
-const SuperSQL = `(SELECT bool_or(rolsuper) FROM pg_roles WHERE rolname IN (current_user, session_user))`
+// SuperSQL reports whether the session is a superuser's, or whether code in it could become one: of a member
+// of such a role, or of one that may run programs or read and write files of the server. Code may give up the
+// role that the session has taken on.
+const SuperSQL = `(SELECT bool_or(r.rolsuper OR r.rolname IN
+		('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files'))
+	FROM pg_roles r JOIN pg_roles s ON pg_has_role(s.oid, r.oid, 'MEMBER')
+	WHERE s.rolname IN (current_user, session_user))`
 
 // GivesToSQL is the condition that the session may give what it owns to a role, by its OID. Up to PostgreSQL
 // 15 every member may.
@@ -129,41 +133,69 @@ const superFix = "use another role's URL in postgres.url, such as the owner's or
 	"owner in postgres.owner, which trusts it with what a superuser may do"
 
 // superTrusts fails where a superuser's session would run code of a role that is no superuser, and that the
-// configuration does not name: of an outbox or its partitions, of a trigger, of what the schema's owner makes
-// there in place of a table, or of an outbox that is missing until somebody makes it.
+// configuration does not name. Such code belongs to a table or one of its partitions, or can be put there: by
+// the owner of the schema or the database, by who may make triggers, foreign keys, or an outbox that is
+// missing.
 func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) error {
 	var what, owner string
 	err := conn.QueryRow(ctx, `
 		WITH RECURSIVE named AS (
-			SELECT b.schema, b.name, n.oid AS namespace, c.oid
+			SELECT b.schema, b.name, n.oid AS namespace, n.nspowner, c.oid
 			FROM unnest($2::text[], $3::text[]) b(schema, name)
 				LEFT JOIN pg_namespace n ON n.nspname = b.schema
 				LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = b.name
-		), outboxes(oid) AS (
-			SELECT oid FROM named WHERE oid IS NOT NULL
-			UNION SELECT i.inhrelid FROM outboxes o JOIN pg_inherits i ON i.inhparent = o.oid
+		), own AS (
+			SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE n.nspname = $1 AND c.relname = ANY ($5)
+		), tables(oid) AS (
+			SELECT oid FROM (SELECT oid FROM named WHERE oid IS NOT NULL UNION SELECT oid FROM own) x
+			UNION SELECT i.inhrelid FROM tables t JOIN pg_inherits i ON i.inhparent = t.oid
 		), database AS (
-			SELECT datdba AS owner, coalesce(datacl, acldefault('d', datdba)) AS acl
+			SELECT datname, datdba AS owner, coalesce(datacl, acldefault('d', datdba)) AS acl
 			FROM pg_database WHERE datname = current_database()
+		), parts(class, oid, of) AS (
+			SELECT 'pg_constraint'::regclass, oid, conrelid FROM pg_constraint
+			UNION ALL SELECT 'pg_attrdef'::regclass, oid, adrelid FROM pg_attrdef
+			UNION ALL SELECT 'pg_class'::regclass, indexrelid, indrelid FROM pg_index
+			UNION ALL SELECT 'pg_policy'::regclass, oid, polrelid FROM pg_policy
+			UNION ALL SELECT 'pg_rewrite'::regclass, oid, ev_class FROM pg_rewrite
+		), used AS (
+			SELECT d.refclassid AS class, d.refobjid AS oid, p.of
+			FROM parts p JOIN tables t ON t.oid = p.of
+				JOIN pg_depend d ON d.classid = p.class AND d.objid = p.oid
+			UNION ALL SELECT 'pg_proc'::regclass, tgfoid, tgrelid
+			FROM pg_trigger JOIN tables t ON t.oid = tgrelid WHERE NOT tgisinternal
+			UNION ALL SELECT 'pg_type'::regclass, atttypid, attrelid
+			FROM pg_attribute JOIN tables t ON t.oid = attrelid WHERE NOT attisdropped
 		)
 		SELECT w.what, coalesce(r.rolname::text, 'PUBLIC') FROM (
 			SELECT 1, concat('table ', c.oid::regclass) AS what, c.relowner AS owner
-			FROM pg_class c JOIN outboxes USING (oid)
+			FROM pg_class c JOIN tables USING (oid) WHERE oid NOT IN (SELECT oid FROM own)
 			UNION ALL SELECT 2, concat('schema ', nspname), nspowner
-			FROM pg_namespace WHERE nspname = $1
-				OR oid IN (SELECT relnamespace FROM pg_class c JOIN outboxes USING (oid))
-			UNION ALL SELECT 3, concat('the function of trigger ', g.tgname, ' of ', g.tgrelid::regclass),
-				p.proowner
-			FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
-			WHERE NOT g.tgisinternal AND (g.tgrelid IN (SELECT oid FROM outboxes) OR g.tgrelid IN (
-				SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-				WHERE n.nspname = $1 AND c.relname = ANY ($5)))
-			UNION ALL SELECT 4,
+			FROM pg_namespace WHERE nspname = $1 OR oid IN (SELECT namespace FROM named)
+				OR oid IN (SELECT relnamespace FROM pg_class c JOIN tables USING (oid))
+			UNION ALL SELECT 3,
 				concat('the right to make table ', m.schema, '.', m.name, ', which is missing,'), a.grantee
 			FROM named m CROSS JOIN database d LEFT JOIN pg_namespace n ON n.oid = m.namespace
 				CROSS JOIN aclexplode(CASE WHEN n.oid IS NULL THEN d.acl
 					ELSE coalesce(n.nspacl, acldefault('n', n.nspowner)) END) a
 			WHERE m.oid IS NULL AND a.privilege_type = 'CREATE'
+			UNION ALL SELECT 4, concat('database ', datname), owner FROM database
+			UNION ALL SELECT 5, concat('function ', p.oid::regprocedure, ' of ', u.of::regclass), p.proowner
+			FROM used u JOIN pg_proc p ON p.oid = u.oid WHERE u.class = 'pg_proc'::regclass
+			UNION ALL SELECT 5, concat('operator ', p.oid::regoperator, ' of ', u.of::regclass), p.oprowner
+			FROM used u JOIN pg_operator p ON p.oid = u.oid WHERE u.class = 'pg_operator'::regclass
+			UNION ALL SELECT 5, concat('type ', p.oid::regtype, ' of ', u.of::regclass), p.typowner
+			FROM used u JOIN pg_type p ON p.oid = u.oid WHERE u.class = 'pg_type'::regclass
+			UNION ALL SELECT 6, concat('table ', c.oid::regclass, ', which refers to ', f.confrelid::regclass,
+				','), c.relowner
+			FROM pg_constraint f JOIN tables t ON t.oid = f.confrelid JOIN pg_class c ON c.oid = f.conrelid
+			UNION ALL SELECT 7, concat('the right ', a.privilege_type, ' on ', c.oid::regclass), a.grantee
+			FROM pg_class c JOIN tables USING (oid), aclexplode(c.relacl) a
+			WHERE a.privilege_type IN ('TRIGGER', 'REFERENCES')
+			UNION ALL SELECT 7, concat('the right REFERENCES on ', attrelid::regclass), a.grantee
+			FROM pg_attribute JOIN tables t ON t.oid = attrelid, aclexplode(attacl) a
+			WHERE a.privilege_type = 'REFERENCES'
 		) w (ord, what, owner) LEFT JOIN pg_roles r ON r.oid = CASE
 			WHEN w.owner <> 0 AND pg_get_userbyid(w.owner) = 'pg_database_owner'
 			THEN (SELECT owner FROM database) ELSE w.owner END

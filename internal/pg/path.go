@@ -13,6 +13,10 @@ import (
 // first for tables and types, and a trigger of an outbox may have made one there.
 const path = "pg_catalog, pg_temp"
 
+// ScriptHead begins a script for psql: what the database's owner has set may mean other functions, or read
+// literals in another way.
+const ScriptHead = "SET search_path = " + path + ";\nSET standard_conforming_strings = on;\n"
+
 // readSQL names everything by its schema: it runs with the role's own search_path. It sets nothing where the
 // server process is another one than the connection was told (%d), see [prove].
 const readSQL = `SELECT pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d,
@@ -21,11 +25,14 @@ const readSQL = `SELECT pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
 		THEN pg_catalog.set_config('walpost.search_path',
 			pg_catalog.current_setting('search_path'), false) END,
 	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
-		THEN pg_catalog.set_config('search_path', '` + path + `', false) END`
+		THEN pg_catalog.set_config('search_path', '` + path + `', false) END,
+	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
+		THEN pg_catalog.set_config('standard_conforming_strings', 'on', false) END`
 
 const setSQL = `SELECT
 	pg_catalog.set_config('walpost.search_path', pg_catalog.current_setting('search_path'), false),
-	pg_catalog.set_config('search_path', '` + path + `', false)`
+	pg_catalog.set_config('search_path', '` + path + `', false),
+	pg_catalog.set_config('standard_conforming_strings', 'on', false)`
 
 // schemasKey is where a connection keeps the schemas of the role's own search_path.
 const schemasKey = "walpost.schemas"

@@ -16,6 +16,7 @@ import (
 // facts are what the server says. Pgx fills them in by their order.
 type facts struct {
 	User, Database, Version             string
+	Number                              int // of the version
 	Superuser, CreatesRoles, Replicates bool
 	WALLevel                            string
 	Standby                             bool
@@ -36,6 +37,7 @@ type facts struct {
 }
 
 var factsSQL = `SELECT current_user::text, current_database()::text, current_setting('server_version'),
+	current_setting('server_version_num')::int,
 	me.rolsuper, me.rolsuper OR me.rolcreaterole, me.rolsuper OR me.rolreplication,
 	coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')), pg_is_in_recovery(),
 	o.name, owner.oid IS NOT NULL, coalesce(` + pg.GivesToSQL("owner.oid") + `, false), n.oid IS NOT NULL,
@@ -97,9 +99,13 @@ func (s *Setup) refuse() error {
 	case !f.OwnerExists && !f.CreatesRoles:
 		return hint.Errorf("give --owner a role that exists", "role %q does not exist", f.Owner)
 	case f.OwnerExists && !f.IsOwner && !(s.relayOwns() && f.CreatesRoles):
-		return hint.Errorf(fmt.Sprintf("GRANT %s TO %s, or choose another with --owner",
-			outbox.QuoteIdent(f.Owner), outbox.QuoteIdent(f.User)),
-			"%q is no member of role %q, which is to own the tables", f.User, f.Owner)
+		with := ""
+		if f.Number >= 160000 {
+			with = " WITH SET TRUE"
+		}
+		return hint.Errorf(fmt.Sprintf("GRANT %s TO %s%s, or choose another with --owner",
+			outbox.QuoteIdent(f.Owner), outbox.QuoteIdent(f.User), with),
+			"%q may not act as role %q, which is to own the tables", f.User, f.Owner)
 	case s.cfg.App != "" && !f.AppExists:
 		return hint.Errorf("create it first, or check the name behind --app",
 			"role %q of the application does not exist", s.cfg.App)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 )
@@ -125,16 +126,16 @@ func (s *Setup) places(ctx context.Context) (steps []*Step, err error) {
 	owner, schema := outbox.QuoteIdent(s.facts.Owner), outbox.QuoteIdent(s.schema())
 	database := outbox.QuoteIdent(s.facts.Database)
 	if !s.facts.OwnerCreatesInDatabase && !s.cfg.Poll {
-		steps = append(steps, s.exec("The owner makes the publication.",
-			fmt.Sprintf("GRANT CREATE ON DATABASE %s TO %s", database, owner)))
+		steps = append(steps, s.grant("The owner makes the publication.",
+			Grant{privileges("CREATE"), "DATABASE", database, s.facts.Owner}))
 	}
 	switch {
 	case !s.facts.SchemaExists:
 		steps = append(steps, s.exec("The schema of the tables.",
 			fmt.Sprintf("CREATE SCHEMA %s AUTHORIZATION %s", schema, owner)))
 	case !s.facts.OwnerCreatesInSchema:
-		steps = append(steps, s.exec("The owner makes the tables.",
-			fmt.Sprintf("GRANT CREATE ON SCHEMA %s TO %s", schema, owner)))
+		steps = append(steps, s.grant("The owner makes the tables.",
+			Grant{privileges("CREATE"), "SCHEMA", schema, s.facts.Owner}))
 	}
 	for _, role := range []string{s.cfg.Role, s.cfg.App} {
 		if role == "" {
@@ -149,11 +150,31 @@ func (s *Setup) places(ctx context.Context) (steps []*Step, err error) {
 				return nil, err
 			}
 			if !held {
-				steps = append(steps, s.exec("The role reaches the tables.", g.SQL()))
+				steps = append(steps, s.grant("The role reaches the tables.", g))
 			}
 		}
 	}
 	return steps, nil
+}
+
+// grant is a step that fails where PostgreSQL only warns: who may grant nothing grants nothing.
+func (s *Setup) grant(why string, g Grant) *Step {
+	step := s.exec(why, g.SQL())
+	grants := step.do
+	step.do = func(ctx context.Context) error {
+		err := grants(ctx)
+		if err != nil {
+			return err
+		}
+		held, err := g.held(ctx, s.conn, g.Role)
+		if err == nil && !held {
+			err = hint.Errorf(
+				"run `walpost init` as the owner of the database, or as a superuser: --postgres-url",
+				"%q may not do that: %s", s.facts.User, g.SQL())
+		}
+		return err
+	}
+	return step
 }
 
 // present is a role that exists, or else all roles.

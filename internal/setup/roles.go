@@ -24,7 +24,7 @@ func (s *Setup) wal(context.Context) ([]*Step, error) {
 	}
 	const sql = "ALTER SYSTEM SET wal_level = 'logical'"
 	const why = "The server writes into its WAL what a slot needs, from its next restart on."
-	step := &Step{Why: why, SQL: []string{sql, "SELECT pg_reload_conf()"}, do: s.setWALLevel}
+	step := &Step{Why: why, SQL: []string{sql, "SELECT pg_catalog.pg_reload_conf()"}, do: s.setWALLevel}
 	switch {
 	case s.facts.WALLevel == "logical":
 		step.Why, step.Done = "The server writes into its WAL what a slot needs.", true
@@ -137,7 +137,9 @@ func loginRole(cfg Config) string { return "CREATE ROLE " + outbox.QuoteIdent(cf
 
 // mayReplicate reports whether the acting role may make one that replicates. Before 16 only a superuser may,
 // and from then on who may replicate himself.
-func (s *Setup) mayReplicate() bool { return s.facts.Superuser || s.facts.Replicates }
+func (s *Setup) mayReplicate() bool {
+	return s.facts.Superuser || s.facts.Replicates && s.facts.Number >= 160000
+}
 
 // attributes gives the relay's role what it lacks; nil is nothing.
 func (s *Setup) attributes() *Step {

@@ -136,14 +136,16 @@ func (s *Setup) Owner() string {
 	return s.facts.Owner
 }
 
-// OwnersName is what the relay needs as postgres.owner: the owner of walpost's tables that are there, where
-// the relay's role does not trust that one without it.
+// OwnersName is what the relay needs as postgres.owner: another relay's role, where walpost's tables are
+// there and belong to it, and this relay's does not trust it without that. Such a role may read everything
+// anyway.
 func (s *Setup) OwnersName(ctx context.Context) (name string, err error) {
 	own := pg.OwnOf(s.schema(), "", s.cfg.Outboxes)
 	err = s.conn.QueryRow(ctx, `SELECT coalesce((
 		SELECT r.rolname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 			JOIN pg_roles r ON r.oid = c.relowner
-		WHERE c.oid = to_regclass($1) AND NOT `+pg.TrustedSQL("c", "n", "r", "$2", "$3", "$4")+`), '')`,
+		WHERE c.oid = to_regclass($1) AND r.rolreplication
+			AND NOT `+pg.TrustedSQL("c", "n", "r", "$2", "$3", "$4")+`), '')`,
 		own.Named(table.DeadLetters), s.cfg.Role, own.Schemas, own.Names).Scan(&name)
 	return name, err
 }
@@ -268,7 +270,7 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 // tablesScript makes the tables in one transaction, in which their owner gets them last.
 func (s *Setup) tablesScript() (string, error) {
 	var b strings.Builder
-	b.WriteString("BEGIN;\n")
+	b.WriteString("BEGIN;\n" + migrations.HoldSchemaSQL(s.schema()) + ";\n")
 	err := migrations.Print(&b, migrations.Latest, s.schema(), s.cfg.Outboxes, migrations.Relay)
 	if owner := s.otherOwner(); err == nil && owner != "" {
 		b.WriteByte('\n')

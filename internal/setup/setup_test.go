@@ -291,7 +291,7 @@ func TestWithoutSuperuser(t *testing.T) {
 		// Where nothing can be done, it says so before it does anything.
 		r.exec(`CREATE ROLE stranger LOGIN`)
 		r.cfg.Admin.URL = pg.URLFor("stranger", "shop2")
-		r.fails(`"stranger" is no member of role "walpost2", which is to own the tables`)
+		r.fails(`"stranger" may not act as role "walpost2", which is to own the tables`)
 		r.cfg.Owner, r.cfg.Role = "stranger", "third"
 		r.fails(`role "third" does not exist, and "stranger" may not create roles`)
 		r.cfg.Admin.URL, r.cfg.App = pg.URLFor("master", "shop2"), "nobody"
