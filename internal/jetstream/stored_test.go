@@ -2,6 +2,7 @@ package jetstream_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -36,7 +37,7 @@ func TestStoredMessage(t *testing.T) {
 		}
 		for _, payload := range []string{`{"n": 1}`, "  [1,\t2]\n", "null", `"text"`, `a "text" \u0041`, " text ", "\xff\x00", ""} {
 			ev := &outbox.Event{Table: table}
-			ev.Values[outbox.ID], ev.Values[outbox.EventType], ev.Values[outbox.Payload] = []byte("1"), []byte("a.b"), []byte(payload)
+			ev.Values[outbox.ID], ev.Values[outbox.EventType], ev.Values[outbox.Payload] = fmt.Append(nil, seq), []byte("a.b"), []byte(payload)
 			header, body, err := e.Build(ev, publish.Stamp{Ref: ev.Ref()})
 			if err != nil {
 				t.Fatal(err)

@@ -144,11 +144,14 @@ func (db *DB) lookUp(
 	return states, nil
 }
 
-// attributesOf are the fields of a table that an event is made of, except the payload.
+// eventFieldsOf are the fields of a table that an event is made of.
+func eventFieldsOf(t *outbox.Table) []outbox.Field {
+	return slices.DeleteFunc(fieldsOf(t), func(f outbox.Field) bool { return f > outbox.LastHeader })
+}
+
+// attributesOf are those except the payload.
 func attributesOf(t *outbox.Table) []outbox.Field {
-	return slices.DeleteFunc(fieldsOf(t), func(f outbox.Field) bool {
-		return f == outbox.Payload || f > outbox.LastHeader
-	})
+	return slices.DeleteFunc(eventFieldsOf(t), func(f outbox.Field) bool { return f == outbox.Payload })
 }
 
 // attributesSQL are the values of fields as further columns, and what is to be joined for them.

@@ -54,7 +54,7 @@ func TestPlansGoByID(t *testing.T) {
 			"dead letter": {inRow{}.deadLetterSQL(table, db.own.deadLetters), all},
 			"look up":     {lookUpSQL(table, nil), []any{ids, hashes, make([]*string, portionRows)}},
 			"read back":   {lookUpSQL(table, attributesOf(table)), []any{ids, hashes, make([]*string, portionRows)}},
-			"whole rows":  {wholeSQL(table, fieldsOf(table), 1<<20), []any{ids, hashes}},
+			"whole rows":  {wholeSQL(table, eventFieldsOf(table), 1<<20), []any{ids, hashes}},
 			"unmark":      {unmarkSQL(table), []any{ids, hashes, make([]time.Time, portionRows)}},
 			"return":      {returnSQL(table, db.own.archive, columns), []any{ids, hashes, make([]time.Time, portionRows)}},
 		}

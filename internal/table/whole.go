@@ -14,7 +14,7 @@ import (
 func (db *DB) Whole(
 	ctx context.Context, t *outbox.Table, rows []Row, mostPayload int, see func(n int, ev *outbox.Event),
 ) error {
-	fields := fieldsOf(t)
+	fields := eventFieldsOf(t)
 	sql := wholeSQL(t, fields, mostPayload)
 	all := make([]int, len(rows))
 	for i := range all {
