@@ -356,6 +356,17 @@ func (p *Publisher) LastSeq() uint64 {
 	return p.highest
 }
 
+// Settled is a sequence up to which every message was released, Base before the first. ok is false as long as
+// messages that were stored before the publisher are not, see Reserve.
+func (p *Publisher) Settled() (seq uint64, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ring.tail == p.ring.head {
+		return p.highest, p.reserve == 0
+	}
+	return max(p.cfg.Base, p.ring.settled), p.reserve == 0
+}
+
 // Progress reports whether anything was stored.
 func (p *Publisher) Progress() bool { return p.LastSeq() > p.cfg.Base }
 

@@ -77,6 +77,7 @@ func (p *Publisher) replied() {
 
 func (p *Publisher) onStored(s *entry, index, seq uint64) {
 	p.highest, p.first = max(p.highest, seq), false
+	s.ack = seq
 	p.ring.replied(s, stored)
 	if s.delivery.Replay != 0 {
 		s.delivery.Tag.(Replayed).Stored(seq)

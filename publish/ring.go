@@ -51,6 +51,7 @@ type entry struct {
 type ring struct {
 	entries    [jetstream.U]entry
 	tail, head uint64
+	settled    uint64 // the greatest sequence below tail
 	low        uint64 // every message below it has had its reply
 	inflight   int
 	bytes      int
@@ -86,6 +87,7 @@ func (r *ring) release(i uint64) {
 	s := r.at(i)
 	s.state, s.delivery = released, Delivery{}
 	for r.tail < r.head && r.at(r.tail).state == released {
+		r.settled = max(r.settled, r.at(r.tail).ack)
 		r.tail++
 	}
 }

@@ -11,9 +11,32 @@ import (
 // row, so marks that a relay has made reach back two steps. A variable for tests.
 var mostCompared = 8 * jetstream.U
 
-// clocks is how far the two servers' clocks may be apart. A mark from longer before its message was
-// stored is no relay's, and would have everything since then read.
-const clocks = time.Hour
+// clocks is how much the difference of the two servers' clocks may have changed since messages were stored.
+// If the leader does not tell its time, mostApart is how far they may be apart.
+const (
+	clocks    = 10 * time.Second
+	mostApart = time.Hour
+)
+
+// tableTimes are what is known of a table's marks.
+type tableTimes struct {
+	// ahead is how far JetStream's clock is ahead of the times of marks, at most.
+	ahead time.Duration
+	// oldest is the oldest mark in the table. Rows that were marked before may have been deleted.
+	oldest time.Time
+	stays  bool // marked rows do
+}
+
+// isOwn reports whether a row may have been marked for a message: not before that was stored. A mark from
+// before is that of an earlier message, of which this one is a copy.
+func (t *tableTimes) isOwn(stored, marked time.Time) bool {
+	return !marked.Before(stored.Add(-t.ahead - clocks))
+}
+
+// mayBeGone reports whether the row of a message may have been deleted by now.
+func (t *tableTimes) mayBeGone(stored time.Time) bool {
+	return !t.stays || t.oldest.IsZero() || stored.Add(-t.ahead-clocks).Before(t.oldest)
+}
 
 // marksRead is what the backward scan keeps for the comparison of marks and stream.
 type marksRead struct {
@@ -31,7 +54,7 @@ type marksRead struct {
 	// changed are rows whose content differs from their messages', or other rows that have got their ids.
 	changed map[changed]struct{}
 	full    bool // more rows, or changed ones, were met than mostCompared
-	early   int  // rows of the first step whose marks are no relay's, see clocks
+	early   int  // rows of the first step whose marks are older than their messages
 	known   bool // a table still has one of the rows
 }
 
@@ -49,10 +72,10 @@ func newMarksRead() *marksRead {
 	}
 }
 
-// lowerT takes a mark of the first step into account.
-func (m *marksRead) lowerT(stored, at time.Time) {
+// lowerT takes a mark of the first step into account. own: it was made for the message.
+func (m *marksRead) lowerT(own bool, at time.Time) {
 	switch {
-	case !at.After(stored.Add(-clocks)):
+	case !own:
 		m.early++
 	case m.since.IsZero() || at.Before(m.since):
 		m.since = at

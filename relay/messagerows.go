@@ -23,6 +23,7 @@ type messageRows struct {
 // row, and not its subject and headers: others have published them.
 type rowBatch struct {
 	table    *outbox.Table
+	read     int // messages, with those that are left out
 	messages []jetstream.Message
 	rows     []table.Row
 	states   []table.State
@@ -40,7 +41,7 @@ func newMessageRows(p *reporter, db *table.DB, tables []*outbox.Table, like *Lik
 func (m *messageRows) each(ctx context.Context, messages []jetstream.Message, do func(rowBatch) error) error {
 	for part := range slices.Chunk(messages, markBatch) {
 		for t, ms := range m.byTable(part) {
-			batch := rowBatch{table: t, messages: ms, rows: make([]table.Row, len(ms))}
+			batch := rowBatch{table: t, read: len(ms), messages: ms, rows: make([]table.Row, len(ms))}
 			for i, message := range ms {
 				batch.rows[i] = table.Row{Ref: refOf(t, message), Bytes: message.Size}
 			}
@@ -68,7 +69,7 @@ func (m *messageRows) leaveOut(batch *rowBatch, forged []bool) {
 	if !slices.Contains(forged, true) {
 		return
 	}
-	kept := rowBatch{table: batch.table}
+	kept := rowBatch{table: batch.table, read: batch.read}
 	for i := range forged {
 		if forged[i] {
 			m.reporter.alarmForged(batch.rows[i].Ref, batch.messages[i].Seq)

@@ -22,7 +22,7 @@ type note struct {
 	// are: the one that covers this relay's rows and was compared last, if there is one, and those that ended
 	// later.
 	of   []*span
-	last uint64 // the least of their last sequences
+	last uint64 // the least of the sequences up to which they are settled
 	// endedAt is when the relay's own ended, as the table's marks have it; zero where that is not known.
 	endedAt time.Time
 }
@@ -330,7 +330,7 @@ func (n *noter) begin(ctx context.Context, read table.Noted, compared []table.Se
 			err = n.db.NoteRead(ctx, n.rows, read, compared)
 		}
 		if err == nil {
-			n.seq = read.ReadSequence
+			n.seq = read.LastSequence
 			n.reporter.over(kind, alarm.RowLocked)
 			return nil
 		}
@@ -378,9 +378,9 @@ func (n *noter) alarmLocked(ctx context.Context, kind string) {
 		zap.String("table", table.SentTable), zap.String("holder", who))
 }
 
-// note notes the greatest sequence that was stored, where it is time for that.
+// note notes up to where messages are settled, where it is time for that.
 func (n *noter) note(ctx context.Context, p *publish.Publisher) error {
-	if len(n.rows) == 0 || p.LastSeq() <= n.seq || time.Now().Before(n.next) {
+	if seq, ok := p.Settled(); len(n.rows) == 0 || !ok || seq <= n.seq || time.Now().Before(n.next) {
 		return nil
 	}
 	return n.write(ctx, p, false)
@@ -396,7 +396,9 @@ func (n *noter) end(ctx context.Context, p *publish.Publisher) error {
 
 func (n *noter) write(ctx context.Context, p *publish.Publisher, ended bool) error {
 	begun := time.Now()
-	n.seq = p.LastSeq()
+	if seq, ok := p.Settled(); ok {
+		n.seq = max(n.seq, seq)
+	}
 	err := n.db.NoteLast(ctx, n.rows, n.seq, ended)
 	// A statement that is slow, or waits for a lock, holds up the marks.
 	n.next = time.Now().Add(max(noteEvery, 100*time.Since(begun)))

@@ -51,7 +51,11 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		// Nothing may say how far behind the messages of other outboxes those of this relay are.
 		return !known.complete && rows.tables[m.ID.Table] == nil
 	}
-	back, err := scanBackward(ctx, r.stream, rows, known, r.info, options)
+	times, err := r.readTimes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	back, err := scanBackward(ctx, r.stream, rows, known, times, r.info, options)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +90,7 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	if s.unmarked, err = scanForward(ctx, r.stream, rows, back.oldest, r.info, options); err != nil {
 		return nil, err
 	}
-	if back.oldest.Seq > 0 {
+	if back.oldest.Seq > 0 && len(s.unmarked) == 0 {
 		// Rows are marked whose messages may be behind more of others' than the next session reads.
 		if err := r.noter.begin(ctx, r.read(s.found), compared); err != nil {
 			return nil, err
@@ -107,6 +111,38 @@ func (r *recovery) read(found jetstream.Found) table.Noted {
 	}
 	read.LastSequence = read.ReadSequence
 	return read
+}
+
+// readTimes compares the servers' clocks, and looks for each table's oldest mark.
+func (r *recovery) readTimes(ctx context.Context) (map[*outbox.Table]*tableTimes, error) {
+	now, err := r.db.Now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	info, err := r.stream.Info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := map[*outbox.Table]*tableTimes{}
+	for _, t := range r.outboxes {
+		as, err := r.db.AsMarks(ctx, t, []time.Time{now})
+		if err != nil {
+			return nil, err
+		}
+		times := &tableTimes{ahead: mostApart, stays: table.MarkOf(t).Stays()}
+		if !info.At.IsZero() {
+			times.ahead = info.At.Sub(as[0])
+		}
+		oldest, err := r.db.MarkedSince(ctx, t, time.Time{}, &table.MarkCursor{}, 1)
+		if err != nil {
+			return nil, err
+		}
+		if len(oldest) > 0 {
+			times.oldest = oldest[0].Marked
+		}
+		all[t] = times
+	}
+	return all, nil
 }
 
 // isOwn is that of the recoveryState.

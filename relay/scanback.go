@@ -12,12 +12,18 @@ import (
 // backwardScan is the first pass of a recovery. It reads the relay's own messages from the tail, in steps of
 // U, until a whole step shows no pending row and no row that was marked at or after T, and begins no later
 // than the last sequence that was noted of each outbox. It changes nothing.
+//
+// Others may publish messages with the relay's ids. So copies of earlier messages do not count towards a
+// step, nor do messages without a row, unless the row may have been deleted.
 type backwardScan struct {
 	rows  *messageRows
 	notes *notes
+	times map[*outbox.Table]*tableTimes
 	found jetstream.Found
-	steps int  // with a row of the relay's outboxes among their messages
-	more  bool // the last step asked for another one
+	step  int  // the present one, from 1
+	count int  // of its messages, so far
+	asks  bool // it asks for another one
+	more  bool // the last one that was looked at did
 	// oldest is the oldest message whose row is pending; Seq is 0 without one.
 	oldest   jetstream.Message
 	marks    *marksRead
@@ -26,36 +32,49 @@ type backwardScan struct {
 
 func scanBackward(
 	ctx context.Context, from *jetstream.Stream, rows *messageRows, n *notes,
-	info *jetstream.StreamInfo, o jetstream.ScanOptions,
+	times map[*outbox.Table]*tableTimes, info *jetstream.StreamInfo, o jetstream.ScanOptions,
 ) (*backwardScan, error) {
-	b := &backwardScan{rows: rows, notes: n, marks: newMarksRead(), notShown: map[outbox.Ref]readBack{}}
-	o.Step = func(messages []jetstream.Message) (bool, error) { return b.step(ctx, messages) }
+	b := &backwardScan{
+		rows: rows, notes: n, times: times, step: 1, marks: newMarksRead(),
+		notShown: map[outbox.Ref]readBack{},
+	}
+	o.Step = func(messages []jetstream.Message) (bool, error) { return b.take(ctx, messages) }
 	var err error
 	b.found, err = from.ScanBackward(ctx, info.FirstSeq, info.LastSeq, o)
 	return b, err
 }
 
-// step looks at up to U messages, the newest first, and reports whether the pass has to go on.
-func (b *backwardScan) step(ctx context.Context, messages []jetstream.Message) (more bool, err error) {
+// take looks at up to U messages, the newest first, and reports whether the pass has to go on.
+func (b *backwardScan) take(ctx context.Context, messages []jetstream.Message) (more bool, err error) {
 	if !slices.ContainsFunc(messages, b.rows.has) {
 		b.more = !b.notes.enough(messages[0].Seq)
 		return b.more, nil
 	}
-	b.steps++
-	more = b.notes.wants(messages[0].Seq)
+	b.asks = b.asks || b.notes.wants(messages[0].Seq)
+	others := len(messages)
 	err = b.rows.each(ctx, messages, func(batch rowBatch) error {
+		others -= batch.read
 		for i, s := range batch.states {
-			more = b.look(batch.table, batch.messages[i], batch.rows[i].Ref, s) || more
+			b.look(batch.table, batch.messages[i], batch.rows[i].Ref, s)
 		}
 		return nil
 	})
-	b.more = more
-	return more, err
+	b.more = b.asks
+	if b.count += others; err != nil || b.count < jetstream.U {
+		return true, err
+	}
+	b.step, b.count, b.asks = b.step+1, 0, false
+	return b.more, nil
 }
 
-// look reports whether a row asks for another step: it is pending, or marked at or after T.
-func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s table.State) bool {
+// look takes a message. It asks for another step if its row is pending, or marked at or after T.
+func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s table.State) {
+	times := b.times[t]
 	b.marks.known = b.marks.known || s.Exists
+	own := s.Pending || s.ProcessedAt.IsZero() || times.isOwn(m.Stored, s.ProcessedAt)
+	if s.Exists && own || !s.Exists && times.mayBeGone(m.Stored) {
+		b.count++
+	}
 	switch {
 	case !s.Exists || !s.Same:
 		if s.Exists {
@@ -64,20 +83,19 @@ func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref
 			b.marks.addNotShown(ref)
 		}
 		// Gone, or not visible yet: then its message lies within U of the tail.
-		if b.steps <= 2 {
+		if b.step <= 2 && len(b.notShown) < mostCompared {
 			b.notShown[ref] = readBack{m.Seq, m.Behind}
 		}
-		return false
 	case s.Pending:
 		if b.oldest.Seq == 0 || m.Seq < b.oldest.Seq {
 			b.oldest = m
 		}
-		return true
+		b.asks = true
 	case s.ProcessedAt.IsZero():
-		return false
+	default:
+		if b.step == 1 {
+			b.marks.lowerT(own, s.ProcessedAt)
+		}
+		b.asks = b.marks.add(ref, s.ProcessedAt) || b.asks
 	}
-	if b.steps == 1 {
-		b.marks.lowerT(m.Stored, s.ProcessedAt)
-	}
-	return b.marks.add(ref, s.ProcessedAt)
 }

@@ -58,7 +58,9 @@ type StreamInfo struct {
 	Replicas []*jetstream.PeerInfo
 	// Created tells a stream from another that took its name later.
 	Created time.Time
-	Config  jetstream.StreamConfig
+	// At is when the leader answered, by its clock; zero where it does not say.
+	At     time.Time
+	Config jetstream.StreamConfig
 }
 
 // Stream asks the JetStream API about one stream. It changes nothing except by
@@ -120,6 +122,7 @@ func (s *Stream) Info(ctx context.Context) (*StreamInfo, error) {
 		FirstTime: info.State.FirstTime,
 		LastTime:  info.State.LastTime,
 		Created:   info.Created,
+		At:        info.TimeStamp,
 		Config:    info.Config,
 	}
 	if info.Cluster != nil && info.Cluster.Name != "" {

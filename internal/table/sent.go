@@ -55,7 +55,7 @@ type Noted struct {
 	// ReadAt is when: all rows that were marked by then had been compared with the stream. nil where they
 	// could not be, or where the clock has gone back since.
 	ReadAt *time.Time `json:"read_at"`
-	// LastSequence is the greatest sequence that the session was told, up to a second ago.
+	// LastSequence: the rows of all messages up to there are settled, as it was up to a second ago.
 	LastSequence uint64 `json:"last_sequence"`
 	// NotedAt is the greatest time of a note.
 	NotedAt *time.Time `json:"noted_at"`
@@ -425,8 +425,8 @@ SELECT count(*) FROM noted WHERE `+pg.OwnPath,
 		int64(read.LastSequence), forms)
 }
 
-// NoteLast writes the greatest sequence that a session was told. ended: it marks nothing any more. Where the
-// clock is behind the last note, its times do not tell when rows were marked.
+// NoteLast writes up to where the messages of a session are settled. ended: it marks nothing any more. Where
+// the clock is behind the last note, its times do not tell when rows were marked.
 func (db *DB) NoteLast(ctx context.Context, of []Sent, seq uint64, ended bool) error {
 	return db.changeSent(ctx, `
 WITH noted AS (

@@ -221,7 +221,7 @@ CREATE TABLE {schema}.outbox_sent (
     read_sequence  BIGINT CHECK (read_sequence >= 0),
     read_message   TEXT,
     read_at        TIMESTAMPTZ,
-    -- The greatest sequence that the session was told. It is written once a second at most.
+    -- The rows of all messages up to there are settled. It is written once a second at most.
     last_sequence  BIGINT CHECK (last_sequence >= 0),
     noted_at       TIMESTAMPTZ,
     -- When the relay stopped. NULL: it runs, it crashed, or the clock has gone back.
