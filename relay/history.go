@@ -19,6 +19,7 @@ type history struct {
 	base         uint64    // the sequence that the last publisher began behind
 	publishedSeq uint64    // the last publisher's greatest sequence
 	chained      bool      // the last session ended in a chain error
+	displaced    int       // sessions in a row that a chain error ended before a row was stored
 	rivals       int       // consecutive sessions that another relay seems to have broken
 	suspect      int       // the size of the last publisher's batch that one of its rows may have made fail
 	// batchesAt is when batches are tried again that the server has refused.

@@ -169,6 +169,9 @@ func (l *leader) sessions(ctx, held context.Context, db *table.DB) error {
 		err = l.countUnsendable(err)
 		f := failureOf(atSessionEnd, err)
 		l.status.endSession(err)
+		if l.past.displaced++; !l.past.chained || l.past.advance {
+			l.past.displaced = 0
+		}
 		l.noticeStuck(err, f)
 		if f.outcome != standBy {
 			l.metrics.sessions.WithLabelValues(f.reason).Inc()

@@ -547,9 +547,14 @@ func (s *session) judgeRivals(lastSeq uint64) error {
 	foreign := s.recovered.found.Foreign > 0 &&
 		(s.recovered.found.Foreign == lastSeq || s.past.chained && s.recovered.found.Foreign > s.past.base)
 	if foreign {
+		detail := zap.Skip()
+		if s.past.displaced >= stuckStarts {
+			detail = zap.String("detail", fmt.Sprintf("nothing is delivered: such messages come faster than "+
+				"a session begins, and ended the last %d before a row was stored", s.past.displaced))
+		}
 		s.alarm(alarm.ForeignMessage, zap.Uint64("sequence", s.recovered.found.Foreign),
 			zap.String("writer", cmp.Or(s.recovered.found.Writer, jetstream.NoWriter)),
-			zap.String("hint", jetstream.OwnStream))
+			detail, zap.String("hint", jetstream.OwnStream))
 	}
 	if s.past.chained && !foreign && s.recovered.found.Tail.Seq > s.past.publishedSeq {
 		s.past.rivals++
