@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
@@ -196,4 +197,37 @@ func TestForgedReplay(t *testing.T) {
 		t.Errorf("the replay is %s, want %s", got, want)
 	}
 	x.halt()
+}
+
+// TestForgedPosition: another writer publishes a message of the relay's source with the position of a long time ago. What the WAL brings
+// again was sent before all the same.
+func TestForgedPosition(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	r.createStream(func(s *natsjs.StreamConfig) { s.Duplicates = 100 * time.Millisecond })
+	r.start().streaming().halt()
+	r.put(1, 1)
+	lock := r.conn()
+	r.must(run(t.Context(), lock, `BEGIN; SELECT FROM outbox_messages FOR UPDATE`)) // so that the slot waits for it
+	x := r.start()
+	r.put(2, 1000)
+	eventually(t, "all but the first are marked", func() bool {
+		return r.query1(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL`) == "999"
+	})
+	x.halt()
+	r.must(run(t.Context(), lock, `ROLLBACK`))
+	r.duplicateWindowPasses(200 * time.Millisecond)
+	r.copyMessage(r.stored()[0], func(m *nats.Msg) {
+		id := m.Header.Get(nats.MsgIdHdr)
+		m.Header.Set(nats.MsgIdHdr, id[:len(id)-4]+"0000")
+		at := strings.Split(m.Header.Get(jetstream.PositionHeader), "/")
+		m.Header.Set(jetstream.PositionHeader, strings.Join(append(at[:5], "0", "0"), "/"))
+	})
+	x = r.start().streaming()
+	r.pending(0)
+	r.passes(r.here())
+	x.halt()
+	if n := r.storedCount(); n != 1001 {
+		t.Errorf("the stream has %d messages, want the forged one and 1000", n)
+	}
 }

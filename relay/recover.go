@@ -46,8 +46,20 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		return nil, err
 	}
 	rows := newMessageRows(r.reporter, r.db, r.outboxes, known.like)
+	end, err := r.db.InsertLSN(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var top outbox.Position // the greatest of this WAL
 	options.Passes = func(m jetstream.Message) bool {
 		known.see(m)
+		if p := m.Position; r.sys.Comparable(p) && p.Commit <= end {
+			passed := max(top.Passed, min(p.Passed, end))
+			if !top.Covers(p.Commit, p.N) {
+				top = p
+			}
+			top.Passed = passed
+		}
 		// Nothing may say how far behind the messages of other outboxes those of this relay are.
 		return !known.complete && rows.tables[m.ID.Table] == nil
 	}
@@ -62,7 +74,7 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	s = &recoveryState{
 		found: back.found, notShown: back.notShown, like: known.like, isOwn: r.isOwn(known.like),
 	}
-	if err := r.resolveRecoveryLSN(ctx, s, known); err != nil {
+	if err := r.resolveRecoveryLSN(ctx, s, known, top, end); err != nil {
 		return nil, err
 	}
 	c := &comparison{
@@ -170,13 +182,12 @@ func (r *recovery) noticeLoss() {
 	r.past.created, r.past.lastSeq = info.Created, info.LastSeq
 }
 
-// resolveRecoveryLSN takes it from the tail, or from the end of the WAL where the tail does not prove it.
-func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState, known *notes) error {
+// resolveRecoveryLSN takes it from top, the greatest position that was read, or from the end of the WAL where
+// the newest message does not prove that. Positions never go back: one that does is another writer's.
+func (r *recovery) resolveRecoveryLSN(
+	ctx context.Context, s *recoveryState, known *notes, top outbox.Position, end outbox.LSN,
+) error {
 	tail := s.found.Tail.Position
-	end, err := r.db.InsertLSN(ctx)
-	if err != nil {
-		return err
-	}
 	comparable := s.found.HasTail && r.sys.Comparable(tail)
 	// The passed LSN does not tell: it need not have been flushed, and a crash may have taken it back.
 	if comparable && tail.Commit > end {
@@ -184,8 +195,8 @@ func (r *recovery) resolveRecoveryLSN(ctx context.Context, s *recoveryState, kno
 		r.alarm(alarm.ServerRolledBack, zap.Stringer("position", tail), zap.Stringer("insert_lsn", end))
 	}
 	if comparable {
-		s.tail = tail
-		s.recoveryLSN = max(s.tail.Commit, s.tail.Passed)
+		s.tail = top
+		s.recoveryLSN = max(top.Commit, top.Passed)
 	}
 	// The WAL may bring the first insert of a dead letter again, which is no row any
 	// more and no message.
