@@ -59,9 +59,8 @@ func (w *world) check(ctx context.Context, r *result) error {
 	var messages []audit.Message
 	phantoms := map[outbox.MessageID]bool{}
 	replays := newReplayCounts()
-	reader := &audit.Reader{
-		JetStream: w.js, Stream: streamName, Source: w.source, Replayed: replays.add,
-	}
+	reader := w.reader()
+	reader.Replayed = replays.add
 	err = reader.Read(ctx, func(m audit.Message) {
 		// What only the lost primary had committed.
 		isOld := m.Own && m.Position.Timeline < timeline

@@ -278,7 +278,7 @@ func (w *world) countDrilled(ctx context.Context, t *testing.T) (d drilled) {
 			known[key(row.Ref.ID, row.Ref.Hash)] = true
 		}
 	}
-	reader := &audit.Reader{JetStream: w.js, Stream: streamName, Source: w.source}
+	reader := w.reader()
 	err = reader.Read(ctx, func(m audit.Message) {
 		switch {
 		case !strings.Contains(m.Body, `"drill"`):

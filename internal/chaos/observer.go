@@ -53,7 +53,7 @@ func (w *world) observe(ctx context.Context, seed uint64) *observer {
 }
 
 func (o *observer) reader() *audit.Reader {
-	return &audit.Reader{JetStream: o.w.js, Stream: streamName, Source: o.w.source}
+	return o.w.reader()
 }
 
 func (o *observer) run(ctx context.Context, rng *rand.Rand) {

@@ -107,9 +107,11 @@ func (r *result) unexplained() (all []string) {
 	for alarm, by := range map[string][]string{
 		"events_lost":        {"store rolled back", "message deleted"},
 		"stream_rolled_back": {"store rolled back"},
-		"false_duplicate":    {"message deleted"},
+		"false_duplicate":    {"message deleted", "another writer"},
+		"foreign_message":    {"another writer"},
+		"forged_message":     {"another writer"},
 		"nothing_to_compare": nil, "panic: ": nil, "fatal error: ": nil, "did not stop": nil,
-		"missed_rows": nil, "foreign_message": nil, "undecodable": nil, "stream_gone": nil,
+		"missed_rows": nil, "undecodable": nil, "stream_gone": nil,
 		"stream_replaced": nil, "synchronous": nil,
 	} {
 		explained := slices.ContainsFunc(by, func(fault string) bool { return r.Faults[fault] > 0 })

@@ -18,6 +18,8 @@ type Reader struct {
 	Stream    string
 	// Source is the relay's: it tells its messages from those of others.
 	Source string
+	// Skip, if set, tells messages that are not handed over.
+	Skip func(nats.Header) bool
 	// Replayed, if set, is given the messages that were published again on purpose. Read hands over the
 	// others.
 	Replayed func(Message)
@@ -68,9 +70,11 @@ func (r *Reader) upTo(ctx context.Context, last uint64, each func(Message)) erro
 		if seq > last {
 			break // the last ones were deleted
 		}
-		if m := r.message(seq, msg); !m.Own || !m.ID.Replay {
+		switch m := r.message(seq, msg); {
+		case r.Skip != nil && r.Skip(msg.Headers()):
+		case !m.Own || !m.ID.Replay:
 			each(m)
-		} else if r.Replayed != nil {
+		case r.Replayed != nil:
 			r.Replayed(m)
 		}
 		r.next = seq + 1
