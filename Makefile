@@ -77,12 +77,15 @@ fuzz: ## run every fuzz target, each for FUZZTIME (30s)
 SEEDS ?= 2,7,23,46,803358146804981,3288942553247072,1164075553371158,4025513310620190
 # Those with mark journal.
 JOURNAL_SEEDS ?= 2,7,23,46
+# One run with another writer, whose messages would hide other defects from the rig.
+WRITER_FAULTS ?= "another writer,relay killed,NATS killed,sessions terminated"
 FOR ?= 1h
 
 .PHONY: chaos
 chaos: deps pg-extra ## break everything under a load, and count: a few minutes, fixed seeds (SEEDS=1,2)
 	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 8 -seeds $(SEEDS)
 	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -parallel 4 -seeds $(JOURNAL_SEEDS) -mark journal
+	@. .ci/pgenv && go run ./internal/chaos -rows 5000 -faults 6 -only $(WRITER_FAULTS)
 
 .PHONY: chaos-soak
 chaos-soak: deps pg-extra ## the same with new seeds for as long as FOR says (1h), added to chaos.jsonl

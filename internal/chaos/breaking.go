@@ -85,7 +85,8 @@ func mends(f fault) bool {
 // pick draws one fault, or two of different things.
 func (b *breaking) pick() (picked []fault) {
 	able := slices.DeleteFunc(slices.Clone(faults), func(f fault) bool {
-		return !f.able(b.w) || len(b.only) > 0 && !slices.Contains(b.only, f.name)
+		asked := slices.Contains(b.only, f.name)
+		return !f.able(b.w) || !asked && (len(b.only) > 0 || f.name == anotherWriter)
 	})
 	if len(able) == 0 {
 		return nil

@@ -132,7 +132,7 @@ var faults = []fault{
 		return nil
 	}},
 	{"stream full", ofBroker, always, fill},
-	{"another writer", ofBroker, always, publishAsOther},
+	{anotherWriter, ofBroker, always, publishAsOther},
 	{"message deleted", ofTable, settledServers, deleteMessage},
 	{"links cut", ofLinks, always, links(func(p *testenv.Proxy) { p.Cut() }, 5*time.Second)},
 	{"links dropped", ofLinks, always, links(func(p *testenv.Proxy) { p.Drop() }, 0)},

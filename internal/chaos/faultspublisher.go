@@ -15,6 +15,10 @@ import (
 	"github.com/walpost/walpost/outbox"
 )
 
+// anotherWriter comes only if it is asked for. A row that it has JetStream take for a duplicate is stored
+// late, behind later ones of its aggregate, or becomes a dead letter. Nothing else may happen to a row.
+const anotherWriter = "another writer"
+
 // forgedHeader is in every message of another writer: the rig's readers pass over those.
 const forgedHeader = "Forged"
 
@@ -35,7 +39,7 @@ type forger struct {
 
 // publishAsOther publishes under the relays' ids for a while: copies of old messages, ids that no row has,
 // ids of rows that the relays are about to store, ids of replays, all with other headers, and messages
-// without an id, singly or in bursts.
+// without an id, one by one or in bursts.
 func publishAsOther(ctx context.Context, w *world, rng *rand.Rand) error {
 	nc, err := nats.Connect(w.brokers[0].URL(), nats.MaxReconnects(-1))
 	if err != nil {
@@ -58,7 +62,8 @@ func publishAsOther(ctx context.Context, w *world, rng *rand.Rand) error {
 				continue
 			}
 			if rng.IntN(4) == 0 {
-				f.send("events.junk", m.Header.Get(nats.MsgIdHdr), m) // before the relay's own is stored, perhaps
+				// Before the relay's own is stored, perhaps.
+				f.send("events.junk", m.Header.Get(nats.MsgIdHdr), m)
 			}
 			if len(f.old) < 1000 {
 				f.old = append(f.old, m)
@@ -111,9 +116,12 @@ func (f *forger) send(subject, id string, like *nats.Msg) {
 		case 0:
 			m.Header.Del(jetstream.PositionHeader)
 		case 1:
-			m.Header.Set(jetstream.PositionHeader, strings.Join(append(at[:2], "0", "1", "1", "0", "0"), "/"))
+			at = append(at[:2], "0", "1", "1", "0", "0")
 		case 2:
-			m.Header.Set(jetstream.PositionHeader, strings.Join(append(at[:2], "FFFF", "0", "1", "0", "0"), "/"))
+			at = append(at[:2], "FFFF", "0", "1", "0", "0")
+		}
+		if m.Header.Get(jetstream.PositionHeader) != "" {
+			m.Header.Set(jetstream.PositionHeader, strings.Join(at, "/"))
 		}
 	}
 	_ = f.nc.PublishMsg(m)

@@ -89,6 +89,12 @@ type named struct {
 }
 
 func (r *result) counts() []named {
+	if r.Faults[anotherWriter] > 0 {
+		return []named{
+			{"lost", r.Lost}, {"duplicated", r.Duplicated}, {"altered", r.Altered}, {"unknown", r.Unknown},
+			{"pending", r.Pending}, {"vanished", r.Vanished},
+		}
+	}
 	return []named{
 		{"lost", r.Lost},
 		{"duplicated", r.Duplicated},
@@ -107,9 +113,9 @@ func (r *result) unexplained() (all []string) {
 	for alarm, by := range map[string][]string{
 		"events_lost":        {"store rolled back", "message deleted"},
 		"stream_rolled_back": {"store rolled back"},
-		"false_duplicate":    {"message deleted", "another writer"},
-		"foreign_message":    {"another writer"},
-		"forged_message":     {"another writer"},
+		"false_duplicate":    {"message deleted", anotherWriter},
+		"foreign_message":    {anotherWriter},
+		"forged_message":     {anotherWriter},
 		"nothing_to_compare": nil, "panic: ": nil, "fatal error: ": nil, "did not stop": nil,
 		"missed_rows": nil, "undecodable": nil, "stream_gone": nil,
 		"stream_replaced": nil, "synchronous": nil,
