@@ -91,8 +91,12 @@ type named struct {
 func (r *result) counts() []named {
 	if r.Faults[anotherWriter] > 0 {
 		return []named{
-			{"lost", r.Lost}, {"duplicated", r.Duplicated}, {"altered", r.Altered}, {"unknown", r.Unknown},
-			{"pending", r.Pending}, {"vanished", r.Vanished},
+			{"lost", r.Lost},
+			{"duplicated", r.Duplicated},
+			{"altered", r.Altered},
+			{"unknown", r.Unknown},
+			{"pending", r.Pending},
+			{"vanished", r.Vanished},
 		}
 	}
 	return []named{

@@ -27,6 +27,7 @@ func connectError(cfg ConnConfig, urls []*url.URL, err error) error {
 func connectHint(cfg ConnConfig, urls []*url.URL, at string, err error) string {
 	var dns *net.DNSError
 	var record tls.RecordHeaderError
+	var invalid x509.CertificateInvalidError
 	switch {
 	case errors.Is(err, nats.ErrNoServers):
 		return "nothing listens at " + at + ": start nats-server there, or correct nats.url"
@@ -51,6 +52,8 @@ func connectHint(cfg ConnConfig, urls []*url.URL, at string, err error) string {
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return "the server has no TLS: take nats.tls out, use nats:// in nats.url, " +
 			"or enable TLS on the server"
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "the server's certificate has expired: renew it, or correct this machine's clock"
 	case isCertificateError(err):
 		return "the server's certificate is not trusted: " +
 			"set nats.tls.ca to its authority, and use a host name that it holds"

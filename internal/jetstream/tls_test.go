@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/testenv"
@@ -17,6 +18,8 @@ func TestConnectTLS(t *testing.T) {
 	mutual := testenv.NewNATS(t, testenv.NATSOptions{Config: fmt.Sprintf(block, cert, key, ca.File, true)})
 	plain := testenv.NewNATS(t, testenv.NATSOptions{})
 	first := testenv.NewNATS(t, testenv.NATSOptions{Config: fmt.Sprintf(`tls { cert_file: %q, key_file: %q, handshake_first: true, timeout: 1 }`, cert, key)})
+	old, oldKey := ca.IssueUntil(t, time.Now().Add(-time.Hour))
+	expired := testenv.NewNATS(t, testenv.NATSOptions{Config: fmt.Sprintf(block, old, oldKey, ca.File, false)})
 	tlsURL := func(s string) string { return strings.Replace(s, "nats://", "tls://", 1) }
 
 	connect(t, ConnConfig{URL: open.URL(), TLS: TLSConfig{CA: ca.File}})
@@ -38,6 +41,7 @@ func TestConnectTLS(t *testing.T) {
 		"unknown authority":    {ConnConfig{URL: open.URL()}, "nats.tls.ca"},
 		"wrong authority":      {ConnConfig{URL: open.URL(), TLS: TLSConfig{CA: stranger.File}}, "nats.tls.ca"},
 		"wrong host":           {ConnConfig{URL: strings.Replace(open.URL(), "127.0.0.1", "localhost", 1), TLS: TLSConfig{CA: ca.File}}, "host name"},
+		"expired certificate":  {ConnConfig{URL: expired.URL(), TLS: TLSConfig{CA: ca.File}}, "has expired"},
 		"no client cert":       {ConnConfig{URL: mutual.URL(), TLS: TLSConfig{CA: ca.File}}, "nats.tls.cert"},
 		"foreign cert":         {ConnConfig{URL: mutual.URL(), TLS: TLSConfig{CA: ca.File, Cert: foreign, Key: foreignKey}}, "nats.tls.cert"},
 		"server without TLS":   {ConnConfig{URL: plain.URL(), TLS: TLSConfig{CA: ca.File}}, "enable TLS"},

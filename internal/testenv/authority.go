@@ -46,6 +46,12 @@ func NewAuthority(tb testing.TB) *Authority {
 // Issue returns the files of a certificate for 127.0.0.1 and of its key.
 func (a *Authority) Issue(tb testing.TB) (cert, key string) {
 	tb.Helper()
+	return a.IssueUntil(tb, time.Now().Add(time.Hour))
+}
+
+// IssueUntil is Issue for a certificate that is valid until a time.
+func (a *Authority) IssueUntil(tb testing.TB, until time.Time) (cert, key string) {
+	tb.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		tb.Fatal(err)
@@ -54,7 +60,7 @@ func (a *Authority) Issue(tb testing.TB) (cert, key string) {
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "walpost"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		NotBefore:   time.Now().Add(-24 * time.Hour), NotAfter: until,
 	}
 	private, err := x509.MarshalECPrivateKey(k)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// encrypt gives the server a key and a certificate that it has signed itself.
-func (p *Postgres) encrypt() error {
+// encrypt gives the server a key and a certificate for 127.0.0.1 that it has signed itself.
+func (p *Postgres) encrypt(until time.Time) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err
@@ -24,8 +24,8 @@ func (p *Postgres) encrypt() error {
 		SerialNumber: big.NewInt(1),
 		Subject:      pkix.Name{CommonName: "localhost"},
 		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore:    time.Now().Add(-time.Hour),
-		NotAfter:     time.Now().Add(24 * time.Hour),
+		NotBefore:    time.Now().Add(-24 * time.Hour),
+		NotAfter:     until,
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

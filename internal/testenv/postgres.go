@@ -41,8 +41,10 @@ type PGOptions struct {
 	// FSync leaves fsync on. Without it a cluster survives the crash of its
 	// processes, but not of the machine.
 	FSync bool
-	// TLS lets the server take encrypted connections; its certificate is its own.
-	TLS bool
+	// TLS lets the server take encrypted connections. Its certificate is its own, and valid until a time, by
+	// default for a day.
+	TLS      bool
+	TLSUntil time.Time
 }
 
 // StopMode is how PostgreSQL is asked to stop.
@@ -87,9 +89,12 @@ func StartPostgres(ctx context.Context, opts PGOptions) (*Postgres, error) {
 	p.settings = p.defaults(opts.FSync)
 	if opts.TLS {
 		p.settings["ssl"] = "on"
+		if opts.TLSUntil.IsZero() {
+			opts.TLSUntil = time.Now().Add(24 * time.Hour)
+		}
 	}
 	maps.Copy(p.settings, opts.Settings)
-	if err := p.create(ctx, opts.TLS); err != nil {
+	if err := p.create(ctx, opts.TLSUntil); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
@@ -126,15 +131,15 @@ func binariesOr(dir string) (pgbin.Binaries, error) {
 	return pgbin.In(dir)
 }
 
-func (p *Postgres) create(ctx context.Context, encrypted bool) error {
+func (p *Postgres) create(ctx context.Context, tlsUntil time.Time) error {
 	if err := space.newDataDir(ctx, p.bin, p.Dir(), p.who); err != nil {
 		return err
 	}
 	if err := p.include(); err != nil {
 		return err
 	}
-	if encrypted {
-		if err := p.encrypt(); err != nil {
+	if !tlsUntil.IsZero() {
+		if err := p.encrypt(tlsUntil); err != nil {
 			return err
 		}
 	}
