@@ -85,7 +85,8 @@ type modelRelay struct {
 	kinds        []string
 	shard        outbox.Shard
 	aggregates   []int // of the shard; nil: all
-	serial       int   // of its publication
+	mode         string
+	serial       int // of its publication
 	process      *process
 }
 
@@ -116,7 +117,10 @@ func newModel(t *testing.T, seed uint64) *model {
 	m.makeTable()
 	sharded := m.rng.IntN(3) == 0 && r.pg.Version() >= 15 // the relays divide the table by aggregates
 	for i, kinds := range [][]string{{"a"}, {"b"}} {
-		x := &modelRelay{stream: fmt.Sprintf("E%d", i+1), slot: fmt.Sprintf("walpost_%d", i+1), kinds: kinds}
+		x := &modelRelay{stream: fmt.Sprintf("E%d", i+1), slot: fmt.Sprintf("walpost_%d", i+1), kinds: kinds, mode: "auto"}
+		if m.rng.IntN(3) == 0 { // the progress alone brings its rows
+			x.mode = "poll"
+		}
 		m.relays = append(m.relays, x)
 		if sharded {
 			x.kinds, x.shard = []string{"a", "b"}, outbox.Shard{Index: i + 1, Of: 2}
@@ -168,7 +172,7 @@ func (m *model) configure(x *modelRelay) string {
 		"postgres": o{"publication": fmt.Sprintf("%s_%d", x.slot, x.serial), "url": m.url, "slot": x.slot},
 		"outboxes": []o{{"table": "public.outbox_messages", "mark": "journal", "where": x.where()}},
 		"fallback": o{"interval": "1s", "backoff": "1s", "max_attempts": 3}, "retention": o{"interval": "0s"},
-		"shard": x.shard.String(), "nats": o{"stream": x.stream, "subject": strings.ToLower(x.stream) + ".{event_type}"},
+		"mode": x.mode, "shard": x.shard.String(), "nats": o{"stream": x.stream, "subject": strings.ToLower(x.stream) + ".{event_type}"},
 	})
 	m.must(err)
 	path := filepath.Join(m.dir, x.slot+".yaml")
