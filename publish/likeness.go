@@ -20,6 +20,8 @@ type Form struct {
 	Subject  string       `json:"subject"` // the template
 	Format   Format       `json:"format"`
 	Headers  []FormHeader `json:"headers,omitempty"`
+	// Moved: the stream stores messages on other subjects than they are published on.
+	Moved bool `json:"moved,omitempty"`
 }
 
 // FormHeader is a column that becomes headers.
@@ -30,8 +32,8 @@ type FormHeader struct {
 }
 
 // FormOf is the form of the messages of an outbox.
-func FormOf(t *outbox.Table, subject string, format Format) Form {
-	f := Form{Envelope: envelopeVersion, Subject: subject, Format: cmp.Or(format, FormatBinary)}
+func FormOf(t *outbox.Table, subject string, format Format, moved bool) Form {
+	f := Form{Envelope: envelopeVersion, Subject: subject, Format: cmp.Or(format, FormatBinary), Moved: moved}
 	for i, name := range t.Layout.Headers {
 		column := outbox.FirstHeader + outbox.Field(i)
 		if !t.Layout.Has(column) {
@@ -45,7 +47,7 @@ func FormOf(t *outbox.Table, subject string, format Format) Form {
 // Equal reports whether messages of both forms are alike.
 func (f Form) Equal(other Form) bool {
 	return f.Envelope == other.Envelope && f.Subject == other.Subject && f.Format == other.Format &&
-		slices.Equal(f.Headers, other.Headers)
+		slices.Equal(f.Headers, other.Headers) && f.Moved == other.Moved
 }
 
 // Likeness tells the messages of an outbox's rows from those that others publish under their ids. It is one
@@ -59,10 +61,10 @@ type Likeness struct {
 }
 
 // NewLikeness returns an error for a form that messages of the outbox's rows cannot have, such as that of
-// another version. moved: the stream stores messages on other subjects than they are published on.
-func NewLikeness(t *outbox.Table, f Form, source string, moved bool) (*Likeness, error) {
-	l := &Likeness{table: *t, moved: moved}
-	if f.Envelope != envelopeVersion || len(f.Headers) != len(FormOf(t, "", "").Headers) {
+// another version.
+func NewLikeness(t *outbox.Table, f Form, source string) (*Likeness, error) {
+	l := &Likeness{table: *t, moved: f.Moved}
+	if f.Envelope != envelopeVersion || len(f.Headers) != len(FormOf(t, "", "", false).Headers) {
 		return nil, errors.New("messages were made in another way")
 	}
 	for i, h := range f.Headers {

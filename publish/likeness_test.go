@@ -33,8 +33,8 @@ func TestLikeness(t *testing.T) {
 	}
 	for _, format := range []Format{FormatBinary, FormatCloudEvents} {
 		for _, subject := range []string{"events.{event_type}", "{partition/8}.events.{event_type}"} {
-			form := FormOf(table, subject, format)
-			l, err := NewLikeness(table, form, "shop", false)
+			form := FormOf(table, subject, format, false)
+			l, err := NewLikeness(table, form, "shop")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -71,9 +71,9 @@ func TestLikeness(t *testing.T) {
 			}
 		}
 	}
-	old := FormOf(table, "events.{event_type}", FormatBinary)
+	old := FormOf(table, "events.{event_type}", FormatBinary, false)
 	old.Envelope = 0
-	if _, err := NewLikeness(table, old, "shop", false); err == nil {
+	if _, err := NewLikeness(table, old, "shop"); err == nil {
 		t.Error("messages of another version are taken for known")
 	}
 }

@@ -177,6 +177,14 @@ func TestOwnMessagesUnderOtherSettings(t *testing.T) {
 	if got := r.query1(`SELECT jsonb_array_length(forms)::text FROM outbox_sent`); got != "5" {
 		t.Errorf("%s forms are remembered, want 5", got)
 	}
+	// The database is restored to a time before the last settings, and rows are pending again that were stored with these.
+	r.exec(`UPDATE outbox_sent SET forms = forms - -1; UPDATE outbox_messages SET processed_at = NULL`)
+	x := r.start().streaming()
+	r.pending(0)
+	x.halt()
+	if got := r.storedCount(); got != uint64(n) {
+		t.Errorf("the stream has %d messages, want %d", got, n)
+	}
 }
 
 // TestForgedReplay: another writer has stored a message under the id of a row's replay. The request says that the row was left out.

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"math"
+	"slices"
 	"sync"
 
 	"github.com/walpost/walpost/internal/jetstream"
@@ -14,41 +14,35 @@ import (
 )
 
 // Likenesses tell the messages of rows from those that others have published under their ids, by what the
-// messages were like when they were stored. They may be used by several goroutines.
+// messages of their deliveries were like so far. They may be used by several goroutines.
 type Likenesses struct {
 	mu sync.Mutex
-	of map[*outbox.Table][]likeness
+	of map[*outbox.Table]*tableLikenesses
 }
 
-// likeness is that of a delivery's messages from one sequence to below another; nil where it is not known.
-type likeness struct {
-	from, to uint64
-	*publish.Likeness
+type tableLikenesses struct {
+	from uint64 // what earlier messages were like is not known
+	all  []*publish.Likeness
 }
 
-// mostForms is how many forms are remembered of a delivery. Of older messages only the payload is compared.
+// mostForms is how many forms are remembered of a delivery.
 const mostForms = 100
 
-// formsOf are those of a delivery whose next message has the form: those that its messages in the stream may
-// have, and that one.
+// formsOf are those that messages of a delivery in the stream may have, and the next one has. They are not
+// told apart by sequences: stream and database may have been restored to different times.
 func formsOf(of *table.Sent, next publish.Form, info *jetstream.StreamInfo) []table.SentForm {
 	forms := remembered(of, info)
-	for n := len(forms); n > 0 && forms[n-1].From > info.LastSeq+1; n-- {
-		forms = forms[:n-1] // the stream has lost its messages
-	}
-	for len(forms) > 1 && (forms[1].From <= info.FirstSeq || len(forms) >= mostForms) {
-		forms = forms[1:]
-	}
-	if n := len(forms); n > 0 {
-		var last publish.Form
-		if json.Unmarshal(forms[n-1].Form, &last) == nil && last.Equal(next) {
+	for _, f := range forms {
+		var one publish.Form
+		if json.Unmarshal(f.Form, &one) == nil && one.Equal(next) {
 			return forms
 		}
-		if forms[n-1].From == info.LastSeq+1 {
-			forms = forms[:n-1]
-		}
 	}
-	return append(forms, sentForm(info.LastSeq+1, next))
+	if n := len(forms); n >= mostForms {
+		// The first one says since when they are known.
+		forms = slices.Concat(forms[:1], forms[n-mostForms+2:])
+	}
+	return append(slices.Clone(forms), sentForm(info.LastSeq+1, next))
 }
 
 func sentForm(from uint64, f publish.Form) table.SentForm {
@@ -80,14 +74,16 @@ func (s *servers) form() Form {
 	}
 }
 
-func (f Form) of(t *outbox.Table) publish.Form { return publish.FormOf(t, f.Subject, f.Format) }
+func (f Form) of(t *outbox.Table, info *jetstream.StreamInfo) publish.Form {
+	return publish.FormOf(t, f.Subject, f.Format, info.Config.SubjectTransform != nil)
+}
 
 // Likenesses are those of the messages of outboxes, by what outbox_sent knows of deliveries to the stream.
 // The next messages are of this form.
 func (f Form) Likenesses(
 	outboxes []*outbox.Table, known []table.Sent, info *jetstream.StreamInfo,
 ) *Likenesses {
-	l := &Likenesses{of: map[*outbox.Table][]likeness{}}
+	l := &Likenesses{of: map[*outbox.Table]*tableLikenesses{}}
 	for _, t := range outboxes {
 		now := table.SentOf(t, f.Source, f.Stream, f.Domain)
 		of := table.Sent{}
@@ -96,10 +92,10 @@ func (f Form) Likenesses(
 			case k.SameDelivery(&now):
 				of = k
 			case k.SameMessages(&now):
-				l.add(t, remembered(&k, info), f.Source, info)
+				l.add(t, remembered(&k, info), f.Source)
 			}
 		}
-		l.add(t, formsOf(&of, f.of(t), info), f.Source, info)
+		l.add(t, formsOf(&of, f.of(t, info), info), f.Source)
 	}
 	return l
 }
@@ -113,51 +109,40 @@ func (f Form) Own(
 
 // otherLikenesses are those of messages in a stream of which outbox_sent knows nothing.
 func (s *servers) otherLikenesses(subject string, info *jetstream.StreamInfo) *Likenesses {
-	l := &Likenesses{of: map[*outbox.Table][]likeness{}}
-	for _, t := range s.outboxes {
-		form := sentForm(0, publish.FormOf(t, subject, s.cfg.Format))
-		l.add(t, []table.SentForm{form}, s.envelope.Source(), info)
-	}
-	return l
+	f := Form{Source: s.envelope.Source(), Subject: subject, Format: s.cfg.Format}
+	return f.Likenesses(s.outboxes, nil, info)
 }
 
-func (l *Likenesses) add(
-	t *outbox.Table, forms []table.SentForm, source string, info *jetstream.StreamInfo,
-) {
-	moved := info.Config.SubjectTransform != nil
-	for i, f := range forms {
-		one := likeness{from: f.From, to: math.MaxUint64}
-		if i+1 < len(forms) {
-			one.to = forms[i+1].From
+func (l *Likenesses) add(t *outbox.Table, forms []table.SentForm, source string) {
+	for _, f := range forms {
+		of := l.of[t]
+		if of == nil {
+			of = &tableLikenesses{from: f.From}
+			l.of[t] = of
 		}
+		of.from = min(of.from, f.From)
 		var form publish.Form
-		if json.Unmarshal(f.Form, &form) == nil {
-			one.Likeness, _ = publish.NewLikeness(t, form, source, moved) // nil at an error
+		if json.Unmarshal(f.Form, &form) != nil {
+			continue
 		}
-		l.of[t] = append(l.of[t], one)
+		if one, err := publish.NewLikeness(t, form, source); err == nil { // or the rows have other ids now
+			of.all = append(of.all, one)
+		}
 	}
 }
 
-// any reports whether is is true of one of the likenesses that messages had at a sequence. known is false if
-// they may have had another one.
+// any reports whether is is true of one of the likenesses that messages have. known is false if a message at
+// a sequence may have another one.
 func (l *Likenesses) any(
 	t *outbox.Table, seq uint64, is func(*publish.Likeness) bool,
 ) (has, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, one := range l.of[t] {
-		if seq < one.from || seq >= one.to {
-			continue
-		}
-		if one.Likeness == nil {
-			return false, false
-		}
-		known = true
-		if is(one.Likeness) {
-			return true, true
-		}
+	of := l.of[t]
+	if of == nil || seq < of.from {
+		return false, false
 	}
-	return false, known
+	return slices.ContainsFunc(of.all, is), true
 }
 
 // Has reports whether a message has the subject and the headers of the row whose id it has. The row needs no

@@ -3,6 +3,8 @@ package relay
 import (
 	"context"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/walpost/walpost/internal/jetstream"
@@ -23,7 +25,6 @@ type messageRows struct {
 // row, and not its subject and headers: others have published them.
 type rowBatch struct {
 	table    *outbox.Table
-	read     int // messages, with those that are left out
 	messages []jetstream.Message
 	rows     []table.Row
 	states   []table.State
@@ -41,7 +42,7 @@ func newMessageRows(p *reporter, db *table.DB, tables []*outbox.Table, like *Lik
 func (m *messageRows) each(ctx context.Context, messages []jetstream.Message, do func(rowBatch) error) error {
 	for part := range slices.Chunk(messages, markBatch) {
 		for t, ms := range m.byTable(part) {
-			batch := rowBatch{table: t, read: len(ms), messages: ms, rows: make([]table.Row, len(ms))}
+			batch := rowBatch{table: t, messages: ms, rows: make([]table.Row, len(ms))}
 			for i, message := range ms {
 				batch.rows[i] = table.Row{Ref: refOf(t, message), Bytes: message.Size}
 			}
@@ -69,7 +70,7 @@ func (m *messageRows) leaveOut(batch *rowBatch, forged []bool) {
 	if !slices.Contains(forged, true) {
 		return
 	}
-	kept := rowBatch{table: batch.table, read: batch.read}
+	kept := rowBatch{table: batch.table}
 	for i := range forged {
 		if forged[i] {
 			m.reporter.alarmForged(batch.rows[i].Ref, batch.messages[i].Seq)
@@ -85,9 +86,28 @@ func refOf(t *outbox.Table, m jetstream.Message) outbox.Ref {
 	return outbox.Ref{Table: t, ID: m.ID.ID, Hash: m.ID.Hash}
 }
 
-// has reports whether a message is of a row of the relay's tables. A replay says nothing of its row.
+// has reports whether a message may be of a row of the relay's tables. A replay says nothing of its row.
 func (m *messageRows) has(message jetstream.Message) bool {
-	return m.tables[message.ID.Table] != nil && !message.ID.Replay
+	t := m.tables[message.ID.Table]
+	return t != nil && !message.ID.Replay && mayBeID(t, message.ID.ID)
+}
+
+// isOther reports whether a message is of another table, or a replay.
+func (m *messageRows) isOther(message jetstream.Message) bool {
+	return m.tables[message.ID.Table] == nil || message.ID.Replay
+}
+
+// mayBeID reports whether a column of the table's id can hold a text. The server would need a statement to
+// say so of each.
+func mayBeID(t *outbox.Table, id string) bool {
+	bits, isInt := map[string]int{"smallint": 16, "integer": 32, "bigint": 64}[t.IDType]
+	if isInt {
+		_, err := strconv.ParseInt(id, 10, bits)
+		return err == nil
+	}
+	return t.IDType != "uuid" || len(id) == 36 && !strings.ContainsFunc(id, func(r rune) bool {
+		return !strings.ContainsRune("0123456789abcdef-", r)
+	})
 }
 
 // byTable sorts the messages of the relay's tables.

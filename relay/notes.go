@@ -73,7 +73,7 @@ func (s *servers) readNotes(ctx context.Context, db *table.DB, info *jetstream.S
 	}
 	for _, t := range s.outboxes {
 		now := s.sent(t)
-		n.take(t, &now, known, info, s.form().of(t))
+		n.take(t, &now, known, info, s.form().of(t, info))
 		one := n.of[t]
 		if one == nil {
 			marked, err := db.HasMarks(ctx, t)
@@ -306,8 +306,9 @@ type noter struct {
 	tables   []*outbox.Table
 	exists   bool // outbox_sent
 	rows     []table.Sent
-	seq      uint64    // of the last note
-	next     time.Time // no note before
+	awaits   func() bool // that rows are shown which were read back; nil: none
+	seq      uint64      // of the last note
+	next     time.Time   // no note before
 }
 
 // begin notes the end of the stream that was read back, before the session marks a row, and ends what other
@@ -380,7 +381,7 @@ func (n *noter) alarmLocked(ctx context.Context, kind string) {
 
 // note notes up to where messages are settled, where it is time for that.
 func (n *noter) note(ctx context.Context, p *publish.Publisher) error {
-	if seq, ok := p.Settled(); len(n.rows) == 0 || !ok || seq <= n.seq || time.Now().Before(n.next) {
+	if seq, ok := n.settled(p); len(n.rows) == 0 || !ok || seq <= n.seq || time.Now().Before(n.next) {
 		return nil
 	}
 	return n.write(ctx, p, false)
@@ -394,9 +395,15 @@ func (n *noter) end(ctx context.Context, p *publish.Publisher) error {
 	return n.write(ctx, p, true)
 }
 
+// settled is up to where messages are settled, those of earlier sessions, too.
+func (n *noter) settled(p *publish.Publisher) (uint64, bool) {
+	seq, ok := p.Settled()
+	return seq, ok && (n.awaits == nil || !n.awaits())
+}
+
 func (n *noter) write(ctx context.Context, p *publish.Publisher, ended bool) error {
 	begun := time.Now()
-	if seq, ok := p.Settled(); ok {
+	if seq, ok := n.settled(p); ok {
 		n.seq = max(n.seq, seq)
 	}
 	err := n.db.NoteLast(ctx, n.rows, n.seq, ended)

@@ -89,11 +89,16 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		reporter: r.reporter, db: r.db, slot: r.cfg.Slot, tables: r.outboxes,
 		exists: known.exists, rows: known.rows,
 	}
+	if r.wal != nil {
+		r.noter.awaits = s.awaitsRows
+	}
 	compared := slices.DeleteFunc(slices.Clone(known.rows), func(row table.Sent) bool {
 		return c.incomplete[r.outbox(&row)]
 	})
 	read := r.read(s.found)
-	if back.oldest.Seq > 0 { // until what was read back is marked, the next session has to read it, too
+	awaits := r.wal != nil && len(back.notShown) > 0
+	if back.oldest.Seq > 0 || awaits {
+		// Until what was read back is marked, or shown, the next session has to read it, too.
 		read.LastSequence = known.last(r.outboxes, read.LastSequence)
 	}
 	if err := r.noter.begin(ctx, read, compared); err != nil {
@@ -102,7 +107,7 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	if s.unmarked, err = scanForward(ctx, r.stream, rows, back.oldest, r.info, options); err != nil {
 		return nil, err
 	}
-	if back.oldest.Seq > 0 && len(s.unmarked) == 0 {
+	if back.oldest.Seq > 0 && len(s.unmarked) == 0 && !awaits {
 		// Rows are marked whose messages may be behind more of others' than the next session reads.
 		if err := r.noter.begin(ctx, r.read(s.found), compared); err != nil {
 			return nil, err

@@ -20,8 +20,9 @@ type recoveryState struct {
 	tail outbox.Position
 	// healed counts rows that JetStream had lost and that are pending again: session.heal has them delivered.
 	healed int
-	past   bool // the WAL is past the recovery LSN; the reader's own
-	like   *Likenesses
+	// past: the WAL is past the recovery LSN. The reader writes it, under mu.
+	past bool
+	like *Likenesses
 	// isOwn reads the message at a sequence, and reports whether it is a row's own.
 	isOwn func(ctx context.Context, ev *outbox.Event, seq uint64) (bool, error)
 
@@ -65,6 +66,14 @@ func (s *recoveryState) StoredBefore(
 	return at.behind, stored, err
 }
 
+// awaitsRows reports whether the WAL may still bring rows that were read back and that the table did not
+// show.
+func (s *recoveryState) awaitsRows() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.past && len(s.notShown) > 0
+}
+
 // wasRead reports whether a message with the row's id was read although the table does not show the row as
 // stored.
 func (s *recoveryState) wasRead(ref outbox.Ref) bool {
@@ -80,9 +89,9 @@ func (s *recoveryState) forget() {
 	if s.past {
 		return
 	}
-	s.past = true
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.past = true
 	maps.DeleteFunc(s.notShown, func(ref outbox.Ref, _ readBack) bool { return !ref.Table.Partitioned })
 	s.unmarked = nil
 }

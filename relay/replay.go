@@ -126,8 +126,9 @@ type replay struct {
 	table  *outbox.Table
 	sender replaySender
 	begun  time.Time
-	// found are rows that an earlier session has sent behind the cursor, and where their messages are.
-	found map[outbox.Ref]uint64
+	// found are messages of rows that an earlier session has sent behind the cursor, by hashes of the rows:
+	// anybody who may publish chooses the ids.
+	found map[rowHash][]uint64
 
 	written   time.Time // when the cursor was
 	unwritten int       // rows since
@@ -178,13 +179,14 @@ func (p *replay) start(ctx context.Context) (err error) {
 	}
 	p.noteLoss(info)
 	p.written = time.Time{} // the first chunk shows that it gets on
-	p.found = map[outbox.Ref]uint64{}
+	p.found = map[rowHash][]uint64{}
 	err = p.sender.stream.ScanForward(ctx, p.Cursor.Sequence+1, info.LastSeq, jetstream.ScanOptions{
 		Source: p.envelope.Source(), NoConsumer: p.alarmNoConsumer,
 		Step: func(messages []jetstream.Message) (bool, error) {
 			for _, m := range messages {
 				if m.ID.Request == p.ID && m.ID.Table == p.Outbox {
-					p.found[refOf(p.table, m)] = m.Seq
+					key := hashOf(refOf(p.table, m))
+					p.found[key] = append(p.found[key], m.Seq)
 				}
 			}
 			return true, nil
@@ -243,3 +245,8 @@ type replayedRow struct {
 	request int64
 	ref     outbox.Ref
 }
+
+// rowHash stands for a row.
+type rowHash struct{ id, content uint64 }
+
+func hashOf(ref outbox.Ref) rowHash { return rowHash{outbox.HashText([]byte(ref.ID), 0), ref.Hash} }

@@ -146,17 +146,8 @@ func (p *replay) send(ctx context.Context, row table.ReplayRow) (sent bool, err 
 	}
 	if len(p.found)+len(p.past.unreplayable) > 0 {
 		ref := row.Ref()
-		if seq, ok := p.found[ref]; ok {
-			delete(p.found, ref)
-			own, err := p.sender.like.own(ctx, p.sender.stream, row.Event, p.ID, seq)
-			if err != nil {
-				return false, err
-			}
-			if own {
-				p.Sent++
-				return false, nil
-			}
-			p.alarmForged(ref, seq)
+		if own, err := p.wasSent(ctx, row.Event, ref); err != nil || own {
+			return false, err
 		}
 		if failure := p.past.unreplayable[replayedRow{p.ID, ref}]; failure != nil {
 			p.refuse(row, failure)
@@ -174,6 +165,24 @@ func (p *replay) send(ctx context.Context, row table.ReplayRow) (sent bool, err 
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// wasSent looks for the row's own message among those that an earlier session may have sent, and counts it.
+func (p *replay) wasSent(ctx context.Context, ev *outbox.Event, ref outbox.Ref) (bool, error) {
+	key := hashOf(ref)
+	defer delete(p.found, key)
+	for _, seq := range p.found[key] {
+		own, err := p.sender.like.own(ctx, p.sender.stream, ev, p.ID, seq)
+		if err != nil {
+			return false, err
+		}
+		if own {
+			p.Sent++
+			return true, nil
+		}
+		p.alarmForged(ref, seq)
+	}
+	return false, nil
 }
 
 // refuse counts a row that cannot be published again. That is no attempt, and the row stays as it is.

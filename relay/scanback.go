@@ -28,7 +28,11 @@ type backwardScan struct {
 	oldest   jetstream.Message
 	marks    *marksRead
 	notShown map[outbox.Ref]readBack // see recoveryState
+	bytes    int                     // of ids of rows that are not shown
 }
+
+// mostNotShown bounds the ids of rows that are not shown, in bytes: anybody who may publish chooses them.
+const mostNotShown = 16 << 20
 
 func scanBackward(
 	ctx context.Context, from *jetstream.Stream, rows *messageRows, n *notes,
@@ -46,21 +50,24 @@ func scanBackward(
 
 // take looks at up to U messages, the newest first, and reports whether the pass has to go on.
 func (b *backwardScan) take(ctx context.Context, messages []jetstream.Message) (more bool, err error) {
-	if !slices.ContainsFunc(messages, b.rows.has) {
+	if !slices.ContainsFunc(messages, b.rows.has) && slices.ContainsFunc(messages, b.rows.isOther) {
 		b.more = !b.notes.enough(messages[0].Seq)
 		return b.more, nil
 	}
 	b.asks = b.asks || b.notes.wants(messages[0].Seq)
-	others := len(messages)
+	for _, m := range messages {
+		if b.rows.isOther(m) {
+			b.count++
+		}
+	}
 	err = b.rows.each(ctx, messages, func(batch rowBatch) error {
-		others -= batch.read
 		for i, s := range batch.states {
 			b.look(batch.table, batch.messages[i], batch.rows[i].Ref, s)
 		}
 		return nil
 	})
 	b.more = b.asks
-	if b.count += others; err != nil || b.count < jetstream.U {
+	if err != nil || b.count < jetstream.U {
 		return true, err
 	}
 	b.step, b.count, b.asks = b.step+1, 0, false
@@ -77,6 +84,9 @@ func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref
 	}
 	switch {
 	case !s.Exists || !s.Same:
+		if b.bytes += len(ref.ID); b.bytes > mostNotShown {
+			return
+		}
 		if s.Exists {
 			b.marks.addChanged(changed{t, ref.ID})
 		} else {

@@ -192,7 +192,9 @@ func (s *Stream) readChunk(
 			found.Phantoms++
 			return
 		}
-		m.Size, _ = strconv.Atoi(h.Get(nats.MsgSize))
+		if sizes := h[nats.MsgSize]; len(sizes) > 0 { // the server's own is the last
+			m.Size, _ = strconv.Atoi(sizes[len(sizes)-1])
+		}
 		m.Sum = SumOf(subject, h)
 		chunk = append(chunk, m)
 	}

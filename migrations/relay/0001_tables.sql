@@ -229,7 +229,7 @@ CREATE TABLE {schema}.outbox_sent (
     -- The times of all its sessions. Sessions that follow each other are one time, unless another delivery of the outbox began between
     -- them. The last one has no end while it runs, or if it crashed and no other delivery has begun since.
     delivered      TSTZMULTIRANGE NOT NULL DEFAULT '{}',
-    -- What its messages are like, from which sequence on: the subject, the format, and the headers that columns become.
+    -- What its messages were like so far, by the first sequence of each: the subject, the format, and the headers that columns become.
     forms          JSONB NOT NULL DEFAULT '[]' CHECK (jsonb_typeof(forms) = 'array'),
     CHECK (isfinite(stream_created) IS NOT FALSE AND isfinite(read_at) IS NOT FALSE
         AND isfinite(noted_at) IS NOT FALSE AND isfinite(ended_at) IS NOT FALSE)
