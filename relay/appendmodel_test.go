@@ -380,6 +380,16 @@ var modelActs = []modelAct{
 	{"failed", func(m *model) bool { m.commit(true, "now()", "payment.taken"); return true }},
 	{"open", func(m *model) bool { m.begin(false); return true }},
 	{"prepared", func(m *model) bool { m.begin(true); return true }},
+	{"held open", func(m *model) bool { // beyond two steps of the progress
+		m.endAll()
+		m.begin(m.rng.IntN(2) == 0)
+		m.commit(false, "now()", "order.placed")
+		for _, x := range m.relays {
+			m.settle(x)
+		}
+		time.Sleep(3 * time.Second)
+		return m.end(true)
+	}},
 	{"transaction committed", func(m *model) bool { return m.end(true) }},
 	{"transaction rolled back", func(m *model) bool { return m.end(false) }},
 	{"far ids", func(m *model) bool {
