@@ -237,8 +237,10 @@ func TestBadInput(t *testing.T) {
 	with(func(c *consume.Config) { c.Stream = "OTHER" }).fails(consume.ErrTaken, `"test" reads stream EVENTS, not OTHER`)
 	x.halt()
 
+	const connections = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'walpost consume test'`
+	r.waitFor(connections, "0") // or the last one's would be taken for the next one's
 	first := r.run(r.config(), effect)
-	r.waitFor(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'walpost consume test'`, "1")
+	r.waitFor(connections, "1")
 	r.run(r.config(), effect).fails(nil, "register metrics")
 	first.halt()
 

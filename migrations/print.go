@@ -39,6 +39,7 @@ func Print(w io.Writer, to int64, schema string, outboxes []*outbox.Table, only 
 	if to == Latest && (len(only) == 0 || slices.Contains(only, Relay)) {
 		printShardIndexes(&b, outboxes)
 	}
+	b.WriteString("\nRESET search_path;\n") // what follows names its schemas
 	_, err := w.Write(b.Bytes())
 	return err
 }

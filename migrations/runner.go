@@ -141,14 +141,18 @@ func (r *Runner) run(
 			if err != nil {
 				return err
 			}
-			for _, s := range choose(states) {
+			chosen := choose(states)
+			for _, s := range chosen {
+				if down {
+					err = errors.Join(err, r.trusts(ctx, tx, s))
+				}
+			}
+			if err != nil {
+				return err
+			}
+			for _, s := range chosen {
 				if _, err := s.file.line.exists(ctx, tx, r.Own, r.SetUp); err != nil {
 					return err
-				}
-				if down {
-					if err := r.trusts(ctx, tx, s); err != nil {
-						return err
-					}
 				}
 				begun := time.Now()
 				if err := s.run(ctx, tx, schema, down); err != nil {

@@ -82,7 +82,7 @@ func TestScanIsBounded(t *testing.T) {
 // TestMarkOfLongAgo: a mark from before its message was stored does not have everything since then read
 // and compared.
 func TestMarkOfLongAgo(t *testing.T) {
-	reset := relay.SetMostCompared(jetstream.U + 100)
+	reset := relay.SetMostCompared(jetstream.U + 2000)
 	defer reset()
 	r := newRig(t, testenv.SharedPostgres(t))
 	x := r.start().streaming()

@@ -63,7 +63,7 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		// Nothing may say how far behind the messages of other outboxes those of this relay are.
 		return !known.complete && rows.tables[m.ID.Table] == nil
 	}
-	times, err := r.readTimes(ctx)
+	times, err := r.readTimes(ctx, rows)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,9 @@ func (r *recovery) read(found jetstream.Found) table.Noted {
 }
 
 // readTimes compares the servers' clocks, and looks for each table's oldest mark.
-func (r *recovery) readTimes(ctx context.Context) (map[*outbox.Table]*tableTimes, error) {
+func (r *recovery) readTimes(
+	ctx context.Context, rows *messageRows,
+) (map[*outbox.Table]*tableTimes, error) {
 	now, err := r.db.Now(ctx)
 	if err != nil {
 		return nil, err
@@ -150,7 +152,12 @@ func (r *recovery) readTimes(ctx context.Context) (map[*outbox.Table]*tableTimes
 		if !info.At.IsZero() {
 			times.ahead = info.At.Sub(as[0])
 		}
-		oldest, err := r.db.MarkedSince(ctx, t, time.Time{}, &table.MarkCursor{}, 1)
+		var oldest []table.MarkedRow
+		const trouble = "rows that were read back cannot be looked up: trying again"
+		err = rows.patiently(ctx, t, trouble, func() (err error) {
+			oldest, err = r.db.MarkedSince(ctx, t, time.Time{}, &table.MarkCursor{}, 1)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}

@@ -23,6 +23,7 @@ type backwardScan struct {
 	step  int  // the present one, from 1
 	count int  // of its messages, so far
 	asks  bool // it asks for another one
+	over  bool // a whole step did not
 	more  bool // the last one that was looked at did
 	// oldest is the oldest message whose row is pending; Seq is 0 without one.
 	oldest   jetstream.Message
@@ -54,38 +55,48 @@ func (b *backwardScan) take(ctx context.Context, messages []jetstream.Message) (
 		b.more = !b.notes.enough(messages[0].Seq)
 		return b.more, nil
 	}
-	b.asks = b.asks || b.notes.wants(messages[0].Seq)
 	for _, m := range messages {
 		if b.rows.isOther(m) {
-			b.count++
+			b.counted(m)
 		}
 	}
 	err = b.rows.each(ctx, messages, func(batch rowBatch) error {
 		for i, s := range batch.states {
-			b.look(batch.table, batch.messages[i], batch.rows[i].Ref, s)
+			if b.look(batch.table, batch.messages[i], batch.rows[i].Ref, s) {
+				b.counted(batch.messages[i])
+			}
 		}
 		return nil
 	})
-	b.more = b.asks
-	if err != nil || b.count < jetstream.U {
-		return true, err
+	if b.count > 0 {
+		b.more = b.asks
 	}
-	b.step, b.count, b.asks = b.step+1, 0, false
-	return b.more, nil
+	return !b.over, err
 }
 
-// look takes a message. It asks for another step if its row is pending, or marked at or after T.
-func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref, s table.State) {
+// counted counts a message towards the step.
+func (b *backwardScan) counted(m jetstream.Message) {
+	b.asks = b.asks || b.notes.wants(m.Seq)
+	if b.count++; b.count < jetstream.U {
+		return
+	}
+	b.more, b.over = b.asks, b.over || !b.asks
+	b.step, b.count, b.asks = b.step+1, 0, false
+}
+
+// look takes a message, and reports whether it counts. It asks for another step if its row is pending, or
+// marked at or after T.
+func (b *backwardScan) look(
+	t *outbox.Table, m jetstream.Message, ref outbox.Ref, s table.State,
+) (counts bool) {
 	times := b.times[t]
 	b.marks.known = b.marks.known || s.Exists
 	own := s.Pending || s.ProcessedAt.IsZero() || times.isOwn(m.Stored, s.ProcessedAt)
-	if s.Exists && own || !s.Exists && times.mayBeGone(m.Stored) {
-		b.count++
-	}
+	counts = s.Exists && own || !s.Exists && times.mayBeGone(m.Stored)
 	switch {
 	case !s.Exists || !s.Same:
 		if b.bytes += len(ref.ID); b.bytes > mostNotShown {
-			return
+			return counts
 		}
 		if s.Exists {
 			b.marks.addChanged(changed{t, ref.ID})
@@ -108,4 +119,5 @@ func (b *backwardScan) look(t *outbox.Table, m jetstream.Message, ref outbox.Ref
 		}
 		b.asks = b.marks.add(ref, s.ProcessedAt) || b.asks
 	}
+	return counts
 }

@@ -18,8 +18,8 @@ func tlsHint(err error) string {
 	case err == nil:
 		return ""
 	case strings.Contains(err.Error(), refusedTLS):
-		return "the server takes no TLS: switch ssl on there; sslmode=prefer would connect without it, and " +
-			"send the password to whatever listens"
+		return "enable TLS on the server and name its authority (sslrootcert=...), or change sslmode in " +
+			"postgres.url"
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return "the server's certificate has expired: renew it, or correct this machine's clock"
 	case errors.As(err, &host):

@@ -29,8 +29,8 @@ func TestTLS(t *testing.T) {
 		t.Error(err)
 	}
 	for name, c := range map[string]struct{ url, hint string }{
-		"no TLS":              {url(plain, good, "verify-full"), "takes no TLS"},
-		"no TLS, unverified":  {strings.Replace(plain.URL("postgres"), "sslmode=disable", "sslmode=require", 1), "takes no TLS"},
+		"no TLS":              {url(plain, good, "verify-full"), "enable TLS on the server"},
+		"no TLS, unverified":  {strings.Replace(plain.URL("postgres"), "sslmode=disable", "sslmode=require", 1), "enable TLS on the server"},
 		"another name":        {strings.Replace(url(good, good, "verify-full"), "127.0.0.1", "localhost", 1), "host name"},
 		"expired certificate": {url(expired, expired, "verify-full"), "has expired"},
 		"expired, any name":   {url(expired, expired, "verify-ca"), "has expired"},

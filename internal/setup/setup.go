@@ -276,7 +276,7 @@ func (s *Setup) tablesScript() (string, error) {
 		b.WriteByte('\n')
 		err = migrations.PrintOwner(&b, owner, s.schema(), s.cfg.Outboxes)
 	}
-	b.WriteString("COMMIT;\n")
+	b.WriteString("COMMIT;\n\n" + pg.ScriptHead)
 	return b.String(), err
 }
 

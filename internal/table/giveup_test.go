@@ -85,7 +85,7 @@ func TestGiveUpBesideAFailure(t *testing.T) {
 	rows[0].Polled, rows[0].Attempts = true, 1
 
 	role := "recorder_" + b.text(`SELECT current_database()`)
-	b.exec(`CREATE ROLE ` + role + ` LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO ` + role + `;
+	b.exec(`CREATE ROLE ` + role + ` LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO ` + role + `;
 		CREATE FUNCTION held() RETURNS boolean VOLATILE LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN true; END $$;
 		ALTER TABLE outbox_messages ENABLE ROW LEVEL SECURITY; CREATE POLICY held ON outbox_messages USING (held())`)
 	t.Cleanup(func() { _, _ = b.app.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
