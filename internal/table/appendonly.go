@@ -96,9 +96,8 @@ func (f *appendOnlyFacts) read(ctx context.Context, conn *pgx.Conn, t *outbox.Ta
 	if errors.Is(err, pgx.ErrNoRows) { // a column is missing, which is told elsewhere
 		f.bigint, f.always, f.ordered, err = true, true, true, nil
 	}
-	if err == nil && f.readable {
-		// Its next id may have been set, and not drawn yet.
-		err = conn.QueryRow(ctx, `SELECT last_value - (NOT is_called)::int FROM `+f.sequence).Scan(&f.last)
+	if err == nil {
+		err = f.readSequence(ctx, conn)
 	}
 	if err != nil {
 		return fmt.Errorf("read the ids of %s: %w", t, err)
@@ -107,6 +106,14 @@ func (f *appendOnlyFacts) read(ctx context.Context, conn *pgx.Conn, t *outbox.Ta
 		return err
 	}
 	return f.readJournal(ctx, conn, t, own)
+}
+
+func (f *appendOnlyFacts) readSequence(ctx context.Context, conn *pgx.Conn) error {
+	if !f.readable {
+		return nil
+	}
+	// Its next id may have been set, and not drawn yet.
+	return conn.QueryRow(ctx, `SELECT last_value - (NOT is_called)::int FROM `+f.sequence).Scan(&f.last)
 }
 
 // readTriggers asks for triggers with the function: on the table and, for rows, on each of its partitions.
@@ -190,6 +197,9 @@ func (f *appendOnlyFacts) readJournal(
 			WHERE k.outbox = $1), (SELECT max(upper(r)) - 1 FROM `+own.journal.Entries+` j, unnest(j.ids) r
 			WHERE j.outbox = $1 AND range_merge(j.ids) && int8range($2, $3) AND r && int8range($2, $3)), 0)`,
 		t.String(), f.last+1, min(f.last, math.MaxInt64-2*nextIDs)+nextIDs).Scan(&f.settled)
+	if err == nil && f.last < f.settled { // rows may have been inserted and delivered meanwhile
+		err = f.readSequence(ctx, conn)
+	}
 	if err == nil && t.Layout.Unjournaled != "" {
 		err = f.readMarks(ctx, conn, t, own)
 	}
