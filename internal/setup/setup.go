@@ -270,7 +270,10 @@ func (s *Setup) tables(ctx context.Context) ([]*Step, error) {
 // tablesScript makes the tables in one transaction, in which their owner gets them last.
 func (s *Setup) tablesScript() (string, error) {
 	var b strings.Builder
-	b.WriteString("BEGIN;\n" + migrations.HoldSchemaSQL(s.schema()) + ";\n")
+	b.WriteString("BEGIN;\n")
+	if s.facts.Superuser {
+		b.WriteString(migrations.HoldSchemaSQL(s.schema()) + ";\n")
+	}
 	err := migrations.Print(&b, migrations.Latest, s.schema(), s.cfg.Outboxes, migrations.Relay)
 	if owner := s.otherOwner(); err == nil && owner != "" {
 		b.WriteByte('\n')

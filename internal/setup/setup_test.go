@@ -323,22 +323,35 @@ func TestFailure(t *testing.T) {
 	s.complete()
 }
 
-// TestTablesOfAnotherTool: what --print wrote, psql has applied.
+// TestTablesOfAnotherTool: what --print wrote, psql has applied, as a superuser or as the database's owner.
 func TestTablesOfAnotherTool(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, testenv.NewPostgres(t, testenv.PGOptions{}), "shop")
-	s.exec(`CREATE ROLE deploy`)
-	s.cfg.Owner = "deploy"
-	for _, step := range s.plan(0) {
-		if strings.Contains(step.Script, "CREATE TABLE") {
-			s.exec(step.Script)
+	pg := testenv.NewPostgres(t, testenv.PGOptions{})
+	for _, role := range []string{"postgres", "master"} {
+		s := newSite(t, pg, "of_"+role)
+		if role == "master" {
+			s.exec(`CREATE ROLE master LOGIN CREATEROLE; ALTER DATABASE of_master OWNER TO master; GRANT deploy TO master;
+				GRANT CREATE ON SCHEMA public TO deploy`)
+			s.cfg.Admin.URL, s.cfg.Poll = pg.URLFor("master", s.name), true
+		} else {
+			s.exec(`CREATE ROLE deploy`)
 		}
+		s.cfg.Owner, s.cfg.Role = "deploy", "relay_of_"+role
+		conn, err := pgx.Connect(t.Context(), s.cfg.Admin.URL)
+		s.must(err)
+		defer conn.Close(context.Background())
+		for _, step := range s.plan(0) {
+			if strings.Contains(step.Script, "CREATE TABLE") {
+				_, err := conn.Exec(t.Context(), step.Script)
+				s.must(err)
+			}
+		}
+		s.plan(-1)
+		s.complete()
+		s.exec(`DO $$ BEGIN ASSERT to_regclass('walpost_migrations_relay') IS NULL;
+			ASSERT (SELECT count(*) = 0 FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relowner <> 'deploy'::regrole);
+			ASSERT (SELECT count(*) = 0 FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proowner <> 'deploy'::regrole); END $$`)
 	}
-	s.plan(-1)
-	s.complete()
-	s.exec(`DO $$ BEGIN ASSERT to_regclass('walpost_migrations_relay') IS NULL;
-		ASSERT (SELECT count(*) = 0 FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relowner <> 'deploy'::regrole);
-		ASSERT (SELECT count(*) = 0 FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proowner <> 'deploy'::regrole); END $$`)
 }
 
 func TestRelayURL(t *testing.T) {
