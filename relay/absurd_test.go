@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/walpost/walpost/internal/jetstream"
 	"github.com/walpost/walpost/internal/testenv"
 )
@@ -171,10 +173,12 @@ func TestAbsurdAcks(t *testing.T) {
 				r.cfg.NATS.URL = proxied
 				x := r.start().streaming()
 				n := 0
-				eventually(t, "acknowledgements are changed in some ways", func() bool {
+				eventually(t, "acknowledgements are changed in some ways, and one is refused", func() bool {
 					r.put(n+1, n+100)
 					n += 100
-					return a.ways() >= 3
+					return a.ways() >= 3 && slices.ContainsFunc(x.logs.All(), func(e observer.LoggedEntry) bool {
+						return strings.Contains(fmt.Sprint(e.ContextMap()["error"]), "invalid PubAck")
+					})
 				})
 				a.sane.Store(true)
 				r.pending(0)

@@ -74,8 +74,10 @@ func TestMarksInJournal(t *testing.T) {
 					stop := l.start(load{writers: 2, rows: 5, pause: 10 * time.Millisecond})
 					l.reaches(500)
 					from := r.query1(`SELECT coalesce(max(` + testenv.Settled + `), 0) FROM outbox_known`)
+					// A rollback to a savepoint gives up the locks since, so a hole that it has left may go before the transaction ends.
 					eventually(t, "the progress moves on beside them", func() bool {
-						return r.count(`SELECT count(*) FROM outbox_known WHERE `+testenv.Settled+` > $1::bigint + 100 AND `+testenv.Holes+` @> int8range(1, 121)`, from) == 1
+						return r.count(`SELECT count(*) FROM outbox_known WHERE `+testenv.Settled+` > $1::bigint + 100
+							AND `+testenv.Holes+` @> (SELECT range_agg(int8range(id, id + 3)) FROM generate_series(4, 118, 6) id)`, from) == 1
 					})
 					x.halt()
 					x = r.startAtWork()
