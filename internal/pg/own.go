@@ -140,7 +140,7 @@ func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) er
 	var what, owner string
 	err := conn.QueryRow(ctx, `
 		WITH RECURSIVE named AS (
-			SELECT b.schema, b.name, n.oid AS namespace, n.nspowner, c.oid
+			SELECT b.schema, b.name, n.oid AS namespace, c.oid
 			FROM unnest($2::text[], $3::text[]) b(schema, name)
 				LEFT JOIN pg_namespace n ON n.nspname = b.schema
 				LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = b.name

@@ -77,7 +77,8 @@ func SentOf(t *outbox.Table, source, stream, domain string) Sent {
 	}
 }
 
-// SentForm is what messages of a delivery are like, from a sequence on.
+// SentForm is what messages of a delivery are like. From is the sequence of the first one: messages below the
+// least one of a delivery may have another form.
 type SentForm struct {
 	From uint64          `json:"from"`
 	Form json.RawMessage `json:"form"`
