@@ -21,7 +21,7 @@ type verdict struct {
 }
 
 // judge finds out what made a batch of a size fail at its n-th message.
-func (v *verdict) judge(err error, n, size int) {
+func (v *verdict) judge(err error, n uint64, size int) {
 	var ack *ackError
 	errors.As(err, &ack)
 	switch {
@@ -114,10 +114,10 @@ func (p *Publisher) onBatchFailure(first, n uint64, err error) {
 	if !p.unit.begins(first) {
 		return // it has failed already
 	}
-	end := p.unit.end()
+	size, end := p.unit.n, p.unit.end()
 	p.unit.replied()
 	if p.err == nil {
-		p.verdict.judge(err, int(n), int(end-first))
+		p.verdict.judge(err, n, size)
 	}
 	if ClassOf(err) == ClassChain {
 		err = fmt.Errorf("%w: %w", ErrChain, err)

@@ -233,13 +233,17 @@ func findRewind(
 		return hint.Errorf(fmt.Sprintf("--to %d is everything that is there", info.FirstSeq),
 			"rewind consumer %s to sequence %d: the stream begins at %d", r.Name, r.Sequence, info.FirstSeq)
 	}
+	errPast := hint.Errorf("`walpost consumers list "+r.Name+"` shows the sequences",
+		"rewind consumer %s to sequence %d: the stream ends at %d", r.Name, r.Sequence, info.LastSeq)
+	if r.Sequence > info.LastSeq {
+		return errPast
+	}
 	if !reapply {
 		return nil
 	}
 	next, err := s.Next(ctx, r.Sequence, "")
 	if errors.Is(err, jetstream.ErrMessageGone) {
-		return hint.Errorf("`walpost consumers list "+r.Name+"` shows the sequences",
-			"rewind consumer %s to sequence %d: the stream ends at %d", r.Name, r.Sequence, info.LastSeq)
+		return errPast
 	}
 	if err != nil {
 		return err

@@ -77,7 +77,7 @@ func TestConsumersCommands(t *testing.T) {
 	for _, bad := range []struct{ args, want string }{
 		{"consumers rewind billing", "hint: as in --to 4711 or --since 2h"},
 		{"consumers rewind billing --to 99 --reapply", "the stream ends at 20"},
-		{"consumers rewind billing --to 99", "no partition is past it"},
+		{"consumers rewind billing --to 18446744073709551615", "the stream ends at 20"},
 		{"consumers rewind nobody --to 1", "there is no consumer \"nobody\""},
 		{"consumers list nobody", "hint: `walpost consumers list` shows"},
 		{"consumers list --schema nowhere", "or name the database and the --schema"},
