@@ -99,6 +99,32 @@ func TestDeployedFilesAreRead(t *testing.T) {
 	}
 }
 
+// TestFetchedByDigest: actions, and the images of the Dockerfile and of Compose, cannot be exchanged under their tags.
+func TestFetchedByDigest(t *testing.T) {
+	workflows, err := filepath.Glob(filepath.Join(root, ".github/workflows/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := append(workflows, filepath.Join(root, "deploy/Dockerfile"), filepath.Join(root, "deploy/compose.yaml"))
+	fetches := regexp.MustCompile(`(?m)^(?:.*\buses:|FROM(?: --platform=\S+)?|    image:) (.*)$`)
+	pinned := regexp.MustCompile(`@(sha256:[0-9a-f]{64}( AS \w+)?|[0-9a-f]{40} # v[0-9.]+)$`)
+	all := 0
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range fetches.FindAllStringSubmatch(string(b), -1) {
+			if all++; m[1] != "walpost" && !pinned.MatchString(m[1]) {
+				t.Errorf("%s fetches %s, and by no digest", file, m[1])
+			}
+		}
+	}
+	if all < 15 {
+		t.Errorf("found %d actions and images", all)
+	}
+}
+
 func TestDeployedExampleIsTheProgramsOwn(t *testing.T) {
 	if read(t, "deploy/walpost.example.yaml") != walpost(t, "config", "example") {
 		t.Error("deploy/walpost.example.yaml is not what `walpost config example` prints")
