@@ -65,7 +65,7 @@ release-check: ## build the commit in two directories, compiling everything twic
 	@go run ./internal/release -check -cold $(ARGS)
 
 .PHONY: vuln
-vuln: ## look for known vulnerabilities in what walpost calls, where their database can be reached
+vuln: ## look for insecure code, and for known vulnerabilities where their database can be reached
 	@.ci/vuln
 
 .PHONY: fuzz
