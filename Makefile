@@ -45,7 +45,8 @@ test: deps pg-extra examples ## run every test, race-enabled (WALPOST_PG_ALL=1: 
 
 .PHONY: test-all
 test-all: export WALPOST_TEST_ALL = 1
-test-all: test ## run every test in full: a million rows, rows of 900 MB, every combination
+test-all: test ## run every test in full: a million rows, rows of 900 MB, every combination, minutes of fuzzing
+	@. .ci/pgenv && .ci/fuzz 2m
 
 .PHONY: lint
 lint: ## vet, staticcheck, the formatting, the workflows, and other platforms

@@ -38,6 +38,7 @@ type result struct {
 	Looks      int            `json:"looks"`                 // of the observer, at the marks
 	Judged     int            `json:"judged"`                // confirmed LSNs, by the observer
 	Restarts   int            `json:"restarts"`              // of relays
+	Peak       int64          `json:"peak"`                  // of a relay's resident memory, in bytes
 	Took       time.Duration  `json:"took"`
 	// Recoveries are the times from the end of each fault that came alone to when
 	// everything committed by then was stored and marked.
@@ -52,11 +53,15 @@ type result struct {
 	Details string `json:"details,omitempty"`
 }
 
+// mostMemory is what docs/OPERATIONS.md says of a relay with the defaults and small ids.
+const mostMemory = (30 + 32 + 4 + 8 + 4) << 20
+
 func (r *result) ok() bool {
 	if r.Case != "" { // no promise, and yet nothing is lost for good or comes twice
 		return r.Failure == "" && r.Lost+r.Duplicated+r.Altered+r.Unknown+r.Pending+r.Vanished+r.Buried == 0
 	}
-	return r.Failure == "" && len(r.Moments) == 0 && len(r.unexplained()) == 0 && r.sum() == 0 && !r.blind()
+	return r.Failure == "" && len(r.Moments) == 0 && len(r.unexplained()) == 0 && r.sum() == 0 &&
+		!r.blind() && r.Peak <= mostMemory
 }
 
 // blind reports whether the observer has seen too little to say anything.
@@ -145,6 +150,9 @@ func (r *result) why() string {
 	for _, alarm := range r.unexplained() {
 		all = append(all, "alarm "+alarm)
 	}
+	if r.Peak > mostMemory {
+		all = append(all, fmt.Sprintf("a relay had %d MiB of memory", r.Peak>>20))
+	}
 	if r.Failure != "" {
 		all = append(all, r.Failure)
 	} else if r.blind() {
@@ -174,9 +182,9 @@ func (r *result) String() string {
 		kinds = append(kinds, fmt.Sprintf("%s %d", k, r.Faults[k]))
 	}
 	s := fmt.Sprintf("seed=%d %s: %d faults (%s), events=%d lost=%d duplicated=%d reordered=%d "+
-		"longest_recovery=%s took=%s",
+		"longest_recovery=%s memory=%dMiB took=%s",
 		r.Seed, r.Servers, r.faults(), strings.Join(kinds, ", "), r.Events, r.Lost, r.Duplicated, r.Reordered,
-		r.longest().Round(time.Millisecond), r.Took.Round(time.Second))
+		r.longest().Round(time.Millisecond), r.Peak>>20, r.Took.Round(time.Second))
 	if r.Phantoms > 0 {
 		s += fmt.Sprintf(" phantoms=%d", r.Phantoms)
 	}

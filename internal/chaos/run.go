@@ -84,6 +84,9 @@ func (w *world) play(ctx context.Context, o *options, r *result) (err error) {
 	observer := w.observe(ctx, r.Seed)
 	defer func() {
 		observer.finish(r)
+		for _, relay := range w.relays {
+			r.Peak = max(r.Peak, relay.peak.Load())
+		}
 		alarms, aerr := w.countAlarms()
 		r.Alarms = alarms
 		err = errors.Join(err, aerr)

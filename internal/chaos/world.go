@@ -306,6 +306,7 @@ type relay struct {
 	stopping bool
 	stuck    atomic.Bool // it did not end when it was told to
 	starts   int
+	peak     atomic.Int64 // see testenv.Program.Peak
 	done     chan struct{}
 }
 
@@ -369,7 +370,14 @@ func (r *relay) keep() {
 		r.up.Lock()
 		life := r.life
 		r.up.Unlock()
-		<-life.Done()
+		for running := true; running; {
+			select {
+			case <-life.Done():
+				running = false
+			case <-time.After(100 * time.Millisecond):
+				r.peak.Store(max(r.peak.Load(), life.Peak()))
+			}
+		}
 		time.Sleep(50 * time.Millisecond)
 		r.up.Lock()
 		if r.stopping {

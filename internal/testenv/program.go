@@ -36,6 +36,16 @@ func (p *Program) Done() <-chan struct{} { return p.proc.done }
 // Done.
 func (p *Program) Err() error { return p.proc.err }
 
+// Peak is the greatest resident memory so far, in bytes; 0 where the program has ended or the system does not
+// tell.
+func (p *Program) Peak() int64 {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.proc.cmd.Process.Pid))
+	_, after, _ := strings.Cut(string(status), "\nVmHWM:")
+	var kib int64
+	_, _ = fmt.Sscanf(after, "%d kB", &kib)
+	return kib << 10
+}
+
 // Signal sends a signal, and does nothing where the program has ended.
 func (p *Program) Signal(sig syscall.Signal) error {
 	if err := p.proc.cmd.Process.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
