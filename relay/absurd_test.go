@@ -23,12 +23,11 @@ import (
 
 // absurdNATS stands between a relay and its nats-server, and changes some of the acknowledgements.
 type absurdNATS struct {
-	address string // of the server
-	every   int    // one of so many acknowledgements is changed
-	sane    atomic.Bool
-	mu      sync.Mutex
-	rng     *rand.Rand
-	did     map[string]int
+	every int // one of so many acknowledgements is changed
+	sane  atomic.Bool
+	mu    sync.Mutex
+	rng   *rand.Rand
+	did   map[string]int
 }
 
 var acknowledged = regexp.MustCompile(`"seq":\d+`)
@@ -64,11 +63,18 @@ var absurdAcks = []struct {
 
 func newAbsurdNATS(t *testing.T, url string) (a *absurdNATS, proxied string) {
 	t.Helper()
+	a = &absurdNATS{every: 20, rng: rand.New(rand.NewPCG(rand.Uint64(), 0)), did: map[string]int{}}
+	return a, "nats://" + between(t, strings.TrimPrefix(url, "nats://"), a.pass)
+}
+
+// between listens in front of a server, and hands over what clients say. What the server says is handed over by answer,
+// which closes the connection where it returns.
+func between(t *testing.T, server string, answer func(from *bufio.Reader, to io.Writer)) (address string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	a = &absurdNATS{address: strings.TrimPrefix(url, "nats://"), rng: rand.New(rand.NewPCG(rand.Uint64(), 0)), did: map[string]int{}}
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -76,16 +82,16 @@ func newAbsurdNATS(t *testing.T, url string) (a *absurdNATS, proxied string) {
 			if err != nil {
 				return
 			}
-			server, err := net.Dial("tcp", a.address)
+			server, err := net.Dial("tcp", server)
 			if err != nil {
 				_ = client.Close()
 				continue
 			}
 			go func() { _, _ = io.Copy(server, client); _ = server.Close() }()
-			go func() { a.pass(bufio.NewReader(server), client); _ = client.Close(); _ = server.Close() }()
+			go func() { answer(bufio.NewReader(server), client); _ = client.Close(); _ = server.Close() }()
 		}
 	}()
-	return a, "nats://" + l.Addr().String()
+	return l.Addr().String()
 }
 
 // pass hands over what the server says.
@@ -167,7 +173,7 @@ func TestAbsurdAcks(t *testing.T) {
 				r.cfg.Stream.Batching, r.cfg.Stream.Shared = batching, shared
 				r.createStream(nil)
 				a, proxied := newAbsurdNATS(t, r.nats.URL())
-				if a.every = 20; batching != jetstream.BatchSingle { // one for many messages
+				if batching != jetstream.BatchSingle { // one for many messages
 					a.every = 3
 				}
 				r.cfg.NATS.URL = proxied

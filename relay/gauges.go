@@ -70,7 +70,7 @@ func observe(ctx context.Context, p *reporter, s *servers) (done chan struct{}) 
 }
 
 func observeOnce(ctx context.Context, m *metrics, s *servers) error {
-	db, err := table.Open(ctx, s.cfg.database())
+	db, err := table.Open(ctx, s.database())
 	if err != nil {
 		return err
 	}

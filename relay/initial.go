@@ -221,7 +221,7 @@ func (l *leader) beginOutboxes(ctx context.Context, db *table.DB) error {
 	if len(starts) > 0 {
 		l.status.own()
 		l.status.do("note the first start")
-		if skipped, err = table.Begin(ctx, l.cfg.database(), starts); err != nil {
+		if skipped, err = table.Begin(ctx, l.database(), starts); err != nil {
 			return err
 		}
 	}

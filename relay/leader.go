@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/walpost/walpost/internal/alarm"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 )
@@ -62,7 +63,9 @@ func (l *leader) run(ctx context.Context) {
 
 // term holds the advisory lock and runs sessions until its connection is lost.
 func (l *leader) term(ctx context.Context) error {
-	db, err := table.Open(ctx, l.cfg.database())
+	one := pg.NewOneServer()
+	l.one.Store(one)
+	db, err := table.Open(ctx, l.database())
 	if err != nil {
 		return err
 	}
@@ -96,6 +99,14 @@ func (l *leader) term(ctx context.Context) error {
 	go func() {
 		defer close(watched)
 		lose(db.Watch(held))
+	}()
+	go func() {
+		select {
+		case other := <-one.Other():
+			l.alarm(alarm.AnotherServer, zap.Error(other))
+			lose(other)
+		case <-held.Done():
+		}
 	}()
 	defer func() { lose(nil); <-watched }()
 	observed := observe(held, l.reporter, l.servers)

@@ -62,7 +62,7 @@ func (l *leader) session(ctx, held context.Context, db *table.DB) (err error) {
 		return l.pollOnly(ctx, held, db, sys, why)
 	}
 	l.status.do("look at the slot")
-	slots, err := stream.OpenSlots(ctx, l.cfg.server())
+	slots, err := stream.OpenSlots(ctx, l.server())
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ var errModePoll = errors.New("mode is poll")
 
 // checkServer asks on new connections, as a session would.
 func (s *servers) checkServer(ctx context.Context) error {
-	db, err := table.Open(ctx, s.cfg.database())
+	db, err := table.Open(ctx, s.database())
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (s *servers) checkServer(ctx context.Context) error {
 	if err := stream.CheckServer(ctx, db.Conn(), s.cfg.Slot); err != nil {
 		return err
 	}
-	_, err = stream.Probe(ctx, s.cfg.server(), s.cfg.Slot)
+	_, err = stream.Probe(ctx, s.server(), s.cfg.Slot)
 	return err
 }
 

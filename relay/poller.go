@@ -27,7 +27,7 @@ var _ = [1]struct{}{}[fallback.MostMoved-4*jetstream.U]
 // newPoller puts the session's parts into the words of package fallback.
 func (s *session) newPoller(ctx context.Context) (*fallback.Poller, error) {
 	return fallback.New(ctx, fallback.Config{
-		Outboxes: s.outboxes, Database: s.cfg.database(), DelayThreshold: s.cfg.DelayThreshold,
+		Outboxes: s.outboxes, Database: s.database(), DelayThreshold: s.cfg.DelayThreshold,
 		Interval: s.cfg.FallbackInterval, Batch: s.cfg.FallbackBatch, OnPoison: s.cfg.OnPoison,
 	}, fallback.Parts{
 		Log: s.log, Reporter: pollerReporter{s.reporter},

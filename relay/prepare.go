@@ -13,6 +13,7 @@ import (
 	"github.com/walpost/walpost/internal/check"
 	"github.com/walpost/walpost/internal/hint"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/publish"
@@ -23,6 +24,7 @@ import (
 // wrong at the start is said at once, and leaves no trace. It may be called again
 // where it has failed.
 func (s *starter) prepare(ctx context.Context) error {
+	s.one.Store(pg.NewOneServer())
 	x := &checker{starter: s}
 	defer x.close()
 	err := x.checks().Start(ctx)
@@ -54,10 +56,10 @@ func (s *starter) disconnect(ctx context.Context) {
 }
 
 func (s *starter) openDirect(ctx context.Context) (*table.DB, error) {
-	if err := table.CheckDirect(ctx, s.cfg.database()); err != nil {
+	if err := table.CheckDirect(ctx, s.database()); err != nil {
 		return nil, err
 	}
-	return table.Open(ctx, s.cfg.database())
+	return table.Open(ctx, s.database())
 }
 
 // way reports how the rows are got at a server of which err is the first problem, nil
@@ -131,7 +133,7 @@ func (s *starter) system(
 	ctx context.Context, db *table.DB, streams bool,
 ) (sys stream.System, why, err error) {
 	if streams {
-		sys, err = stream.Probe(ctx, s.cfg.server(), s.cfg.Slot)
+		sys, err = stream.Probe(ctx, s.server(), s.cfg.Slot)
 	}
 	if cannotStream(err) && s.cfg.Mode == ModeAuto {
 		streams, why, err = false, err, nil

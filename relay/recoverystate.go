@@ -20,7 +20,7 @@ type recoveryState struct {
 	tail outbox.Position
 	// healed counts rows that JetStream had lost and that are pending again: session.heal has them delivered.
 	healed int
-	// past: the WAL is past the recovery LSN. The reader writes it, under mu.
+	// past: the WAL is past the recovery LSN. The reader writes it, under mu, or who waits in its place.
 	past bool
 	like *Likenesses
 	// isOwn reads the message at a sequence, and reports whether it is a row's own.
@@ -31,9 +31,10 @@ type recoveryState struct {
 	// unmarked are rows that are in the stream and could not be marked yet, and the number of own messages
 	// behind each.
 	unmarked map[outbox.Ref]uint64
-	// notShown are rows of the newest steps that the table does not show, perhaps not yet, until the WAL
-	// has passed the recovery LSN. Those of a partitioned table stay until the session ends: a partition may
-	// come back. About every other row that was read back the table decides.
+	// notShown are rows that were read back and that the table does not show, perhaps not yet, until the WAL
+	// has passed the recovery LSN, or, where none is read, what is open has ended and is answered. Those of a
+	// partitioned table stay until the session ends: a partition may come back. About every other row that
+	// was read back the table decides.
 	notShown map[outbox.Ref]readBack
 }
 
@@ -84,7 +85,7 @@ func (s *recoveryState) wasRead(ref outbox.Ref) bool {
 	return unmarked || unseen
 }
 
-// forget drops what neither the WAL nor the table will bring any more: the WAL is past the recovery LSN.
+// forget drops what neither the WAL nor the table will bring any more.
 func (s *recoveryState) forget() {
 	if s.past {
 		return

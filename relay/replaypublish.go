@@ -19,7 +19,7 @@ import (
 // a machine of few processors live rows find one that is free.
 func (p *replay) publish(ctx context.Context) (err error) {
 	rows, err := table.OpenReplay(
-		ctx, p.cfg.database(), p.table, p.ReplayChoice, p.Cursor, p.publisher.MostPayload())
+		ctx, p.database(), p.table, p.ReplayChoice, p.Cursor, p.publisher.MostPayload())
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,7 @@ func (t *retainer) start(ctx, held context.Context) (done chan struct{}) {
 // from doing more.
 func (t *retainer) pass(ctx context.Context) (busy bool) {
 	began := time.Now()
-	report, err := retention.Run(ctx, t.cfg.database(), retention.Options{
+	report, err := retention.Run(ctx, t.database(), retention.Options{
 		Tables:       t.outboxes,
 		ArchiveAfter: t.cfg.Retention.ArchiveAfter, DropAfter: t.cfg.Retention.DropAfter,
 		DeleteAfter: t.cfg.Retention.DeleteAfter, ExcludedAfter: t.cfg.Retention.ExcludedAfter,

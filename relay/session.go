@@ -67,6 +67,7 @@ type session struct {
 	watchedRecoveryLSN atomic.Uint64
 	away               atomic.Bool  // JetStream
 	stored             atomic.Int64 // PubAcks
+	transformed        bool         // the stream had a subject transform at the begin
 	left               sync.Map     // the outboxes that are left to the table: see leave
 	// other is the publisher of a replay into another stream.
 	other atomic.Pointer[publish.Publisher]
@@ -208,6 +209,14 @@ func (s *session) poll(ctx context.Context, beside func(context.Context, *sessio
 	var wg sync.WaitGroup
 	wg.Go(func() { stop(beside(delivering, s)) })
 	wg.Go(func() { s.poller.Listen(delivering, s.db) })
+	if s.recovered.awaitsRows() {
+		wg.Go(func() {
+			const step = "deliver what transactions had open that were not visible at the begin"
+			if s.poller.Answer(delivering, step, s.outboxes...) == nil {
+				s.recovered.forget()
+			}
+		})
+	}
 	wg.Go(func() { (&replayer{session: s}).run(delivering) })
 	defer wg.Wait()
 	defer stop(nil)
@@ -219,6 +228,7 @@ func (s *session) poll(ctx context.Context, beside func(context.Context, *sessio
 
 // begin reads the stream back and opens a publisher behind what it found.
 func (s *session) begin(ctx context.Context, sys stream.System, info *jetstream.StreamInfo) (err error) {
+	s.transformed = info.Config.SubjectTransform != nil
 	s.status.do("read the stream back")
 	r := &recovery{
 		reporter: s.reporter, servers: s.servers, past: s.past, db: s.db, wal: s.wal, sys: sys, info: info,
@@ -291,9 +301,8 @@ func (s *session) open(ctx context.Context) (*stream.Session, error) {
 		return nil, err
 	}
 	wal, err := stream.Open(ctx, stream.Config{
-		ByOID: byOID,
-		URL:   s.cfg.PostgresURL, Files: s.cfg.PostgresFiles,
-		Slot: s.cfg.Slot, Publication: s.cfg.Publication, Tables: s.outboxes, Log: s.log,
+		ByOID: byOID, Server: s.server(), Tables: s.outboxes, Log: s.log,
+		Slot: s.cfg.Slot, Publication: s.cfg.Publication,
 		HeldBack: func(why string) {
 			if why == "" {
 				s.over("standby_slot", alarm.StandbySlot)

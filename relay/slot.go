@@ -85,7 +85,7 @@ func (k *slotKeeper) alarmForeign(cause error) {
 func (k *slotKeeper) makeAnswered(
 	ctx context.Context, db *table.DB, answer func(context.Context) error,
 ) error {
-	slots, err := stream.OpenSlots(ctx, k.cfg.server())
+	slots, err := stream.OpenSlots(ctx, k.server())
 	if err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (k *slotKeeper) sayWait(ctx context.Context, pid uint32, done <-chan struct
 }
 
 func (k *slotKeeper) blockerOf(ctx context.Context, pid uint32) string {
-	db, err := table.Open(ctx, k.cfg.database())
+	db, err := table.Open(ctx, k.database())
 	if err != nil {
 		return err.Error()
 	}
@@ -179,7 +179,7 @@ func (k *slotKeeper) blockerOf(ctx context.Context, pid uint32) string {
 
 // ensurePublication creates the publication where that is possible.
 func (k *slotKeeper) ensurePublication(ctx context.Context) error {
-	db, err := table.Open(ctx, k.cfg.database())
+	db, err := table.Open(ctx, k.database())
 	if err != nil {
 		return err
 	}

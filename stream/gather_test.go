@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	walpg "github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/testenv"
 	"github.com/walpost/walpost/outbox"
 )
@@ -61,7 +62,7 @@ func TestGatheringEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		table := &outbox.Table{Schema: "public", Name: "box", Layout: layout}
-		s, err := Open(t.Context(), Config{URL: pg.URL("postgres"), Slot: "box", Publication: "box", Tables: []*outbox.Table{table}, Log: zap.NewNop()})
+		s, err := Open(t.Context(), Config{Server: walpg.Config{URL: pg.URL("postgres")}, Slot: "box", Publication: "box", Tables: []*outbox.Table{table}, Log: zap.NewNop()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,8 +34,7 @@ const leaveTimeout = time.Second
 
 // Config says what to stream.
 type Config struct {
-	URL         string
-	Files       pg.Files // beside the URL
+	Server      pg.Config
 	Slot        string
 	Publication string
 	Tables      []*outbox.Table
@@ -137,7 +136,8 @@ type System struct {
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	var source *gatherer
 	var abridge *abridger
-	conn, err := connect(ctx, pg.Config{URL: cfg.URL, Files: cfg.Files}, func(c *pgconn.Config) {
+	conn, err := connect(ctx, cfg.Server, func(c *pgconn.Config) {
+		c.MaxProtocolMessageBodyLen = plainMessage // until Run
 		c.DialFunc = dialGathering(c.DialFunc, &source)
 		c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
 			abridge = &abridger{r: r}

@@ -2,6 +2,8 @@ package alarm
 
 // The table. An entry and a file of its name in runbook are a new alarm.
 var (
+	AnotherServer = entry("another_server", Critical,
+		"a connection reached another PostgreSQL server than the one that holds the lock; the term ends")
 	ComparisonGivenUp = entry("comparison_given_up", Warning,
 		"a start could not check whether the stream has lost rows")
 	EventsLost = entry("events_lost", Critical,

@@ -153,6 +153,10 @@ func (db *DB) Use(ctx context.Context, f func(ctx context.Context, conn *pgx.Con
 		db.answered.Store(int64(began))
 	case db.conn.IsClosed():
 		db.lost = err
+	case Code(err) == pgerrcode.DuplicatePreparedStatement:
+		// The server has one that pgx does not know of: it was made, and an error came behind it. It stays.
+		db.lost = err
+		_ = db.conn.Close(ctx)
 	}
 	if Code(err) == pgerrcode.LockNotAvailable {
 		return hint.Wrap(err, "another session has a lock on the table, such as for ALTER TABLE: "+

@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walpost/walpost/internal/hint"
 )
 
 // path is what names are looked for in. pg_temp is named, and last: where it is not, PostgreSQL looks there
@@ -27,7 +30,16 @@ const readSQL = `SELECT pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
 	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
 		THEN pg_catalog.set_config('search_path', '` + path + `', false) END,
 	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %[1]d
-		THEN pg_catalog.set_config('standard_conforming_strings', 'on', false) END`
+		THEN pg_catalog.set_config('standard_conforming_strings', 'on', false) END,
+	` + metSQL + `,
+	session_user OPERATOR(pg_catalog.<>) current_user AND (SELECT s.rolsuper FROM pg_catalog.pg_roles s
+		WHERE s.rolname OPERATOR(pg_catalog.=) session_user)`
+
+// metSQL says which server it is, see [OneServer]: microseconds since 1970, and the timeline in hexadecimal.
+const metSQL = `pg_catalog.trunc(EXTRACT(epoch FROM pg_catalog.pg_postmaster_start_time())
+		OPERATOR(pg_catalog.*) 1000000),
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN '0' ELSE
+		pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END`
 
 const setSQL = `SELECT
 	pg_catalog.set_config('walpost.search_path', pg_catalog.current_setting('search_path'), false),
@@ -37,9 +49,15 @@ const setSQL = `SELECT
 // schemasKey is where a connection keeps the schemas of the role's own search_path.
 const schemasKey = "walpost.schemas"
 
-// Protect has every connection of the configuration resolve names in pg_catalog only. What the role's own
-// search_path is stays in the session, as the setting walpost.search_path, for [OwnPath].
+// mostMessage is how many bytes a server's message may have: a row whose payload is as long as a NATS message
+// can be, and what is beside it. No statement asks for more.
+const mostMessage = 68 << 20
+
+// Protect has every connection of the configuration resolve names in pg_catalog only, and end where the
+// server announces a message that would take the program's memory. What the role's own search_path is stays
+// in the session, as the setting walpost.search_path, for [OwnPath].
 func Protect(cfg *pgconn.Config) {
+	cfg.MaxProtocolMessageBodyLen = mostMessage
 	bare, validate := cfg.Copy(), cfg.ValidateConnect
 	cfg.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 		if err := protect(ctx, bare, conn); err != nil {
@@ -75,6 +93,21 @@ func protect(ctx context.Context, bare *pgconn.Config, conn *pgconn.PgConn) erro
 	if err := json.Unmarshal([]byte(row[1]), &schemas); err != nil {
 		return fmt.Errorf("read schemas: %w", err)
 	}
+	if row[7] == "t" {
+		const fix = "ALTER ROLE ... RESET role, ALTER DATABASE ... RESET role; or use the URL of that role"
+		return hint.Coded("pg-role-set", hint.Errorf(fix,
+			"a superuser's session begins as another role, by a setting role of the role, the database or "+
+				"the URL: code of that role could give it up"))
+	}
+	microseconds, err := strconv.ParseInt(row[5], 10, 64)
+	if err != nil {
+		return fmt.Errorf("read the server's start: %w", err)
+	}
+	timeline, err := strconv.ParseUint(row[6], 16, 32)
+	if err != nil {
+		return fmt.Errorf("read the timeline: %w", err)
+	}
+	conn.CustomData()[metKey] = Met{Timeline: uint32(timeline), Started: time.UnixMicro(microseconds).UTC()}
 	conn.CustomData()[schemasKey] = schemas
 	return nil
 }

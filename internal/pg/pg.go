@@ -27,6 +27,8 @@ type Config struct {
 	Settings map[string]string
 	// Dial opens TCP connections; nil is pgx's own way.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// One keeps the connections of all configurations that share it on one server; nil does not.
+	One *OneServer
 }
 
 // Files name the secrets that stand in files. They are read at every connection, so that a secret can be
@@ -109,7 +111,10 @@ func (c Config) parse() (*pgx.ConnConfig, error) {
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = connectTimeout
 	}
-	return cfg, nil
+	if c.One != nil {
+		err = c.One.confine(&cfg.Config)
+	}
+	return cfg, err
 }
 
 // ReadURL is the URL, or the one that stands in the file. The password file is not looked at.

@@ -27,6 +27,7 @@ type Config struct {
 	Settings map[string]string
 	// Dial opens TCP connections with keepalives set.
 	Dial pgconn.DialFunc
+	One  *pg.OneServer // of pg.Config
 	// Slot names the advisory lock, and Serves what its holder delivers: see [Serving].
 	Slot, Serves string
 	// Own says where walpost's own tables are.
@@ -87,7 +88,7 @@ func Connect(ctx context.Context, cfg Config) (*pgx.Conn, error) {
 }
 
 func (cfg Config) connection() pg.Config {
-	return pg.Config{URL: cfg.URL, Files: cfg.Files, Settings: cfg.Settings, Dial: cfg.Dial}
+	return pg.Config{URL: cfg.URL, Files: cfg.Files, Settings: cfg.Settings, Dial: cfg.Dial, One: cfg.One}
 }
 
 func explainConnect(err error) error {
