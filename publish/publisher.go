@@ -327,7 +327,7 @@ func (p *Publisher) Release(indexes []uint64) {
 func (p *Publisher) HasSpare() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.ring.inflight <= p.cfg.Window/4 && p.ring.head-p.ring.tail+p.reserve <= jetstream.U/4
+	return p.ring.inflight <= p.cfg.Window/4 && p.beyond() <= jetstream.U/4
 }
 
 // Counts are what the publisher holds now.

@@ -178,24 +178,41 @@ func TestPublisherStopsAtU(t *testing.T) {
 	if err := l.Send(full, r.event(jetstream.U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("message %d past an unmarked one: %v, want to wait", jetstream.U+1, err)
 	}
-	l.Reserve(0)
-	r.must(r.send(l, jetstream.U))
-	// All but the oldest are settled: it still counts.
 	var ds []Delivery
-	for len(ds) < jetstream.U-384+1 {
+	for len(ds) < jetstream.U-384 {
 		<-l.Stored()
 		ds = l.Take(ds, jetstream.U)
 	}
-	l.Release(indexes(ds[1:]))
-	for id := range 383 {
+	// All of the publisher's own are settled: the unmarked one before them still counts.
+	l.Release(indexes(ds))
+	still, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := l.Send(still, r.event(jetstream.U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("the publisher ran past U messages behind one of before: %v", err)
+	}
+	l.Reserve(0)
+	r.must(r.send(l, jetstream.U))
+	var oldest []Delivery
+	for len(oldest) == 0 {
+		<-l.Stored()
+		oldest = l.Take(nil, 1)
+	}
+	// All but its oldest are settled: it still counts.
+	ds = nil
+	for id := range jetstream.U - 1 {
 		r.must(r.send(l, jetstream.U+1+id))
 	}
+	for len(ds) < jetstream.U-1 {
+		<-l.Stored()
+		ds = l.Take(ds, jetstream.U)
+	}
+	l.Release(indexes(ds))
 	again, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if err := l.Send(again, r.event(2*jetstream.U, `{}`), 0); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("the publisher ran past U: %v", err)
 	}
-	l.Release(indexes(ds[:1]))
+	l.Release(indexes(oldest))
 	r.must(r.send(l, 2*jetstream.U))
 }
 

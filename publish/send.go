@@ -266,9 +266,17 @@ func (p *Publisher) enter(ctx context.Context, s entry) (uint64, error) {
 	}
 }
 
+// beyond is how many messages were sent since the oldest one whose row is not marked, that one included.
+func (p *Publisher) beyond() uint64 {
+	if p.reserve > 0 {
+		return p.ring.head + p.reserve
+	}
+	return p.ring.head - p.ring.tail
+}
+
 func (p *Publisher) hasRoom(size int) bool {
 	r := p.ring
-	if r.head-r.tail+p.reserve >= jetstream.U || r.inflight >= p.cfg.Window || p.first && r.inflight > 0 {
+	if p.beyond() >= jetstream.U || r.inflight >= p.cfg.Window || p.first && r.inflight > 0 {
 		return false
 	}
 	return r.inflight == 0 || r.bytes+size <= p.cfg.WindowBytes

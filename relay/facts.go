@@ -165,6 +165,9 @@ func (s *session) checkStream(ctx context.Context) error {
 	case info.LastSeq < acknowledged:
 		return fmt.Errorf("%w: it ends at sequence %d, and %d was acknowledged",
 			errStreamLost, info.LastSeq, acknowledged)
+	case s.transformed != (info.Config.SubjectTransform != nil):
+		// What is stored from now on has other subjects.
+		return fmt.Errorf("%w: the stream got a subject transform, or lost it", errModeChanged)
 	}
 	return s.judgeStream(info)
 }

@@ -107,10 +107,14 @@ func (f Form) Own(
 	return f.Likenesses(outboxes, known, info).Has
 }
 
-// otherLikenesses are those of messages in a stream of which outbox_sent knows nothing.
+// otherLikenesses are those of messages of replays in a stream of which outbox_sent knows nothing.
 func (s *servers) otherLikenesses(subject string, info *jetstream.StreamInfo) *Likenesses {
 	f := Form{Source: s.envelope.Source(), Subject: subject, Format: s.cfg.Format}
-	return f.Likenesses(s.outboxes, nil, info)
+	l := f.Likenesses(s.outboxes, nil, info)
+	for _, of := range l.of {
+		of.from = 0 // else payloads alone would be compared
+	}
+	return l
 }
 
 func (l *Likenesses) add(t *outbox.Table, forms []table.SentForm, source string) {

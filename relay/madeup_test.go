@@ -21,7 +21,7 @@ func (r *rig) flood(source string, messages int) {
 	for i := range messages {
 		m := nats.NewMsg("events.order.placed")
 		m.Header.Set(nats.MsgIdHdr, outbox.Ref{Table: r.cfg.Outboxes[0], ID: fmt.Sprint(50_000_000 + i), Hash: 7}.MessageID(source))
-		_, err := js.PublishMsgAsync(m)
+		_, err := js.PublishMsgAsync(m, natsjs.WithStallWait(testenv.Patience))
 		r.must(err)
 	}
 	select {

@@ -89,7 +89,13 @@ func refOf(t *outbox.Table, m jetstream.Message) outbox.Ref {
 // has reports whether a message may be of a row of the relay's tables. A replay says nothing of its row.
 func (m *messageRows) has(message jetstream.Message) bool {
 	t := m.tables[message.ID.Table]
-	return t != nil && !message.ID.Replay && mayBeID(t, message.ID.ID)
+	return t != nil && !message.ID.Replay
+}
+
+// may reports whether a row may have an id, as far as can be said.
+func (m *messageRows) may(id outbox.MessageID) bool {
+	t := m.tables[id.Table]
+	return t == nil || mayBeID(t, id.ID)
 }
 
 // isOther reports whether a message is of another table, or a replay.

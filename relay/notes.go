@@ -30,8 +30,9 @@ type note struct {
 // span is the last session of a delivery, or what is known of it.
 type span struct {
 	read outbox.MessageID
-	seq  uint64 // of it
-	last uint64 // the last sequence
+	seq  uint64    // of it
+	at   time.Time // when JetStream stored it: others may publish its id
+	last uint64    // the last sequence
 	// proves: the message, if it is there, says that those before it are: it is the stream of the note, which
 	// has not dropped it at its front, none of its newest messages was deleted, and the session that read it
 	// compared all marks.
@@ -186,6 +187,9 @@ func spanOf(s *table.Sent, info *jetstream.StreamInfo) *span {
 	}
 	n.seq, n.last = s.ReadSequence, s.LastSequence
 	n.read, _ = outbox.ParseMessageID(s.Source, s.ReadMessage)
+	if s.ReadStoredAt != nil {
+		n.at = *s.ReadStoredAt
+	}
 	if s.ReadAt == nil {
 		return n
 	}
@@ -194,6 +198,16 @@ func spanOf(s *table.Sent, info *jetstream.StreamInfo) *span {
 	n.found = whole && s.ReadMessage == "" && s.ReadSequence <= info.LastSeq
 	n.proves = n.found || whole && s.ReadSequence >= info.FirstSeq
 	return n
+}
+
+// certain reports whether the notes say how far back the messages of every outbox may be.
+func (n *notes) certain() bool {
+	for _, one := range n.of {
+		if one.last == math.MaxUint64 {
+			return false
+		}
+	}
+	return n.complete
 }
 
 // wants reports whether a read-back has to go on behind messages of which the newest has this sequence: a
@@ -225,7 +239,7 @@ func (n *notes) see(m jetstream.Message) {
 	for _, one := range n.of {
 		for _, s := range one.of {
 			if m.Seq == s.seq && s.proves {
-				s.found = m.ID == s.read
+				s.found = m.ID == s.read && m.Stored.Truncate(time.Microsecond).Equal(s.at)
 			}
 		}
 	}
@@ -239,7 +253,7 @@ func (n *notes) enough(newest uint64) bool {
 			return false
 		}
 	}
-	return n.complete && !n.wants(newest)
+	return n.certain() && !n.wants(newest)
 }
 
 // marked are times between which the marks of a table are compared with the stream; an until that is zero

@@ -9,6 +9,7 @@ import (
 
 	"github.com/walpost/walpost/internal/alarm"
 	"github.com/walpost/walpost/internal/jetstream"
+	"github.com/walpost/walpost/internal/sleep"
 	"github.com/walpost/walpost/internal/table"
 	"github.com/walpost/walpost/outbox"
 	"github.com/walpost/walpost/stream"
@@ -46,6 +47,7 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		return nil, err
 	}
 	rows := newMessageRows(r.reporter, r.db, r.outboxes, known.like)
+	options.May = rows.may
 	end, err := r.db.InsertLSN(ctx)
 	if err != nil {
 		return nil, err
@@ -67,7 +69,12 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	if err != nil {
 		return nil, err
 	}
-	back, err := scanBackward(ctx, r.stream, rows, known, times, r.info, options)
+	back, err := scanBackward(ctx, r.stream, rows, known, times, r.info, false, options)
+	if err == nil && back.full {
+		if err = r.awaitOpen(ctx); err == nil {
+			back, err = scanBackward(ctx, r.stream, rows, known, times, r.info, true, options)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -89,14 +96,12 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 		reporter: r.reporter, db: r.db, slot: r.cfg.Slot, tables: r.outboxes,
 		exists: known.exists, rows: known.rows,
 	}
-	if r.wal != nil {
-		r.noter.awaits = s.awaitsRows
-	}
+	r.noter.awaits = s.awaitsRows
 	compared := slices.DeleteFunc(slices.Clone(known.rows), func(row table.Sent) bool {
 		return c.incomplete[r.outbox(&row)]
 	})
 	read := r.read(s.found)
-	awaits := r.wal != nil && len(back.notShown) > 0
+	awaits := len(back.notShown) > 0
 	if back.oldest.Seq > 0 || awaits {
 		// Until what was read back is marked, or shown, the next session has to read it, too.
 		read.LastSequence = known.last(r.outboxes, read.LastSequence)
@@ -119,12 +124,26 @@ func (r *recovery) run(ctx context.Context) (s *recoveryState, err error) {
 	return s, nil
 }
 
+// awaitOpen waits until every transaction that is open now has ended: what it has committed is visible.
+func (r *recovery) awaitOpen(ctx context.Context) error {
+	r.status.do("wait for open transactions: more messages have no visible row than can be remembered")
+	xid, err := r.db.NewXID(ctx)
+	for ended := false; err == nil && !ended; {
+		ended, err = r.db.EndedBefore(ctx, xid)
+		if err == nil && !ended && !sleep.For(ctx, 200*time.Millisecond) {
+			err = context.Cause(ctx)
+		}
+	}
+	return err
+}
+
 // read is the end of the stream that was read back.
 func (r *recovery) read(found jetstream.Found) table.Noted {
 	read := table.Noted{StreamCreated: &r.info.Created, ReadSequence: r.info.LastSeq}
 	if found.HasTail {
 		read.ReadSequence = found.Tail.Seq
 		read.ReadMessage = r.envelope.Source() + "/" + found.Tail.ID.String()
+		read.ReadStoredAt = &found.Tail.Stored
 	}
 	read.LastSequence = read.ReadSequence
 	return read

@@ -30,18 +30,25 @@ type backwardScan struct {
 	marks    *marksRead
 	notShown map[outbox.Ref]readBack // see recoveryState
 	bytes    int                     // of ids of rows that are not shown
+	// none: no transaction is open any more that was when a message was stored, so a row that is not shown is
+	// gone.
+	none bool
+	full bool // more rows were not shown than are remembered
 }
 
-// mostNotShown bounds the ids of rows that are not shown, in bytes: anybody who may publish chooses them.
-const mostNotShown = 16 << 20
+// These bound the rows that are not shown, and their ids, in bytes: anybody who may publish chooses them.
+const (
+	mostNotShownRows = 4 * jetstream.U
+	mostNotShown     = 16 << 20
+)
 
 func scanBackward(
 	ctx context.Context, from *jetstream.Stream, rows *messageRows, n *notes,
-	times map[*outbox.Table]*tableTimes, info *jetstream.StreamInfo, o jetstream.ScanOptions,
+	times map[*outbox.Table]*tableTimes, info *jetstream.StreamInfo, none bool, o jetstream.ScanOptions,
 ) (*backwardScan, error) {
 	b := &backwardScan{
 		rows: rows, notes: n, times: times, step: 1, marks: newMarksRead(),
-		notShown: map[outbox.Ref]readBack{},
+		notShown: map[outbox.Ref]readBack{}, none: none,
 	}
 	o.Step = func(messages []jetstream.Message) (bool, error) { return b.take(ctx, messages) }
 	var err error
@@ -55,9 +62,11 @@ func (b *backwardScan) take(ctx context.Context, messages []jetstream.Message) (
 		b.more = !b.notes.enough(messages[0].Seq)
 		return b.more, nil
 	}
-	for _, m := range messages {
-		if b.rows.isOther(m) {
-			b.counted(m)
+	if b.notes.certain() { // else others could end the pass with ids of replays and of other tables
+		for _, m := range messages {
+			if b.rows.isOther(m) {
+				b.counted(m)
+			}
 		}
 	}
 	err = b.rows.each(ctx, messages, func(batch rowBatch) error {
@@ -96,6 +105,7 @@ func (b *backwardScan) look(
 	switch {
 	case !s.Exists || !s.Same:
 		if b.bytes += len(ref.ID); b.bytes > mostNotShown {
+			b.full = true
 			return counts
 		}
 		if s.Exists {
@@ -103,9 +113,12 @@ func (b *backwardScan) look(
 		} else {
 			b.marks.addNotShown(ref)
 		}
-		// Gone, or not visible yet: then its message lies within U of the tail.
-		if b.step <= 2 && len(b.notShown) < mostCompared {
+		switch { // gone, or not visible yet
+		case b.none && !t.Partitioned:
+		case len(b.notShown) < mostNotShownRows:
 			b.notShown[ref] = readBack{m.Seq, m.Behind}
+		default:
+			b.full = true
 		}
 	case s.Pending:
 		if b.oldest.Seq == 0 || m.Seq < b.oldest.Seq {

@@ -58,6 +58,8 @@ type ScanOptions struct {
 	// shorter), and says whether to go on. Backwards, the newest message comes
 	// first; forwards, the oldest.
 	Step func([]Message) (more bool, err error)
+	// May reports whether a row may have an id; nil is always. Messages with others are another writer's.
+	May func(outbox.MessageID) bool
 	// Aggregates has [Message.Aggregate] filled in.
 	Aggregates bool
 	// NoConsumer, if set, is told that the server allows no consumer more: messages are asked
@@ -83,6 +85,9 @@ type Found struct {
 	Writer string
 }
 
+// mostStepBytes bounds the ids of a step: whoever may publish chooses them.
+const mostStepBytes = 8 << 20
+
 // ScanBackward reads the relay's own messages from the tail towards the first.
 // lastSeq is to come from the stream's leader.
 func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o ScanOptions) (Found, error) {
@@ -94,6 +99,7 @@ func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o S
 	// They are reused, and made at once: together they are most of the memory that a start needs, and slices
 	// that grow leave several times as much behind.
 	chunk, step := make([]Message, 0, min(all, chunkSpan)), make([]Message, 0, min(all, U))
+	bytes := 0 // of the step's ids
 	for to, span := lastSeq, uint64(chunkSpan); to > 0 && to >= firstSeq; {
 		from := max(firstSeq, 1)
 		if to-from >= span {
@@ -116,13 +122,14 @@ func (s *Stream) ScanBackward(ctx context.Context, firstSeq, lastSeq uint64, o S
 			if o.Passes != nil && o.Passes(m) {
 				continue
 			}
-			if step = append(step, m); len(step) < U {
+			bytes += len(m.ID.ID)
+			if step = append(step, m); len(step) < U && bytes < mostStepBytes {
 				continue
 			}
 			if more, err := o.Step(step); err != nil || !more {
 				return found, err
 			}
-			step = step[:0]
+			step, bytes = step[:0], 0
 		}
 		if to = from - 1; len(chunk) < chunkSpan/8 {
 			span *= 2 // the own messages are few among others
@@ -163,17 +170,22 @@ func (s *Stream) readChunk(
 	if s.cfg.Shared {
 		filter = s.cfg.Pattern // a great deal may be none of the relay's business
 	}
-	var system string
+	var system, table string
 	each := func(seq uint64, at time.Time, subject string, h nats.Header) {
 		m := Message{Seq: seq, Stored: at}
 		var own bool
-		// Copies: a header's values are pieces of one string with all of them.
-		if m.ID, own = outbox.ParseMessageID(o.Source, strings.Clone(h.Get(nats.MsgIdHdr))); !own {
+		m.ID, own = outbox.ParseMessageID(o.Source, h.Get(nats.MsgIdHdr))
+		if own = own && (o.May == nil || o.May(m.ID)); !own {
 			if seq > found.Foreign {
 				found.Foreign, found.Writer = seq, WriterOf(h)
 			}
 			return
 		}
+		// Copies: a header's values are pieces of one string with all of them.
+		if m.ID.ID = strings.Clone(m.ID.ID); m.ID.Table != table {
+			table = strings.Clone(m.ID.Table)
+		}
+		m.ID.Table = table // one for all
 		if p, err := outbox.ParsePosition(h.Get(PositionHeader)); err == nil {
 			if p.SystemID != system {
 				system = strings.Clone(p.SystemID)

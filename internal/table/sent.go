@@ -52,6 +52,8 @@ type Noted struct {
 	// when it began. ReadMessage is its Nats-Msg-Id, and empty where there was none.
 	ReadSequence uint64 `json:"read_sequence"`
 	ReadMessage  string `json:"read_message"`
+	// ReadStoredAt is when JetStream stored that message, to the microsecond.
+	ReadStoredAt *time.Time `json:"read_stored_at"`
 	// ReadAt is when: all rows that were marked by then had been compared with the stream. nil where they
 	// could not be, or where the clock has gone back since.
 	ReadAt *time.Time `json:"read_at"`
@@ -204,13 +206,13 @@ func (db *DB) readSent(
 	rows, _ := q.Query(ctx, `
 		SELECT id, outbox, source, shard, condition, stream, domain, slot, initial, begun_at,
 			coalesce(published_as, ''),
-			stream_created, coalesce(read_sequence, 0), coalesce(read_message, ''), read_at,
+			stream_created, coalesce(read_sequence, 0), coalesce(read_message, ''), read_stored_at, read_at,
 			coalesce(last_sequence, 0), noted_at, ended_at, forms, delivered
 		FROM `+db.own.sent+` ORDER BY outbox, source, stream, domain, condition, shard, id`)
 	known, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sent, err error) {
 		err = row.Scan(&s.id, &s.Outbox, &s.Source, &s.Shard, &s.Condition, &s.Stream, &s.Domain,
 			&s.Slot, &s.Initial, &s.BegunAt, &s.PublishedAs,
-			&s.StreamCreated, &s.ReadSequence, &s.ReadMessage, &s.ReadAt,
+			&s.StreamCreated, &s.ReadSequence, &s.ReadMessage, &s.ReadStoredAt, &s.ReadAt,
 			&s.LastSequence, &s.NotedAt, &s.EndedAt, &s.Forms, &s.delivered)
 		return s, err
 	})
@@ -412,7 +414,7 @@ func (db *DB) NoteRead(ctx context.Context, of []Sent, read Noted, compared []Se
 	}
 	return db.changeSent(ctx, `
 WITH noted AS (
-	UPDATE {sent} s SET stream_created = $2, read_sequence = $3, read_message = $4,
+	UPDATE {sent} s SET stream_created = $2, read_sequence = $3, read_message = $4, read_stored_at = $8,
 		read_at = CASE WHEN s.id = ANY($5) THEN now() END, last_sequence = $6,
 		noted_at = greatest(noted_at, now()), ended_at = NULL, forms = n.forms::jsonb,
 		delivered = delivered + tstzmultirange(tstzrange(CASE WHEN upper(delivered) > now() OR EXISTS (
@@ -423,7 +425,7 @@ WITH noted AS (
 )
 SELECT count(*) FROM noted WHERE `+pg.OwnPath,
 		ids(of), read.StreamCreated, int64(read.ReadSequence), read.ReadMessage, ids(compared),
-		int64(read.LastSequence), forms)
+		int64(read.LastSequence), forms, read.ReadStoredAt)
 }
 
 // NoteLast writes up to where the messages of a session are settled. ended: it marks nothing any more. Where

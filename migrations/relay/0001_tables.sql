@@ -216,10 +216,11 @@ CREATE TABLE {schema}.outbox_sent (
     published_as TEXT,
     -- What the session has noted that delivers now, or did last. stream_created tells the stream from another one of its name.
     stream_created TIMESTAMPTZ,
-    -- The last message of this source in the stream when the session began, and its Nats-Msg-Id. All rows that were marked at
-    -- read_at had been compared with the stream. NULL: they could not be, or the clock has gone back since.
+    -- The last message of this source in the stream when the session began, its Nats-Msg-Id, and when JetStream stored it, which no
+    -- publisher can choose. All rows that were marked at read_at had been compared with the stream. NULL: they could not be, or the clock has gone back since.
     read_sequence  BIGINT CHECK (read_sequence >= 0),
     read_message   TEXT,
+    read_stored_at TIMESTAMPTZ,
     read_at        TIMESTAMPTZ,
     -- The rows of all messages up to there are settled. It is written once a second at most.
     last_sequence  BIGINT CHECK (last_sequence >= 0),
@@ -232,6 +233,7 @@ CREATE TABLE {schema}.outbox_sent (
     -- What its messages were like so far, by the first sequence of each: the subject, the format, and the headers that columns become.
     forms          JSONB NOT NULL DEFAULT '[]' CHECK (jsonb_typeof(forms) = 'array'),
     CHECK (isfinite(stream_created) IS NOT FALSE AND isfinite(read_at) IS NOT FALSE
+        AND isfinite(read_stored_at) IS NOT FALSE
         AND isfinite(noted_at) IS NOT FALSE AND isfinite(ended_at) IS NOT FALSE)
 ) WITH (fillfactor = 50); -- updates stay in their page
 
