@@ -6,6 +6,7 @@
 -- mark    outboxes[].mark: journal, update or delete (journal)
 -- outbox  the table (outbox_events with mark journal, otherwise outbox_messages)
 -- producer  a role that writes events, if it is to have its grant here, too
+-- schema  where the tables are (public)
 --
 -- In a database that has only the tables of a consumer, or of idempotency keys (walpost migrate up --only), name the
 -- application's role instead. The relay then gets nothing, unless it is named, too:
@@ -14,6 +15,14 @@
 --
 -- consumer     the role of a consumer
 -- idempotency  the role of an application that answers repeated requests
+
+\if :{?schema}
+\else
+\set schema public
+\endif
+-- Not the path that the database's owner may have set: it may mean other functions.
+SET search_path = pg_catalog, :"schema", pg_temp;
+SET standard_conforming_strings = on;
 
 -- Others who may create objects in a schema of the relay's search_path could have triggers of the outbox call theirs. A new
 -- cluster of PostgreSQL 15 or newer has it so; it takes the schema's owner, and is only a warning for others.

@@ -171,8 +171,8 @@ func (l *line) applied(
 }
 
 // exists reports whether the version table exists. It refuses what is no table, and one of a role that the
-// present one neither trusts nor has the right to act for: its code would run as the migrating role, and its
-// rows would say what is to be left out. A superuser makes one in another role's schema only in a set-up.
+// present one does not trust: its code would run as the migrating role, and its rows would say what is to be
+// left out. A superuser makes one in another role's schema only in a set-up.
 func (l *line) exists(ctx context.Context, tx pgx.Tx, own pg.Own, setUp bool) (exists bool, err error) {
 	var super bool
 	if err := tx.QueryRow(ctx, `SELECT `+pg.SuperSQL).Scan(&super); err != nil {
@@ -187,19 +187,19 @@ func (l *line) exists(ctx context.Context, tx pgx.Tx, own pg.Own, setUp bool) (e
 		return untrusted == nil && found[0] == table, untrusted
 	}
 	var owner string
-	var acts bool
-	err = tx.QueryRow(ctx, `
-		SELECT c.oid IS NOT NULL, coalesce(pg_get_userbyid(c.relowner)::text, ''),
-			coalesce(c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE'), false)
-		FROM (SELECT) x LEFT JOIN pg_class c ON c.oid = to_regclass($1)`, table).
-		Scan(&exists, &owner, &acts)
+	var trusted bool
+	err = tx.QueryRow(ctx, `SELECT c.oid IS NOT NULL, coalesce(o.rolname::text, ''),
+			coalesce(o.rolsuper OR o.rolname = current_user, false)
+		FROM (SELECT) x LEFT JOIN pg_class c ON c.oid = to_regclass($1)
+			LEFT JOIN pg_roles o ON o.oid = c.relowner`, table).
+		Scan(&exists, &owner, &trusted)
 	switch {
 	case err != nil:
 		return false, err
-	case exists && acts && !super:
-		return true, nil
+	case trusted: // and something else is not
+		return true, untrusted
 	case exists:
-		const advice = "name a URL of role %q, or of a member of it: --postgres-url, or postgres.url; " +
+		const advice = "name a URL of role %q: --postgres-url, or postgres.url; " +
 			"or name it in postgres.owner; if walpost did not make that table, drop it"
 		return true, pg.Untrusted(fmt.Sprintf(advice, owner),
 			"migrate as the owner of walpost's tables: %s belongs to role %q", table, owner)

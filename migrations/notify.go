@@ -87,8 +87,7 @@ func (r *Runner) InstallNotify(ctx context.Context) (done []string, err error) {
 
 // notifyOwnerSQL is whose the function $2 in schema $1 is, whether that is a superuser, and whether the
 // session makes it again: $3 is the role that the configuration names.
-const notifyOwnerSQL = `SELECT o.rolname::text, o.rolsuper, o.rolname = $3 OR CASE
-		WHEN ` + pg.SuperSQL + ` THEN o.rolsuper ELSE pg_has_role(o.oid, 'USAGE') END
+const notifyOwnerSQL = `SELECT o.rolname::text, o.rolsuper, o.rolname IN ($3, current_user)
 	FROM pg_proc p JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace
 	WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0`
 

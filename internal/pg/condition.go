@@ -16,7 +16,8 @@ import (
 )
 
 // ReadCondition returns a condition on a table's row as the server words it, with outbox.RowAlias before each
-// column. It is planned only: nothing of it runs.
+// column. It is planned only; but to plan it, functions of constants are called, and those of the table's
+// indexes.
 func ReadCondition(ctx context.Context, conn *pgx.Conn, table, where string) (string, error) {
 	if strings.Contains(where, outbox.RowAlias) {
 		return "", hint.Errorf("write the columns without it", "the condition names %s", outbox.RowAlias)
@@ -106,4 +107,39 @@ func explainCondition(err error) error {
 		return err
 	}
 	return hint.Wrap(err, advice)
+}
+
+var (
+	// conditionToken is what a plain condition consists of.
+	conditionToken = regexp.MustCompile(`^(?:\s+|'(?:[^']|'')*'|"(?:[^"]|"")+"|[A-Za-z_][A-Za-z0-9_]*|` +
+		`[0-9]+(?:\.[0-9]+)?|[-+*/<>=~!@#%^&|?:]+|[(),\[\]])`)
+	beforeParenthesis = regexp.MustCompile(`^(?i:and|or|not|in|any|all)$`)
+	nameStart         = regexp.MustCompile(`^["_A-Za-z]`)
+	comment           = regexp.MustCompile(`^[^'"].*?(?:--|/\*)|^--|^/\*`)
+	queryWord         = regexp.MustCompile(`^(?i:select|with|values|table)$`)
+)
+
+// PlainCondition reports whether a condition only compares: columns without a table, constants, and
+// operators, which are PostgreSQL's own on connections of this package. It calls no function and has no
+// subquery.
+func PlainCondition(condition string) bool {
+	before, space := "", true // the token before, and whether spaces follow it
+	for condition != "" {
+		token := conditionToken.FindString(condition)
+		condition = condition[len(token):]
+		word := nameStart.MatchString(before)
+		switch {
+		case token == "", queryWord.MatchString(token), comment.MatchString(token):
+			return false
+		case token[0] == '\'' && !space && (word || strings.HasSuffix(before, "&")): // E'...', U&'...'
+			return false
+		case token == "(" && word && !beforeParenthesis.MatchString(before):
+			return false
+		case strings.TrimSpace(token) == "":
+			space = true
+			continue
+		}
+		before, space = token, false
+	}
+	return true
 }

@@ -53,10 +53,12 @@ func Untrusted(fix, format string, args ...any) error {
 func IsUntrusted(err error) bool { return hint.CodeOf(err) == "table-untrusted" }
 
 // SuperSQL reports whether the session is a superuser's, or whether code in it could become one: of a member
-// of such a role, or of one that may run programs or read and write files of the server. Code may give up the
-// role that the session has taken on.
+// of such a role, or of one that may run programs or read and write files of the server, or that may make any
+// role a member of these: up to PostgreSQL 15, CREATEROLE does. Code may give up the role that the session
+// has taken on.
 const SuperSQL = `(SELECT bool_or(r.rolsuper OR r.rolname IN
-		('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files'))
+		('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')
+		OR r.rolcreaterole AND current_setting('server_version_num')::int < 160000)
 	FROM pg_roles r JOIN pg_roles s ON pg_has_role(s.oid, r.oid, 'MEMBER')
 	WHERE s.rolname IN (current_user, session_user))`
 
@@ -132,10 +134,31 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) (tables 
 const superFix = "use another role's URL in postgres.url, such as the owner's or the relay's; or name the " +
 	"owner in postgres.owner, which trusts it with what a superuser may do"
 
+// reachedSQL are the objects whose code may run when statements read or change tables, whose OIDs are in
+// starts(oid), as far as dependencies are recorded: what the tables, their partitions, constraints, triggers,
+// indexes and so on use, the tables that foreign keys lead to and come from, and all of it for these, too.
+const reachedSQL = `reached(class, oid) AS (
+		SELECT 'pg_class'::regclass::oid, oid FROM starts
+		UNION SELECT e.class, e.oid FROM reached r CROSS JOIN LATERAL (
+			SELECT d.refclassid AS class, d.refobjid AS oid FROM pg_depend d
+			WHERE d.classid = r.class AND d.objid = r.oid AND d.refclassid <> 'pg_extension'::regclass
+			UNION ALL
+			SELECT d.classid, d.objid FROM pg_depend d
+			WHERE d.refclassid = r.class AND d.refobjid = r.oid AND CASE
+				WHEN r.class = 'pg_type'::regclass
+				THEN d.classid = 'pg_constraint'::regclass
+					OR d.classid = 'pg_class'::regclass AND d.deptype = 'i'
+				WHEN r.class <> 'pg_class'::regclass THEN false
+				WHEN d.classid = 'pg_rewrite'::regclass
+				THEN EXISTS (SELECT FROM pg_rewrite w WHERE w.oid = d.objid AND w.ev_class = r.oid)
+				ELSE d.classid IN ('pg_class'::regclass, 'pg_constraint'::regclass, 'pg_trigger'::regclass,
+					'pg_attrdef'::regclass, 'pg_policy'::regclass, 'pg_statistic_ext'::regclass) END
+		) e
+	)`
+
 // superTrusts fails where a superuser's session would run code of a role that is no superuser, and that the
-// configuration does not name. Such code belongs to a table or one of its partitions, or can be put there: by
-// the owner of the schema or the database, by who may make triggers, foreign keys, or an outbox that is
-// missing.
+// configuration does not name. Such code belongs to what the tables lead to, or can be put there: by the
+// owner of the schema or the database, by who may make triggers, foreign keys, or an outbox that is missing.
 func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) error {
 	var what, owner string
 	err := conn.QueryRow(ctx, `
@@ -147,33 +170,21 @@ func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) er
 		), own AS (
 			SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 			WHERE n.nspname = $1 AND c.relname = ANY ($5)
-		), tables(oid) AS (
-			SELECT oid FROM (SELECT oid FROM named WHERE oid IS NOT NULL UNION SELECT oid FROM own) x
-			UNION SELECT i.inhrelid FROM tables t JOIN pg_inherits i ON i.inhparent = t.oid
+		), starts AS (
+			SELECT oid FROM named WHERE oid IS NOT NULL UNION SELECT oid FROM own
+		), `+reachedSQL+`, tables AS (
+			SELECT oid FROM reached WHERE class = 'pg_class'::regclass
 		), database AS (
-			SELECT datname, datdba AS owner, coalesce(datacl, acldefault('d', datdba)) AS acl
+			SELECT oid, datname, datdba AS owner, coalesce(datacl, acldefault('d', datdba)) AS acl
 			FROM pg_database WHERE datname = current_database()
-		), parts(class, oid, of) AS (
-			SELECT 'pg_constraint'::regclass, oid, conrelid FROM pg_constraint
-			UNION ALL SELECT 'pg_attrdef'::regclass, oid, adrelid FROM pg_attrdef
-			UNION ALL SELECT 'pg_class'::regclass, indexrelid, indrelid FROM pg_index
-			UNION ALL SELECT 'pg_policy'::regclass, oid, polrelid FROM pg_policy
-			UNION ALL SELECT 'pg_rewrite'::regclass, oid, ev_class FROM pg_rewrite
-		), used AS (
-			SELECT d.refclassid AS class, d.refobjid AS oid, p.of
-			FROM parts p JOIN tables t ON t.oid = p.of
-				JOIN pg_depend d ON d.classid = p.class AND d.objid = p.oid
-			UNION ALL SELECT 'pg_proc'::regclass, tgfoid, tgrelid
-			FROM pg_trigger JOIN tables t ON t.oid = tgrelid WHERE NOT tgisinternal
-			UNION ALL SELECT 'pg_type'::regclass, atttypid, attrelid
-			FROM pg_attribute JOIN tables t ON t.oid = attrelid WHERE NOT attisdropped
 		)
 		SELECT w.what, coalesce(r.rolname::text, 'PUBLIC') FROM (
-			SELECT 1, concat('table ', c.oid::regclass) AS what, c.relowner AS owner
-			FROM pg_class c JOIN tables USING (oid) WHERE oid NOT IN (SELECT oid FROM own)
-			UNION ALL SELECT 2, concat('schema ', nspname), nspowner
-			FROM pg_namespace WHERE nspname = $1 OR oid IN (SELECT namespace FROM named)
-				OR oid IN (SELECT relnamespace FROM pg_class c JOIN tables USING (oid))
+			SELECT 1, pg_describe_object(r.class, r.oid, 0) AS what, s.refobjid AS owner
+			FROM reached r JOIN pg_shdepend s ON (s.classid, s.objid, s.deptype) = (r.class, r.oid, 'o')
+				JOIN database d ON d.oid = s.dbid
+			WHERE r.class <> 'pg_class'::regclass
+				OR r.oid NOT IN (SELECT oid FROM own UNION ALL SELECT oid FROM pg_class WHERE relkind = 'S')
+			UNION ALL SELECT 2, concat('schema ', nspname), nspowner FROM pg_namespace WHERE nspname = $1
 			UNION ALL SELECT 3,
 				concat('the right to make table ', m.schema, '.', m.name, ', which is missing,'), a.grantee
 			FROM named m CROSS JOIN database d LEFT JOIN pg_namespace n ON n.oid = m.namespace
@@ -181,15 +192,8 @@ func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) er
 					ELSE coalesce(n.nspacl, acldefault('n', n.nspowner)) END) a
 			WHERE m.oid IS NULL AND a.privilege_type = 'CREATE'
 			UNION ALL SELECT 4, concat('database ', datname), owner FROM database
-			UNION ALL SELECT 5, concat('function ', p.oid::regprocedure, ' of ', u.of::regclass), p.proowner
-			FROM used u JOIN pg_proc p ON p.oid = u.oid WHERE u.class = 'pg_proc'::regclass
-			UNION ALL SELECT 5, concat('operator ', p.oid::regoperator, ' of ', u.of::regclass), p.oprowner
-			FROM used u JOIN pg_operator p ON p.oid = u.oid WHERE u.class = 'pg_operator'::regclass
-			UNION ALL SELECT 5, concat('type ', p.oid::regtype, ' of ', u.of::regclass), p.typowner
-			FROM used u JOIN pg_type p ON p.oid = u.oid WHERE u.class = 'pg_type'::regclass
-			UNION ALL SELECT 6, concat('table ', c.oid::regclass, ', which refers to ', f.confrelid::regclass,
-				','), c.relowner
-			FROM pg_constraint f JOIN tables t ON t.oid = f.confrelid JOIN pg_class c ON c.oid = f.conrelid
+			UNION ALL SELECT 5, concat('function ', evtfoid::regprocedure, ' of an event trigger'), p.proowner
+			FROM pg_event_trigger JOIN pg_proc p ON p.oid = evtfoid
 			UNION ALL SELECT 7, concat('the right ', a.privilege_type, ' on ', c.oid::regclass), a.grantee
 			FROM pg_class c JOIN tables USING (oid), aclexplode(c.relacl) a
 			WHERE a.privilege_type IN ('TRIGGER', 'REFERENCES')

@@ -15,8 +15,19 @@ import (
 // owner or to a superuser, draw no ids, and are no outboxes. Their rows have marks in the journal.
 func (db *DB) Detached(ctx context.Context, t *outbox.Table) (names []string, err error) {
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		rows, _ := conn.Query(ctx, `SELECT d.oid::regclass::text FROM `+detachedSQL(t)+` d ORDER BY d.oid`)
-		names, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		rows, _ := conn.Query(ctx, `SELECT d.oid::regclass::text, n.nspname::text, c.relname::text
+			FROM `+detachedSQL(t)+` d JOIN pg_class c ON c.oid = d.oid
+				JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY d.oid`)
+		own := db.own.where // whether a superuser may read them
+		var sql, schema, name string
+		_, err = pgx.ForEachRow(rows, []any{&sql, &schema, &name}, func() error {
+			names = append(names, sql)
+			own.Schemas, own.Names = append(own.Schemas, schema), append(own.Names, name)
+			return nil
+		})
+		if err == nil && len(names) > 0 {
+			_, err = own.Find(ctx, conn)
+		}
 		return err
 	})
 	if err != nil {

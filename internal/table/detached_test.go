@@ -16,7 +16,7 @@ func TestDetached(t *testing.T) {
 		var name string
 		must(t, db.Conn().QueryRow(t.Context(), `SELECT current_database()`).Scan(&name))
 		owner, stranger := name+"_owner", name+"_stranger"
-		exec(`CREATE ROLE ` + owner + `; CREATE ROLE ` + stranger)
+		exec(`CREATE ROLE ` + owner + ` SUPERUSER; CREATE ROLE ` + stranger) // the session trusts the owner
 		like := func(name, role, change string) {
 			exec(fmt.Sprintf(`CREATE TABLE public.%[1]s (LIKE public.outbox_events%[3]s); ALTER TABLE public.%[1]s OWNER TO %[2]s`, name, role, change))
 		}

@@ -25,7 +25,10 @@ type Delivery struct {
 	Sent
 	LeftOut int64 // rows, by [DB.Here]
 
-	rows         outbox.Table
+	rows outbox.Table
+	// foreign: nothing shows that the condition, which any role that may write outbox_sent has written, calls
+	// no function. No row is taken for its own.
+	foreign      bool
 	begun, ended []time.Time // its sessions, as marks of the table; no end: it goes on
 }
 
@@ -70,6 +73,7 @@ func (db *DB) readDelivery(ctx context.Context, t *outbox.Table, of Sent) (d *De
 		d.ended, err = db.AsMarks(ctx, t, d.ended)
 	}
 	d.rows.Where, d.rows.Filter = of.Condition, ""
+	d.foreign = of.Condition != t.Where && !pg.PlainCondition(of.Condition)
 	d.rows.Shard, _ = outbox.ParseShard(of.Shard)
 	return d, err
 }
@@ -100,6 +104,9 @@ func (db *DB) Here(ctx context.Context, all *Deliveries, rows []MarkedRow) (here
 		return rows, nil
 	}
 	for _, d := range all.Here {
+		if d.foreign {
+			continue
+		}
 		var asked []MarkedRow
 		for i, row := range rows {
 			if away[i] != nil && d.ran(row.Marked) {

@@ -11,6 +11,8 @@ import (
 
 // ownTables are walpost's own tables with their schemas, quoted, as a connection has found them.
 type ownTables struct {
+	where pg.Own
+
 	deadLetters, archive, replays, sent, known string
 	// system is the server's identifier, "" where the role may not know it.
 	system string
@@ -52,6 +54,7 @@ func findOwn(ctx context.Context, conn *pgx.Conn, where pg.Own) (own ownTables, 
 	for i, p := range places {
 		*p.sql = found[i]
 	}
+	own.where = where
 	own.journal.Known, own.appendOnly = own.known, where.Named(AppendOnly)
 	own.system, err = pg.SystemIdentifier(ctx, conn)
 	return own, err

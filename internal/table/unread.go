@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walpost/walpost/internal/check"
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/outbox"
 )
 
@@ -23,11 +24,21 @@ type unreadTable struct {
 
 // UnreadFindings warns of outboxes that `walpost migrate` made, that have rows which no relay has ever
 // delivered, and that neither the configuration names nor any publication has. A producer that inserts there
-// waits for ever. Where the role may not read them, the server's statistics have to do.
+// waits for ever. Where the role may not read them, or does not trust their owner, the server's statistics
+// have to do.
 func (db *DB) UnreadFindings(ctx context.Context, tables []*outbox.Table) (f check.Findings, err error) {
 	err = db.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		found, err := findUnread(ctx, conn, db.own.deadLetters, db.own.journal.Entries, tables)
 		for _, u := range found {
+			name := outbox.DefaultTable
+			if u.Appends {
+				name = outbox.AppendTable
+			}
+			if _, err := db.own.where.Find(ctx, conn, name); pg.IsUntrusted(err) {
+				u.Reads = false
+			} else if err != nil {
+				return err
+			}
 			waits, err := u.waits(ctx, conn, db.own.journal.Entries)
 			if err != nil {
 				return err
