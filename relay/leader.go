@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -110,7 +111,10 @@ func (l *leader) term(ctx context.Context) error {
 	}()
 	defer func() { lose(nil); <-watched }()
 	observed := observe(held, l.reporter, l.servers)
-	defer func() { lose(nil); <-observed; l.metrics.mode.Reset() }()
+	defer func() { lose(nil); <-observed; l.metrics.mode.Reset(); l.metrics.postgres.Reset() }()
+	met := one.Met()
+	l.metrics.postgres.WithLabelValues(
+		met.Address, strconv.Itoa(int(met.Timeline)), met.Started.Format(time.RFC3339Nano)).Set(1)
 	watching := make(chan struct{})
 	go func() {
 		defer close(watching)

@@ -25,6 +25,7 @@ type metrics struct {
 	lost         prometheus.Counter
 	missed       prometheus.Counter
 	mode         *prometheus.GaugeVec
+	postgres     *prometheus.GaugeVec
 	slots        prometheus.Counter
 	slotWait     prometheus.Gauge
 
@@ -98,6 +99,10 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Name: "walpost_mode",
 			Help: "1 for the mode that the relay is in.",
 		}, []string{"mode"}),
+		postgres: f.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "walpost_postgres_info",
+			Help: "1 for the PostgreSQL server of the relay's term.",
+		}, []string{"address", "timeline", "started"}),
 		slots: f.NewCounter(prometheus.CounterOpts{
 			Name: "walpost_slots_created_total",
 			Help: "Slots made, the first one included.",

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/walpost/walpost/internal/pg"
 	"github.com/walpost/walpost/internal/retention"
 )
 
@@ -173,6 +174,7 @@ type Status struct {
 	LastError string    `json:"last_error,omitempty"`
 	Slot      string    `json:"slot"`
 	Stream    string    `json:"stream"`
+	Postgres  pg.Met    `json:"postgres"` // the term's server, or the last one's
 	Inflight  int       `json:"inflight_messages"`
 	Unsettled uint64    `json:"unsettled_rows"`
 	// Replay is the replay that the relay works on.
@@ -190,6 +192,7 @@ type Status struct {
 func (r *Relay) Status() Status {
 	s := r.status.read()
 	s.Slot, s.Stream = r.cfg.Slot, r.cfg.Stream.Name
+	s.Postgres = r.servers.one.Load().Met()
 	c := r.current.Load().counts()
 	s.Inflight, s.Unsettled = c.Inflight, c.Unreleased
 	return s

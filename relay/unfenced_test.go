@@ -86,6 +86,16 @@ func (u *unfenced) reconnect(x *running, server *testenv.Postgres) {
 	u.delivers(x)
 }
 
+func (u *unfenced) isOn(x *running, server *testenv.Postgres, timeline uint32) {
+	u.t.Helper()
+	if on := x.Status().Postgres; on.Address != fmt.Sprintf("127.0.0.1:%d", server.Port()) || on.Timeline != timeline || on.Started.IsZero() {
+		u.t.Errorf("the status says %v", on)
+	}
+	if n := x.metric("walpost_postgres_info", "address", x.Status().Postgres.Address); n != 1 {
+		u.t.Errorf("the metric says %v", n)
+	}
+}
+
 func (u *unfenced) isOnce(want int) {
 	u.t.Helper()
 	u.stores(want)
@@ -106,6 +116,7 @@ func (u *unfenced) isOnce(want int) {
 // goesOn: nobody writes to the old server any more, and the relay is there.
 func (u *unfenced) goesOn() {
 	x := u.start(u.standby, u.old)
+	u.isOn(x, u.old, 1)
 	u.must(u.standby.Promote(u.t.Context()))
 	u.put(u.standby, 21, 120)
 	u.reconnect(x, u.old)
@@ -113,6 +124,7 @@ func (u *unfenced) goesOn() {
 	time.Sleep(2 * time.Second) // for passes
 	u.must(u.old.Stop(u.t.Context(), testenv.Immediate))
 	u.isOnce(220)
+	u.isOn(x, u.standby, 2)
 	x.halt()
 }
 

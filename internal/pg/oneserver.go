@@ -56,6 +56,9 @@ func (o *OneServer) Other() <-chan *AnotherServer { return o.other }
 
 // Met is the server; its zero value is none.
 func (o *OneServer) Met() Met {
+	if o == nil {
+		return Met{}
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.met
