@@ -64,12 +64,12 @@ var absurdAcks = []struct {
 func newAbsurdNATS(t *testing.T, url string) (a *absurdNATS, proxied string) {
 	t.Helper()
 	a = &absurdNATS{every: 20, rng: rand.New(rand.NewPCG(rand.Uint64(), 0)), did: map[string]int{}}
-	return a, "nats://" + between(t, strings.TrimPrefix(url, "nats://"), a.pass)
+	return a, "nats://" + between(t, func() string { return strings.TrimPrefix(url, "nats://") }, a.pass)
 }
 
-// between listens in front of a server, and hands over what clients say. What the server says is handed over by answer,
+// between listens in front of a server, of an address at the time, and hands over what clients say. What the server says is handed over by answer,
 // which closes the connection where it returns.
-func between(t *testing.T, server string, answer func(from *bufio.Reader, to io.Writer)) (address string) {
+func between(t *testing.T, address func() string, answer func(from *bufio.Reader, to io.Writer)) (own string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -82,7 +82,7 @@ func between(t *testing.T, server string, answer func(from *bufio.Reader, to io.
 			if err != nil {
 				return
 			}
-			server, err := net.Dial("tcp", server)
+			server, err := net.Dial("tcp", address())
 			if err != nil {
 				_ = client.Close()
 				continue

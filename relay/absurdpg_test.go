@@ -103,7 +103,8 @@ func TestAbsurdPostgres(t *testing.T) {
 	a := &absurdPostgres{rng: rand.New(rand.NewPCG(seed, 0))}
 	a.next = a.rng.Perm(len(absurdMessages))
 	a.sane.Store(true)
-	u.Host = between(t, u.Host, a.pass)
+	host := u.Host
+	u.Host = between(t, func() string { return host }, a.pass)
 	r.cfg.PostgresURL = u.String()
 	x := r.start().streaming()
 	a.sane.Store(false)

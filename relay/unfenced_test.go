@@ -1,9 +1,12 @@
 package relay_test
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,7 +21,9 @@ func TestUnfenced(t *testing.T) {
 	t.Parallel()
 	for _, table := range []string{"outbox_messages", outbox.AppendTable} {
 		for _, mode := range []relay.Mode{relay.ModeStream, relay.ModePoll} {
-			for name, play := range map[string]func(*unfenced){"goes on": (*unfenced).goesOn, "comes back": (*unfenced).comesBack} {
+			for name, play := range map[string]func(*unfenced){
+				"goes on": (*unfenced).goesOn, "comes back": (*unfenced).comesBack, "moves": (*unfenced).moves,
+			} {
 				t.Run(fmt.Sprintf("%s/%s/%s", table, mode, name), func(t *testing.T) {
 					testenv.Cluster(t, func(t *testing.T, primary *testenv.Postgres) {
 						t.Parallel()
@@ -43,11 +48,15 @@ type unfenced struct {
 	old, standby *testenv.Postgres
 }
 
-// start begins on the old server and promotes the other one. The URL has the servers in an order.
+// start begins on the old server. The URL has the servers in an order.
 func (u *unfenced) start(order ...*testenv.Postgres) *running {
 	u.t.Helper()
-	u.cfg.PostgresURL = fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/%s?sslmode=disable&target_session_attrs=read-write",
-		order[0].Port(), order[1].Port(), u.db)
+	return u.startAt(fmt.Sprintf("127.0.0.1:%d,127.0.0.1:%d", order[0].Port(), order[1].Port()))
+}
+
+func (u *unfenced) startAt(hosts string) *running {
+	u.t.Helper()
+	u.cfg.PostgresURL = fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable&target_session_attrs=read-write", hosts, u.db)
 	x := u.rig.start()
 	u.delivers(x)
 	u.put(u.old, 1, 20)
@@ -138,6 +147,26 @@ func (u *unfenced) comesBack() {
 	u.must(u.old.Start(u.t.Context()))
 	u.put(u.old, 1001, 1100)
 	u.reconnect(x, u.standby)
+	u.put(u.standby, 121, 220)
+	u.isOnce(220)
+	x.halt()
+}
+
+// moves: one address leads to the old server, and then to the promoted one, while connections to the old one are open.
+func (u *unfenced) moves() {
+	var at atomic.Pointer[testenv.Postgres]
+	at.Store(u.old)
+	x := u.startAt(between(u.t, func() string { return fmt.Sprintf("127.0.0.1:%d", at.Load().Port()) }, func(from *bufio.Reader, to io.Writer) {
+		_, _ = io.Copy(to, from)
+	}))
+	u.must(u.standby.Promote(u.t.Context()))
+	u.put(u.standby, 21, 120)
+	at.Store(u.standby)
+	u.reconnect(x, u.old)
+	said := fmt.Sprint(x.alarmed("another_server"))
+	if !strings.Contains(said, "timeline 1") || !strings.Contains(said, "timeline 2") {
+		u.t.Errorf("the alarm says %s", said)
+	}
 	u.put(u.standby, 121, 220)
 	u.isOnce(220)
 	x.halt()
