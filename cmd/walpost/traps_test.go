@@ -373,3 +373,35 @@ func TestTrapsOnASuperusersTables(t *testing.T) {
 		t.Errorf("%d times his code ran, or tables are his; %v", n, err)
 	}
 }
+
+// TestMayCreateRoles: the first role of a managed service, which owns its database and may make roles, can do everything with it. Up to
+// PostgreSQL 15 such a role may have itself made what a superuser is.
+func TestMayCreateRoles(t *testing.T) {
+	pg, nats := testenv.SharedPostgres(t), testenv.NewNATS(t, testenv.NATSOptions{})
+	url := pg.NewDB(t)
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background()) //nolint:errcheck // the test is over
+	name := conn.Config().Database
+	master := "master_" + name
+	for _, sql := range []string{`CREATE ROLE ` + master + ` LOGIN CREATEROLE REPLICATION`, `ALTER DATABASE ` + name + ` OWNER TO ` + master} {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(t.TempDir())
+	t.Setenv("WALPOST_HTTP_LISTEN", "")
+	t.Setenv("WALPOST_POSTGRES_URL", strings.Replace(url, "postgres@", master+"@", 1))
+	t.Setenv("WALPOST_NATS_URL", nats.URL())
+	t.Setenv("WALPOST_STREAM", name)
+	t.Setenv("WALPOST_SUBJECT", name+".{event_type}")
+	t.Setenv("WALPOST_CREATE_STREAM", "true")
+	for _, args := range [][]string{{"migrate", "up"}, {"migrate", "status"}, {"run", "--once"}, {"status"}, {"dlq", "list"}, {"verify"}, {"retention"}} {
+		var out bytes.Buffer
+		if execute(t.Context(), args, &out, &out) != 0 && strings.Contains(out.String(), "superuser") {
+			t.Errorf("%q says %s", args, &out)
+		}
+	}
+}

@@ -75,8 +75,8 @@ func GivesToSQL(role string) string {
 // believed. A session trusts its own role, superusers, the owners of the database, the schema and the
 // outboxes, and the one that the configuration names.
 //
-// A superuser's session trusts superusers and the one that the configuration names, and no other. It fails
-// where the schema, or an outbox, whose code it would run, too, is another role's.
+// A superuser's session trusts its own role, superusers and the one that the configuration names, and no
+// other. It fails where the schema, or an outbox, whose code it would run, too, is another role's.
 func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) (tables []string, err error) {
 	schema := cmp.Or(o.Schema, "public")
 	var super bool
@@ -90,7 +90,7 @@ func (o Own) Find(ctx context.Context, conn *pgx.Conn, names ...string) (tables 
 	rows, _ := conn.Query(ctx, `
 		SELECT t.name, c.oid IS NOT NULL, CASE WHEN c.relkind NOT IN ('r', 'p') THEN 'not a table'
 			WHEN c.oid IS NOT NULL AND NOT (o.rolname = $3
-				OR CASE WHEN $6 THEN o.rolsuper ELSE `+
+				OR CASE WHEN $6 THEN o.rolsuper OR o.rolname = session_user ELSE `+
 		TrustedSQL("c", "n", "o", "current_user", "$4", "$5")+` END)
 			THEN format('of role "%s", which role "%s" does not trust', o.rolname, current_user)
 			ELSE '' END
@@ -156,9 +156,10 @@ const reachedSQL = `reached(class, oid) AS (
 		) e
 	)`
 
-// superTrusts fails where a superuser's session would run code of a role that is no superuser, and that the
-// configuration does not name. Such code belongs to what the tables lead to, or can be put there: by the
-// owner of the schema or the database, by who may make triggers, foreign keys, or an outbox that is missing.
+// superTrusts fails where a superuser's session would run code of a role that is neither it nor a superuser,
+// and that the configuration does not name. Such code belongs to what the tables lead to, or can be put
+// there: by the owner of the schema or the database, by who may make triggers, foreign keys, or an outbox
+// that is missing.
 func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) error {
 	var what, owner string
 	err := conn.QueryRow(ctx, `
@@ -203,7 +204,7 @@ func (o Own) superTrusts(ctx context.Context, conn *pgx.Conn, names []string) er
 		) w (ord, what, owner) LEFT JOIN pg_roles r ON r.oid = CASE
 			WHEN w.owner <> 0 AND pg_get_userbyid(w.owner) = 'pg_database_owner'
 			THEN (SELECT owner FROM database) ELSE w.owner END
-		WHERE (r.rolsuper OR r.rolname = $4) IS NOT TRUE
+		WHERE (r.rolsuper OR r.rolname IN ($4, session_user)) IS NOT TRUE
 		ORDER BY w.ord, w.what LIMIT 1`,
 		cmp.Or(o.Schema, "public"), o.Schemas, o.Names, o.Owner, names).Scan(&what, &owner)
 	switch {
