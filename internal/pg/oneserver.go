@@ -76,7 +76,7 @@ func (o *OneServer) confine(cfg *pgconn.Config) error {
 	}
 	var mu sync.Mutex
 	hosts := map[string]string{} // by the addresses that they have
-	lookup, dial, validate := cfg.LookupFunc, cfg.DialFunc, cfg.ValidateConnect
+	lookup, validate := cfg.LookupFunc, cfg.ValidateConnect
 	cfg.LookupFunc = func(ctx context.Context, host string) ([]string, error) {
 		found, err := lookup(ctx, host)
 		mu.Lock()
@@ -85,14 +85,6 @@ func (o *OneServer) confine(cfg *pgconn.Config) error {
 			hosts[address] = host
 		}
 		return found, err
-	}
-	var dialled string
-	cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		mu.Lock()
-		defer mu.Unlock()
-		dialled = address
-		return conn, err
 	}
 	cfg.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 		if validate != nil {
@@ -104,10 +96,10 @@ func (o *OneServer) confine(cfg *pgconn.Config) error {
 		if !ok {
 			return nil // it only looks for a pooler, see prove
 		}
+		now.Address = conn.Conn().RemoteAddr().String()
 		mu.Lock()
-		now.Address = dialled
-		host := hosts[dialled]
-		if ip, _, err := net.SplitHostPort(dialled); err == nil && host == "" {
+		host := hosts[now.Address]
+		if ip, _, err := net.SplitHostPort(now.Address); err == nil && host == "" {
 			host = hosts[ip]
 		}
 		mu.Unlock()

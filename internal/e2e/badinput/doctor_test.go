@@ -62,7 +62,7 @@ var startCodes = map[string]string{
 	"no_hba_line": "pg-unreachable", "no_connect": "pg-unreachable", "not_utf8": "pg-encoding", "standby": "pg-standby", "wal_level": "pg-wal-level",
 	"wal_level_none": "table-needs-wal", "no_free_slot": "pg-no-free-slot", "no_walsenders": "pg-max-wal-senders", "no_replication": "pg-role-replication",
 	"pooler_strict": "pg-unreachable", "pooler_transaction": "pg-pooler", "pooler_round_robin": "pg-pooler", "pooler_session": "pg-replication-connection",
-	"pooler_session_lenient": "pg-replication-connection",
+	"pooler_session_lenient": "pg-replication-connection", "role_set": "pg-role-set",
 
 	"no_usage": "table-schema", "no_grants": "table-privileges", "no_select": "table-privileges", "no_update": "table-privileges", "no_delete": "table-privileges",
 	"no_lock": "table-privileges", "no_journal": "table-privileges", "no_letters": "table-privileges", "no_letters_none": "table-privileges", "no_dead_letters": "table-dead-letters-missing",

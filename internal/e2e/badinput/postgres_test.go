@@ -32,6 +32,10 @@ func serverCases(s *site) []badStart {
 		},
 		{name: "unknown_role", user: "nobody_knows"},
 		{
+			name: "role_set",
+			env:  map[string]string{"WALPOST_POSTGRES_URL": s.pg.URL(ready) + "&options=-c%20role%3Dbad_scram"},
+		},
+		{
 			name: "wrong_password", user: "bad_scram",
 			env: map[string]string{"PGPASSWORD": "hunter2"},
 		},
