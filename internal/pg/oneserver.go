@@ -75,8 +75,9 @@ func (o *OneServer) confine(cfg *pgconn.Config) error {
 		}
 	}
 	var mu sync.Mutex
-	hosts := map[string]string{} // by the addresses that they have
-	lookup, validate := cfg.LookupFunc, cfg.ValidateConnect
+	hosts := map[string]string{}   // by the addresses that they have
+	dialled := map[string]string{} // by the connections' own ends: an attempt that failed may dial once more
+	lookup, dial, validate := cfg.LookupFunc, cfg.DialFunc, cfg.ValidateConnect
 	cfg.LookupFunc = func(ctx context.Context, host string) ([]string, error) {
 		found, err := lookup(ctx, host)
 		mu.Lock()
@@ -85,6 +86,15 @@ func (o *OneServer) confine(cfg *pgconn.Config) error {
 			hosts[address] = host
 		}
 		return found, err
+	}
+	cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err == nil {
+			mu.Lock()
+			defer mu.Unlock()
+			dialled[conn.LocalAddr().String()] = address
+		}
+		return conn, err
 	}
 	cfg.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 		if validate != nil {
@@ -96,8 +106,8 @@ func (o *OneServer) confine(cfg *pgconn.Config) error {
 		if !ok {
 			return nil // it only looks for a pooler, see prove
 		}
-		now.Address = conn.Conn().RemoteAddr().String()
 		mu.Lock()
+		now.Address = dialled[conn.Conn().LocalAddr().String()]
 		host := hosts[now.Address]
 		if ip, _, err := net.SplitHostPort(now.Address); err == nil && host == "" {
 			host = hosts[ip]
