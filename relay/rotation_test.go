@@ -1,9 +1,11 @@
 package relay_test
 
 import (
+	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/walpost/walpost/internal/pg"
@@ -54,4 +56,25 @@ func (r *rig) wantPasswords(roles string) {
 	r.must(err)
 	r.must(os.WriteFile(hba, append([]byte("host all "+roles+" 127.0.0.1/32 scram-sha-256\n"), old...), 0o600))
 	r.exec(`SELECT pg_reload_conf()`)
+}
+
+// TestURLFileNamesAnotherHost: the file with the URL names another host while a term goes on. The term ends, and the next one goes there.
+func TestURLFileNamesAnotherHost(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testenv.SharedPostgres(t))
+	file := filepath.Join(t.TempDir(), "url")
+	r.must(os.WriteFile(file, []byte(r.url), 0o600))
+	r.cfg.PostgresURL, r.cfg.PostgresFiles = "", pg.Files{URL: file}
+	x := r.start().streaming()
+	r.put(1, 10)
+	r.pending(0)
+	r.must(os.WriteFile(file, []byte(strings.Replace(r.url, "127.0.0.1", "localhost", 1)), 0o600))
+	if said := fmt.Sprint(x.alarmed("another_server")); !strings.Contains(said, "postgres.url does not name 127.0.0.1") {
+		t.Errorf("the alarm says %s", said)
+	}
+	eventually(t, "another term streams", func() bool { return x.logged("streaming").Len() == 2 })
+	r.put(11, 20)
+	r.pending(0)
+	x.halt()
+	r.storedIs(1, 20)
 }

@@ -41,7 +41,7 @@ func (e *AnotherServer) Error() string {
 // an address or a proxy that has moved, the connection fails with [AnotherServer]. It is safe for concurrent
 // use.
 type OneServer struct {
-	other chan *AnotherServer
+	other chan error
 
 	mu   sync.Mutex
 	met  Met
@@ -49,10 +49,11 @@ type OneServer struct {
 }
 
 // NewOneServer has met none.
-func NewOneServer() *OneServer { return &OneServer{other: make(chan *AnotherServer, 1)} }
+func NewOneServer() *OneServer { return &OneServer{other: make(chan error, 1)} }
 
-// Other has the first connection that met another server.
-func (o *OneServer) Other() <-chan *AnotherServer { return o.other }
+// Other has the first reason why a connection cannot be to the server: it met another one, or the URL, which
+// may stand in a file, does not name it any more.
+func (o *OneServer) Other() <-chan error { return o.other }
 
 // Met is the server; its zero value is none.
 func (o *OneServer) Met() Met {
@@ -71,7 +72,7 @@ func (o *OneServer) confine(cfg *pgconn.Config) error {
 	o.mu.Unlock()
 	if met.Address != "" {
 		if err := keep(cfg, met.Address, host); err != nil {
-			return err
+			return o.tell(err)
 		}
 	}
 	var mu sync.Mutex
@@ -127,7 +128,10 @@ func (o *OneServer) meet(now Met, host string) error {
 	if o.met == now {
 		return nil
 	}
-	err := &AnotherServer{o.met, now}
+	return o.tell(&AnotherServer{o.met, now})
+}
+
+func (o *OneServer) tell(err error) error {
 	select {
 	case o.other <- err:
 	default:
